@@ -1,0 +1,74 @@
+# What a person types. `make` alone prints the list.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.catenary-setup
+# torch is in no lock file, since the right build depends on the device. TORCH_INDEX names another package index for
+# it, for example that of the CPU builds; TORCH another release.
+TORCH ?= torch==2.13.0
+TORCH_INDEX ?=
+# Options for `catenary up`, as in: make serve ARGS="--port 9000 --engines 2"
+ARGS ?=
+# Tests to run, as in: make test TESTS=tests/unit
+TESTS ?= tests
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: help
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+.PHONY: setup
+setup: $(STAMP) ## Create .venv with everything that Catenary needs (once)
+
+$(STAMP): pyproject.toml requirements/all.lock requirements/models.lock deploy/setup.sh
+	@TORCH='$(TORCH)' TORCH_INDEX='$(TORCH_INDEX)' deploy/setup.sh $(VENV)
+	@touch $@
+
+.PHONY: serve
+serve: setup ## Serve a small chat model on http://127.0.0.1:8000 (ARGS="--port 9000")
+	@exec $(BIN)/catenary up $(ARGS)
+
+.PHONY: chat
+chat: setup ## Talk to a running server from the terminal
+	@exec $(BIN)/catenary chat $(ARGS)
+
+.PHONY: test
+test: setup ## Run all tests but the ones that take minutes
+	$(PYTEST) $(TESTS) -m "not long"
+
+.PHONY: test-long
+test-long: setup ## Run the tests that take minutes
+	$(PYTEST) $(TESTS) -m long
+
+.PHONY: check
+check: setup ## Lint, types, contract, locks, generated files, import rules
+	deploy/checks/run.sh
+
+.PHONY: format
+format: setup ## Format the code
+	$(BIN)/ruff check --fix-only -q .
+	$(BIN)/ruff format .
+
+.PHONY: protos
+protos: setup ## Generate the Python stubs of protos/
+	protos/generate.sh
+
+.PHONY: docs
+docs: setup ## Generate docs/configuration.md from the services' options
+	$(BIN)/python docs/generate.py
+
+.PHONY: lock
+lock: setup ## Resolve the lock files of requirements/ anew (needs a package index)
+	requirements/lock.sh
+
+.PHONY: compose-test
+compose-test: setup ## Test docker-compose.yml with a real Docker engine (root on Debian: starts one)
+	deploy/compose-test.sh
+
+.PHONY: clean
+clean: ## Remove .venv and caches
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
