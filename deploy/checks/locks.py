@@ -68,8 +68,7 @@ def check_lock(name: str, extras: tuple[str, ...], project: dict[str, object]) -
 
 def main() -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    problems = [line for name, extras in LOCKS.items() for line in check_lock(name, extras, project)]
-    return problems
+    return [line for name, extras in LOCKS.items() for line in check_lock(name, extras, project)]
 
 
 if __name__ == "__main__":
