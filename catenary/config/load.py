@@ -1,0 +1,108 @@
+"""From flags, environment and YAML to a checked configuration, or to one line that says what is wrong."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import ValidationError
+
+from catenary.config.parser import parse_flags
+from catenary.config.settings import ConfigError, ServiceConfig, env_name, flag_name, is_secret
+
+MAX_YAML_BYTES = 1 << 20
+
+T = TypeVar("T", bound=ServiceConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """A value and how its operator would find it: a flag, a variable or a key of the file."""
+
+    value: Any
+    origin: str
+
+
+def load(cls: type[T], argv: Sequence[str] | None, *, prog: str) -> T:
+    """Read the options of a service.
+
+    Precedence: flags, then environment, then the YAML file, then defaults. `argv` None: the process's own.
+    A bad value, an unknown flag or an unknown YAML key ends the process with code 2 and one line on stderr.
+    """
+    try:
+        return _load(cls, argv, prog=prog)
+    except ConfigError as error:
+        sys.stderr.write(f"{prog}: {error}\n")
+        sys.exit(error.exit_code)
+
+
+def _load(cls: type[T], argv: Sequence[str] | None, *, prog: str) -> T:
+    flags = parse_flags(cls, argv, prog=prog)
+    file = flags.pop("config", None) or os.environ.get(env_name(cls, "config")) or None
+    given: dict[str, _Given] = {}
+    if file is not None:
+        given |= _from_yaml(cls, Path(file))
+    given |= _from_environment(cls)
+    given |= {name: _Given(value, flag_name(name)) for name, value in flags.items()}
+    try:
+        return cls(**{name: item.value for name, item in given.items()})
+    except ValidationError as error:
+        raise ConfigError(_first_problem(cls, error, given)) from None
+
+
+def _from_environment(cls: type[ServiceConfig]) -> dict[str, _Given]:
+    names = {name: env_name(cls, name) for name in cls.model_fields}
+    return {name: _Given(os.environ[env], env) for name, env in names.items() if os.environ.get(env)}
+
+
+def _from_yaml(cls: type[ServiceConfig], path: Path) -> dict[str, _Given]:
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_YAML_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"--config {path}: {error.strerror or 'cannot be read'}") from None
+    if len(text) > MAX_YAML_BYTES:
+        raise ConfigError(f"--config {path}: larger than {MAX_YAML_BYTES} bytes")
+    try:
+        data = yaml.safe_load(text)
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" at line {mark.line + 1}" if mark else ""
+        raise ConfigError(f"--config {path}: not valid YAML{where}") from None
+    if not isinstance(data, dict | None):
+        raise ConfigError(f"--config {path}: expected a mapping of options")
+    given: dict[str, _Given] = {}
+    for key, value in (data or {}).items():
+        name = str(key).replace("-", "_")
+        if name not in cls.model_fields:
+            raise ConfigError(f"--config {path}: unknown option {str(key)!r}{_hint(cls, name)}")
+        given[name] = _Given(value, f"{key} in {path}")
+    return given
+
+
+def _hint(cls: type[ServiceConfig], name: str) -> str:
+    close = difflib.get_close_matches(name, list(cls.model_fields), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _first_problem(cls: type[ServiceConfig], error: ValidationError, given: dict[str, _Given]) -> str:
+    problems = error.errors(include_url=False)
+    problem = problems[0]
+    reason = str(problem["msg"]).removeprefix("Value error, ").replace("\n", " ")
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    if not problem["loc"]:
+        return reason + more
+    name = str(problem["loc"][0])
+    field = cls.model_fields.get(name)
+    item = given.get(name)
+    origin = item.origin if item else flag_name(name)
+    shown = ""
+    if item is not None and field is not None and not is_secret(name, field):
+        shown = f" {repr(item.value)[:100]}"
+    return f"{origin}{shown}: {reason}{more}"

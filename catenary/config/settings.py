@@ -1,0 +1,102 @@
+"""The base of every service's configuration."""
+
+from __future__ import annotations
+
+import types
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import Field, field_validator
+from pydantic.fields import FieldInfo
+from pydantic_core.core_schema import ValidationInfo
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from catenary.runtime import StartRefused
+
+_LISTS = (list, tuple, set, frozenset)
+
+
+class ConfigError(StartRefused):
+    """An option is missing, unknown or bad. The text is one line that names the option."""
+
+    exit_code = 2
+
+
+def settings(prefix: str) -> SettingsConfigDict:
+    """The `model_config` of a service's configuration; `prefix` is that of its environment variables."""
+    return SettingsConfigDict(
+        env_prefix=prefix,
+        # Compose writes VAR=${VAR:-}: an empty variable is one that was not set.
+        env_ignore_empty=True,
+        # Lists are comma separated, not JSON.
+        enable_decoding=False,
+        extra="forbid",
+        frozen=True,
+        validate_default=True,
+    )
+
+
+class ServiceConfig(BaseSettings):
+    """Options that every service has. Subclasses are flat, and each field has a description.
+
+    Built directly, it takes keyword arguments, then the environment, then defaults.
+    """
+
+    model_config = settings("CATENARY_")
+
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Lowest level that is logged."
+    )
+    log_format: Literal["text", "json"] = Field("text", description="Log lines for people or for collectors.")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _from_text(cls, value: Any, info: ValidationInfo) -> Any:
+        """From the text of flags, variables and YAML: lists by comma, absence by an empty text."""
+        if not isinstance(value, str) or info.field_name is None:
+            return value
+        field = cls.model_fields[info.field_name]
+        if is_list(field):
+            return tuple(part.strip() for part in value.split(",") if part.strip())
+        return None if not value and is_optional(field) else value
+
+
+def env_name(cls: type[ServiceConfig], field_name: str) -> str:
+    """Environment variable of a field."""
+    return f"{cls.model_config.get('env_prefix', '')}{field_name.upper()}"
+
+
+def flag_name(field_name: str) -> str:
+    """Command line flag of a field."""
+    return "--" + field_name.replace("_", "-")
+
+
+def _alternatives(field: FieldInfo) -> tuple[Any, ...]:
+    """The members of the field's type, a union taken apart."""
+    annotation = field.annotation
+    if get_origin(annotation) in (Union, types.UnionType):
+        return get_args(annotation)
+    return (annotation,)
+
+
+def is_optional(field: FieldInfo) -> bool:
+    """Whether None is a value of the field."""
+    return type(None) in _alternatives(field)
+
+
+def is_boolean(field: FieldInfo) -> bool:
+    """Whether the field is a switch."""
+    return bool in _alternatives(field)
+
+
+def is_list(field: FieldInfo) -> bool:
+    """Whether the field holds several values."""
+    return any((get_origin(kind) or kind) in _LISTS for kind in _alternatives(field))
+
+
+def is_secret(field_name: str, field: FieldInfo) -> bool:
+    """Whether the field's value must not be shown: it is a secret itself, not the file that holds it."""
+    if field_name.endswith(("_file", "_dir")) or "Path" in str(field.annotation):
+        return False
+    return "Secret" in str(field.annotation) or any(
+        word in field_name for word in ("secret", "api_key", "password")
+    )

@@ -1,0 +1,76 @@
+"""How a service's process runs: one uvloop, two signals, one exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any, NoReturn
+
+import uvloop
+
+FORCED_EXIT_CODE = 130
+
+
+class StartRefused(Exception):
+    """The process cannot start, for a reason that its operator can mend. The text is one line."""
+
+    exit_code = 1
+
+
+def mark_started() -> None:
+    """Move all that start-up made out of the garbage collector's sight: scanning it costs pauses."""
+    gc.collect()
+    gc.freeze()
+
+
+def run(main: Callable[[asyncio.Event], Coroutine[Any, Any, int | None]]) -> NoReturn:
+    """Run a service until it returns, and exit the process with its code (None: 0).
+
+    The first SIGTERM or SIGINT sets the event that `main` was given; a second one exits with 130 at once.
+    `StartRefused`, alone or inside an exception group, becomes its one line on stderr and its exit code.
+    """
+    try:
+        code = uvloop.run(_supervised(main))
+    except (StartRefused, BaseExceptionGroup) as error:
+        refusal = _find_refusal(error)
+        if refusal is None:
+            raise
+        sys.stderr.write(f"{_program()}: {refusal}\n")
+        sys.exit(refusal.exit_code)
+    sys.exit(code or 0)
+
+
+async def _supervised(main: Callable[[asyncio.Event], Coroutine[Any, Any, int | None]]) -> int | None:
+    stop = asyncio.Event()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            # The operator does not want to wait for the drain: no handler, no destructor may hold this up.
+            os._exit(FORCED_EXIT_CODE)
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    return await main(stop)
+
+
+def _find_refusal(error: BaseException) -> StartRefused | None:
+    if isinstance(error, StartRefused):
+        return error
+    if isinstance(error, BaseExceptionGroup):
+        return next((found for inner in error.exceptions if (found := _find_refusal(inner))), None)
+    return None
+
+
+def _program() -> str:
+    """`catenary` for a script, `services.router` for `python -m services.router`."""
+    main = sys.modules.get("__main__")
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:
+        return str(spec.name).removesuffix(".__main__")
+    return os.path.basename(sys.argv[0]) or "catenary"

@@ -1,0 +1,31 @@
+"""The revision of the wire contract, and the check that peers make in the first message of a stream."""
+
+from __future__ import annotations
+
+SCHEMA_REVISION = 1
+"""Revision of `protos/catenary/v1`. Raised by a change that an older peer would misread."""
+
+MINIMUM_PEER_REVISION = 1
+"""Oldest revision that this build understands."""
+
+
+def revision_mismatch(peer_revision: int, peer_minimum: int, *, peer: str) -> str | None:
+    """Compare this build with a peer.
+
+    Args:
+        peer_revision: the revision that the peer was built with.
+        peer_minimum: the oldest revision that the peer understands.
+        peer: what to call the peer in the text, for instance "engine".
+
+    Returns:
+        None if the two understand one another, else one sentence for people that names both revisions.
+    """
+    ours = (
+        f"this side speaks schema revision {SCHEMA_REVISION} and understands {MINIMUM_PEER_REVISION} or newer"
+    )
+    spans = f"{ours}, the {peer} speaks {peer_revision} and understands {peer_minimum} or newer"
+    if peer_revision < MINIMUM_PEER_REVISION:
+        return f"The {peer} is too old: {spans}."
+    if peer_minimum > SCHEMA_REVISION:
+        return f"The {peer} is too new: {spans}."
+    return None

@@ -1,0 +1,64 @@
+"""The /metrics page of a process that speaks no HTTP otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+MAX_CONNECTIONS = 16
+REQUEST_BYTES = 8192
+REQUEST_SECONDS = 5.0
+
+
+class MetricsServer:
+    """Answers `GET /metrics` on a port of its own, on the process's own loop, one request per connection.
+
+    Scrapers that are slow or too many are cut off: at most 16 connections, 8 KiB and 5 seconds for a request.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._server: asyncio.Server | None = None
+        self._open = 0
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen, and return the real port. Raises OSError when the address cannot be bound."""
+        self._server = await asyncio.start_server(self._serve, host, port, limit=REQUEST_BYTES)
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def stop(self) -> None:
+        """Close the port."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open += 1
+        try:
+            if self._open > MAX_CONNECTIONS:
+                return
+            with suppress(TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+                async with asyncio.timeout(REQUEST_SECONDS):
+                    head = await reader.readuntil(b"\r\n\r\n")
+                    writer.write(self._answer(head))
+                    await writer.drain()
+        finally:
+            self._open -= 1
+            writer.close()
+
+    def _answer(self, head: bytes) -> bytes:
+        words = head.split(b"\r\n", 1)[0].split(b" ")
+        if len(words) != 3 or words[0] not in (b"GET", b"HEAD"):
+            status, kind, body = "405 Method Not Allowed", "text/plain", b"GET only\n"
+        elif words[1].split(b"?", 1)[0] != b"/metrics":
+            status, kind, body = "404 Not Found", "text/plain", b"try /metrics\n"
+        else:
+            status, kind, body = "200 OK", CONTENT_TYPE_LATEST, generate_latest(self._registry)
+        header = (
+            f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
+            "Connection: close\r\n\r\n"
+        ).encode()
+        return header if words[0] == b"HEAD" else header + body
