@@ -1,0 +1,173 @@
+"""The two ends of the link: blocking for the core, asyncio for the servicer.
+
+Neither end can make the other wait forever: the core's end goes on reading while its send is held up, and the
+servicer's end reads in a task of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import select
+import socket
+import time
+from typing import Final
+
+from services.engine.link.framing import (
+    DEFAULT_MAX_FRAME_BYTES,
+    HEADER_BYTES,
+    FrameBuffer,
+    LinkClosed,
+    MalformedFrame,
+    body_size,
+    decode_body,
+    encode_frame,
+)
+from services.engine.link.messages import (
+    AbortSequences,
+    CoreFailed,
+    CoreProgress,
+    CoreReady,
+    CoreStep,
+    FromCore,
+    Message,
+    StartCore,
+    StopCore,
+    SubmitSequence,
+    ToCore,
+)
+
+_READ_BYTES: Final = 256 * 1024
+
+
+class BlockingLink:
+    """The core's end, used by one thread. It owns the socket."""
+
+    def __init__(self, sock: socket.socket, *, max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._max_frame_bytes = max_frame_bytes
+        self._inbound = FrameBuffer(max_frame_bytes)
+        self._eof = False
+
+    def send(self, message: FromCore) -> None:
+        """Sends one message, waiting for room. Raises LinkClosed, FrameTooLarge (nothing was sent)."""
+        view = memoryview(encode_frame(message, self._max_frame_bytes))
+        while view:
+            try:
+                view = view[self._sock.send(view) :]
+            except BlockingIOError:
+                self._wait_for_room()
+            except OSError as exc:
+                raise LinkClosed("the servicer closed the link") from exc
+
+    def poll(self, timeout: float | None = 0.0) -> list[ToCore]:
+        """Returns what has arrived; waits up to `timeout` seconds for the first message (None: for ever).
+
+        Raises LinkClosed once the peer is gone and every message it sent was returned.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            self._read_available()
+            messages = [_for_core(message) for message in self._inbound.take()]
+            if messages:
+                return messages
+            if self._eof:
+                raise LinkClosed("the servicer closed the link")
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return []
+            self._wait(select.POLLIN, left)
+
+    def fileno(self) -> int:
+        """The socket's descriptor, to wait for it beside others."""
+        return self._sock.fileno()
+
+    def close(self) -> None:
+        """Closes the socket."""
+        self._sock.close()
+
+    def _wait_for_room(self) -> None:
+        if self._wait(select.POLLOUT if self._eof else select.POLLIN | select.POLLOUT, None) & select.POLLIN:
+            self._read_available()
+
+    def _wait(self, events: int, timeout: float | None) -> int:
+        # poll, not select: the descriptor is inherited and may be above select's limit.
+        poller = select.poll()
+        poller.register(self._sock, events)
+        ready = poller.poll(None if timeout is None else math.ceil(timeout * 1000))
+        return ready[0][1] if ready else 0
+
+    def _read_available(self) -> None:
+        while not self._eof:
+            try:
+                data = self._sock.recv(_READ_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._eof = True
+            self._inbound.feed(data)
+
+
+class AsyncLink:
+    """The servicer's end. One task receives; any task may send."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        *,
+        max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._max_frame_bytes = max_frame_bytes
+
+    @classmethod
+    async def open(cls, sock: socket.socket, *, max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES) -> AsyncLink:
+        """Takes over a connected stream socket."""
+        sock.setblocking(False)
+        reader, writer = await asyncio.open_connection(sock=sock, limit=_READ_BYTES)
+        return cls(reader, writer, max_frame_bytes=max_frame_bytes)
+
+    async def send(self, message: ToCore) -> None:
+        """Sends one message, waiting for room. Raises LinkClosed, FrameTooLarge (nothing was sent)."""
+        frame = encode_frame(message, self._max_frame_bytes)
+        if self._writer.is_closing():
+            raise LinkClosed("the link to the core is closed")
+        try:
+            self._writer.write(frame)
+            await self._writer.drain()
+        except OSError as exc:
+            raise LinkClosed("the core closed the link") from exc
+
+    async def receive(self) -> FromCore:
+        """Returns the next message. Raises LinkClosed at the end, FrameTooLarge, MalformedFrame."""
+        try:
+            header = await self._reader.readexactly(HEADER_BYTES)
+            body = await self._reader.readexactly(body_size(header, self._max_frame_bytes))
+        except (asyncio.IncompleteReadError, OSError) as exc:
+            raise LinkClosed("the core closed the link") from exc
+        return _from_core(decode_body(body))
+
+    async def aclose(self) -> None:
+        """Closes the socket; what was sent is flushed if the core still reads."""
+        self._writer.close()
+        try:
+            await self._writer.wait_closed()
+        except OSError:
+            return
+
+
+def _for_core(message: Message) -> ToCore:
+    if isinstance(message, StartCore | SubmitSequence | AbortSequences | StopCore):
+        return message
+    raise MalformedFrame("a message for the servicer reached the core")
+
+
+def _from_core(message: Message) -> FromCore:
+    if isinstance(message, CoreProgress | CoreReady | CoreStep | CoreFailed):
+        return message
+    raise MalformedFrame("a message for the core reached the servicer")

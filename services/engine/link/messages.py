@@ -1,0 +1,168 @@
+"""What the servicer and the core say to each other: one tagged msgpack array per message.
+
+Both processes are started from the same files, so the format needs no versions. Token ids, counts and keys
+are plain ints. A key names a sequence on this link; the servicer chooses it and never uses it twice while the
+core lives.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TypeAlias
+
+from msgspec import Struct
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended; names are those of the contract's FinishReason without its prefix."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class CoreErrorCode(StrEnum):
+    """Why the core failed a sequence; the contract's ErrorCode is "ERROR_CODE_" plus the value."""
+
+    INVALID_ARGUMENT = "INVALID_ARGUMENT"
+    CONTEXT_LENGTH_EXCEEDED = "CONTEXT_LENGTH_EXCEEDED"
+    OVERLOADED = "OVERLOADED"
+    INTERNAL = "INTERNAL"
+
+
+class StartCore(Struct, frozen=True, array_like=True, tag="start"):
+    """First frame: the JSON of the engine's configuration."""
+
+    config_json: bytes
+
+
+class SubmitSequence(Struct, frozen=True, array_like=True, tag="submit"):
+    """A sequence whose options are all resolved.
+
+    `token_ids` is the prompt (`prompt_len` ids), then what an earlier life of the sequence emitted.
+    `max_tokens` and `min_tokens` count from `prompt_len`. temperature 0 is greedy; top_k 0 is off;
+    `top_logprobs` -1 is none, 0 reports the sampled token alone. `stop_token_ids` are the caller's; the core
+    knows the model's own.
+    """
+
+    key: int
+    token_ids: list[int]
+    prompt_len: int
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+    max_tokens: int
+    min_tokens: int
+    stop_token_ids: list[int]
+    ignore_eos: bool
+    top_logprobs: int
+
+
+class AbortSequences(Struct, frozen=True, array_like=True, tag="abort"):
+    """Ends these sequences. Unknown and finished keys are ignored."""
+
+    keys: list[int]
+
+
+class StopCore(Struct, frozen=True, array_like=True, tag="stop"):
+    """The core ends its process after the step it is in."""
+
+
+class CoreProgress(Struct, frozen=True, array_like=True, tag="progress"):
+    """What a starting core is doing; `fraction` is 0..1 of the whole start, None if it cannot be told."""
+
+    activity: str
+    fraction: float | None = None
+
+
+class ModelFacts(Struct, frozen=True, array_like=True):
+    """The loaded model. The three defaults come from generation_config.json; None: the file says nothing."""
+
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: list[int]
+    dtype: str
+    tokenizer_sha256: str
+    default_temperature: float | None = None
+    default_top_p: float | None = None
+    default_top_k: int | None = None
+
+
+class CapacityFacts(Struct, frozen=True, array_like=True):
+    """What the engine holds. A sequence is refused beyond max_running + max_waiting live ones."""
+
+    block_size: int
+    total_blocks: int
+    max_running: int
+    max_waiting: int
+    max_batched_tokens: int
+
+
+class CoreReady(Struct, frozen=True, array_like=True, tag="ready"):
+    """The core takes sequences from now on."""
+
+    model: ModelFacts
+    capacity: CapacityFacts
+
+
+class CoreLoad(Struct, frozen=True, array_like=True):
+    """The core's load after a step. `steps` and `generated_tokens` count since its start."""
+
+    running: int = 0
+    waiting: int = 0
+    used_blocks: int = 0
+    pending_prefill_tokens: int = 0
+    steps: int = 0
+    generated_tokens: int = 0
+
+
+class EndRow(Struct, frozen=True, array_like=True):
+    """The end of row `row` of the same StepColumns. The error fields are set for FinishReason.ERROR alone."""
+
+    row: int
+    reason: FinishReason
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    stop_token_id: int | None = None
+    error_code: CoreErrorCode | None = None
+    error_message: str | None = None
+
+
+class StepColumns(Struct, frozen=True, array_like=True):
+    """A step's output. Row i is keys[i] with the next token_counts[i] ids of token_ids (0: it only ends).
+
+    Logprob columns (natural logs) cover all tokens of the rows in `logprob_rows` (rising), in order: `sampled`
+    and `top_counts` have one entry per token, `top_ids` and `top_logprobs` as many as top_counts says, best
+    first.
+    """
+
+    keys: list[int] = []
+    token_counts: list[int] = []
+    token_ids: list[int] = []
+    logprob_rows: list[int] = []
+    sampled: list[float] = []
+    top_counts: list[int] = []
+    top_ids: list[int] = []
+    top_logprobs: list[float] = []
+    ends: list[EndRow] = []
+
+
+class CoreStep(Struct, frozen=True, array_like=True, tag="step"):
+    """Exactly one per engine step; an abort or a failed admission may produce one without a forward."""
+
+    columns: StepColumns
+    load: CoreLoad
+
+
+class CoreFailed(Struct, frozen=True, array_like=True, tag="failed"):
+    """The core cannot go on and ends its process. `reason` is one line for the operator."""
+
+    reason: str
+
+
+ToCore: TypeAlias = StartCore | SubmitSequence | AbortSequences | StopCore
+FromCore: TypeAlias = CoreProgress | CoreReady | CoreStep | CoreFailed
+Message: TypeAlias = ToCore | FromCore
