@@ -134,9 +134,9 @@ class EndRow(Struct, frozen=True, array_like=True):
 class StepColumns(Struct, frozen=True, array_like=True):
     """A step's output. Row i is keys[i] with the next token_counts[i] ids of token_ids (0: it only ends).
 
-    Logprob columns (natural logs) cover all tokens of the rows in `logprob_rows` (rising), in order: `sampled`
-    and `top_counts` have one entry per token, `top_ids` and `top_logprobs` as many as top_counts says, best
-    first.
+    Logprob columns (natural logs) cover all tokens of the rows in `logprob_rows` (rising), in order:
+    `sampled` and `top_counts` have one entry per token, `top_ids` and `top_logprobs` as many as top_counts
+    says, best first.
     """
 
     keys: list[int] = []

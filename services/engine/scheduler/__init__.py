@@ -1,0 +1,32 @@
+"""Which tokens of which sequences each engine step computes. Pure: no device, no clock, no I/O."""
+
+from __future__ import annotations
+
+from services.engine.scheduler.errors import QueueFull, SchedulerError, SequenceRefused
+from services.engine.scheduler.plan import Advanced, DecodeRow, Finished, Outcome, PrefillChunk, StepPlan
+from services.engine.scheduler.sequence import (
+    IllegalTransition,
+    Sequence,
+    SequenceParams,
+    SequenceStatus,
+    sequence_from,
+)
+from services.engine.scheduler.settings import SchedulerConfig
+
+__all__ = [
+    "Advanced",
+    "DecodeRow",
+    "Finished",
+    "IllegalTransition",
+    "Outcome",
+    "PrefillChunk",
+    "QueueFull",
+    "SchedulerConfig",
+    "SchedulerError",
+    "Sequence",
+    "SequenceParams",
+    "SequenceRefused",
+    "SequenceStatus",
+    "StepPlan",
+    "sequence_from",
+]

@@ -1,0 +1,91 @@
+"""What one engine step computes, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from services.engine.bucketing import Bucket
+from services.engine.link import FinishReason
+from services.engine.scheduler.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillChunk:
+    """Tokens [start, start + length) of a sequence in the prefill forward; the context is everything before.
+
+    `samples` is set if the chunk ends with the sequence's last token: its logits give the next one.
+    `mask_stops`: that next token may not be one of the sequence's stop ids.
+    """
+
+    sequence: Sequence
+    start: int
+    length: int
+    samples: bool
+    mask_stops: bool
+
+    @property
+    def end(self) -> int:
+        """Position after the chunk's last token."""
+        return self.start + self.length
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRow:
+    """A sequence's last token, at `position`, in the decode forward. Its logits give the next token."""
+
+    sequence: Sequence
+    position: int
+    mask_stops: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """At most one prefill forward and one decode forward. A bucket is None if its forward has no rows.
+
+    `preempted` lost their blocks while the step was planned; they are not in it.
+    """
+
+    prefills: tuple[PrefillChunk, ...]
+    decodes: tuple[DecodeRow, ...]
+    preempted: tuple[Sequence, ...]
+    bucket_prefill: Bucket | None
+    bucket_decode: Bucket | None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed, without padding."""
+        return sum(chunk.length for chunk in self.prefills) + len(self.decodes)
+
+    def sampling(self) -> Iterator[Sequence]:
+        """The sequences that get a token: those of sampling chunks, then those of decode rows, in order."""
+        for chunk in self.prefills:
+            if chunk.samples:
+                yield chunk.sequence
+        for row in self.decodes:
+            yield row.sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Advanced:
+    """The sequence got a token and goes on."""
+
+    sequence: Sequence
+    token_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The sequence ended. `token_id` is its last token of this step, None if it ended without one.
+
+    `stop_token_id` is set for FinishReason.STOP: the token that ended it.
+    """
+
+    sequence: Sequence
+    token_id: int | None
+    reason: FinishReason
+    stop_token_id: int | None = None
+
+
+Outcome: TypeAlias = Advanced | Finished

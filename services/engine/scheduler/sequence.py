@@ -1,0 +1,141 @@
+"""A sequence on its way through the engine, and the one place where its status changes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from services.engine.link import SubmitSequence
+
+
+class SequenceStatus(Enum):
+    """Life of a sequence. A preempted one waits again, with its generated tokens and without blocks."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+_TRANSITIONS: Final = {
+    SequenceStatus.WAITING: frozenset({SequenceStatus.RUNNING, SequenceStatus.FINISHED}),
+    SequenceStatus.RUNNING: frozenset({SequenceStatus.PREEMPTED, SequenceStatus.FINISHED}),
+    SequenceStatus.PREEMPTED: frozenset({SequenceStatus.RUNNING, SequenceStatus.FINISHED}),
+    SequenceStatus.FINISHED: frozenset[SequenceStatus](),
+}
+
+
+class IllegalTransition(Exception):
+    """A sequence was moved to a status that its present one does not lead to: a defect of the scheduler."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceParams:
+    """How a sequence is sampled and when it ends.
+
+    `max_tokens` and `min_tokens` count generated tokens from the end of the prompt. `stop_ids` are all ids
+    that end it: the caller's and, unless it ignores them, the model's own. temperature 0 is greedy; top_k 0
+    is off; top_logprobs -1 is none.
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    stop_ids: frozenset[int] = frozenset()
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    top_logprobs: int = -1
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """State of one sequence.
+
+    `token_ids` holds the prompt and all generated tokens. KV is written for its first `num_computed_tokens`
+    tokens, in the blocks of `block_table` in order; `num_cached_tokens` of them came from a cache. `arrival`
+    orders sequences by age and `last_decode_step` by the step that served them last; both are the
+    scheduler's.
+    """
+
+    key: int
+    token_ids: list[int]
+    prompt_len: int
+    params: SequenceParams
+    num_computed_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    block_table: list[int] = field(default_factory=list)
+    arrival: int = 0
+    last_decode_step: int = 0
+    status: SequenceStatus = field(default=SequenceStatus.WAITING, init=False)
+
+    @property
+    def num_generated_tokens(self) -> int:
+        """Tokens after the prompt, those of an earlier life included."""
+        return len(self.token_ids) - self.prompt_len
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Tokens whose KV is not written yet. A decoding sequence has exactly one."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def masks_stops(self) -> bool:
+        """True if the next token may not be one of `params.stop_ids`."""
+        return self.num_generated_tokens < self.params.min_tokens
+
+    @property
+    def finished(self) -> bool:
+        """True once the sequence has ended for whatever reason."""
+        return self.status is SequenceStatus.FINISHED
+
+    def run(self, block_table: list[int]) -> None:
+        """Enters the running set with these blocks."""
+        self._set_status(SequenceStatus.RUNNING)
+        self.block_table = block_table
+
+    def preempt(self) -> list[int]:
+        """Leaves the running set; its KV is to be computed again. Returns the blocks to free."""
+        self._set_status(SequenceStatus.PREEMPTED)
+        self.num_preemptions += 1
+        self.num_computed_tokens = 0
+        return self._give_up_blocks()
+
+    def finish(self) -> list[int]:
+        """Ends for good. Returns the blocks to free."""
+        self._set_status(SequenceStatus.FINISHED)
+        return self._give_up_blocks()
+
+    def _give_up_blocks(self) -> list[int]:
+        blocks, self.block_table = self.block_table, []
+        return blocks
+
+    def _set_status(self, status: SequenceStatus) -> None:
+        if status not in _TRANSITIONS[self.status]:
+            raise IllegalTransition(
+                f"sequence {self.key} cannot go from {self.status.value} to {status.value}"
+            )
+        self.status = status
+
+
+def sequence_from(submit: SubmitSequence, eos_token_ids: Collection[int]) -> Sequence:
+    """Builds the waiting sequence that a submit asks for, given the model's end-of-sequence ids."""
+    stop_ids = frozenset(submit.stop_token_ids)
+    return Sequence(
+        key=submit.key,
+        token_ids=list(submit.token_ids),
+        prompt_len=submit.prompt_len,
+        params=SequenceParams(
+            max_tokens=submit.max_tokens,
+            min_tokens=submit.min_tokens,
+            stop_ids=stop_ids if submit.ignore_eos else stop_ids | frozenset(eos_token_ids),
+            temperature=submit.temperature,
+            top_p=submit.top_p,
+            top_k=submit.top_k,
+            seed=submit.seed,
+            top_logprobs=submit.top_logprobs,
+        ),
+    )

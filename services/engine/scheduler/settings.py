@@ -1,0 +1,35 @@
+"""Limits of the scheduler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Limits; every one names the engine option that sets it.
+
+    `max_num_seqs` sequences run at once and `max_waiting` more may wait. A step computes up to
+    `max_num_batched_tokens` tokens, of up to `max_prefill_seqs` sequences in its prefill forward. A sequence
+    holds up to `max_model_len` tokens, prompt and completion together.
+    """
+
+    max_model_len: int
+    max_num_seqs: int = 32
+    max_waiting: int = 256
+    max_num_batched_tokens: int = 512
+    max_prefill_seqs: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_prefill_seqs"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.max_model_len < 2:
+            raise ValueError(f"max_model_len must be at least 2, not {self.max_model_len}")
+        if self.max_waiting < 0:
+            raise ValueError(f"max_waiting must not be negative, not {self.max_waiting}")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
+                f"({self.max_num_seqs}): every running sequence gets a token in a step"
+            )
