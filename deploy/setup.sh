@@ -33,7 +33,7 @@ if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
   "$python" -m venv "$venv"
 fi
 
-pip=("$venv/bin/python" -m pip --disable-pip-version-check install --quiet)
+pip=("$venv/bin/python" -m pip --disable-pip-version-check install --quiet --quiet)
 echo "setup: locked packages"
 "${pip[@]}" --require-hashes -r requirements/all.lock
 echo "setup: $torch"

@@ -1,0 +1,1 @@
+"""The `catenary` command. Its parts are loaded when they are called."""

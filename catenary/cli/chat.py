@@ -1,0 +1,139 @@
+"""`catenary chat`: a conversation with a server of the OpenAI API, in the terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+import httpx2
+from pydantic import Field
+
+from catenary.config import ServiceConfig, load, settings
+
+HELP = "/quit ends the conversation, /new starts another, Ctrl-C stops an answer"
+CONNECT_TIMEOUT_S = 10.0
+
+
+class ChatConfig(ServiceConfig):
+    """Where to talk to, and how."""
+
+    model_config = settings(prefix="CATENARY_CHAT_")
+
+    url: str = Field(default="http://127.0.0.1:8000", description="base URL of the server")
+    model: str | None = Field(default=None, description="model to talk to (default: the server's first)")
+    api_key: str | None = Field(default=None, description="API key to send")
+    system: str | None = Field(default=None, description="system message")
+    temperature: float | None = Field(default=None, ge=0, le=2, description="sampling temperature")
+    max_tokens: int | None = Field(default=None, ge=1, description="longest answer in tokens")
+    insecure: bool = Field(default=False, description="accept any HTTPS certificate")
+
+
+class ChatError(Exception):
+    """The server's refusal, or its absence, in one line."""
+
+
+def run_chat(argv: Sequence[str]) -> int:
+    """Talk until the end of the input, and return the exit code."""
+    config = load(ChatConfig, argv, prog="catenary chat")
+    headers = {"Authorization": f"Bearer {config.api_key}"} if config.api_key else {}
+    timeout = httpx2.Timeout(None, connect=CONNECT_TIMEOUT_S)
+    base = config.url.rstrip("/").removesuffix("/v1")
+    try:
+        with httpx2.Client(
+            base_url=base, headers=headers, timeout=timeout, verify=not config.insecure
+        ) as client:
+            model = config.model or first_model(client)
+            print(f"{model} at {base}. {HELP}", file=sys.stderr)
+            converse(client, config, model)
+    except ChatError as error:
+        print(f"catenary chat: {error}", file=sys.stderr)
+        return 1
+    except httpx2.HTTPError as error:
+        print(f"catenary chat: no answer from {base}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def first_model(client: httpx2.Client) -> str:
+    """Return the name of the first model that the server lists."""
+    response = client.get("/v1/models")
+    if response.status_code != 200:
+        raise ChatError(refusal_text(response))
+    models = response.json().get("data", [])
+    if not models:
+        raise ChatError("the server lists no model")
+    return str(models[0]["id"])
+
+
+def converse(client: httpx2.Client, config: ChatConfig, model: str) -> None:
+    """Read lines and stream the answers until /quit or the end of the input."""
+    opening = [{"role": "system", "content": config.system}] if config.system else []
+    messages = list(opening)
+    while True:
+        try:
+            text = input("> " if sys.stdin.isatty() else "").strip()
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return
+        if text in ("/quit", "/exit"):
+            return
+        if text == "/new":
+            messages = list(opening)
+        elif text in ("/help", "/?"):
+            print(HELP)
+        elif text:
+            messages.append({"role": "user", "content": text})
+            if answer := show_answer(client, config, model, messages):
+                messages.append({"role": "assistant", "content": answer})
+            else:
+                messages.pop()
+
+
+def show_answer(client: httpx2.Client, config: ChatConfig, model: str, messages: list[dict[str, str]]) -> str:
+    """Print an answer as it comes and return it; Ctrl-C ends it and keeps what came."""
+    body: dict[str, object] = {"model": model, "messages": messages, "stream": True}
+    if config.temperature is not None:
+        body["temperature"] = config.temperature
+    if config.max_tokens is not None:
+        body["max_tokens"] = config.max_tokens
+    pieces: list[str] = []
+    # Leaving the stream closes the connection, by which the server knows to stop generating.
+    with suppress(KeyboardInterrupt):
+        try:
+            for piece in stream_answer(client, body):
+                pieces.append(piece)
+                sys.stdout.write(piece)
+                sys.stdout.flush()
+        except ChatError as error:
+            print(f"! {error}", file=sys.stderr)
+    print()
+    return "".join(pieces)
+
+
+def stream_answer(client: httpx2.Client, body: dict[str, object]) -> Iterator[str]:
+    """Yield the pieces of text of one streamed chat completion. Raises ChatError."""
+    with client.stream("POST", "/v1/chat/completions", json=body) as response:
+        if response.status_code != 200:
+            response.read()
+            raise ChatError(refusal_text(response))
+        for line in response.iter_lines():
+            if not line.startswith("data:"):
+                continue
+            data = line.removeprefix("data:").strip()
+            if data == "[DONE]":
+                return
+            event = json.loads(data)
+            if "error" in event:
+                raise ChatError(event["error"].get("message", "the server failed"))
+            for choice in event.get("choices", []):
+                yield choice.get("delta", {}).get("content") or ""
+
+
+def refusal_text(response: httpx2.Response) -> str:
+    """Return the message of an OpenAI error body, or the status."""
+    try:
+        return str(response.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"the server answered {response.status_code}"

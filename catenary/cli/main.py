@@ -1,0 +1,50 @@
+"""The `catenary` command: names its subcommands and loads the one that is called."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+
+USAGE = """\
+usage: catenary COMMAND [OPTIONS]
+
+  up      serve a model on this machine: gateway, router, tokenizer and engine under one supervisor
+  chat    talk to a server from the terminal
+
+  catenary COMMAND --help lists a command's options
+  catenary --version
+
+Each service also runs alone: python -m gateway, services.router, services.tokenizer, services.engine
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand and return its exit code; 2 for a wrong command line."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    command, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
+    match command:
+        case "up":
+            from catenary.cli.up import run_up
+
+            return run_up(rest)
+        case "chat":
+            from catenary.cli.chat import run_chat
+
+            return run_chat(rest)
+        case "--version" | "-V" | "version":
+            print(f"catenary {metadata.version('catenary')}")
+            return 0
+        case "--help" | "-h" | "help":
+            print(USAGE, end="")
+            return 0
+        case "":
+            print(USAGE, end="", file=sys.stderr)
+            return 2
+        case _:
+            print(f"catenary: unknown command {command!r}; see catenary --help", file=sys.stderr)
+            return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""Makes the model ready to serve before any service starts: a bad one is refused in one line."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from catenary.cli.up.child import wrapped
+from catenary.runtime import StartRefused
+
+BUILT_IN_NAMES = {"smollm2": "SmolLM2-135M-Instruct"}
+LINE_LIMIT = 1 << 20
+
+
+def served_name(model: str, configured: str | None) -> str:
+    """Return the name that requests use: the configured one, the directory's or file's, or the hub id."""
+    if configured:
+        return configured
+    if model in BUILT_IN_NAMES:
+        return BUILT_IN_NAMES[model]
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path.resolve().name
+    return path.stem if path.suffix == ".gguf" else model
+
+
+async def prepare_model(model: str, cache: Path, report: Callable[[str], None]) -> Path:
+    """Return the directory of the model, converted or fetched first where that is needed.
+
+    Runs in a process of its own, since it may import torch. Raises StartRefused with its last words.
+    """
+    module = (sys.executable, "-P", "-m", "services.engine.model.prepare")
+    process = await asyncio.create_subprocess_exec(
+        *wrapped((*module, "--model", model, "--cache-dir", str(cache))),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        limit=LINE_LIMIT,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )
+    stdout, stderr = process.stdout, process.stderr
+    if stdout is None or stderr is None:
+        raise RuntimeError("the process was started without pipes")
+    last_error = ""
+
+    async def follow() -> None:
+        nonlocal last_error
+        async for raw in stderr:
+            line = raw.decode(errors="replace").strip()
+            if line:
+                last_error = line
+                report(line)
+
+    try:
+        output, _ = await asyncio.gather(stdout.read(), follow())
+        code = await process.wait()
+    finally:
+        if process.returncode is None:
+            process.kill()
+    lines = output.decode(errors="replace").split("\n")
+    directory = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    if code or not directory:
+        raise StartRefused(last_error or f"the model {model} could not be prepared (exit code {code})")
+    return Path(directory)

@@ -1,0 +1,145 @@
+"""What `catenary up` starts: pure, from the options and the places to the processes' command lines."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+
+from catenary.cli.up.config import UpConfig
+from catenary.cli.up.layout import CLIENT_SECRET_ENV, ENGINE_SECRET_ENV, RuntimeDirectory
+
+
+class Stage(IntEnum):
+    """When a process is told to stop: stages go one after another, the processes of a stage together.
+
+    Gateways first, so that no request comes in; then those who finish what runs; the tokenizers last.
+    """
+
+    GATEWAY = 0
+    FLEET = 1
+    TOKENIZER = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """One process to keep running."""
+
+    name: str
+    command: tuple[str, ...]
+    stage: Stage
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    # gRPC address for GetStatus of an engine, else empty.
+    status_target: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """What was found out before the start: the model's directory and name, and the ports."""
+
+    model_dir: Path
+    model_name: str
+    gateway_ports: tuple[int, ...]
+
+
+def _command(module: str, options: Mapping[str, object]) -> tuple[str, ...]:
+    """Return a service's command line; None, False and empty options are left to its defaults."""
+    flags: list[str] = []
+    for name, value in options.items():
+        if isinstance(value, tuple):
+            value = ",".join(map(str, value))
+        if value not in (None, False, ""):
+            flags += [f"--{name}", str(value)]
+    # -P: modules of the directory that a person happens to be in must not replace ours.
+    return (sys.executable, "-P", "-m", module, *flags)
+
+
+def plan(config: UpConfig, runtime: RuntimeDirectory, places: Places) -> tuple[ChildSpec, ...]:
+    """Return the processes in the order in which they start."""
+    logging = {"log-level": config.log_level, "log-format": config.log_format}
+    rpc = logging | {"client-secret-file": runtime.client_secret, "drain-s": config.drain_s}
+    tokenizers = tuple(f"tokenizer-{index}" for index in range(config.tokenizers))
+    router = runtime.socket("router")
+    return (
+        _router(config, runtime, rpc),
+        *(_tokenizer(config, runtime, places, rpc, name) for name in tokenizers),
+        *(_engine(config, runtime, places, rpc, f"engine-{index}") for index in range(config.engines)),
+        *(
+            ChildSpec(
+                name=f"gateway-{index}",
+                command=_command(
+                    "gateway",
+                    rpc
+                    | {
+                        "host": config.host,
+                        "port": port,
+                        "router": router,
+                        "tokenizer": tuple(runtime.socket(name) for name in tokenizers),
+                        "cors-allow-origins": config.cors_allow_origins,
+                        "ssl-certfile": config.ssl_certfile,
+                        "ssl-keyfile": config.ssl_keyfile,
+                    },
+                ),
+                stage=Stage.GATEWAY,
+                # Not on the command line, where every user of the machine could read them.
+                environment={"CATENARY_GATEWAY_API_KEY": ",".join(config.api_key)} if config.api_key else {},
+            )
+            for index, port in enumerate(places.gateway_ports)
+        ),
+    )
+
+
+def _router(config: UpConfig, runtime: RuntimeDirectory, rpc: Mapping[str, object]) -> ChildSpec:
+    listen = [runtime.socket("router")]
+    if config.router_port:
+        listen.append(f"127.0.0.1:{config.router_port}")
+    options = {**rpc, "listen": tuple(listen), "engine-secret-file": runtime.engine_secret}
+    return ChildSpec(name="router", command=_command("services.router", options), stage=Stage.FLEET)
+
+
+def _tokenizer(
+    config: UpConfig, runtime: RuntimeDirectory, places: Places, rpc: Mapping[str, object], name: str
+) -> ChildSpec:
+    listen = [runtime.socket(name)]
+    if config.tokenizer_port and name == "tokenizer-0":
+        listen.append(f"127.0.0.1:{config.tokenizer_port}")
+    options = {
+        **rpc,
+        "listen": tuple(listen),
+        "model-dir": places.model_dir,
+        "served-model-name": places.model_name,
+        "chat-template": config.chat_template,
+    }
+    return ChildSpec(name=name, command=_command("services.tokenizer", options), stage=Stage.TOKENIZER)
+
+
+def _engine(
+    config: UpConfig, runtime: RuntimeDirectory, places: Places, rpc: Mapping[str, object], name: str
+) -> ChildSpec:
+    options = {
+        **rpc,
+        "listen": runtime.socket(name),
+        "router": runtime.socket("router"),
+        "engine-secret-file": runtime.engine_secret,
+        "name": name,
+        "model": places.model_dir,
+        "served-model-name": places.model_name,
+        "max-model-len": config.max_model_len,
+        "dtype": config.dtype,
+        "device": config.device,
+        "gpu-memory-utilization": config.gpu_memory_utilization,
+    }
+    return ChildSpec(
+        name=name,
+        command=_command("services.engine", options),
+        stage=Stage.FLEET,
+        status_target=runtime.socket(name),
+    )
+
+
+def child_environment(spec: ChildSpec, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return a child's environment: the inherited one, without the secrets that it gets as files."""
+    kept = {k: v for k, v in inherited.items() if k not in (CLIENT_SECRET_ENV, ENGINE_SECRET_ENV)}
+    return kept | {"PYTHONUNBUFFERED": "1"} | dict(spec.environment)

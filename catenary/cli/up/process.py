@@ -1,0 +1,131 @@
+"""One child process: started so that it dies with us, its output followed, its whole group ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from catenary.cli.up.child import wrapped
+from catenary.cli.up.plan import ChildSpec, child_environment
+
+TAIL_LINES = 12
+LINE_LIMIT = 1 << 20
+LOG_LIMIT_BYTES = 16 << 20
+
+
+class ChildLog:
+    """A child's log file. One older file is kept, so that a chatty child cannot fill the disk."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._rotate()
+
+    def _rotate(self) -> None:
+        if self.path.exists():
+            self.path.replace(self.path.with_suffix(".log.1"))
+        self._file = self.path.open("w", encoding="utf-8", buffering=1)
+        self._written = 0
+
+    def write(self, line: str) -> None:
+        """Append one line."""
+        self._written += self._file.write(line + "\n")
+        if self._written > LOG_LIMIT_BYTES:
+            self._file.close()
+            self._rotate()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class ChildProcess:
+    """Runs one ChildSpec, again and again if asked to; at most one process of it at a time."""
+
+    def __init__(self, spec: ChildSpec, log: ChildLog, on_line: Callable[[str, str], None]) -> None:
+        self.spec = spec
+        self.log = log
+        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._on_line = on_line
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The running process's id, which is also that of its group."""
+        running = self._process is not None and self._process.returncode is None
+        return self._process.pid if running and self._process is not None else None
+
+    async def run(self) -> int:
+        """Start the process and return its exit code (negative: the signal that ended it)."""
+        reader_fd, writer_fd = os.pipe()
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *wrapped(self.spec.command),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=writer_fd,
+                stderr=writer_fd,
+                # Ctrl-C goes to the terminal's foreground group: only the supervisor may hear it.
+                start_new_session=True,
+                env=child_environment(self.spec, os.environ),
+            )
+        except BaseException:
+            os.close(reader_fd)
+            raise
+        finally:
+            os.close(writer_fd)
+        process = self._process
+        follower = asyncio.create_task(self._follow(reader_fd), name=f"log of {self.spec.name}")
+        try:
+            code = await process.wait()
+        finally:
+            # What the process spawned itself goes with it; the pipe then ends.
+            self._signal_group(process.pid, signal.SIGKILL)
+            await follower
+        return code
+
+    async def _follow(self, reader_fd: int) -> None:
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(limit=LINE_LIMIT)
+        transport, _ = await loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(reader_fd, "rb", buffering=0)
+        )
+        try:
+            while True:
+                try:
+                    raw = await reader.readuntil(b"\n")
+                except asyncio.IncompleteReadError as error:
+                    raw = error.partial
+                    if not raw:
+                        return
+                except asyncio.LimitOverrunError as error:
+                    raw = await reader.readexactly(error.consumed)
+                self._take(raw.decode(errors="replace").rstrip())
+        finally:
+            transport.close()
+
+    def _take(self, line: str) -> None:
+        if not line:
+            return
+        self.tail.append(line)
+        self.log.write(line)
+        self._on_line(self.spec.name, line)
+
+    def terminate(self) -> None:
+        """Ask the process to drain and end."""
+        if self.pid is not None and self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()
+
+    def kill(self) -> None:
+        """End the process and all of its group at once."""
+        if self.pid is not None:
+            self._signal_group(self.pid, signal.SIGKILL)
+
+    @staticmethod
+    def _signal_group(group: int, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, number)

@@ -1,0 +1,130 @@
+"""Keeps a set of processes running: starts them, restarts those that end, drains them in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+from catenary.cli.up.plan import ChildSpec, Stage
+from catenary.cli.up.process import ChildLog, ChildProcess
+from catenary.cli.up.reporter import Reporter
+from catenary.runtime import StartRefused
+
+FIRST_DELAY_S = 0.5
+LONGEST_DELAY_S = 30.0
+# A process that ran so long has not failed to start: its next failure counts as the first.
+STABLE_S = 60.0
+# Failures in a row, before anything was served, after which the start is given up.
+START_ATTEMPTS = 3
+# A process exits with this for a wrong option, which no restart mends.
+USAGE_EXIT_CODE = 2
+# What a process gets beyond the drain to end by itself.
+STOP_MARGIN_S = 5.0
+
+
+def restart_delay(failures: int) -> float:
+    """Return the seconds to wait before the restart after so many failures in a row (1 or more)."""
+    return float(min(FIRST_DELAY_S * 2 ** min(failures - 1, 10), LONGEST_DELAY_S))
+
+
+def describe_exit(code: int) -> str:
+    """Return how a process ended, for a person."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"
+
+
+class Supervisor:
+    """Runs the processes of `specs` until `stop` is set."""
+
+    def __init__(
+        self, specs: Sequence[ChildSpec], *, reporter: Reporter, log_dir: Path, drain_s: float, verbose: bool
+    ) -> None:
+        self._reporter = reporter
+        self._drain_s = drain_s
+        self._verbose = verbose
+        self._stopping = asyncio.Event()
+        self._ready = False
+        self.children = tuple(
+            ChildProcess(spec, ChildLog(log_dir / f"{spec.name}.log"), self._on_line) for spec in specs
+        )
+
+    def mark_ready(self) -> None:
+        """Note that requests are being served: from now on a crash is repaired for ever."""
+        self._ready = True
+
+    async def run(self, stop: asyncio.Event, watch: Callable[[], Awaitable[None]]) -> None:
+        """Run the processes, and `watch` beside them, until `stop` is set; then drain.
+
+        Raises StartRefused (in an exception group) if a process cannot be started; nothing is left running.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                keepers = {child: group.create_task(self._keep(child)) for child in self.children}
+                watcher = group.create_task(_as_coroutine(watch))
+                await stop.wait()
+                watcher.cancel()
+                await self._drain(keepers)
+        finally:
+            for child in self.children:
+                child.kill()
+                child.log.close()
+
+    async def _keep(self, child: ChildProcess) -> None:
+        failures = 0
+        while not self._stopping.is_set():
+            started = time.monotonic()
+            code = await child.run()
+            if self._stopping.is_set():
+                return
+            failures = 1 if time.monotonic() - started > STABLE_S else failures + 1
+            if not self._ready and (failures >= START_ATTEMPTS or code == USAGE_EXIT_CODE):
+                raise self._give_up(child, code)
+            delay = restart_delay(failures)
+            self._reporter.line(
+                f"{child.spec.name} {describe_exit(code)}; it starts again in {delay:g} s (log: {child.log.path})"
+            )
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), delay)
+
+    def _give_up(self, child: ChildProcess, code: int) -> StartRefused:
+        self._reporter.close()
+        lines = list(child.tail)
+        for line in lines[:-1]:
+            self._reporter.line(f"{child.spec.name} | {line}")
+        last_words = lines[-1] if lines else describe_exit(code)
+        return StartRefused(f"{child.spec.name} does not start: {last_words} (log: {child.log.path})")
+
+    async def _drain(self, keepers: dict[ChildProcess, asyncio.Task[None]]) -> None:
+        """Stop the stages one after another; what does not end in time is killed."""
+        self._stopping.set()
+        deadline = time.monotonic() + self._drain_s + STOP_MARGIN_S
+        for stage in Stage:
+            members = {child: task for child, task in keepers.items() if child.spec.stage is stage}
+            for child in members:
+                child.terminate()
+            left = max(deadline - time.monotonic(), STOP_MARGIN_S)
+            _, late = await asyncio.wait(members.values(), timeout=left)
+            for child, task in members.items():
+                if task in late:
+                    self._reporter.line(
+                        f"{child.spec.name} did not end within the drain limit and was killed"
+                    )
+                    child.kill()
+            if late:
+                await asyncio.wait(late)
+
+    def _on_line(self, name: str, line: str) -> None:
+        if self._verbose:
+            self._reporter.line(f"{name} | {line}")
+
+
+async def _as_coroutine(function: Callable[[], Awaitable[None]]) -> None:
+    await function()
