@@ -1,8 +1,8 @@
 """Brings a model to this machine's disk as a checked Hugging Face directory.
 
 `python -m services.engine.model.prepare --model X [--cache-dir D]` prints the directory as its last line on
-stdout and its progress on stderr. It imports neither torch nor transformers: with everything in place it takes
-milliseconds.
+stdout and its progress on stderr. It imports neither torch nor transformers: with everything in place it
+takes milliseconds.
 """
 
 from __future__ import annotations

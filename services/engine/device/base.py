@@ -1,0 +1,108 @@
+"""What a device must offer. This package is the only place of the engine that names a vendor."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from services.engine.device.shapes import ShapeCounter
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+Forward = TypeVar("Forward", bound=Callable[..., torch.Tensor])
+
+
+class DeviceError(Exception):
+    """The device cannot do what was asked of it. One readable line."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFigures:
+    """Memory of the device in bytes; `free` is what this process may still take."""
+
+    total: int
+    free: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceDefaults:
+    """Values that options fall back to on this device."""
+
+    block_size: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+
+
+class Device(ABC):
+    """One accelerator, or the CPU, as the runner and the attention see it."""
+
+    name: str
+    torch_device: torch.device
+    defaults: DeviceDefaults
+    # The widest float it computes in, for cumulative probabilities.
+    wide_dtype: torch.dtype
+
+    def __init__(self) -> None:
+        self.shapes = ShapeCounter()
+
+    @abstractmethod
+    def choose_dtype(self, requested: str, checkpoint: torch.dtype | None) -> torch.dtype:
+        """The dtype to compute in for `auto`, `float32`, `bfloat16` or `float16`. Raises DeviceError."""
+
+    @abstractmethod
+    def memory(self) -> MemoryFigures:
+        """Memory figures as of now."""
+
+    @abstractmethod
+    def kv_budget(self, utilization: float) -> int:
+        """Bytes that KV blocks may take, given what is loaded now and the share of memory allowed (0..1]."""
+
+    @abstractmethod
+    def attend_prefill(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        scale: float,
+    ) -> torch.Tensor:
+        """Attention of a prefill bucket.
+
+        query [B, heads, Q, d]; key [B, kv_heads, K, d]; value [B, kv_heads, K, dv]; mask bool [B, 1, Q, K],
+        True where a query may look, or None for plain causal with K = Q. Returns [B, heads, Q, dv].
+        """
+
+    @abstractmethod
+    def attend_decode(
+        self,
+        query: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        blocks: torch.Tensor,
+        rows: torch.Tensor,
+        bias: torch.Tensor,
+        scale: float,
+    ) -> torch.Tensor:
+        """Attention of a decode bucket of B rows over J cached blocks.
+
+        query [B, heads, d]; caches [slots, kv_heads, d | dv]; blocks [J] ids; rows [J] the row that owns
+        each block, B
+        for padding; bias float32 [J, block_size], 0 where a row may look and hugely negative elsewhere.
+        Returns [B, heads, dv].
+        """
+
+    def capture(self, forward: Forward) -> Forward:
+        """Makes a forward of static shapes replayable. Devices without graphs run it as it is."""
+        return forward
+
+    def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Copies a host tensor to the device."""
+        return tensor.to(self.torch_device)
+
+    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Copies a tensor to the host and waits for it: the one synchronisation of a step."""
+        return tensor.cpu()

@@ -1,0 +1,85 @@
+"""The CPU: the device anyone can try."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from services.engine.device.base import DTYPES, Device, DeviceDefaults, DeviceError, MemoryFigures
+from services.engine.device.flat import flat_decode
+
+# A server on a shared machine must not fill it with KV unless told to: --kv-cache-gib raises this.
+_DEFAULT_KV_BYTES = 2 * 2**30
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+_CGROUP_USED = Path("/sys/fs/cgroup/memory.current")
+
+
+class CpuDevice(Device):
+    """Computes with torch's CPU kernels on `threads` threads (None: torch's own choice)."""
+
+    name = "cpu"
+    torch_device = torch.device("cpu")
+    defaults = DeviceDefaults(block_size=32, max_num_batched_tokens=512, max_num_seqs=32)
+    wide_dtype = torch.float64
+
+    def __init__(self, threads: int | None = None) -> None:
+        super().__init__()
+        if threads is not None:
+            if threads < 1:
+                raise DeviceError(f"threads must be at least 1, not {threads}")
+            torch.set_num_threads(threads)
+
+    def choose_dtype(self, requested: str, checkpoint: torch.dtype | None) -> torch.dtype:
+        if requested == "auto":
+            # Without the instructions bfloat16 is emulated, and float16 always is: float32 is then the
+            # faster.
+            native = torch.cpu._is_avx512_bf16_supported()
+            return torch.bfloat16 if checkpoint is torch.bfloat16 and native else torch.float32
+        if requested not in DTYPES:
+            raise DeviceError(f"dtype {requested!r} is unknown; choose auto, {', '.join(DTYPES)}")
+        return DTYPES[requested]
+
+    def memory(self) -> MemoryFigures:
+        figures = psutil.virtual_memory()
+        total, free = int(figures.total), int(figures.available)
+        limit, used = _read_bytes(_CGROUP_LIMIT), _read_bytes(_CGROUP_USED)
+        if limit is not None and used is not None:
+            total, free = min(total, limit), min(free, max(0, limit - used))
+        return MemoryFigures(total=total, free=free)
+
+    def kv_budget(self, utilization: float) -> int:
+        return min(_DEFAULT_KV_BYTES, int(self.memory().free * utilization))
+
+    def attend_prefill(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        scale: float,
+    ) -> torch.Tensor:
+        return scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
+        )
+
+    def attend_decode(
+        self,
+        query: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        blocks: torch.Tensor,
+        rows: torch.Tensor,
+        bias: torch.Tensor,
+        scale: float,
+    ) -> torch.Tensor:
+        return flat_decode(query, key_cache, value_cache, blocks, rows, bias, scale)
+
+
+def _read_bytes(path: Path) -> int | None:
+    try:
+        return int(path.read_text().strip())
+    except (OSError, ValueError):  # no cgroup v2 here, or the limit is "max"
+        return None

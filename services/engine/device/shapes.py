@@ -1,0 +1,29 @@
+"""Counts the tensor shapes a device has seen: on a graph device each new one is a compilation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+ShapeKey = tuple[str, tuple[tuple[tuple[int, ...], str], ...]]
+
+
+class ShapeCounter:
+    """Remembers which forwards were already made, by the real shapes and dtypes of their inputs."""
+
+    def __init__(self) -> None:
+        self._seen: set[ShapeKey] = set()
+
+    def note(self, phase: str, tensors: Sequence[torch.Tensor]) -> bool:
+        """Records one forward's inputs; True if this device meets their shapes for the first time."""
+        key = (phase, tuple((tuple(tensor.shape), str(tensor.dtype)) for tensor in tensors))
+        if key in self._seen:
+            return False
+        self._seen.add(key)
+        return True
+
+    @property
+    def first_seen(self) -> int:
+        """How many different forwards this device has met."""
+        return len(self._seen)
