@@ -21,13 +21,13 @@ class ChatConfig(ServiceConfig):
 
     model_config = settings(prefix="CATENARY_CHAT_")
 
-    url: str = Field(default="http://127.0.0.1:8000", description="base URL of the server")
-    model: str | None = Field(default=None, description="model to talk to (default: the server's first)")
+    url: str = Field(default="http://127.0.0.1:8000", description="Base URL of the server.")
+    model: str | None = Field(default=None, description="Model to talk to (default: the server's first).")
     api_key: str | None = Field(default=None, description="API key to send")
-    system: str | None = Field(default=None, description="system message")
-    temperature: float | None = Field(default=None, ge=0, le=2, description="sampling temperature")
-    max_tokens: int | None = Field(default=None, ge=1, description="longest answer in tokens")
-    insecure: bool = Field(default=False, description="accept any HTTPS certificate")
+    system: str | None = Field(default=None, description="System message.")
+    temperature: float | None = Field(default=None, ge=0, le=2, description="Sampling temperature.")
+    max_tokens: int | None = Field(default=None, ge=1, description="Longest answer in tokens.")
+    insecure: bool = Field(default=False, description="Accept any HTTPS certificate.")
 
 
 class ChatError(Exception):

@@ -1,8 +1,8 @@
 """Becomes another program that dies with its parent: `python child.py PARENT_PID PROGRAM ARGUMENT...`.
 
 Run by path, without site packages, so that it costs a few milliseconds. The kernel's parent-death signal
-survives exec, so a supervisor that is killed with SIGKILL still leaves nothing behind; what a service has spawned
-itself ends at the end of file on its link.
+survives exec, so a supervisor that is killed with SIGKILL still leaves nothing behind; what a service has
+spawned itself ends at the end of file on its link.
 """
 
 from __future__ import annotations

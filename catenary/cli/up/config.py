@@ -20,48 +20,51 @@ class UpConfig(ServiceConfig):
 
     model: str = Field(
         default="smollm2",
-        description="model to serve: a Hugging Face directory, a GGUF file, a hub id or the built-in smollm2",
+        description="Model: a Hugging Face directory, a GGUF file, a hub id or the built-in smollm2.",
     )
-    served_model_name: str | None = Field(default=None, description="name that requests use for the model")
+    served_model_name: str | None = Field(default=None, description="Name that requests use for the model.")
     max_model_len: int | None = Field(
-        default=None, ge=1, description="longest sequence in tokens, prompt and completion together"
+        default=None, ge=1, description="Longest sequence in tokens, prompt and completion together."
     )
-    dtype: str | None = Field(default=None, description="type to compute in, such as float32 or bfloat16")
+    dtype: str | None = Field(default=None, description="Type to compute in, such as float32 or bfloat16.")
     gpu_memory_utilization: float | None = Field(
-        default=None, gt=0, le=1, description="share of the device's memory that an engine may use"
+        default=None, gt=0, le=1, description="Share of the device's memory that an engine may use."
     )
-    chat_template: Path | None = Field(default=None, description="file with a chat template for the model")
-    device: str = Field(default="cpu", description="device of the engines")
+    chat_template: Path | None = Field(default=None, description="File with a chat template for the model.")
+    device: str = Field(default="cpu", description="Device of the engines.")
 
-    host: str = Field(default="127.0.0.1", description="address that the gateways listen on")
+    host: str = Field(default="127.0.0.1", description="Address that the gateways listen on.")
     port: int = Field(
         default=8000,
         ge=0,
         le=65535,
-        description="port of the first gateway, others count on; 0: free ports",
+        description="Port of the first gateway, others count on; 0: free ports.",
     )
     router_port: int = Field(
-        default=7070, ge=0, le=65535, description="loopback port of the router for gRPC clients; 0: none"
+        default=7070, ge=0, le=65535, description="Loopback port of the router for gRPC clients; 0: none."
     )
     tokenizer_port: int = Field(
-        default=7071, ge=0, le=65535, description="loopback port of the tokenizer for gRPC clients; 0: none"
+        default=7071, ge=0, le=65535, description="Loopback port of the tokenizer for gRPC clients; 0: none."
     )
-    engines: int = Field(default=1, ge=1, le=64, description="number of engines")
-    gateways: int = Field(default=1, ge=1, le=64, description="number of gateways")
-    tokenizers: int = Field(default=1, ge=1, le=64, description="number of tokenizer services")
+    engines: int = Field(default=1, ge=1, le=64, description="Number of engines.")
+    gateways: int = Field(default=1, ge=1, le=64, description="Number of gateways.")
+    tokenizers: int = Field(default=1, ge=1, le=64, description="Number of tokenizer services.")
 
     api_key: tuple[str, ...] = Field(default=(), description="API keys that clients must send one of")
-    cors_allow_origins: tuple[str, ...] = Field(default=(), description="origins that browsers may call from")
-    ssl_certfile: Path | None = Field(default=None, description="certificate for HTTPS")
-    ssl_keyfile: Path | None = Field(default=None, description="private key for HTTPS")
+    cors_allow_origins: tuple[str, ...] = Field(
+        default=(), description="Origins that browsers may call from."
+    )
+    ssl_certfile: Path | None = Field(default=None, description="Certificate for HTTPS.")
+    ssl_keyfile: Path | None = Field(default=None, description="Private key for HTTPS.")
 
     cache_dir: Path | None = Field(
-        default=None, description="prepared models and logs (default: CATENARY_CACHE, else ~/.cache/catenary)"
+        default=None,
+        description="Prepared models and logs (default: CATENARY_CACHE, else ~/.cache/catenary).",
     )
     log_dir: Path | None = Field(
-        default=None, description="directory for the services' logs (default: in the cache)"
+        default=None, description="Directory for the services' logs (default: in the cache)."
     )
-    verbose: bool = Field(default=False, description="show the services' logs on the terminal as well")
+    verbose: bool = Field(default=False, description="Show the services' logs on the terminal as well.")
     drain_s: float = Field(
-        default=30.0, ge=0, le=3600, description="seconds that running requests get to end at shutdown"
+        default=30.0, ge=0, le=3600, description="Seconds that running requests get to end at shutdown."
     )

@@ -84,6 +84,7 @@ class ChildProcess:
         finally:
             # What the process spawned itself goes with it; the pipe then ends.
             self._signal_group(process.pid, signal.SIGKILL)
+            await process.wait()
             await follower
         return code
 

@@ -88,9 +88,8 @@ class Supervisor:
             if not self._ready and (failures >= START_ATTEMPTS or code == USAGE_EXIT_CODE):
                 raise self._give_up(child, code)
             delay = restart_delay(failures)
-            self._reporter.line(
-                f"{child.spec.name} {describe_exit(code)}; it starts again in {delay:g} s (log: {child.log.path})"
-            )
+            end = f"{child.spec.name} {describe_exit(code)}"
+            self._reporter.line(f"{end}; starting it again in {delay:g} s (log: {child.log.path})")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), delay)
 
@@ -108,15 +107,15 @@ class Supervisor:
         deadline = time.monotonic() + self._drain_s + STOP_MARGIN_S
         for stage in Stage:
             members = {child: task for child, task in keepers.items() if child.spec.stage is stage}
+            if not members:
+                continue
             for child in members:
                 child.terminate()
             left = max(deadline - time.monotonic(), STOP_MARGIN_S)
             _, late = await asyncio.wait(members.values(), timeout=left)
             for child, task in members.items():
                 if task in late:
-                    self._reporter.line(
-                        f"{child.spec.name} did not end within the drain limit and was killed"
-                    )
+                    self._reporter.line(f"{child.spec.name} was killed: it had not ended in time")
                     child.kill()
             if late:
                 await asyncio.wait(late)

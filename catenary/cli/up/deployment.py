@@ -1,0 +1,111 @@
+"""The running services of one `catenary up`, and what a person is told about them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+import time
+from pathlib import Path
+
+from catenary.cli.up.config import UpConfig
+from catenary.cli.up.layout import RuntimeDirectory
+from catenary.cli.up.plan import Places, plan
+from catenary.cli.up.ports import bracketed, loopback_of
+from catenary.cli.up.probe import EngineProbe, GatewayProbe
+from catenary.cli.up.reporter import Reporter
+from catenary.cli.up.supervisor import Supervisor
+
+POLL_S = 0.25
+SERVING_POLL_S = 2.0
+
+
+class Deployment:
+    """The running services of one `catenary up`, and what is said about them."""
+
+    def __init__(
+        self,
+        config: UpConfig,
+        runtime: RuntimeDirectory,
+        places: Places,
+        reporter: Reporter,
+        cache: Path,
+        started: float,
+    ) -> None:
+        self._config = config
+        self._runtime = runtime
+        self._places = places
+        self._reporter = reporter
+        self._started = started
+        self._specs = plan(config, runtime, places)
+        self._serving: set[str] = set()
+        log_dir = config.log_dir or cache / "logs" / str(places.gateway_ports[0])
+        self._supervisor = Supervisor(
+            self._specs, reporter=reporter, log_dir=log_dir, drain_s=config.drain_s, verbose=config.verbose
+        )
+        scheme = "https" if config.ssl_certfile else "http"
+        self._urls = [
+            f"{scheme}://{bracketed(loopback_of(config.host))}:{port}" for port in places.gateway_ports
+        ]
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Run until `stop` is set."""
+        await self._supervisor.run(stop, self._watch)
+        self._reporter.line("stopped")
+
+    async def _watch(self) -> None:
+        """Follow the start to the ready line, and the engines for ever."""
+        secret = self._runtime.client_secret.read_text(encoding="utf-8").strip()
+        async with asyncio.TaskGroup() as group:
+            for spec in self._specs:
+                if spec.status_target:
+                    group.create_task(self._watch_engine(spec.name, EngineProbe(spec.status_target, secret)))
+            group.create_task(self._watch_gateways())
+
+    async def _watch_engine(self, name: str, probe: EngineProbe) -> None:
+        try:
+            while True:
+                progress = await probe.read()
+                if progress.serving and name not in self._serving:
+                    self._serving.add(name)
+                    self._reporter.done(name, "serving")
+                elif not progress.serving:
+                    self._serving.discard(name)
+                    self._reporter.activity(name, progress.activity, progress.fraction)
+                await asyncio.sleep(SERVING_POLL_S if progress.serving else POLL_S)
+        finally:
+            await probe.close()
+
+    async def _watch_gateways(self) -> None:
+        probe = GatewayProbe()
+        try:
+            waiting = list(self._urls)
+            while waiting:
+                waiting = [url for url in waiting if not await probe.is_ready(url)]
+                if waiting:
+                    await asyncio.sleep(POLL_S)
+        finally:
+            await probe.close()
+        self._supervisor.mark_ready()
+        self._reporter.close()
+        for text in self._ready_lines():
+            self._reporter.line(text)
+
+    def _ready_lines(self) -> list[str]:
+        name, config = self._places.model_name, self._config
+        lines = [f"gateway-{index}: {url}/v1" for index, url in enumerate(self._urls) if len(self._urls) > 1]
+        if config.router_port:
+            lines.append(
+                f"gRPC: router 127.0.0.1:{config.router_port}, tokenizer 127.0.0.1:{config.tokenizer_port}, "
+                f"secret in {self._runtime.client_secret}"
+            )
+        message = {"role": "user", "content": "What is the capital of France?"}
+        question = json.dumps({"model": name, "messages": [message]})
+        key = " -H 'Authorization: Bearer '$API_KEY" if config.api_key else ""
+        insecure = " -k" if config.ssl_certfile else ""
+        lines.append(
+            f"ready in {time.monotonic() - self._started:.1f} s: "
+            f"curl{insecure} {self._urls[0]}/v1/chat/completions -H 'Content-Type: application/json'{key} "
+            f"-d {shlex.quote(question)}"
+        )
+        return lines

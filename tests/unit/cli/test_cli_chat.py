@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import httpx2
+import pytest
+
+from catenary.cli.chat import ChatConfig, ChatError, converse, first_model, show_answer
+
+Handler = Callable[[httpx2.Request], httpx2.Response]
+
+
+def client_for(handler: Handler) -> httpx2.Client:
+    return httpx2.Client(base_url="http://server", transport=httpx2.MockTransport(handler))
+
+
+def stream(*events: object) -> httpx2.Response:
+    lines = [f"data: {json.dumps(event)}\n\n" for event in events]
+    return httpx2.Response(200, text="".join(lines) + "data: [DONE]\n\n")
+
+
+def delta(text: str | None) -> dict[str, object]:
+    return {"choices": [{"index": 0, "delta": {"content": text}}]}
+
+
+def test_answer_is_streamed_and_returned(capsys: pytest.CaptureFixture[str]) -> None:
+    bodies: list[dict[str, object]] = []
+
+    def handler(request: httpx2.Request) -> httpx2.Response:
+        bodies.append(json.loads(request.content))
+        return stream(delta(None), delta("Par"), delta("is"), {"choices": [], "usage": {}})
+
+    config = ChatConfig(temperature=0, max_tokens=5)
+    assert show_answer(client_for(handler), config, "m", [{"role": "user", "content": "?"}]) == "Paris"
+    assert capsys.readouterr().out == "Paris\n"
+    assert bodies[0]["temperature"] == 0
+    assert bodies[0]["max_tokens"] == 5
+    assert bodies[0]["stream"] is True
+
+
+def test_conversation_keeps_the_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+
+    def handler(request: httpx2.Request) -> httpx2.Response:
+        seen.append([message["content"] for message in json.loads(request.content)["messages"]])
+        return stream(delta("yes"))
+
+    lines = iter(["one", "", "two", "/new", "three", "/quit", "four"])
+    monkeypatch.setattr("builtins.input", lambda _: next(lines))
+    converse(client_for(handler), ChatConfig(system="be brief"), "m")
+    assert seen == [["be brief", "one"], ["be brief", "one", "yes", "two"], ["be brief", "three"]]
+
+
+def test_ctrl_c_keeps_what_came(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(client: httpx2.Client, body: dict[str, object]) -> object:
+        yield "half"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("catenary.cli.chat.stream_answer", interrupted)
+    assert show_answer(client_for(lambda _: stream()), ChatConfig(), "m", []) == "half"
+    assert capsys.readouterr().out == "half\n"
+
+
+def test_refusal_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    refusal = httpx2.Response(400, json={"error": {"message": "temperature must be at most 2"}})
+    assert show_answer(client_for(lambda _: refusal), ChatConfig(), "m", []) == ""
+    assert "temperature must be at most 2" in capsys.readouterr().err
+
+
+def test_error_inside_the_stream_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    response = stream(delta("a"), {"error": {"message": "the engine was lost"}})
+    assert show_answer(client_for(lambda _: response), ChatConfig(), "m", []) == "a"
+    assert "the engine was lost" in capsys.readouterr().err
+
+
+def test_first_model() -> None:
+    assert first_model(client_for(lambda _: httpx2.Response(200, json={"data": [{"id": "m"}]}))) == "m"
+    with pytest.raises(ChatError, match="lists no model"):
+        first_model(client_for(lambda _: httpx2.Response(200, json={"data": []})))
+    with pytest.raises(ChatError, match="answered 502"):
+        first_model(client_for(lambda _: httpx2.Response(502, text="<html>")))

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import pytest
+
+from catenary.cli.main import main
+
+
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("catenary 0.")
+
+
+def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert "up" in out
+    assert "chat" in out
+
+
+@pytest.mark.parametrize("argv", [[], ["serve"], ["--verison"]])
+def test_wrong_command_line_is_exit_code_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "catenary" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("argv", "option"),
+    [
+        (["--port", "eight"], "--port"),
+        (["--engines", "0"], "--engines"),
+        (["--gpu-memory-utilization", "1.5"], "--gpu-memory-utilization"),
+        (["--max-model-len", "-1"], "--max-model-len"),
+    ],
+)
+def test_bad_option_is_one_line(argv: list[str], option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main(["up", *argv])
+    assert exit_info.value.code == 2
+    err = capsys.readouterr().err
+    assert option in err
+    assert err.count("\n") == 1

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from catenary.cli.up.child import wrapped
+from catenary.cli.up.plan import ChildSpec, Stage
+from catenary.cli.up.process import ChildLog
+from catenary.cli.up.reporter import PlainReporter
+from catenary.cli.up.supervisor import LONGEST_DELAY_S, Supervisor, describe_exit, restart_delay
+from catenary.runtime import StartRefused
+
+WAIT_S = 20.0
+SLEEPER = "import time\nprint('up', flush=True)\ntime.sleep(600)"
+STUBBORN = (
+    "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('up', flush=True)\n" + SLEEPER
+)
+
+
+class RecordingReporter(PlainReporter):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def line(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def spec(name: str, code: str, stage: Stage = Stage.FLEET) -> ChildSpec:
+    return ChildSpec(name=name, command=(sys.executable, "-c", code), stage=stage)
+
+
+def make(tmp_path: Path, *specs: ChildSpec, drain_s: float = 5) -> tuple[Supervisor, RecordingReporter]:
+    reporter = RecordingReporter()
+    return Supervisor(specs, reporter=reporter, log_dir=tmp_path, drain_s=drain_s, verbose=False), reporter
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+async def nothing() -> None:
+    pass
+
+
+def test_backoff_doubles_to_a_limit() -> None:
+    delays = [restart_delay(failures) for failures in range(1, 40)]
+    assert delays[:3] == [0.5, 1.0, 2.0]
+    assert delays == sorted(delays)
+    assert delays[-1] == LONGEST_DELAY_S
+
+
+def test_exits_are_described() -> None:
+    assert describe_exit(3) == "ended with exit code 3"
+    assert describe_exit(-signal.SIGKILL) == "was ended by SIGKILL"
+
+
+async def test_killed_child_is_started_again_and_all_end(tmp_path: Path) -> None:
+    supervisor, reporter = make(tmp_path, spec("a", SLEEPER), spec("b", SLEEPER, Stage.TOKENIZER))
+    stop = asyncio.Event()
+    running = asyncio.create_task(supervisor.run(stop, nothing))
+    first, second = supervisor.children
+    await until(lambda: first.tail and second.tail)
+    supervisor.mark_ready()
+    killed = first.pid
+    assert killed is not None
+    os.kill(killed, signal.SIGKILL)
+    await until(lambda: first.pid not in (None, killed))
+    assert any("a was ended by SIGKILL; starting it again in 0.5 s" in line for line in reporter.lines)
+    pids = [first.pid, second.pid]
+    stop.set()
+    await asyncio.wait_for(running, WAIT_S)
+    assert not any(alive(pid) for pid in pids if pid is not None)
+
+
+async def test_child_that_ignores_the_drain_is_killed_with_its_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("catenary.cli.up.supervisor.STOP_MARGIN_S", 0.2)
+    parent = f"import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', {STUBBORN!r}])\n{STUBBORN}"
+    supervisor, reporter = make(tmp_path, spec("a", parent), drain_s=0)
+    stop = asyncio.Event()
+    running = asyncio.create_task(supervisor.run(stop, nothing))
+    (child,) = supervisor.children
+    # Both print twice: the child process's own start, and the one it spawned.
+    await until(lambda: len(child.tail) >= 4)
+    group = child.pid
+    assert group is not None
+    stop.set()
+    await asyncio.wait_for(running, WAIT_S)
+    assert any("a was killed" in line for line in reporter.lines)
+    await until(lambda: not group_exists(group))
+
+
+def group_exists(group: int) -> bool:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+            except OSError:
+                continue
+            if int(fields[2]) == group and fields[0] != "Z":
+                return True
+    return False
+
+
+async def test_child_that_cannot_start_ends_the_start_readably(tmp_path: Path) -> None:
+    code = "import sys\nprint('loading')\nsys.exit('a: the model has no config.json')"
+    supervisor, reporter = make(tmp_path, spec("a", code), spec("b", SLEEPER))
+    with pytest.raises(BaseExceptionGroup) as raised:
+        await asyncio.wait_for(supervisor.run(asyncio.Event(), nothing), WAIT_S)
+    refusals = raised.value.subgroup(StartRefused)
+    assert refusals is not None
+    assert "a does not start: a: the model has no config.json" in str(refusals.exceptions[0])
+    assert "a | loading" in reporter.lines
+    assert supervisor.children[1].pid is None
+
+
+async def test_wrong_option_is_not_tried_again(tmp_path: Path) -> None:
+    supervisor, reporter = make(tmp_path, spec("a", "import sys\nprint('bad --port')\nsys.exit(2)"))
+    with pytest.raises(BaseExceptionGroup):
+        await asyncio.wait_for(supervisor.run(asyncio.Event(), nothing), WAIT_S)
+    assert not any("starting it again" in line for line in reporter.lines)
+
+
+def test_child_dies_with_a_killed_parent() -> None:
+    code = (
+        "import subprocess, sys, time\n"
+        "from catenary.cli.up.child import wrapped\n"
+        "child = subprocess.Popen(wrapped((sys.executable, '-c', 'import time; time.sleep(600)')))\n"
+        "print(child.pid, flush=True)\ntime.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert alive(pid)
+        parent.kill()
+        parent.wait(WAIT_S)
+    asyncio.run(until(lambda: not alive(pid)))
+
+
+def test_wrapper_ends_if_its_parent_is_gone() -> None:
+    command = list(wrapped((sys.executable, "-c", "print('ran')")))
+    command[command.index(str(os.getpid()))] = "1"
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert done.returncode == 1
+    assert done.stdout == ""
+
+
+def test_log_keeps_one_older_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("catenary.cli.up.process.LOG_LIMIT_BYTES", 100)
+    log = ChildLog(tmp_path / "a.log")
+    for index in range(100):
+        log.write(f"line {index}")
+    log.close()
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a.log", "a.log.1"]
+    assert all(file.stat().st_size <= 110 for file in tmp_path.iterdir())
