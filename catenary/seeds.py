@@ -1,7 +1,7 @@
 """Counter-based random numbers: a draw is a function of (seed, position) and of nothing else.
 
 There is no generator state, so a sequence that is replayed elsewhere, batched with others or preempted goes
-on with the numbers that it would have had. Pure Python on purpose: an engine draws one number per row and step.
+on with the numbers that it would have had. Pure Python on purpose: an engine draws one number a row and step.
 """
 
 from __future__ import annotations

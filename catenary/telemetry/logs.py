@@ -71,7 +71,9 @@ def get_logger(name: str) -> structlog.stdlib.BoundLogger:
 
 def _renderers(fmt: str) -> list[Processor]:
     if fmt == "json":
-        return [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+        # Without local variables, which hold prompts and keys.
+        tracebacks = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+        return [structlog.processors.ExceptionRenderer(tracebacks), structlog.processors.JSONRenderer()]
     # Quoted strings: a value that holds a line break must not be able to forge a second line.
     return [
         structlog.dev.ConsoleRenderer(

@@ -1,0 +1,37 @@
+"""The one place for gRPC: channels, servers, secrets, TLS, health, refusals."""
+
+from __future__ import annotations
+
+from catenary.rpc.addresses import Address, TcpAddress, UnixAddress, parse_address
+from catenary.rpc.auth import ANY_ROLE, Role
+from catenary.rpc.binding import AddressInUse
+from catenary.rpc.channel import open_channel
+from catenary.rpc.config import CLIENT_SECRET_ENV, ENGINE_SECRET_ENV, RpcConfig, Secrets, read_secret
+from catenary.rpc.errors import ERROR_TRAILER, RpcError, error_of, refuse, status_of
+from catenary.rpc.health import HealthBoard
+from catenary.rpc.server import RpcServer
+from catenary.rpc.tls import TlsFiles
+
+__all__ = [
+    "ANY_ROLE",
+    "CLIENT_SECRET_ENV",
+    "ENGINE_SECRET_ENV",
+    "ERROR_TRAILER",
+    "Address",
+    "AddressInUse",
+    "HealthBoard",
+    "Role",
+    "RpcConfig",
+    "RpcError",
+    "RpcServer",
+    "Secrets",
+    "TcpAddress",
+    "TlsFiles",
+    "UnixAddress",
+    "error_of",
+    "open_channel",
+    "parse_address",
+    "read_secret",
+    "refuse",
+    "status_of",
+]

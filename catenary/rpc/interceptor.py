@@ -1,0 +1,166 @@
+"""What surrounds every call of a server: the gate, request context, metrics, exceptions to statuses."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+
+from catenary.rpc.auth import HEALTH_SERVICE, REFLECTION_SERVICE, Authorizer, Denial
+from catenary.rpc.channel import REQUEST_ID, TRACEPARENT
+from catenary.rpc.errors import ERROR_TRAILER, INTERNAL_TEXT, RpcError, refuse
+from catenary.rpc.handlers import Context, Handler, denial_handler, wrap_handler
+from catenary.rpc.metrics import HANDLED, RUNNING, SECONDS, UNKNOWN_METHOD
+from catenary.telemetry import bind_request, child_traceparent, get_logger, is_request_id, new_id
+from catenary.v1 import common_pb2
+
+log = get_logger(__name__)
+
+DENIAL_LOG_SECONDS = 1.0
+
+# Operators look at a draining server too, and their streams do not hold up its end.
+_UNCOUNTED = (f"/{HEALTH_SERVICE}/", f"/{REFLECTION_SERVICE}/")
+
+
+class CallGate(grpc.aio.ServerInterceptor):
+    """The one interceptor of a server. Counts the calls in flight and refuses new ones once it drains."""
+
+    def __init__(self, authorizer: Authorizer) -> None:
+        self._authorizer = authorizer
+        self._in_flight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.draining = False
+        self._quiet_until = 0.0
+
+    @property
+    def in_flight(self) -> int:
+        """Calls that run now, without health and reflection."""
+        return self._in_flight
+
+    async def wait_idle(self) -> None:
+        """Wait until no call is in flight."""
+        await self._idle.wait()
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        method = handler_call_details.method
+        metadata = tuple(handler_call_details.invocation_metadata or ())
+        handler = await continuation(handler_call_details)
+        label = UNKNOWN_METHOD if handler is None else method
+        counted = not method.startswith(_UNCOUNTED)
+        if denial := self._authorizer.deny(method, metadata):
+            self._report(label, denial)
+            handler, counted = denial_handler(denial), False
+        elif handler is None:
+            HANDLED.labels(label, grpc.StatusCode.UNIMPLEMENTED.name).inc()
+            return None
+        elif self.draining and counted:
+            handler, counted = _draining_handler(), False
+        return wrap_handler(handler, lambda context: self._around(context, method, label, metadata, counted))
+
+    def _report(self, label: str, denial: Denial) -> None:
+        """Log a denied call, one a second: the metric counts them all, and a flood must not fill the log."""
+        now = time.monotonic()
+        if now >= self._quiet_until:
+            self._quiet_until = now + DENIAL_LOG_SECONDS
+            log.warning("call denied", method=label, code=denial[0].name)
+
+    @asynccontextmanager
+    async def _around(
+        self,
+        context: Context,
+        method: str,
+        label: str,
+        metadata: tuple[tuple[str, str | bytes], ...],
+        counted: bool,
+    ) -> AsyncIterator[None]:
+        started = time.monotonic()
+        code = grpc.StatusCode.UNKNOWN
+        self._enter(label, counted)
+        try:
+            with bind_request(*_caller_context(metadata)):
+                try:
+                    if denial := self._authorizer.deny_certificate(method, context.auth_context()):
+                        await context.abort(*denial)
+                    async with _statuses(context, method):
+                        yield
+                    code = _code_of(context)
+                except asyncio.CancelledError:
+                    code = grpc.StatusCode.CANCELLED
+                    raise
+                except grpc.aio.AbortError:
+                    code = _code_of(context)
+                    raise
+        finally:
+            self._leave(label, counted)
+            HANDLED.labels(label, code.name).inc()
+            SECONDS.labels(label).observe(time.monotonic() - started)
+
+    def _enter(self, label: str, counted: bool) -> None:
+        RUNNING.labels(label).inc()
+        if counted:
+            self._in_flight += 1
+            self._idle.clear()
+
+    def _leave(self, label: str, counted: bool) -> None:
+        RUNNING.labels(label).dec()
+        if counted:
+            self._in_flight -= 1
+            if not self._in_flight:
+                self._idle.set()
+
+
+@asynccontextmanager
+async def _statuses(context: Context, method: str) -> AsyncIterator[None]:
+    """A refusal becomes its status and trailer; a defect INTERNAL with a fixed text, and is logged."""
+    try:
+        yield
+    except grpc.aio.AbortError:
+        raise
+    except RpcError as refusal:
+        error = refusal.error
+        await context.abort(refusal.status, error.message, ((ERROR_TRAILER, error.SerializeToString()),))
+    except (grpc.aio.InternalError, grpc.aio.UsageError):
+        if not context.done():
+            raise
+        # The peer left between two writes.
+        raise asyncio.CancelledError from None
+    except Exception:
+        log.exception("call failed", method=method)
+        error = common_pb2.Error(code=common_pb2.ERROR_CODE_INTERNAL, message=INTERNAL_TEXT)
+        trailer = ((ERROR_TRAILER, error.SerializeToString()),)
+        await context.abort(grpc.StatusCode.INTERNAL, INTERNAL_TEXT, trailer)
+
+
+def _code_of(context: Context) -> grpc.StatusCode:
+    """The status that the call has been given; OK if none was set. gRPC keeps a number or an enum member."""
+    code: Any = context.code()
+    if isinstance(code, grpc.StatusCode):
+        return code
+    return next((status for status in grpc.StatusCode if status.value[0] == code), grpc.StatusCode.OK)
+
+
+def _caller_context(metadata: tuple[tuple[str, str | bytes], ...]) -> tuple[str, str]:
+    """Request id and traceparent for the call: the caller's if they are well formed."""
+    found: dict[str, str] = {key: value for key, value in metadata if isinstance(value, str)}
+    name = found.get(REQUEST_ID, "")
+    return name if is_request_id(name) else new_id("rpc-"), child_traceparent(found.get(TRACEPARENT))
+
+
+def _draining_handler() -> Handler:
+    refusal = refuse(
+        common_pb2.ERROR_CODE_DRAINING,
+        "The service is shutting down and takes no new calls.",
+        retryable=True,
+        retry_after_ms=1000,
+    )
+    trailer = ((ERROR_TRAILER, refusal.error.SerializeToString()),)
+    return denial_handler((refusal.status, refusal.error.message), trailer)

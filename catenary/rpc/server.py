@@ -1,0 +1,168 @@
+"""A service's gRPC server: listening, the health of what it serves, and an ordered end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+import grpc
+from grpc_health.v1 import health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from prometheus_client import REGISTRY
+
+from catenary.rpc.addresses import Address, TcpAddress, UnixAddress, parse_address
+from catenary.rpc.auth import HEALTH_SERVICE, Authorizer, Role
+from catenary.rpc.binding import AddressInUse, prepare, socket_identity
+from catenary.rpc.config import RpcConfig, Secrets
+from catenary.rpc.health import LIVENESS, HealthBoard, HealthServicer
+from catenary.rpc.interceptor import CallGate
+from catenary.rpc.options import server_options
+from catenary.rpc.tls import TlsFiles, server_credentials
+from catenary.runtime import StartRefused
+from catenary.telemetry import MetricsServer, get_logger
+
+log = get_logger(__name__)
+
+
+class RpcServer:
+    """Built inside of the running loop; servicers are added to `grpc` before `start`.
+
+    Args:
+        listen: addresses to listen on.
+        secrets: what callers must show. Without any there must be `insecure` or required client certificates.
+        access: full method prefix ("/catenary.v1.FleetService/") to the roles that may call it.
+        metrics: host and port of a Prometheus page, or None.
+
+    Raises:
+        StartRefused: nothing protects the server and `insecure` is not set, or the TLS files are bad.
+    """
+
+    def __init__(
+        self,
+        *,
+        listen: Sequence[str],
+        secrets: Secrets,
+        insecure: bool,
+        access: Mapping[str, frozenset[Role]],
+        tls: TlsFiles | None = None,
+        max_message_mib: int = 64,
+        max_concurrent_streams: int = 1024,
+        keepalive_s: float = 30,
+        max_connection_age_s: float = 0,
+        metrics: tuple[str, int] | None = None,
+    ) -> None:
+        mutual = tls is not None and tls.require_client_cert
+        if secrets.client is None and secrets.engine is None and not mutual and not insecure:
+            raise StartRefused(
+                "no secret is set: give client_secret_file and engine_secret_file, or insecure to serve all"
+            )
+        self._addresses = [parse_address(text) for text in listen]
+        self._credentials = None if tls is None else server_credentials(tls)
+        self._gate = CallGate(Authorizer(secrets, access, insecure=insecure, certificates=mutual))
+        self._services = [prefix.strip("/") for prefix in access]
+        self._metrics_at = metrics
+        self._metrics_server: MetricsServer | None = None
+        self._sockets: dict[Path, tuple[int, int] | None] = {}
+        self.health = HealthBoard(self._services)
+        self.grpc = grpc.aio.server(
+            interceptors=[self._gate],
+            options=server_options(
+                max_message_mib=max_message_mib,
+                max_concurrent_streams=max_concurrent_streams,
+                keepalive_s=keepalive_s,
+                max_connection_age_s=max_connection_age_s,
+            ),
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(self.health), self.grpc)
+
+    @classmethod
+    def from_config(cls, config: RpcConfig, access: Mapping[str, frozenset[Role]]) -> Self:
+        """A server with a service's options."""
+        return cls(
+            listen=config.listen,
+            secrets=config.secrets(),
+            insecure=config.insecure,
+            access=access,
+            tls=config.tls(),
+            max_message_mib=config.max_message_mib,
+            max_concurrent_streams=config.max_concurrent_streams,
+            keepalive_s=config.keepalive_s,
+            max_connection_age_s=config.max_connection_age_s,
+            metrics=(config.metrics_host, config.metrics_port) if config.metrics_port else None,
+        )
+
+    @property
+    def calls_in_flight(self) -> int:
+        """Calls that run now, without health and reflection."""
+        return self._gate.in_flight
+
+    async def start(self) -> tuple[str, ...]:
+        """Listen. Returns the addresses in order, with real ports, as `open_channel` takes them.
+
+        The process is live from now on; each service is ready when `health.set` says so.
+
+        Raises:
+            AddressInUse: somebody else listens on one of the addresses.
+            StartRefused: one cannot be bound for another reason.
+        """
+        names = [*self._services, HEALTH_SERVICE, reflection.SERVICE_NAME]
+        reflection.enable_server_reflection(names, self.grpc)
+        bound = [await self._bind(address) for address in self._addresses]
+        if self._metrics_at is not None:
+            await self._start_metrics(*self._metrics_at)
+        await self.grpc.start()
+        self._sockets = {path: socket_identity(path) for path in self._sockets}
+        self.health.set(LIVENESS, True)
+        log.info("listening", addresses=[str(address) for address in bound])
+        return tuple(str(address) for address in bound)
+
+    def begin_drain(self) -> None:
+        """Every service is NOT_SERVING for good and new calls get UNAVAILABLE. Running ones go on."""
+        if not self._gate.draining:
+            self._gate.draining = True
+            self.health.pin()
+            log.info("draining", calls=self._gate.in_flight)
+
+    async def drain(self, grace_s: float) -> bool:
+        """Begin to drain, wait for running calls; whether all ended within `grace_s` seconds."""
+        self.begin_drain()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await self._gate.wait_idle()
+        return self._gate.in_flight == 0
+
+    async def stop(self, grace_s: float = 0) -> None:
+        """End: calls that still run after `grace_s` seconds are cancelled. May be called twice."""
+        self.begin_drain()
+        self.health.close()
+        await self.grpc.stop(grace_s)
+        if self._metrics_server is not None:
+            await self._metrics_server.stop()
+        for path, identity in self._sockets.items():
+            if identity is not None and socket_identity(path) == identity:
+                path.unlink(missing_ok=True)
+
+    async def _bind(self, address: Address) -> Address:
+        await prepare(address)
+        try:
+            if self._credentials is None or isinstance(address, UnixAddress):
+                port = self.grpc.add_insecure_port(str(address))
+            else:
+                port = self.grpc.add_secure_port(str(address), self._credentials)
+        except RuntimeError:
+            # The check before passed, so the address was taken in between, or gRPC knows better.
+            raise AddressInUse(str(address)) from None
+        if isinstance(address, UnixAddress):
+            self._sockets[address.path] = None
+            return address
+        return TcpAddress(address.host, port)
+
+    async def _start_metrics(self, host: str, port: int) -> None:
+        self._metrics_server = MetricsServer(REGISTRY)
+        try:
+            await self._metrics_server.start(host, port)
+        except OSError as error:
+            raise StartRefused(f"metrics cannot listen on {host}:{port}: {error.strerror or error}") from None
