@@ -1,4 +1,4 @@
-"""The pool of KV blocks: who has which is the callers' business, how many and which are free is decided here."""
+"""The pool of KV blocks. Which block belongs to whom is the callers' business."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class BlockPool:
         return ids
 
     def free(self, ids: Sequence[int]) -> None:
-        """Takes blocks back. Raises BlockError, and then frees none, if one is not allocated or named twice."""
+        """Takes blocks back. If one is not allocated or named twice: BlockError, and none is freed."""
         if len(set(ids)) != len(ids):
             raise BlockError("a KV block is named twice in one free")
         for block in ids:
@@ -62,7 +62,7 @@ class BlockPool:
             heapq.heappush(self._free, block)
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
-        """Compares the books with the block tables of all users; meant for idle moments, since it visits each block.
+        """Compares the books with the block tables of all users. It visits every block: for idle moments.
 
         Raises BlockError if a block has two users, is used while free, or is allocated without a user.
         """

@@ -1,0 +1,55 @@
+"""The limits of an engine, from which all buckets follow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class BucketLimits:
+    """What a forward can hold at the most.
+
+    `max_num_batched_tokens` bounds the tokens of a prefill forward, padding included; `num_blocks` is the
+    size of the KV pool. `contiguous`: decode fetches the pool's first blocks up to the highest one in use,
+    instead of gathering the sequences' own.
+    """
+
+    block_size: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    num_blocks: int
+    max_prefill_seqs: int = 1
+    contiguous: bool = False
+
+    def __post_init__(self) -> None:
+        for name in (
+            "block_size",
+            "max_model_len",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "num_blocks",
+            "max_prefill_seqs",
+        ):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+
+    @property
+    def blocks_per_sequence(self) -> int:
+        """Blocks of a sequence of maximum length."""
+        return -(-self.max_model_len // self.block_size)
+
+    @property
+    def max_query(self) -> int:
+        """Longest prefill chunk."""
+        return min(self.max_num_batched_tokens, self.max_model_len)
+
+    @property
+    def max_context_blocks(self) -> int:
+        """Blocks before the last token of the longest sequence whose logits are ever needed."""
+        return -(-(self.max_model_len - 1) // self.block_size)
+
+    @property
+    def max_distinct_decode_blocks(self) -> int:
+        """Largest sum of blocks over a decode batch whose sequences share none."""
+        return min(self.num_blocks, self.max_num_seqs * self.blocks_per_sequence)

@@ -1,0 +1,113 @@
+"""The buckets of an engine: built from a strategy, completed to cover every step, and matched at run time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from services.engine.bucketing.bucket import Bucket
+from services.engine.bucketing.exponential import exponential_ranges
+from services.engine.bucketing.grid import decode_grid, prefill_grid
+from services.engine.bucketing.limits import BucketLimits
+from services.engine.bucketing.linear import linear_ranges
+from services.engine.bucketing.ranges import BucketRanges, at_least_to, up_to
+from services.engine.bucketing.table import BucketTable
+
+# What a token costs in the linear layers, in units of one token attending to one other: about six times the
+# hidden size, so 3,456 for a hidden size of 576 and 24,576 for 4,096. Matching needs only the magnitude.
+_TOKEN_WORK: Final = 4096
+
+STRATEGIES: Final[Mapping[str, Callable[[BucketLimits], BucketRanges]]] = {
+    "exponential": exponential_ranges,
+    "linear": linear_ranges,
+    "exp": exponential_ranges,
+    "lin": linear_ranges,
+}
+
+
+class BucketPlan:
+    """All buckets of both phases.
+
+    Every single sequence within the limits has a bucket, and so has every decode batch within
+    `max_decode_batch` and `max_decode_blocks`. A prefill of several sequences has one if `prefill_bucket`
+    says so.
+    """
+
+    def __init__(self, prefill: Iterable[Bucket], decode: Iterable[Bucket], block_size: int) -> None:
+        def prefill_work(bucket: Bucket) -> int:
+            reach = bucket.context_blocks * block_size + bucket.query
+            return bucket.batch * bucket.query * (_TOKEN_WORK + reach)
+
+        def decode_work(bucket: Bucket) -> int:
+            return bucket.batch * _TOKEN_WORK + bucket.context_blocks * block_size
+
+        self.block_size = block_size
+        self._prefill = BucketTable(prefill, prefill_work)
+        self._decode = BucketTable(decode, decode_work)
+
+    @property
+    def prefill(self) -> tuple[Bucket, ...]:
+        """Prefill buckets, sorted."""
+        return self._prefill.buckets
+
+    @property
+    def decode(self) -> tuple[Bucket, ...]:
+        """Decode buckets, sorted; their query is 1."""
+        return self._decode.buckets
+
+    @property
+    def max_prefill_batch(self) -> int:
+        """Most rows of a prefill forward."""
+        return self._prefill.max_batch
+
+    @property
+    def max_prefill_query(self) -> int:
+        """Longest prefill chunk."""
+        return self._prefill.max_query
+
+    @property
+    def max_prefill_context(self) -> int:
+        """Most context blocks of a prefill row."""
+        return self._prefill.max_context_blocks
+
+    @property
+    def max_decode_batch(self) -> int:
+        """Most rows of a decode forward."""
+        return self._decode.max_batch
+
+    @property
+    def max_decode_blocks(self) -> int:
+        """Largest sum of blocks of a decode forward."""
+        return self._decode.max_context_blocks
+
+    def prefill_bucket(self, batch: int, query: int, context_blocks: int) -> Bucket | None:
+        """The bucket for `batch` chunks of up to `query` tokens after up to `context_blocks` blocks each."""
+        return self._prefill.match(batch, query, context_blocks)
+
+    def decode_bucket(self, batch: int, blocks: int) -> Bucket | None:
+        """The bucket for `batch` rows whose sequences hold `blocks` blocks together."""
+        return self._decode.match(batch, 1, blocks)
+
+
+def build_plan(strategy: str, limits: BucketLimits) -> BucketPlan:
+    """Builds the plan of a named strategy. Raises ValueError, listing the known names, for another one."""
+    if strategy not in STRATEGIES:
+        raise ValueError(f"unknown bucketing strategy {strategy!r}; known are {', '.join(STRATEGIES)}")
+    return plan_from(STRATEGIES[strategy](limits), limits)
+
+
+def plan_from(ranges: BucketRanges, limits: BucketLimits) -> BucketPlan:
+    """Builds a plan from ranges. A maximum that a range or a filter drops becomes the last value."""
+    blocks = at_least_to(
+        ranges.decode_blocks.values(), max(ranges.decode_blocks.maximum, limits.max_distinct_decode_blocks)
+    )
+    # Each row of a gathered decode has a block of its own, so no more rows than blocks.
+    rows = limits.max_num_seqs if limits.contiguous else min(limits.max_num_seqs, blocks[-1])
+    decode = decode_grid(up_to(ranges.decode_batch.values(), rows), blocks, limits)
+    prefill = prefill_grid(
+        up_to(ranges.prefill_batch.values(), limits.max_prefill_seqs),
+        up_to(ranges.prefill_query.values(), limits.max_query),
+        up_to(ranges.prefill_context.values(), limits.max_context_blocks),
+        limits,
+    )
+    return BucketPlan(prefill, decode, limits.block_size)

@@ -1,0 +1,163 @@
+"""The generators' lists; row numbers are those of the facts sheet on Gaudi, section 1.6."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.engine.bucketing import (
+    BucketLimits,
+    ExponentialRange,
+    LinearRange,
+    decode_grid,
+    exponential_ranges,
+    linear_ranges,
+    prefill_grid,
+)
+
+QWEN = BucketLimits(
+    block_size=128, max_model_len=91964, max_num_seqs=256, max_num_batched_tokens=2048, num_blocks=3593
+)
+
+
+@pytest.mark.parametrize(
+    ("minimum", "step", "maximum", "expected"),
+    [
+        pytest.param(2, 64, 128, "2 4 8 16 32 64 128", id="row 1"),
+        pytest.param(1, 64, 128, "1 2 4 8 16 32 64 128", id="row 2"),
+        pytest.param(2, 32, 64, "2 4 8 16 32 64", id="row 3"),
+        pytest.param(128, 128, 512, "128 256 384 512", id="row 4a"),
+        pytest.param(1, 32, 48, "1 2 4 8 16 32", id="row 4b: 48 is lost"),
+        pytest.param(3, 8, 24, "3 6 8 16 24", id="row 4c"),
+        pytest.param(0, 1, 4, "0 1 2 3 4", id="row 4d"),
+        pytest.param(0, 4, 0, "0", id="nothing but 0"),
+        pytest.param(20, 8, 40, "24 32 40", id="a minimum over the step"),
+        pytest.param(1, 32, 3, "1 2", id="a maximum under the step"),
+    ],
+)
+def test_linear_lists(minimum: int, step: int, maximum: int, expected: str) -> None:
+    assert LinearRange(minimum, step, maximum).values() == [int(value) for value in expected.split()]
+
+
+@pytest.mark.parametrize(
+    ("minimum", "step", "maximum", "limit", "contiguous", "expected"),
+    [
+        pytest.param(128, 128, 2048, 10, False, "128 256 384 512 640 896 1152 1536 2048", id="row 5"),
+        pytest.param(1, 2, 256, 9, False, "1 2 4 8 14 24 42 78 140 256", id="row 6"),
+        pytest.param(128, 128, 2048, 11, False, "128 256 384 512 768 896 1280 1664 2048", id="row 7"),
+        pytest.param(
+            128,
+            128,
+            8192,
+            13,
+            False,
+            "128 256 384 512 768 1024 1536 2048 2944 4224 5888 8192",
+            id="row 8",
+        ),
+        pytest.param(0, 1, 702, 11, False, "0 1 2 4 8 14 27 52 99 190 365 702", id="row 9"),
+        pytest.param(
+            1,
+            256,
+            10779,
+            15,
+            False,
+            "1 256 512 768 1024 1280 1792 2304 3072 3840 4864 6400 8448 10779",
+            id="row 10",
+        ),
+        pytest.param(1, 256, 3593, 13, True, "1 256 512 768 1024 1280 1536 2048 2560 3072 3593", id="row 11"),
+        pytest.param(1, 2, 1, 1, False, "1", id="a limit of one"),
+        pytest.param(0, 1, 1, 2, False, "0 1", id="a maximum of one"),
+        pytest.param(1, 256, 100, 8, False, "1 100", id="a step over the maximum"),
+    ],
+)
+def test_exponential_lists(
+    minimum: int, step: int, maximum: int, limit: int, contiguous: bool, expected: str
+) -> None:
+    values = ExponentialRange(minimum, step, maximum, limit, ends_exactly=contiguous).values()
+    assert values == [int(value) for value in expected.split()]
+
+
+def test_exponential_defaults_row_18() -> None:
+    ranges = exponential_ranges(QWEN)
+    assert ranges.prefill_batch == ExponentialRange(1, 2, 1, 1)
+    assert ranges.prefill_query == ExponentialRange(128, 128, 2048, 11)
+    assert ranges.prefill_context == ExponentialRange(0, 1, 702, 11)
+    assert ranges.decode_batch == ExponentialRange(1, 2, 256, 9)
+    assert ranges.decode_blocks == ExponentialRange(1, 256, 10779, 15)
+
+
+def test_exponential_defaults_clamp_a_contiguous_decode_to_the_pool() -> None:
+    limits = BucketLimits(
+        block_size=128,
+        max_model_len=91964,
+        max_num_seqs=256,
+        max_num_batched_tokens=2048,
+        num_blocks=3593,
+        contiguous=True,
+    )
+    blocks = exponential_ranges(limits).decode_blocks
+    assert blocks == ExponentialRange(1, 256, 3593, 13, ends_exactly=True)
+    assert blocks.values()[-1] == 3593
+
+
+def test_linear_defaults() -> None:
+    limits = BucketLimits(
+        block_size=128,
+        max_model_len=4096,
+        max_num_seqs=64,
+        max_num_batched_tokens=2048,
+        num_blocks=999,
+        max_prefill_seqs=4,
+    )
+    ranges = linear_ranges(limits)
+    assert ranges.prefill_batch == LinearRange(1, 1, 4)
+    assert ranges.prefill_query == LinearRange(128, 128, 2048)
+    assert ranges.prefill_context == LinearRange(0, 1, 31)
+    assert ranges.decode_batch == LinearRange(1, 32, 64)
+    assert ranges.decode_blocks == LinearRange(1, 128, 2048)
+
+
+def test_prefill_grid_row_20() -> None:
+    limits = BucketLimits(
+        block_size=64, max_model_len=2048, max_num_seqs=16, max_num_batched_tokens=2048, num_blocks=512
+    )
+    buckets = prefill_grid([1, 2, 4, 8, 16], [512, 1024], range(5), limits)
+    shapes = [(1, 512), (1, 1024), (2, 512), (2, 1024), (4, 512)]
+    assert [(b.batch, b.query, b.context_blocks) for b in buckets] == [
+        (batch, query, context) for batch, query in shapes for context in range(5)
+    ]
+
+
+def test_decode_grid_row_21() -> None:
+    limits = BucketLimits(
+        block_size=128, max_model_len=2048, max_num_seqs=64, max_num_batched_tokens=2048, num_blocks=2048
+    )
+    buckets = decode_grid([1, 2, 4, 8, 16, 32, 64], range(128, 2049, 128), limits)
+    expected = [(1, 16), (2, 32), (4, 64), (8, 128)]
+    expected += [(16, blocks) for blocks in (128, 256)]
+    expected += [(32, blocks) for blocks in range(128, 513, 128)]
+    expected += [(64, blocks) for blocks in range(128, 1025, 128)]
+    assert [(b.batch, b.context_blocks) for b in buckets] == expected
+    assert len(buckets) == 18
+    assert {b.query for b in buckets} == {1}
+
+
+@pytest.mark.parametrize("bad", [(5, 1, 4), (-1, 1, 4), (1, 0, 4)])
+def test_senseless_linear_ranges_are_refused(bad: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match="linear buckets need"):
+        LinearRange(*bad)
+
+
+@pytest.mark.parametrize("bad", [(-1, 1, 4, 2), (1, 0, 4, 2), (1, 1, 0, 2), (1, 1, 4, 0)])
+def test_senseless_exponential_ranges_are_refused(bad: tuple[int, int, int, int]) -> None:
+    with pytest.raises(ValueError, match="exponential buckets need"):
+        ExponentialRange(*bad)
+
+
+@given(st.integers(0, 300), st.integers(1, 300), st.integers(1, 5000), st.integers(1, 16))
+def test_exponential_values_rise_to_the_maximum(minimum: int, step: int, extra: int, limit: int) -> None:
+    maximum = minimum + extra
+    values = ExponentialRange(minimum, step, maximum, limit).values()
+    assert values == sorted(set(values))
+    assert values[-1] == maximum
