@@ -1,0 +1,91 @@
+"""The sandbox in which chat templates run: what Hugging Face's templates expect and no more.
+
+Templates come with checkpoints, so they are foreign code. The environment is immutable and sandboxed, and all
+that a template is given is plain data.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any
+
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+
+class TemplateRefusal(TemplateError):
+    """The template called raise_exception: its own words for what is wrong with the messages."""
+
+
+def sandbox() -> ImmutableSandboxedEnvironment:
+    """A fresh environment with the globals and filters that chat templates use."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    environment.globals["namespace"] = _GuardedNamespace
+    return environment
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}` marks the assistant's text for training; here its body is simply rendered."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_render_body"), [], [], body).set_lineno(line)
+
+    def _render_body(self, caller: Macro) -> str:
+        return caller()
+
+
+class _GuardedNamespace(Namespace):
+    """Jinja's namespace without underscore names, which could reach interpreter internals."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        # As in Jinja, so that a template may name an attribute `self`.
+        self, args = args[0], args[1:]
+        attributes = dict(*args, **kwargs)
+        for name in attributes:
+            _check_name(name)
+        Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError("a namespace attribute may not begin with an underscore")
+
+
+def _raise_exception(message: object) -> None:
+    raise TemplateRefusal(str(message))
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes HTML characters, which models were never trained on.
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )

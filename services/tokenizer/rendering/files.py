@@ -1,0 +1,113 @@
+"""Reading what the service needs from a Hugging Face model directory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from services.tokenizer.rendering.errors import ModelFilesError
+
+MAX_FILE_BYTES = 512 * 1024 * 1024
+
+
+class ModelFiles(msgspec.Struct, frozen=True):
+    """A model's tokenizer, as read. Workers get this over their link, so all of them serve the same bytes."""
+
+    tokenizer_json: bytes
+    # Jinja source; None: the model has no chat template.
+    chat_template: str | None
+    # Template variables: bos_token, eos_token and so on.
+    special_tokens: dict[str, str]
+    # add_bos_token of the configuration; None: as tokenizer.json says.
+    add_bos: bool | None
+
+
+def read_model_files(directory: Path, *, chat_template: Path | None = None) -> ModelFiles:
+    """Read `directory`. `chat_template` is a file that replaces the model's own template.
+
+    Raises ModelFilesError with one line that says what is wrong and what to do.
+    """
+    if not directory.is_dir():
+        raise ModelFilesError(f"the model directory {directory} does not exist")
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        raise ModelFilesError(f"{directory} has no tokenizer.json; {_advice(directory)}")
+    config = _read_object(directory / "tokenizer_config.json")
+    template = _read_text(chat_template) if chat_template is not None else _own_template(directory, config)
+    add_bos = config.get("add_bos_token")
+    return ModelFiles(
+        tokenizer_json=_read(path),
+        chat_template=template,
+        special_tokens=_special_tokens(_read_object(directory / "special_tokens_map.json") | config),
+        add_bos=add_bos if isinstance(add_bos, bool) else None,
+    )
+
+
+def _advice(directory: Path) -> str:
+    has_weights = any(directory.glob("*.gguf"))
+    if has_weights:
+        return "convert the GGUF file once with `python -m services.engine.model.prepare --model FILE`"
+    return (
+        "make it from the other formats with transformers: "
+        "`AutoTokenizer.from_pretrained(DIRECTORY).save_pretrained(DIRECTORY)`"
+    )
+
+
+def _own_template(directory: Path, config: dict[str, Any]) -> str | None:
+    """The newest place wins, as in transformers: a file of its own, then the configurations."""
+    path = directory / "chat_template.jinja"
+    if path.is_file():
+        return _read_text(path)
+    for source in (_read_object(directory / "chat_template.json"), config):
+        template = source.get("chat_template")
+        if isinstance(template, list):
+            named = {
+                entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)
+            }
+            template = named.get("default")
+        if isinstance(template, str):
+            return template
+    return None
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    extra = config.get("extra_special_tokens")
+    entries = {**config, **extra} if isinstance(extra, dict) else config
+    tokens: dict[str, str] = {}
+    for name, value in entries.items():
+        content = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(content, str):
+            tokens[name] = content
+    return tokens
+
+
+def _read(path: Path) -> bytes:
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise ModelFilesError(f"{path} is larger than {MAX_FILE_BYTES} bytes")
+        return path.read_bytes()
+    except OSError as error:
+        raise ModelFilesError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return _read(path).decode()
+    except UnicodeDecodeError:
+        raise ModelFilesError(f"{path} is not UTF-8 text") from None
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """A JSON object, or an empty one if there is no such file."""
+    if not path.exists():
+        return {}
+    try:
+        value = json.loads(_read(path))
+    except (ValueError, RecursionError):
+        raise ModelFilesError(f"{path} is not valid JSON") from None
+    if not isinstance(value, dict):
+        raise ModelFilesError(f"{path} does not hold a JSON object")
+    return value

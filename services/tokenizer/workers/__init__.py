@@ -1,0 +1,39 @@
+"""Worker processes: rendering off the event loop, under a time limit."""
+
+from __future__ import annotations
+
+from services.tokenizer.workers.messages import (
+    Answer,
+    Broken,
+    ChatTask,
+    CompletionTask,
+    DetokenizeTask,
+    Refused,
+    Task,
+    Text,
+    TokenizeTask,
+    TokenLists,
+    WorkerReady,
+    WorkerSetup,
+)
+from services.tokenizer.workers.pool import PoolFull, PoolLimits, TaskCrashed, TaskTimeout, WorkerPool
+
+__all__ = [
+    "Answer",
+    "Broken",
+    "ChatTask",
+    "CompletionTask",
+    "DetokenizeTask",
+    "PoolFull",
+    "PoolLimits",
+    "Refused",
+    "Task",
+    "TaskCrashed",
+    "TaskTimeout",
+    "Text",
+    "TokenLists",
+    "TokenizeTask",
+    "WorkerPool",
+    "WorkerReady",
+    "WorkerSetup",
+]

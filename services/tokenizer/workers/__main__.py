@@ -1,0 +1,107 @@
+"""A worker process: reads tasks from its link, renders, answers. It holds no secret and opens no connection."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import resource
+import socket
+import sys
+import threading
+
+import msgspec
+
+from services.tokenizer.rendering import ModelFilesError, Renderer, RenderRefused
+from services.tokenizer.workers.frames import BlockingFrames, LinkClosed
+from services.tokenizer.workers.messages import (
+    Answer,
+    Broken,
+    ChatTask,
+    CompletionTask,
+    DetokenizeTask,
+    Refused,
+    Task,
+    Text,
+    TokenizeTask,
+    TokenLists,
+    WorkerFailed,
+    WorkerReady,
+    WorkerSetup,
+)
+
+
+def main() -> int:
+    """Serve until the link ends."""
+    parser = argparse.ArgumentParser(description="Worker of the tokenizer service; started by it.")
+    parser.add_argument("--link-fd", type=int, required=True)
+    options = parser.parse_args()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    frames = BlockingFrames(socket.socket(fileno=options.link_fd))
+    try:
+        setup = msgspec.msgpack.decode(frames.receive(), type=WorkerSetup)
+        renderer = _load(setup, frames)
+        return 1 if renderer is None else _serve(renderer, frames)
+    except LinkClosed:
+        return 0
+
+
+def _end_with_parent() -> None:
+    # The service holds the other end of stdin: however it dies, this returns. A task may hold the main thread.
+    os.read(0, 1)
+    os._exit(0)
+
+
+def _load(setup: WorkerSetup, frames: BlockingFrames) -> Renderer | None:
+    if setup.memory_bytes:
+        resource.setrlimit(resource.RLIMIT_AS, (setup.memory_bytes, setup.memory_bytes))
+    try:
+        renderer = Renderer(setup.files, max_rendered_chars=setup.max_rendered_chars)
+    except ModelFilesError as error:
+        frames.send(msgspec.msgpack.encode(WorkerFailed(str(error))))
+        return None
+    ready = WorkerReady(
+        special_token_ids=list(renderer.vocabulary.special_ids),
+        max_token_id=renderer.vocabulary.max_id,
+        has_chat_template=renderer.has_chat_template,
+    )
+    frames.send(msgspec.msgpack.encode(ready))
+    return renderer
+
+
+def _serve(renderer: Renderer, frames: BlockingFrames) -> int:
+    decoder = msgspec.msgpack.Decoder(Task)
+    encoder = msgspec.msgpack.Encoder()
+    gc.collect()
+    gc.freeze()
+    while True:
+        task = decoder.decode(frames.receive())
+        frames.send(encoder.encode(_answer(renderer, task)))
+
+
+def _answer(renderer: Renderer, task: Task) -> Answer:
+    try:
+        return _perform(renderer, task)
+    except RenderRefused as refused:
+        return Refused(refused.code, refused.message, refused.param)
+    except Exception as error:
+        return Broken(type(error).__name__)
+
+
+def _perform(renderer: Renderer, task: Task) -> Answer:
+    match task:
+        case ChatTask(turns, add_generation_prompt, limit):
+            ids = renderer.chat(turns, add_generation_prompt=add_generation_prompt, max_prompt_tokens=limit)
+            return TokenLists([ids])
+        case CompletionTask(prompts, add_special_tokens, limit):
+            return TokenLists(
+                renderer.completion(prompts, add_special_tokens=add_special_tokens, max_prompt_tokens=limit)
+            )
+        case TokenizeTask(text, add_special_tokens):
+            return TokenLists([renderer.tokenize(text, add_special_tokens=add_special_tokens)])
+        case DetokenizeTask(token_ids, skip_special_tokens):
+            return Text(renderer.detokenize(token_ids, skip_special_tokens=skip_special_tokens))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

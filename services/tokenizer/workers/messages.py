@@ -1,0 +1,92 @@
+"""What the service and its workers say to each other: msgpack in frames, one answer to each task."""
+
+from __future__ import annotations
+
+import msgspec
+
+from services.tokenizer.rendering import ChatTurn, ModelFiles, RefusalCode
+
+
+class WorkerSetup(msgspec.Struct, frozen=True):
+    """The first frame that a worker gets."""
+
+    files: ModelFiles
+    # Characters that a template may write at the most.
+    max_rendered_chars: int
+    # Address space of the process in bytes; 0: no limit.
+    memory_bytes: int
+
+
+class WorkerReady(msgspec.Struct, frozen=True, tag="ready"):
+    """The worker has loaded; what it found."""
+
+    special_token_ids: list[int]
+    max_token_id: int
+    has_chat_template: bool
+
+
+class WorkerFailed(msgspec.Struct, frozen=True, tag="failed"):
+    """The model's files cannot be used. One line for the operator; the process ends."""
+
+    reason: str
+
+
+class ChatTask(msgspec.Struct, frozen=True, tag="chat"):
+    """Render a chat to one prompt."""
+
+    turns: list[ChatTurn]
+    add_generation_prompt: bool
+    max_prompt_tokens: int | None
+
+
+class CompletionTask(msgspec.Struct, frozen=True, tag="completion"):
+    """Tokenize prompts, in order."""
+
+    prompts: list[str]
+    add_special_tokens: bool
+    max_prompt_tokens: int | None
+
+
+class TokenizeTask(msgspec.Struct, frozen=True, tag="tokenize"):
+    """Tokenize one text, which may be empty."""
+
+    text: str
+    add_special_tokens: bool
+
+
+class DetokenizeTask(msgspec.Struct, frozen=True, tag="detokenize"):
+    """Ids to text."""
+
+    token_ids: list[int]
+    skip_special_tokens: bool
+
+
+class TokenLists(msgspec.Struct, frozen=True, tag="tokens"):
+    """Token ids of each prompt."""
+
+    prompts: list[list[int]]
+
+
+class Text(msgspec.Struct, frozen=True, tag="text"):
+    """Detokenized text."""
+
+    text: str
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """The input was at fault; see RenderRefused."""
+
+    code: RefusalCode
+    message: str
+    param: str
+
+
+class Broken(msgspec.Struct, frozen=True, tag="broken"):
+    """The task met a defect of the service. `kind` is the exception's type, for the log."""
+
+    kind: str
+
+
+Task = ChatTask | CompletionTask | TokenizeTask | DetokenizeTask
+Answer = TokenLists | Text | Refused | Broken
+Greeting = WorkerReady | WorkerFailed

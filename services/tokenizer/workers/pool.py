@@ -1,0 +1,188 @@
+"""A bounded pool of worker processes with a time limit per task."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from catenary.telemetry import get_logger
+from services.tokenizer.rendering import ModelFilesError
+from services.tokenizer.workers.messages import Answer, Task, WorkerReady, WorkerSetup
+from services.tokenizer.workers.process import WorkerLost, WorkerProcess
+
+# A task whose caller is gone may still end by itself; a worker costs more to start than most tasks do to finish.
+_ABANDONED_GRACE_S = 0.2
+_FIRST_BACKOFF_S, _LAST_BACKOFF_S = 0.2, 10.0
+
+_log = get_logger(__name__)
+
+
+class PoolFull(Exception):
+    """The queue is full, or a task waited in it too long."""
+
+
+class TaskTimeout(Exception):
+    """A task ran over its limit; its worker was killed."""
+
+
+class TaskCrashed(Exception):
+    """The worker died with the task."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLimits:
+    """`queue`: tasks that wait for a worker; `queue_bytes`: their texts together. Times in seconds."""
+
+    workers: int
+    queue: int
+    queue_bytes: int
+    queue_timeout_s: float
+    task_timeout_s: float
+    start_timeout_s: float
+
+
+class WorkerPool:
+    """Runs tasks on workers, first come first served. One event loop; no locks.
+
+    `on_health` is told whenever it changes whether any worker lives.
+    """
+
+    def __init__(self, setup: WorkerSetup, limits: PoolLimits, *, on_health: Callable[[bool], None]) -> None:
+        self._setup = msgspec.msgpack.encode(setup)
+        self._limits = limits
+        self._on_health = on_health
+        self._idle: asyncio.Queue[WorkerProcess] = asyncio.Queue()
+        self._workers: set[WorkerProcess] = set()
+        self._background: set[asyncio.Task[None]] = set()
+        self._waiting = 0
+        self._waiting_bytes = 0
+        self._is_stopping = False
+
+    @property
+    def waiting(self) -> int:
+        """Tasks that wait for a worker."""
+        return self._waiting
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of the live workers."""
+        return tuple(worker.pid for worker in self._workers)
+
+    async def start(self) -> WorkerReady:
+        """Start all workers. Raises ModelFilesError: the files, or the time that loading took, are at fault."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                starts = [group.create_task(self._start_worker()) for _ in range(self._limits.workers)]
+        except BaseExceptionGroup as failures:
+            await self.stop()
+            raise _start_failure(failures) from None
+        return starts[0].result()
+
+    async def run(self, task: Task, *, size: int) -> Answer:
+        """The answer to `task`, whose texts have `size` bytes.
+
+        Raises PoolFull, TaskTimeout or TaskCrashed. If cancelled, the task's place or worker is freed.
+        """
+        worker = await self._acquire(size)
+        running = asyncio.create_task(worker.run(task))
+        try:
+            done, _ = await asyncio.wait({running}, timeout=self._limits.task_timeout_s)
+        except asyncio.CancelledError:
+            self._in_background(self._reclaim(worker, running))
+            raise
+        if not done:
+            self._in_background(self._give_up(worker, running))
+            raise TaskTimeout
+        try:
+            answer = running.result()
+        except WorkerLost:
+            self._in_background(self._replace(worker))
+            raise TaskCrashed from None
+        self._idle.put_nowait(worker)
+        return answer
+
+    async def stop(self) -> None:
+        """Kill the workers. Tasks that still run end with TaskCrashed."""
+        self._is_stopping = True
+        for background in self._background:
+            background.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        await asyncio.gather(*(worker.kill() for worker in self._workers))
+        self._workers.clear()
+
+    async def _acquire(self, size: int) -> WorkerProcess:
+        if self._waiting == 0 and not self._idle.empty():
+            return self._idle.get_nowait()
+        limits = self._limits
+        if self._waiting >= limits.queue or self._waiting_bytes + size > limits.queue_bytes:
+            raise PoolFull
+        self._waiting += 1
+        self._waiting_bytes += size
+        try:
+            async with asyncio.timeout(limits.queue_timeout_s):
+                return await self._idle.get()
+        except TimeoutError:
+            raise PoolFull from None
+        finally:
+            self._waiting -= 1
+            self._waiting_bytes -= size
+
+    async def _reclaim(self, worker: WorkerProcess, running: asyncio.Task[Answer]) -> None:
+        done, _ = await asyncio.wait({running}, timeout=_ABANDONED_GRACE_S)
+        if done and running.exception() is None:
+            self._idle.put_nowait(worker)
+        else:
+            await self._give_up(worker, running)
+
+    async def _give_up(self, worker: WorkerProcess, running: asyncio.Task[Answer]) -> None:
+        running.cancel()
+        with suppress(asyncio.CancelledError, WorkerLost):
+            await running
+        await self._replace(worker)
+
+    async def _replace(self, worker: WorkerProcess) -> None:
+        self._workers.discard(worker)
+        self._report_health()
+        await worker.kill()
+        backoff = _FIRST_BACKOFF_S
+        while not self._is_stopping:
+            try:
+                await self._start_worker()
+            except (ModelFilesError, WorkerLost, TimeoutError, OSError) as error:
+                _log.error("a worker could not be replaced", reason=type(error).__name__, retry_in_s=backoff)
+                await asyncio.sleep(backoff)
+                backoff = min(2 * backoff, _LAST_BACKOFF_S)
+            else:
+                _log.warning("a worker was replaced", lost_pid=worker.pid)
+                return
+
+    async def _start_worker(self) -> WorkerReady:
+        async with asyncio.timeout(self._limits.start_timeout_s):
+            worker, ready = await WorkerProcess.start(self._setup)
+        self._workers.add(worker)
+        self._idle.put_nowait(worker)
+        self._report_health()
+        return ready
+
+    def _report_health(self) -> None:
+        self._on_health(bool(self._workers))
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+
+def _start_failure(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first cause, as one line."""
+    cause = failures.exceptions[0]
+    if isinstance(cause, TimeoutError):
+        return ModelFilesError("a worker did not load the model's files in time")
+    if isinstance(cause, WorkerLost):
+        return ModelFilesError("a worker died while it loaded the model's files")
+    return cause
