@@ -1,0 +1,211 @@
+"""Wiring of an engine: status server, hub, core and router links, and their orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from contextlib import suppress
+
+from prometheus_client import REGISTRY
+
+import catenary
+from catenary.config import ConfigError
+from catenary.rpc import CLIENT_SECRET_ENV, ENGINE_SECRET_ENV, Role, RpcServer, open_channel
+from catenary.runtime import StartRefused, mark_started
+from catenary.schema import MINIMUM_PEER_REVISION, SCHEMA_REVISION
+from catenary.telemetry import get_logger, new_id
+from catenary.v1 import engine_pb2, engine_pb2_grpc
+from services.engine.config import EngineConfig
+from services.engine.model import ModelError
+from services.engine.model.sources import resolve_source
+from services.engine.scripted import Faults, Script, ScriptedCore, ScriptError, load_script
+from services.engine.servicer import (
+    Backoff,
+    Core,
+    CoreFactory,
+    CoreSupervisor,
+    EngineCollector,
+    EngineHub,
+    Identity,
+    LinkTimes,
+    ProcessCore,
+    RouterLink,
+    StatusService,
+)
+
+log = get_logger(__name__)
+
+_SERVICE = "catenary.v1.EngineService"
+_ACCESS = {f"/{_SERVICE}/": frozenset({Role.CLIENT})}
+_GOODBYE_S = 3.0
+_WATCH_S = 1.0
+
+
+class EngineApp:
+    """One engine. `faults` is the scripted engine's switch board, None for a real one.
+
+    Made inside the running loop. Raises StartRefused (ConfigError for a bad script) with one line.
+    """
+
+    def __init__(
+        self, config: EngineConfig, *, script: Script | None = None, core_factory: CoreFactory | None = None
+    ) -> None:
+        script = script or _script_of(config)
+        self._config = config
+        self._name = _served_model_name(config, scripted=script is not None)
+        self.instance_id = new_id("engine-")
+        self.faults = Faults.from_script(script.faults) if script else None
+        self._server = RpcServer.from_config(config, _ACCESS)
+        self.hub = EngineHub(
+            stall_limit_s=config.stall_limit_s,
+            max_stop_token_ids=config.max_stop_token_ids,
+            remembered_handles=config.remembered_handles,
+            on_state=self._on_state,
+        )
+        self._supervisor = CoreSupervisor(
+            core_factory or self._cores(script),
+            self.hub,
+            Backoff(config.core_restart_backoff_s, config.core_restart_backoff_max_s),
+            served_model_name=self._name,
+        )
+        self._links = [self._link(address, script) for address in config.router]
+        self._collector = EngineCollector(self.hub)
+        self._task: asyncio.Task[None] | None = None
+        self.addresses: tuple[str, ...] = ()
+
+    @property
+    def address(self) -> str:
+        """The first address of the status service, with its real port."""
+        return self.addresses[0]
+
+    async def start(self) -> None:
+        """Answer for the status, then bring the core up and attach in the background. Raises StartRefused."""
+        engine_pb2_grpc.add_EngineServiceServicer_to_server(
+            StatusService(self.hub, self._name), self._server.grpc
+        )
+        self.addresses = await self._server.start()
+        if self._config.metrics_port:
+            REGISTRY.register(self._collector)
+        self._task = asyncio.create_task(self._run())
+
+    async def finished(self) -> None:
+        """Wait until the engine ends by itself: its first core did not come up. Raises StartRefused then."""
+        if self._task is not None:
+            await asyncio.shield(self._task)
+
+    async def stop(self, drain_s: float | None = None) -> None:
+        """Drain for up to `drain_s` (default: the option), leave the routers, end the core. Idempotent."""
+        self.hub.drain()
+        self._server.begin_drain()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._config.drain_s if drain_s is None else drain_s):
+                await self.hub.idle()
+        self.hub.give_up()
+        self.hub.close_ports("the engine is shutting down")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_GOODBYE_S):
+                await self.hub.alone()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        await self._server.stop()
+        if self._config.metrics_port:
+            with suppress(KeyError):
+                REGISTRY.unregister(self._collector)
+
+    async def _run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._supervisor.run())
+            group.create_task(self.hub.watch(min(_WATCH_S, self._config.stall_limit_s / 4)))
+            for link in self._links:
+                group.create_task(link.run())
+
+    def _on_state(self, state: engine_pb2.EngineState.ValueType) -> None:
+        self._server.health.set(_SERVICE, state == engine_pb2.ENGINE_STATE_SERVING)
+
+    def _cores(self, script: Script | None) -> CoreFactory:
+        config, faults = self._config, self.faults
+        if script is not None and faults is not None:
+            faults.drop_streams = lambda: self.hub.close_ports("the script dropped the stream")
+            return lambda restart: ScriptedCore(script, faults, restart=restart)
+        named = config.model_copy(update={"served_model_name": self._name})
+        secrets = (CLIENT_SECRET_ENV, ENGINE_SECRET_ENV)
+        env = {name: value for name, value in os.environ.items() if name not in secrets}
+
+        def process_core(_restart: bool) -> Core:
+            return ProcessCore(named.model_dump_json().encode(), stop_s=config.core_stop_s, env=env)
+
+        return process_core
+
+    def _link(self, address: str, script: Script | None) -> RouterLink:
+        config = self._config
+        claimed = script.faults.schema_revision if script else None
+        revision = SCHEMA_REVISION if claimed is None else claimed
+        identity = Identity(
+            instance_id=self.instance_id,
+            engine_name=config.engine_name or socket.gethostname(),
+            version=catenary.__version__,
+            device="scripted" if script else config.device,
+            served_model_name=self._name,
+            schema_revision=revision,
+            minimum_peer_revision=min(revision, MINIMUM_PEER_REVISION),
+        )
+        secret, tls = config.secrets().engine, config.tls()
+        return RouterLink(
+            address,
+            lambda target: open_channel(
+                target,
+                secret=secret,
+                tls=tls,
+                max_message_mib=config.max_message_mib,
+                keepalive_s=config.keepalive_s,
+            ),
+            identity,
+            self.hub,
+            LinkTimes(
+                attach_timeout_s=config.attach_timeout_s,
+                orphan_timeout_s=config.orphan_timeout_s,
+                backoff_s=config.attach_backoff_s,
+                backoff_max_s=config.attach_backoff_max_s,
+                refused_backoff_s=config.attach_refused_backoff_s,
+            ),
+        )
+
+
+async def serve(config: EngineConfig, stop: asyncio.Event) -> int:
+    """Run an engine until `stop` is set; the process's exit code. Raises StartRefused."""
+    app = EngineApp(config)
+    await app.start()
+    mark_started()
+    stopped = asyncio.create_task(stop.wait())
+    failed = asyncio.create_task(app.finished())
+    try:
+        await asyncio.wait((stopped, failed), return_when=asyncio.FIRST_COMPLETED)
+        if failed.done():
+            await failed
+    finally:
+        stopped.cancel()
+        failed.cancel()
+        await app.stop()
+    return 0
+
+
+def _script_of(config: EngineConfig) -> Script | None:
+    if config.scripted is None:
+        return None
+    try:
+        return load_script(config.scripted)
+    except ScriptError as exc:
+        raise ConfigError(f"--scripted: {exc}") from None
+
+
+def _served_model_name(config: EngineConfig, *, scripted: bool) -> str:
+    if config.served_model_name:
+        return config.served_model_name
+    if scripted:
+        return "scripted"
+    try:
+        return resolve_source(config.model).name
+    except ModelError as exc:
+        raise StartRefused(str(exc)) from None

@@ -1,0 +1,128 @@
+"""Every option of an engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from catenary.config import settings
+from catenary.rpc import RpcConfig, parse_address
+
+
+class EngineConfig(RpcConfig):
+    """Options of `python -m services.engine`: flags, CATENARY_ENGINE_* variables, a YAML file, defaults."""
+
+    model_config = settings(prefix="CATENARY_ENGINE_")
+
+    listen: tuple[str, ...] = Field(
+        ("127.0.0.1:0",),
+        description="Addresses of the engine's status service (port 0: any free one). Sequences do not come "
+        "this way: the engine dials its routers.",
+    )
+    router: tuple[str, ...] = Field(
+        ("127.0.0.1:7070",), min_length=1, description="Routers to attach to, all of them at once."
+    )
+    engine_name: str = Field("", max_length=128, description="Name for people. Empty: the host's name.")
+
+    model: str = Field(
+        "smollm2",
+        min_length=1,
+        description="Model: an alias (smollm2), a Hugging Face directory or a GGUF file.",
+    )
+    served_model_name: str | None = Field(
+        None, max_length=256, description="Name that requests use. Absent: that of the alias or directory."
+    )
+    cache_dir: Path | None = Field(
+        None, description="Converted models are kept here. Absent: CATENARY_CACHE, or ~/.cache/catenary."
+    )
+    max_model_len: int | None = Field(
+        None, ge=2, description="Longest sequence, prompt and completion, in tokens. Absent: the model's own."
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Computation type. auto: what the model and the device are best at."
+    )
+    device: Literal["cpu", "cuda", "hpu"] = Field("cpu", description="Device that computes.")
+    device_threads: int = Field(
+        0,
+        ge=0,
+        le=1024,
+        description="CPU threads of the core's forwards. 0: one for each core of the machine.",
+    )
+
+    gpu_memory_utilization: float = Field(
+        0.9, gt=0, le=1, description="Share of the device's memory for weights, activations and KV together."
+    )
+    kv_cache_gib: float | None = Field(
+        None, gt=0, description="Size of the KV pool in GiB. Absent: what gpu_memory_utilization leaves."
+    )
+    block_size: int = Field(32, ge=1, le=1024, description="Tokens of one KV block.")
+    max_num_seqs: int = Field(32, ge=1, le=4096, description="Sequences that run at once.")
+    max_waiting: int = Field(
+        256, ge=0, le=1_000_000, description="Sequences that may wait beyond those; more are refused."
+    )
+    max_num_batched_tokens: int = Field(
+        512, ge=1, description="Tokens of one step, prefill and decode together."
+    )
+    max_prefill_batch: int = Field(
+        4, ge=1, le=256, description="Sequences whose prompts are computed together in one forward."
+    )
+    bucketing_strategy: Literal["linear", "exponential"] = Field(
+        "exponential", description="How the static shapes of the forwards are spaced."
+    )
+    enforce_eager: bool = Field(False, description="Run forwards without graphs.")
+
+    scripted: str | None = Field(
+        None,
+        description="Replay a script instead of running a model: a YAML or JSON file, or the word default.",
+    )
+
+    stall_limit_s: float = Field(
+        30.0, gt=0, le=86_400, description="An engine with work and no step for so long reports STALLED."
+    )
+    core_restart_backoff_s: float = Field(
+        1.0,
+        gt=0,
+        le=3_600,
+        description="Wait before a dead core is started again; doubles with each failure.",
+    )
+    core_restart_backoff_max_s: float = Field(30.0, gt=0, le=3_600, description="Longest such wait.")
+    core_stop_s: float = Field(
+        10.0, gt=0, le=600, description="Time that a core has to end by itself before it is killed."
+    )
+    attach_timeout_s: float = Field(
+        10.0, gt=0, le=600, description="Time that a router has to answer when the engine attaches."
+    )
+    attach_backoff_s: float = Field(
+        0.2,
+        gt=0,
+        le=3_600,
+        description="Wait before a lost router is dialled again; doubles with each failure.",
+    )
+    attach_backoff_max_s: float = Field(5.0, gt=0, le=3_600, description="Longest such wait.")
+    attach_refused_backoff_s: float = Field(
+        30.0,
+        gt=0,
+        le=86_400,
+        description="Wait after a router refused the engine (another schema revision, a wrong secret).",
+    )
+    orphan_timeout_s: float = Field(
+        60.0,
+        gt=0,
+        le=3_600,
+        description="A router silent for so long loses its sequences here, even if its lease is longer.",
+    )
+    max_stop_token_ids: int = Field(
+        64, ge=0, le=4_096, description="Stop token ids that a sequence may bring."
+    )
+    remembered_handles: int = Field(
+        16_384, ge=1, le=10_000_000, description="Ended sequences that late aborts are still answered for."
+    )
+
+    @field_validator("router")
+    @classmethod
+    def _routers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            parse_address(text)
+        return value

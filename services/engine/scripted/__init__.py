@@ -1,0 +1,36 @@
+"""An engine without a model: replays a script, or makes each token a hash that any test can compute."""
+
+from __future__ import annotations
+
+from services.engine.scripted.core import ScriptedCore
+from services.engine.scripted.faults import Faults
+from services.engine.scripted.script import (
+    Match,
+    Rule,
+    Script,
+    ScriptedCapacity,
+    ScriptedFaults,
+    ScriptedModel,
+    ScriptError,
+    Then,
+    load_script,
+)
+from services.engine.scripted.tokens import best_alternatives, continuation, next_token, sampled_logprob
+
+__all__ = [
+    "Faults",
+    "Match",
+    "Rule",
+    "Script",
+    "ScriptError",
+    "ScriptedCapacity",
+    "ScriptedCore",
+    "ScriptedFaults",
+    "ScriptedModel",
+    "Then",
+    "best_alternatives",
+    "continuation",
+    "load_script",
+    "next_token",
+    "sampled_logprob",
+]

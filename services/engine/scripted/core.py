@@ -1,0 +1,139 @@
+"""The scripted core: the scripted machine on the servicer's own event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterable
+
+from catenary.v1 import common_pb2
+from services.engine.link import (
+    CapacityFacts,
+    CoreFailed,
+    CoreProgress,
+    CoreReady,
+    ModelFacts,
+    SubmitSequence,
+)
+from services.engine.scripted.faults import Faults
+from services.engine.scripted.machine import QueueFull, ScriptedMachine
+from services.engine.scripted.script import Script, Then
+from services.engine.servicer import Core, CoreEvent, CoreRefusal, CoreStartError, ProgressSink
+
+_EXIT_STATUS = 70
+_START_REPORTS = 10
+
+
+class ScriptedCore(Core):
+    """One life of a scripted core. `faults` is shared by all lives of the engine."""
+
+    def __init__(self, script: Script, faults: Faults, *, restart: bool = False) -> None:
+        self._script = script
+        self._faults = faults
+        self._restart = restart
+        self._machine = ScriptedMachine(script)
+        self._wake = asyncio.Event()
+        self._stopped = False
+
+    async def start(self, on_progress: ProgressSink) -> CoreReady:
+        """Take the scripted time, then be ready. Raises CoreStartError if the script makes a restart fail."""
+        pause = self._script.start_delay_ms / 1000 / _START_REPORTS
+        for part in range(_START_REPORTS if pause else 0):
+            on_progress(CoreProgress(activity="pretending to load weights", fraction=part / _START_REPORTS))
+            await asyncio.sleep(pause)
+        if self._restart and self._faults.fail_restarts:
+            self._faults.fail_restarts -= 1
+            raise CoreStartError("the scripted core was told to fail this start")
+        model, capacity = self._script.model, self._script.capacity
+        return CoreReady(
+            model=ModelFacts(
+                max_model_len=model.max_model_len,
+                vocab_size=model.vocab_size,
+                eos_token_ids=list(model.eos_token_ids),
+                dtype=model.dtype,
+                tokenizer_sha256=model.tokenizer_sha256,
+                default_temperature=model.temperature,
+                default_top_p=model.top_p,
+                default_top_k=model.top_k,
+            ),
+            capacity=CapacityFacts(
+                block_size=capacity.block_size,
+                total_blocks=capacity.total_blocks,
+                max_running=capacity.max_running,
+                max_waiting=capacity.max_waiting,
+                max_batched_tokens=capacity.max_batched_tokens,
+            ),
+        )
+
+    def submit(self, sequence: SubmitSequence) -> None:
+        """Queue a sequence, unless a fault or a full queue refuses it."""
+        if self._faults.refusals:
+            raise CoreRefusal(self._faults.refusals.popleft())
+        try:
+            self._machine.submit(sequence)
+        except QueueFull:
+            limit = self._script.capacity.max_waiting
+            message = f"The engine's waiting queue is full (max_waiting {limit})."
+            error = common_pb2.Error(code=common_pb2.ERROR_CODE_OVERLOADED, message=message, retryable=True)
+            raise CoreRefusal(error) from None
+        self._wake.set()
+
+    def abort(self, keys: Iterable[int]) -> None:
+        """End sequences with the next step."""
+        self._machine.abort(keys)
+        self._wake.set()
+
+    async def events(self) -> AsyncIterator[CoreEvent]:
+        """Step while there is work; end with CoreFailed at a crash."""
+        faults, machine = self._faults, self._machine
+        while not self._stopped:
+            if faults.crash_reason is not None:
+                reason, faults.crash_reason = faults.crash_reason, None
+                yield CoreFailed(reason=reason)
+                return
+            if not machine.has_work or faults.holding():
+                await self._wait()
+                continue
+            match machine.stuck():
+                case Then.CRASH:
+                    faults.crash("a rule of the script crashed the core")
+                    continue
+                case Then.STALL:
+                    faults.stall()
+                    continue
+            await asyncio.sleep(machine.step_delay_s + faults.step_delay_s)
+            if faults.holding():
+                continue
+            step = machine.step()
+            if step is not None:
+                longest = machine.longest
+                yield step
+                self._set_off(longest)
+
+    async def stop(self) -> None:
+        """End the loop of `events`."""
+        self._stopped = True
+        self._wake.set()
+
+    async def _wait(self) -> None:
+        self._wake.clear()
+        self._faults.changed.clear()
+        if self._faults.crash_reason is not None:
+            return
+        wake = [asyncio.ensure_future(e.wait()) for e in (self._wake, self._faults.changed)]
+        try:
+            await asyncio.wait(wake, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in wake:
+                task.cancel()
+
+    def _set_off(self, longest: int) -> None:
+        match self._faults.on_generated(longest):
+            case "drop":
+                self._faults.drop_streams()
+            case "exit":
+                os._exit(_EXIT_STATUS)
+            case "crash":
+                self._faults.crash()
+            case "stall":
+                self._faults.stall()

@@ -1,0 +1,172 @@
+"""The scripted engine's scheduler: continuous batching over counted blocks, one call a step, no clock."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from services.engine.link import CoreLoad, CoreStep, FinishReason, SubmitSequence
+from services.engine.scripted.columns import Columns
+from services.engine.scripted.script import Script, Then
+from services.engine.scripted.sequence import ScriptedSequence, Status
+
+
+class QueueFull(Exception):
+    """The waiting queue holds `max_waiting` sequences."""
+
+
+class ScriptedMachine:
+    """Sequences, blocks and steps of one life of a scripted core. Deterministic.
+
+    A sequence of n tokens holds ceil(n / block_size) blocks. One that finds no block when it grows sends the
+    youngest running sequence back to the queue, which computes its prompt again later.
+    """
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self._capacity = script.capacity
+        self._sequences: dict[int, ScriptedSequence] = {}
+        self._waiting: deque[ScriptedSequence] = deque()
+        self._running: list[ScriptedSequence] = []
+        self._aborted: list[int] = []
+        self._free = script.capacity.total_blocks
+        self._steps = 0
+        self._generated = 0
+
+    def submit(self, spec: SubmitSequence) -> None:
+        """Queue a sequence. Raises QueueFull."""
+        limit = self._capacity.max_waiting + self._capacity.max_running
+        if len(self._sequences) >= limit:
+            raise QueueFull
+        sequence = ScriptedSequence(
+            spec, self._script.rule_for(spec.token_ids[: spec.prompt_len]), self._script.model
+        )
+        self._sequences[spec.key] = sequence
+        self._waiting.append(sequence)
+
+    def abort(self, keys: Iterable[int]) -> None:
+        """End these sequences with the next step. Unknown keys are ignored."""
+        self._aborted.extend(keys)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do something, now or when blocks come free."""
+        return bool(self._sequences)
+
+    @property
+    def step_delay_s(self) -> float:
+        """How long the next step lasts at least, by the script."""
+        return max((s.step_delay_s for s in self._running), default=0.0) or self._script.step_delay_ms / 1000
+
+    @property
+    def longest(self) -> int:
+        """Most tokens that one live sequence has generated."""
+        return max((s.generated for s in self._running), default=0)
+
+    @property
+    def load(self) -> CoreLoad:
+        """Counts as they stand."""
+        return CoreLoad(
+            running=len(self._running),
+            waiting=len(self._waiting),
+            used_blocks=self._capacity.total_blocks - self._free,
+            pending_prefill_tokens=sum(len(s.token_ids) - s.computed for s in self._waiting)
+            + sum(max(0, len(s.token_ids) - 1 - s.computed) for s in self._running),
+            steps=self._steps,
+            generated_tokens=self._generated,
+        )
+
+    def step(self) -> CoreStep | None:
+        """Advance everything by one step; None if there was nothing to say."""
+        columns = Columns()
+        self._end_aborted(columns)
+        budget = self._capacity.max_batched_tokens
+        for sequence in list(self._running):
+            if sequence.status is Status.RUNNING and budget > 0:
+                budget -= self._advance(sequence, budget, columns)
+        self._admit(budget, columns)
+        if not columns.rows:
+            return None
+        self._steps += 1
+        return CoreStep(columns=columns.build(), load=self.load)
+
+    def _end_aborted(self, columns: Columns) -> None:
+        for key in self._aborted:
+            sequence = self._sequences.get(key)
+            if sequence is not None:
+                self._finish(sequence)
+                columns.end(sequence, FinishReason.ABORT)
+        self._aborted.clear()
+
+    def _admit(self, budget: int, columns: Columns) -> None:
+        while self._waiting and len(self._running) < self._capacity.max_running and budget > 0:
+            sequence = self._waiting[0]
+            if self._needed(sequence) > self._free:
+                return
+            self._waiting.popleft()
+            self._running.append(sequence)
+            sequence.status = Status.RUNNING
+            budget -= self._advance(sequence, budget, columns)
+
+    def _advance(self, sequence: ScriptedSequence, budget: int, columns: Columns) -> int:
+        """Compute up to `budget` tokens of the sequence, then draw one if all are computed; tokens spent."""
+        if not self._hold(sequence):
+            return 0
+        chunk = min(budget, len(sequence.token_ids) - sequence.computed)
+        sequence.computed += chunk
+        if sequence.computed == len(sequence.token_ids):
+            self._draw(sequence, columns)
+        else:
+            columns.quiet(sequence)
+        return chunk
+
+    def _draw(self, sequence: ScriptedSequence, columns: Columns) -> None:
+        if sequence.outcome is Then.ERROR:
+            self._finish(sequence)
+            columns.end(sequence, FinishReason.ERROR)
+            return
+        drawn = sequence.draw()
+        self._generated += 1
+        columns.token(sequence, drawn)
+        if drawn.token in sequence.stop_ids() and sequence.generated >= sequence.spec.min_tokens:
+            self._finish(sequence)
+            columns.end(sequence, FinishReason.STOP, stop_token_id=drawn.token)
+        elif sequence.generated >= sequence.spec.max_tokens:
+            self._finish(sequence)
+            columns.end(sequence, FinishReason.LENGTH)
+
+    def stuck(self) -> Then | None:
+        """STALL or CRASH if some running sequence's rule asks for it now."""
+        outcomes = {s.outcome for s in self._running}
+        return next((o for o in (Then.CRASH, Then.STALL) if o in outcomes), None)
+
+    def _needed(self, sequence: ScriptedSequence) -> int:
+        return -(-len(sequence.token_ids) // self._capacity.block_size)
+
+    def _hold(self, sequence: ScriptedSequence) -> bool:
+        """Give the sequence the blocks for its tokens; False if it was itself sent back for want of them."""
+        missing = self._needed(sequence) - sequence.blocks
+        while missing > self._free:
+            youngest = self._running[-1]
+            self._release(youngest)
+            youngest.status = Status.WAITING
+            youngest.computed = 0
+            self._waiting.appendleft(youngest)
+            if youngest is sequence:
+                return False
+        self._free -= missing
+        sequence.blocks += missing
+        return True
+
+    def _finish(self, sequence: ScriptedSequence) -> None:
+        if sequence.status is Status.WAITING:
+            self._waiting.remove(sequence)
+        else:
+            self._release(sequence)
+        sequence.status = Status.FINISHED
+        del self._sequences[sequence.spec.key]
+
+    def _release(self, sequence: ScriptedSequence) -> None:
+        self._running.remove(sequence)
+        self._free += sequence.blocks
+        sequence.blocks = 0

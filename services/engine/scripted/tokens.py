@@ -1,0 +1,69 @@
+"""The scripted engine's model: a pure function from a sequence to its next token."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def _mix(value: int) -> int:
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK
+    return value ^ (value >> 31)
+
+
+def fold(token_ids: Iterable[int], state: int = 0) -> int:
+    """Extend the 64-bit digest `state` of a sequence by `token_ids`; 0 is the digest of the empty one."""
+    for token in token_ids:
+        state = _mix((state + (token + 1) * _GOLDEN) & _MASK)
+    return state
+
+
+def token_after(state: int, position: int, *, seed: int, vocab_size: int, avoid: Collection[int] = ()) -> int:
+    """The token at absolute `position` of the sequence whose digest is `state`.
+
+    Ids in `avoid` are passed over to the next free one: a continuation ends only where a test says so.
+    Raises ValueError if `avoid` leaves nothing to choose.
+    """
+    start = _mix((state ^ _mix(seed & _MASK) ^ _mix(position + _GOLDEN & _MASK)) & _MASK) % vocab_size
+    for step in range(vocab_size):
+        token = (start + step) % vocab_size
+        if token not in avoid:
+            return token
+    raise ValueError("every id of the vocabulary is to be avoided")
+
+
+def next_token(token_ids: Sequence[int], *, seed: int, vocab_size: int, avoid: Collection[int] = ()) -> int:
+    """The token that follows `token_ids` (prompt and emitted): a hash of all ids, the seed and the position.
+
+    It depends on nothing else, so a sequence that is submitted again with its emitted tokens goes on alike.
+    """
+    return token_after(fold(token_ids), len(token_ids), seed=seed, vocab_size=vocab_size, avoid=avoid)
+
+
+def continuation(
+    token_ids: Sequence[int], count: int, *, seed: int, vocab_size: int, avoid: Collection[int] = ()
+) -> list[int]:
+    """The next `count` tokens after `token_ids`: what a scripted engine with no rule must answer."""
+    state, position, tokens = fold(token_ids), len(token_ids), list[int]()
+    for offset in range(count):
+        token = token_after(state, position + offset, seed=seed, vocab_size=vocab_size, avoid=avoid)
+        state = fold((token,), state)
+        tokens.append(token)
+    return tokens
+
+
+def sampled_logprob(token: int, position: int) -> float:
+    """The log probability that the scripted engine reports for `token`: in (-4, 0], exact in float32."""
+    return -(_mix(token * _GOLDEN + position & _MASK) % 256) / 64.0
+
+
+def best_alternatives(token: int, position: int, count: int, vocab_size: int) -> list[tuple[int, float]]:
+    """`count` ids with log probabilities, best first, the sampled token among them.
+
+    Alternatives after the sampled token lie half a nat apart below it.
+    """
+    first = sampled_logprob(token, position)
+    return [((token + rank) % vocab_size, first - 0.5 * rank) for rank in range(min(count, vocab_size))]

@@ -1,0 +1,34 @@
+"""The servicer: the engine's gRPC side, and the owner of its core."""
+
+from __future__ import annotations
+
+from services.engine.servicer.admission import Admission, Inadmissible
+from services.engine.servicer.attachment import Identity
+from services.engine.servicer.backoff import Backoff
+from services.engine.servicer.core_client import Core, CoreEvent, CoreRefusal, CoreStartError, ProgressSink
+from services.engine.servicer.hub import EngineHub
+from services.engine.servicer.metrics import EngineCollector
+from services.engine.servicer.process_core import ProcessCore
+from services.engine.servicer.router_link import LinkTimes, RouterLink
+from services.engine.servicer.status import StatusService
+from services.engine.servicer.supervisor import CoreFactory, CoreSupervisor
+
+__all__ = [
+    "Admission",
+    "Backoff",
+    "Core",
+    "CoreEvent",
+    "CoreFactory",
+    "CoreRefusal",
+    "CoreStartError",
+    "CoreSupervisor",
+    "EngineCollector",
+    "EngineHub",
+    "Identity",
+    "Inadmissible",
+    "LinkTimes",
+    "ProcessCore",
+    "ProgressSink",
+    "RouterLink",
+    "StatusService",
+]

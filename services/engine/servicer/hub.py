@@ -1,0 +1,264 @@
+"""The middle of the servicer: joins one core to any number of routers, and decides what is taken."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from catenary.telemetry import bind_request, get_logger
+from catenary.v1 import common_pb2, engine_pb2
+from services.engine.link import CoreLoad, CoreProgress, CoreReady, CoreStep
+from services.engine.servicer.admission import Admission, Inadmissible
+from services.engine.servicer.core_client import Core, CoreRefusal
+from services.engine.servicer.mailbox import Mailbox
+from services.engine.servicer.progress import ProgressWatch
+from services.engine.servicer.refusals import duplicate, engine_lost, full, not_taking
+from services.engine.servicer.sequences import LiveSequence, SequenceTable
+from services.engine.servicer.steps import Row, rows_of
+
+log = get_logger(__name__)
+
+StateListener = Callable[[engine_pb2.EngineState.ValueType], None]
+
+
+class EngineHub:
+    """Sequences, state and load of this engine. Used from one event loop; nothing here waits for a peer.
+
+    `clock` gives steady seconds. `on_state` is told each change of state.
+    """
+
+    def __init__(
+        self,
+        *,
+        stall_limit_s: float,
+        max_stop_token_ids: int,
+        remembered_handles: int,
+        on_state: StateListener,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._max_stop_token_ids = max_stop_token_ids
+        self._on_state = on_state
+        self._clock = clock
+        self._table = SequenceTable(remembered_handles)
+        self._watch = ProgressWatch(stall_limit_s)
+        self._ports: dict[int, Mailbox] = {}
+        self._core: Core | None = None
+        self._load = CoreLoad()
+        self._past = CoreLoad()
+        self._draining = False
+        self._announced = engine_pb2.ENGINE_STATE_STARTING
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._alone = asyncio.Event()
+        self._alone.set()
+        self.facts = asyncio.Event()
+        self.ready: CoreReady | None = None
+        self.admission: Admission | None = None
+        self.progress = CoreProgress(activity="starting the core")
+        self.core_restarts = 0
+
+    @property
+    def state(self) -> engine_pb2.EngineState.ValueType:
+        """The engine's state now."""
+        if self._draining:
+            return engine_pb2.ENGINE_STATE_DRAINING
+        if self._core is None:
+            never = self.ready is None
+            return engine_pb2.ENGINE_STATE_STARTING if never else engine_pb2.ENGINE_STATE_NOT_SERVING
+        if self._watch.stalled(self._clock()):
+            return engine_pb2.ENGINE_STATE_STALLED
+        return engine_pb2.ENGINE_STATE_SERVING
+
+    @property
+    def draining(self) -> bool:
+        """Whether the engine is about to end."""
+        return self._draining
+
+    @property
+    def live_sequences(self) -> int:
+        """Sequences that the core has, those that it is aborting included."""
+        return len(self._table)
+
+    @property
+    def attached_routers(self) -> int:
+        """Routers that have a lease here."""
+        return len(self._ports)
+
+    def load(self) -> engine_pb2.LoadReport:
+        """The load as of the core's last step, sequences handed over since then counted as waiting."""
+        load, past = self._load, self._past
+        running = min(load.running, len(self._table))
+        return engine_pb2.LoadReport(
+            state=self.state,
+            running=running,
+            waiting=len(self._table) - running,
+            used_blocks=load.used_blocks,
+            total_blocks=self.ready.capacity.total_blocks if self.ready else 0,
+            pending_prefill_tokens=load.pending_prefill_tokens,
+            steps=past.steps + load.steps,
+            generated_tokens=past.generated_tokens + load.generated_tokens,
+        )
+
+    def refresh(self) -> None:
+        """Tell everybody if the state changed."""
+        state = self.state
+        if state == self._announced:
+            return
+        names = engine_pb2.EngineState.Name
+        log.info("engine state changed", old=names(self._announced), new=names(state))
+        self._announced = state
+        self._on_state(state)
+        for port in self._ports.values():
+            port.request_load()
+
+    async def watch(self, every_s: float) -> None:
+        """Look for a stall for ever, `every_s` seconds apart."""
+        while True:
+            await asyncio.sleep(every_s)
+            self.refresh()
+
+    def core_ready(self, core: Core, ready: CoreReady, served_model_name: str) -> None:
+        """A core came up. Routers that know other facts are left, to attach anew."""
+        if self.ready is not None and ready != self.ready:
+            self.close_ports("the engine's capacity changed")
+        self._core, self.ready = core, ready
+        self.admission = Admission(served_model_name, ready.model, ready.capacity, self._max_stop_token_ids)
+        self._watch.reset()
+        self.facts.set()
+        self.refresh()
+
+    def core_lost(self) -> None:
+        """The core is dead: every sequence ends with a retryable error."""
+        past, load = self._past, self._load
+        self._past = CoreLoad(
+            steps=past.steps + load.steps, generated_tokens=past.generated_tokens + load.generated_tokens
+        )
+        self._core, self._load = None, CoreLoad()
+        self._watch.reset()
+        self._end_all(engine_lost("The engine's core died."))
+        self.refresh()
+
+    def core_stepped(self, step: CoreStep) -> None:
+        """Pass a step on: one message for each router that has rows in it."""
+        self._load = step.load
+        for key, row in rows_of(step.columns):
+            sequence = self._table.get(key)
+            if sequence is not None:
+                self._pass_on(sequence, row)
+        self._watch.on_step(self._clock(), more=bool(self._table))
+        self._settle()
+        for port in self._ports.values():
+            port.flush()
+        self.refresh()
+
+    def _pass_on(self, sequence: LiveSequence, row: Row) -> None:
+        sequence.completion_tokens += len(row.token_ids)
+        port = None if sequence.link is None else self._ports.get(sequence.link)
+        if port is not None and (row.token_ids or row.end is not None):
+            port.add_row(sequence.handle, row)
+        if row.end is not None:
+            self._table.end(sequence)
+            if row.end.HasField("error"):
+                with bind_request(sequence.request_id, None):
+                    log.warning("sequence failed", code=common_pb2.ErrorCode.Name(row.end.error.code))
+
+    def join(self, port: Mailbox) -> None:
+        """A router granted a lease."""
+        self._ports[port.link] = port
+        self._alone.clear()
+
+    def leave(self, port: Mailbox) -> None:
+        """A router is gone: abort what it gave. Idempotent."""
+        if self._ports.pop(port.link, None) is None:
+            return
+        if not self._ports:
+            self._alone.set()
+        keys = self._table.leave(port.link)
+        if keys and self._core is not None:
+            log.info("aborting the sequences of a lost router", sequences=len(keys))
+            self._core.abort(keys)
+
+    def submit(self, port: Mailbox, message: common_pb2.Submit) -> None:
+        """Take a sequence, or answer with a refusal."""
+        try:
+            self._take(port, message)
+        except Inadmissible as exc:
+            port.refuse(message.handle, exc.error)
+        except CoreRefusal as exc:
+            port.refuse(message.handle, exc.error)
+
+    def _take(self, port: Mailbox, message: common_pb2.Submit) -> None:
+        core, admission, spec = self._core, self.admission, message.spec
+        if self._table.known(port.link, message.handle):
+            raise CoreRefusal(duplicate())
+        if core is None or admission is None or self.state != engine_pb2.ENGINE_STATE_SERVING:
+            raise CoreRefusal(not_taking(self.state))
+        limit = admission.capacity.max_running + admission.capacity.max_waiting
+        if len(self._table) >= limit:
+            raise CoreRefusal(full(limit))
+        resolved = admission.resolve(spec, self._table.new_key())
+        core.submit(resolved)
+        emitted = len(resolved.token_ids) - resolved.prompt_len
+        self._table.add(
+            LiveSequence(
+                resolved.key, port.link, message.handle, spec.request_id, resolved.prompt_len, emitted
+            )
+        )
+        self._idle.clear()
+        self._watch.on_work(self._clock())
+
+    def abort(self, port: Mailbox, handle: int) -> None:
+        """Abort a sequence and answer with what was found. Idempotent."""
+        sequence = self._table.find(port.link, handle)
+        if sequence is None:
+            ended = self._table.ended(port.link, handle)
+            port.abort_result(
+                handle,
+                common_pb2.ABORT_OUTCOME_ALREADY_FINISHED if ended else common_pb2.ABORT_OUTCOME_UNKNOWN,
+            )
+            return
+        if not sequence.aborting and self._core is not None:
+            sequence.aborting = True
+            self._core.abort([sequence.key])
+        port.abort_result(handle, common_pb2.ABORT_OUTCOME_ABORTED)
+
+    def drain(self) -> None:
+        """Take nothing new from now on."""
+        self._draining = True
+        self.refresh()
+
+    async def idle(self) -> None:
+        """Wait until the core has no sequence."""
+        await self._idle.wait()
+
+    async def alone(self) -> None:
+        """Wait until no router is attached."""
+        await self._alone.wait()
+
+    def give_up(self) -> None:
+        """End what is left with a retryable error: the drain took too long."""
+        self._end_all(engine_lost("The engine is shutting down."))
+
+    def close_ports(self, reason: str) -> None:
+        """Leave every router, after what waits to be sent."""
+        for port in self._ports.values():
+            port.close(reason)
+
+    def _end_all(self, error: common_pb2.Error) -> None:
+        for sequence in self._table.take_all():
+            usage = common_pb2.Usage(
+                prompt_tokens=sequence.prompt_tokens, completion_tokens=sequence.completion_tokens
+            )
+            reason = common_pb2.FINISH_REASON_ERROR
+            end = common_pb2.SequenceEnd(reason=reason, usage=usage, error=error)
+            port = None if sequence.link is None else self._ports.get(sequence.link)
+            if port is not None:
+                port.add_row(sequence.handle, Row([], end=end))
+        self._settle()
+        for port in self._ports.values():
+            port.flush()
+
+    def _settle(self) -> None:
+        if not self._table:
+            self._idle.set()

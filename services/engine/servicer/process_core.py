@@ -1,0 +1,173 @@
+"""The core in a process of its own, behind a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+
+from catenary.telemetry import get_logger
+from catenary.v1 import common_pb2
+from services.engine.link import (
+    AbortSequences,
+    AsyncLink,
+    CoreFailed,
+    CoreProgress,
+    CoreReady,
+    LinkClosed,
+    LinkError,
+    StartCore,
+    StopCore,
+    SubmitSequence,
+    ToCore,
+)
+from services.engine.servicer.core_client import Core, CoreEvent, CoreRefusal, CoreStartError, ProgressSink
+
+log = get_logger(__name__)
+
+_MAX_QUEUED = 65_536
+_EXIT_GRACE_S = 1.0
+
+CORE_COMMAND = (sys.executable, "-m", "services.engine.core")
+
+
+class ProcessCore(Core):
+    """One core process: spawned, spoken to over a socketpair, and gone after `stop`."""
+
+    def __init__(
+        self,
+        config_json: bytes,
+        *,
+        stop_s: float,
+        env: Mapping[str, str] | None = None,
+        command: Sequence[str] = CORE_COMMAND,
+    ) -> None:
+        self._config_json = config_json
+        self._stop_s = stop_s
+        self._env = env
+        self._command = command
+        self._process: subprocess.Popen[bytes] | None = None
+        self._exit: asyncio.Task[int] | None = None
+        self._link: AsyncLink | None = None
+        self._sender: asyncio.Task[None] | None = None
+        self._outbound: asyncio.Queue[ToCore] = asyncio.Queue(_MAX_QUEUED)
+        self._stopping = False
+
+    async def start(self, on_progress: ProgressSink) -> CoreReady:
+        """Spawn the process and wait until it is ready; a model can take minutes to load."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._link = await AsyncLink.open(ours)
+            self._process = self._spawn(theirs.fileno())
+        self._exit = asyncio.create_task(asyncio.to_thread(self._process.wait))
+        self._sender = asyncio.create_task(self._send(self._link))
+        self._outbound.put_nowait(StartCore(config_json=self._config_json))
+        while True:
+            match await self._receive(self._link):
+                case CoreReady() as ready:
+                    return ready
+                case CoreProgress() as progress:
+                    on_progress(progress)
+                case CoreFailed(reason=reason):
+                    raise CoreStartError(reason)
+                case _:
+                    raise CoreStartError("the core made a step before it was ready")
+
+    def _spawn(self, fd: int) -> subprocess.Popen[bytes]:
+        # Popen spawns by vfork, which passes gRPC's fork handlers by; the event loop's own spawn forks.
+        command = [*self._command, "--link-fd", str(fd)]
+        return subprocess.Popen(command, pass_fds=(fd,), stdin=subprocess.DEVNULL, env=self._env)
+
+    def submit(self, sequence: SubmitSequence) -> None:
+        """Queue a sequence for the socket."""
+        try:
+            self._outbound.put_nowait(sequence)
+        except asyncio.QueueFull:
+            message = f"The engine is busy: {_MAX_QUEUED} commands wait for its core."
+            error = common_pb2.Error(code=common_pb2.ERROR_CODE_OVERLOADED, message=message, retryable=True)
+            raise CoreRefusal(error) from None
+
+    def abort(self, keys: Iterable[int]) -> None:
+        """Queue an abort. A core so far behind that there is no room is as good as dead, and is killed."""
+        try:
+            self._outbound.put_nowait(AbortSequences(keys=list(keys)))
+        except asyncio.QueueFull:
+            log.error("engine core reads no commands, killing it", queued=_MAX_QUEUED)
+            self._kill()
+
+    async def events(self) -> AsyncIterator[CoreEvent]:
+        """What the core sends, until it ends."""
+        while self._link is not None and not self._stopping:
+            event = await self._receive(self._link)
+            if not isinstance(event, CoreReady):
+                yield event
+            if isinstance(event, CoreFailed):
+                return
+
+    async def stop(self) -> None:
+        """Ask the process to end, then make it."""
+        self._stopping = True
+        if self._sender is not None:
+            self._sender.cancel()
+        if self._link is not None:
+            await self._say_stop(self._link)
+        if self._process is not None and self._exit is not None:
+            await self._end(self._process, self._exit)
+        if self._link is not None:
+            await self._link.aclose()
+            self._link = None
+
+    async def _say_stop(self, link: AsyncLink) -> None:
+        try:
+            async with asyncio.timeout(_EXIT_GRACE_S):
+                await link.send(StopCore())
+        except (LinkError, TimeoutError):
+            return
+
+    async def _end(self, process: subprocess.Popen[bytes], ended: asyncio.Task[int]) -> None:
+        for patience, force in ((self._stop_s, process.terminate), (_EXIT_GRACE_S, process.kill)):
+            done, _ = await asyncio.wait((ended,), timeout=patience)
+            if done:
+                return
+            log.warning("engine core does not end by itself", waited_s=patience)
+            force()
+        await ended
+
+    async def _receive(self, link: AsyncLink) -> CoreReady | CoreEvent:
+        try:
+            return await link.receive()
+        except LinkClosed:
+            return CoreFailed(reason=await self._death())
+        except LinkError as exc:
+            return CoreFailed(reason=str(exc))
+
+    async def _death(self) -> str:
+        """How the process ended, in words."""
+        if self._exit is None:
+            return "the core process was never started"
+        done, _ = await asyncio.wait((self._exit,), timeout=_EXIT_GRACE_S)
+        if not done:
+            return "the core process closed its link but did not end"
+        status = self._exit.result()
+        if status < 0:
+            return f"the core process was killed by {signal.Signals(-status).name}"
+        return f"the core process ended with status {status}"
+
+    async def _send(self, link: AsyncLink) -> None:
+        while True:
+            message = await self._outbound.get()
+            try:
+                await link.send(message)
+            except LinkClosed:
+                return
+            except LinkError:
+                log.exception("a command for the core could not be sent")
+                self._kill()
+                return
+
+    def _kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()

@@ -1,0 +1,91 @@
+"""Stays attached to one router for life: dials, serves, and dials again."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import grpc
+
+from catenary.telemetry import get_logger
+from services.engine.servicer.attachment import AttachLost, Attachment, AttachRefused, Identity
+from services.engine.servicer.backoff import Backoff
+from services.engine.servicer.hub import EngineHub
+from services.engine.servicer.mailbox import Mailbox
+
+log = get_logger(__name__)
+
+_MAX_ANSWERS = 1024
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTimes:
+    """Time limits of a link, in seconds."""
+
+    attach_timeout_s: float
+    orphan_timeout_s: float
+    backoff_s: float
+    backoff_max_s: float
+    refused_backoff_s: float
+
+
+class RouterLink:
+    """The link to the router at one address. `dial` makes a channel that carries the engine's secret."""
+
+    def __init__(
+        self,
+        address: str,
+        dial: Callable[[str], grpc.aio.Channel],
+        identity: Identity,
+        hub: EngineHub,
+        times: LinkTimes,
+    ) -> None:
+        self._address = address
+        self._dial = dial
+        self._identity = identity
+        self._hub = hub
+        self._times = times
+        self._backoff = Backoff(times.backoff_s, times.backoff_max_s)
+        self._said: str | None = None
+
+    async def run(self) -> None:
+        """Attach again and again until the engine drains. The hello needs the core's facts first."""
+        await self._hub.facts.wait()
+        while not self._hub.draining:
+            delay = await self._attach_once()
+            await asyncio.sleep(delay)
+
+    async def _attach_once(self) -> float:
+        """One attachment; how long to wait before the next."""
+        channel = self._dial(self._address)
+        attachment = Attachment(
+            channel,
+            self._identity,
+            self._hub,
+            Mailbox(next(_numbers), max_answers=_MAX_ANSWERS),
+            attach_timeout_s=self._times.attach_timeout_s,
+            orphan_timeout_s=self._times.orphan_timeout_s,
+        )
+        try:
+            await attachment.run()
+        except AttachRefused as exc:
+            self._say("the router refused this engine", str(exc), wait_s=self._times.refused_backoff_s)
+            return self._times.refused_backoff_s
+        except AttachLost as exc:
+            if attachment.attached:
+                self._backoff.reset()
+                self._said = None
+            delay = self._backoff.next_delay()
+            self._say("no router" if not attachment.attached else "lost the router", str(exc), wait_s=delay)
+            return delay
+        finally:
+            await channel.close()
+
+    def _say(self, event: str, reason: str, *, wait_s: float) -> None:
+        """Log a failure; the same one again and again only for debugging."""
+        level = log.debug if self._said == reason else log.warning
+        self._said = reason
+        level(event, address=self._address, reason=reason, retry_in_s=round(wait_s, 3))

@@ -1,0 +1,97 @@
+"""Which core key belongs to which handle of which router: the servicer's table of live sequences."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class LiveSequence:
+    """A sequence that the core has. `link` is None once its router is gone and the core's end is awaited."""
+
+    key: int
+    link: int | None
+    handle: int
+    request_id: str
+    prompt_tokens: int
+    # Tokens after the prompt, those of an earlier life included.
+    completion_tokens: int
+    aborting: bool = False
+
+
+class SequenceTable:
+    """Live sequences by key and by (link, handle), and the last handles that ended.
+
+    Keys are never used twice, so a late row of a dead core cannot reach a newer sequence. A link is one
+    attachment to a router: handles start anew with each.
+    """
+
+    def __init__(self, remember: int) -> None:
+        self._remember = remember
+        self._by_key: dict[int, LiveSequence] = {}
+        self._by_handle: dict[tuple[int, int], LiveSequence] = {}
+        self._ended: OrderedDict[tuple[int, int], None] = OrderedDict()
+        self._last_key = 0
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def new_key(self) -> int:
+        """A key that was never given out."""
+        self._last_key += 1
+        return self._last_key
+
+    def add(self, sequence: LiveSequence) -> None:
+        """Enter a sequence that the core took. Its handle must not be `known`."""
+        self._by_key[sequence.key] = sequence
+        if sequence.link is not None:
+            self._by_handle[sequence.link, sequence.handle] = sequence
+
+    def known(self, link: int, handle: int) -> bool:
+        """Whether the handle is live or among the last that ended."""
+        return (link, handle) in self._by_handle or (link, handle) in self._ended
+
+    def get(self, key: int) -> LiveSequence | None:
+        """The live sequence of a core key."""
+        return self._by_key.get(key)
+
+    def find(self, link: int, handle: int) -> LiveSequence | None:
+        """The live sequence of a handle."""
+        return self._by_handle.get((link, handle))
+
+    def ended(self, link: int, handle: int) -> bool:
+        """Whether the handle is among the last that ended."""
+        return (link, handle) in self._ended
+
+    def end(self, sequence: LiveSequence) -> None:
+        """The sequence ended: remember its handle for late aborts."""
+        del self._by_key[sequence.key]
+        if sequence.link is None:
+            return
+        place = (sequence.link, sequence.handle)
+        del self._by_handle[place]
+        self._ended[place] = None
+        if len(self._ended) > self._remember:
+            self._ended.popitem(last=False)
+
+    def leave(self, link: int) -> list[int]:
+        """The link is gone: forget its handles. Returns the keys that the core still has to abort."""
+        keys = []
+        for sequence in self._by_key.values():
+            if sequence.link == link:
+                del self._by_handle[link, sequence.handle]
+                sequence.link = None
+                if not sequence.aborting:
+                    sequence.aborting = True
+                    keys.append(sequence.key)
+        for place in [place for place in self._ended if place[0] == link]:
+            del self._ended[place]
+        return keys
+
+    def take_all(self) -> list[LiveSequence]:
+        """End every live sequence at once, for a core that died; returns those whose router is there."""
+        live = list(self._by_key.values())
+        for sequence in live:
+            self.end(sequence)
+        return [sequence for sequence in live if sequence.link is not None]
