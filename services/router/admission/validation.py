@@ -1,0 +1,66 @@
+"""Checks of a request that need no engine: shapes and sizes, so that a bad client cannot hurt.
+
+Token ids, stop tokens and sampling values are judged by the engine, which alone knows the model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from catenary.telemetry import is_request_id
+from catenary.v1 import common_pb2
+from services.router.admission.refusal import Refused
+
+MAX_NAME_LENGTH = 256
+MAX_TRACEPARENT_LENGTH = 128
+MAX_STOP_TOKEN_IDS = 1024
+MAX_TOP_LOGPROBS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class SpecLimits:
+    """Largest request that is looked at."""
+
+    max_request_tokens: int
+
+
+def validate(spec: common_pb2.SequenceSpec, limits: SpecLimits) -> None:
+    """Check what any sequence must satisfy.
+
+    Raises:
+        Refused: INVALID_ARGUMENT or CONTEXT_LENGTH_EXCEEDED, naming the parameter.
+    """
+    if not spec.model:
+        raise _invalid("model", "The model name is missing.")
+    if len(spec.model) > MAX_NAME_LENGTH:
+        raise _invalid("model", f"The model name is longer than {MAX_NAME_LENGTH} characters.")
+    if spec.request_id and not is_request_id(spec.request_id):
+        raise _invalid("request_id", "The request id must be 1 to 128 letters, digits or any of ._:@/+=-")
+    if len(spec.traceparent) > MAX_TRACEPARENT_LENGTH:
+        raise _invalid(
+            "traceparent", f"The trace context is longer than {MAX_TRACEPARENT_LENGTH} characters."
+        )
+    _validate_tokens(spec, limits)
+    if len(spec.stopping.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+        raise _invalid("stop_token_ids", f"There are more than {MAX_STOP_TOKEN_IDS} stop token ids.")
+    if spec.response.top_logprobs > MAX_TOP_LOGPROBS:
+        raise _invalid("top_logprobs", f"top_logprobs is above {MAX_TOP_LOGPROBS}.")
+
+
+def _validate_tokens(spec: common_pb2.SequenceSpec, limits: SpecLimits) -> None:
+    count = len(spec.token_ids)
+    if count == 0:
+        raise _invalid("prompt", "The prompt has no tokens.")
+    if count > limits.max_request_tokens:
+        raise Refused(
+            common_pb2.ERROR_CODE_CONTEXT_LENGTH_EXCEEDED,
+            f"The request has {count} tokens; the router takes at most {limits.max_request_tokens} "
+            "(max-request-tokens).",
+            param="prompt",
+        )
+    if spec.HasField("prompt_len") and not 1 <= spec.prompt_len <= count:
+        raise _invalid("prompt_len", f"prompt_len must be between 1 and the number of token ids, {count}.")
+
+
+def _invalid(param: str, message: str) -> Refused:
+    return Refused(common_pb2.ERROR_CODE_INVALID_ARGUMENT, message, param=param)

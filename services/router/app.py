@@ -1,0 +1,183 @@
+"""The router put together: what knows what, and the order of its start and end."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import suppress
+
+from prometheus_client import REGISTRY, CollectorRegistry
+
+from catenary.rpc import Role, RpcServer
+from catenary.runtime import mark_started
+from catenary.telemetry import configure_logging, get_logger, new_id
+from catenary.v1 import engine_pb2_grpc, router_pb2_grpc
+from services.router.admission import Admission, AdmissionLimits, SpecLimits
+from services.router.config import RouterConfig
+from services.router.dispatch import AbortCause, Dispatcher, Membership, ReaderWatch, SessionHub
+from services.router.fleet import Fleet
+from services.router.metrics import RouterMetrics
+from services.router.placement import Placer, policy_named
+from services.router.service import (
+    AttachTerms,
+    FleetServicer,
+    GenerateCalls,
+    RouterServicer,
+    SessionStreams,
+)
+
+_log = get_logger(__name__)
+
+SERVICE = "catenary.v1.RouterService"
+ACCESS = {
+    "/catenary.v1.RouterService/": frozenset({Role.CLIENT}),
+    "/catenary.v1.FleetService/": frozenset({Role.ENGINE}),
+}
+
+MODELS_PERIOD_S = 1.0
+SWEEP_PERIOD_S = 0.25
+IDLE_POLL_S = 0.02
+STOP_GRACE_S = 2.0
+
+
+class Router:
+    """One router in this process. Built inside of the running loop.
+
+    `registry` takes its metrics; by default one of its own, so that several routers can live in one process.
+    """
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        *,
+        registry: CollectorRegistry | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.instance_id = new_id("router-")
+        self._config = config
+        self.fleet = Fleet(lease_s=config.lease_ms / 1000)
+        self.admission = Admission(
+            AdmissionLimits(config.max_live_sequences, config.max_live_tokens, config.retry_after_ms)
+        )
+        self._metrics = RouterMetrics(registry or CollectorRegistry())
+        policy = policy_named(config.placement, rng or random.Random())
+        self._dispatcher = Dispatcher(
+            self.admission,
+            Placer(self.fleet, policy, retry_after_ms=config.retry_after_ms),
+            self._metrics,
+            spec_limits=SpecLimits(config.max_request_tokens),
+            abort_timeout_s=config.abort_timeout_s,
+        )
+        self._hub = SessionHub(
+            self.fleet,
+            self._dispatcher,
+            max_sessions=config.max_sessions,
+            max_unread=config.max_session_unread,
+        )
+        self._membership = Membership(
+            self.fleet,
+            self._dispatcher,
+            self._metrics,
+            max_engines=config.max_engines,
+            on_change=self._hub.changed,
+        )
+        self._client_watch = ReaderWatch(config.slow_reader_s)
+        self._engine_watch = ReaderWatch(config.lease_ms / 1000)
+        self._server = RpcServer.from_config(config, ACCESS)
+        self._chores: asyncio.Task[None] | None = None
+        self._add_services()
+        self._add_gauges()
+
+    async def start(self) -> tuple[str, ...]:
+        """Listen and serve. Returns the bound addresses. Raises what RpcServer.start raises."""
+        bound = await self._server.start()
+        self._chores = asyncio.create_task(self._run_chores())
+        self._server.health.set(SERVICE, True)
+        return bound
+
+    async def drain(self) -> None:
+        """Admit nothing more and wait, up to `drain_s`, for what is live."""
+        self._server.begin_drain()
+        self.admission.drain()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._config.drain_s):
+                # Ends are many and a drain is rare: looking now and then costs less than telling each time.
+                while self.admission.live_sequences:  # noqa: ASYNC110
+                    await asyncio.sleep(IDLE_POLL_S)
+
+    async def stop(self) -> None:
+        """End all streams and what still runs on them."""
+        self.admission.drain()
+        self._hub.close_all(AbortCause.DRAIN)
+        self._membership.leave_all()
+        await self._server.stop(STOP_GRACE_S)
+        if self._chores is not None:
+            self._chores.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._chores
+
+    async def _run_chores(self) -> None:
+        period = min(SWEEP_PERIOD_S, self._config.lease_ms / 4000, self._config.slow_reader_s / 4)
+        loop = asyncio.get_running_loop()
+        models_due = loop.time()
+        while True:
+            await asyncio.sleep(period)
+            try:
+                self._membership.sweep()
+                self._dispatcher.sweep()
+                self._client_watch.sweep()
+                self._engine_watch.sweep()
+                if loop.time() >= models_due:
+                    models_due = loop.time() + MODELS_PERIOD_S
+                    self._hub.tick()
+            except Exception:
+                # Leases and slow readers must go on being watched whatever one of them has caused.
+                _log.exception("a periodic check failed")
+
+    def _add_services(self) -> None:
+        config = self._config
+        sessions = SessionStreams(
+            self._hub,
+            self._client_watch,
+            router_instance_id=self.instance_id,
+            hello_timeout_s=config.hello_timeout_s,
+        )
+        router = RouterServicer(
+            self.fleet,
+            self.admission,
+            self._hub,
+            sessions,
+            GenerateCalls(self._dispatcher, self._client_watch),
+            router_instance_id=self.instance_id,
+        )
+        terms = AttachTerms(
+            self.instance_id, config.lease_ms, config.report_interval_ms, config.hello_timeout_s
+        )
+        fleet = FleetServicer(self._membership, self._engine_watch, terms)
+        router_pb2_grpc.add_RouterServiceServicer_to_server(router, self._server.grpc)
+        engine_pb2_grpc.add_FleetServiceServicer_to_server(fleet, self._server.grpc)
+
+    def _add_gauges(self) -> None:
+        self._metrics.watch(
+            self.fleet,
+            {
+                "live_sequences": (
+                    "Sequences admitted and not ended.",
+                    lambda: self.admission.live_sequences,
+                ),
+                "live_tokens": ("Prompt tokens of live sequences.", lambda: self.admission.live_tokens),
+                "sessions": ("Gateways connected.", lambda: len(self._hub)),
+            },
+        )
+
+
+async def serve(config: RouterConfig, stop: asyncio.Event) -> int:
+    """Run a router until `stop` is set, then drain and end it. Returns the exit code."""
+    configure_logging(level=config.log_level, fmt=config.log_format, service="router")
+    router = Router(config, registry=REGISTRY)
+    await router.start()
+    mark_started()
+    await stop.wait()
+    await router.drain()
+    await router.stop()
+    return 0

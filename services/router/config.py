@@ -1,0 +1,69 @@
+"""Options of the router."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, field_validator, model_validator
+
+from catenary.config import settings
+from catenary.rpc import RpcConfig
+from services.router.placement import POLICIES
+
+
+class RouterConfig(RpcConfig):
+    """Flags, CATENARY_ROUTER_ variables or YAML."""
+
+    model_config = settings("CATENARY_ROUTER_")
+
+    placement: str = Field(
+        "least_loaded", description="How an engine is chosen: " + ", ".join(sorted(POLICIES)) + "."
+    )
+    max_live_sequences: int = Field(
+        4096, ge=1, le=1_000_000, description="Sequences that may be live at once; more are refused."
+    )
+    max_live_tokens: int = Field(
+        8_388_608, ge=1, le=1 << 32, description="Prompt tokens of live sequences; more are refused."
+    )
+    max_request_tokens: int = Field(
+        262_144, ge=1, le=1 << 24, description="Token ids of one request; larger ones are refused."
+    )
+    max_engines: int = Field(1024, ge=1, le=65536, description="Engines that may be attached.")
+    max_sessions: int = Field(256, ge=1, le=65536, description="Gateways that may be connected.")
+    max_session_unread: int = Field(
+        8192,
+        ge=1,
+        le=1_000_000,
+        description="Unread rows and answers of a gateway at which no more of its requests are taken.",
+    )
+    retry_after_ms: int = Field(
+        1000, ge=1, le=3_600_000, description="Milliseconds after which a refused request may be tried again."
+    )
+    lease_ms: int = Field(
+        6000, ge=100, le=600_000, description="Milliseconds of silence after which an engine is lost."
+    )
+    report_interval_ms: int = Field(
+        500, ge=10, le=60_000, description="Milliseconds between an engine's load reports."
+    )
+    hello_timeout_s: float = Field(
+        10, gt=0, le=600, description="Seconds in which a stream must say who it is."
+    )
+    slow_reader_s: float = Field(
+        30, gt=0, le=3600, description="Seconds that a client or gateway may leave its stream unread."
+    )
+    abort_timeout_s: float = Field(
+        30, gt=0, le=3600, description="Seconds after which an abort that no engine confirms is over."
+    )
+
+    @field_validator("placement")
+    @classmethod
+    def _known_policy(cls, value: str) -> str:
+        if value not in POLICIES:
+            raise ValueError(f"{value!r} is not one of: {', '.join(sorted(POLICIES))}")
+        return value
+
+    @model_validator(mode="after")
+    def _lease_covers_reports(self) -> Self:
+        if self.lease_ms < 2 * self.report_interval_ms:
+            raise ValueError("lease_ms must be at least twice report_interval_ms")
+        return self

@@ -1,0 +1,32 @@
+"""Dispatch: sequences between clients and engines. Free of gRPC; the service package is the wire."""
+
+from __future__ import annotations
+
+from services.router.dispatch.columns import MalformedStep
+from services.router.dispatch.dispatcher import Dispatcher
+from services.router.dispatch.hub import SessionHub
+from services.router.dispatch.link import EngineLink
+from services.router.dispatch.membership import LossReason, Membership
+from services.router.dispatch.outbox import SessionOutbox
+from services.router.dispatch.sequence import AbortCause, LiveSequence, SequenceStatus, Sink
+from services.router.dispatch.session import Session
+from services.router.dispatch.single import SingleSink
+from services.router.dispatch.watch import ReaderWatch, Watched
+
+__all__ = [
+    "AbortCause",
+    "Dispatcher",
+    "EngineLink",
+    "LiveSequence",
+    "LossReason",
+    "MalformedStep",
+    "Membership",
+    "ReaderWatch",
+    "SequenceStatus",
+    "Session",
+    "SessionHub",
+    "SessionOutbox",
+    "SingleSink",
+    "Sink",
+    "Watched",
+]

@@ -1,0 +1,224 @@
+"""The heart of the router: sequences between their sinks and their engines. Synchronous, no transport."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from catenary.seeds import draw_seed
+from catenary.telemetry import new_id
+from catenary.v1 import common_pb2, engine_pb2
+from services.router.admission import Admission, Refused, SpecLimits, validate
+from services.router.dispatch.columns import MalformedStep, StepRow, split
+from services.router.dispatch.link import EngineLink
+from services.router.dispatch.sequence import NULL_SINK, AbortCause, LiveSequence, SequenceStatus, Sink
+from services.router.fleet import Engine
+from services.router.metrics import RouterMetrics
+from services.router.placement import PlacementRequest, Placer
+
+# A request that one engine refused is offered to one other.
+MAX_PLACEMENTS = 2
+
+ENGINE_LOST = common_pb2.Error(
+    code=common_pb2.ERROR_CODE_ENGINE_LOST,
+    message="The engine that ran the request was lost.",
+    retryable=True,
+)
+
+
+class Dispatcher:
+    """Admits, places and ends sequences. Every method runs to its end without an await.
+
+    That is what makes the accounts exact: load is counted and given back in the same tick as the event that
+    causes it, whatever else is going on.
+    """
+
+    def __init__(
+        self,
+        admission: Admission,
+        placer: Placer,
+        metrics: RouterMetrics,
+        *,
+        spec_limits: SpecLimits,
+        abort_timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._admission = admission
+        self._placer = placer
+        self._metrics = metrics
+        self._spec_limits = spec_limits
+        self._abort_timeout_s = abort_timeout_s
+        self._clock = clock
+        self._links: dict[int, EngineLink] = {}
+        self._aborting: dict[int, LiveSequence] = {}
+        self._last_handle = 0
+
+    def connect(self, engine: Engine) -> EngineLink:
+        """An engine is attached: it may be given sequences from here on."""
+        link = self._links[engine.epoch] = EngineLink(engine)
+        return link
+
+    def link_of(self, engine: Engine) -> EngineLink | None:
+        """The link of a connected engine."""
+        return self._links.get(engine.epoch)
+
+    def submit(self, handle: int, spec: common_pb2.SequenceSpec, sink: Sink) -> LiveSequence:
+        """Admit a sequence and send it to an engine. `spec` is kept, and completed with a seed and an id.
+
+        Raises:
+            Refused: it was not accepted, and nothing is counted.
+        """
+        self._metrics.submits.inc()
+        try:
+            validate(spec, self._spec_limits)
+            spec.request_id = spec.request_id or new_id("seq-")
+            if not spec.sampling.HasField("seed"):
+                spec.sampling.seed = draw_seed()
+            guard = self._admission.admit(len(spec.token_ids))
+            try:
+                engine = self._placer.place(_placement(spec))
+            except BaseException:
+                guard.release()
+                raise
+        except Refused as refusal:
+            self._metrics.refused(refusal.error.code)
+            raise
+        sequence = LiveSequence(handle, spec, sink, guard)
+        self._send(sequence, self._links[engine.epoch])
+        return sequence
+
+    def abort(self, sequence: LiveSequence, cause: AbortCause, *, answer: bool = False) -> None:
+        """Abort for a reader that still reads; with `answer`, its sink gets the outcome. Idempotent."""
+        if sequence.status is SequenceStatus.ENDED:
+            return
+        if answer:
+            if sequence.abort_wanted_answer:
+                sequence.sink.abort_result(sequence.handle, common_pb2.ABORT_OUTCOME_ABORTED)
+            sequence.abort_wanted_answer = True
+        if sequence.status is SequenceStatus.ABORTING:
+            return
+        self._metrics.aborted(cause)
+        sequence.status = SequenceStatus.ABORTING
+        sequence.aborted_at = self._clock()
+        if sequence.link.abort(sequence.engine_handle):
+            self._end(sequence, sequence.ending(common_pb2.FINISH_REASON_ABORT))
+        else:
+            self._aborting[sequence.engine_handle] = sequence
+
+    def abandon(self, sequence: LiveSequence, cause: AbortCause) -> None:
+        """Abort for a reader that is gone: nothing of the sequence reaches its sink any more."""
+        sequence.sink = NULL_SINK
+        self.abort(sequence, cause)
+
+    def on_step(self, link: EngineLink, step: common_pb2.StepOutput) -> None:
+        """Pass a step's rows to their sinks. Rows of sequences that are not (or no longer) here are ignored.
+
+        Raises:
+            MalformedStep: the engine broke the contract; the caller gives it up.
+        """
+        sequences = link.sequences
+        for row in split(step):
+            sequence = sequences.get(row.handle)
+            if sequence is None:
+                continue
+            if row.token_ids:
+                self._emit(sequence, row)
+            if row.end is not None:
+                if row.end.reason == common_pb2.FINISH_REASON_UNSPECIFIED:
+                    raise MalformedStep("an end without a reason")
+                self._end(sequence, row.end)
+
+    def on_refusal(self, link: EngineLink, refusal: common_pb2.Refusal) -> None:
+        """An engine did not accept: ask another one once if that may help, else pass its refusal on."""
+        sequence = link.sequences.get(refusal.handle)
+        if sequence is None:
+            return
+        if sequence.status is SequenceStatus.ABORTING:
+            self._end(sequence, sequence.ending(common_pb2.FINISH_REASON_ABORT))
+        elif sequence.status is SequenceStatus.RUNNING:
+            self._end(sequence, sequence.ending(common_pb2.FINISH_REASON_ERROR, refusal.error))
+        elif not (refusal.error.retryable and self._place_again(sequence)):
+            self._metrics.refused(refusal.error.code)
+            self._forget(sequence)
+            sequence.sink.refuse(sequence.handle, refusal.error)
+
+    def on_abort_result(self, link: EngineLink, result: engine_pb2.AbortResult) -> None:
+        """The engine answered an abort. One that does not know the sequence will not end it: end it here."""
+        sequence = link.sequences.get(result.handle)
+        if sequence is None or sequence.status is not SequenceStatus.ABORTING:
+            return
+        if result.outcome == common_pb2.ABORT_OUTCOME_ABORTED:
+            self._answer_abort(sequence, common_pb2.ABORT_OUTCOME_ABORTED)
+        else:
+            self._end(sequence, sequence.ending(common_pb2.FINISH_REASON_ABORT))
+
+    def lose(self, link: EngineLink) -> int:
+        """The engine is gone: end what it ran. Returns how many sequences that were."""
+        self._links.pop(link.engine.epoch, None)
+        lost = list(link.sequences.values())
+        for sequence in lost:
+            if sequence.status is SequenceStatus.ABORTING:
+                self._end(sequence, sequence.ending(common_pb2.FINISH_REASON_ABORT))
+            else:
+                self._end(sequence, sequence.ending(common_pb2.FINISH_REASON_ERROR, ENGINE_LOST))
+        return len(lost)
+
+    def sweep(self) -> None:
+        """Give up aborts that an engine has not confirmed in time, so that no load is counted for ever."""
+        limit = self._clock() - self._abort_timeout_s
+        for sequence in [s for s in self._aborting.values() if s.aborted_at < limit]:
+            self._end(sequence, sequence.ending(common_pb2.FINISH_REASON_ABORT))
+
+    def _send(self, sequence: LiveSequence, link: EngineLink) -> None:
+        self._last_handle += 1
+        sequence.link = link
+        sequence.engine_handle = self._last_handle
+        sequence.guard.place(link.engine)
+        link.sequences[sequence.engine_handle] = sequence
+        link.submit(common_pb2.Submit(handle=sequence.engine_handle, spec=sequence.spec))
+
+    def _place_again(self, sequence: LiveSequence) -> bool:
+        sequence.refused_by.append(sequence.link.engine)
+        if len(sequence.refused_by) >= MAX_PLACEMENTS:
+            return False
+        try:
+            engine = self._placer.place(_placement(sequence.spec), excluding=sequence.refused_by)
+        except Refused:
+            return False
+        del sequence.link.sequences[sequence.engine_handle]
+        self._metrics.placed_again.inc()
+        self._send(sequence, self._links[engine.epoch])
+        return True
+
+    def _emit(self, sequence: LiveSequence, row: StepRow) -> None:
+        sequence.emitted += len(row.token_ids)
+        if sequence.emitted > sequence.link.engine.model.max_model_len:
+            raise MalformedStep("more tokens than the model's context holds")
+        if sequence.status is SequenceStatus.PLACED:
+            sequence.status = SequenceStatus.RUNNING
+        sequence.sink.row(sequence.handle).append(row)
+
+    def _end(self, sequence: LiveSequence, end: common_pb2.SequenceEnd) -> None:
+        self._forget(sequence)
+        self._metrics.ended(end.reason)
+        sequence.sink.end(sequence.handle, end)
+        aborted = end.reason == common_pb2.FINISH_REASON_ABORT
+        self._answer_abort(
+            sequence,
+            common_pb2.ABORT_OUTCOME_ABORTED if aborted else common_pb2.ABORT_OUTCOME_ALREADY_FINISHED,
+        )
+
+    def _answer_abort(self, sequence: LiveSequence, outcome: common_pb2.AbortOutcome.ValueType) -> None:
+        if sequence.abort_wanted_answer:
+            sequence.abort_wanted_answer = False
+            sequence.sink.abort_result(sequence.handle, outcome)
+
+    def _forget(self, sequence: LiveSequence) -> None:
+        sequence.status = SequenceStatus.ENDED
+        sequence.link.sequences.pop(sequence.engine_handle, None)
+        self._aborting.pop(sequence.engine_handle, None)
+        sequence.guard.release()
+
+
+def _placement(spec: common_pb2.SequenceSpec) -> PlacementRequest:
+    return PlacementRequest(spec.request_id, spec.model, len(spec.token_ids))

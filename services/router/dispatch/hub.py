@@ -1,0 +1,80 @@
+"""All sessions, and what they are told about the models."""
+
+from __future__ import annotations
+
+import asyncio
+
+from catenary.v1 import common_pb2, router_pb2
+from services.router.admission import Refused
+from services.router.dispatch.dispatcher import Dispatcher
+from services.router.dispatch.outbox import SessionOutbox
+from services.router.dispatch.sequence import AbortCause
+from services.router.dispatch.session import Session
+from services.router.fleet import Fleet
+
+
+class SessionHub:
+    """Opens and closes sessions and pushes ModelsUpdate to them.
+
+    `changed` is called at each change of membership or state: changes of one tick make one update. `tick` is
+    called about once a second and pushes if the load has changed since.
+    """
+
+    def __init__(self, fleet: Fleet, dispatcher: Dispatcher, *, max_sessions: int, max_unread: int) -> None:
+        self._fleet = fleet
+        self._dispatcher = dispatcher
+        self._max_sessions = max_sessions
+        self._max_unread = max_unread
+        self._sessions: set[Session] = set()
+        self._published = router_pb2.ModelsUpdate()
+        self._push_due = False
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def open(self) -> Session:
+        """A new session, with the models as its first news.
+
+        Raises:
+            Refused: OVERLOADED at the limit of sessions.
+        """
+        if len(self._sessions) >= self._max_sessions:
+            raise Refused(
+                common_pb2.ERROR_CODE_OVERLOADED,
+                f"The router has its limit of {self._max_sessions} sessions (max-sessions).",
+                retryable=True,
+            )
+        session = Session(self._dispatcher, SessionOutbox(max_unread=self._max_unread))
+        session.outbox.models(self._update())
+        self._sessions.add(session)
+        return session
+
+    def close(self, session: Session, cause: AbortCause) -> None:
+        """End a session and abort its sequences. Idempotent."""
+        self._sessions.discard(session)
+        session.close(cause)
+
+    def close_all(self, cause: AbortCause) -> None:
+        """End every session: the router stops."""
+        for session in list(self._sessions):
+            self.close(session, cause)
+
+    def changed(self) -> None:
+        """Push an update soon, once for all changes of this tick."""
+        if not self._push_due:
+            self._push_due = True
+            asyncio.get_running_loop().call_soon(self._push)
+
+    def tick(self) -> None:
+        """Push an update if anything in it has changed."""
+        if self._update() != self._published:
+            self.changed()
+
+    def _push(self) -> None:
+        self._push_due = False
+        self._published = self._update()
+        for session in self._sessions:
+            session.outbox.models(self._published)
+
+    def _update(self) -> router_pb2.ModelsUpdate:
+        return router_pb2.ModelsUpdate(models=self._fleet.served_models())

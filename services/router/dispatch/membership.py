@@ -1,0 +1,176 @@
+"""Engines that join and leave: hello, lease, replacement, loss."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from enum import StrEnum
+
+from catenary.schema import revision_mismatch
+from catenary.telemetry import get_logger
+from catenary.v1 import common_pb2, engine_pb2
+from services.router.admission import MAX_NAME_LENGTH, Refused
+from services.router.dispatch.dispatcher import Dispatcher
+from services.router.dispatch.link import EngineLink
+from services.router.fleet import Fleet
+from services.router.metrics import RouterMetrics
+
+_log = get_logger(__name__)
+
+
+class LossReason(StrEnum):
+    """Why an engine left. A closed set: it labels a metric."""
+
+    STREAM_ENDED = "stream_ended"
+    LEASE_EXPIRED = "lease_expired"
+    REPLACED = "replaced"
+    PROTOCOL = "protocol"
+    NOT_READING = "not_reading"
+    ROUTER_STOPPED = "router_stopped"
+
+
+_TEXTS = {
+    LossReason.LEASE_EXPIRED: "The engine was silent for longer than its lease.",
+    LossReason.REPLACED: "The engine attached again; this attachment is over.",
+    LossReason.NOT_READING: "The engine did not read its stream.",
+    LossReason.ROUTER_STOPPED: "The router is shutting down.",
+}
+
+
+class Membership:
+    """Attaches and detaches engines, in the fleet and in the dispatcher at once.
+
+    `on_change` is called after each change of membership or of an engine's state.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        dispatcher: Dispatcher,
+        metrics: RouterMetrics,
+        *,
+        max_engines: int,
+        on_change: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._fleet = fleet
+        self._dispatcher = dispatcher
+        self._metrics = metrics
+        self._max_engines = max_engines
+        self._on_change = on_change
+        self._clock = clock
+
+    def attach(self, hello: engine_pb2.EngineHello) -> EngineLink:
+        """Let an engine in under a new epoch; an older attachment of the same instance is ended.
+
+        Raises:
+            Refused: the hello does not do; the text says what and, for the schema, names both revisions.
+        """
+        self._check(hello)
+        engine, replaced = self._fleet.attach(hello, now=self._clock(), unix_time=time.time())
+        if replaced is not None and (old := self._dispatcher.link_of(replaced)) is not None:
+            self.leave(old, LossReason.REPLACED)
+        link = self._dispatcher.connect(engine)
+        _log.info(
+            "engine attached",
+            engine=engine.name,
+            instance=engine.instance_id,
+            epoch=engine.epoch,
+            model=engine.model.name,
+            device=engine.device,
+        )
+        self._on_change()
+        return link
+
+    def leave(self, link: EngineLink, reason: LossReason, error: common_pb2.Error | None = None) -> None:
+        """End an attachment, its stream with `error`, and its sequences. The first call counts."""
+        if link.closed:
+            return
+        if error is None and (text := _TEXTS.get(reason)) is not None:
+            error = common_pb2.Error(code=common_pb2.ERROR_CODE_UNAVAILABLE, message=text, retryable=True)
+        link.close(error)
+        self._fleet.detach(link.engine)
+        ended = self._dispatcher.lose(link)
+        self._metrics.engine_losses.labels(reason).inc()
+        _log.info(
+            "engine left",
+            engine=link.engine.name,
+            instance=link.engine.instance_id,
+            reason=reason,
+            ended=ended,
+        )
+        self._on_change()
+
+    def receive(self, link: EngineLink, request: engine_pb2.AttachRequest) -> None:
+        """Handle one message of an attached engine.
+
+        Raises:
+            Refused: another epoch than the granted one, or a message that has no place here.
+            MalformedStep: a step whose columns contradict one another.
+        """
+        if link.closed:
+            return
+        if request.lease_epoch != link.engine.epoch:
+            raise Refused(
+                common_pb2.ERROR_CODE_SCHEMA_MISMATCH,
+                f"The message has lease epoch {request.lease_epoch}, this attachment {link.engine.epoch}.",
+            )
+        link.engine.heard(self._clock())
+        match request.WhichOneof("payload"):
+            case "step":
+                self._dispatcher.on_step(link, request.step)
+            case "load":
+                self._report(link, request.load)
+            case "refusal":
+                self._dispatcher.on_refusal(link, request.refusal)
+            case "abort_result":
+                self._dispatcher.on_abort_result(link, request.abort_result)
+            case _:
+                raise Refused(
+                    common_pb2.ERROR_CODE_INVALID_ARGUMENT, "Only the first message of a stream is a hello."
+                )
+
+    def sweep(self) -> None:
+        """End the attachments whose lease ran out."""
+        for engine in self._fleet.expired(self._clock()):
+            if (link := self._dispatcher.link_of(engine)) is not None:
+                self.leave(link, LossReason.LEASE_EXPIRED)
+
+    def leave_all(self) -> None:
+        """End every attachment: the router stops."""
+        for engine in list(self._fleet):
+            if (link := self._dispatcher.link_of(engine)) is not None:
+                self.leave(link, LossReason.ROUTER_STOPPED)
+
+    def _report(self, link: EngineLink, report: engine_pb2.LoadReport) -> None:
+        before = link.engine.state
+        link.engine.apply(report)
+        link.renew(report.sequence)
+        if link.engine.state != before:
+            self._on_change()
+
+    def _check(self, hello: engine_pb2.EngineHello) -> None:
+        mismatch = revision_mismatch(hello.schema_revision, hello.minimum_peer_revision, peer="engine")
+        if mismatch is not None:
+            raise Refused(common_pb2.ERROR_CODE_SCHEMA_MISMATCH, mismatch)
+        for what, text in (
+            ("instance_id", hello.instance_id),
+            ("engine_name", hello.engine_name),
+            ("model", hello.model.name),
+        ):
+            if not 1 <= len(text) <= MAX_NAME_LENGTH:
+                raise _invalid(what, f"The hello's {what} must have 1 to {MAX_NAME_LENGTH} characters.")
+        if not hello.model.max_model_len:
+            raise _invalid("max_model_len", "The hello's model has no max_model_len.")
+        if (conflict := self._fleet.conflict(hello.model, hello.instance_id)) is not None:
+            raise _invalid("model", conflict)
+        if len(self._fleet) >= self._max_engines:
+            raise Refused(
+                common_pb2.ERROR_CODE_OVERLOADED,
+                f"The router has its limit of {self._max_engines} engines (max-engines).",
+                retryable=True,
+            )
+
+
+def _invalid(param: str, message: str) -> Refused:
+    return Refused(common_pb2.ERROR_CODE_INVALID_ARGUMENT, message, param=param)

@@ -1,0 +1,105 @@
+"""What a gateway has not read yet: everything that can be merged is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+
+from catenary.v1 import common_pb2, router_pb2
+from services.router.dispatch.columns import PendingRow, join
+
+# Entries (tokens and alternatives) of one message: keeps a message that was merged for long below a few MiB.
+MAX_STEP_WEIGHT = 262_144
+
+
+class SessionOutbox:
+    """Outbox of one Session. The steps of all engines that arrive during a write become one message.
+
+    Tokens of a sequence merge into its row, and models updates replace one another. What still grows with each
+    request (rows that ended, refusals, abort results) is bounded by the session's reader, which waits for `room`
+    before it takes the next request.
+    """
+
+    def __init__(self, *, max_unread: int) -> None:
+        self._max_unread = max_unread
+        self._rows: dict[int, PendingRow] = {}
+        self._answers: deque[router_pb2.SessionResponse] = deque()
+        self._models: router_pb2.ModelsUpdate | None = None
+        self._closed = False
+        self._wake = asyncio.Event()
+        self._drained = asyncio.Event()
+
+    @property
+    def unread(self) -> int:
+        """Messages and rows that wait."""
+        return len(self._answers) + len(self._rows)
+
+    def row(self, handle: int) -> PendingRow:
+        """The waiting row of a sequence, made if there is none."""
+        row = self._rows.get(handle)
+        if row is None:
+            row = self._rows[handle] = PendingRow(handle)
+            self._wake.set()
+        return row
+
+    def answer(self, response: router_pb2.SessionResponse) -> None:
+        """Queue a refusal or an abort result."""
+        self._answers.append(response)
+        self._wake.set()
+
+    def models(self, update: router_pb2.ModelsUpdate) -> None:
+        """Queue an update; it replaces one that waits."""
+        self._models = update
+        self._wake.set()
+
+    async def room(self) -> None:
+        """Wait until less is unread than the limit."""
+        while self.unread >= self._max_unread and not self._closed:
+            self._drained.clear()
+            await self._drained.wait()
+
+    def close(self) -> None:
+        """End the stream; what waits is dropped."""
+        self._closed = True
+        self._rows.clear()
+        self._answers.clear()
+        self._wake.set()
+        self._drained.set()
+
+    async def messages(self) -> AsyncIterator[router_pb2.SessionResponse]:
+        """What to write until the outbox is closed."""
+        while not self._closed:
+            self._wake.clear()
+            while (message := self._next()) is not None:
+                self._drained.set()
+                yield message
+            if not self._wake.is_set():
+                await self._wake.wait()
+
+    def _next(self) -> router_pb2.SessionResponse | None:
+        if self._closed:
+            return None
+        if self._answers:
+            return self._answers.popleft()
+        if self._models is not None:
+            update, self._models = self._models, None
+            return router_pb2.SessionResponse(models=update)
+        if self._rows:
+            return router_pb2.SessionResponse(step=self._step())
+        return None
+
+    def _step(self) -> common_pb2.StepOutput:
+        rows, self._rows = self._rows, {}
+        taken: list[PendingRow] = []
+        weight = 0
+        for row in rows.values():
+            weight += row.weight
+            if taken and weight > MAX_STEP_WEIGHT:
+                break
+            taken.append(row)
+        if len(taken) < len(rows):
+            for row in taken:
+                del rows[row.handle]
+            self._rows = rows
+        return join(taken)

@@ -1,0 +1,121 @@
+"""A live sequence in the router, and where its output goes."""
+
+from __future__ import annotations
+
+from enum import Enum, StrEnum
+from typing import TYPE_CHECKING, Protocol
+
+from catenary.v1 import common_pb2
+from services.router.admission import LoadGuard
+from services.router.dispatch.columns import PendingRow
+
+if TYPE_CHECKING:
+    from services.router.dispatch.link import EngineLink
+    from services.router.fleet import Engine
+
+
+class SequenceStatus(Enum):
+    """Life of a sequence in the router. It only moves down this list."""
+
+    # Submitted to an engine that has not said anything about it: it may still go elsewhere.
+    PLACED = 1
+    # Its engine has emitted tokens.
+    RUNNING = 2
+    # An abort is on its way to the engine; the load counts until the engine confirms.
+    ABORTING = 3
+    ENDED = 4
+
+
+class AbortCause(StrEnum):
+    """Why a sequence was aborted. A closed set: it labels a metric."""
+
+    CLIENT = "client"
+    DISCONNECT = "disconnect"
+    SESSION_END = "session_end"
+    SLOW_READER = "slow_reader"
+    DRAIN = "drain"
+
+
+class Sink(Protocol):
+    """Receives what becomes of the sequences that were submitted with it.
+
+    Per handle: any number of `row`, then exactly one of `end` and `refuse`. None of them blocks.
+    """
+
+    def row(self, handle: int) -> PendingRow:
+        """The unread output of `handle`, to append to; the reader is woken."""
+
+    def end(self, handle: int, end: common_pb2.SequenceEnd) -> None:
+        """The sequence ended after what its row holds."""
+
+    def refuse(self, handle: int, error: common_pb2.Error) -> None:
+        """The sequence was refused by every engine that was asked."""
+
+    def abort_result(self, handle: int, outcome: common_pb2.AbortOutcome.ValueType) -> None:
+        """What became of an abort that was asked for with `answer`."""
+
+
+class NullSink:
+    """Where the rest of a sequence goes when nobody reads it any more."""
+
+    def row(self, handle: int) -> PendingRow:
+        """See Sink. The row is thrown away."""
+        return PendingRow(handle)
+
+    def end(self, handle: int, end: common_pb2.SequenceEnd) -> None:
+        """See Sink."""
+
+    def refuse(self, handle: int, error: common_pb2.Error) -> None:
+        """See Sink."""
+
+    def abort_result(self, handle: int, outcome: common_pb2.AbortOutcome.ValueType) -> None:
+        """See Sink."""
+
+
+NULL_SINK = NullSink()
+
+
+class LiveSequence:
+    """One sequence from its admission to its end. The dispatcher alone changes it."""
+
+    __slots__ = (
+        "abort_wanted_answer",
+        "aborted_at",
+        "emitted",
+        "engine_handle",
+        "guard",
+        "handle",
+        "link",
+        "refused_by",
+        "sink",
+        "spec",
+        "status",
+    )
+
+    # Set with each placement.
+    link: EngineLink
+    engine_handle: int
+
+    def __init__(self, handle: int, spec: common_pb2.SequenceSpec, sink: Sink, guard: LoadGuard) -> None:
+        self.handle = handle
+        self.spec = spec
+        self.sink = sink
+        self.guard = guard
+        self.status = SequenceStatus.PLACED
+        self.emitted = 0
+        self.refused_by: list[Engine] = []
+        self.aborted_at = 0.0
+        self.abort_wanted_answer = False
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens of the prompt, without those emitted in an earlier life."""
+        return self.spec.prompt_len if self.spec.HasField("prompt_len") else len(self.spec.token_ids)
+
+    def ending(
+        self, reason: common_pb2.FinishReason.ValueType, error: common_pb2.Error | None = None
+    ) -> common_pb2.SequenceEnd:
+        """An end that the router makes itself, with the counters as far as it knows them."""
+        replayed = len(self.spec.token_ids) - self.prompt_len
+        usage = common_pb2.Usage(prompt_tokens=self.prompt_len, completion_tokens=replayed + self.emitted)
+        return common_pb2.SequenceEnd(reason=reason, usage=usage, error=error)

@@ -1,0 +1,113 @@
+"""One gateway's Session: its handles, its sequences, its outbox."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from catenary.v1 import common_pb2, engine_pb2, router_pb2
+from services.router.admission import Refused
+from services.router.dispatch.columns import PendingRow
+from services.router.dispatch.dispatcher import Dispatcher
+from services.router.dispatch.outbox import SessionOutbox
+from services.router.dispatch.sequence import AbortCause, LiveSequence
+
+# Ended handles that are remembered, to tell a late abort from an unknown one and to refuse a handle's reuse.
+REMEMBERED_HANDLES = 4096
+
+
+class Session:
+    """The sink of all sequences of one gateway."""
+
+    def __init__(self, dispatcher: Dispatcher, outbox: SessionOutbox) -> None:
+        self.outbox = outbox
+        self._dispatcher = dispatcher
+        self._live: dict[int, LiveSequence] = {}
+        self._request_ids: set[str] = set()
+        self._ended: OrderedDict[int, None] = OrderedDict()
+        self._closed = False
+
+    def receive(self, request: router_pb2.SessionRequest) -> None:
+        """Handle a message after the hello.
+
+        Raises:
+            Refused: the message has no place here; the stream ends.
+        """
+        match request.WhichOneof("payload"):
+            case "submit":
+                self._submit(request.submit)
+            case "abort":
+                self._abort(request.abort.handle)
+            case _:
+                raise Refused(
+                    common_pb2.ERROR_CODE_INVALID_ARGUMENT, "Only the first message of a session is a hello."
+                )
+
+    def close(self, cause: AbortCause) -> None:
+        """End the session and abort what it had. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        for sequence in list(self._live.values()):
+            self._dispatcher.abandon(sequence, cause)
+        self._live.clear()
+        self._request_ids.clear()
+        self.outbox.close()
+
+    def row(self, handle: int) -> PendingRow:
+        """See Sink."""
+        return self.outbox.row(handle)
+
+    def end(self, handle: int, end: common_pb2.SequenceEnd) -> None:
+        """See Sink."""
+        self._forget(handle)
+        self.outbox.row(handle).end = end
+
+    def refuse(self, handle: int, error: common_pb2.Error) -> None:
+        """See Sink."""
+        self._forget(handle)
+        self._answer_refusal(handle, error)
+
+    def abort_result(self, handle: int, outcome: common_pb2.AbortOutcome.ValueType) -> None:
+        """See Sink."""
+        result = engine_pb2.AbortResult(handle=handle, outcome=outcome)
+        self.outbox.answer(router_pb2.SessionResponse(abort_result=result))
+
+    def _submit(self, submit: common_pb2.Submit) -> None:
+        handle, spec = submit.handle, submit.spec
+        try:
+            if handle in self._live or handle in self._ended:
+                raise _duplicate("The handle is in use on this session.")
+            if spec.request_id and spec.request_id in self._request_ids:
+                raise _duplicate("A sequence with this request id is live on this session.")
+            sequence = self._dispatcher.submit(handle, spec, self)
+        except Refused as refusal:
+            self._answer_refusal(handle, refusal.error)
+            return
+        self._live[handle] = sequence
+        self._request_ids.add(sequence.spec.request_id)
+
+    def _abort(self, handle: int) -> None:
+        sequence = self._live.get(handle)
+        if sequence is not None:
+            self._dispatcher.abort(sequence, AbortCause.CLIENT, answer=True)
+        elif handle in self._ended:
+            self.abort_result(handle, common_pb2.ABORT_OUTCOME_ALREADY_FINISHED)
+        else:
+            self.abort_result(handle, common_pb2.ABORT_OUTCOME_UNKNOWN)
+
+    def _answer_refusal(self, handle: int, error: common_pb2.Error) -> None:
+        refusal = common_pb2.Refusal(handle=handle, error=error)
+        self.outbox.answer(router_pb2.SessionResponse(refusal=refusal))
+
+    def _forget(self, handle: int) -> None:
+        sequence = self._live.pop(handle, None)
+        if sequence is None:
+            return
+        self._request_ids.discard(sequence.spec.request_id)
+        self._ended[handle] = None
+        if len(self._ended) > REMEMBERED_HANDLES:
+            self._ended.popitem(last=False)
+
+
+def _duplicate(message: str) -> Refused:
+    return Refused(common_pb2.ERROR_CODE_DUPLICATE_REQUEST, message)

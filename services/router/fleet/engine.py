@@ -1,0 +1,73 @@
+"""One attached engine as this router knows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from catenary.v1 import common_pb2, engine_pb2
+
+
+@dataclass(slots=True, eq=False)
+class Engine:
+    """An attachment: facts of the hello, the last report, and what this router has placed on it.
+
+    A new attachment of the same engine process is a new `Engine` with a higher epoch; the old one is never
+    revived.
+    """
+
+    instance_id: str
+    name: str
+    version: str
+    device: str
+    model: common_pb2.ModelInfo
+    capacity: engine_pb2.Capacity
+    epoch: int
+    state: engine_pb2.EngineState.ValueType
+    last_heard: float
+    # None until the first one of this epoch.
+    report: engine_pb2.LoadReport | None = None
+    # Kept by LoadGuard alone.
+    placed_sequences: int = 0
+    placed_tokens: int = 0
+    # Share of the last report that this router did not place: other routers' work.
+    foreign_sequences: int = 0
+    foreign_tokens: int = 0
+
+    @property
+    def serving(self) -> bool:
+        """Takes sequences."""
+        return self.state == engine_pb2.ENGINE_STATE_SERVING
+
+    @property
+    def sequences(self) -> int:
+        """Sequences it holds by the best knowledge: others' by the last report, ours as of now.
+
+        Ours are counted from the placement, not from the next report: a burst between two reports spreads.
+        """
+        return self.foreign_sequences + self.placed_sequences
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of KV it holds or is about to hold, by the same rule."""
+        return self.foreign_tokens + self.placed_tokens
+
+    @property
+    def has_room(self) -> bool:
+        """False when one more sequence would be refused. Unknown capacity has room."""
+        limit = self.capacity.max_running + self.capacity.max_waiting
+        return limit == 0 or self.sequences < limit
+
+    def heard(self, now: float) -> None:
+        """Renew the lease: a valid message came at monotonic time `now`."""
+        self.last_heard = now
+
+    def apply(self, report: engine_pb2.LoadReport) -> bool:
+        """Take a report over. False, and nothing changed, if it is not newer than the last one."""
+        if self.report is not None and report.sequence <= self.report.sequence:
+            return False
+        self.report = report
+        self.state = report.state
+        self.foreign_sequences = max(0, report.running + report.waiting - self.placed_sequences)
+        held = report.used_blocks * self.capacity.block_size + report.pending_prefill_tokens
+        self.foreign_tokens = max(0, held - self.placed_tokens)
+        return True

@@ -1,0 +1,138 @@
+"""The attached engines and the models they serve."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from catenary.v1 import common_pb2, engine_pb2, router_pb2
+from services.router.fleet.engine import Engine
+
+MAX_KNOWN_MODELS = 1024
+
+
+@dataclass(slots=True)
+class KnownModel:
+    """A model that was attached here at least once."""
+
+    info: common_pb2.ModelInfo
+    created: int
+
+
+class Fleet:
+    """Membership. Pure: the caller passes the time and owns the streams.
+
+    `lease_s`: silence after which an engine counts as lost.
+    """
+
+    def __init__(self, *, lease_s: float) -> None:
+        self._lease_s = lease_s
+        self._by_instance: dict[str, Engine] = {}
+        self._models: dict[str, KnownModel] = {}
+        self._last_epoch = 0
+
+    def __len__(self) -> int:
+        return len(self._by_instance)
+
+    def __iter__(self) -> Iterator[Engine]:
+        return iter(self._by_instance.values())
+
+    def attach(
+        self, hello: engine_pb2.EngineHello, *, now: float, unix_time: float
+    ) -> tuple[Engine, Engine | None]:
+        """Register an engine under a new epoch.
+
+        Returns:
+            The engine, and the older attachment of the same instance id that it replaces, already removed.
+        """
+        replaced = self._by_instance.pop(hello.instance_id, None)
+        self._last_epoch += 1
+        engine = Engine(
+            instance_id=hello.instance_id,
+            name=hello.engine_name,
+            version=hello.version,
+            device=hello.device,
+            model=hello.model,
+            capacity=hello.capacity,
+            epoch=self._last_epoch,
+            state=hello.state,
+            last_heard=now,
+        )
+        self._by_instance[engine.instance_id] = engine
+        self._remember(hello.model, int(unix_time))
+        return engine, replaced
+
+    def detach(self, engine: Engine) -> bool:
+        """Remove this attachment. False if it was removed or replaced before."""
+        if self._by_instance.get(engine.instance_id) is not engine:
+            return False
+        del self._by_instance[engine.instance_id]
+        return True
+
+    def expired(self, now: float) -> list[Engine]:
+        """Engines whose lease ran out by monotonic time `now`."""
+        return [engine for engine in self if now - engine.last_heard > self._lease_s]
+
+    def conflict(self, model: common_pb2.ModelInfo, instance_id: str) -> str | None:
+        """Why engine `instance_id` cannot serve `model` beside the others of that name; None if it can."""
+        for engine in self:
+            if engine.instance_id == instance_id or engine.model.name != model.name:
+                continue
+            if _vocabulary(engine.model) != _vocabulary(model):
+                return "Another engine serves this model name with a different vocabulary or tokenizer."
+        return None
+
+    def knows(self, model: str) -> bool:
+        """Whether the model was ever attached here."""
+        return model in self._models
+
+    def candidates(self, model: str, *, excluding: Collection[Engine] = ()) -> list[Engine]:
+        """Engines that serve `model` now, less `excluding`."""
+        return [
+            engine
+            for engine in self._by_instance.values()
+            if engine.serving and engine.model.name == model and engine not in excluding
+        ]
+
+    def served_models(self) -> list[router_pb2.ServedModel]:
+        """All known models with their serving engines and summed load, in the order of first attachment."""
+        served = {
+            name: router_pb2.ServedModel(info=known.info, created=known.created, load=router_pb2.ModelLoad())
+            for name, known in self._models.items()
+        }
+        lengths: dict[str, int] = {}
+        for engine in self:
+            name = engine.model.name
+            _add_engine(served[name], engine)
+            # A sequence may land on any of them, so the shortest context is what the model offers.
+            lengths[name] = min(lengths.get(name, engine.model.max_model_len), engine.model.max_model_len)
+            served[name].info.max_model_len = lengths[name]
+        return list(served.values())
+
+    def _remember(self, model: common_pb2.ModelInfo, created: int) -> None:
+        known = self._models.get(model.name)
+        if known is not None:
+            if not any(e.model.name == model.name and e.model is not model for e in self):
+                known.info = model
+            return
+        self._models[model.name] = KnownModel(model, created)
+        if len(self._models) > MAX_KNOWN_MODELS:
+            attached = {engine.model.name for engine in self}
+            oldest = next(name for name in self._models if name not in attached)
+            del self._models[oldest]
+
+
+def _add_engine(model: router_pb2.ServedModel, engine: Engine) -> None:
+    model.serving_engines += engine.serving
+    report = engine.report
+    if report is None:
+        model.load.total_blocks += engine.capacity.total_blocks
+        return
+    model.load.running += report.running
+    model.load.waiting += report.waiting
+    model.load.used_blocks += report.used_blocks
+    model.load.total_blocks += report.total_blocks
+
+
+def _vocabulary(model: common_pb2.ModelInfo) -> tuple[int, str]:
+    return model.vocab_size, model.tokenizer_sha256

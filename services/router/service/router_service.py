@@ -1,0 +1,84 @@
+"""RouterService: the clients' side of the router."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from catenary.v1 import engine_pb2, router_pb2, router_pb2_grpc
+from services.router.admission import Admission
+from services.router.dispatch import SessionHub
+from services.router.fleet import Engine, Fleet
+from services.router.service.generate import GenerateCalls
+from services.router.service.sessions import SessionStreams
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class RouterServicer(router_pb2_grpc.RouterServiceServicer):
+    """Thin: each method hands over to what does the work."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        admission: Admission,
+        hub: SessionHub,
+        sessions: SessionStreams,
+        calls: GenerateCalls,
+        *,
+        router_instance_id: str,
+    ) -> None:
+        self._fleet = fleet
+        self._admission = admission
+        self._hub = hub
+        self._sessions = sessions
+        self._calls = calls
+        self._router_instance_id = router_instance_id
+
+    def Session(
+        self, request_iterator: AsyncIterator[router_pb2.SessionRequest], context: _Context
+    ) -> AsyncIterator[router_pb2.SessionResponse]:
+        """See the proto."""
+        return self._sessions.serve(request_iterator)
+
+    def Generate(
+        self, request: router_pb2.GenerateRequest, context: _Context
+    ) -> AsyncIterator[router_pb2.GenerateResponse]:
+        """See the proto."""
+        return self._calls.serve(request)
+
+    async def ListModels(
+        self, request: router_pb2.ListModelsRequest, context: _Context
+    ) -> router_pb2.ListModelsResponse:
+        """See the proto."""
+        return router_pb2.ListModelsResponse(models=self._fleet.served_models())
+
+    async def GetFleet(
+        self, request: router_pb2.GetFleetRequest, context: _Context
+    ) -> router_pb2.GetFleetResponse:
+        """See the proto."""
+        return router_pb2.GetFleetResponse(
+            router_instance_id=self._router_instance_id,
+            engines=[_fleet_engine(engine) for engine in self._fleet],
+            sessions=len(self._hub),
+            live_sequences=self._admission.live_sequences,
+        )
+
+
+def _fleet_engine(engine: Engine) -> router_pb2.FleetEngine:
+    load = engine.report
+    if load is None:
+        load = engine_pb2.LoadReport(state=engine.state, total_blocks=engine.capacity.total_blocks)
+    return router_pb2.FleetEngine(
+        instance_id=engine.instance_id,
+        engine_name=engine.name,
+        device=engine.device,
+        lease_epoch=engine.epoch,
+        model=engine.model,
+        capacity=engine.capacity,
+        load=load,
+        placed_sequences=engine.placed_sequences,
+        placed_tokens=engine.placed_tokens,
+    )
