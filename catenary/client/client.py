@@ -66,8 +66,8 @@ class CatenaryClient:
     ) -> AsyncIterator[router_pb2.GenerateResponse]:
         """Generate, one delta at a time; the last one has `end`. What is None takes the model's own default.
 
-        Leaving the iteration aborts the sequence. A failure after the first delta is not raised: it is an `end`
-        with FINISH_REASON_ERROR.
+        Leaving the iteration aborts the sequence. A failure after the first delta is not raised: it is
+        an `end` with FINISH_REASON_ERROR.
         """
         spec = common_pb2.SequenceSpec(
             request_id=request_id,

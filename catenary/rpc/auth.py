@@ -109,6 +109,6 @@ def _digest(value: str) -> bytes:
 
 
 def _prefix(method: str) -> str:
-    """`/package.Service/` of a full method name; the name as it is, granted to nobody, if it is not one."""
+    """`/package.Service/` of a full method name; empty, which is granted to nobody, if it is not one."""
     parts = method.split("/")
-    return f"/{parts[1]}/" if len(parts) == 3 and not parts[0] and parts[1] and parts[2] else method
+    return f"/{parts[1]}/" if len(parts) == 3 and not parts[0] and parts[1] and parts[2] else ""

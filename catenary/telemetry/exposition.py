@@ -22,7 +22,8 @@ class MetricsServer:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
         self._server: asyncio.Server | None = None
-        self._open = 0
+        self._open: set[asyncio.StreamWriter] = set()
+        self._idle = asyncio.Event()
 
     async def start(self, host: str, port: int) -> int:
         """Listen, and return the real port. Raises OSError when the address cannot be bound."""
@@ -30,15 +31,21 @@ class MetricsServer:
         return int(self._server.sockets[0].getsockname()[1])
 
     async def stop(self) -> None:
-        """Close the port."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        """Close the port and the connections."""
+        if self._server is None:
+            return
+        self._server.close()
+        self._server = None
+        for writer in self._open:
+            writer.transport.abort()
+        while self._open:
+            self._idle.clear()
+            await self._idle.wait()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._open += 1
+        self._open.add(writer)
         try:
-            if self._open > MAX_CONNECTIONS:
+            if len(self._open) > MAX_CONNECTIONS:
                 return
             with suppress(TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
                 async with asyncio.timeout(REQUEST_SECONDS):
@@ -46,8 +53,9 @@ class MetricsServer:
                     writer.write(self._answer(head))
                     await writer.drain()
         finally:
-            self._open -= 1
             writer.close()
+            self._open.discard(writer)
+            self._idle.set()
 
     def _answer(self, head: bytes) -> bytes:
         words = head.split(b"\r\n", 1)[0].split(b" ")

@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import Field, ValidationError
+
+from catenary.config import ServiceConfig, load, options_markdown, settings
+
+
+class ExampleConfig(ServiceConfig):
+    """An example."""
+
+    model_config = settings(prefix="CATENARY_EXAMPLE_")
+
+    listen: tuple[str, ...] = Field(("127.0.0.1:1",), description="Addresses.")
+    max_model_len: int = Field(64, gt=0, description="Longest sequence; 100% of it.")
+    warm: bool = Field(True, description="Warm up.")
+    model_dir: Path | None = Field(None, description="Directory | of the model.")
+    api_key: tuple[str, ...] = Field((), max_length=1, description="Keys.")
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LISTEN", "MAX_MODEL_LEN", "WARM", "MODEL_DIR", "API_KEY", "CONFIG", "LOG_LEVEL"):
+        monkeypatch.delenv(f"CATENARY_EXAMPLE_{name}", raising=False)
+
+
+def run(*argv: str) -> ExampleConfig:
+    return load(ExampleConfig, argv, prog="example")
+
+
+def one_line(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    with pytest.raises(SystemExit) as exit_:
+        run(*argv)
+    assert exit_.value.code == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert error.startswith("example: ")
+    return error
+
+
+def test_defaults() -> None:
+    config = run()
+    assert (config.listen, config.max_model_len, config.warm) == (("127.0.0.1:1",), 64, True)
+    assert (config.log_level, config.log_format) == ("info", "text")
+
+
+def test_flags_win_over_environment_over_yaml_over_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "example.yaml"
+    file.write_text("max-model-len: 1\nlog_level: debug\nlisten: [a:1, b:2]\nwarm: false\n")
+    assert run("--config", str(file)).max_model_len == 1
+    monkeypatch.setenv("CATENARY_EXAMPLE_MAX_MODEL_LEN", "2")
+    monkeypatch.setenv("CATENARY_EXAMPLE_CONFIG", str(file))
+    config = run()
+    assert (config.max_model_len, config.log_level, config.listen) == (2, "debug", ("a:1", "b:2"))
+    assert config.warm is False
+    assert run("--max-model-len", "3").max_model_len == 3
+
+
+def test_lists_are_comma_separated_and_may_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("--listen", "a:1, b:2", "--listen=c:3").listen == ("a:1", "b:2", "c:3")
+    monkeypatch.setenv("CATENARY_EXAMPLE_LISTEN", "d:4,e:5")
+    assert run().listen == ("d:4", "e:5")
+
+
+@pytest.mark.parametrize(
+    ("flags", "value"),
+    [(("--warm",), True), (("--warm=false",), False), (("--no-warm",), False), (("--warm", "no"), False)],
+)
+def test_booleans(flags: tuple[str, ...], value: bool) -> None:
+    assert run(*flags).warm is value
+
+
+def test_an_empty_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CATENARY_EXAMPLE_MAX_MODEL_LEN", "")
+    monkeypatch.setenv("CATENARY_EXAMPLE_CONFIG", "")
+    assert run().max_model_len == 64
+    assert run("--model-dir", "").model_dir is None
+
+
+@pytest.mark.parametrize(
+    ("argv", "parts"),
+    [
+        (("--max-model-len", "0"), ("--max-model-len", "'0'", "greater than 0")),
+        (("--max-model-len", "many"), ("--max-model-len", "'many'", "integer")),
+        (("--max-model-len",), ("--max-model-len", "expected one argument")),
+        (("--max-model-lens", "3"), ("unknown option --max-model-lens", "did you mean --max-model-len")),
+        (("--max", "3"), ("unknown option --max",)),
+        (("serve",), ("unexpected argument",)),
+        (("--warm=perhaps",), ("--warm", "boolean")),
+        (("--log-level", "loud"), ("--log-level", "'debug'")),
+        (("--config", "/nowhere.yaml"), ("/nowhere.yaml", "No such file")),
+        (("--config", "/"), ("--config /", "directory")),
+    ],
+)
+def test_a_bad_flag_is_one_line(
+    argv: tuple[str, ...], parts: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = one_line(capsys, *argv)
+    for part in parts:
+        assert part in error
+
+
+def test_a_bad_variable_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("CATENARY_EXAMPLE_MAX_MODEL_LEN", "-4")
+    assert "CATENARY_EXAMPLE_MAX_MODEL_LEN '-4'" in one_line(capsys)
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("max_model_lem: 3\n", "unknown option 'max_model_lem' (did you mean 'max_model_len'?)"),
+        ("max_model_len: [\n", "not valid YAML at line"),
+        ("- 1\n", "expected a mapping"),
+        ("max_model_len: {a: 1}\n", "max_model_len in "),
+        ("max_model_len: !!python/object/apply:os.system ['true']\n", "not valid YAML"),
+        ("listen: 7\n", "listen in "),
+    ],
+)
+def test_a_bad_file_is_one_line(
+    text: str, part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_text(text)
+    assert part in one_line(capsys, "--config", str(file))
+
+
+def test_an_empty_file_is_no_options(tmp_path: Path) -> None:
+    file = tmp_path / "empty.yaml"
+    file.write_text("")
+    assert run("--config", str(file)).max_model_len == 64
+
+
+def test_errors_do_not_show_secrets(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "sk-one" not in one_line(capsys, "--api-key", "sk-one,sk-two")
+    assert "sk-one" not in one_line(capsys, "--apikey=sk-one")
+    monkeypatch.setenv("CATENARY_EXAMPLE_API_KEY", "sk-one,sk-two")
+    assert "sk-one" not in one_line(capsys)
+
+
+def test_help_names_every_option_with_default_and_variable(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        run("--help")
+    assert exit_.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for flag in ("--log-level", "--listen", "--max-model-len", "--warm", "--model-dir", "--config"):
+        assert flag in text
+    assert "100% of it. [default: 64] [env CATENARY_EXAMPLE_MAX_MODEL_LEN]" in text
+
+
+def test_a_configuration_built_directly_reads_the_environment_and_is_frozen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CATENARY_EXAMPLE_MAX_MODEL_LEN", "5")
+    config = ExampleConfig(warm=False)
+    assert (config.max_model_len, config.warm) == (5, False)
+    with pytest.raises(ValidationError):
+        config.warm = True
+
+
+def test_the_documentation_is_a_table_per_class() -> None:
+    text = options_markdown({"Example": ExampleConfig, "Base": ServiceConfig})
+    assert text.count("## ") == 2
+    assert (
+        "| `--max-model-len` | `CATENARY_EXAMPLE_MAX_MODEL_LEN` | `INT` | `64` "
+        "| Longest sequence; 100% of it. |" in text
+    )
+    assert "Directory \\| of the model." in text
+    rows = [line.replace("\\|", "") for line in text.splitlines() if line.startswith("|")]
+    assert {row.count("|") for row in rows} == {6}
