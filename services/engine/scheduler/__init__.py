@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from services.engine.scheduler.errors import QueueFull, SchedulerError, SequenceRefused
+from services.engine.scheduler.load import SchedulerLoad
 from services.engine.scheduler.plan import Advanced, DecodeRow, Finished, Outcome, PrefillChunk, StepPlan
+from services.engine.scheduler.scheduler import Scheduler
 from services.engine.scheduler.sequence import (
     IllegalTransition,
     Sequence,
@@ -21,8 +23,10 @@ __all__ = [
     "Outcome",
     "PrefillChunk",
     "QueueFull",
+    "Scheduler",
     "SchedulerConfig",
     "SchedulerError",
+    "SchedulerLoad",
     "Sequence",
     "SequenceParams",
     "SequenceRefused",

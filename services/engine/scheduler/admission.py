@@ -1,0 +1,38 @@
+"""What a sequence must fulfil so that it can run to its end."""
+
+from __future__ import annotations
+
+from services.engine.kv import BlockPool
+from services.engine.link import CoreErrorCode
+from services.engine.scheduler.errors import SequenceRefused
+from services.engine.scheduler.sequence import Sequence
+from services.engine.scheduler.settings import SchedulerConfig
+
+
+def check_admissible(sequence: Sequence, config: SchedulerConfig, pool: BlockPool) -> None:
+    """Raises SequenceRefused for a sequence that is malformed, complete, or can never fit.
+
+    The pool has to hold the sequence at its longest: then the oldest one can always go on, whatever the
+    others hold.
+    """
+    invalid, too_long = CoreErrorCode.INVALID_ARGUMENT, CoreErrorCode.CONTEXT_LENGTH_EXCEEDED
+    length, prompt_len, max_tokens = len(sequence.token_ids), sequence.prompt_len, sequence.params.max_tokens
+    generated = sequence.num_generated_tokens
+    if not 1 <= prompt_len <= length:
+        raise SequenceRefused(invalid, f"prompt_len is {prompt_len} for {length} token ids")
+    if max_tokens < 1:
+        raise SequenceRefused(invalid, f"max_tokens must be at least 1, not {max_tokens}")
+    if generated >= max_tokens:
+        raise SequenceRefused(invalid, f"{generated} tokens were generated already, of {max_tokens}")
+    if length >= config.max_model_len:
+        raise SequenceRefused(
+            too_long, f"{length} tokens leave no room to generate in a context of {config.max_model_len}"
+        )
+    # The last token is never fed back, so it needs no KV.
+    needed = pool.blocks_for(min(config.max_model_len, prompt_len + max_tokens) - 1)
+    if needed > pool.total:
+        raise SequenceRefused(
+            too_long,
+            f"the sequence can grow to {needed} KV blocks of {pool.block_size} tokens, "
+            f"and the engine has {pool.total}",
+        )
