@@ -16,7 +16,6 @@ character can be cut anywhere. The template is ChatML. End of sequence is <|im_e
 from __future__ import annotations
 
 import json
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +122,7 @@ def _bos_processor() -> dict[str, Any]:
 def _merged_pairs() -> list[tuple[str, str]]:
     letters = "abcdefghijklmnopqrstuvwxyz"
     spaced = [("Ġ", letter) for letter in letters + letters.upper()]
-    common = list(product("etaoinshrdlucm", repeat=2))
+    common = [(left, right) for left in "etaoinshrdlucm" for right in "etaoinshrdlucm"]
     return [*spaced, *common, ("Ċ", "Ċ")]
 
 

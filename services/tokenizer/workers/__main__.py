@@ -1,4 +1,4 @@
-"""A worker process: reads tasks from its link, renders, answers. It holds no secret and opens no connection."""
+"""A worker process: reads tasks from its link, renders, answers. It holds no secret, opens no connection."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def _end_with_parent() -> None:
-    # The service holds the other end of stdin: however it dies, this returns. A task may hold the main thread.
+    # The service holds the other end of stdin: however it dies, this returns, even while a task runs.
     os.read(0, 1)
     os._exit(0)
 

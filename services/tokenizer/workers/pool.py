@@ -15,7 +15,7 @@ from services.tokenizer.rendering import ModelFilesError
 from services.tokenizer.workers.messages import Answer, Task, WorkerReady, WorkerSetup
 from services.tokenizer.workers.process import WorkerLost, WorkerProcess
 
-# A task whose caller is gone may still end by itself; a worker costs more to start than most tasks do to finish.
+# A task whose caller is gone may end by itself: to start a worker costs more than most tasks take.
 _ABANDONED_GRACE_S = 0.2
 _FIRST_BACKOFF_S, _LAST_BACKOFF_S = 0.2, 10.0
 
@@ -49,19 +49,18 @@ class PoolLimits:
 class WorkerPool:
     """Runs tasks on workers, first come first served. One event loop; no locks.
 
-    `on_health` is told whenever it changes whether any worker lives.
+    `on_change` is called whenever the number of waiting tasks or of live workers has changed.
     """
 
-    def __init__(self, setup: WorkerSetup, limits: PoolLimits, *, on_health: Callable[[bool], None]) -> None:
+    def __init__(self, setup: WorkerSetup, limits: PoolLimits, *, on_change: Callable[[], None]) -> None:
         self._setup = msgspec.msgpack.encode(setup)
         self._limits = limits
-        self._on_health = on_health
+        self._on_change = on_change
         self._idle: asyncio.Queue[WorkerProcess] = asyncio.Queue()
         self._workers: set[WorkerProcess] = set()
         self._background: set[asyncio.Task[None]] = set()
         self._waiting = 0
         self._waiting_bytes = 0
-        self._is_stopping = False
 
     @property
     def waiting(self) -> int:
@@ -74,7 +73,7 @@ class WorkerPool:
         return tuple(worker.pid for worker in self._workers)
 
     async def start(self) -> WorkerReady:
-        """Start all workers. Raises ModelFilesError: the files, or the time that loading took, are at fault."""
+        """Start all workers. Raises ModelFilesError if they cannot load the files, or not in time."""
         try:
             async with asyncio.TaskGroup() as group:
                 starts = [group.create_task(self._start_worker()) for _ in range(self._limits.workers)]
@@ -93,64 +92,67 @@ class WorkerPool:
         try:
             done, _ = await asyncio.wait({running}, timeout=self._limits.task_timeout_s)
         except asyncio.CancelledError:
-            self._in_background(self._reclaim(worker, running))
+            self._in_background(self._abandon(worker, running, grace_s=_ABANDONED_GRACE_S))
             raise
         if not done:
-            self._in_background(self._give_up(worker, running))
+            self._in_background(self._abandon(worker, running, grace_s=0))
             raise TaskTimeout
         try:
             answer = running.result()
         except WorkerLost:
-            self._in_background(self._replace(worker))
             raise TaskCrashed from None
         self._idle.put_nowait(worker)
         return answer
 
     async def stop(self) -> None:
         """Kill the workers. Tasks that still run end with TaskCrashed."""
-        self._is_stopping = True
-        for background in self._background:
-            background.cancel()
-        await asyncio.gather(*self._background, return_exceptions=True)
+        background = tuple(self._background)
+        for task in background:
+            task.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
         await asyncio.gather(*(worker.kill() for worker in self._workers))
         self._workers.clear()
 
     async def _acquire(self, size: int) -> WorkerProcess:
-        if self._waiting == 0 and not self._idle.empty():
-            return self._idle.get_nowait()
         limits = self._limits
-        if self._waiting >= limits.queue or self._waiting_bytes + size > limits.queue_bytes:
+        must_wait = self._waiting > 0 or self._idle.empty()
+        is_full = self._waiting >= limits.queue or self._waiting_bytes + size > limits.queue_bytes
+        if must_wait and is_full:
             raise PoolFull
-        self._waiting += 1
-        self._waiting_bytes += size
+        self._count_waiting(1, size)
         try:
             async with asyncio.timeout(limits.queue_timeout_s):
-                return await self._idle.get()
+                worker = await self._idle.get()
+                while worker not in self._workers:
+                    # It died while it was idle; its replacement comes, or is there.
+                    worker = await self._idle.get()
+                return worker
         except TimeoutError:
             raise PoolFull from None
         finally:
-            self._waiting -= 1
-            self._waiting_bytes -= size
+            self._count_waiting(-1, -size)
 
-    async def _reclaim(self, worker: WorkerProcess, running: asyncio.Task[Answer]) -> None:
-        done, _ = await asyncio.wait({running}, timeout=_ABANDONED_GRACE_S)
-        if done and running.exception() is None:
-            self._idle.put_nowait(worker)
-        else:
-            await self._give_up(worker, running)
+    def _count_waiting(self, tasks: int, size: int) -> None:
+        self._waiting += tasks
+        self._waiting_bytes += size
+        self._on_change()
 
-    async def _give_up(self, worker: WorkerProcess, running: asyncio.Task[Answer]) -> None:
-        running.cancel()
-        with suppress(asyncio.CancelledError, WorkerLost):
+    async def _abandon(self, worker: WorkerProcess, running: asyncio.Task[Answer], *, grace_s: float) -> None:
+        """Free a worker from a task that nobody waits for any more."""
+        done, _ = await asyncio.wait({running}, timeout=grace_s)
+        if not done:
+            await worker.kill()
+        with suppress(WorkerLost):
             await running
-        await self._replace(worker)
+            self._idle.put_nowait(worker)
 
-    async def _replace(self, worker: WorkerProcess) -> None:
+    async def _watch(self, worker: WorkerProcess) -> None:
+        """Replace a worker when its process has ended, whatever the reason."""
+        await worker.ended()
         self._workers.discard(worker)
-        self._report_health()
-        await worker.kill()
+        self._on_change()
         backoff = _FIRST_BACKOFF_S
-        while not self._is_stopping:
+        while True:
             try:
                 await self._start_worker()
             except (ModelFilesError, WorkerLost, TimeoutError, OSError) as error:
@@ -166,11 +168,9 @@ class WorkerPool:
             worker, ready = await WorkerProcess.start(self._setup)
         self._workers.add(worker)
         self._idle.put_nowait(worker)
-        self._report_health()
+        self._in_background(self._watch(worker))
+        self._on_change()
         return ready
-
-    def _report_health(self) -> None:
-        self._on_health(bool(self._workers))
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -40,9 +40,9 @@ class WorkerProcess:
 
     @classmethod
     async def start(cls, setup: bytes) -> tuple[WorkerProcess, WorkerReady]:
-        """Spawn a worker, hand it the encoded WorkerSetup and wait until it has loaded.
+        """Spawn a worker, hand it the encoded WorkerSetup, wait until it has loaded.
 
-        Raises ModelFilesError if the files are at fault, WorkerLost if the process died. Kills it if cancelled.
+        Raises ModelFilesError if the files are at fault, WorkerLost if the process died.
         """
         ours, theirs = socket.socketpair()
         with theirs:
@@ -52,7 +52,7 @@ class WorkerProcess:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.DEVNULL,
                 env=_environment(),
-                # Ctrl-C on the terminal is for the service, which lets running tasks finish.
+                # Ctrl-C on the terminal is for the service: it lets running tasks finish.
                 start_new_session=True,
             )
         ours.setblocking(False)
@@ -71,9 +71,14 @@ class WorkerProcess:
         """The worker's answer. Raises WorkerLost."""
         try:
             await self._frames.send(self._encoder.encode(task))
-            return self._answers.decode(await self._frames.receive())
+            answer: Answer = self._answers.decode(await self._frames.receive())
+            return answer
         except LinkClosed:
             raise WorkerLost from None
+
+    async def ended(self) -> None:
+        """Return when the process has ended."""
+        await self._process.wait()
 
     async def kill(self) -> None:
         """End the process at once and wait until it is gone."""
@@ -85,7 +90,8 @@ class WorkerProcess:
     async def _greet(self, setup: bytes) -> Greeting:
         try:
             await self._frames.send(setup)
-            return msgspec.msgpack.decode(await self._frames.receive(), type=Greeting)
+            greeting: Greeting = msgspec.msgpack.decode(await self._frames.receive(), type=Greeting)
+            return greeting
         except LinkClosed:
             raise WorkerLost from None
 

@@ -1,0 +1,102 @@
+"""The tokenizer service put together: the order of its start and of its end."""
+
+from __future__ import annotations
+
+import asyncio
+
+from catenary.rpc import Role, RpcServer
+from catenary.runtime import StartRefused, mark_started
+from catenary.telemetry import configure_logging, get_logger
+from catenary.v1 import tokenizer_pb2_grpc
+from services.tokenizer import metrics
+from services.tokenizer.config import TokenizerConfig
+from services.tokenizer.execution import TaskRunner
+from services.tokenizer.rendering import ModelFilesError, read_model_files
+from services.tokenizer.servicer import TokenizerServicer
+from services.tokenizer.workers import PoolLimits, WorkerPool, WorkerSetup
+
+SERVICE = "catenary.v1.TokenizerService"
+ACCESS = {f"/{SERVICE}/": frozenset({Role.CLIENT})}
+
+MIB = 1024 * 1024
+STOP_GRACE_S = 1.0
+
+_log = get_logger(__name__)
+
+
+class TokenizerService:
+    """One tokenizer service in this process. Built inside of the running loop.
+
+    Raises StartRefused, here or at `start`, if the model cannot be served or an address not be bound.
+    """
+
+    def __init__(self, config: TokenizerConfig) -> None:
+        self._config = config
+        try:
+            self._files = read_model_files(config.model_dir, chat_template=config.chat_template)
+        except ModelFilesError as error:
+            raise StartRefused(str(error)) from None
+        self._server = RpcServer.from_config(config, ACCESS)
+        setup = WorkerSetup(self._files, config.max_rendered_chars, config.worker_memory_mib * MIB)
+        self.pool = WorkerPool(setup, _pool_limits(config), on_change=self._on_pool_change)
+
+    async def start(self) -> tuple[str, ...]:
+        """Start the workers, then listen. Returns the bound addresses; from then on it is SERVING."""
+        try:
+            ready = await self.pool.start()
+        except ModelFilesError as error:
+            raise StartRefused(f"{self._config.model_dir}: {error}") from None
+        if not ready.has_chat_template:
+            _log.warning("the model has no chat template: chats are refused")
+        servicer = TokenizerServicer(
+            self._config,
+            TaskRunner(self._config, self.pool),
+            tokenizer_json=self._files.tokenizer_json,
+            special_token_ids=ready.special_token_ids,
+        )
+        tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(servicer, self._server.grpc)
+        try:
+            bound = await self._server.start()
+        except BaseException:
+            await self.pool.stop()
+            raise
+        self._on_pool_change()
+        return bound
+
+    async def drain(self) -> None:
+        """Take nothing new and wait, up to `drain_s`, for what runs."""
+        await self._server.drain(self._config.drain_s)
+
+    async def stop(self) -> None:
+        """End the calls that still run, then the workers."""
+        await self._server.stop(STOP_GRACE_S)
+        await self.pool.stop()
+
+    def _on_pool_change(self) -> None:
+        workers = len(self.pool.pids)
+        metrics.WORKERS.set(workers)
+        metrics.WAITING.set(self.pool.waiting)
+        self._server.health.set(SERVICE, workers > 0)
+
+
+async def serve(config: TokenizerConfig, stop: asyncio.Event) -> int:
+    """Run the service until `stop` is set, then drain and end it. Returns the exit code."""
+    configure_logging(level=config.log_level, fmt=config.log_format, service="tokenizer")
+    service = TokenizerService(config)
+    await service.start()
+    mark_started()
+    await stop.wait()
+    await service.drain()
+    await service.stop()
+    return 0
+
+
+def _pool_limits(config: TokenizerConfig) -> PoolLimits:
+    return PoolLimits(
+        workers=config.workers,
+        queue=config.queue_size,
+        queue_bytes=config.queue_mib * MIB,
+        queue_timeout_s=config.queue_timeout_s,
+        task_timeout_s=config.task_timeout_s,
+        start_timeout_s=config.start_timeout_s,
+    )

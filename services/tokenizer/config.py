@@ -1,0 +1,61 @@
+"""Options of the tokenizer service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from catenary.config import settings
+from catenary.rpc import RpcConfig
+
+
+class TokenizerConfig(RpcConfig):
+    """Flags, CATENARY_TOKENIZER_ variables or YAML."""
+
+    model_config = settings("CATENARY_TOKENIZER_")
+
+    listen: tuple[str, ...] = Field(
+        ("127.0.0.1:7071",),
+        min_length=1,
+        max_length=16,
+        description="Addresses to listen on: HOST:PORT, [IPV6]:PORT or unix:/PATH; port 0 takes a free one.",
+    )
+    model_dir: Path = Field(description="Hugging Face model directory; it must hold a tokenizer.json.")
+    served_model_name: str | None = Field(
+        None, min_length=1, max_length=256, description="Name that requests use; default: the directory's."
+    )
+    chat_template: Path | None = Field(
+        None, description="File with a Jinja chat template that replaces the model's own."
+    )
+    workers: int = Field(2, ge=1, le=256, description="Worker processes that render and tokenize.")
+    worker_memory_mib: int = Field(
+        4096, ge=0, le=1 << 20, description="Address space of a worker, in MiB; 0: no limit."
+    )
+    task_timeout_s: float = Field(
+        10, gt=0, le=600, description="Seconds that one request may compute; then its worker is replaced."
+    )
+    start_timeout_s: float = Field(
+        60, gt=0, le=3600, description="Seconds in which a worker must have loaded the model's files."
+    )
+    queue_size: int = Field(256, ge=0, le=65536, description="Requests that may wait for a worker.")
+    queue_mib: int = Field(256, ge=1, le=65536, description="Text of waiting requests together, in MiB.")
+    queue_timeout_s: float = Field(30, gt=0, le=600, description="Seconds that a request may wait.")
+    retry_after_ms: int = Field(
+        1000, ge=1, le=3_600_000, description="Milliseconds after which a refused request may be tried again."
+    )
+    max_text_bytes: int = Field(
+        16 * 1024 * 1024, ge=1, le=1 << 30, description="UTF-8 bytes of all texts of a request."
+    )
+    max_rendered_chars: int = Field(
+        32 * 1024 * 1024, ge=1, le=1 << 30, description="Characters that a chat template may write."
+    )
+    max_messages: int = Field(4096, ge=1, le=1 << 20, description="Messages of a chat.")
+    max_content_parts: int = Field(16_384, ge=1, le=1 << 22, description="Content parts of a chat together.")
+    max_prompts: int = Field(256, ge=1, le=65536, description="Prompts of a completion request.")
+    max_token_ids: int = Field(262_144, ge=1, le=1 << 24, description="Token ids of a Detokenize request.")
+
+    @property
+    def model_name(self) -> str:
+        """Name that requests use."""
+        return self.served_model_name or self.model_dir.resolve().name

@@ -1,0 +1,101 @@
+"""Running a task on the pool: what its end means to the caller, and its metrics."""
+
+from __future__ import annotations
+
+import time
+
+from catenary.rpc import RpcError, refuse
+from catenary.telemetry import get_logger
+from catenary.v1 import common_pb2
+from services.tokenizer import metrics
+from services.tokenizer.config import TokenizerConfig
+from services.tokenizer.rendering import RefusalCode
+from services.tokenizer.requests import SizedTask
+from services.tokenizer.workers import (
+    Broken,
+    PoolFull,
+    Refused,
+    TaskCrashed,
+    TaskTimeout,
+    Text,
+    TokenLists,
+    WorkerPool,
+)
+
+_CODES = {
+    RefusalCode.INVALID_ARGUMENT: common_pb2.ERROR_CODE_INVALID_ARGUMENT,
+    RefusalCode.UNSUPPORTED: common_pb2.ERROR_CODE_UNSUPPORTED,
+    RefusalCode.CONTEXT_LENGTH_EXCEEDED: common_pb2.ERROR_CODE_CONTEXT_LENGTH_EXCEEDED,
+}
+
+_log = get_logger(__name__)
+
+
+class TaskRunner:
+    """Runs tasks; every failure is an RpcError with a fixed text."""
+
+    def __init__(self, config: TokenizerConfig, pool: WorkerPool) -> None:
+        self._config = config
+        self._pool = pool
+
+    async def tokens(self, kind: str, sized: SizedTask) -> list[list[int]]:
+        """Token ids of each prompt of a task that gives them."""
+        answer = await self._run(kind, sized)
+        if not isinstance(answer, TokenLists):
+            raise _internal()
+        metrics.TOKENS.labels(kind).inc(sum(map(len, answer.prompts)))
+        return answer.prompts
+
+    async def text(self, kind: str, sized: SizedTask) -> str:
+        """Text of a task that gives one."""
+        answer = await self._run(kind, sized)
+        if not isinstance(answer, Text):
+            raise _internal()
+        return answer.text
+
+    async def _run(self, kind: str, sized: SizedTask) -> TokenLists | Text:
+        started = time.monotonic()
+        outcome = "cancelled"
+        try:
+            answer = await self._pool.run(sized.task, size=sized.size)
+            outcome = {Refused: "refused", Broken: "broken"}.get(type(answer), "ok")
+        except PoolFull:
+            outcome = "overloaded"
+            raise self._overloaded() from None
+        except TaskTimeout:
+            outcome = "timeout"
+            raise self._timed_out(kind) from None
+        except TaskCrashed:
+            outcome = "crashed"
+            _log.error("a worker died with a task", kind=kind)
+            raise _internal() from None
+        finally:
+            metrics.TASKS.labels(kind, outcome).inc()
+            metrics.SECONDS.labels(kind).observe(time.monotonic() - started)
+        if isinstance(answer, Refused):
+            raise refuse(_CODES[answer.code], answer.message, param=answer.param)
+        if isinstance(answer, Broken):
+            _log.error("a task met a defect", kind=kind, exception=answer.kind)
+            raise _internal()
+        return answer
+
+    def _overloaded(self) -> RpcError:
+        limits = self._config
+        return refuse(
+            common_pb2.ERROR_CODE_OVERLOADED,
+            f"The tokenizer is overloaded: at most {limits.queue_size} requests with {limits.queue_mib} MiB "
+            f"of text wait, for {limits.queue_timeout_s:g} s.",
+            retryable=True,
+            retry_after_ms=limits.retry_after_ms,
+        )
+
+    def _timed_out(self, kind: str) -> RpcError:
+        limit = self._config.task_timeout_s
+        _log.warning("a task ran over its time", kind=kind, limit_s=limit)
+        return refuse(
+            common_pb2.ERROR_CODE_TIMEOUT, f"The prompt was not rendered within the limit of {limit:g} s."
+        )
+
+
+def _internal() -> RpcError:
+    return refuse(common_pb2.ERROR_CODE_INTERNAL, "The tokenizer failed because of an internal error.")

@@ -1,0 +1,75 @@
+"""The gRPC face of the service."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator
+from typing import Any, TypeAlias
+
+import grpc
+
+from catenary.telemetry import get_logger
+from catenary.v1 import tokenizer_pb2, tokenizer_pb2_grpc
+from services.tokenizer.config import TokenizerConfig
+from services.tokenizer.execution import TaskRunner
+from services.tokenizer.requests import RequestReader
+
+CHUNK_BYTES = 1024 * 1024
+
+_Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+_log = get_logger(__name__)
+
+
+class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
+    """Answers for one model. `tokenizer_json` is the file that the workers were given."""
+
+    def __init__(
+        self,
+        config: TokenizerConfig,
+        runner: TaskRunner,
+        *,
+        tokenizer_json: bytes,
+        special_token_ids: list[int],
+    ) -> None:
+        self._runner = runner
+        self._reader = RequestReader(config)
+        self._file = tokenizer_json
+        self._digest = tokenizer_pb2.TokenizerDigest(
+            sha256=hashlib.sha256(tokenizer_json).hexdigest(),
+            size=len(tokenizer_json),
+            model=config.model_name,
+            special_token_ids=special_token_ids,
+        )
+
+    async def Render(
+        self, request: tokenizer_pb2.RenderRequest, context: _Context
+    ) -> tokenizer_pb2.RenderResponse:
+        kind = request.WhichOneof("input") or "render"
+        prompts = await self._runner.tokens(kind, self._reader.render(request))
+        _log.debug("rendered", render_id=request.request_id[:128], tokens=[len(ids) for ids in prompts])
+        return tokenizer_pb2.RenderResponse(
+            prompts=[tokenizer_pb2.RenderedPrompt(token_ids=ids) for ids in prompts]
+        )
+
+    async def Tokenize(
+        self, request: tokenizer_pb2.TokenizeRequest, context: _Context
+    ) -> tokenizer_pb2.TokenizeResponse:
+        (ids,) = await self._runner.tokens("tokenize", self._reader.tokenize(request))
+        return tokenizer_pb2.TokenizeResponse(token_ids=ids)
+
+    async def Detokenize(
+        self, request: tokenizer_pb2.DetokenizeRequest, context: _Context
+    ) -> tokenizer_pb2.DetokenizeResponse:
+        text = await self._runner.text("detokenize", self._reader.detokenize(request))
+        return tokenizer_pb2.DetokenizeResponse(text=text)
+
+    async def GetTokenizer(
+        self, request: tokenizer_pb2.GetTokenizerRequest, context: _Context
+    ) -> AsyncIterator[tokenizer_pb2.GetTokenizerResponse]:
+        self._reader.check_model(request.model)
+        for start in range(0, len(self._file), CHUNK_BYTES):
+            end = start + CHUNK_BYTES
+            yield tokenizer_pb2.GetTokenizerResponse(
+                chunk=self._file[start:end], digest=self._digest if end >= len(self._file) else None
+            )
