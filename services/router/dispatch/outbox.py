@@ -16,9 +16,9 @@ MAX_STEP_WEIGHT = 262_144
 class SessionOutbox:
     """Outbox of one Session. The steps of all engines that arrive during a write become one message.
 
-    Tokens of a sequence merge into its row, and models updates replace one another. What still grows with each
-    request (rows that ended, refusals, abort results) is bounded by the session's reader, which waits for `room`
-    before it takes the next request.
+    Tokens of a sequence merge into its row, and models updates replace one another. What still grows with
+    each request (rows that ended, refusals, abort results) is bounded by the session's reader, which waits
+    for `room` before it takes the next request.
     """
 
     def __init__(self, *, max_unread: int) -> None:
