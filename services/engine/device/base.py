@@ -95,6 +95,10 @@ class Device(ABC):
         Returns [B, heads, dv].
         """
 
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Allocates a zeroed tensor for the life of the engine."""
+        return torch.zeros(shape, dtype=dtype, device=self.torch_device)
+
     def capture(self, forward: Forward) -> Forward:
         """Makes a forward of static shapes replayable. Devices without graphs run it as it is."""
         return forward

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import os
 from pathlib import Path
 
+import numpy as np
 import psutil
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -15,10 +18,11 @@ from services.engine.device.flat import flat_decode
 _DEFAULT_KV_BYTES = 2 * 2**30
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _CGROUP_USED = Path("/sys/fs/cgroup/memory.current")
+_CGROUP_CPU = Path("/sys/fs/cgroup/cpu.max")
 
 
 class CpuDevice(Device):
-    """Computes with torch's CPU kernels on `threads` threads (None: torch's own choice)."""
+    """Computes with torch's CPU kernels on `threads` threads (None: one for each core it may use)."""
 
     name = "cpu"
     torch_device = torch.device("cpu")
@@ -27,10 +31,9 @@ class CpuDevice(Device):
 
     def __init__(self, threads: int | None = None) -> None:
         super().__init__()
-        if threads is not None:
-            if threads < 1:
-                raise DeviceError(f"threads must be at least 1, not {threads}")
-            torch.set_num_threads(threads)
+        if threads is not None and threads < 1:
+            raise DeviceError(f"threads must be at least 1, not {threads}")
+        torch.set_num_threads(threads or min(torch.get_num_threads(), _allowed_cores()))
 
     def choose_dtype(self, requested: str, checkpoint: torch.dtype | None) -> torch.dtype:
         if requested == "auto":
@@ -52,6 +55,12 @@ class CpuDevice(Device):
 
     def kv_budget(self, utilization: float) -> int:
         return min(_DEFAULT_KV_BYTES, int(self.memory().free * utilization))
+
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        # numpy leaves the zeroing to the kernel, page by page on first use: a KV cache takes real memory only as
+        # sequences fill it, and the start does not wait for gigabytes to be written.
+        data = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+        return torch.from_numpy(data).view(dtype).view(shape)
 
     def attend_prefill(
         self,
@@ -76,6 +85,16 @@ class CpuDevice(Device):
         scale: float,
     ) -> torch.Tensor:
         return flat_decode(query, key_cache, value_cache, blocks, rows, bias, scale)
+
+
+def _allowed_cores() -> int:
+    """Cores of this process: more threads than a container's share only wait for one another."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = _CGROUP_CPU.read_text().split()
+        return max(1, min(cores, int(quota) // int(period)))
+    except (OSError, ValueError):  # no cgroup v2 here, or the quota is "max"
+        return cores
 
 
 def _read_bytes(path: Path) -> int | None:

@@ -8,5 +8,14 @@ from __future__ import annotations
 from services.engine.model.checks import check_directory, read_config
 from services.engine.model.errors import ModelError
 from services.engine.model.facts import DirectoryFacts, read_facts
+from services.engine.model.preparation import default_cache_dir, prepare_model
 
-__all__ = ["DirectoryFacts", "ModelError", "check_directory", "read_config", "read_facts"]
+__all__ = [
+    "DirectoryFacts",
+    "ModelError",
+    "check_directory",
+    "default_cache_dir",
+    "prepare_model",
+    "read_config",
+    "read_facts",
+]

@@ -1,0 +1,11 @@
+"""The engine core: scheduler, runner and device in one process, driven over a link.
+
+Imports no torch by itself.
+"""
+
+from __future__ import annotations
+
+from services.engine.core.options import CoreOptions, decode_options
+from services.engine.core.process import serve
+
+__all__ = ["CoreOptions", "decode_options", "serve"]

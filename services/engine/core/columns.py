@@ -1,0 +1,71 @@
+"""Collects what one step gives to its sequences, as the columns of one message."""
+
+from __future__ import annotations
+
+from services.engine.link import CoreErrorCode, EndRow, FinishReason, StepColumns
+from services.engine.sampling import SampledToken
+from services.engine.scheduler import Finished, Outcome, Sequence
+
+
+class StepBuilder:
+    """Builds the StepColumns of one step. A sequence has at most one row in it."""
+
+    def __init__(self) -> None:
+        self._columns = StepColumns([], [], [], [], [], [], [], [], [])
+
+    def __bool__(self) -> bool:
+        return bool(self._columns.keys)
+
+    def add_outcome(self, outcome: Outcome, token: SampledToken | None) -> None:
+        """Adds what the scheduler made of a sampled token, or of an end without one."""
+        sequence = outcome.sequence
+        row = self._add_row(sequence.key, outcome.token_id)
+        if token is not None and token.logprob is not None and outcome.token_id is not None:
+            self._columns.logprob_rows.append(row)
+            self._columns.sampled.append(token.logprob)
+            self._columns.top_counts.append(len(token.top))
+            self._columns.top_ids.extend(token_id for token_id, _ in token.top)
+            self._columns.top_logprobs.extend(logprob for _, logprob in token.top)
+        if isinstance(outcome, Finished):
+            self._end(row, sequence, outcome.reason, stop_token_id=outcome.stop_token_id)
+
+    def add_failure(self, sequence: Sequence, code: CoreErrorCode, message: str) -> None:
+        """Adds the end of a sequence that was refused or failed. The text is for the caller."""
+        row = self._add_row(sequence.key, None)
+        self._end(row, sequence, FinishReason.ERROR, code=code, message=message)
+
+    def take(self) -> StepColumns:
+        """Returns the step's columns and starts the next step's."""
+        columns, self._columns = self._columns, StepColumns([], [], [], [], [], [], [], [], [])
+        return columns
+
+    def _add_row(self, key: int, token_id: int | None) -> int:
+        columns = self._columns
+        columns.keys.append(key)
+        columns.token_counts.append(0 if token_id is None else 1)
+        if token_id is not None:
+            columns.token_ids.append(token_id)
+        return len(columns.keys) - 1
+
+    def _end(
+        self,
+        row: int,
+        sequence: Sequence,
+        reason: FinishReason,
+        *,
+        stop_token_id: int | None = None,
+        code: CoreErrorCode | None = None,
+        message: str | None = None,
+    ) -> None:
+        self._columns.ends.append(
+            EndRow(
+                row=row,
+                reason=reason,
+                prompt_tokens=sequence.prompt_len,
+                cached_tokens=sequence.num_cached_tokens,
+                completion_tokens=max(0, sequence.num_generated_tokens),
+                stop_token_id=stop_token_id,
+                error_code=code,
+                error_message=message,
+            )
+        )

@@ -1,0 +1,154 @@
+"""The core's loop: drain the link, plan, execute, commit, report. One thread, no waiting but on the link."""
+
+from __future__ import annotations
+
+from catenary.telemetry import get_logger
+from services.engine.core.columns import StepBuilder
+from services.engine.core.startup import Engine
+from services.engine.link import (
+    AbortSequences,
+    BlockingLink,
+    CoreErrorCode,
+    CoreLoad,
+    CoreStep,
+    FinishReason,
+    StopCore,
+    SubmitSequence,
+    ToCore,
+)
+from services.engine.runner import StepResult
+from services.engine.sampling import SampledToken
+from services.engine.scheduler import QueueFull, Sequence, SequenceRefused, StepPlan, sequence_from
+
+# A forward may fail for what is in it. One that goes on failing has lost its device.
+_MAX_FAILED_STEPS = 3
+
+_INTERNAL = "The engine failed on this sequence."
+_NOT_FINITE = "The model's output for this sequence is not a number."
+
+log = get_logger(__name__)
+
+
+class CoreFailure(Exception):
+    """The core cannot go on. One readable line."""
+
+
+class CoreLoop:
+    """Runs one engine until the servicer stops it or goes away."""
+
+    def __init__(self, link: BlockingLink, engine: Engine) -> None:
+        self._link = link
+        self._scheduler = engine.scheduler
+        self._runner = engine.runner
+        self._device = engine.device
+        self._vocab_size = engine.ready.model.vocab_size
+        self._eos_token_ids = engine.ready.model.eos_token_ids
+        self._step = StepBuilder()
+        self._stopping = False
+        self._steps = 0
+        self._generated = 0
+        self._failed_steps = 0
+
+    def run(self) -> None:
+        """Returns after StopCore. Raises LinkClosed at the link's end, CoreFailure, or a defect's error."""
+        while True:
+            for message in self._link.poll(0.0 if self._scheduler.has_work else None):
+                self.handle(message)
+            if self._stopping:
+                return
+            self.advance()
+
+    def handle(self, message: ToCore) -> None:
+        """Takes one message. Whatever it ends is reported with the next step."""
+        match message:
+            case SubmitSequence():
+                self._submit(message)
+            case AbortSequences(keys=keys):
+                for key in keys:
+                    finished = self._scheduler.end(key, FinishReason.ABORT)
+                    if finished is not None:
+                        self._step.add_outcome(finished, None)
+            case StopCore():
+                self._stopping = True
+            case _:
+                raise CoreFailure(f"the servicer sent {type(message).__name__} to a running core")
+
+    def advance(self) -> None:
+        """Makes one step if there is work, and reports it if there is anything to report."""
+        plan = self._scheduler.plan()
+        if plan is not None:
+            self._run(plan)
+        if plan is not None or self._step:
+            self._link.send(CoreStep(columns=self._step.take(), load=self._load()))
+        if not self._scheduler.has_work:
+            self._scheduler.check()
+
+    def _submit(self, message: SubmitSequence) -> None:
+        sequence = sequence_from(message, self._eos_token_ids)
+        try:
+            if not all(0 <= token < self._vocab_size for token in message.token_ids):
+                raise SequenceRefused(
+                    CoreErrorCode.INVALID_ARGUMENT,
+                    f"a token id is outside the vocabulary of {self._vocab_size} tokens",
+                )
+            self._scheduler.add(sequence)
+        except SequenceRefused as refusal:
+            self._step.add_failure(sequence, refusal.code, refusal.message)
+        except QueueFull as refusal:
+            self._step.add_failure(sequence, CoreErrorCode.OVERLOADED, str(refusal))
+
+    def _run(self, plan: StepPlan) -> None:
+        self._steps += 1
+        shapes = self._device.shapes.first_seen
+        try:
+            result = self._runner.execute(plan)
+        except Exception as error:
+            self._failed_steps += 1
+            log.exception("a step failed", sequences=len(plan.prefills) + len(plan.decodes))
+            if self._failed_steps >= _MAX_FAILED_STEPS:
+                raise CoreFailure(
+                    f"{self._failed_steps} steps failed in a row: {type(error).__name__}"
+                ) from error
+            self._fail(_all_sequences(plan), _INTERNAL)
+            return
+        self._failed_steps = 0
+        if self._device.shapes.first_seen > shapes:
+            log.debug("a forward with a new shape", prefill=plan.bucket_prefill, decode=plan.bucket_decode)
+        self._commit(plan, result)
+
+    def _commit(self, plan: StepPlan, result: StepResult) -> None:
+        tokens: dict[int, SampledToken] = {}
+        ids: dict[int, int] = {}
+        broken: list[Sequence] = []
+        for sequence, token in result.sampled:
+            if token.token_id is None:
+                broken.append(sequence)
+            else:
+                tokens[sequence.key] = token
+                ids[sequence.key] = token.token_id
+        self._fail(broken, _NOT_FINITE)
+        for outcome in self._scheduler.commit(plan, ids):
+            self._generated += 1
+            self._step.add_outcome(outcome, tokens[outcome.sequence.key])
+
+    def _fail(self, sequences: list[Sequence], message: str) -> None:
+        """Ends sequences whose computation went wrong, and nothing else."""
+        for sequence in sequences:
+            self._runner.scrub(sequence)
+            if self._scheduler.end(sequence.key, FinishReason.ERROR) is not None:
+                self._step.add_failure(sequence, CoreErrorCode.INTERNAL, message)
+
+    def _load(self) -> CoreLoad:
+        load = self._scheduler.load()
+        return CoreLoad(
+            running=load.running,
+            waiting=load.waiting,
+            used_blocks=load.used_blocks,
+            pending_prefill_tokens=load.pending_prefill_tokens,
+            steps=self._steps,
+            generated_tokens=self._generated,
+        )
+
+
+def _all_sequences(plan: StepPlan) -> list[Sequence]:
+    return [chunk.sequence for chunk in plan.prefills] + [row.sequence for row in plan.decodes]

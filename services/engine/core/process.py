@@ -1,0 +1,79 @@
+"""The life of a core process behind its link: start, loop, and what is said when either fails."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+from typing import Any
+
+from catenary.telemetry import configure_logging, get_logger
+from services.engine.core.options import CoreOptions, decode_options
+from services.engine.link import (
+    BlockingLink,
+    CoreFailed,
+    CoreProgress,
+    LinkClosed,
+    LinkError,
+    StartCore,
+    ToCore,
+)
+
+log = get_logger(__name__)
+
+
+def serve(link: BlockingLink) -> int:
+    """Runs a core until its servicer stops it or goes away. Returns the exit code: 1 after CoreFailed."""
+    try:
+        options, rest = _receive_start(link)
+        _run(link, options, rest)
+    except LinkClosed:
+        return 0
+    except Exception as error:
+        log.exception("the engine core fails")
+        return _say_failed(link, _reason(error))
+    return 0
+
+
+def _receive_start(link: BlockingLink) -> tuple[CoreOptions, list[ToCore]]:
+    first, *rest = link.poll(None)
+    if not isinstance(first, StartCore):
+        raise ValueError(f"the servicer's first message is {type(first).__name__}, not StartCore")
+    options = decode_options(first.config_json)
+    configure_logging(level=options.log_level, fmt=options.log_format, service="engine-core")
+    return options, rest
+
+
+def _run(link: BlockingLink, options: CoreOptions, rest: list[ToCore]) -> None:
+    def progress(activity: str, fraction: float | None) -> None:
+        link.send(CoreProgress(activity, fraction))
+
+    progress("importing torch", 0.02)
+    # Loaded here and not above: it takes seconds, and a missing torch has to be reported over the link.
+    startup: Any = importlib.import_module("services.engine.core.startup")
+    loop: Any = importlib.import_module("services.engine.core.loop")
+    engine = startup.start_engine(options, progress)
+    # What was loaded lives to the end: the collector need not walk it at every full collection.
+    gc.collect()
+    gc.freeze()
+    link.send(engine.ready)
+    core = loop.CoreLoop(link, engine)
+    for message in rest:
+        core.handle(message)
+    core.run()
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ModuleNotFoundError):
+        return f"the package {error.name} is missing: install catenary with its engine and cpu extras"
+    text = " ".join(str(error).split())
+    # Our own errors are written for people; of any other the type is part of the message.
+    known = type(error).__module__.startswith("services.") or isinstance(error, ValueError)
+    return text if known and text else f"{type(error).__name__}: {text}"
+
+
+def _say_failed(link: BlockingLink, reason: str) -> int:
+    try:
+        link.send(CoreFailed(reason))
+    except LinkError:
+        log.warning("the servicer did not hear why the core failed")
+    return 1

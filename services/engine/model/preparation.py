@@ -1,0 +1,128 @@
+"""Brings a model to this disk as a checked Hugging Face directory; a GGUF file is converted once."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from services.engine.model.checks import check_directory
+from services.engine.model.errors import ModelError
+from services.engine.model.locks import exclusive
+from services.engine.model.sources import ModelSource, SourceKind, hub_is_offline, resolve_source
+
+# Part of a cache entry's name: raise it when the converter writes something else.
+_CONVERTER = "1"
+_SAMPLE_BYTES = 8 * 2**20
+_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+
+Progress = Callable[[str], None]
+
+
+def default_cache_dir() -> Path:
+    """`$CATENARY_CACHE`, else `~/.cache/catenary`."""
+    configured = os.environ.get("CATENARY_CACHE")
+    return Path(configured).expanduser() if configured else Path.home() / ".cache" / "catenary"
+
+
+def prepare_model(model: str, *, cache_dir: Path | None = None, progress: Progress = lambda _: None) -> Path:
+    """Returns the checked directory of `model`: an alias, a .gguf file, a directory or a hub id.
+
+    A GGUF file is converted once into the cache. Raises ModelError with one readable line.
+    """
+    source = resolve_source(model)
+    cache = cache_dir if cache_dir is not None else default_cache_dir()
+    if source.kind is SourceKind.GGUF:
+        directory = _converted(source, cache, progress)
+    elif source.kind is SourceKind.HUB:
+        directory = _downloaded(source, progress)
+    else:
+        directory = _path_of(source)
+    check_directory(directory)
+    return directory
+
+
+def _path_of(source: ModelSource) -> Path:
+    if source.path is None:
+        raise ModelError(f"model {source.name} has no path")
+    return source.path
+
+
+def _converted(source: ModelSource, cache: Path, progress: Progress) -> Path:
+    file = _path_of(source)
+    name = re.sub(r"[^\w.-]", "-", source.name)
+    models = cache / "models"
+    target = models / f"{name}-{_fingerprint(file)}"
+    if target.is_dir():
+        return target
+    try:
+        with exclusive(
+            models / f".{target.name}.lock", lambda: progress(f"waiting for another converter of {name}")
+        ):
+            if not target.is_dir():
+                _convert(file, target, progress)
+    except OSError as error:
+        raise ModelError(f"model cache {models} cannot be written: {error.strerror}") from None
+    return target
+
+
+def _convert(file: Path, target: Path, progress: Progress) -> None:
+    progress(f"converting {file.name} to safetensors, once; this takes half a minute for a small model")
+    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        # A process of its own gives the converter's memory back, and keeps torch out of this one.
+        command = [sys.executable, "-m", "services.engine.model.gguf", str(file), str(scratch)]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        if result.returncode != 0:
+            lines = result.stderr.strip().splitlines() or ["no reason given"]
+            raise ModelError(f"GGUF file {file} cannot be converted: {lines[-1]}")
+        check_directory(scratch)
+        # The cache may be a volume that several users' processes read.
+        scratch.chmod(0o755)
+        for entry in scratch.iterdir():
+            entry.chmod(0o644)
+        scratch.rename(target)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    progress(f"converted {file.name} to {target}")
+
+
+def _fingerprint(file: Path) -> str:
+    """A short hash of a GGUF file's size, head and tail: its metadata and a sample of its weights."""
+    digest = hashlib.sha256(_CONVERTER.encode())
+    size = file.stat().st_size
+    digest.update(str(size).encode())
+    with file.open("rb") as stream:
+        digest.update(stream.read(_SAMPLE_BYTES))
+        stream.seek(max(0, size - _SAMPLE_BYTES))
+        digest.update(stream.read(_SAMPLE_BYTES))
+    return digest.hexdigest()[:12]
+
+
+def _downloaded(source: ModelSource, progress: Progress) -> Path:
+    # Imported when needed: most starts have the model on disk, and the hub client costs a fifth of a second.
+    import huggingface_hub  # noqa: PLC0415
+
+    offline = hub_is_offline()
+    progress(
+        f"looking up {source.hub_id} in the hub cache"
+        if offline
+        else f"fetching {source.hub_id} from the hub"
+    )
+    try:
+        path = huggingface_hub.snapshot_download(
+            str(source.hub_id), allow_patterns=_HUB_FILES, local_files_only=offline
+        )
+    except Exception as error:
+        hint = " (hub access is off: HF_HUB_OFFLINE)" if offline else ""
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(
+            f"model {source.hub_id!r} is no directory here and cannot be fetched from the hub{hint}: {reason}"
+        ) from None
+    return Path(path)

@@ -1,0 +1,9 @@
+"""Runs transformers' own modules with our paged attention."""
+
+from __future__ import annotations
+
+from services.engine.model.transformers_backend.attention import LayerSpec, UnsupportedAttention
+from services.engine.model.transformers_backend.loading import load_model
+from services.engine.model.transformers_backend.paged_model import PagedModel
+
+__all__ = ["LayerSpec", "PagedModel", "UnsupportedAttention", "load_model"]

@@ -1,0 +1,94 @@
+"""Decides, before any weight is read, whether a checkpoint's architecture can be served."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from services.engine.model.errors import ModelError
+
+_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+
+
+def model_class(directory: Path, config: dict[str, Any]) -> type[PreTrainedModel]:
+    """The class that runs this checkpoint, from transformers alone: a checkpoint's own code is never
+    imported.
+
+    Raises ModelError with the architecture's name.
+    """
+    name = _architecture(config)
+    known = {value for value in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() if isinstance(value, str)}
+    if name not in known:
+        if config.get("auto_map"):
+            raise ModelError(
+                f"model {directory} needs code from its own repository ({name}); "
+                "remote code is never run here"
+            )
+        raise ModelError(
+            f"architecture {name} is not supported: transformers {transformers.__version__} has no causal "
+            "language model of that name"
+        )
+    found: Any = getattr(transformers, name)
+    if not found.is_backend_compatible():
+        raise ModelError(f"architecture {name} is not supported: its attention cannot be paged")
+    if getattr(found, "_is_stateful", False):
+        raise ModelError(f"architecture {name} is not supported: it keeps a recurrent state beside its KV")
+    if config.get("is_encoder_decoder"):
+        raise ModelError(f"architecture {name} is not supported: it is an encoder-decoder")
+    if config.get("quantization_config"):
+        raise ModelError(f"model {directory} has quantized weights, which are not supported yet")
+    result: type[PreTrainedModel] = found
+    return result
+
+
+def load_config(directory: Path, model: type[PreTrainedModel], max_model_len: int | None) -> PreTrainedConfig:
+    """Parses config.json for the class and checks what it asks for. Raises ModelError."""
+    kind: Any = model.config_class
+    try:
+        config: PreTrainedConfig = kind.from_pretrained(directory, local_files_only=True)
+    except Exception as error:
+        raise ModelError(f"{directory / 'config.json'} is not accepted: {first_line(error)}") from None
+    other = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
+    if other:
+        raise ModelError(
+            f"architecture {model.__name__} is not supported with layers of type {', '.join(sorted(other))}"
+        )
+    _check_rope(config, max_model_len)
+    return config
+
+
+def first_line(error: BaseException) -> str:
+    """An exception as the tail of a one-line message."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _architecture(config: dict[str, Any]) -> str:
+    names = config.get("architectures")
+    if isinstance(names, list) and names and isinstance(names[0], str):
+        return names[0]
+    return str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config["model_type"], config["model_type"]))
+
+
+def _check_rope(config: PreTrainedConfig, max_model_len: int | None) -> None:
+    """Refuses rotary embeddings that change with the longest sequence of a batch.
+
+    Within the original context they are constant; beyond, a row's result would depend on its neighbours and
+    on KV that was cached under other frequencies.
+    """
+    parameters = getattr(config, "rope_parameters", None) or {}
+    kinds = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
+    for kind in kinds:
+        if kind.get("rope_type") not in {"dynamic", "longrope"}:
+            continue
+        original = kind.get("original_max_position_embeddings") or config.max_position_embeddings
+        limit = max_model_len or config.max_position_embeddings
+        if limit > original:
+            raise ModelError(
+                f"rope type {kind['rope_type']} is supported within the original context only: "
+                f"set max-model-len to {original} or less (it is {limit})"
+            )

@@ -1,0 +1,58 @@
+"""Loads a checked model directory with transformers onto a device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.utils import logging
+
+from services.engine.device import DTYPES, Device, DeviceError
+from services.engine.model.checks import check_directory
+from services.engine.model.errors import ModelError
+from services.engine.model.transformers_backend.architecture import first_line, load_config, model_class
+from services.engine.model.transformers_backend.attention import IMPLEMENTATION
+from services.engine.model.transformers_backend.paged_model import PagedModel
+
+# Not annotated by transformers.
+_logging: Any = logging
+
+
+def load_model(directory: Path, device: Device, *, dtype: str, max_model_len: int | None) -> PagedModel:
+    """Loads the model of a Hugging Face directory in `dtype` (auto, float32, bfloat16, float16).
+
+    `max_model_len` None means the model's own. Raises ModelError with one readable line.
+    """
+    _logging.set_verbosity_error()
+    _logging.disable_progress_bar()
+    raw = check_directory(directory)
+    kind: Any = model_class(directory, raw)
+    config = load_config(directory, kind, max_model_len)
+    try:
+        chosen = device.choose_dtype(dtype, _checkpoint_dtype(config.dtype))
+    except DeviceError as error:
+        raise ModelError(str(error)) from None
+    try:
+        model, report = kind.from_pretrained(
+            directory,
+            config=config,
+            dtype=chosen,
+            attn_implementation=IMPLEMENTATION,
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except Exception as error:
+        raise ModelError(f"model {directory} cannot be loaded: {first_line(error)}") from None
+    missing = sorted(str(name) for name in report["missing_keys"])
+    if missing:
+        raise ModelError(f"model {directory} has no weights for {missing[0]} and {len(missing) - 1} more")
+    model.to(device.torch_device)
+    model.eval()
+    model.requires_grad_(False)
+    return PagedModel(model, device, chosen)
+
+
+def _checkpoint_dtype(value: Any) -> torch.dtype | None:
+    return value if isinstance(value, torch.dtype) else DTYPES.get(str(value))

@@ -1,0 +1,48 @@
+"""How many KV blocks an engine gets. Pure numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_GIB = 2**30
+
+
+class InsufficientMemory(Exception):
+    """The KV pool cannot hold one sequence of the length asked for. One line with the numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvPlan:
+    """The size of the KV pool and the longest sequence that the engine serves with it."""
+
+    num_blocks: int
+    max_model_len: int
+
+
+def plan_kv(
+    *,
+    budget_bytes: int,
+    bytes_per_token: int,
+    block_size: int,
+    max_num_seqs: int,
+    model_limit: int,
+    max_model_len: int | None,
+) -> KvPlan:
+    """Divides the budget into blocks: no more than `max_num_seqs` sequences of maximum length could use.
+
+    `max_model_len` None means the model's limit, or less if the budget does not hold that. The padding block
+    is paid from the budget too. Raises InsufficientMemory if the length asked for does not fit, or none does.
+    """
+    block_bytes = bytes_per_token * block_size
+    fitting = budget_bytes // block_bytes - 1
+    wanted = max_model_len if max_model_len is not None else min(model_limit, max(0, fitting) * block_size)
+    blocks_each = -(-wanted // block_size)
+    if blocks_each > fitting or wanted < 2:
+        length = max_model_len or model_limit
+        needed = (-(-length // block_size) + 1) * block_bytes
+        raise InsufficientMemory(
+            f"a sequence of max-model-len {length} needs {needed / _GIB:.2f} GiB of KV cache and "
+            f"{budget_bytes / _GIB:.2f} GiB are there for it, enough for {max(0, fitting) * block_size} "
+            "tokens: lower max-model-len or raise kv-cache-gib"
+        )
+    return KvPlan(num_blocks=min(fitting, blocks_each * max_num_seqs), max_model_len=wanted)

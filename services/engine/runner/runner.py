@@ -1,0 +1,99 @@
+"""Executes step plans: forwards in their buckets' static shapes, then one sampling pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from services.engine.bucketing import Bucket
+from services.engine.device import Device
+from services.engine.model.transformers_backend import PagedModel
+from services.engine.runner.batches import KvLayout, decode_tensors, prefill_tensors
+from services.engine.sampling import RowParams, SampledToken, sample
+from services.engine.scheduler import Sequence, StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """One entry for each sequence of `StepPlan.sampling()`, in its order."""
+
+    sampled: tuple[tuple[Sequence, SampledToken], ...]
+
+
+class PlanError(Exception):
+    """A defect: a plan that does not fit its bucket."""
+
+
+class Runner:
+    """Owns the model and its KV on one device. Sequences and blocks are the scheduler's."""
+
+    def __init__(self, model: PagedModel, device: Device, layout: KvLayout) -> None:
+        self._model = model
+        self._device = device
+        self._layout = layout
+        model.allocate_kv(layout.num_blocks, layout.block_size)
+        self._prefill = device.capture(model.prefill)
+        self._decode = device.capture(model.decode)
+
+    def warm_up(self, prefill: Bucket, decode: Bucket) -> None:
+        """Runs one forward of each phase on padding alone: what fails does so before a request comes."""
+        self._run_prefill(StepPlan((), (), (), prefill, None))
+        self._run_decode(StepPlan((), (), (), None, decode))
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Computes one step. KV of all planned tokens is written when it returns."""
+        rows = _row_params(plan)
+        parts: list[torch.Tensor] = []
+        if plan.bucket_prefill is not None:
+            count = sum(chunk.samples for chunk in plan.prefills)
+            parts.append(self._run_prefill(plan)[:count])
+        if plan.bucket_decode is not None:
+            parts.append(self._run_decode(plan)[: len(plan.decodes)])
+        if not rows:
+            return StepResult(())
+        logits = torch.cat(parts) if len(parts) > 1 else parts[0]
+        tokens = sample(logits, rows, self._device)
+        return StepResult(tuple(zip(plan.sampling(), tokens, strict=True)))
+
+    def scrub(self, sequence: Sequence) -> None:
+        """Zeroes a failed sequence's KV before its blocks go to others."""
+        if sequence.block_table:
+            self._model.clear_blocks(sequence.block_table)
+
+    def _run_prefill(self, plan: StepPlan) -> torch.Tensor:
+        bucket = plan.bucket_prefill
+        longest = max((chunk.length for chunk in plan.prefills), default=1)
+        context = max((-(-chunk.start // self._layout.block_size) for chunk in plan.prefills), default=0)
+        if bucket is None or not bucket.covers(len(plan.prefills), longest, context):
+            raise PlanError(f"prefill bucket {bucket} does not hold the step")
+        tensors = prefill_tensors(plan.prefills, bucket, self._layout, self._device)
+        self._device.shapes.note("prefill", tensors)
+        return self._prefill(*tensors)
+
+    def _run_decode(self, plan: StepPlan) -> torch.Tensor:
+        bucket = plan.bucket_decode
+        blocks = sum(row.position // self._layout.block_size + 1 for row in plan.decodes)
+        if bucket is None or not bucket.covers(len(plan.decodes), 1, blocks):
+            raise PlanError(f"decode bucket {bucket} does not hold the step")
+        tensors = decode_tensors(plan.decodes, bucket, self._layout, self._device)
+        self._device.shapes.note("decode", tensors)
+        return self._decode(*tensors)
+
+
+def _row_params(plan: StepPlan) -> list[RowParams]:
+    """Parameters of the sampling rows, in the order of `StepPlan.sampling()`."""
+    chunks = [(chunk.sequence, chunk.mask_stops) for chunk in plan.prefills if chunk.samples]
+    decodes = [(row.sequence, row.mask_stops) for row in plan.decodes]
+    return [
+        RowParams(
+            temperature=sequence.params.temperature,
+            top_p=sequence.params.top_p,
+            top_k=sequence.params.top_k,
+            seed=sequence.params.seed,
+            position=len(sequence.token_ids),
+            masked_ids=sequence.params.stop_ids if mask_stops else frozenset(),
+            top_logprobs=sequence.params.top_logprobs,
+        )
+        for sequence, mask_stops in (*chunks, *decodes)
+    ]
