@@ -23,7 +23,7 @@ class ChatConfig(ServiceConfig):
 
     url: str = Field(default="http://127.0.0.1:8000", description="Base URL of the server.")
     model: str | None = Field(default=None, description="Model to talk to (default: the server's first).")
-    api_key: str | None = Field(default=None, description="API key to send")
+    api_key: str | None = Field(default=None, description="API key to send.")
     system: str | None = Field(default=None, description="System message.")
     temperature: float | None = Field(default=None, ge=0, le=2, description="Sampling temperature.")
     max_tokens: int | None = Field(default=None, ge=1, description="Longest answer in tokens.")

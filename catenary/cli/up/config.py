@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
@@ -26,12 +27,14 @@ class UpConfig(ServiceConfig):
     max_model_len: int | None = Field(
         default=None, ge=1, description="Longest sequence in tokens, prompt and completion together."
     )
-    dtype: str | None = Field(default=None, description="Type to compute in, such as float32 or bfloat16.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = Field(
+        default=None, description="Type to compute in."
+    )
     gpu_memory_utilization: float | None = Field(
         default=None, gt=0, le=1, description="Share of the device's memory that an engine may use."
     )
     chat_template: Path | None = Field(default=None, description="File with a chat template for the model.")
-    device: str = Field(default="cpu", description="Device of the engines.")
+    device: Literal["cpu", "cuda", "hpu"] = Field(default="cpu", description="Device of the engines.")
 
     host: str = Field(default="127.0.0.1", description="Address that the gateways listen on.")
     port: int = Field(
@@ -50,7 +53,7 @@ class UpConfig(ServiceConfig):
     gateways: int = Field(default=1, ge=1, le=64, description="Number of gateways.")
     tokenizers: int = Field(default=1, ge=1, le=64, description="Number of tokenizer services.")
 
-    api_key: tuple[str, ...] = Field(default=(), description="API keys that clients must send one of")
+    api_key: tuple[str, ...] = Field(default=(), description="API keys of which clients must send one.")
     cors_allow_origins: tuple[str, ...] = Field(
         default=(), description="Origins that browsers may call from."
     )

@@ -32,7 +32,15 @@ async def prepare_model(model: str, cache: Path, report: Callable[[str], None]) 
 
     Runs in a process of its own, since it may import torch. Raises StartRefused with its last words.
     """
-    module = (sys.executable, "-P", "-m", "services.engine.model.prepare")
+    # Its package imports it, which runpy warns about.
+    module = (
+        sys.executable,
+        "-P",
+        "-W",
+        "ignore::RuntimeWarning:runpy",
+        "-m",
+        "services.engine.model.prepare",
+    )
     process = await asyncio.create_subprocess_exec(
         *wrapped((*module, "--model", model, "--cache-dir", str(cache))),
         stdin=asyncio.subprocess.DEVNULL,

@@ -123,7 +123,7 @@ def _engine(
         "listen": runtime.socket(name),
         "router": runtime.socket("router"),
         "engine-secret-file": runtime.engine_secret,
-        "name": name,
+        "engine-name": name,
         "model": places.model_dir,
         "served-model-name": places.model_name,
         "max-model-len": config.max_model_len,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
@@ -34,6 +35,8 @@ async def up(config: UpConfig, stop: asyncio.Event) -> int:
         model_dir = await unless_stopped(prepare(config, cache, reporter), stop)
         if model_dir is None:
             return 0
+        # The children are started by exec, so gRPC has nothing to mend after a fork; its attempts would be logged.
+        os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
         # Not before: a wrong option or model is to be refused without waiting for gRPC to load.
         from catenary.cli.up.deployment import Deployment
 

@@ -55,7 +55,7 @@ def test_scaled_out(runtime: RuntimeDirectory) -> None:
     assert option(specs["gateway-2"], "tokenizer") == both
     # One process can have the published port.
     assert option(specs["tokenizer-1"], "listen") == runtime.socket("tokenizer-1")
-    assert option(specs["engine-1"], "name") == "engine-1"
+    assert option(specs["engine-1"], "engine-name") == "engine-1"
 
 
 def test_ports_for_grpc_clients_can_be_off(runtime: RuntimeDirectory) -> None:
