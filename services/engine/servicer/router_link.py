@@ -78,6 +78,9 @@ class RouterLink:
             if attachment.attached:
                 self._backoff.reset()
                 self._said = None
+            if self._hub.draining:
+                log.info("left the router", address=self._address, reason=str(exc))
+                return 0.0
             delay = self._backoff.next_delay()
             self._say("no router" if not attachment.attached else "lost the router", str(exc), wait_s=delay)
             return delay

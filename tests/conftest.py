@@ -1,0 +1,70 @@
+"""Fixtures of all tests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.fake_router import FakeRouter
+from tests.support.secrets import TestSecrets
+
+if TYPE_CHECKING:
+    from tests.support.engines import ScriptedEngine
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The developer's own CATENARY_* variables change no test; the model cache stays."""
+    for name in os.environ:
+        if name.startswith("CATENARY_") and name != "CATENARY_CACHE":
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def run_dir() -> Iterator[Path]:
+    """A private directory with a path short enough for unix sockets."""
+    directory = Path(tempfile.mkdtemp(prefix="cat-"))
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def secrets(run_dir: Path) -> TestSecrets:
+    """Both roles' secrets, as files in `run_dir`."""
+    return TestSecrets.write(run_dir)
+
+
+@pytest.fixture
+async def fake_router(secrets: TestSecrets, run_dir: Path) -> AsyncIterator[FakeRouter]:
+    """A router that does what the test says."""
+    router = FakeRouter.at(secrets, run_dir)
+    await router.start()
+    yield router
+    await router.stop()
+
+
+@pytest.fixture
+async def start_engine(
+    fake_router: FakeRouter, secrets: TestSecrets, run_dir: Path
+) -> AsyncIterator[Callable[..., Awaitable[ScriptedEngine]]]:
+    """Starts scripted engines in this process, attached to `fake_router` unless `routers` says otherwise."""
+    from tests.support.engines import ScriptedEngine
+
+    engines: list[ScriptedEngine] = []
+
+    async def start(routers: list[str] | None = None, **options: Any) -> ScriptedEngine:
+        options.setdefault("listen", (f"unix:{run_dir}/engine-{len(engines)}.sock",))
+        engine = ScriptedEngine(routers or [fake_router.address], secrets, **options)
+        engines.append(engine)
+        await engine.start()
+        return engine
+
+    yield start
+    for engine in engines:
+        await engine.stop()
