@@ -137,7 +137,7 @@ class FakeRouter(engine_pb2_grpc.FleetServiceServicer):
         await eventually(lambda: len(self.attachments) >= count, f"attachment {count}")
         return self.attachments[-1]
 
-    async def Attach(self, request_iterator: Any, context: Any) -> None:  # noqa: N802
+    async def Attach(self, request_iterator: Any, context: Any) -> None:
         """One engine's stream."""
         self.attempts += 1
         first = await context.read()

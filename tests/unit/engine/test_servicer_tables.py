@@ -1,0 +1,190 @@
+"""The servicer's pure parts: the sequence table, the step buffer, progress, backoff, the lease."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from catenary.v1 import common_pb2, engine_pb2
+from services.engine.link import CoreErrorCode, EndRow, FinishReason, StepColumns
+from services.engine.servicer.backoff import Backoff
+from services.engine.servicer.lease import Lease, LeaseRefused
+from services.engine.servicer.progress import ProgressWatch
+from services.engine.servicer.sequences import LiveSequence, SequenceTable
+from services.engine.servicer.steps import StepBuffer, rows_of
+
+
+def _enter(table: SequenceTable, link: int, handle: int) -> LiveSequence:
+    sequence = LiveSequence(table.new_key(), link, handle, "r", 3, 0)
+    table.add(sequence)
+    return sequence
+
+
+def test_the_same_handle_on_two_links_is_two_sequences() -> None:
+    table = SequenceTable(8)
+    first, second = _enter(table, 1, 5), _enter(table, 2, 5)
+    assert first.key != second.key
+    assert table.find(1, 5) is first
+    table.end(first)
+    assert table.ended(1, 5)
+    assert not table.ended(2, 5)
+    assert table.known(2, 5)
+
+
+def test_ended_handles_are_remembered_up_to_a_limit() -> None:
+    table = SequenceTable(3)
+    for handle in range(5):
+        table.end(_enter(table, 1, handle))
+    assert [handle for handle in range(5) if table.ended(1, handle)] == [2, 3, 4]
+
+
+def test_a_lost_link_leaves_its_sequences_to_be_aborted_once() -> None:
+    table = SequenceTable(8)
+    first, other = _enter(table, 1, 1), _enter(table, 2, 1)
+    aborting = _enter(table, 1, 2)
+    aborting.aborting = True
+    table.end(_enter(table, 1, 3))
+    assert table.leave(1) == [first.key]
+    assert len(table) == 3
+    assert not any(table.known(1, handle) for handle in (1, 2, 3))
+    table.end(first)
+    assert table.take_all() == [other]
+    assert len(table) == 0
+
+
+_COLUMNS = StepColumns(
+    keys=[10, 11, 12],
+    token_counts=[1, 0, 2],
+    token_ids=[7, 8, 9],
+    logprob_rows=[2],
+    sampled=[-0.5, -1.0],
+    top_counts=[1, 2],
+    top_ids=[8, 9, 4],
+    top_logprobs=[-0.5, -1.0, -2.0],
+    ends=[
+        EndRow(1, FinishReason.ERROR, 3, 0, 5, error_code=CoreErrorCode.OVERLOADED, error_message="Full."),
+        EndRow(2, FinishReason.STOP, 3, 1, 2, stop_token_id=9),
+    ],
+)
+
+
+def test_columns_split_into_rows() -> None:
+    rows = dict(rows_of(_COLUMNS))
+    assert rows[10].token_ids == [7]
+    assert rows[10].logprobs is None
+    assert rows[10].end is None
+    error = rows[11].end
+    assert error is not None
+    assert error.error.code == common_pb2.ERROR_CODE_OVERLOADED
+    assert error.error.retryable
+    stopped = rows[12]
+    assert stopped.logprobs is not None
+    assert (stopped.logprobs.top_counts, stopped.logprobs.top_ids) == ([1, 2], [8, 9, 4])
+    assert stopped.end is not None
+    assert (stopped.end.reason, stopped.end.stop_token_id) == (common_pb2.FINISH_REASON_STOP, 9)
+    assert stopped.end.usage.cached_tokens == 1
+
+
+def test_rows_build_one_message_with_their_ends_in_place() -> None:
+    buffer = StepBuffer()
+    for key, row in rows_of(_COLUMNS):
+        buffer.add(key + 90, row)
+    step = buffer.take()
+    assert list(step.handles) == [100, 101, 102]
+    assert list(step.token_counts) == [1, 0, 2]
+    assert list(step.token_ids) == [7, 8, 9]
+    assert list(step.logprobs.rows) == [2]
+    assert [end.row for end in step.ends] == [1, 2]
+    assert not buffer
+
+
+@given(
+    st.lists(
+        st.dictionaries(st.integers(1, 4), st.lists(st.integers(0, 99), max_size=3), max_size=4), max_size=12
+    ),
+    st.sets(st.integers(0, 12)),
+)
+def test_merged_steps_hold_the_same_tokens_in_order(
+    steps: list[dict[int, list[int]]], reads: set[int]
+) -> None:
+    buffer, want, got = StepBuffer(), dict[int, list[int]](), dict[int, list[int]]()
+
+    def read() -> None:
+        step, offset = buffer.take(), 0
+        assert sum(step.token_counts) == len(step.token_ids)
+        for handle, count in zip(step.handles, step.token_counts, strict=True):
+            got.setdefault(handle, []).extend(step.token_ids[offset : offset + count])
+            offset += count
+
+    for number, step in enumerate(steps):
+        columns = StepColumns(
+            keys=list(step),
+            token_counts=[len(tokens) for tokens in step.values()],
+            token_ids=[token for tokens in step.values() for token in tokens],
+        )
+        for handle, tokens in step.items():
+            want.setdefault(handle, []).extend(tokens)
+        for key, row in rows_of(columns):
+            buffer.add(key, row)
+        if number in reads:
+            read()
+    read()
+    assert got == want
+
+
+def test_a_stall_counts_from_work_or_the_last_step() -> None:
+    watch = ProgressWatch(10)
+    assert not watch.stalled(1000)
+    watch.on_work(1000)
+    watch.on_work(1009)
+    assert not watch.stalled(1010)
+    assert watch.stalled(1010.1)
+    watch.on_step(1011, more=True)
+    assert not watch.stalled(1021)
+    watch.on_step(1021, more=False)
+    assert not watch.stalled(5000)
+    watch.on_work(5000)
+    watch.reset()
+    assert not watch.stalled(9000)
+
+
+def test_backoff_doubles_up_to_its_maximum_with_jitter() -> None:
+    backoff = Backoff(1, 5, rng=random.Random(1))
+    delays = [backoff.next_delay() for _ in range(6)]
+    for delay, full in zip(delays, (1, 2, 4, 5, 5, 5), strict=True):
+        assert full / 2 <= delay <= full
+    backoff.reset()
+    assert backoff.next_delay() <= 1
+
+
+def _attached(**fields: int) -> engine_pb2.Attached:
+    return engine_pb2.Attached(
+        **{"schema_revision": 1, "lease_epoch": 4, "lease_ms": 9000, "report_interval_ms": 3000, **fields}
+    )
+
+
+def test_a_lease_runs_out_after_silence() -> None:
+    lease = Lease(_attached(), now=100, orphan_timeout_s=60)
+    assert (lease.epoch, lease.interval_s, lease.limit_s) == (4, 3, 9)
+    assert lease.left_s(108) == 1
+    lease.heard(108)
+    assert lease.left_s(117) == 0
+    assert Lease(_attached(), now=0, orphan_timeout_s=2).limit_s == 2
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"schema_revision": 0},
+        {"lease_epoch": 0},
+        {"lease_ms": 0},
+        {"report_interval_ms": 0},
+        {"lease_ms": 3000},
+    ],
+)
+def test_impossible_terms_are_refused(fields: dict[str, int]) -> None:
+    with pytest.raises(LeaseRefused):
+        Lease(_attached(**fields), now=0, orphan_timeout_s=60)
