@@ -93,9 +93,7 @@ class Scheduler:
     def plan(self) -> StepPlan | None:
         """Decides the next step and allocates its blocks. None if no sequence lives."""
         self._steps += 1
-        candidates = [s for s in self._running.values() if s.num_uncomputed_tokens == 1]
-        decoding = pick_decodes(candidates, self._buckets, self._pool)
-        preempted = self._grow(decoding)
+        decoding, preempted = self._plan_decodes()
         budget = self._config.max_num_batched_tokens - len(decoding)
         prefill = PrefillBatch(self._buckets, budget, self._config.max_prefill_seqs)
         self._fill(prefill, admit=not preempted)
@@ -140,24 +138,31 @@ class Scheduler:
             if sequence.status is not SequenceStatus.RUNNING:
                 raise SchedulerError(f"sequence {sequence.key} runs and is {sequence.status.value}")
 
-    def _grow(self, decoding: list[Sequence]) -> list[Sequence]:
-        """Gives each decoding sequence the block of its next token. The preempted leave `decoding`."""
+    def _plan_decodes(self) -> tuple[list[Sequence], list[Sequence]]:
+        """Picks who decodes and gives each the block of its token; returns them and the preempted.
+
+        After a preemption the choice is made anew: the victim may have been picked, and a split batch has
+        others.
+        """
         preempted: list[Sequence] = []
-        growing = [s for s in decoding if self._pool.blocks_for(len(s.token_ids)) > len(s.block_table)]
-        while len(growing) > self._pool.free_count:
-            victim = next(reversed(self._running.values()))
-            self._pool.free(victim.preempt())
-            del self._running[victim.key]
-            self._waiting.push_front(victim)
-            preempted.append(victim)
-            for rows in (growing, decoding):
-                if victim in rows:
-                    rows.remove(victim)
+        while True:
+            candidates = [s for s in self._running.values() if s.num_uncomputed_tokens == 1]
+            decoding = pick_decodes(candidates, self._buckets, self._pool)
+            growing = [s for s in decoding if self._pool.blocks_for(len(s.token_ids)) > len(s.block_table)]
+            if len(growing) <= self._pool.free_count:
+                break
+            preempted.append(self._preempt_newest())
         for sequence in growing:
             sequence.block_table += self._pool.allocate(1)
         for sequence in decoding:
             sequence.last_decode_step = self._steps
-        return preempted
+        return decoding, preempted
+
+    def _preempt_newest(self) -> Sequence:
+        _, victim = self._running.popitem()
+        self._pool.free(victim.preempt())
+        self._waiting.push_front(victim)
+        return victim
 
     def _fill(self, prefill: PrefillBatch, *, admit: bool) -> None:
         """Goes on with started prompts, then starts the next ones if there is room for the whole of them."""
