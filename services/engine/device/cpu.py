@@ -57,8 +57,8 @@ class CpuDevice(Device):
         return min(_DEFAULT_KV_BYTES, int(self.memory().free * utilization))
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        # numpy leaves the zeroing to the kernel, page by page on first use: a KV cache takes real memory only as
-        # sequences fill it, and the start does not wait for gigabytes to be written.
+        # numpy leaves the zeroing to the kernel, page by page on first use: a KV cache takes real memory only
+        # as sequences fill it, and the start does not wait for gigabytes to be written.
         data = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
         return torch.from_numpy(data).view(dtype).view(shape)
 
