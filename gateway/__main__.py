@@ -1,0 +1,37 @@
+"""`python -m gateway`."""
+
+from __future__ import annotations
+
+import asyncio
+
+from catenary.config import load
+from catenary.runtime import mark_started, run
+from catenary.telemetry import configure_logging
+from gateway.app import GatewayApp
+from gateway.config import GatewayConfig
+
+
+async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
+    """Run a gateway until `stop` is set."""
+    configure_logging(level=config.log_level, fmt=config.log_format, service="gateway")
+    app = GatewayApp(config)
+    await app.start()
+    mark_started()
+    stopped = asyncio.ensure_future(stop.wait())
+    failed = asyncio.ensure_future(app.failed())
+    await asyncio.wait({stopped, failed}, return_when=asyncio.FIRST_COMPLETED)
+    for waiting in (stopped, failed):
+        waiting.cancel()
+    await app.stop()
+    if failed.done() and not failed.cancelled():
+        failed.result()
+
+
+def main() -> None:
+    """The process."""
+    config = load(GatewayConfig, None, prog="python -m gateway")
+    run(lambda stop: serve(config, stop))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""The gateway's options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from catenary.config import ServiceConfig, settings
+
+
+class GatewayConfig(ServiceConfig):
+    """The gateway: the OpenAI API over HTTP."""
+
+    model_config = settings("CATENARY_GATEWAY_")
+
+    host: str = Field("127.0.0.1", description="Address to listen on for HTTP.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    router: str = Field("127.0.0.1:7070", description="The router's gRPC address.")
+    tokenizer: tuple[str, ...] = Field(
+        ("127.0.0.1:7071",),
+        description="gRPC addresses of tokenizer services; a name is balanced over all its addresses.",
+    )
+
+    client_secret_file: Path | None = Field(
+        None, description="File with the client role's secret for gRPC (or CATENARY_CLIENT_SECRET)."
+    )
+    tls_ca: Path | None = Field(None, description="CA certificate for gRPC over TLS.")
+    tls_cert: Path | None = Field(None, description="Client certificate for mutual TLS.")
+    tls_key: Path | None = Field(None, description="Private key of the client certificate.")
+    max_message_mib: int = Field(64, ge=1, le=2047, description="Largest gRPC message in MiB.")
+    keepalive_s: float = Field(30.0, gt=0, description="Seconds between gRPC keepalive pings.")
+
+    api_key: tuple[str, ...] = Field((), description="API keys of which clients must send one.")
+    api_key_file: Path | None = Field(None, description="File of API keys, one a line; # starts a comment.")
+    metrics_public: bool = Field(False, description="Serve /metrics without a key when keys are set.")
+    cors_allow_origins: tuple[str, ...] = Field((), description="Origins that browsers may call from.")
+    allowed_hosts: tuple[str, ...] = Field(
+        (),
+        description="Host header names that are answered; * is any. Default: any, but on a loopback address "
+        "without API keys only localhost and IP addresses (a guard against DNS rebinding).",
+    )
+    ssl_certfile: Path | None = Field(None, description="Certificate chain for HTTPS.")
+    ssl_keyfile: Path | None = Field(None, description="Private key for HTTPS.")
+    ssl_ca_certs: Path | None = Field(None, description="CA of client certificates; they are then required.")
+
+    max_body_mib: float = Field(8.0, gt=0, le=1024, description="Largest request body in MiB.")
+    max_header_kib: int = Field(32, ge=1, le=1024, description="Largest request head in KiB.")
+    max_headers: int = Field(128, ge=8, description="Most header fields of a request.")
+    header_timeout_s: float = Field(20.0, gt=0, description="Seconds for a client to send a request's head.")
+    body_timeout_s: float = Field(60.0, gt=0, description="Seconds for a client to send a request's body.")
+    keep_alive_s: int = Field(75, ge=1, description="Seconds that an idle HTTP connection is kept.")
+    max_connections: int = Field(4096, ge=1, description="Most open HTTP connections.")
+    max_requests: int = Field(1024, ge=1, description="Most generation requests at a time.")
+
+    max_n: int = Field(16, ge=1, le=128, description="Largest n of a request.")
+    max_prompts: int = Field(128, ge=1, description="Most prompts of one completion request.")
+    max_sequences: int = Field(256, ge=1, description="Most sequences (prompts times n) of one request.")
+    max_messages: int = Field(4096, ge=1, description="Most messages of a chat request.")
+    max_content_parts: int = Field(1024, ge=1, description="Most content parts of a message.")
+    max_stop_length: int = Field(512, ge=1, description="Longest stop string, in characters.")
+    max_stop_token_ids: int = Field(128, ge=1, description="Most stop_token_ids of a request.")
+
+    render_timeout_s: float = Field(30.0, gt=0, description="Seconds for a tokenizer to render a prompt.")
+    request_timeout_s: float = Field(
+        3600.0, gt=0, description="Seconds from a request's arrival to its answer's end."
+    )
+    stalled_client_s: float = Field(
+        30.0, gt=0, description="Seconds that a client may leave its stream unread before it is aborted."
+    )
+    stream_buffer_tokens: int = Field(
+        32768, ge=16, description="Tokens that a stream may be behind before it is aborted."
+    )
+    connect_timeout_s: float = Field(5.0, gt=0, description="Seconds for the router to answer a new session.")
+    max_outbound: int = Field(4096, ge=1, description="Submits that may wait to be sent to the router.")
+    drain_s: float = Field(30.0, ge=0, le=3600, description="Seconds that streams get to end at shutdown.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
+            raise ValueError("ssl-certfile and ssl-keyfile go together")
+        if self.ssl_ca_certs is not None and self.ssl_certfile is None:
+            raise ValueError("ssl-ca-certs needs ssl-certfile and ssl-keyfile")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls-cert and tls-key go together")
+        if not self.tokenizer:
+            raise ValueError("tokenizer needs at least one address")
+        return self

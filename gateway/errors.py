@@ -1,0 +1,140 @@
+"""What an API error is and how it is written. Every error of every route is rendered here, nowhere else."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from catenary.v1 import common_pb2
+
+INVALID_REQUEST = "invalid_request_error"
+SERVER_ERROR = "server_error"
+INTERNAL_MESSAGE = "The server had an error while processing your request."
+DEFAULT_RETRY_AFTER_MS = 1000
+
+
+class ApiError(Exception):
+    """An answer other than success: status, and the four fields of OpenAI's error object.
+
+    `message` is for callers: fixed texts, names of fields and limits; never a value that the caller sent in
+    full, a path, an address or an exception's text."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = INVALID_REQUEST,
+        code: str | None = None,
+        param: str | None = None,
+        retry_after_ms: int | None = None,
+        headers: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.kind = kind
+        self.code = code
+        self.param = param
+        self.retry_after_ms = retry_after_ms
+        self.extra_headers = headers
+
+    def body(self) -> bytes:
+        """The JSON envelope."""
+        return msgspec.json.encode({"error": self.fields()})
+
+    def fields(self) -> dict[str, Any]:
+        """The object under `error`."""
+        return {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Response headers, content-length aside."""
+        found = [("content-type", "application/json"), *self.extra_headers]
+        if self.retry_after_ms is not None:
+            found.append(("retry-after", str(max(1, math.ceil(self.retry_after_ms / 1000)))))
+            found.append(("retry-after-ms", str(self.retry_after_ms)))
+        return [(name.encode(), value.encode()) for name, value in found]
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = "invalid_value") -> ApiError:
+    """400: the request itself is wrong."""
+    return ApiError(400, message, code=code, param=param)
+
+
+def context_length_exceeded(limit: int, prompt: int, requested: int, param: str) -> ApiError:
+    """400: the prompt and the tokens asked for are more than the model's context; the text has both
+    numbers.
+    """
+    return bad_request(
+        f"This model's maximum context length is {limit} tokens. However, you requested {prompt + requested} "
+        f"tokens ({prompt} in the {param}, {requested} in the completion). Please reduce the length of the "
+        f"{param} or the completion.",
+        param,
+        "context_length_exceeded",
+    )
+
+
+def model_not_found(name: str) -> ApiError:
+    """404: no such model is served."""
+    shown = "".join(char if char.isprintable() else "?" for char in name[:100])
+    return ApiError(404, f"The model '{shown}' does not exist.", code="model_not_found", param="model")
+
+
+def unavailable(
+    message: str, *, code: str = "engine_unavailable", retry_after_ms: int | None = None
+) -> ApiError:
+    """503: nothing can serve the request now."""
+    after = DEFAULT_RETRY_AFTER_MS if retry_after_ms is None else retry_after_ms
+    return ApiError(503, message, kind=SERVER_ERROR, code=code, retry_after_ms=after)
+
+
+def overloaded(message: str, *, retry_after_ms: int | None = None) -> ApiError:
+    """429: queues are full."""
+    after = DEFAULT_RETRY_AFTER_MS if retry_after_ms is None else retry_after_ms
+    return ApiError(429, message, kind="rate_limit_error", code="rate_limit_exceeded", retry_after_ms=after)
+
+
+def timed_out(message: str, *, status: int = 504) -> ApiError:
+    """504: a limit of the server passed (408: while waiting for the client or for a place)."""
+    return ApiError(status, message, kind=SERVER_ERROR, code="timeout", retry_after_ms=DEFAULT_RETRY_AFTER_MS)
+
+
+def internal() -> ApiError:
+    """500 with the fixed text."""
+    return ApiError(500, INTERNAL_MESSAGE, kind=SERVER_ERROR, code="internal_error")
+
+
+_CLIENT_FAULTS: dict[int, str] = {
+    common_pb2.ERROR_CODE_INVALID_ARGUMENT: "invalid_value",
+    common_pb2.ERROR_CODE_UNSUPPORTED: "unsupported_value",
+    common_pb2.ERROR_CODE_CONTEXT_LENGTH_EXCEEDED: "context_length_exceeded",
+}
+_AWAY: frozenset[int] = frozenset(
+    {
+        common_pb2.ERROR_CODE_DRAINING,
+        common_pb2.ERROR_CODE_UNAVAILABLE,
+        common_pb2.ERROR_CODE_ENGINE_LOST,
+        common_pb2.ERROR_CODE_SCHEMA_MISMATCH,
+        common_pb2.ERROR_CODE_CANCELLED,
+    }
+)
+
+
+def from_wire(error: common_pb2.Error, *, model: str = "") -> ApiError:
+    """The HTTP form of a peer's refusal or failure."""
+    param = error.param if error.HasField("param") else None
+    after = error.retry_after_ms if error.HasField("retry_after_ms") else None
+    code = error.code
+    if code in _CLIENT_FAULTS:
+        return bad_request(error.message, param, _CLIENT_FAULTS[code])
+    if code == common_pb2.ERROR_CODE_MODEL_NOT_FOUND:
+        return model_not_found(model)
+    if code == common_pb2.ERROR_CODE_OVERLOADED:
+        return overloaded(error.message, retry_after_ms=after)
+    if code in _AWAY:
+        return unavailable(error.message, retry_after_ms=after)
+    if code in (common_pb2.ERROR_CODE_TIMEOUT, common_pb2.ERROR_CODE_SLOW_READER):
+        return timed_out(error.message, status=408)
+    return internal()

@@ -1,0 +1,166 @@
+"""From an HTTP request to its answer, for every generating route."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from catenary.telemetry import current_traceparent, get_logger, new_id
+from gateway.config import GatewayConfig
+from gateway.errors import ApiError, overloaded, unavailable
+from gateway.generation.answer import EventStream, Writer, collect
+from gateway.generation.endpoint import Endpoint, T
+from gateway.generation.generation import Generation
+from gateway.generation.plan import GenerationPlan, make_plan
+from gateway.http.body import BodyLimits, read_json_object
+from gateway.http.disconnect import ClientGone, ClientWatch
+from gateway.http.respond import send_json
+from gateway.link import RouterSession
+from gateway.metrics import GatewayMetrics, RequestTimer
+from gateway.schemas import RequestLimits
+from gateway.text.models import ModelBoard
+from gateway.text.pool import TokenizerPool
+
+_log = get_logger(__name__)
+
+
+class GenerationService:
+    """Runs requests: reads, renders, submits, answers. In any case every sequence ends or is aborted."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        *,
+        session: RouterSession,
+        models: ModelBoard,
+        tokenizers: TokenizerPool,
+        metrics: GatewayMetrics,
+    ) -> None:
+        self._config = config
+        self._session = session
+        self._models = models
+        self._tokenizers = tokenizers
+        self._metrics = metrics
+        self._body = BodyLimits(int(config.max_body_mib * (1 << 20)), config.body_timeout_s)
+        self._limits = RequestLimits(
+            max_n=config.max_n,
+            max_prompts=config.max_prompts,
+            max_sequences=config.max_sequences,
+            max_messages=config.max_messages,
+            max_content_parts=config.max_content_parts,
+            max_stop_length=config.max_stop_length,
+            max_stop_token_ids=config.max_stop_token_ids,
+        )
+        self._generations: set[Generation] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._active = 0
+        self.draining = False
+        """No new requests are taken."""
+
+    @property
+    def active(self) -> int:
+        """Requests at work, from the first byte of the body to the last of the answer."""
+        return self._active
+
+    async def drain(self, grace_s: float) -> None:
+        """Take nothing new, wait for what runs, and end with an error what is left after `grace_s`."""
+        self.draining = True
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._idle.wait()
+        except TimeoutError:
+            _log.warning("requests cut off by the shutdown", requests=self._active, after_s=grace_s)
+            for generation in list(self._generations):
+                generation.interrupt(unavailable("The server is shutting down."))
+
+    async def serve(self, endpoint: Endpoint[T], scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request. Raises ApiError before the answer has begun, ClientGone at any time."""
+        deadline = asyncio.get_running_loop().time() + self._config.request_timeout_s
+        with self._place():
+            body = await read_json_object(Request(scope, receive), self._body)
+            fields = endpoint.parse(body, self._limits)
+            model = self._models.require(fields.model)
+            del body
+            timer = RequestTimer(self._metrics, model.name)
+            request_id = new_id(endpoint.id_prefix)
+            try:
+                async with ClientWatch(receive) as watch:
+                    render = endpoint.render(fields, model, self._tokenizers, request_id)
+                    prompts = await watch.run(render)
+                    plan = make_plan(
+                        request_id=request_id,
+                        model=model,
+                        prompts=prompts,
+                        fields=fields,
+                        top_count=endpoint.top_count(fields),
+                        default_max_tokens=endpoint.default_max_tokens,
+                        param=endpoint.prompt_param,
+                    )
+                    writer = endpoint.writer(fields, model, request_id, int(time.time()))
+                    with self._generation(plan, timer, deadline) as generation:
+                        watch.on_gone(lambda: generation.interrupt(ClientGone()))
+                        async with generation:
+                            await self._run(generation, writer, timer, scope, receive, send)
+            except ApiError as error:
+                timer.failed(error.code or "")
+                raise
+
+    async def _run(
+        self,
+        generation: Generation,
+        writer: Writer,
+        timer: RequestTimer,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        generation.submit(current_traceparent())
+        # Nothing is sent before the engine's first answer: until then a refusal is a status, not an event.
+        first = await generation.next()
+        timer.accepted(generation.plan.prompt_tokens)
+        if generation.plan.fields.stream:
+            stream = EventStream(
+                generation, writer, first, stall_s=self._config.stalled_client_s, on_error=timer.failed
+            )
+            await stream(scope, receive, send)
+        else:
+            results = await collect(generation, first)
+            await send_json(send, writer.whole(results, generation.usage()))
+
+    @contextmanager
+    def _generation(self, plan: GenerationPlan, timer: RequestTimer, deadline: float) -> Iterator[Generation]:
+        generation = Generation(
+            plan,
+            self._session,
+            max_unread_tokens=self._config.stream_buffer_tokens,
+            deadline=deadline,
+            on_tokens=timer.tokens,
+        )
+        self._generations.add(generation)
+        try:
+            yield generation
+        finally:
+            self._generations.discard(generation)
+            if generation.finish_reasons:
+                timer.finished(generation.finish_reasons, generation.usage(), plan.count)
+
+    @contextmanager
+    def _place(self) -> Iterator[None]:
+        if self.draining:
+            raise unavailable("The server is shutting down.")
+        if self._active >= self._config.max_requests:
+            raise overloaded(f"The server is working on its limit of {self._config.max_requests} requests.")
+        self._active += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._active -= 1
+            if not self._active:
+                self._idle.set()

@@ -1,0 +1,116 @@
+"""uvicorn, run inside our own loop and shut down in our own order."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import ssl
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from catenary.runtime import StartRefused
+from gateway.http.protocol import HttpLimits, limited_protocol
+
+BACKLOG = 2048
+
+
+class _QuietServer(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Signals belong to catenary.runtime."""
+        yield
+
+
+class HttpServer:
+    """One listening socket and the ASGI application behind it."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        host: str,
+        port: int,
+        limits: HttpLimits,
+        keep_alive_s: int,
+        certfile: Path | None = None,
+        keyfile: Path | None = None,
+        client_ca: Path | None = None,
+    ) -> None:
+        self._host = host
+        self._port = port
+        self._scheme = "https" if certfile else "http"
+        self._socket: socket.socket | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._server = _QuietServer(
+            uvicorn.Config(
+                app,
+                http=limited_protocol(limits),
+                loop="none",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                backlog=BACKLOG,
+                timeout_keep_alive=keep_alive_s,
+                timeout_graceful_shutdown=5,
+                ssl_certfile=certfile,
+                ssl_keyfile=keyfile,
+                ssl_ca_certs=str(client_ca) if client_ca else None,
+                ssl_cert_reqs=ssl.CERT_REQUIRED if client_ca else ssl.CERT_NONE,
+            )
+        )
+
+    async def start(self) -> str:
+        """Listen, and return the base URL. Raises StartRefused: port in use, bad host, bad certificate."""
+        try:
+            self._server.config.load()
+        except (OSError, ssl.SSLError):
+            raise StartRefused(
+                "--ssl-certfile or --ssl-keyfile: not a readable certificate and key"
+            ) from None
+        self._socket = _bind(self._host, self._port)
+        self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]))
+        while not self._server.started:
+            if self._task.done():
+                await self._task
+                raise StartRefused(f"--host {self._host}: the HTTP server did not start")
+            await asyncio.sleep(0.005)
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"{self._scheme}://{host}:{self._socket.getsockname()[1]}"
+
+    async def stop(self) -> None:
+        """Stop listening, let answers that are being written end for a moment, close all connections."""
+        if self._task is None:
+            return
+        self._server.should_exit = True
+        await asyncio.wait({self._task})
+        if self._socket is not None:
+            self._socket.close()
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError:
+        raise StartRefused(f"--host {host}: not an address of this machine") from None
+    family, kind, protocol, _, address = found[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        reason = "is in use" if error.errno == errno.EADDRINUSE else "cannot be listened on"
+        raise StartRefused(f"--port {port}: {host}:{port} {reason}") from None
+    listener.setblocking(False)
+    return listener

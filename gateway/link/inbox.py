@@ -1,0 +1,98 @@
+"""Where the steps of a request's sequences wait for the request: bounded, merged, one wake-up for all."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from catenary.v1 import common_pb2
+from gateway.errors import ApiError
+from gateway.streaming.sequence_text import TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceEnded:
+    """The end of a sequence as the engine told it. `error` is set instead of a good end."""
+
+    reason: common_pb2.FinishReason.ValueType = common_pb2.FINISH_REASON_UNSPECIFIED
+    stop_token: bool = False
+    cached_tokens: int = 0
+    error: ApiError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one sequence got since it was last looked at."""
+
+    ids: list[int]
+    logprobs: list[TokenLogprob] | None
+    end: SequenceEnded | None
+
+
+class SequenceFeed:
+    """One sequence's unread output. The session writes, the request reads; steps of a slow reader merge."""
+
+    __slots__ = ("_end", "_ids", "_inbox", "_logprobs", "index")
+
+    def __init__(self, inbox: Inbox, index: int) -> None:
+        self._inbox = inbox
+        self.index = index
+        self._ids: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._end: SequenceEnded | None = None
+
+    def extend(self, ids: list[int], logprobs: list[TokenLogprob]) -> bool:
+        """Add a step's tokens. False: the reader is too far behind and the sequence should be given up."""
+        if len(self._ids) + len(ids) > self._inbox.max_tokens:
+            return False
+        self._ids += ids
+        self._logprobs += logprobs
+        self._inbox.mark(self)
+        return True
+
+    def finish(self, end: SequenceEnded) -> None:
+        """Nothing follows."""
+        if self._end is None:
+            self._end = end
+            self._inbox.mark(self)
+
+    def take(self) -> Batch:
+        """All that is unread."""
+        ids, logprobs = self._ids, self._logprobs
+        self._ids, self._logprobs = [], []
+        return Batch(ids, logprobs or None, self._end)
+
+
+class Inbox:
+    """The feeds of one request."""
+
+    def __init__(self, max_tokens: int) -> None:
+        """`max_tokens`: how many unread tokens a sequence may have."""
+        self.max_tokens = max_tokens
+        self._ready: dict[int, SequenceFeed] = {}
+        self._event = asyncio.Event()
+        self._interrupt: Exception | None = None
+
+    def feed(self, index: int) -> SequenceFeed:
+        """A feed for the request's choice `index`."""
+        return SequenceFeed(self, index)
+
+    def mark(self, feed: SequenceFeed) -> None:
+        """Something is unread in `feed`."""
+        self._ready[feed.index] = feed
+        self._event.set()
+
+    def interrupt(self, error: Exception) -> None:
+        """Make this and every later `wait` raise `error`."""
+        self._interrupt = self._interrupt or error
+        self._event.set()
+
+    async def wait(self) -> list[SequenceFeed]:
+        """Wait until something is unread, and return the feeds that have it, by index."""
+        await self._event.wait()
+        if self._interrupt is not None:
+            raise self._interrupt
+        self._event.clear()
+        ready = [self._ready[index] for index in sorted(self._ready)]
+        self._ready.clear()
+        return ready

@@ -1,0 +1,219 @@
+"""What is counted. Own names are `catenary_*`; those that dashboards for vLLM read are repeated under its
+names.
+
+Labels come from closed sets only: served models, route templates, known methods, fixed reasons.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from catenary.v1 import router_pb2
+from gateway.streaming.usage import Usage
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+_MODEL = ("model_name",)
+ERROR_CODES = frozenset(
+    {
+        "context_length_exceeded",
+        "disconnect",
+        "engine_unavailable",
+        "internal_error",
+        "invalid_value",
+        "rate_limit_exceeded",
+        "slow_reader",
+        "timeout",
+        "tokenizer_unavailable",
+        "unsupported_value",
+    }
+)
+
+Served = Sequence[router_pb2.ServedModel]
+
+
+class GatewayMetrics:
+    """The counters of one gateway, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._http = Counter(
+            "catenary_http_requests",
+            "Answered HTTP requests.",
+            ("route", "method", "status"),
+            registry=self.registry,
+        )
+        self._http_seconds = self._histogram(
+            "catenary_http_seconds", "Seconds of an HTTP request.", _SECONDS, ("route",)
+        )
+        self.prompt_tokens = self._counter("catenary_prompt_tokens", "Prompt tokens of accepted requests.")
+        self.generated_tokens = self._counter("catenary_generation_tokens", "Generated tokens.")
+        self.success = self._counter("catenary_request_success", "Finished choices.", ("finished_reason",))
+        self.failures = self._counter(
+            "catenary_request_failures", "Requests that failed, by reason.", ("reason",)
+        )
+        self.first_token = self._histogram(
+            "catenary_time_to_first_token_seconds", "Arrival to first token.", _SECONDS
+        )
+        self.inter_token = self._histogram(
+            "catenary_inter_token_latency_seconds", "Between tokens.", _TOKEN_SECONDS
+        )
+        self.per_token = self._histogram(
+            "catenary_time_per_output_token_seconds",
+            "Mean seconds per token after the first.",
+            _TOKEN_SECONDS,
+        )
+        self.end_to_end = self._histogram("catenary_e2e_request_latency_seconds", "Arrival to end.", _SECONDS)
+        self.request_prompt = self._histogram("catenary_request_prompt_tokens", "Prompt tokens.", _TOKENS)
+        self.request_generated = self._histogram(
+            "catenary_request_generation_tokens", "Generated tokens.", _TOKENS
+        )
+        self.registry.register(
+            _Aliases(
+                [
+                    self.prompt_tokens,
+                    self.generated_tokens,
+                    self.success,
+                    self.first_token,
+                    self.inter_token,
+                    self.per_token,
+                    self.end_to_end,
+                    self.request_prompt,
+                    self.request_generated,
+                ]
+            )
+        )
+
+    def observe_http(self, route: str, method: str, status: int, seconds: float) -> None:
+        """Count an answered request."""
+        self._http.labels(route, method, str(status)).inc()
+        self._http_seconds.labels(route).observe(seconds)
+
+    def page(self) -> bytes:
+        """The text that Prometheus scrapes."""
+        return generate_latest(self.registry)
+
+    def _counter(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
+        return Counter(name, text, _MODEL + labels, registry=self.registry)
+
+    def _histogram(
+        self, name: str, text: str, buckets: Sequence[float], labels: tuple[str, ...] = _MODEL
+    ) -> Histogram:
+        return Histogram(name, text, labels, buckets=buckets, registry=self.registry)
+
+
+class RequestTimer:
+    """Times and counts of one generation request."""
+
+    def __init__(self, metrics: GatewayMetrics, model: str) -> None:
+        self._metrics = metrics
+        self._model = model
+        self._started = time.perf_counter()
+        self._first: float | None = None
+        self._last: dict[int, float] = {}
+
+    def tokens(self, choice: int, count: int) -> None:
+        """`count` new tokens of a choice."""
+        if not count:
+            return
+        now = time.perf_counter()
+        if self._first is None:
+            self._first = now
+            self._metrics.first_token.labels(self._model).observe(now - self._started)
+        elif choice in self._last:
+            inter_token = self._metrics.inter_token.labels(self._model)
+            for _ in range(count):
+                inter_token.observe((now - self._last[choice]) / count)
+        self._last[choice] = now
+        self._metrics.generated_tokens.labels(self._model).inc(count)
+
+    def accepted(self, prompt_tokens: int) -> None:
+        """The request is on its way to an engine."""
+        self._metrics.prompt_tokens.labels(self._model).inc(prompt_tokens)
+
+    def failed(self, reason: str) -> None:
+        """The request ended with an error."""
+        known = reason if reason in ERROR_CODES else "internal_error"
+        self._metrics.failures.labels(self._model, known).inc()
+
+    def finished(self, reasons: Iterable[str | None], usage: Usage, choices: int) -> None:
+        """The request ended, or its client left (reason None: an aborted choice)."""
+        now = time.perf_counter()
+        metrics, model = self._metrics, self._model
+        for reason in reasons:
+            metrics.success.labels(model, reason or "abort").inc()
+        metrics.end_to_end.labels(model).observe(now - self._started)
+        metrics.request_prompt.labels(model).observe(usage.prompt_tokens)
+        metrics.request_generated.labels(model).observe(usage.completion_tokens)
+        later = usage.completion_tokens - choices
+        if self._first is not None and later > 0:
+            metrics.per_token.labels(model).observe(
+                (max(self._last.values()) - self._first) * choices / later
+            )
+
+
+class FleetCollector(Collector):
+    """Gauges read at scrape time: the router's last word, and this gateway's own state."""
+
+    def __init__(
+        self, models: Callable[[], Served], live: Callable[[], int], connected: Callable[[], bool]
+    ) -> None:
+        self._models = models
+        self._live = live
+        self._connected = connected
+
+    def collect(self) -> Iterator[Metric]:
+        running = GaugeMetricFamily(
+            "vllm:num_requests_running", "Sequences running on engines.", labels=_MODEL
+        )
+        waiting = GaugeMetricFamily("vllm:num_requests_waiting", "Sequences waiting.", labels=_MODEL)
+        used = GaugeMetricFamily("vllm:kv_cache_usage_perc", "Share of KV blocks in use.", labels=_MODEL)
+        serving = GaugeMetricFamily("catenary_serving_engines", "Engines that take sequences.", labels=_MODEL)
+        for model in self._models():
+            name, load = [model.info.name], model.load
+            running.add_metric(name, load.running)
+            waiting.add_metric(name, load.waiting)
+            used.add_metric(name, load.used_blocks / load.total_blocks if load.total_blocks else 0.0)
+            serving.add_metric(name, model.serving_engines)
+        for family in (running, waiting, used):
+            yield family
+            yield _renamed(family, family.name.replace("vllm:", "catenary_"))
+        yield serving
+        yield GaugeMetricFamily(
+            "catenary_gateway_live_sequences", "Sequences of this gateway.", value=self._live()
+        )
+        yield GaugeMetricFamily(
+            "catenary_router_connected", "1 with a session to the router.", value=float(self._connected())
+        )
+
+
+class _Aliases(Collector):
+    """Metrics again under vLLM's names."""
+
+    def __init__(self, metrics: Sequence[Collector]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._metrics:
+            for family in metric.collect():
+                yield _renamed(family, family.name.replace("catenary_", "vllm:"))
+
+
+def _renamed(family: Metric, name: str) -> Metric:
+    alias = Metric(name, family.documentation, family.type, family.unit)
+    for sample in family.samples:
+        alias.add_sample(
+            name + sample.name.removeprefix(family.name),
+            sample.labels,
+            sample.value,
+            sample.timestamp,
+            sample.exemplar,
+        )
+    return alias

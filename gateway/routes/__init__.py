@@ -1,0 +1,7 @@
+"""The HTTP routes, one file each."""
+
+from __future__ import annotations
+
+from gateway.routes import chat_completions, completions, health, metrics, models, openapi
+
+__all__ = ["chat_completions", "completions", "health", "metrics", "models", "openapi"]

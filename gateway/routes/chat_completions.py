@@ -1,0 +1,74 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from catenary.v1 import tokenizer_pb2
+from gateway.generation.endpoint import Endpoint
+from gateway.generation.service import GenerationService
+from gateway.http.respond import Deferred
+from gateway.routes.openapi import operation
+from gateway.schemas import ChatRequest, RequestLimits, parse_request
+from gateway.schemas.unsupported import CHAT
+from gateway.streaming.chat import ChatWriter
+from gateway.text.models import Model
+from gateway.text.pool import TokenizerPool
+
+
+class ChatEndpoint(Endpoint[ChatRequest]):
+    """Chats: rendered by the model's template, answered to the end of the context unless limited."""
+
+    id_prefix = "chatcmpl-"
+    prompt_param = "messages"
+
+    def parse(self, body: dict[str, Any], limits: RequestLimits) -> ChatRequest:
+        return parse_request(ChatRequest, body, CHAT, limits)
+
+    async def render(
+        self, fields: ChatRequest, model: Model, pool: TokenizerPool, request_id: str
+    ) -> list[list[int]]:
+        messages = [
+            tokenizer_pb2.ChatMessage(
+                role=message.role,
+                content=[tokenizer_pb2.ContentPart(text=text) for text in message.texts],
+                name=message.name,
+            )
+            for message in fields.messages
+        ]
+        return await pool.render(
+            tokenizer_pb2.RenderRequest(
+                request_id=request_id,
+                model=model.name,
+                chat=tokenizer_pb2.ChatInput(messages=messages, add_generation_prompt=True),
+                max_prompt_tokens=model.max_model_len,
+            )
+        )
+
+    def top_count(self, fields: ChatRequest) -> int | None:
+        return fields.top_count
+
+    def writer(self, fields: ChatRequest, model: Model, answer_id: str, created: int) -> ChatWriter:
+        return ChatWriter(
+            answer_id=answer_id,
+            created=created,
+            model=model.name,
+            vocabulary=model.vocabulary,
+            with_usage=fields.wants_usage,
+        )
+
+
+def routes(service: GenerationService) -> APIRouter:
+    """The route."""
+    router = APIRouter()
+    serve = partial(service.serve, ChatEndpoint())
+
+    @router.post("/v1/chat/completions", **operation(ChatRequest, "Go on with a chat"))
+    async def chat_completions() -> Response:
+        return Deferred(serve)
+
+    return router

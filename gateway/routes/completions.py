@@ -1,0 +1,73 @@
+"""`POST /v1/completions`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from catenary.v1 import tokenizer_pb2
+from gateway.generation.endpoint import Endpoint
+from gateway.generation.service import GenerationService
+from gateway.http.respond import Deferred
+from gateway.routes.openapi import operation
+from gateway.schemas import CompletionRequest, RequestLimits, parse_request
+from gateway.schemas.completion import DEFAULT_MAX_TOKENS
+from gateway.schemas.unsupported import COMPLETION
+from gateway.streaming.completion import CompletionWriter
+from gateway.text.models import Model
+from gateway.text.pool import TokenizerPool
+
+
+class CompletionEndpoint(Endpoint[CompletionRequest]):
+    """Plain prompts, as text or as ids."""
+
+    id_prefix = "cmpl-"
+    prompt_param = "prompt"
+    default_max_tokens = DEFAULT_MAX_TOKENS
+
+    def parse(self, body: dict[str, Any], limits: RequestLimits) -> CompletionRequest:
+        return parse_request(CompletionRequest, body, COMPLETION, limits)
+
+    async def render(
+        self, fields: CompletionRequest, model: Model, pool: TokenizerPool, request_id: str
+    ) -> list[list[int]]:
+        texts = [prompt for prompt in fields.prompt if isinstance(prompt, str)]
+        if not texts:
+            return [prompt for prompt in fields.prompt if isinstance(prompt, list)]
+        return await pool.render(
+            tokenizer_pb2.RenderRequest(
+                request_id=request_id,
+                model=model.name,
+                completion=tokenizer_pb2.CompletionInput(prompts=texts, add_special_tokens=True),
+                max_prompt_tokens=model.max_model_len,
+            )
+        )
+
+    def top_count(self, fields: CompletionRequest) -> int | None:
+        return fields.top_count
+
+    def writer(
+        self, fields: CompletionRequest, model: Model, answer_id: str, created: int
+    ) -> CompletionWriter:
+        return CompletionWriter(
+            answer_id=answer_id,
+            created=created,
+            model=model.name,
+            vocabulary=model.vocabulary,
+            with_usage=fields.wants_usage,
+        )
+
+
+def routes(service: GenerationService) -> APIRouter:
+    """The route."""
+    router = APIRouter()
+    serve = partial(service.serve, CompletionEndpoint())
+
+    @router.post("/v1/completions", **operation(CompletionRequest, "Go on with a text"))
+    async def completions() -> Response:
+        return Deferred(serve)
+
+    return router

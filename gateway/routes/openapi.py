@@ -1,0 +1,77 @@
+"""`GET /openapi.json`, and how the routes describe their bodies there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, FastAPI
+from starlette.responses import JSONResponse
+
+from gateway.schemas.base import RequestModel
+
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+_STATUSES = {
+    400: "The request is wrong",
+    401: "No or a wrong API key",
+    404: "No such model",
+    413: "The body is too large",
+    415: "The body is not JSON",
+    429: "Queues are full; see Retry-After",
+    503: "Nothing can serve the request now; see Retry-After",
+}
+
+
+def operation(model: type[RequestModel], summary: str) -> dict[str, Any]:
+    """Arguments of a route decorator whose body is read by our own strict reader."""
+    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+    # The components are ours alone: FastAPI knows no request models, so the definitions go in line.
+    definitions = schema.pop("$defs", {})
+    return {
+        "summary": summary,
+        "responses": {
+            status: {"description": text, "content": {"application/json": {"schema": _ERROR}}}
+            for status, text in _STATUSES.items()
+        },
+        "openapi_extra": {
+            "requestBody": {
+                "required": True,
+                "content": {"application/json": {"schema": _inline(schema, definitions)}},
+            }
+        },
+    }
+
+
+def routes(app: FastAPI) -> APIRouter:
+    """The route; it needs a key like any other."""
+    router = APIRouter()
+
+    @router.get("/openapi.json", include_in_schema=False)
+    async def openapi() -> JSONResponse:
+        return JSONResponse(app.openapi())
+
+    return router
+
+
+def _inline(node: Any, definitions: dict[str, Any]) -> Any:
+    if isinstance(node, list):
+        return [_inline(item, definitions) for item in node]
+    if not isinstance(node, dict):
+        return node
+    if "$ref" in node:
+        return _inline(definitions[node["$ref"].rsplit("/", 1)[1]], definitions)
+    return {key: _inline(value, definitions) for key, value in node.items()}

@@ -1,0 +1,126 @@
+"""Parameters that are known and cannot be honoured yet.
+
+One rule: a known parameter is refused with 400 and its name, unless its value asks for nothing (null, or
+what would happen anyway). A parameter that is not known at all is refused too. Nothing is ever ignored in
+silence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gateway.errors import ApiError, bad_request
+
+_OFF: tuple[Any, ...] = ()
+"""Only null is neutral."""
+
+_SAMPLING: dict[str, Sequence[Any]] = {
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "min_p": (0,),
+    "logit_bias": ({},),
+    "logits_processors": ([],),
+    "use_beam_search": (False,),
+    "early_stopping": (False,),
+    "allowed_token_ids": _OFF,
+    "bad_words": ([],),
+    "token_ids_logprob": _OFF,
+    "thinking_token_budget": _OFF,
+}
+_OUTPUT: dict[str, Sequence[Any]] = {
+    "prompt_logprobs": _OFF,
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": _OFF,
+    "guided_json": _OFF,
+    "guided_regex": _OFF,
+    "guided_choice": _OFF,
+    "guided_grammar": _OFF,
+    "guided_json_object": (False,),
+    "guided_decoding_backend": _OFF,
+    "guided_whitespace_pattern": _OFF,
+    "structural_tag": _OFF,
+}
+_SYSTEM: dict[str, Sequence[Any]] = {
+    "priority": (0,),
+    "cache_salt": _OFF,
+    "request_id": _OFF,
+    "truncate_prompt_tokens": _OFF,
+    "kv_transfer_params": _OFF,
+    "vllm_xargs": _OFF,
+    "service_tier": ("auto", "default"),
+    "prompt_embeds": _OFF,
+}
+
+COMMON: Mapping[str, Sequence[Any]] = {**_SAMPLING, **_OUTPUT, **_SYSTEM}
+
+CHAT: Mapping[str, Sequence[Any]] = {
+    **COMMON,
+    "tools": ([],),
+    "tool_choice": ("none",),
+    "parallel_tool_calls": (True,),
+    "functions": ([],),
+    "function_call": ("none",),
+    "audio": _OFF,
+    "modalities": (["text"],),
+    "prediction": _OFF,
+    "reasoning_effort": ("none",),
+    "reasoning": _OFF,
+    "include_reasoning": (True,),
+    "verbosity": ("medium",),
+    "store": (False,),
+    "moderation": _OFF,
+    "web_search_options": _OFF,
+    "prompt_cache_retention": ("in_memory", "in-memory"),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "add_special_tokens": (False,),
+    "chat_template": _OFF,
+    "chat_template_kwargs": ({},),
+    "documents": ([],),
+    "mm_processor_kwargs": ({},),
+    "media_io_kwargs": ({},),
+    "echo": (False,),
+    "best_of": (1,),
+}
+
+COMPLETION: Mapping[str, Sequence[Any]] = {
+    **COMMON,
+    "echo": (False,),
+    "suffix": _OFF,
+    "add_special_tokens": (True,),
+    "store": (False,),
+}
+
+
+def drop_neutral(
+    body: dict[str, Any], known: Mapping[str, Sequence[Any]], prefix: str = ""
+) -> dict[str, Any]:
+    """`body` without the known parameters that ask for nothing. Raises ApiError for one that asks for
+    something.
+    """
+    kept = {}
+    for name, value in body.items():
+        if name not in known:
+            kept[name] = value
+        elif value is not None and not _among(value, known[name]):
+            raise unsupported(prefix + name)
+    return kept
+
+
+def unsupported(param: str) -> ApiError:
+    """400 that names a parameter which this server does not support."""
+    return bad_request(
+        f"The parameter '{param}' is not supported by this server yet.", param, "unsupported_parameter"
+    )
+
+
+def _among(value: Any, neutral: Sequence[Any]) -> bool:
+    # 0 == False in Python; in JSON they are different things.
+    return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral)

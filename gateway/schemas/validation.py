@@ -1,0 +1,87 @@
+"""From a JSON object to a request model, or to an error that names the field."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from gateway.errors import ApiError, bad_request
+from gateway.schemas.base import FieldError, RequestModel
+from gateway.schemas.limits import RequestLimits
+from gateway.schemas.unsupported import drop_neutral
+
+T = TypeVar("T", bound=RequestModel)
+
+MAX_PARAM_LENGTH = 100
+_MAX_DEPTH = 6
+_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+
+# pydantic's kinds of error, in our words. Values that the caller sent are never repeated.
+_RANGES = {
+    "greater_than": ("greater than", "gt"),
+    "greater_than_equal": ("at least", "ge"),
+    "less_than": ("less than", "lt"),
+    "less_than_equal": ("at most", "le"),
+}
+_TYPES = {
+    "string_type": "a string",
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "bool_type": "a boolean",
+    "list_type": "an array",
+    "tuple_type": "an array",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+}
+
+
+def parse_request(
+    model: type[T], body: dict[str, Any], known: Mapping[str, Sequence[Any]], limits: RequestLimits
+) -> T:
+    """Validate `body` as `model`; `known` lists the parameters that are refused by name. Raises ApiError
+    400.
+    """
+    try:
+        request = model.model_validate(drop_neutral(body, known))
+    except ValidationError as error:
+        raise _first(error) from None
+    request.check(limits)
+    return request
+
+
+def _first(error: ValidationError) -> ApiError:
+    problem = error.errors(include_url=False, include_input=False)[0]
+    param = _param(problem["loc"])
+    kind, context = problem["type"], problem.get("ctx", {})
+    if isinstance(own := context.get("error"), FieldError):
+        return own.api_error(param)
+    if kind == "missing":
+        return bad_request(f"Missing required parameter: '{param}'.", param, "missing_required_parameter")
+    if kind == "extra_forbidden":
+        return bad_request(f"Unknown parameter: '{param}'.", param, "unknown_parameter")
+    if kind in _RANGES:
+        words, key = _RANGES[kind]
+        return bad_request(f"Invalid '{param}': must be {words} {context[key]}.", param)
+    if kind in _TYPES:
+        return bad_request(f"Invalid type for '{param}': expected {_TYPES[kind]}.", param, "invalid_type")
+    if kind == "literal_error":
+        return bad_request(f"Invalid '{param}': must be one of {context['expected']}.", param)
+    if kind == "finite_number":
+        return bad_request(f"Invalid '{param}': must be a finite number.", param)
+    if kind in ("too_short", "string_too_short"):
+        return bad_request(f"Invalid '{param}': must have at least {context['min_length']} items.", param)
+    if kind in ("too_long", "string_too_long"):
+        return bad_request(f"Invalid '{param}': must have at most {context['max_length']} items.", param)
+    return bad_request(f"Invalid value for '{param}'.", param)
+
+
+def _param(location: tuple[int | str, ...]) -> str:
+    """`messages.0.content`: the field's path, with nothing in it that could not be a name."""
+    parts = [str(part) for part in location[:_MAX_DEPTH]]
+    shown = [part if _NAME.fullmatch(part) else "?" for part in parts]
+    return ".".join(shown)[:MAX_PARAM_LENGTH]

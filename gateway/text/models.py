@@ -1,0 +1,115 @@
+"""Which models are served, and which of them the gateway can decode."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from catenary.telemetry import get_logger
+from catenary.v1 import router_pb2
+from gateway.errors import ApiError, model_not_found, unavailable
+from gateway.text.vocabulary import Vocabulary
+
+_log = get_logger(__name__)
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 5.0
+
+Fetch = Callable[[str], Awaitable[Vocabulary]]
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model that can be used now."""
+
+    name: str
+    max_model_len: int
+    vocab_size: int
+    vocabulary: Vocabulary
+
+
+class ModelBoard:
+    """The router's last word on the models, with the vocabulary of each."""
+
+    def __init__(self, fetch: Fetch, is_online: Callable[[], bool]) -> None:
+        """`is_online`: whether the router's word is fresh, that is, its session is up."""
+        self._fetch = fetch
+        self._is_online = is_online
+        self._served: dict[str, router_pb2.ServedModel] = {}
+        self._vocabularies: dict[str, Vocabulary] = {}
+        self._changed = asyncio.Event()
+
+    @property
+    def served(self) -> list[router_pb2.ServedModel]:
+        """All models that the router knows, by name."""
+        return [self._served[name] for name in sorted(self._served)]
+
+    def update(self, models: Sequence[router_pb2.ServedModel]) -> None:
+        """Take the router's list."""
+        self._served = {model.info.name: model for model in models}
+        self._changed.set()
+
+    def info(self, name: str) -> router_pb2.ServedModel:
+        """A model by name. Raises ApiError 404."""
+        found = self._served.get(name)
+        if found is None:
+            raise model_not_found(name)
+        return found
+
+    def require(self, name: str) -> Model:
+        """A model to generate with. Raises ApiError: 404 if nobody serves it, 503 if nobody does just now."""
+        if not self._served:
+            raise unavailable("No model is being served yet.")
+        served = self.info(name)
+        if not self._is_online() or not served.serving_engines:
+            raise unavailable("No engine is serving the model at the moment.")
+        vocabulary = self._usable(served)
+        if vocabulary is None:
+            raise unavailable("The model's tokenizer is not loaded yet.", code="tokenizer_unavailable")
+        return Model(name, served.info.max_model_len, served.info.vocab_size, vocabulary)
+
+    @property
+    def ready(self) -> bool:
+        """Whether at least one model can be used."""
+        return self._is_online() and any(
+            model.serving_engines and self._usable(model) for model in self._served.values()
+        )
+
+    async def run(self) -> None:
+        """Fetch the vocabularies that are missing or have changed, until cancelled."""
+        pause = _FIRST_PAUSE_S
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            missing = [model for model in self._served.values() if self._usable(model) is None]
+            if not missing:
+                continue
+            for model in missing:
+                await self._load(model)
+            if any(self._usable(model) is None for model in self._served.values()):
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, _LONGEST_PAUSE_S)
+                self._changed.set()
+            else:
+                pause = _FIRST_PAUSE_S
+
+    def _usable(self, model: router_pb2.ServedModel) -> Vocabulary | None:
+        vocabulary = self._vocabularies.get(model.info.name)
+        expected = model.info.tokenizer_sha256
+        if vocabulary is None or (expected and vocabulary.sha256 != expected):
+            return None
+        return vocabulary
+
+    async def _load(self, model: router_pb2.ServedModel) -> None:
+        name = model.info.name
+        try:
+            vocabulary = await self._fetch(name)
+        except (ApiError, ValueError) as error:
+            _log.warning("tokenizer not loaded", model=name, reason=str(error))
+            return
+        expected = model.info.tokenizer_sha256
+        if expected and vocabulary.sha256 != expected:
+            _log.error("engine and tokenizer service have different tokenizers", model=name)
+            return
+        self._vocabularies[name] = vocabulary
+        _log.info("tokenizer loaded", model=name, sha256=vocabulary.sha256[:12])

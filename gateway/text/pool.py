@@ -1,0 +1,131 @@
+"""The tokenizer services: any of several, each call to the least busy, again elsewhere if one is away."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import grpc
+
+from catenary.rpc import TlsFiles, error_of, open_channel
+from catenary.telemetry import get_logger
+from catenary.v1 import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
+from gateway.errors import ApiError, from_wire, internal, timed_out, unavailable
+from gateway.text.vocabulary import Vocabulary
+
+_log = get_logger(__name__)
+MAX_TOKENIZER_BYTES = 256 << 20
+TRIES = 3
+_RETRY_PAUSE_S = 0.1
+_DNS = "dns:///"
+_AWAY = (common_pb2.ERROR_CODE_UNAVAILABLE, common_pb2.ERROR_CODE_DRAINING)
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Target:
+    channel: grpc.aio.Channel
+    stub: tokenizer_pb2_grpc.TokenizerServiceAsyncStub
+    calls: int = 0
+
+
+class TokenizerPool:
+    """Renders prompts and fetches tokenizer files. `dns:///name:port` counts as one target, balanced by
+    gRPC.
+    """
+
+    def __init__(
+        self,
+        targets: Sequence[str],
+        *,
+        secret: str | None,
+        tls: TlsFiles | None,
+        max_message_mib: int,
+        keepalive_s: float,
+        render_timeout_s: float,
+    ) -> None:
+        """Raises ValueError for a target that is no address."""
+        self._render_timeout_s = render_timeout_s
+        self._targets: list[_Target] = []
+        for target in targets:
+            address = target.removeprefix(_DNS)
+            channel = open_channel(
+                address,
+                secret=secret,
+                tls=tls,
+                max_message_mib=max_message_mib,
+                keepalive_s=keepalive_s,
+                balanced=not address.startswith("unix:"),
+            )
+            self._targets.append(_Target(channel, tokenizer_pb2_grpc.TokenizerServiceStub(channel)))
+
+    async def render(self, request: tokenizer_pb2.RenderRequest) -> list[list[int]]:
+        """Token ids of each prompt. Raises ApiError."""
+
+        async def call(target: _Target) -> tokenizer_pb2.RenderResponse:
+            return await target.stub.Render(request, timeout=self._render_timeout_s)
+
+        response = await self._anywhere(call, request.model)
+        prompts = [list(prompt.token_ids) for prompt in response.prompts]
+        expected = len(request.completion.prompts) if request.HasField("completion") else 1
+        if len(prompts) != expected:
+            _log.error("tokenizer sent another number of prompts", expected=expected, got=len(prompts))
+            raise internal()
+        return prompts
+
+    async def fetch(self, model: str) -> Vocabulary:
+        """The model's tokenizer file. Raises ApiError if no service has it, ValueError if it is damaged."""
+
+        async def call(target: _Target) -> tuple[bytes, tokenizer_pb2.TokenizerDigest]:
+            request = tokenizer_pb2.GetTokenizerRequest(model=model)
+            data = bytearray()
+            async for part in target.stub.GetTokenizer(request, timeout=self._render_timeout_s):
+                data += part.chunk
+                if len(data) > MAX_TOKENIZER_BYTES:
+                    raise ValueError(f"tokenizer file is larger than {MAX_TOKENIZER_BYTES} bytes")
+                if part.HasField("digest"):
+                    return bytes(data), part.digest
+            raise ValueError("tokenizer file was cut short")
+
+        data, digest = await self._anywhere(call, model)
+        return await asyncio.to_thread(_load, data, digest)
+
+    async def close(self) -> None:
+        """Close all channels."""
+        for target in self._targets:
+            await target.channel.close()
+
+    async def _anywhere(self, call: Callable[[_Target], Awaitable[T]], model: str) -> T:
+        """`call` on the least busy target; on others, in turn, if that one is away. All calls may be
+        repeated.
+        """
+        order = sorted(self._targets, key=lambda target: target.calls)
+        for attempt in range(max(TRIES, len(order))):
+            target = order[attempt % len(order)]
+            target.calls += 1
+            try:
+                return await call(target)
+            except grpc.aio.AioRpcError as failure:
+                error = error_of(failure)
+                if error.code not in _AWAY:
+                    raise self._api_error(error, model) from None
+            finally:
+                target.calls -= 1
+            if (attempt + 1) % len(order) == 0:
+                await asyncio.sleep(_RETRY_PAUSE_S)
+        raise unavailable("No tokenizer service is reachable.", code="tokenizer_unavailable")
+
+    def _api_error(self, error: common_pb2.Error, model: str) -> ApiError:
+        if error.code == common_pb2.ERROR_CODE_TIMEOUT:
+            return timed_out(f"The prompt was not rendered within {self._render_timeout_s:g} seconds.")
+        return from_wire(error, model=model)
+
+
+def _load(data: bytes, digest: tokenizer_pb2.TokenizerDigest) -> Vocabulary:
+    if len(data) != digest.size or hashlib.sha256(data).hexdigest() != digest.sha256:
+        raise ValueError("tokenizer file does not match its checksum")
+    return Vocabulary(data, sha256=digest.sha256, special_ids=digest.special_token_ids)

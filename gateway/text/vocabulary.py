@@ -1,0 +1,106 @@
+"""What the gateway knows of a model's tokenizer: how an id reads, alone and in a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+from tokenizers import Tokenizer
+
+from gateway.streaming.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+
+_SPACE_MARK = "\u2581"
+
+
+class _DecoderField(msgspec.Struct):
+    decoder: Any = None
+
+
+class Vocabulary:
+    """A tokenizer file, ready to decode with. Reads `tokenizer.json`; raises ValueError if it is none.
+
+    `sha256` is the file's checksum. Control tokens (`special_ids` and those that the file marks) are left
+    out of visible text."""
+
+    def __init__(self, tokenizer_json: bytes, *, sha256: str, special_ids: Iterable[int] = ()) -> None:
+        try:
+            self._tokenizer = Tokenizer.from_str(tokenizer_json.decode())
+            decoder = msgspec.json.decode(tokenizer_json, type=_DecoderField).decoder
+        except Exception as error:  # the library raises bare Exception
+            raise ValueError("not a tokenizer file") from error
+        self.sha256 = sha256
+        self._byte_level = _is_byte_level(decoder)
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._special = frozenset(special_ids) | {index for index, token in added.items() if token.special}
+        self._added = frozenset(added)
+        self._cache: dict[int, bytes] = {}
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the id is a control token."""
+        return token_id in self._special
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token stands for; empty for an id that the tokenizer does not know."""
+        found = self._cache.get(token_id)
+        if found is None:
+            found = self._cache[token_id] = self._read_bytes(token_id)
+        return found
+
+    def visible_bytes(self, token_id: int) -> bytes:
+        """As `token_bytes`, but empty for a control token."""
+        return b"" if token_id in self._special else self.token_bytes(token_id)
+
+    def detokenizer(self, prompt: Sequence[int]) -> Detokenizer:
+        """A decoder for one sequence that goes on from `prompt`."""
+        if self._byte_level:
+            return ByteDetokenizer(self.visible_bytes, prompt)
+        return WindowDetokenizer(self._decode, self.is_special, prompt)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Visible text of `ids`, all at once."""
+        return self._decode([token_id for token_id in ids if token_id not in self._special])
+
+    def _decode(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
+
+    def _read_bytes(self, token_id: int) -> bytes:
+        token: str | None = self._tokenizer.id_to_token(token_id)
+        if token is None:
+            return b""
+        if self._byte_level:
+            return _bytes_of_byte_level(token)
+        if token_id in self._added:
+            return token.encode()
+        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+            return bytes.fromhex(token[3:5])
+        return token.replace(_SPACE_MARK, " ").encode()
+
+
+def _is_byte_level(decoder: Any) -> bool:
+    if not isinstance(decoder, dict):
+        return False
+    if decoder.get("type") == "Sequence":
+        inner = decoder.get("decoders") or []
+        return len(inner) == 1 and _is_byte_level(inner[0])
+    return decoder.get("type") == "ByteLevel"
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-ins for the 256 bytes."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    alphabet = {chr(value): value for value in printable}
+    others = (value for value in range(256) if chr(value) not in alphabet)
+    alphabet.update({chr(256 + index): value for index, value in enumerate(others)})
+    return alphabet
+
+
+_ALPHABET = _byte_alphabet()
+
+
+def _bytes_of_byte_level(token: str) -> bytes:
+    """A token is either wholly written in the alphabet or, as an added token may be, plain text."""
+    try:
+        return bytes([_ALPHABET[char] for char in token])
+    except KeyError:
+        return token.encode()
