@@ -66,11 +66,12 @@ class HealthBoard:
             changed, state = self._changed, self._serving.get(service)
             if state is not last:
                 last = state
+                # The reader may take its time over this: look again before waiting or leaving.
                 yield state
-            # The reader may have taken its time over that: look again before waiting.
-            if self._closed:
+            elif self._closed:
                 return
-            await changed.wait()
+            else:
+                await changed.wait()
 
     def _notify(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()

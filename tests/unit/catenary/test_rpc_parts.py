@@ -326,5 +326,15 @@ async def test_the_board_pins_readiness_and_tells_watchers_the_newest_state() ->
     board.close()
     with pytest.raises(StopAsyncIteration):
         await anext(watch)
+    # A change that came while the reader was busy with the one before is told before the end.
+    busy = HealthBoard(["a"])
+    busy.set("a", True)
+    watch = busy.watch("a")
+    assert await anext(watch) is True
+    busy.pin()
+    busy.close()
+    assert [state async for state in watch] == [False]
     assert board.get("") is False
+    late = board.watch("a")
+    assert [state async for state in late] == [False]
     assert board.get("nobody") is None
