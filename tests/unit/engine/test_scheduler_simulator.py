@@ -197,14 +197,12 @@ class Simulator:
         """Every step serves the oldest and all that decode, unless a split makes them take turns."""
         served = {s.key for s in planned}
         for sequence in running:
-            key = sequence.key
-            self.idle_steps[key] = 0 if key in served else self.idle_steps[key] + 1
-            if sequence.num_uncomputed_tokens == 1 and self.setup.decode_maxima is None:
-                assert key in served or sequence.num_computed_tokens == 0
+            waits = sequence.num_uncomputed_tokens == 1 and sequence.key not in served
+            self.idle_steps[sequence.key] = self.idle_steps[sequence.key] + 1 if waits else 0
+            assert self.idle_steps[sequence.key] < self.setup.config.max_num_seqs
+            assert not waits or self.setup.decode_maxima is not None
         oldest = next(iter(self.live.values()))[0]
-        assert self.idle_steps[oldest.key] <= self.setup.config.max_num_seqs
-        if self.setup.decode_maxima is None:
-            assert oldest.key in served
+        assert oldest.key in served or self.idle_steps[oldest.key] > 0
 
     def forward(self, plan: StepPlan) -> dict[int, int]:
         sampled: dict[int, int] = {}
