@@ -1,7 +1,7 @@
 """What docker-compose.yml must do, asked of a deployment that deploy/compose-test.sh has started.
 
-Two engines, gateways and tokenizers: every replica serves; an engine that is killed is not missed by new requests;
-started again, it serves again; at idle nothing is left running.
+Two engines, gateways and tokenizers: every replica serves; an engine that is killed is not missed by new
+requests; started again, it serves again; at idle nothing is left running.
 """
 
 from __future__ import annotations

@@ -1,0 +1,279 @@
+"""`catenary up` as a person runs it: the real model, the real processes, kill and Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+pytestmark = pytest.mark.model
+
+ROOT = Path(__file__).resolve().parents[2]
+QUESTION = "What is the capital of France?"
+START_S = 150.0
+STOP_S = 45.0
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def wait_for(condition: Callable[[], Any], timeout_s: float) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"not within {timeout_s} s"
+        time.sleep(0.05)
+    return value
+
+
+def processes() -> dict[int, tuple[int, str]]:
+    """Return parent and command line of every process that is not a zombie."""
+    found: dict[int, tuple[int, str]] = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            state, parent = (entry / "stat").read_text().rsplit(")", 1)[1].split()[:2]
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if state != "Z":
+            found[int(entry.name)] = (int(parent), command)
+    return found
+
+
+def descendants(ancestor: int) -> dict[int, str]:
+    table = processes()
+    found: dict[int, str] = {}
+    frontier = [ancestor]
+    while frontier:
+        parent = frontier.pop()
+        children = {pid: command for pid, (above, command) in table.items() if above == parent}
+        found |= children
+        frontier += children
+    return found
+
+
+class Up:
+    """A running `catenary up`."""
+
+    def __init__(self, scratch: Path, *options: str) -> None:
+        self.scratch = scratch
+        self.port, self.router_port, self.tokenizer_port = free_port(), free_port(), free_port()
+        ports = f"--port {self.port} --router-port {self.router_port} --tokenizer-port {self.tokenizer_port}"
+        command = [sys.executable, "-m", "catenary.cli.main", "up", *ports.split(), *options]
+        self.process = subprocess.Popen(
+            [*command, "--log-dir", str(scratch / "logs")],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=os.environ | {"TMPDIR": str(scratch)},
+        )
+        self.lines: list[str] = []
+        self._arrived: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip("\n"))
+            self._arrived.put(self.lines[-1])
+
+    def line_with(self, pattern: str, timeout_s: float) -> str:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                line = self._arrived.get(timeout=max(deadline - time.monotonic(), 0.01))
+            except queue.Empty:
+                pytest.fail(f"no line with {pattern!r} in:\n" + "\n".join(self.lines))
+            if re.search(pattern, line):
+                return line
+
+    def ask(self, **options: Any) -> httpx2.Response:
+        body = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0, "max_tokens": 24}
+        body["model"] = "SmolLM2-135M-Instruct"
+        return httpx2.post(f"{self.url}/v1/chat/completions", json=body | options, timeout=60)
+
+    def service(self, module: str) -> int | None:
+        found = [
+            pid
+            for pid, (above, command) in processes().items()
+            if above == self.process.pid and module in command
+        ]
+        return found[0] if found else None
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait(10)
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    running = Up(tmp_path_factory.mktemp("up"))
+    try:
+        running.ready_line = running.line_with("ready in", START_S)  # type: ignore[attr-defined]
+        yield running
+    finally:
+        running.close()
+
+
+def test_ready_line_holds_a_request_that_answers(up: Up) -> None:
+    line: str = up.ready_line  # type: ignore[attr-defined]
+    words = shlex.split(line[line.index("curl ") :])
+    assert words[1] == f"{up.url}/v1/chat/completions"
+    body = words[words.index("-d") + 1]
+    response = httpx2.post(words[1], content=body, headers={"Content-Type": "application/json"}, timeout=120)
+    assert response.status_code == 200
+    answer = up.ask()
+    assert answer.status_code == 200
+    assert "Paris" in answer.json()["choices"][0]["message"]["content"]
+
+
+def test_plain_grpc_client(up: Up) -> None:
+    secret = re.search(r"secret in (\S+)", "\n".join(up.lines))
+    assert secret is not None
+    ports = f"--router 127.0.0.1:{up.router_port} --tokenizer 127.0.0.1:{up.tokenizer_port}"
+    command = [
+        sys.executable,
+        str(ROOT / "examples/grpc_client.py"),
+        "--secret-file",
+        secret[1],
+        *ports.split(),
+    ]
+    done = subprocess.run([*command, QUESTION], capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Paris" in done.stdout
+
+
+def test_openai_client(up: Up) -> None:
+    command = [
+        sys.executable,
+        str(ROOT / "examples/openai_client.py"),
+        "--base-url",
+        f"{up.url}/v1",
+        QUESTION,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Paris") >= 2
+
+
+def test_chat_in_the_terminal(up: Up) -> None:
+    command = [sys.executable, "-m", "catenary.cli.main", "chat", "--url", up.url, "--temperature", "0"]
+    done = subprocess.run(
+        [*command, "--max-tokens", "24"],
+        input=f"{QUESTION}\n/quit\n",
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Paris" in done.stdout
+
+
+def test_killed_engine_is_started_again_and_serves(up: Up) -> None:
+    engine = up.service("services.engine")
+    assert engine is not None
+    below = descendants(engine)
+    os.kill(engine, signal.SIGKILL)
+    up.line_with(r"engine-0 was ended by SIGKILL; starting it again in", 10)
+    wait_for(lambda: up.service("services.engine") not in (None, engine), 20)
+
+    def answered() -> bool:
+        response = up.ask()
+        # While no engine serves, a request is refused, never answered with a 500.
+        assert response.status_code in (200, 503), response.text
+        return response.status_code == 200
+
+    wait_for(answered, START_S)
+    assert "Paris" in up.ask().json()["choices"][0]["message"]["content"]
+    assert not below.keys() & processes().keys()
+
+
+def test_sigterm_leaves_nothing(up: Up) -> None:
+    family = {up.process.pid, *descendants(up.process.pid)}
+    assert len(family) >= 6
+    up.process.send_signal(signal.SIGTERM)
+    assert up.process.wait(STOP_S) == 0
+    wait_for(lambda: not family & processes().keys(), 10)
+    assert up.lines[-1] == "stopped"
+    assert [entry.name for entry in up.scratch.iterdir()] == ["logs"]
+
+
+def test_killed_supervisor_leaves_nothing(tmp_path: Path) -> None:
+    running = Up(tmp_path)
+    try:
+        running.line_with("ready in", START_S)
+        family = descendants(running.process.pid)
+        running.process.kill()
+        running.process.wait(10)
+        wait_for(lambda: not family.keys() & processes().keys(), 20)
+    finally:
+        running.close()
+
+
+def refused(*options: str) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable,
+        "-m",
+        "catenary.cli.main",
+        "up",
+        "--router-port",
+        "0",
+        "--tokenizer-port",
+        "0",
+        *options,
+    ]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("option", ["--port", "--router-port"])
+def test_port_in_use_is_one_line(option: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = refused("--port", "0", option, port)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert re.fullmatch(rf"\S+: 127.0.0.1:{port} is in use; choose another with {option}\n", done.stderr)
+
+
+def test_second_of_several_ports_in_use_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = refused("--port", str(port - 1), "--gateways", "2")
+    assert done.returncode == 1
+    assert f":{port} is in use" in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["missing", "empty", "cut short"])
+def test_bad_model_is_one_line(kind: str, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    if kind != "missing":
+        model.mkdir()
+    if kind == "cut short":
+        (model / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaFor')
+    done = refused("--port", "0", "--model", str(model))
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert str(model) in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
