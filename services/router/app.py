@@ -81,7 +81,7 @@ class Router:
             max_engines=config.max_engines,
             on_change=self._hub.changed,
         )
-        self._client_watch = ReaderWatch(config.slow_reader_s)
+        self.client_watch = ReaderWatch(config.slow_reader_s)
         self._engine_watch = ReaderWatch(config.lease_ms / 1000)
         self._server = RpcServer.from_config(config, ACCESS)
         self._chores: asyncio.Task[None] | None = None
@@ -125,7 +125,7 @@ class Router:
             try:
                 self._membership.sweep()
                 self._dispatcher.sweep()
-                self._client_watch.sweep()
+                self.client_watch.sweep()
                 self._engine_watch.sweep()
                 if loop.time() >= models_due:
                     models_due = loop.time() + MODELS_PERIOD_S
@@ -138,7 +138,7 @@ class Router:
         config = self._config
         sessions = SessionStreams(
             self._hub,
-            self._client_watch,
+            self.client_watch,
             router_instance_id=self.instance_id,
             hello_timeout_s=config.hello_timeout_s,
         )
@@ -147,7 +147,12 @@ class Router:
             self.admission,
             self._hub,
             sessions,
-            GenerateCalls(self._dispatcher, self._client_watch),
+            GenerateCalls(
+                self._dispatcher,
+                self.client_watch,
+                open_calls=lambda: self._server.calls_in_flight,
+                max_open_calls=config.max_open_calls,
+            ),
             router_instance_id=self.instance_id,
         )
         terms = AttachTerms(

@@ -226,7 +226,8 @@ class FakeEngine:
 class FakeGateway:
     """A session whose messages are collected per handle."""
 
-    def __init__(self, address: str, **hello: Any) -> None:
+    def __init__(self, address: str, *, reading: bool = True, **hello: Any) -> None:
+        self.reading = reading
         self.hello_fields = {
             "schema_revision": SCHEMA_REVISION,
             "minimum_peer_revision": MINIMUM_PEER_REVISION,
@@ -234,7 +235,7 @@ class FakeGateway:
             **hello,
         }
         self.address = address
-        self.reading = True
+        self.sent = 0
         self.tokens: dict[int, list[int]] = {}
         self.ends: dict[int, common_pb2.SequenceEnd] = {}
         self.refusals: dict[int, common_pb2.Error] = {}

@@ -180,16 +180,18 @@ async def test_rows_of_unknown_sequences_are_ignored(monkeypatch):
 
 
 async def test_an_engine_that_does_not_read_is_given_up(monkeypatch):
-    async with running_router(monkeypatch, lease_ms=400, report_interval_ms=50) as (router, address):
-        async with FakeEngine(address, auto=False) as engine, FakeGateway(address) as gateway:
-            engine.stop_reading()
-            for handle in range(40):
-                await gateway.submit(handle, spec([handle] * 20_000))
-            await gateway.ended(*range(40))
-            errors = {end.error.code for end in gateway.ends.values()}
-            assert errors == {common_pb2.ERROR_CODE_ENGINE_LOST}
-            await until(lambda: len(router.fleet) == 0)
-            assert router.admission.live_sequences == 0
+    async with (
+        running_router(monkeypatch, lease_ms=400, report_interval_ms=50) as (router, address),
+        FakeEngine(address, auto=False) as engine,
+        FakeGateway(address) as gateway,
+    ):
+        engine.stop_reading()
+        for handle in range(40):
+            await gateway.submit(handle, spec([900] * 200_000))
+        await gateway.ended(*range(40))
+        assert {end.error.code for end in gateway.ends.values()} == {common_pb2.ERROR_CODE_ENGINE_LOST}
+        await until(lambda: len(router.fleet) == 0)
+        assert router.admission.live_sequences == 0
 
 
 async def test_many_engines_come_and_go_without_a_trace(monkeypatch):

@@ -53,9 +53,8 @@ async def test_a_plain_client_gets_the_scripted_tokens(monkeypatch):
         fleet = await router_pb2_grpc.RouterServiceStub(channel).GetFleet(router_pb2.GetFleetRequest())
         assert fleet.router_instance_id == router.instance_id
         assert fleet.engines[0].instance_id == engine.instance_id
-        assert (
-            fleet.live_sequences == fleet.engines[0].placed_sequences == fleet.engines[0].placed_tokens == 0
-        )
+        seen = fleet.engines[0]
+        assert fleet.live_sequences == seen.placed_sequences == seen.placed_tokens == 0
 
 
 async def test_a_seed_and_an_id_are_given_to_who_has_none(monkeypatch):
@@ -168,8 +167,11 @@ async def test_a_client_that_never_reads_is_aborted_and_its_neighbour_is_not(mon
         await engine.step(40)
         assert (await collect(quick))[0] == expected([2], max_tokens=40)
         await until(lambda: router.admission.live_sequences == 0)
-        # Cut in the end: nothing is kept for it.
-        assert await asyncio.wait_for(slow.code(), 10) != grpc.StatusCode.OK
+        # Cut in the end: what waited is dropped, and the status says why to who reads on after all.
+        await until(lambda: len(router.client_watch) == 0)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await collect(slow)
+        assert error_of(caught.value).code == common_pb2.ERROR_CODE_SLOW_READER
 
 
 async def test_who_comes_back_to_read_learns_that_it_was_too_slow(monkeypatch):

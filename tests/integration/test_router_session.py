@@ -249,3 +249,56 @@ async def test_a_session_must_say_hello_with_a_known_schema(monkeypatch):
 
 def test_the_fake_continues_like_the_scripted_engine():
     assert expected([1, 2], max_tokens=3) == continuation([1, 2], 3, seed=7, vocab_size=VOCAB)
+
+
+async def test_a_gateway_that_does_not_read_is_ended_and_what_waits_for_it_is_bounded(monkeypatch):
+    async with (
+        running_router(monkeypatch, slow_reader_s=0.5) as (router, address),
+        FakeEngine(address, auto=False) as engine,
+        FakeGateway(address, reading=False) as gateway,
+        FakeGateway(address) as neighbour,
+    ):
+        next(iter(router.fleet)).model.max_model_len = 10_000_000
+        await neighbour.submit(1, spec([5], max_tokens=4))
+        await until(lambda: engine.live)
+        quick = next(iter(engine.live))
+        for handle in range(4):
+            await gateway.submit(handle, spec([handle], max_tokens=0))
+        await until(lambda: len(engine.live) == 5)
+        flooded = [handle for handle in engine.live if handle != quick]
+        while len(engine.aborted) < 4:
+            output = common_pb2.StepOutput(
+                handles=flooded, token_counts=[50_000] * 4, token_ids=[999] * 200_000
+            )
+            await engine.send(step=output)
+            await asyncio.sleep(0.05)
+        assert engine.live.keys() == {quick}
+        await engine.step(4)
+        await neighbour.ended(1)
+        assert neighbour.tokens[1] == expected([5], max_tokens=4)
+        await until(lambda: router.admission.live_sequences == 0)
+        gateway.read()
+        assert await gateway.call.code() == grpc.StatusCode.ABORTED
+
+
+async def test_refusals_that_nobody_reads_stop_the_reading_of_requests(monkeypatch):
+    async with (
+        running_router(monkeypatch, max_session_unread=50) as (_, address),
+        FakeGateway(address, reading=False) as gateway,
+    ):
+        text = "m" * 250
+        sending = asyncio.create_task(flood(gateway, spec([1] * 1000, model=text), 100_000))
+        progress = -1
+        while progress != gateway.sent:
+            progress = gateway.sent
+            await asyncio.sleep(0.3)
+        assert not sending.done()
+        gateway.read()
+        await until(lambda: len(gateway.refusals) > progress)
+        sending.cancel()
+
+
+async def flood(gateway, sequence, count):
+    for handle in range(count):
+        await gateway.submit(handle, sequence)
+        gateway.sent += 1

@@ -41,6 +41,9 @@ class ReaderWatch:
         self._clock = clock
         self._watched: set[Watched] = set()
 
+    def __len__(self) -> int:
+        return len(self._watched)
+
     def add(self, on_stall: Callable[[int], None]) -> Watched:
         """Watch a stream. `on_stall` gets 1, 2, ... as its stuck write passes that many limits."""
         watched = Watched(on_stall, self._clock)

@@ -15,7 +15,7 @@ from catenary.telemetry import get_logger
 from catenary.v1 import common_pb2, engine_pb2, engine_pb2_grpc
 from services.router.admission import Refused
 from services.router.dispatch import EngineLink, LossReason, MalformedStep, Membership, ReaderWatch
-from services.router.service.streams import INTERNAL, Cut, first_message
+from services.router.service.streams import INTERNAL, SLOW_READER, Cut, first_message
 
 _log = get_logger(__name__)
 
@@ -63,6 +63,9 @@ class FleetServicer(engine_pb2_grpc.FleetServiceServicer):
                 watched.written()
             if link.error is not None:
                 raise RpcError(link.error)
+        except GeneratorExit:
+            cut.explain(SLOW_READER)
+            raise
         finally:
             reader.cancel()
             self._watch.remove(watched)

@@ -13,7 +13,7 @@ from catenary.telemetry import get_logger
 from catenary.v1 import common_pb2, router_pb2
 from services.router.admission import MAX_NAME_LENGTH, Refused
 from services.router.dispatch import AbortCause, ReaderWatch, Session, SessionHub
-from services.router.service.streams import INTERNAL, Cut, first_message
+from services.router.service.streams import INTERNAL, SLOW_READER, Cut, first_message
 
 _log = get_logger(__name__)
 
@@ -55,6 +55,9 @@ class SessionStreams:
                 watched.written()
             if failures:
                 raise RpcError(failures[0])
+        except GeneratorExit:
+            cut.explain(SLOW_READER)
+            raise
         finally:
             reader.cancel()
             self._watch.remove(watched)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import TypeVar
 
-from catenary.rpc import refuse
+from catenary.rpc import RpcError, refuse
 from catenary.v1 import common_pb2, engine_pb2, router_pb2
 
 INTERNAL = common_pb2.Error(
@@ -17,16 +17,32 @@ INTERNAL = common_pb2.Error(
 M = TypeVar("M", router_pb2.SessionRequest, engine_pb2.AttachRequest)
 
 
+SLOW_READER = common_pb2.Error(
+    code=common_pb2.ERROR_CODE_SLOW_READER, message="The stream was not read for too long."
+)
+
+
 class Cut:
-    """Ends the handler that made it from outside, when it is stuck in a write and can be told nothing."""
+    """Ends the handler that made it from outside, when it is stuck in a write and can be told nothing.
+
+    gRPC sends no status for a handler that was merely cancelled; the peer would wait for ever. The handler
+    therefore calls `explain` when it is closed, and the call ends with a status as soon as its peer reads on.
+    """
 
     def __init__(self) -> None:
         self._task = asyncio.current_task()
+        self._made = False
 
     def now(self) -> None:
         """Cancel the call."""
+        self._made = True
         if self._task is not None:
             self._task.cancel()
+
+    def explain(self, error: common_pb2.Error) -> None:
+        """Raise RpcError with `error` if the call was cut."""
+        if self._made:
+            raise RpcError(error) from None
 
 
 async def first_message(requests: AsyncIterator[M], expected: str, *, timeout_s: float) -> M:
