@@ -60,6 +60,7 @@ class RpcConfig(ServiceConfig):
     tls_require_client_cert: bool = Field(False, description="Mutual TLS: clients must show a certificate.")
     max_message_mib: int = Field(64, ge=1, le=1024, description="Largest gRPC message, in MiB.")
     max_concurrent_streams: int = Field(1024, ge=1, le=65536, description="Concurrent calls per connection.")
+    max_calls: int = Field(4096, ge=1, le=1_000_000, description="Concurrent calls of all connections.")
     keepalive_s: float = Field(
         30, ge=0.1, le=3600, description="Seconds between pings on a quiet connection."
     )

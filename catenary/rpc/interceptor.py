@@ -25,12 +25,23 @@ DENIAL_LOG_SECONDS = 1.0
 # Operators look at a draining server too, and their streams do not hold up its end.
 _UNCOUNTED = (f"/{HEALTH_SERVICE}/", f"/{REFLECTION_SERVICE}/")
 
+_DRAINING = refuse(
+    common_pb2.ERROR_CODE_DRAINING,
+    "The service is shutting down and takes no new calls.",
+    retryable=True,
+    retry_after_ms=1000,
+)
+
 
 class CallGate(grpc.aio.ServerInterceptor):
-    """The one interceptor of a server. Counts the calls in flight and refuses new ones once it drains."""
+    """The one interceptor of a server. It refuses calls beyond `max_calls`, and all once it drains.
 
-    def __init__(self, authorizer: Authorizer) -> None:
+    Health and reflection are not counted: they answer under any load.
+    """
+
+    def __init__(self, authorizer: Authorizer, *, max_calls: int) -> None:
         self._authorizer = authorizer
+        self._max_calls = max_calls
         self._in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -63,7 +74,11 @@ class CallGate(grpc.aio.ServerInterceptor):
             HANDLED.labels(label, grpc.StatusCode.UNIMPLEMENTED.name).inc()
             return None
         elif self.draining and counted:
-            handler, counted = _draining_handler(), False
+            handler, counted = _refusing_handler(_DRAINING), False
+        elif counted and self._in_flight >= self._max_calls:
+            text = f"The service already runs as many calls as it may ({self._max_calls}, max_calls)."
+            full = refuse(common_pb2.ERROR_CODE_OVERLOADED, text, retryable=True, retry_after_ms=1000)
+            handler, counted = _refusing_handler(full), False
         return wrap_handler(handler, lambda context: self._around(context, method, label, metadata, counted))
 
     def _report(self, label: str, denial: Denial) -> None:
@@ -155,12 +170,6 @@ def _caller_context(metadata: tuple[tuple[str, str | bytes], ...]) -> tuple[str,
     return name if is_request_id(name) else new_id("rpc-"), child_traceparent(found.get(TRACEPARENT))
 
 
-def _draining_handler() -> Handler:
-    refusal = refuse(
-        common_pb2.ERROR_CODE_DRAINING,
-        "The service is shutting down and takes no new calls.",
-        retryable=True,
-        retry_after_ms=1000,
-    )
+def _refusing_handler(refusal: RpcError) -> Handler:
     trailer = ((ERROR_TRAILER, refusal.error.SerializeToString()),)
     return denial_handler((refusal.status, refusal.error.message), trailer)

@@ -50,6 +50,7 @@ class RpcServer:
         tls: TlsFiles | None = None,
         max_message_mib: int = 64,
         max_concurrent_streams: int = 1024,
+        max_calls: int = 4096,
         keepalive_s: float = 30,
         max_connection_age_s: float = 0,
         metrics: tuple[str, int] | None = None,
@@ -61,7 +62,8 @@ class RpcServer:
             )
         self._addresses = [parse_address(text) for text in listen]
         self._credentials = None if tls is None else server_credentials(tls)
-        self._gate = CallGate(Authorizer(secrets, access, insecure=insecure, certificates=mutual))
+        authorizer = Authorizer(secrets, access, insecure=insecure, certificates=mutual)
+        self._gate = CallGate(authorizer, max_calls=max_calls)
         self._services = [prefix.strip("/") for prefix in access]
         self._metrics_at = metrics
         self._metrics_server: MetricsServer | None = None
@@ -89,6 +91,7 @@ class RpcServer:
             tls=config.tls(),
             max_message_mib=config.max_message_mib,
             max_concurrent_streams=config.max_concurrent_streams,
+            max_calls=config.max_calls,
             keepalive_s=config.keepalive_s,
             max_connection_age_s=config.max_connection_age_s,
             metrics=(config.metrics_host, config.metrics_port) if config.metrics_port else None,
@@ -110,11 +113,14 @@ class RpcServer:
         """
         names = [*self._services, HEALTH_SERVICE, reflection.SERVICE_NAME]
         reflection.enable_server_reflection(names, self.grpc)
-        bound = [await self._bind(address) for address in self._addresses]
-        if self._metrics_at is not None:
-            await self._start_metrics(*self._metrics_at)
+        try:
+            bound = [await self._bind(address) for address in self._addresses]
+            if self._metrics_at is not None:
+                await self._start_metrics(*self._metrics_at)
+        except StartRefused:
+            await self._release()
+            raise
         await self.grpc.start()
-        self._sockets = {path: socket_identity(path) for path in self._sockets}
         self.health.set(LIVENESS, True)
         log.info("listening", addresses=[str(address) for address in bound])
         return tuple(str(address) for address in bound)
@@ -139,6 +145,9 @@ class RpcServer:
         self.begin_drain()
         self.health.close()
         await self.grpc.stop(grace_s)
+        await self._release()
+
+    async def _release(self) -> None:
         if self._metrics_server is not None:
             await self._metrics_server.stop()
         for path, identity in self._sockets.items():
@@ -156,7 +165,7 @@ class RpcServer:
             # The check before passed, so the address was taken in between, or gRPC knows better.
             raise AddressInUse(str(address)) from None
         if isinstance(address, UnixAddress):
-            self._sockets[address.path] = None
+            self._sockets[address.path] = socket_identity(address.path)
             return address
         return TcpAddress(address.host, port)
 

@@ -1,4 +1,4 @@
-"""Listening, health, reflection, keepalive, draining and the end, on loopback and unix sockets."""
+"""Health, reflection, keepalive, draining and the end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import socket
-import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +16,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from catenary.rpc import AddressInUse, RpcConfig, RpcServer, error_of, open_channel
+from catenary.rpc import RpcConfig, RpcServer, error_of, open_channel
 from catenary.runtime import StartRefused
 from catenary.v1 import common_pb2, router_pb2, router_pb2_grpc
 from tests.integration.rpc_fakes import ACCESS, SECRETS, serving
@@ -26,10 +25,6 @@ from tests.support.waiting import eventually
 ROUTER = "catenary.v1.RouterService"
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-
-
-def make(*listen: str) -> RpcServer:
-    return RpcServer(listen=listen, secrets=SECRETS, insecure=False, access=ACCESS)
 
 
 async def health(channel: grpc.aio.Channel, service: str) -> Any:
@@ -138,73 +133,23 @@ async def test_a_drain_gives_up_after_its_grace_and_the_stop_cancels() -> None:
             await read
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-async def test_a_port_in_use_is_one_readable_line(host: str) -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        address = f"{host}:{other.getsockname()[1]}"
-        with pytest.raises(AddressInUse) as error:
-            await make(address).start()
-        assert str(error.value) == f"cannot listen on {address}: the address is in use"
-
-
-async def test_two_servers_do_not_share_a_port() -> None:
-    async with serving() as running:
-        with pytest.raises(AddressInUse):
-            await make(running.target).start()
-
-
-async def test_an_address_that_is_not_ours_is_refused() -> None:
-    for address in ("192.0.2.1:0", "no-such-host.invalid:0"):
-        with pytest.raises(StartRefused, match="cannot listen on") as error:
-            await make(address).start()
-        assert "\n" not in str(error.value)
-
-
-async def test_real_ports_are_reported(run_dir: Path) -> None:
-    async with serving(["127.0.0.1:0", "[::1]:0", f"unix:{run_dir}/a.sock"]) as running:
-        assert running.addresses[2] == f"unix:{run_dir}/a.sock"
-        for address in running.addresses:
-            assert not address.endswith(":0")
-            async with open_channel(address, secret=None) as channel:
-                assert await health(channel, "") == SERVING
-
-
-async def test_a_unix_socket_gets_a_private_directory_and_is_removed_at_the_end(run_dir: Path) -> None:
-    path = run_dir / "made" / "deeper" / "router.sock"
-    async with serving([f"unix:{path}"]):
-        assert stat.S_IMODE(os.stat(path.parent).st_mode) == 0o700
-        assert stat.S_ISSOCK(os.stat(path).st_mode)
-    assert os.listdir(path.parent) == []
-
-
-async def test_a_directory_that_was_there_keeps_its_permissions(run_dir: Path) -> None:
-    os.chmod(run_dir, 0o750)
-    async with serving([f"unix:{run_dir}/router.sock"]):
-        assert stat.S_IMODE(os.stat(run_dir).st_mode) == 0o750
-
-
-async def test_a_stale_socket_is_replaced_and_a_live_one_is_not(run_dir: Path) -> None:
-    path = run_dir / "router.sock"
-    with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(path))
-    assert path.exists()
-    async with serving([f"unix:{path}"]) as running:
-        with pytest.raises(AddressInUse):
-            await make(f"unix:{path}").start()
-        async with open_channel(running.target, secret=None) as channel:
-            assert await health(channel, "") == SERVING
-
-
-async def test_a_file_in_the_sockets_place_is_kept(run_dir: Path) -> None:
-    path = run_dir / "router.sock"
-    path.write_text("precious")
-    with pytest.raises(StartRefused, match="not a socket"):
-        await make(f"unix:{path}").start()
-    with pytest.raises(StartRefused, match="cannot listen on"):
-        await make(f"unix:{path}/below.sock").start()
-    assert path.read_text() == "precious"
+async def test_calls_are_limited_and_health_is_not() -> None:
+    async with (
+        serving(max_calls=1) as running,
+        open_channel(running.target, secret="client-secret") as channel,
+    ):
+        stub = router_pb2_grpc.RouterServiceStub(channel)
+        first = asyncio.ensure_future(stub.ListModels(router_pb2.ListModelsRequest()))
+        await asyncio.wait_for(running.router.started.wait(), 10)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.GetFleet(router_pb2.GetFleetRequest())
+        assert error_of(refused.value).code == common_pb2.ERROR_CODE_OVERLOADED
+        assert "1, max_calls" in error_of(refused.value).message
+        assert await health(channel, "") == SERVING
+        running.router.release.set()
+        await first
+        await eventually(lambda: running.server.calls_in_flight == 0, "the call has left")
+        assert await stub.GetFleet(router_pb2.GetFleetRequest())
 
 
 async def stays_ready(channel: grpc.aio.Channel, seconds: float) -> bool:
