@@ -36,7 +36,9 @@ def read_facts(directory: Path, config: dict[str, Any]) -> DirectoryFacts:
     vocab_size = _number(text.get("vocab_size"))
     if vocab_size is None or vocab_size < 1:
         raise ModelError(f"{directory / 'config.json'} names no vocab_size")
-    eos = generation.get("eos_token_id", text.get("eos_token_id"))
+    eos = generation.get("eos_token_id")
+    if eos is None:
+        eos = text.get("eos_token_id")
     max_position = _number(text.get("max_position_embeddings")) or _number(text.get("n_positions"))
     top_k = _number(generation.get("top_k"))
     return DirectoryFacts(

@@ -83,12 +83,12 @@ def _check_rope(config: PreTrainedConfig, max_model_len: int | None) -> None:
     parameters = getattr(config, "rope_parameters", None) or {}
     kinds = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
     for kind in kinds:
-        if kind.get("rope_type") not in {"dynamic", "longrope"}:
+        if kind.get("rope_type") != "longrope":
             continue
         original = kind.get("original_max_position_embeddings") or config.max_position_embeddings
         limit = max_model_len or config.max_position_embeddings
         if limit > original:
             raise ModelError(
-                f"rope type {kind['rope_type']} is supported within the original context only: "
+                f"rope type longrope is supported within the original context only: "
                 f"set max-model-len to {original} or less (it is {limit})"
             )

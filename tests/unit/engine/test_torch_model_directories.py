@@ -1,0 +1,251 @@
+"""Directories that are no servable model are refused with one readable line, before weights are loaded."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from services.engine.core.options import CoreOptions
+from services.engine.core.startup import StartError, start_engine
+from services.engine.model import ModelError, prepare_model
+from services.engine.model.prepare import main as prepare_main
+from tests.support.torch_engine import save_tiny_model, tiny_options
+
+
+def refusal(options: CoreOptions) -> str:
+    with pytest.raises(StartError) as caught:
+        start_engine(options, lambda activity, fraction: None)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert text
+    return text
+
+
+def edit_config(directory: Path, **changes: Any) -> None:
+    path = directory / "config.json"
+    config = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps(config))
+
+
+def remove(name: str) -> Callable[[Path], None]:
+    return lambda directory: (directory / name).unlink()
+
+
+def write(name: str, text: str) -> Callable[[Path], None]:
+    def damage(directory: Path) -> None:
+        (directory / name).write_text(text)
+
+    return damage
+
+
+def cut(directory: Path) -> None:
+    path = directory / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def cut_to(size: int) -> Callable[[Path], None]:
+    def damage(directory: Path) -> None:
+        path = directory / "model.safetensors"
+        path.write_bytes(path.read_bytes()[:size])
+
+    return damage
+
+
+def pickle_only(directory: Path) -> None:
+    (directory / "model.safetensors").unlink()
+    torch.save({}, directory / "pytorch_model.bin")
+
+
+def missing_shard(directory: Path) -> None:
+    (directory / "model.safetensors").rename(directory / "model-00001-of-00002.safetensors")
+    weight_map = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def missing_tensor(directory: Path) -> None:
+    path = directory / "model.safetensors"
+    data = path.read_bytes()
+    length = struct.unpack("<Q", data[:8])[0]
+    header = data[8 : 8 + length].replace(b"model.norm.weight", b"model.mron.weight")
+    path.write_bytes(data[:8] + header + data[8 + length :])
+
+
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "original_max_position_embeddings": 64,
+    "short_factor": [1.0] * 4,
+    "long_factor": [2.0] * 4,
+}
+
+DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "no config": (remove("config.json"), "has no config.json"),
+    "config is not JSON": (write("config.json", "{"), "is not valid JSON"),
+    "config is a list": (write("config.json", "[]"), "does not hold a JSON object"),
+    "config is binary": (lambda d: (d / "config.json").write_bytes(b"\xff\xfe"), "is not valid JSON"),
+    "config without a type": (write("config.json", "{}"), "names no model_type"),
+    "no weights": (remove("model.safetensors"), "has no weights"),
+    "weights cut short": (cut, "is cut short"),
+    "weights cut in the header": (cut_to(200), "is cut short"),
+    "weights empty": (cut_to(0), "is cut short"),
+    "pickled weights": (pickle_only, "pickled weights only"),
+    "a shard missing": (missing_shard, "has no model-00002-of-00002.safetensors"),
+    "a tensor missing": (missing_tensor, "has no weights for model.norm.weight"),
+    "weights of another shape": (lambda d: edit_config(d, hidden_size=60), "cannot be loaded"),
+    "quantized": (lambda d: edit_config(d, quantization_config={"bits": 4}), "quantized weights"),
+    "unknown architecture": (
+        lambda d: edit_config(d, architectures=["FooForCausalLM"], model_type="foo"),
+        "architecture FooForCausalLM is not supported",
+    ),
+    "no paged attention": (
+        lambda d: edit_config(d, architectures=["BloomForCausalLM"], model_type="bloom"),
+        "architecture BloomForCausalLM is not supported",
+    ),
+    "recurrent state": (
+        lambda d: edit_config(d, architectures=["MambaForCausalLM"], model_type="mamba"),
+        "architecture MambaForCausalLM is not supported",
+    ),
+    "encoder-decoder": (
+        lambda d: edit_config(d, architectures=["T5ForConditionalGeneration"], model_type="t5"),
+        "architecture T5ForConditionalGeneration is not supported",
+    ),
+    "rope that depends on the batch": (
+        lambda d: edit_config(d, rope_parameters=LONGROPE),
+        "set max-model-len to 64 or less",
+    ),
+    "eos outside the vocabulary": (
+        write("generation_config.json", '{"eos_token_id": [2, 999]}'),
+        "eos_token_id",
+    ),
+    "generation config is not JSON": (write("generation_config.json", "nothing"), "is not valid JSON"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_directory_is_refused(name: str, tmp_path: Path) -> None:
+    damage, text = DAMAGES[name]
+    directory = save_tiny_model("llama", tmp_path)
+    damage(directory)
+    assert text in refusal(tiny_options(directory))
+
+
+def test_code_in_the_directory_is_never_run(tmp_path: Path) -> None:
+    directory = save_tiny_model("llama", tmp_path)
+    marker = tmp_path / "ran"
+    (directory / "modeling_evil.py").write_text(f"open({str(marker)!r}, 'w')\n")
+    edit_config(
+        directory,
+        architectures=["EvilForCausalLM"],
+        auto_map={"AutoConfig": "modeling_evil.C", "AutoModelForCausalLM": "modeling_evil.EvilForCausalLM"},
+    )
+    assert "remote code is never run" in refusal(tiny_options(directory))
+    # A known architecture is served by transformers' own code, whatever the directory brings.
+    edit_config(directory, architectures=["LlamaForCausalLM"])
+    start_engine(tiny_options(directory), lambda activity, fraction: None)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "text"),
+    [
+        ("Gemma2ForCausalLM", {"head_dim": 16, "attn_logit_softcapping": 30.0}, "softcap"),
+        ("GptOssForCausalLM", {"head_dim": 16, "num_local_experts": 2, "num_experts_per_tok": 1}, "s_aux"),
+    ],
+)
+def test_attention_that_would_be_wrong_is_refused(
+    name: str, changes: dict[str, Any], text: str, tmp_path: Path
+) -> None:
+    model_class: Any = getattr(transformers, name)
+    config = model_class.config_class(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        pad_token_id=0,
+        eos_token_id=1,
+        **changes,
+    )
+    model_class(config).save_pretrained(tmp_path)
+    message = refusal(tiny_options(tmp_path))
+    assert f"architecture {name} is not supported" in message
+    assert text in message
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"max_model_len": 1000}, "exceeds the model's context of 256"),
+        ({"kv_cache_gib": 1e-6}, "lower max-model-len or raise kv-cache-gib"),
+        ({"kv_cache_gib": 5e-5, "max_model_len": 256}, "a sequence of max-model-len 256 needs"),
+        ({"kv_cache_gib": 1e5}, "exceeds the"),
+        ({"dtype": "int4"}, "dtype 'int4' is unknown"),
+        ({"device": "tpu"}, "device 'tpu' is not supported"),
+        ({"max_num_batched_tokens": 4}, "max_num_batched_tokens"),
+        ({"bucketing_strategy": "magic"}, "unknown bucketing strategy"),
+    ],
+)
+def test_options_that_cannot_be_met_are_refused(changes: dict[str, Any], text: str, tmp_path: Path) -> None:
+    assert text in refusal(tiny_options(save_tiny_model("llama", tmp_path), **changes))
+
+
+def test_a_pool_for_every_sequence_is_not_exceeded(tmp_path: Path) -> None:
+    directory = save_tiny_model("llama", tmp_path)
+    options = tiny_options(directory, kv_cache_gib=0.05, max_model_len=100, max_num_seqs=3)
+    ready = start_engine(options, lambda activity, fraction: None).ready
+    assert ready.capacity.total_blocks == 3 * 13
+    assert ready.model.max_model_len == 100
+
+
+def test_a_length_that_nobody_asked_for_shrinks_to_the_memory(tmp_path: Path) -> None:
+    directory = save_tiny_model("llama", tmp_path)
+    ready = start_engine(tiny_options(directory, kv_cache_gib=5e-5), lambda activity, fraction: None).ready
+    assert 2 <= ready.model.max_model_len < 256
+    assert ready.capacity.total_blocks * 8 >= ready.model.max_model_len
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        ("/nowhere/model", "model directory /nowhere/model does not exist"),
+        ("./nowhere", "does not exist"),
+        ("/nowhere/model.gguf", "model file /nowhere/model.gguf does not exist"),
+        ("some-org/some-model", "HF_HUB_OFFLINE"),
+    ],
+)
+def test_a_name_that_leads_nowhere(
+    model: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelError) as caught:
+        prepare_model(model, cache_dir=tmp_path)
+    assert text in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert prepare_main(["--model", model, "--cache-dir", str(tmp_path)]) == 1
+    assert text in capsys.readouterr().err
+
+
+def test_a_broken_gguf_file_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "broken.gguf"
+    file.write_bytes(b"GGUF" + b"\x00" * 64)
+    with pytest.raises(ModelError, match="cannot be converted") as caught:
+        prepare_model(str(file), cache_dir=tmp_path / "cache")
+    assert "\n" not in str(caught.value)
+    left = [path for path in (tmp_path / "cache" / "models").iterdir() if path.is_dir()]
+    assert left == []
+
+
+def test_a_directory_is_used_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = save_tiny_model("llama", tmp_path / "tiny")
+    assert prepare_main(["--model", str(directory)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == str(directory)
