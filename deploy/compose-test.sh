@@ -14,8 +14,9 @@ export CATENARY_ROUTER_PORT=127.0.0.1:17070
 export CATENARY_TOKENIZER_PORTS=127.0.0.1:17071-17079
 export CATENARY_HEALTH_INTERVAL=3s
 export COMPOSE_PROFILES=cpu
-# Two engines share this machine: each gets a small pool instead of most of the memory.
+# Two engines share this machine: each gets a small pool and one core instead of all.
 export CATENARY_KV_CACHE_GIB=0.5
+export CATENARY_DEVICE_THREADS=1
 ca=${CATENARY_CA:-/etc/ssl/certs/ca-certificates.crt}
 [ -s "$ca" ] || ca=/dev/null
 export CATENARY_CA=$ca

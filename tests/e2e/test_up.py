@@ -32,6 +32,11 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
+def clean_environment() -> dict[str, str]:
+    """Return the environment without the developer's own settings, but for the model cache."""
+    return {k: v for k, v in os.environ.items() if not k.startswith("CATENARY_") or k == "CATENARY_CACHE"}
+
+
 def wait_for(condition: Callable[[], Any], timeout_s: float) -> Any:
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
@@ -82,7 +87,7 @@ class Up:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=os.environ | {"TMPDIR": str(scratch)},
+            env=clean_environment() | {"TMPDIR": str(scratch)},
         )
         self.lines: list[str] = []
         self._arrived: queue.Queue[str] = queue.Queue()
@@ -244,7 +249,8 @@ def refused(*options: str) -> subprocess.CompletedProcess[str]:
         "0",
         *options,
     ]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    environment = clean_environment()
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
 
 
 @pytest.mark.parametrize("option", ["--port", "--router-port"])

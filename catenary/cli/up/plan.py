@@ -11,6 +11,9 @@ from pathlib import Path
 from catenary.cli.up.config import UpConfig
 from catenary.cli.up.layout import CLIENT_SECRET_ENV, ENGINE_SECRET_ENV, RuntimeDirectory
 
+# What all engines of a CPU machine take of its memory together.
+CPU_MEMORY_SHARE = 0.8
+
 
 class Stage(IntEnum):
     """When a process is told to stop: stages go one after another, the processes of a stage together.
@@ -31,17 +34,20 @@ class ChildSpec:
     command: tuple[str, ...]
     stage: Stage
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    # Variables that a person's own setting wins over.
+    default_environment: Mapping[str, str] = field(default_factory=dict)
     # gRPC address for GetStatus of an engine, else empty.
     status_target: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """What was found out before the start: the model's directory and name, and the ports."""
+    """What was found out before the start: the model's directory and name, the ports, the CPU's cores."""
 
     model_dir: Path
     model_name: str
     gateway_ports: tuple[int, ...]
+    cores: int = 1
 
 
 def _command(module: str, options: Mapping[str, object]) -> tuple[str, ...]:
@@ -135,11 +141,22 @@ def _engine(
         name=name,
         command=_command("services.engine", options),
         stage=Stage.FLEET,
+        default_environment=_shares(config, places.cores),
         status_target=runtime.socket(name),
     )
+
+
+def _shares(config: UpConfig, cores: int) -> dict[str, str]:
+    """Return an engine's share of a machine whose memory and cores several engines compute with."""
+    if config.device != "cpu" or config.engines == 1:
+        return {}
+    return {
+        "CATENARY_ENGINE_DEVICE_THREADS": str(max(cores // config.engines, 1)),
+        "CATENARY_ENGINE_GPU_MEMORY_UTILIZATION": f"{CPU_MEMORY_SHARE / config.engines:.3f}",
+    }
 
 
 def child_environment(spec: ChildSpec, inherited: Mapping[str, str]) -> dict[str, str]:
     """Return a child's environment: the inherited one, without the secrets that it gets as files."""
     kept = {k: v for k, v in inherited.items() if k not in (CLIENT_SECRET_ENV, ENGINE_SECRET_ENV)}
-    return kept | {"PYTHONUNBUFFERED": "1"} | dict(spec.environment)
+    return {**spec.default_environment, **kept, "PYTHONUNBUFFERED": "1", **spec.environment}

@@ -40,7 +40,8 @@ async def up(config: UpConfig, stop: asyncio.Event) -> int:
         # Not before: a wrong option or model is to be refused without waiting for gRPC to load.
         from catenary.cli.up.deployment import Deployment
 
-        places = Places(model_dir, served_name(config.model, config.served_model_name), ports)
+        name = served_name(config.model, config.served_model_name)
+        places = Places(model_dir, name, ports, cores=len(os.sched_getaffinity(0)))
         runtime = RuntimeDirectory.create()
         try:
             await Deployment(config, runtime, places, reporter, cache, started).run(stop)

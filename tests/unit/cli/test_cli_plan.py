@@ -90,6 +90,18 @@ def test_children_do_not_inherit_secrets(runtime: RuntimeDirectory) -> None:
     assert environment["CATENARY_ENGINE_MAX_NUM_SEQS"] == "8"
 
 
+def test_engines_share_a_cpu(runtime: RuntimeDirectory) -> None:
+    config = UpConfig(engines=2)
+    specs = plan(config, runtime, Places(Path("/models/m"), "m", (8000,), cores=4))
+    engine = next(spec for spec in specs if spec.name == "engine-0")
+    assert child_environment(engine, {})["CATENARY_ENGINE_DEVICE_THREADS"] == "2"
+    assert child_environment(engine, {})["CATENARY_ENGINE_GPU_MEMORY_UTILIZATION"] == "0.400"
+    chosen = {"CATENARY_ENGINE_DEVICE_THREADS": "3"}
+    assert child_environment(engine, chosen)["CATENARY_ENGINE_DEVICE_THREADS"] == "3"
+    assert not make_plan(runtime)["engine-0"].default_environment
+    assert not make_plan(runtime, engines=2, device="hpu")["engine-0"].default_environment
+
+
 def test_runtime_directory_is_private_and_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CLIENT_SECRET_ENV, "chosen")
     directory = RuntimeDirectory.create()
