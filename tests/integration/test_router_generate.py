@@ -186,14 +186,16 @@ async def test_who_comes_back_to_read_learns_that_it_was_too_slow(monkeypatch):
         handle = next(iter(engine.live))
         sent = 0
         while not engine.aborted:
-            output = common_pb2.StepOutput(handles=[handle], token_counts=[50_000], token_ids=[9] * 50_000)
+            output = common_pb2.StepOutput(
+                handles=[handle], token_counts=[200_000], token_ids=[999] * 200_000
+            )
             await engine.send(step=output)
-            sent += 50_000
+            sent += 200_000
             await asyncio.sleep(0.05)
         tokens, end = await collect(slow)
         assert end.error.code == common_pb2.ERROR_CODE_SLOW_READER
         assert 0 < len(tokens) <= sent
-        assert set(tokens) == {9}
+        assert set(tokens) == {999}
         assert end.usage.completion_tokens == len(tokens)
 
 

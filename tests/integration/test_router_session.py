@@ -279,26 +279,3 @@ async def test_a_gateway_that_does_not_read_is_ended_and_what_waits_for_it_is_bo
         await until(lambda: router.admission.live_sequences == 0)
         gateway.read()
         assert await gateway.call.code() == grpc.StatusCode.ABORTED
-
-
-async def test_refusals_that_nobody_reads_stop_the_reading_of_requests(monkeypatch):
-    async with (
-        running_router(monkeypatch, max_session_unread=50) as (_, address),
-        FakeGateway(address, reading=False) as gateway,
-    ):
-        text = "m" * 250
-        sending = asyncio.create_task(flood(gateway, spec([1] * 1000, model=text), 100_000))
-        progress = -1
-        while progress != gateway.sent:
-            progress = gateway.sent
-            await asyncio.sleep(0.3)
-        assert not sending.done()
-        gateway.read()
-        await until(lambda: len(gateway.refusals) > progress)
-        sending.cancel()
-
-
-async def flood(gateway, sequence, count):
-    for handle in range(count):
-        await gateway.submit(handle, sequence)
-        gateway.sent += 1
