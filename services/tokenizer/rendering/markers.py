@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from services.tokenizer.rendering.errors import RenderRefused
 
-_PRIVATE_USE = range(0x100000, 0x10FFFE)
+_PRIVATE_USE = range(0xE000, 0xF900)
+_DRAWS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +34,17 @@ class Markers:
     end: str
 
     @classmethod
-    def draw(cls, texts: Iterable[str]) -> Markers:
+    def draw(cls, texts: Sequence[str]) -> Markers:
         """Two marks that occur in none of `texts`. Raises RenderRefused if none are left."""
         used: set[str] = set().union(*map(set, texts))
-        taken = {ord(character) for character in used if ord(character) in _PRIVATE_USE}
-        if len(taken) + 2 > len(_PRIVATE_USE):
+        free = [mark for mark in map(chr, _PRIVATE_USE) if mark not in used]
+        random.SystemRandom().shuffle(free)
+        # A few tries: each looks through all texts, and only an attack makes one fail.
+        unused = (mark for mark in free[:_DRAWS] if not any(_escaped(mark) in text for text in texts))
+        start, end = next(unused, None), next(unused, None)
+        if start is None or end is None:
             raise RenderRefused("The messages use too many private-use characters.", param="messages")
-        drawn = random.SystemRandom().sample(_PRIVATE_USE, len(taken) + 2)
-        start, end = [mark for mark in drawn if mark not in taken][:2]
-        return cls(chr(start), chr(end))
+        return cls(start, end)
 
     def wrap(self, text: str, spans: Sequence[tuple[int, int]]) -> str:
         """`text` with marks around each span; the spans rise and do not overlap."""
@@ -54,7 +57,7 @@ class Markers:
 
     def strip(self, text: str) -> str:
         """`text` without marks."""
-        return text.replace(self.start, "").replace(self.end, "")
+        return self._pattern().sub("", text)
 
     def split(
         self, text: str, *, leading: Callable[[str], int], trailing: Callable[[str], int]
@@ -65,9 +68,12 @@ class Markers:
         far as it still spells a token: `leading` and `trailing` give the length of such a spelling at the
         start and at the end of a text.
         """
-        parts = re.split(f"([{self.start}{self.end}])", text)
+        parts = self._pattern().split(text)
+        marks = [
+            self.start if mark in (self.start, _escaped(self.start)) else self.end for mark in parts[1::2]
+        ]
         before = ""
-        for part, after in zip(parts[::2], (*parts[1::2], ""), strict=True):
+        for part, after in zip(parts[::2], (*marks, ""), strict=True):
             if before == self.start and after == self.end:
                 cuts = (len(part), len(part))
             else:
@@ -78,3 +84,13 @@ class Markers:
             runs = (Piece(part[:first], True), Piece(part[first:last], False), Piece(part[last:], True))
             yield from (run for run in runs if run.text)
             before = after
+
+    def _pattern(self) -> re.Pattern[str]:
+        # A template that shows a dictionary, or JSON in ASCII, writes private-use characters as escapes.
+        forms = (self.start, self.end, _escaped(self.start), _escaped(self.end))
+        return re.compile("(" + "|".join(map(re.escape, forms)) + ")")
+
+
+def _escaped(mark: str) -> str:
+    """As Python's repr and JSON both write it."""
+    return f"\\u{ord(mark):04x}"

@@ -90,7 +90,8 @@ class ChatTemplate:
             except Exception:
                 # A template may demand a dialogue of a certain shape: what it says of real messages counts.
                 continue
-            if probe.content in text:
+            # A template that expects text prints a list as Python does.
+            if probe.content in text and "'type'" not in text:
                 return style
         return ContentStyle.TEXT
 

@@ -1,0 +1,104 @@
+"""`python -m services.tokenizer` as an operator meets it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from catenary.rpc import open_channel
+from catenary.v1.tokenizer_pb2_grpc import TokenizerServiceStub
+from tests.support.tiny_tokenizer import write_tiny_model
+from tests.support.tokenizer_service import completion_request
+
+COMMAND = [sys.executable, "-m", "services.tokenizer"]
+
+
+def refusal(*options: str) -> str:
+    """The one line of a start that was refused."""
+    done = subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode != 0
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, done.stderr
+    return lines[0]
+
+
+def test_refused_starts_say_why_in_one_line(tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path / "model")
+    secure = ("--insecure", "--listen", f"unix:{tmp_path}/socket")
+    assert "--model-dir" in refusal()
+    assert "does not exist" in refusal("--model-dir", str(tmp_path / "none"), *secure)
+    (tmp_path / "empty").mkdir()
+    assert "no tokenizer.json" in refusal("--model-dir", str(tmp_path / "empty"), *secure)
+    bad = write_tiny_model(tmp_path / "bad", chat_template="{% for %}")
+    assert "chat template is not valid" in refusal("--model-dir", str(bad), *secure)
+    cut = write_tiny_model(tmp_path / "cut") / "tokenizer.json"
+    cut.write_bytes(cut.read_bytes()[:5000])
+    assert "cut short" in refusal("--model-dir", str(cut.parent), *secure)
+    assert "no secret" in refusal("--model-dir", str(model), "--listen", f"unix:{tmp_path}/socket")
+    assert "--workers" in refusal("--model-dir", str(model), *secure, "--workers", "0")
+
+
+def test_a_port_in_use_is_refused_and_leaves_no_worker(tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path / "model")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert address in refusal("--model-dir", str(model), "--insecure", "--listen", address)
+
+
+@contextmanager
+def started(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    model = write_tiny_model(tmp_path / "model")
+    command = [*COMMAND, "--model-dir", str(model), "--insecure", "--listen", "127.0.0.1:0", "--workers", "2"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            seen = ""
+            while not (found := re.search(r"127\.0\.0\.1:\d+", seen)):
+                line = process.stderr.readline()
+                assert line, seen
+                seen += line
+            yield process, found.group()
+        finally:
+            process.kill()
+
+
+def wait_until_gone(processes: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=15)
+    assert not alive
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_drains_and_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    with started(tmp_path) as (process, address):
+        workers = psutil.Process(process.pid).children()
+        assert len(workers) == 2
+        async with open_channel(address, secret=None) as channel:
+            assert await TokenizerServiceStub(channel).Render(completion_request("x", model=""))
+        process.send_signal(number)
+        assert process.wait(timeout=15) == 0
+        wait_until_gone(workers)
+
+
+def test_workers_end_with_a_killed_service(tmp_path: Path) -> None:
+    with started(tmp_path) as (process, _):
+        workers = psutil.Process(process.pid).children()
+        os.kill(process.pid, signal.SIGKILL)
+        wait_until_gone(workers)
+
+
+def test_the_service_imports_neither_torch_nor_transformers() -> None:
+    code = (
+        "import sys, services.tokenizer.app, services.tokenizer.config\n"
+        "sys.exit(', '.join({'torch', 'transformers'} & set(sys.modules)) or 0)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

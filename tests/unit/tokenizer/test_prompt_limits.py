@@ -1,0 +1,145 @@
+"""BOS, context limits, ids to text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from services.tokenizer.rendering import ChatTurn, RefusalCode, Renderer, RenderRefused, read_model_files
+from services.tokenizer.rendering.bounds import token_bound
+from services.tokenizer.rendering.files import ModelFiles
+from tests.support import tiny_tokenizer as tiny
+
+BOS = tiny.ENDOFTEXT_ID
+A = tiny.byte_id(ord("a"))
+
+
+def renderer_of(directory: Path, **options: Any) -> Renderer:
+    return Renderer(
+        read_model_files(tiny.write_tiny_model(directory, **options)), max_rendered_chars=10_000_000
+    )
+
+
+def with_add_bos(renderer_dir: Path, value: bool, *, add_bos: bool) -> Renderer:
+    tiny.write_tiny_model(renderer_dir, add_bos=add_bos)
+    path = renderer_dir / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"bos_token": "<|endoftext|>", "add_bos_token": value}))
+    return Renderer(read_model_files(renderer_dir), max_rendered_chars=1000)
+
+
+@pytest.mark.parametrize(
+    ("text", "add_special", "expected"),
+    [
+        ("a", True, [BOS, A]),
+        ("a", False, [A]),
+        ("<|endoftext|>a", True, [BOS, A]),
+        ("<|endoftext|>a", False, [BOS, A]),
+        ("<|endoftext|><|endoftext|>a", True, [BOS, BOS, A]),
+        ("", True, [BOS]),
+        ("", False, []),
+    ],
+)
+def test_bos_is_added_once(tmp_path: Path, text: str, add_special: bool, expected: list[int]) -> None:
+    assert renderer_of(tmp_path, add_bos=True).tokenize(text, add_special_tokens=add_special) == expected
+
+
+def test_the_configuration_decides_about_bos(tmp_path: Path) -> None:
+    off = with_add_bos(tmp_path / "off", False, add_bos=True)
+    on = with_add_bos(tmp_path / "on", True, add_bos=False)
+    assert off.tokenize("a", add_special_tokens=True) == [A]
+    assert on.tokenize("a", add_special_tokens=True) == [BOS, A]
+    assert on.tokenize("<|endoftext|>a", add_special_tokens=True) == [BOS, A]
+
+
+def refused(renderer: Renderer, text: str, limit: int) -> RenderRefused:
+    with pytest.raises(RenderRefused) as caught:
+        renderer.completion([text], add_special_tokens=True, max_prompt_tokens=limit)
+    return caught.value
+
+
+def test_a_prompt_may_have_as_many_tokens_as_fit(tmp_path: Path) -> None:
+    renderer = renderer_of(tmp_path)
+    assert renderer.completion(["xyz"], add_special_tokens=True, max_prompt_tokens=3)
+    error = refused(renderer, "wxyz", 3)
+    assert error.code is RefusalCode.CONTEXT_LENGTH_EXCEEDED
+    assert error.param == "prompt"
+    assert error.message == "The prompt has 4 tokens, but at most 3 fit."
+
+
+def test_what_is_certainly_too_long_is_refused_by_its_length(tmp_path: Path) -> None:
+    renderer = renderer_of(tmp_path)
+    longest = len("<|endoftext|>")
+    assert refused(renderer, "a" * 10_000, 100).message == (
+        f"The prompt has at least {-(-10_000 // longest)} tokens, but at most 100 fit."
+    )
+    with pytest.raises(RenderRefused, match="at least") as caught:
+        renderer.chat(
+            [ChatTurn("user", "<|im_end|>" * 10_000)], add_generation_prompt=True, max_prompt_tokens=100
+        )
+    assert caught.value.param == "messages"
+
+
+@given(st.text(max_size=400))
+@settings(max_examples=200, deadline=None)
+def test_the_bound_never_exceeds_the_truth(text: str) -> None:
+    document = json.dumps(tiny.tokenizer_json())
+    bound = token_bound(document.encode())
+    assert bound is not None
+    assert bound.least_tokens(text) <= len(Tokenizer.from_str(document).encode(text).ids)
+
+
+def test_the_bound_leaves_out_bytes_that_the_vocabulary_lacks() -> None:
+    document = tiny.tokenizer_json()
+    del document["model"]["vocab"]["x"]
+    bound = token_bound(json.dumps(document).encode())
+    assert bound is not None
+    assert bound.least_tokens("x" * 10_000) == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"normalizer": {"type": "Strip", "strip_left": True, "strip_right": True}},
+        {"normalizer": {"type": "Replace", "pattern": {"Regex": "a+"}, "content": ""}},
+        {"pre_tokenizer": {"type": "Whitespace"}},
+        {
+            "pre_tokenizer": {
+                "type": "Split",
+                "pattern": {"String": "x"},
+                "behavior": "Removed",
+                "invert": False,
+            }
+        },
+    ],
+)
+def test_no_bound_for_a_tokenizer_that_drops_text(change: dict[str, Any]) -> None:
+    assert token_bound(json.dumps(tiny.tokenizer_json() | change).encode()) is None
+
+
+def test_ids_must_be_tokens(tmp_path: Path) -> None:
+    renderer = renderer_of(tmp_path)
+    assert renderer.detokenize(tiny.byte_ids("é"), skip_special_tokens=True) == "é"
+    assert renderer.detokenize([tiny.IM_END_ID, A], skip_special_tokens=True) == "a"
+    assert renderer.detokenize([tiny.IM_END_ID, A], skip_special_tokens=False) == "<|im_end|>a"
+    for bad in (512, 2**32 - 1, -1):
+        with pytest.raises(RenderRefused, match="between 0 and 511"):
+            renderer.detokenize([bad], skip_special_tokens=False)
+
+
+def test_a_tokenizer_file_with_truncation_does_not_cut_prompts(tmp_path: Path) -> None:
+    document = tiny.tokenizer_json()
+    document["truncation"] = {
+        "direction": "Right",
+        "max_length": 2,
+        "strategy": "LongestFirst",
+        "stride": 0,
+    }
+    files = ModelFiles(json.dumps(document).encode(), None, {}, None)
+    assert len(Renderer(files, max_rendered_chars=10).tokenize("wxyz", add_special_tokens=True)) == 4
