@@ -100,7 +100,7 @@ class Deployment:
                 f"secret in {self._runtime.client_secret}"
             )
         message = {"role": "user", "content": "What is the capital of France?"}
-        question = json.dumps({"model": name, "messages": [message]})
+        question = json.dumps({"model": name, "messages": [message], "max_tokens": 64})
         key = " -H 'Authorization: Bearer '$API_KEY" if config.api_key else ""
         insecure = " -k" if config.ssl_certfile else ""
         lines.append(
