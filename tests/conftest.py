@@ -16,6 +16,7 @@ from tests.support.secrets import TestSecrets
 
 if TYPE_CHECKING:
     from tests.support.engines import ScriptedEngine
+    from tests.support.fleet import Fleet
 
 
 @pytest.fixture(autouse=True)
@@ -68,3 +69,23 @@ async def start_engine(
     yield start
     for engine in engines:
         await engine.stop()
+
+
+@pytest.fixture
+async def start_fleet(secrets: TestSecrets, run_dir: Path) -> AsyncIterator[Callable[..., Awaitable[Fleet]]]:
+    """Starts a real router with `engines` scripted engines; `router` holds options of the router."""
+    from tests.support.fleet import Fleet
+
+    fleets: list[Fleet] = []
+
+    async def start(*, router: dict[str, Any] | None = None, **options: Any) -> Fleet:
+        directory = run_dir / f"s{len(fleets)}"
+        directory.mkdir()
+        fleet = Fleet(directory, secrets, **(router or {}))
+        fleets.append(fleet)
+        await fleet.start(**options)
+        return fleet
+
+    yield start
+    for fleet in fleets:
+        await fleet.stop()

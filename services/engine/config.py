@@ -71,7 +71,6 @@ class EngineConfig(RpcConfig):
     bucketing_strategy: Literal["linear", "exponential"] = Field(
         "exponential", description="How the static shapes of the forwards are spaced."
     )
-    enforce_eager: bool = Field(False, description="Run forwards without graphs.")
 
     scripted: str | None = Field(
         None,

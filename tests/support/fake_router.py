@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,9 @@ class FakeRouter(engine_pb2_grpc.FleetServiceServicer):
         self.report_interval_ms = 50
         self.schema_revision = SCHEMA_REVISION
         self.renews = True
+        # Cleared: nothing is read from any engine.
+        self.reading = asyncio.Event()
+        self.reading.set()
         self.attachments: list[FakeAttachment] = []
         self.attempts = 0
 
@@ -159,6 +163,7 @@ class FakeRouter(engine_pb2_grpc.FleetServiceServicer):
         try:
             while (message := await context.read()) is not grpc.aio.EOF:
                 attachment.note(message)
+                await self.reading.wait()
                 if message.WhichOneof("payload") == "load" and self.renews:
                     await attachment.send(renewed=engine_pb2.LeaseRenewed(sequence=message.load.sequence))
         finally:

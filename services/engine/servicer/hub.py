@@ -183,9 +183,9 @@ class EngineHub:
         """Take a sequence, or answer with a refusal."""
         try:
             self._take(port, message)
-        except Inadmissible as exc:
-            port.refuse(message.handle, exc.error)
-        except CoreRefusal as exc:
+        except (Inadmissible, CoreRefusal) as exc:
+            with bind_request(message.spec.request_id, message.spec.traceparent or None):
+                log.debug("sequence refused", code=common_pb2.ErrorCode.Name(exc.error.code), reason=str(exc))
             port.refuse(message.handle, exc.error)
 
     def _take(self, port: Mailbox, message: common_pb2.Submit) -> None:
@@ -260,5 +260,8 @@ class EngineHub:
             port.flush()
 
     def _settle(self) -> None:
-        if not self._table:
+        if not self._table and not self._idle.is_set():
             self._idle.set()
+            # Routers learn at once, not with the next interval, that nothing is left here.
+            for port in self._ports.values():
+                port.request_load()

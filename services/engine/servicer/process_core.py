@@ -54,6 +54,7 @@ class ProcessCore(Core):
         self._link: AsyncLink | None = None
         self._sender: asyncio.Task[None] | None = None
         self._outbound: asyncio.Queue[ToCore] = asyncio.Queue(_MAX_QUEUED)
+        self._ready = False
         self._stopping = False
 
     async def start(self, on_progress: ProgressSink) -> CoreReady:
@@ -68,6 +69,7 @@ class ProcessCore(Core):
         while True:
             match await self._receive(self._link):
                 case CoreReady() as ready:
+                    self._ready = True
                     return ready
                 case CoreProgress() as progress:
                     on_progress(progress)
@@ -128,11 +130,14 @@ class ProcessCore(Core):
             return
 
     async def _end(self, process: subprocess.Popen[bytes], ended: asyncio.Task[int]) -> None:
-        for patience, force in ((self._stop_s, process.terminate), (_EXIT_GRACE_S, process.kill)):
+        # A core that still loads does not read its link; there is nothing in it to end in good order.
+        first = self._stop_s if self._ready else 0.0
+        for patience, force in ((first, process.terminate), (_EXIT_GRACE_S, process.kill)):
             done, _ = await asyncio.wait((ended,), timeout=patience)
             if done:
                 return
-            log.warning("engine core does not end by itself", waited_s=patience)
+            if patience:
+                log.warning("engine core does not end by itself", waited_s=patience)
             force()
         await ended
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -69,21 +70,27 @@ class RouterLink:
             attach_timeout_s=self._times.attach_timeout_s,
             orphan_timeout_s=self._times.orphan_timeout_s,
         )
+        started = time.monotonic()
         try:
             await attachment.run()
         except AttachRefused as exc:
             self._say("the router refused this engine", str(exc), wait_s=self._times.refused_backoff_s)
             return self._times.refused_backoff_s
         except AttachLost as exc:
-            if attachment.attached:
-                self._backoff.reset()
-                self._said = None
             if self._hub.draining:
                 log.info("left the router", address=self._address, reason=str(exc))
                 return 0.0
+            # A router that takes the engine and drops it at once must not be dialled in a tight loop.
+            if time.monotonic() - started > self._times.backoff_max_s:
+                self._backoff.reset()
+                self._said = None
             delay = self._backoff.next_delay()
             self._say("no router" if not attachment.attached else "lost the router", str(exc), wait_s=delay)
             return delay
+        except Exception:
+            # One router's link must not take down an engine that serves others.
+            log.exception("the link to a router failed", address=self._address)
+            return self._times.backoff_max_s
         finally:
             await channel.close()
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from catenary.v1 import common_pb2, engine_pb2
 from services.engine.link import CoreErrorCode, EndRow, FinishReason, StepColumns
+from services.engine.servicer import EngineCollector, EngineHub
 from services.engine.servicer.backoff import Backoff
 from services.engine.servicer.lease import Lease, LeaseRefused
 from services.engine.servicer.progress import ProgressWatch
@@ -188,3 +189,14 @@ def test_a_lease_runs_out_after_silence() -> None:
 def test_impossible_terms_are_refused(fields: dict[str, int]) -> None:
     with pytest.raises(LeaseRefused):
         Lease(_attached(**fields), now=0, orphan_timeout_s=60)
+
+
+def test_metrics_come_from_the_hub_with_the_state_as_the_only_label() -> None:
+    hub = EngineHub(stall_limit_s=1, max_stop_token_ids=1, remembered_handles=1, on_state=lambda _: None)
+    metrics = {metric.name: metric for metric in EngineCollector(hub).collect()}
+    assert metrics["catenary_engine_running_sequences"].samples[0].value == 0
+    assert metrics["catenary_engine_steps"].samples[0].name == "catenary_engine_steps_total"
+    states = {sample.labels["state"]: sample.value for sample in metrics["catenary_engine_state"].samples}
+    assert states == {"starting": 1, "serving": 0, "stalled": 0, "draining": 0, "not_serving": 0}
+    labels = {label for m in metrics.values() for sample in m.samples for label in sample.labels}
+    assert labels == {"state"}
