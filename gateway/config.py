@@ -60,7 +60,7 @@ class GatewayConfig(ServiceConfig):
     max_messages: int = Field(4096, ge=1, description="Most messages of a chat request.")
     max_content_parts: int = Field(1024, ge=1, description="Most content parts of a message.")
     max_stop_length: int = Field(512, ge=1, description="Longest stop string, in characters.")
-    max_stop_token_ids: int = Field(128, ge=1, description="Most stop_token_ids of a request.")
+    max_stop_token_ids: int = Field(64, ge=1, description="Most stop_token_ids of a request.")
 
     render_timeout_s: float = Field(30.0, gt=0, description="Seconds for a tokenizer to render a prompt.")
     request_timeout_s: float = Field(

@@ -209,6 +209,8 @@ class _Aliases(Collector):
 def _renamed(family: Metric, name: str) -> Metric:
     alias = Metric(name, family.documentation, family.type, family.unit)
     for sample in family.samples:
+        if sample.name.endswith("_created"):
+            continue
         alias.add_sample(
             name + sample.name.removeprefix(family.name),
             sample.labels,

@@ -154,7 +154,7 @@ class RouterSession:
                     return
 
     async def _read(self, call: _Call) -> str:
-        async for response in call:
+        while isinstance(response := await call.read(), router_pb2.SessionResponse):
             kind = response.WhichOneof("payload")
             if kind == "step":
                 self._deliver(response.step)

@@ -15,4 +15,4 @@ class RequestLimits:
     max_messages: int = 4096
     max_content_parts: int = 1024
     max_stop_length: int = 512
-    max_stop_token_ids: int = 128
+    max_stop_token_ids: int = 64

@@ -1,0 +1,181 @@
+"""A whole Catenary for tests: gateway, router and scripted engine in this loop, a tokenizer service beside
+it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from gateway import GatewayApp, GatewayConfig
+from services.engine.scripted import Faults, Rule, Script, ScriptedCapacity, ScriptedModel
+from services.router.app import Router
+from services.router.config import RouterConfig
+from tests.support.engines import ScriptedEngine
+from tests.support.http import Answer, Connection, call, request_bytes
+from tests.support.secrets import TestSecrets
+from tests.support.tiny_tokenizer import ADDED_TOKENS, EOS_ID, VOCAB_SIZE, byte_ids, write_tiny_model
+from tests.support.waiting import eventually
+
+MODEL = "tiny"
+MAX_MODEL_LEN = 1024
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+# Tokens that the hash model never gives: control tokens, and bytes that are no ASCII text.
+NOT_PLAIN = (*range(len(ADDED_TOKENS)), *range(256, 256 + 32), *range(256 + 127, 512))
+
+
+def model(**fields: Any) -> ScriptedModel:
+    """The tiny model as the scripted engine claims it."""
+    defaults = {"vocab_size": VOCAB_SIZE, "eos_token_ids": (EOS_ID,), "max_model_len": MAX_MODEL_LEN}
+    return ScriptedModel(**{**defaults, "avoid": NOT_PLAIN, **fields})
+
+
+def script(*rules: Rule, capacity: dict[str, Any] | None = None, **fields: Any) -> Script:
+    """A script of the tiny model."""
+    return Script(
+        model=model(**fields.pop("model", {})),
+        capacity=ScriptedCapacity(**(capacity or {})),
+        rules=rules,
+        **fields,
+    )
+
+
+def saying(tokens: Sequence[int] | str, prompt: str | Sequence[int] | None = None, **fields: Any) -> Rule:
+    """Answer with these tokens, or with the bytes of this text, one token each; to `prompt` (ids, or a text
+    given byte by byte), or to everything.
+    """
+    ids = tuple(byte_ids(tokens) if isinstance(tokens, str) else tokens)
+    if prompt is None:
+        return Rule(match="any", tokens=ids, **fields)
+    return Rule(prompt=tuple(byte_ids(prompt) if isinstance(prompt, str) else prompt), tokens=ids, **fields)
+
+
+@contextmanager
+def tokenizer_process(secrets_dir: Path, *, flags: Sequence[str] = ()) -> Iterator[str]:
+    """A tokenizer service of the tiny model as a process; its address."""
+    secrets = TestSecrets.write(secrets_dir)
+    directory = write_tiny_model(secrets_dir / "model")
+    target = f"unix:{secrets_dir}/tokenizer.sock"
+    command = [
+        *(sys.executable, "-m", "services.tokenizer", "--listen", target, "--model-dir", str(directory)),
+        *("--served-model-name", MODEL, "--workers", "1", *secrets.flags, *flags),
+    ]
+    with (secrets_dir / "tokenizer.log").open("wb") as log:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    try:
+        yield target
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+@contextmanager
+def shared_tokenizer() -> Iterator[str]:
+    """A tokenizer process in a directory of its own."""
+    with (
+        tempfile.TemporaryDirectory(prefix="cat-") as directory,
+        tokenizer_process(Path(directory)) as target,
+    ):
+        yield target
+
+
+class Stack:
+    """The running parts, and shorthands for requests."""
+
+    def __init__(self, gateway: GatewayApp, router: Router, engine: ScriptedEngine) -> None:
+        self.gateway = gateway
+        self.router = router
+        self.engine = engine
+
+    @property
+    def address(self) -> str:
+        """Base URL of the gateway."""
+        return self.gateway.address
+
+    @property
+    def faults(self) -> Faults:
+        """The engine's switch board."""
+        return self.engine.faults
+
+    async def post(
+        self, path: str, body: Any, headers: dict[str, str] | None = None, **options: Any
+    ) -> Answer:
+        """POST; `model` is filled in for an object without one."""
+        if isinstance(body, dict):
+            body = {"model": MODEL, **body}
+        return await call(self.address, "POST", path, body, headers, **options)
+
+    async def get(self, path: str, headers: dict[str, str] | None = None) -> Answer:
+        """GET."""
+        return await call(self.address, "GET", path, None, headers)
+
+    async def chat(self, text: str = "hi", **fields: Any) -> Answer:
+        """A chat of one user message."""
+        return await self.post(CHAT, {"messages": [{"role": "user", "content": text}], **fields})
+
+    async def complete(self, prompt: Any = "hi", **fields: Any) -> Answer:
+        """A completion."""
+        return await self.post(COMPLETIONS, {"prompt": prompt, **fields})
+
+    async def open_stream(self, path: str, body: dict[str, Any]) -> Connection:
+        """Send a request and leave its answer unread."""
+        connection = await Connection.to(self.address)
+        await connection.send(request_bytes("POST", path, {"model": MODEL, **body}))
+        return connection
+
+    async def alive(self) -> None:
+        """ALIVE: a small request answers, /health is good, nothing is left running."""
+        answer = await self.post(COMPLETIONS, {"prompt": "x", "max_tokens": 1}, timeout_s=5)
+        assert answer.status == 200, answer.body
+        assert (await self.get("/health")).status == 200
+        await self.idle()
+
+    async def idle(self) -> None:
+        """Wait until no part holds anything of any request."""
+        await self.engine.idle()
+        await eventually(lambda: self.router.admission.live_sequences == 0, "no live sequence in the router")
+        service, session = self.gateway._service, self.gateway._session
+        await eventually(lambda: service.active == 0 and session.live == 0, "an idle gateway")
+
+
+@asynccontextmanager
+async def running_stack(
+    directory: Path, tokenizer: str, engine_script: Script | None = None, **options: Any
+) -> AsyncIterator[Stack]:
+    """Run everything; `options` are the gateway's, `router` and `engine` those of the others."""
+    secrets = TestSecrets.write(directory)
+    router_options = {"lease_ms": 2000, "report_interval_ms": 50, **options.pop("router", {})}
+    router = Router(
+        RouterConfig(listen=(f"unix:{directory}/router.sock",), **router_options, **secrets.options)
+    )
+    (router_address,) = await router.start()
+    engine_options = {"listen": (f"unix:{directory}/engine.sock",), **options.pop("engine", {})}
+    engine = ScriptedEngine(
+        [router_address], secrets, script=engine_script or script(), served_model_name=MODEL, **engine_options
+    )
+    gateway = GatewayApp(
+        GatewayConfig(
+            port=0,
+            router=router_address,
+            tokenizer=(tokenizer,),
+            client_secret_file=secrets.client_file,
+            **{"drain_s": 1.0, **options},
+        )
+    )
+    try:
+        await engine.start()
+        await gateway.start()
+        await eventually(lambda: gateway.ready, "a ready gateway", timeout_s=30)
+        yield Stack(gateway, router, engine)
+    finally:
+        await gateway.stop(0)
+        await engine.stop()
+        await router.stop()
+        await asyncio.sleep(0)

@@ -1,0 +1,168 @@
+"""Incremental decoding equals decoding at once, however a text is cut into tokens."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from gateway.streaming.detokenizer import WindowDetokenizer
+from gateway.text.vocabulary import Vocabulary
+from tests.support.tiny_tokenizer import SPECIAL_IDS, VOCAB_SIZE, byte_id, byte_ids, tokenizer_json
+
+TINY = Tokenizer.from_str(json.dumps(tokenizer_json()))
+VOCABULARY = Vocabulary(json.dumps(tokenizer_json()).encode(), sha256="x", special_ids=SPECIAL_IDS)
+
+all_ids = st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=60)
+# Mostly whole characters, cut into bytes, with odd bytes and control tokens in between.
+texts = st.text(alphabet=st.sampled_from("aé世🌶\u2028 \ufffd"), max_size=12).map(byte_ids)
+odd = st.lists(
+    st.sampled_from([*SPECIAL_IDS, 3, byte_id(0xF0), byte_id(0x9F), byte_id(0x80), byte_id(0xFF)]), max_size=6
+)
+mixed_ids = st.lists(st.one_of(texts, odd), max_size=5).map(lambda parts: [i for part in parts for i in part])
+
+
+def decode(ids: list[int], prompt: list[int] | None = None) -> str:
+    detokenizer = VOCABULARY.detokenizer(prompt or [])
+    return "".join(detokenizer.push(token_id) for token_id in ids) + detokenizer.flush()
+
+
+@given(st.one_of(all_ids, mixed_ids))
+def test_pushed_texts_add_up_to_the_whole_decoding(ids: list[int]) -> None:
+    assert decode(ids) == TINY.decode(ids, skip_special_tokens=True)
+
+
+@given(mixed_ids)
+def test_nothing_is_taken_back_or_shown_early(ids: list[int]) -> None:
+    detokenizer = VOCABULARY.detokenizer([])
+    shown = ""
+    for count, token_id in enumerate(ids, 1):
+        shown += detokenizer.push(token_id)
+        assert TINY.decode(ids[:count]).startswith(shown)
+
+
+@given(st.text(max_size=20), st.integers(0, 4))
+def test_a_prompt_that_ends_inside_a_character_is_gone_on_with(text: str, cut: int) -> None:
+    ids = byte_ids(text)
+    cut = min(cut, len(ids))
+    prompt, rest = ids[: len(ids) - cut], ids[len(ids) - cut :]
+    whole = bytes(i - byte_id(0) for i in prompt).decode(errors="ignore")
+    assert whole + decode(rest, prompt) == text or not rest
+
+
+def test_an_unfinished_character_of_the_prompt_is_never_repeated() -> None:
+    pepper = byte_ids("🌶")
+    assert decode(pepper[2:], pepper[:2]) == "🌶"
+    assert decode(pepper[2:3], pepper[:2]) == "\ufffd"
+    assert decode(byte_ids("A"), pepper[:2]) == "A"
+    assert decode([], pepper[:2]) == ""
+    assert decode([0, 1], byte_ids("x") + pepper[:3]) == ""
+
+
+def test_an_unfinished_character_at_the_end_is_one_replacement() -> None:
+    assert decode(byte_ids("😀")[:3]) == "\ufffd"
+
+
+def test_the_real_replacement_character_is_text() -> None:
+    assert decode(byte_ids("\ufffd")[2:], byte_ids("\ufffd")[:2]) == "\ufffd"
+
+
+SENTENCEPIECE = {
+    "version": "1.0",
+    "truncation": None,
+    "padding": None,
+    "added_tokens": [
+        {
+            "id": 0,
+            "content": "<s>",
+            "special": True,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+        }
+    ],
+    "normalizer": None,
+    "pre_tokenizer": None,
+    "post_processor": None,
+    "decoder": {
+        "type": "Sequence",
+        "decoders": [
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+            {"type": "ByteFallback"},
+            {"type": "Fuse"},
+            {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+        ],
+    },
+    "model": {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": True,
+        "vocab": {
+            "<s>": 0,
+            "▁Hello": 1,
+            "▁world": 2,
+            "lo": 3,
+            "▁": 4,
+            **{f"<0x{b:02X}>": 5 + b for b in range(256)},
+        },
+        "merges": [],
+    },
+}
+PIECES = Vocabulary(json.dumps(SENTENCEPIECE).encode(), sha256="y")
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.sampled_from([[1], [2], [3], [4], [0]]),
+            st.sampled_from("é世🌶").map(lambda c: [5 + b for b in c.encode()]),
+        ),
+        max_size=12,
+    )
+)
+def test_sentencepiece_vocabularies_decode_alike(parts: list[list[int]]) -> None:
+    ids = [token_id for part in parts for token_id in part]
+    detokenizer = PIECES.detokenizer([])
+    assert isinstance(detokenizer, WindowDetokenizer)
+    shown = "".join(detokenizer.push(token_id) for token_id in ids) + detokenizer.flush()
+    assert shown == PIECES.decode(ids)
+
+
+def test_a_space_after_the_prompt_is_kept() -> None:
+    detokenizer = PIECES.detokenizer([0, 1])
+    assert [detokenizer.push(2), detokenizer.push(3), detokenizer.flush()] == [" world", "lo", ""]
+
+
+def test_endless_broken_bytes_do_not_pile_up() -> None:
+    detokenizer = PIECES.detokenizer([])
+    shown = [detokenizer.push(5 + 0x80) for _ in range(100)]
+    assert sum(map(len, shown)) > 80
+
+
+@pytest.mark.parametrize(
+    ("token_id", "expected"), [(1, b" Hello"), (0, b"<s>"), (5 + 0xE4, b"\xe4"), (10_000, b"")]
+)
+def test_bytes_of_sentencepiece_tokens(token_id: int, expected: bytes) -> None:
+    assert PIECES.token_bytes(token_id) == expected
+
+
+def test_bytes_of_byte_level_tokens() -> None:
+    for byte in range(256):
+        assert VOCABULARY.token_bytes(byte_id(byte)) == bytes([byte])
+    assert VOCABULARY.token_bytes(1) == b"<|im_start|>"
+    assert VOCABULARY.visible_bytes(1) == b""
+    assert VOCABULARY.token_bytes(VOCAB_SIZE) == b""
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"\xff", b"[]"])
+def test_what_is_no_tokenizer_file_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match="not a tokenizer file"):
+        Vocabulary(data, sha256="")

@@ -1,0 +1,109 @@
+"""The error envelope, the mapping of peers' errors, and API keys."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from starlette.datastructures import Headers
+
+from catenary.runtime import StartRefused
+from catenary.v1 import common_pb2
+from gateway.auth import ApiKeys, bearer_key, read_keys
+from gateway.errors import ApiError, from_wire, internal, model_not_found
+from gateway.streaming.sse import error_event, event
+
+
+def test_the_envelope_has_all_four_keys() -> None:
+    error = ApiError(429, "Full.", kind="rate_limit_error", code="rate_limit_exceeded", retry_after_ms=1500)
+    assert json.loads(error.body()) == {
+        "error": {
+            "message": "Full.",
+            "type": "rate_limit_error",
+            "param": None,
+            "code": "rate_limit_exceeded",
+        }
+    }
+    assert (b"retry-after", b"2") in error.headers()
+    assert (b"retry-after-ms", b"1500") in error.headers()
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "name"),
+    [
+        (common_pb2.ERROR_CODE_INVALID_ARGUMENT, 400, "invalid_value"),
+        (common_pb2.ERROR_CODE_UNSUPPORTED, 400, "unsupported_value"),
+        (common_pb2.ERROR_CODE_CONTEXT_LENGTH_EXCEEDED, 400, "context_length_exceeded"),
+        (common_pb2.ERROR_CODE_MODEL_NOT_FOUND, 404, "model_not_found"),
+        (common_pb2.ERROR_CODE_OVERLOADED, 429, "rate_limit_exceeded"),
+        (common_pb2.ERROR_CODE_DRAINING, 503, "engine_unavailable"),
+        (common_pb2.ERROR_CODE_UNAVAILABLE, 503, "engine_unavailable"),
+        (common_pb2.ERROR_CODE_ENGINE_LOST, 503, "engine_unavailable"),
+        (common_pb2.ERROR_CODE_TIMEOUT, 408, "timeout"),
+        (common_pb2.ERROR_CODE_INTERNAL, 500, "internal_error"),
+        (common_pb2.ERROR_CODE_UNSPECIFIED, 500, "internal_error"),
+        (999, 500, "internal_error"),
+    ],
+)
+def test_errors_of_peers(code: int, status: int, name: str) -> None:
+    error = from_wire(common_pb2.Error(code=code, message="text", param="prompt"), model="m")
+    assert (error.status, error.code) == (status, name)
+    if status in (429, 503):
+        assert error.retry_after_ms
+
+
+def test_internal_errors_tell_nothing() -> None:
+    wire = common_pb2.Error(code=common_pb2.ERROR_CODE_INTERNAL, message="/home/x/y.py line 3")
+    assert from_wire(wire).message == internal().message
+
+
+def test_model_names_are_shown_cut_and_clean() -> None:
+    assert model_not_found("a\r\nb" + "c" * 1000).message == f"The model 'a??b{'c' * 96}' does not exist."
+
+
+def test_events_are_one_line() -> None:
+    data = event({"text": "a\u2028b\u2029c\u0085d\ne 世"})
+    assert data == 'data: {"text":"a\\u2028b\\u2029c\\u0085d\\ne 世"}\n\n'.encode()
+    assert json.loads(data[6:])["text"] == "a\u2028b\u2029c\u0085d\ne 世"
+    assert json.loads(error_event(internal())[6:])["error"]["code"] == "internal_error"
+
+
+def test_keys_are_compared_by_digest() -> None:
+    keys = ApiKeys(["one", "ключ"])
+    assert keys.accepts(b"one")
+    assert keys.accepts("ключ".encode())
+    for wrong in (b"", b"on", b"one ", b"onee", b"' OR 1=1--", b"\xff\xfe"):
+        assert not keys.accepts(wrong)
+    assert not ApiKeys([])
+
+
+@pytest.mark.parametrize(
+    ("headers", "key"),
+    [
+        ([("authorization", "Bearer abc")], b"abc"),
+        ([("authorization", "bearer  abc ")], b"abc"),
+        ([("authorization", "Basic abc")], None),
+        ([("authorization", "Bearer ")], None),
+        ([("authorization", "Bearer")], None),
+        ([], None),
+        ([("authorization", "Bearer a"), ("authorization", "Bearer b")], None),
+        ([("authorization", "Bearer \xe9")], b"\xe9"),
+    ],
+)
+def test_the_key_of_a_request(headers: list[tuple[str, str]], key: bytes | None) -> None:
+    raw = [(name.encode(), value.encode("latin-1")) for name, value in headers]
+    assert bearer_key(Headers(raw=raw)) == key
+
+
+def test_keys_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# mine\n one \n\ntwo\n")
+    keys = read_keys(["three"], file)
+    assert all(keys.accepts(key) for key in (b"one", b"two", b"three"))
+    assert not keys.accepts(b"# mine")
+    file.write_text("# none\n")
+    with pytest.raises(StartRefused, match="holds no key"):
+        read_keys([], file)
+    with pytest.raises(StartRefused, match="cannot be read"):
+        read_keys([], tmp_path / "absent")

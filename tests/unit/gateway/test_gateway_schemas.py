@@ -1,0 +1,304 @@
+"""Requests: what is taken, and which field a refusal names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.errors import ApiError
+from gateway.schemas import ChatRequest, CompletionRequest, RequestLimits, parse_request
+from gateway.schemas.unsupported import CHAT, COMPLETION
+
+MESSAGES = [{"role": "user", "content": "x"}]
+LIMITS = RequestLimits()
+
+
+def chat(**fields: Any) -> ChatRequest:
+    return parse_request(ChatRequest, {"model": "m", "messages": MESSAGES, **fields}, CHAT, LIMITS)
+
+
+def completion(**fields: Any) -> CompletionRequest:
+    return parse_request(CompletionRequest, {"model": "m", "prompt": "x", **fields}, COMPLETION, LIMITS)
+
+
+def refused(parse: Any, **fields: Any) -> dict[str, Any]:
+    with pytest.raises(ApiError) as caught:
+        parse(**fields)
+    assert caught.value.status == 400
+    return caught.value.fields()
+
+
+BAD_COMMON = [
+    ("max_tokens", 0),
+    ("max_tokens", -1),
+    ("max_tokens", 10**12),
+    ("max_tokens", 1.0),
+    ("max_tokens", True),
+    ("max_tokens", "5"),
+    ("temperature", -0.1),
+    ("temperature", 2.01),
+    ("temperature", 3),
+    ("temperature", "0"),
+    ("temperature", float("nan")),
+    ("temperature", float("inf")),
+    ("top_p", 0),
+    ("top_p", 1.1),
+    ("top_p", -1),
+    ("top_k", -2),
+    ("top_k", 2**40),
+    ("n", 0),
+    ("n", -1),
+    ("n", 1.5),
+    ("n", "2"),
+    ("n", 17),
+    ("n", 129),
+    ("n", 10**9),
+    ("seed", 2**63),
+    ("seed", -(2**63) - 1),
+    ("seed", 1.5),
+    ("stop", ""),
+    ("stop", [""]),
+    ("stop", ["a"] * 5),
+    ("stop", ["a"] * 100),
+    ("stop", "a" * 513),
+    ("stop", 5),
+    ("stop_token_ids", [-1]),
+    ("stop_token_ids", [1] * 65),
+    ("stop_token_ids", 1),
+    ("min_tokens", -1),
+    ("min_tokens", 10**12),
+    ("stream", 1),
+    ("stream", "true"),
+    ("stream_options", {"include_usage": True}),
+    ("user", 5),
+    ("metadata", "x"),
+    ("ignore_eos", 1),
+    ("model", ""),
+    ("model", None),
+    ("model", 7),
+]
+
+
+@pytest.mark.parametrize("parse", [chat, completion])
+@pytest.mark.parametrize(("name", "value"), BAD_COMMON)
+def test_bad_values_are_named(parse: Any, name: str, value: Any) -> None:
+    error = refused(parse, **{name: value})
+    assert error["param"].split(".")[0] == name
+    assert error["type"] == "invalid_request_error"
+    assert error["code"]
+
+
+GOOD_COMMON = [
+    {},
+    {"max_tokens": 1},
+    {"temperature": 0},
+    {"temperature": 1e-6},
+    {"temperature": 2.0},
+    {"top_p": 1},
+    {"top_k": -1},
+    {"top_k": 0},
+    {"n": 16},
+    {"n": None},
+    {"seed": 2**63 - 1},
+    {"seed": -(2**63)},
+    {"stop": "a"},
+    {"stop": ["a", "b", "c", "d"]},
+    {"stop": []},
+    {"stop": None},
+    {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": False}},
+    {"stream": False, "stream_options": None},
+    {"user": "u", "metadata": {"a": "b"}, "safety_identifier": "s", "prompt_cache_key": "k"},
+    {"ignore_eos": True, "min_tokens": 3, "stop_token_ids": [5]},
+]
+
+
+@pytest.mark.parametrize("parse", [chat, completion])
+@pytest.mark.parametrize("fields", GOOD_COMMON)
+def test_good_values_are_taken(parse: Any, fields: dict[str, Any]) -> None:
+    assert parse(**fields).model == "m"
+
+
+NEUTRAL = [
+    ("frequency_penalty", 0),
+    ("frequency_penalty", 0.0),
+    ("presence_penalty", None),
+    ("logit_bias", {}),
+    ("response_format", {"type": "text"}),
+    ("store", False),
+    ("repetition_penalty", 1.0),
+    ("min_p", 0),
+    ("skip_special_tokens", True),
+    ("service_tier", "auto"),
+]
+CHAT_NEUTRAL = [
+    ("tools", None),
+    ("tools", []),
+    ("tool_choice", "none"),
+    ("modalities", ["text"]),
+    ("reasoning_effort", None),
+    ("parallel_tool_calls", True),
+    ("chat_template_kwargs", None),
+]
+
+
+@pytest.mark.parametrize("parse", [chat, completion])
+@pytest.mark.parametrize(("name", "value"), NEUTRAL)
+def test_values_that_ask_for_nothing_are_taken(parse: Any, name: str, value: Any) -> None:
+    parse(**{name: value})
+
+
+@pytest.mark.parametrize(("name", "value"), CHAT_NEUTRAL)
+def test_chat_values_that_ask_for_nothing_are_taken(name: str, value: Any) -> None:
+    chat(**{name: value})
+
+
+@pytest.mark.parametrize("parse", [chat, completion])
+@pytest.mark.parametrize(
+    "name", ["frequency_penalty", "presence_penalty", "logit_bias", "response_format", "store"]
+)
+@pytest.mark.parametrize("value", [0.5, True, {"1": 5}, {"type": "json_object"}, "x", False])
+def test_known_parameters_are_refused_by_name(parse: Any, name: str, value: Any) -> None:
+    if (name, value) == ("store", False):
+        return
+    error = refused(parse, **{name: value})
+    assert (error["param"], error["code"]) == (name, "unsupported_parameter")
+    assert name in error["message"]
+
+
+@pytest.mark.parametrize("name", sorted(CHAT))
+def test_every_known_chat_parameter_is_refused_or_neutral(name: str) -> None:
+    chat(**{name: None})
+    for value in CHAT[name]:
+        chat(**{name: value})
+    assert refused(chat, **{name: {"something": ["else"]}})["param"] == name
+
+
+@pytest.mark.parametrize("name", sorted(COMPLETION))
+def test_every_known_completion_parameter_is_refused_or_neutral(name: str) -> None:
+    completion(**{name: None})
+    assert refused(completion, **{name: {"something": ["else"]}})["param"] == name
+
+
+def test_unknown_parameters_are_refused_by_name() -> None:
+    assert refused(chat, frobnicate=1) == {
+        "message": "Unknown parameter: 'frobnicate'.",
+        "type": "invalid_request_error",
+        "param": "frobnicate",
+        "code": "unknown_parameter",
+    }
+    assert refused(chat, **{"<script>\r\n": 1})["param"] == "?"
+    assert len(refused(chat, **{"a" * 10_000: 1})["param"]) <= 100
+
+
+BAD_MESSAGES = [
+    (None, "messages"),
+    ("x", "messages"),
+    ([], "messages"),
+    ([123], "messages.0"),
+    ([{}], "messages.0.role"),
+    ([{"role": "user"}], "messages.0.content"),
+    ([{"role": 123, "content": "x"}], "messages.0.role"),
+    ([{"role": "alien", "content": "x"}], "messages.0.role"),
+    ([{"role": "tool", "content": "x"}], "messages.0"),
+    ([{"role": "user", "content": 123}], "messages.0.content"),
+    ([{"role": "user", "content": None}], "messages.0.content"),
+    ([{"role": "user", "content": []}], "messages.0.content"),
+    ([{"role": "user", "content": ["x"]}], "messages.0.content.0"),
+    ([{"role": "user", "content": [{"type": "text"}]}], "messages.0.content.0.text"),
+    (
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]}],
+        "messages.0.content.0",
+    ),
+    ([{"role": "user", "content": "x", "extra": 1}], "messages.0.extra"),
+    ([{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}], "messages.0"),
+]
+
+
+@pytest.mark.parametrize(("messages", "param"), BAD_MESSAGES)
+def test_bad_messages_are_named(messages: Any, param: str) -> None:
+    assert refused(chat, messages=messages)["param"] == param
+
+
+def test_messages_that_clients_send_back_are_taken() -> None:
+    sent_back = {
+        "role": "assistant",
+        "content": "x",
+        "refusal": None,
+        "tool_calls": None,
+        "audio": None,
+        "annotations": [],
+    }
+    request = chat(
+        messages=[*MESSAGES, sent_back, {"role": "developer", "content": [{"type": "text", "text": "a"}] * 2}]
+    )
+    assert [message.texts for message in request.messages] == [("x",), ("x",), ("a", "a")]
+
+
+BAD_PROMPTS = ["", [], [[]], [""], ["a", ""], [1, "a"], [True], [1.0], 5, None, {}, [[1], "a"], ["a"] * 129]
+
+
+@pytest.mark.parametrize("prompt", BAD_PROMPTS)
+def test_bad_prompts_are_named(prompt: Any) -> None:
+    assert refused(completion, prompt=prompt)["param"] == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "read"), [("a", ["a"]), (["a", "b"], ["a", "b"]), ([1, 2], [[1, 2]]), ([[1], [2]], [[1], [2]])]
+)
+def test_all_forms_of_a_prompt(prompt: Any, read: Any) -> None:
+    assert completion(prompt=prompt).prompt == read
+
+
+def test_prompts_times_n_are_limited() -> None:
+    assert refused(completion, prompt=["a"] * 100, n=3)["param"] == "n"
+
+
+def test_logprobs() -> None:
+    assert chat(logprobs=True).top_count == 0
+    assert chat(logprobs=True, top_logprobs=20).top_count == 20
+    assert chat(logprobs=False).top_count is None
+    assert completion(logprobs=0).top_count == 0
+    assert completion(logprobs=None).top_count is None
+    for value in (True, -1, 6, 1.0):
+        assert refused(completion, logprobs=value)["param"] == "logprobs"
+    assert refused(chat, logprobs=True, top_logprobs=21)["param"] == "top_logprobs"
+    assert refused(chat, top_logprobs=1)["param"] == "top_logprobs"
+    assert refused(chat, logprobs=1)["param"] == "logprobs"
+
+
+def test_the_smaller_limit_counts() -> None:
+    assert chat(max_tokens=5, max_completion_tokens=3).token_limit == 3
+    assert chat(max_completion_tokens=7).token_limit == 7
+    assert refused(chat, max_completion_tokens=5, min_tokens=6)["param"] == "min_tokens"
+
+
+def test_best_of() -> None:
+    assert completion(n=2, best_of=2, stream=True).n == 2
+    assert completion(best_of=1).choices == 1
+    for fields in ({"n": 2, "best_of": 1}, {"best_of": 3, "stream": True}, {"best_of": 10**6}):
+        assert refused(completion, **fields)["param"] == "best_of"
+
+
+json_values = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=5)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+names = st.sampled_from([*ChatRequest.model_fields, *CompletionRequest.model_fields, *CHAT, "other"])
+
+
+@given(st.dictionaries(names, json_values, max_size=6))
+def test_any_object_is_taken_or_refused_with_400(body: dict[str, Any]) -> None:
+    for kind, known in ((ChatRequest, CHAT), (CompletionRequest, COMPLETION)):
+        error = None
+        try:
+            parse_request(kind, {"model": "m", "messages": MESSAGES, "prompt": "x"} | body, known, LIMITS)
+        except ApiError as caught:
+            error = caught
+        assert error is None or (error.status == 400 and msgspec.json.decode(error.body()))
