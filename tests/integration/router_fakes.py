@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -56,7 +56,7 @@ def spec(
     )
 
 
-def expected(tokens: list[int], *, seed: int = 7, max_tokens: int = 16) -> list[int]:
+def expected(tokens: Sequence[int], *, seed: int = 7, max_tokens: int = 16) -> list[int]:
     """What a FakeEngine answers to `spec` of the same arguments."""
     return continuation(tokens, max_tokens, seed=seed, vocab_size=VOCAB)
 
@@ -89,6 +89,7 @@ class FakeEngine:
         self.answer_aborts = True
         self.live: dict[int, common_pb2.SequenceSpec] = {}
         self.emitted: dict[int, int] = {}
+        self.answers: dict[int, list[int]] = {}
         self.submitted: list[common_pb2.Submit] = []
         self.aborted: list[int] = []
         self.attached: engine_pb2.Attached | None = None
@@ -159,9 +160,7 @@ class FakeEngine:
         for row, (handle, sequence) in enumerate(list(self.live.items())):
             done = self.emitted[handle]
             limit = sequence.stopping.max_tokens
-            tokens = continuation(
-                sequence.token_ids, min(limit, done + count), seed=sequence.sampling.seed, vocab_size=VOCAB
-            )[done:]
+            tokens = self.answers[handle][done : done + count]
             output.handles.append(handle)
             output.token_counts.append(len(tokens))
             output.token_ids.extend(tokens)
@@ -189,10 +188,16 @@ class FakeEngine:
                         refusal = common_pb2.Refusal(handle=message.submit.handle, error=self.refuse_with)
                         await self.send(refusal=refusal)
                     else:
-                        self.live[message.submit.handle] = message.submit.spec
-                        self.emitted[message.submit.handle] = 0
+                        self._accept(message.submit.handle, message.submit.spec)
                 case "abort":
                     await self._abort(message.abort.handle)
+
+    def _accept(self, handle: int, sequence: common_pb2.SequenceSpec) -> None:
+        self.live[handle] = sequence
+        self.emitted[handle] = 0
+        self.answers[handle] = expected(
+            sequence.token_ids, seed=sequence.sampling.seed, max_tokens=sequence.stopping.max_tokens
+        )
 
     async def _abort(self, handle: int) -> None:
         self.aborted.append(handle)

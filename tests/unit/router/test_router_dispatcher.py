@@ -1,0 +1,265 @@
+"""The dispatcher under any interleaving: one end for each sequence, and every count back to zero."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from catenary.schema import MINIMUM_PEER_REVISION, SCHEMA_REVISION
+from catenary.v1 import common_pb2, engine_pb2
+from services.router.admission import Admission, AdmissionLimits, Refused, SpecLimits
+from services.router.dispatch import AbortCause, Dispatcher, LossReason, Membership
+from services.router.dispatch.columns import PendingRow
+from services.router.fleet import Fleet
+from services.router.metrics import RouterMetrics
+from services.router.placement import LeastLoaded, Placer
+
+ABORT_TIMEOUT_S = 30.0
+
+
+class RecordingSink:
+    """Remembers everything, and fails on what a sink must never see."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, PendingRow] = {}
+        self.over: dict[int, object] = {}
+        self.answers: list[tuple[int, int]] = []
+
+    def row(self, handle):
+        assert handle not in self.over, "output after the end"
+        return self.rows.setdefault(handle, PendingRow(handle))
+
+    def end(self, handle, end):
+        assert handle not in self.over, "two ends"
+        self.over[handle] = end
+
+    def refuse(self, handle, error):
+        assert handle not in self.over, "two ends"
+        assert handle not in self.rows, "refused after output"
+        self.over[handle] = error
+
+    def abort_result(self, handle, outcome):
+        self.answers.append((handle, outcome))
+
+
+class World:
+    """A dispatcher with engines that the test plays, a clock that it turns, and one sink."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.fleet = Fleet(lease_s=5)
+        self.admission = Admission(AdmissionLimits(8, 200, retry_after_ms=10))
+        self.metrics = RouterMetrics(CollectorRegistry())
+        placer = Placer(self.fleet, LeastLoaded(random.Random(0)), retry_after_ms=10)
+        self.dispatcher = Dispatcher(
+            self.admission,
+            placer,
+            self.metrics,
+            spec_limits=SpecLimits(100),
+            abort_timeout_s=ABORT_TIMEOUT_S,
+            clock=lambda: self.now,
+        )
+        self.changes = 0
+        self.membership = Membership(
+            self.fleet,
+            self.dispatcher,
+            self.metrics,
+            max_engines=8,
+            on_change=self._changed,
+            clock=lambda: self.now,
+        )
+        self.sink = RecordingSink()
+        self.sequences = {}
+        self.links = []
+        self.gone = set()
+
+    def _changed(self):
+        self.changes += 1
+
+    def attach(self, name="a"):
+        hello = engine_pb2.EngineHello(
+            schema_revision=SCHEMA_REVISION,
+            minimum_peer_revision=MINIMUM_PEER_REVISION,
+            instance_id=name,
+            engine_name=name,
+            model=common_pb2.ModelInfo(name="m", max_model_len=64),
+            capacity=engine_pb2.Capacity(block_size=16, total_blocks=64, max_running=3, max_waiting=3),
+            state=engine_pb2.ENGINE_STATE_SERVING,
+        )
+        link = self.membership.attach(hello)
+        self.links = [known for known in self.links if not known.closed] + [link]
+        return link
+
+    def submit(self, handle, tokens=3):
+        spec = common_pb2.SequenceSpec(model="m", token_ids=[1] * tokens)
+        try:
+            self.sequences[handle] = self.dispatcher.submit(handle, spec, self.sink)
+        except Refused as refusal:
+            return refusal.error
+        return None
+
+    def send(self, link, **payload):
+        self.membership.receive(link, engine_pb2.AttachRequest(lease_epoch=link.engine.epoch, **payload))
+
+    def step(self, link, handles, *, ends=False):
+        reason = common_pb2.FINISH_REASON_STOP
+        step = common_pb2.StepOutput(
+            handles=handles,
+            token_counts=[1] * len(handles),
+            token_ids=[5] * len(handles),
+            ends=[common_pb2.SequenceEnd(row=i, reason=reason) for i in range(len(handles)) if ends],
+        )
+        self.send(link, step=step)
+
+    def check_counts(self):
+        live = [
+            s for s in self.sequences.values() if s.handle not in self.sink.over and s.handle not in self.gone
+        ]
+        assert self.admission.live_sequences >= len(live)
+        held = sum(len(link.sequences) for link in self.links)
+        assert self.admission.live_sequences == held
+        assert sum(engine.placed_sequences for engine in self.fleet) == held
+
+    def check_idle(self):
+        assert self.admission.live_sequences == self.admission.live_tokens == 0
+        assert all(engine.placed_sequences == engine.placed_tokens == 0 for engine in self.fleet)
+        for handle in self.sequences.keys() - self.gone:
+            assert handle in self.sink.over
+
+
+events = st.lists(
+    st.tuples(
+        st.sampled_from(
+            [
+                *("attach", "leave", "report", "sweep"),
+                *("submit", "submit", "abort", "abandon"),
+                *("step", "finish", "refuse", "refuse hard", "aborted", "unknown"),
+            ]
+        ),
+        st.integers(0, 11),
+    ),
+    max_size=80,
+)
+
+
+def play(world: World, what: str, number: int) -> None:
+    link = world.links[number % len(world.links)] if world.links else None
+    sequence = world.sequences.get(number)
+    match what:
+        case "attach":
+            world.attach("abc"[number % 3])
+        case "submit" if number not in world.sequences:
+            world.submit(number, tokens=number + 1)
+        case "abort" if sequence is not None:
+            world.dispatcher.abort(sequence, AbortCause.CLIENT, answer=True)
+        case "abandon" if sequence is not None:
+            world.dispatcher.abandon(sequence, AbortCause.DISCONNECT)
+            world.gone.add(number)
+        case "sweep":
+            world.now += ABORT_TIMEOUT_S * 0.6
+            world.dispatcher.sweep()
+        case "leave" if link is not None:
+            world.membership.leave(link, LossReason.STREAM_ENDED)
+        case "report" if link is not None:
+            load = engine_pb2.LoadReport(sequence=number, state=engine_pb2.ENGINE_STATE_SERVING)
+            world.send(link, load=load)
+        case "step" | "finish" if link is not None:
+            world.step(link, [*link.sequences, 10_000], ends=what == "finish")
+        case _ if link is not None and link.sequences:
+            handle = list(link.sequences)[number % len(link.sequences)]
+            answer(world, link, what, handle)
+
+
+def answer(world: World, link, what: str, handle: int) -> None:
+    if what.startswith("refuse"):
+        error = common_pb2.Error(code=common_pb2.ERROR_CODE_OVERLOADED, retryable=what == "refuse")
+        world.send(link, refusal=common_pb2.Refusal(handle=handle, error=error))
+    elif what in ("aborted", "unknown"):
+        outcome = common_pb2.ABORT_OUTCOME_ABORTED if what == "aborted" else common_pb2.ABORT_OUTCOME_UNKNOWN
+        world.send(link, abort_result=engine_pb2.AbortResult(handle=handle, outcome=outcome))
+
+
+@given(events)
+@settings(max_examples=300, deadline=None)
+def test_any_interleaving_ends_each_sequence_once_and_counts_to_zero(script):
+    world = World()
+    world.attach("a")
+    for what, number in script:
+        play(world, what, number)
+        world.links = [link for link in world.links if not link.closed]
+        world.check_counts()
+    for link in world.links:
+        world.membership.leave(link, LossReason.STREAM_ENDED)
+    world.check_idle()
+
+
+def test_a_refused_sequence_is_tried_once_elsewhere():
+    world = World()
+    first, second = world.attach("a"), world.attach("b")
+    world.submit(1)
+    held, other = (first, second) if first.sequences else (second, first)
+    busy = common_pb2.Error(code=common_pb2.ERROR_CODE_OVERLOADED, message="busy", retryable=True)
+    world.send(held, refusal=common_pb2.Refusal(handle=next(iter(held.sequences)), error=busy))
+    assert not held.sequences
+    assert len(other.sequences) == 1
+    assert held.engine.placed_sequences == 0
+    assert other.engine.placed_sequences == 1
+    world.send(other, refusal=common_pb2.Refusal(handle=next(iter(other.sequences)), error=busy))
+    assert world.sink.over[1] == busy
+    world.check_idle()
+
+
+def test_a_refusal_after_output_is_a_failure_not_a_retry():
+    world = World()
+    link, _ = world.attach("a"), world.attach("b")
+    world.submit(1)
+    link = next(link for link in world.links if link.sequences)
+    handle = next(iter(link.sequences))
+    world.step(link, [handle])
+    busy = common_pb2.Error(code=common_pb2.ERROR_CODE_OVERLOADED, retryable=True)
+    world.send(link, refusal=common_pb2.Refusal(handle=handle, error=busy))
+    assert world.sink.over[1].reason == common_pb2.FINISH_REASON_ERROR
+    assert world.sink.over[1].usage.completion_tokens == 1
+    world.check_idle()
+
+
+def test_an_abort_before_the_submit_was_sent_never_reaches_the_engine():
+    world = World()
+    link = world.attach()
+    world.submit(1)
+    world.dispatcher.abort(world.sequences[1], AbortCause.CLIENT, answer=True)
+    assert world.sink.over[1].reason == common_pb2.FINISH_REASON_ABORT
+    assert world.sink.answers == [(1, common_pb2.ABORT_OUTCOME_ABORTED)]
+    assert link._next() is None
+    world.check_idle()
+
+
+def test_usage_of_a_replayed_sequence_counts_from_the_prompt():
+    world = World()
+    link = world.attach()
+    spec = common_pb2.SequenceSpec(model="m", token_ids=[1] * 10, prompt_len=4)
+    world.sequences[1] = world.dispatcher.submit(1, spec, world.sink)
+    world.step(link, list(link.sequences))
+    world.membership.leave(link, LossReason.STREAM_ENDED)
+    usage = world.sink.over[1].usage
+    assert (usage.prompt_tokens, usage.completion_tokens) == (4, 7)
+
+
+def test_the_metrics_name_what_happened():
+    world = World()
+    link = world.attach()
+    world.submit(1)
+    world.submit(2, tokens=101)
+    world.step(link, list(link.sequences), ends=True)
+    world.submit(3)
+    world.dispatcher.abandon(world.sequences[3], AbortCause.SLOW_READER)
+    world.membership.leave(link, LossReason.LEASE_EXPIRED)
+    read = world.metrics._registry.get_sample_value
+    assert read("catenary_router_submits_total") == 3
+    assert read("catenary_router_refusals_total", {"code": "context_length_exceeded"}) == 1
+    assert read("catenary_router_ends_total", {"reason": "stop"}) == 1
+    assert read("catenary_router_aborts_total", {"cause": "slow_reader"}) == 1
+    assert read("catenary_router_engine_losses_total", {"reason": "lease_expired"}) == 1

@@ -1,0 +1,160 @@
+"""Outboxes, sessions' updates and the watch over readers."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from catenary.v1 import common_pb2, engine_pb2, router_pb2
+from services.router.admission import Admission, AdmissionLimits, Refused, SpecLimits
+from services.router.dispatch import (
+    AbortCause,
+    Dispatcher,
+    EngineLink,
+    ReaderWatch,
+    SessionHub,
+    SessionOutbox,
+)
+from services.router.dispatch.columns import StepRow
+from services.router.dispatch.outbox import MAX_STEP_WEIGHT
+from services.router.fleet import Fleet
+from services.router.metrics import RouterMetrics
+from services.router.placement import LeastLoaded, Placer
+
+
+def row(handle: int, *tokens: int) -> StepRow:
+    return StepRow(handle, list(tokens), None, None)
+
+
+async def test_all_rows_of_a_tick_are_one_message():
+    outbox = SessionOutbox(max_unread=10)
+    messages = outbox.messages()
+    for handle in (1, 2, 1):
+        outbox.row(handle).append(row(handle, 5, 6))
+    step = (await anext(messages)).step
+    assert list(step.handles) == [1, 2]
+    assert list(step.token_counts) == [4, 2]
+    outbox.close()
+    assert [message async for message in messages] == []
+
+
+async def test_only_the_newest_models_wait_and_answers_come_first():
+    outbox = SessionOutbox(max_unread=10)
+    for created in (1, 2):
+        outbox.models(router_pb2.ModelsUpdate(models=[router_pb2.ServedModel(created=created)]))
+    outbox.answer(router_pb2.SessionResponse(refusal=common_pb2.Refusal(handle=9)))
+    messages = outbox.messages()
+    assert (await anext(messages)).refusal.handle == 9
+    assert (await anext(messages)).models.models[0].created == 2
+
+
+async def test_a_message_that_was_merged_for_long_is_cut_between_rows():
+    outbox = SessionOutbox(max_unread=10)
+    for handle in (1, 2, 3):
+        outbox.row(handle).append(row(handle, *[7] * (MAX_STEP_WEIGHT // 2 + 1)))
+    messages = outbox.messages()
+    assert [list((await anext(messages)).step.handles) for _ in range(3)] == [[1], [2], [3]]
+
+
+async def test_no_room_until_what_waits_is_read():
+    outbox = SessionOutbox(max_unread=3)
+    for handle in range(3):
+        outbox.answer(router_pb2.SessionResponse(refusal=common_pb2.Refusal(handle=handle)))
+    waiting = asyncio.create_task(outbox.room())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    messages = outbox.messages()
+    await anext(messages)
+    await asyncio.wait_for(waiting, 1)
+    outbox.answer(router_pb2.SessionResponse(refusal=common_pb2.Refusal(handle=3)))
+    waiting = asyncio.create_task(outbox.room())
+    await asyncio.sleep(0)
+    outbox.close()
+    await asyncio.wait_for(waiting, 1)
+
+
+async def test_an_engines_outbox_merges_renewals_and_takes_unsent_submits_back():
+    link = EngineLink(engine=None)  # type: ignore[arg-type]
+    for handle in (1, 2):
+        link.submit(common_pb2.Submit(handle=handle))
+    link.renew(1)
+    link.renew(2)
+    messages = link.messages()
+    assert (await anext(messages)).renewed.sequence == 2
+    assert (await anext(messages)).submit.handle == 1
+    assert link.abort(2)
+    assert not link.abort(1)
+    assert (await anext(messages)).abort.handle == 1
+    link.close()
+    assert [message async for message in messages] == []
+
+
+def hub_of(fleet: Fleet, **limits) -> SessionHub:
+    dispatcher = Dispatcher(
+        Admission(AdmissionLimits(10, 100, 1)),
+        Placer(fleet, LeastLoaded(random.Random()), retry_after_ms=1),
+        RouterMetrics(CollectorRegistry()),
+        spec_limits=SpecLimits(10),
+        abort_timeout_s=1,
+    )
+    return SessionHub(fleet, dispatcher, max_sessions=limits.get("max_sessions", 2), max_unread=10)
+
+
+async def test_sessions_are_limited_and_closing_twice_is_harmless():
+    hub = hub_of(Fleet(lease_s=1))
+    first, second = hub.open(), hub.open()
+    with pytest.raises(Refused) as caught:
+        hub.open()
+    assert "max-sessions" in caught.value.error.message
+    hub.close(first, AbortCause.SESSION_END)
+    hub.close(first, AbortCause.SESSION_END)
+    hub.close_all(AbortCause.DRAIN)
+    assert len(hub) == 0
+    assert [message async for message in second.outbox.messages()] == []
+
+
+async def test_updates_are_pushed_on_change_and_only_on_change():
+    fleet = Fleet(lease_s=1)
+    hub = hub_of(fleet)
+    messages = hub.open().outbox.messages()
+    assert not (await anext(messages)).models.models
+    model = common_pb2.ModelInfo(name="m", max_model_len=5)
+    fleet.attach(engine_pb2.EngineHello(instance_id="i", model=model), now=0, unix_time=0)
+    for _ in range(3):
+        hub.changed()
+    assert (await anext(messages)).models.models[0].info.name == "m"
+    hub.tick()
+    following = asyncio.create_task(anext(messages))
+    await asyncio.sleep(0.02)
+    assert not following.done()
+    engine = next(iter(fleet))
+    engine.apply(engine_pb2.LoadReport(sequence=1, running=4))
+    hub.tick()
+    assert (await following).models.models[0].load.running == 4
+
+
+def test_a_stuck_write_is_called_out_once_per_limit():
+    now, strikes = [0.0], []
+    watch = ReaderWatch(10, clock=lambda: now[0])
+    watched = watch.add(strikes.append)
+    for when in (5, 9, 11, 12, 19, 21, 22):
+        if when == 5:
+            watched.writing()
+        now[0] = float(when)
+        watch.sweep()
+    assert strikes == [1, 2]
+    watched.written()
+    now[0] = 100.0
+    watch.sweep()
+    watched.writing()
+    now[0] = 111.0
+    watch.sweep()
+    assert strikes == [1, 2, 1]
+    watch.remove(watched)
+    now[0] = 500.0
+    watch.sweep()
+    assert len(watch) == 0
+    assert strikes == [1, 2, 1]
