@@ -73,7 +73,9 @@ class WorkerProcess:
             await self._frames.send(self._encoder.encode(task))
             answer: Answer = self._answers.decode(await self._frames.receive())
             return answer
-        except LinkClosed:
+        except (LinkClosed, msgspec.MsgspecError):
+            # Whoever answers what is no answer has lost its way; the pool sees the end of the process.
+            await self.kill()
             raise WorkerLost from None
 
     async def ended(self) -> None:
