@@ -25,6 +25,8 @@ class FakeAttachment:
         self.epoch = epoch
         self.hello = hello
         self._context = context
+        # A stream takes one write at a time; the test and the handler both send.
+        self._sending = asyncio.Lock()
         self.messages: list[engine_pb2.AttachRequest] = []
         self.steps: list[common_pb2.StepOutput] = []
         self.loads: list[engine_pb2.LoadReport] = []
@@ -38,7 +40,8 @@ class FakeAttachment:
 
     async def send(self, **payload: Any) -> None:
         """Send one message."""
-        await self._context.write(engine_pb2.AttachResponse(**payload))
+        async with self._sending:
+            await self._context.write(engine_pb2.AttachResponse(**payload))
 
     async def submit(self, handle: int, spec: common_pb2.SequenceSpec) -> None:
         """Submit a sequence."""

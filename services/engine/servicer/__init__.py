@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from services.engine.servicer.admission import Admission, Inadmissible
-from services.engine.servicer.attachment import Identity
 from services.engine.servicer.backoff import Backoff
 from services.engine.servicer.core_client import Core, CoreEvent, CoreRefusal, CoreStartError, ProgressSink
 from services.engine.servicer.hub import EngineHub
+from services.engine.servicer.identity import Identity
 from services.engine.servicer.metrics import EngineCollector
 from services.engine.servicer.process_core import ProcessCore
 from services.engine.servicer.router_link import LinkTimes, RouterLink

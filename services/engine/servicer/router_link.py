@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import grpc
 
 from catenary.telemetry import get_logger
-from services.engine.servicer.attachment import AttachLost, Attachment, AttachRefused, Identity
+from services.engine.servicer.attachment import AttachLost, Attachment, AttachRefused
 from services.engine.servicer.backoff import Backoff
 from services.engine.servicer.hub import EngineHub
+from services.engine.servicer.identity import Identity
 from services.engine.servicer.mailbox import Mailbox
 
 log = get_logger(__name__)

@@ -7,8 +7,8 @@ from typing import Any
 import grpc
 
 from catenary.v1 import engine_pb2, engine_pb2_grpc
-from services.engine.servicer.attachment import capacity, model_info
 from services.engine.servicer.hub import EngineHub
+from services.engine.servicer.identity import capacity, model_info
 
 
 class StatusService(engine_pb2_grpc.EngineServiceServicer):
