@@ -120,19 +120,28 @@ class Router:
         period = min(SWEEP_PERIOD_S, self._config.lease_ms / 4000, self._config.slow_reader_s / 4)
         loop = asyncio.get_running_loop()
         models_due = loop.time()
+        heard = True
         while True:
+            due = loop.time() + period
             await asyncio.sleep(period)
+            # If this process stood still, its peers did not: hear them for a period before judging them.
+            heard = not heard or loop.time() - due <= period
+            if not heard:
+                continue
             try:
-                self._membership.sweep()
-                self._dispatcher.sweep()
-                self.client_watch.sweep()
-                self._engine_watch.sweep()
+                self._sweep()
                 if loop.time() >= models_due:
                     models_due = loop.time() + MODELS_PERIOD_S
                     self._hub.tick()
             except Exception:
                 # Leases and slow readers must go on being watched whatever one of them has caused.
                 _log.exception("a periodic check failed")
+
+    def _sweep(self) -> None:
+        self._membership.sweep()
+        self._dispatcher.sweep()
+        self.client_watch.sweep()
+        self._engine_watch.sweep()
 
     def _add_services(self) -> None:
         config = self._config

@@ -166,6 +166,23 @@ async def test_what_outlives_the_drain_is_ended(run_dir, secrets):
         assert "Traceback" not in router.log.read_text()
 
 
+async def test_a_router_that_stood_still_does_not_blame_its_engines(run_dir, secrets):
+    async with (
+        RouterProcess(run_dir, secrets, "--lease-ms", "800", "--report-interval-ms", "50") as router,
+        engine_at(router, auto=False) as engine,
+        open_channel(router.address, secret=secrets.client) as channel,
+    ):
+        stub = router_pb2_grpc.RouterServiceStub(channel)
+        call = stub.Generate(router_pb2.GenerateRequest(spec=spec([3], max_tokens=4)))
+        await until(lambda: engine.live)
+        router.process.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(1.5)
+        router.process.send_signal(signal.SIGCONT)
+        await engine.step(4)
+        assert [token async for part in call for token in part.token_ids] == expected([3], max_tokens=4)
+        assert (await stub.GetFleet(router_pb2.GetFleetRequest())).engines[0].lease_epoch == 1
+
+
 @pytest.mark.parametrize(
     ("flags", "named"),
     [

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from catenary.seeds import draw_seed
-from catenary.telemetry import new_id
+from catenary.telemetry import get_logger, new_id
 from catenary.v1 import common_pb2, engine_pb2
 from services.router.admission import Admission, Refused, SpecLimits, validate
 from services.router.dispatch.columns import MalformedStep, StepRow, split
@@ -15,6 +15,8 @@ from services.router.dispatch.sequence import NULL_SINK, AbortCause, LiveSequenc
 from services.router.fleet import Engine
 from services.router.metrics import RouterMetrics
 from services.router.placement import PlacementRequest, Placer
+
+_log = get_logger(__name__)
 
 # A request that one engine refused is offered to one other.
 MAX_PLACEMENTS = 2
@@ -139,6 +141,7 @@ class Dispatcher:
             self._end(sequence, sequence.ending(common_pb2.FINISH_REASON_ERROR, refusal.error))
         elif not (refusal.error.retryable and self._place_again(sequence)):
             self._metrics.refused(refusal.error.code)
+            _log.debug("sequence refused", sequence=sequence.spec.request_id, engine=link.engine.name)
             self._forget(sequence)
             sequence.sink.refuse(sequence.handle, refusal.error)
 
@@ -176,6 +179,7 @@ class Dispatcher:
         sequence.guard.place(link.engine)
         link.sequences[sequence.engine_handle] = sequence
         link.submit(common_pb2.Submit(handle=sequence.engine_handle, spec=sequence.spec))
+        _log.debug("sequence placed", sequence=sequence.spec.request_id, engine=link.engine.name)
 
     def _place_again(self, sequence: LiveSequence) -> bool:
         sequence.refused_by.append(sequence.link.engine)

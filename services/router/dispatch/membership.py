@@ -164,7 +164,7 @@ class Membership:
             raise _invalid("max_model_len", "The hello's model has no max_model_len.")
         if (conflict := self._fleet.conflict(hello.model, hello.instance_id)) is not None:
             raise _invalid("model", conflict)
-        if len(self._fleet) >= self._max_engines:
+        if len(self._fleet) >= self._max_engines and not self._fleet.attached(hello.instance_id):
             raise Refused(
                 common_pb2.ERROR_CODE_OVERLOADED,
                 f"The router has its limit of {self._max_engines} engines (max-engines).",

@@ -59,27 +59,29 @@ class SessionOutbox:
             self._drained.clear()
             await self._drained.wait()
 
-    def close(self) -> None:
-        """End the stream; what waits is dropped."""
+    def close(self, *, flush: bool = False) -> None:
+        """End the stream, after what waits with `flush`, else dropping it."""
         self._closed = True
-        self._rows.clear()
-        self._answers.clear()
+        if not flush:
+            self._models = None
+            self._rows.clear()
+            self._answers.clear()
         self._wake.set()
         self._drained.set()
 
     async def messages(self) -> AsyncIterator[router_pb2.SessionResponse]:
-        """What to write until the outbox is closed."""
-        while not self._closed:
+        """What to write until the outbox is closed and empty."""
+        while True:
             self._wake.clear()
             while (message := self._next()) is not None:
                 self._drained.set()
                 yield message
+            if self._closed:
+                return
             if not self._wake.is_set():
                 await self._wake.wait()
 
     def _next(self) -> router_pb2.SessionResponse | None:
-        if self._closed:
-            return None
         if self._answers:
             return self._answers.popleft()
         if self._models is not None:

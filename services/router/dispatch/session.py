@@ -32,6 +32,9 @@ class Session:
         Raises:
             Refused: the message has no place here; the stream ends.
         """
+        if self._closed:
+            # Read before the stream's end took effect: nobody would abort what it submits.
+            return
         match request.WhichOneof("payload"):
             case "submit":
                 self._submit(request.submit)
@@ -43,7 +46,10 @@ class Session:
                 )
 
     def close(self, cause: AbortCause) -> None:
-        """End the session and abort what it had. Idempotent."""
+        """End the session and abort what it had. Idempotent.
+
+        A router that drains lets the gateway read what waits for it; otherwise that is dropped.
+        """
         if self._closed:
             return
         self._closed = True
@@ -51,7 +57,7 @@ class Session:
             self._dispatcher.abandon(sequence, cause)
         self._live.clear()
         self._request_ids.clear()
-        self.outbox.close()
+        self.outbox.close(flush=cause is AbortCause.DRAIN)
 
     def row(self, handle: int) -> PendingRow:
         """See Sink."""

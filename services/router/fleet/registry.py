@@ -62,6 +62,10 @@ class Fleet:
         self._remember(hello.model, int(unix_time))
         return engine, replaced
 
+    def attached(self, instance_id: str) -> bool:
+        """Whether this engine process has an attachment."""
+        return instance_id in self._by_instance
+
     def detach(self, engine: Engine) -> bool:
         """Remove this attachment. False if it was removed or replaced before."""
         if self._by_instance.get(engine.instance_id) is not engine:

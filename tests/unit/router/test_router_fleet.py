@@ -33,6 +33,7 @@ def test_epochs_rise_and_an_instance_replaces_itself():
     assert second.epoch > first.epoch
     assert not fleet.detach(first)
     assert list(fleet) == [second]
+    assert fleet.attached("a")
     assert fleet.detach(second)
     assert not fleet.detach(second)
 

@@ -76,6 +76,15 @@ async def test_no_room_until_what_waits_is_read():
     await asyncio.wait_for(waiting, 1)
 
 
+async def test_what_waits_at_the_close_is_dropped_or_flushed():
+    for flush, left in ((False, 0), (True, 2)):
+        outbox = SessionOutbox(max_unread=10)
+        outbox.row(1).append(row(1, 5))
+        outbox.answer(router_pb2.SessionResponse(refusal=common_pb2.Refusal(handle=9)))
+        outbox.close(flush=flush)
+        assert len([message async for message in outbox.messages()]) == left
+
+
 async def test_an_engines_outbox_merges_renewals_and_takes_unsent_submits_back():
     link = EngineLink(engine=None)  # type: ignore[arg-type]
     for handle in (1, 2):
@@ -111,9 +120,12 @@ async def test_sessions_are_limited_and_closing_twice_is_harmless():
     assert "max-sessions" in caught.value.error.message
     hub.close(first, AbortCause.SESSION_END)
     hub.close(first, AbortCause.SESSION_END)
+    submit = common_pb2.Submit(handle=1, spec=common_pb2.SequenceSpec(model="m", token_ids=[1]))
+    first.receive(router_pb2.SessionRequest(submit=submit))
+    assert first.outbox.unread == 0
     hub.close_all(AbortCause.DRAIN)
     assert len(hub) == 0
-    assert [message async for message in second.outbox.messages()] == []
+    assert len([message async for message in second.outbox.messages()]) == 1
 
 
 async def test_updates_are_pushed_on_change_and_only_on_change():
