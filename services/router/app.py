@@ -156,12 +156,7 @@ class Router:
             self.admission,
             self._hub,
             sessions,
-            GenerateCalls(
-                self._dispatcher,
-                self.client_watch,
-                open_calls=lambda: self._server.calls_in_flight,
-                max_open_calls=config.max_open_calls,
-            ),
+            GenerateCalls(self._dispatcher, self.client_watch),
             router_instance_id=self.instance_id,
         )
         terms = AttachTerms(

@@ -30,9 +30,6 @@ class RouterConfig(RpcConfig):
     )
     max_engines: int = Field(1024, ge=1, le=65536, description="Engines that may be attached.")
     max_sessions: int = Field(256, ge=1, le=65536, description="Gateways that may be connected.")
-    max_open_calls: int = Field(
-        8192, ge=1, le=1_000_000, description="Open calls at which no more Generate calls are taken."
-    )
     max_session_unread: int = Field(
         8192,
         ge=1,

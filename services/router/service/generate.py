@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
-from catenary.rpc import RpcError, refuse
+from catenary.rpc import RpcError
 from catenary.telemetry import current_traceparent, get_logger
 from catenary.v1 import common_pb2, router_pb2
 from services.router.admission import Refused
@@ -17,28 +17,12 @@ _log = get_logger(__name__)
 class GenerateCalls:
     """Carries single sequences over Generate calls."""
 
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        watch: ReaderWatch,
-        *,
-        open_calls: Callable[[], int],
-        max_open_calls: int,
-    ) -> None:
+    def __init__(self, dispatcher: Dispatcher, watch: ReaderWatch) -> None:
         self._dispatcher = dispatcher
         self._watch = watch
-        self._open_calls = open_calls
-        self._max_open_calls = max_open_calls
 
     async def serve(self, request: router_pb2.GenerateRequest) -> AsyncIterator[router_pb2.GenerateResponse]:
         """One call, to its end. Whatever ends it, the sequence is not left running."""
-        if self._open_calls() > self._max_open_calls:
-            # Calls whose clients neither read nor leave hold no sequence any more, but memory still.
-            raise refuse(
-                common_pb2.ERROR_CODE_OVERLOADED,
-                f"The router has its limit of {self._max_open_calls} open calls (max-open-calls).",
-                retryable=True,
-            )
         spec = request.spec
         if not spec.traceparent and (traceparent := current_traceparent()):
             spec.traceparent = traceparent
