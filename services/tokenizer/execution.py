@@ -68,7 +68,7 @@ class TaskRunner:
         except TaskCrashed:
             outcome = "crashed"
             _log.error("a worker died with a task", kind=kind)
-            raise _internal() from None
+            raise self._crashed() from None
         finally:
             metrics.TASKS.labels(kind, outcome).inc()
             metrics.SECONDS.labels(kind).observe(time.monotonic() - started)
@@ -87,6 +87,15 @@ class TaskRunner:
             f"of text wait, for {limits.queue_timeout_s:g} s.",
             retryable=True,
             retry_after_ms=limits.retry_after_ms,
+        )
+
+    def _crashed(self) -> RpcError:
+        # A replacement is on its way, and tasks have no effects: to ask again is safe and mostly enough.
+        return refuse(
+            common_pb2.ERROR_CODE_UNAVAILABLE,
+            "The worker that rendered the prompt died.",
+            retryable=True,
+            retry_after_ms=self._config.retry_after_ms,
         )
 
     def _timed_out(self, kind: str) -> RpcError:

@@ -76,7 +76,7 @@ async def test_a_killed_worker_fails_its_task_and_is_replaced(tmp_path: Path) ->
         trapped = asyncio.create_task(code_of(running.stub.Render(TRAP)))
         await until(is_busy(pid))
         os.kill(pid, signal.SIGKILL)
-        assert await trapped == common_pb2.ERROR_CODE_INTERNAL
+        assert await trapped == common_pb2.ERROR_CODE_UNAVAILABLE
         assert await running.stub.Render(FINE)
         assert running.service.pool.pids != (pid,)
 

@@ -53,7 +53,7 @@ async def test_answers() -> None:
     [
         (PoolFull(), common_pb2.ERROR_CODE_OVERLOADED, "at most 7 requests"),
         (TaskTimeout(), common_pb2.ERROR_CODE_TIMEOUT, "2.5 s"),
-        (TaskCrashed(), common_pb2.ERROR_CODE_INTERNAL, "internal error"),
+        (TaskCrashed(), common_pb2.ERROR_CODE_UNAVAILABLE, "died"),
         (Broken("KeyError"), common_pb2.ERROR_CODE_INTERNAL, "internal error"),
         (Text("not ids"), common_pb2.ERROR_CODE_INTERNAL, "internal error"),
         (Refused(RefusalCode.UNSUPPORTED, "No.", "messages"), common_pb2.ERROR_CODE_UNSUPPORTED, "No."),

@@ -1,0 +1,206 @@
+"""A whole Catenary of processes for tests: router, tokenizer, engines and gateway, each with its own pid."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from catenary.client import CatenaryClient
+from catenary.rpc import RpcError
+from catenary.v1 import engine_pb2, router_pb2
+from tests.support.engines import FAST
+from tests.support.http import call
+from tests.support.secrets import TestSecrets
+from tests.support.service_process import ServiceProcess
+
+# Reports often enough to wait for one; a lease that a loaded machine keeps.
+REPORT_INTERVAL_MS = 100
+LEASE_MS = 3000
+# The gateway waits up to 3 s between two dials of a router.
+READY_S = 30.0
+
+
+@dataclass(frozen=True)
+class StackPlan:
+    """What a stack is made of. The flags are added to the ones that every stack needs."""
+
+    model_dir: Path
+    model: str
+    engines: int = 1
+    engine_flags: tuple[str, ...] = ()
+    router_flags: tuple[str, ...] = ()
+    tokenizer_flags: tuple[str, ...] = ()
+    gateway_flags: tuple[str, ...] = ()
+
+
+class ProcessStack:
+    """The processes of a plan. `directory` takes sockets and logs; its path must be short."""
+
+    def __init__(self, directory: Path, plan: StackPlan) -> None:
+        self.plan = plan
+        self.secrets = TestSecrets.write(directory)
+        self._directory = directory
+        self._port = _free_port()
+        fast = [f"--{name.replace('_', '-')}={value}" for name, value in FAST.items()]
+        self.router = self._service(
+            "router",
+            "services.router",
+            *("--lease-ms", str(LEASE_MS), "--report-interval-ms", str(REPORT_INTERVAL_MS)),
+            *("--drain-s", "2", *self.secrets.flags, *plan.router_flags),
+        )
+        self.tokenizer = self._service(
+            "tokenizer",
+            "services.tokenizer",
+            *("--model-dir", str(plan.model_dir), "--served-model-name", plan.model, "--workers", "1"),
+            *(*self.secrets.flags, *plan.tokenizer_flags),
+        )
+        self.engines = [
+            self._service(
+                f"engine-{index}",
+                "services.engine",
+                *("--router", self.socket("router"), "--engine-name", f"engine-{index}"),
+                *("--served-model-name", plan.model, *fast, *self.secrets.flags, *plan.engine_flags),
+            )
+            for index in range(plan.engines)
+        ]
+        self.gateway = ServiceProcess(
+            "gateway",
+            "gateway",
+            (
+                *("--port", str(self._port), "--router", self.socket("router")),
+                *("--tokenizer", self.socket("tokenizer"), "--drain-s", "2"),
+                *(f"--client-secret-file={self.secrets.client_file}", *plan.gateway_flags),
+            ),
+            directory,
+        )
+
+    @property
+    def address(self) -> str:
+        """Base URL of the gateway."""
+        return f"http://127.0.0.1:{self._port}"
+
+    @property
+    def services(self) -> tuple[ServiceProcess, ...]:
+        """All of them, in the order in which they start."""
+        return (self.router, self.tokenizer, *self.engines, self.gateway)
+
+    def socket(self, name: str) -> str:
+        """A service's gRPC address."""
+        return f"unix:{self._directory}/{name}.sock"
+
+    def start(self) -> None:
+        """Start what does not run."""
+        for service in self.services:
+            service.start()
+
+    def stop(self) -> None:
+        """End everything in good order."""
+        for service in reversed(self.services):
+            service.stop()
+
+    def kill(self) -> None:
+        """End everything at once."""
+        for service in self.services:
+            service.kill()
+
+    def client(self) -> CatenaryClient:
+        """A plain gRPC client of router and tokenizer."""
+        return CatenaryClient(
+            self.socket("router"), secret=self.secrets.client, tokenizer=self.socket("tokenizer"), timeout_s=5
+        )
+
+    async def fleet(self) -> router_pb2.GetFleetResponse | None:
+        """The fleet as the router sees it; None if the router is away."""
+        async with self.client() as client:
+            try:
+                return await client.fleet()
+            except RpcError:
+                return None
+
+    async def health(self, path: str = "/health") -> int:
+        """Status of a health route; 0 if the gateway is away."""
+        try:
+            return (await call(self.address, "GET", path, timeout_s=5)).status
+        except (OSError, EOFError, TimeoutError):
+            return 0
+
+    async def ready(self, *, timeout_s: float = READY_S) -> None:
+        """Wait until every service lives, all engines serve, and the gateway says so."""
+
+        async def serving() -> bool:
+            for service in self.services:
+                if not service.alive:
+                    raise AssertionError(f"{service.name} ended:\n{service.tail()}")
+            fleet = await self.fleet()
+            return (
+                fleet is not None
+                and sum(serves(engine) for engine in fleet.engines) == len(self.engines)
+                and len(fleet.engines) == len(self.engines)
+                and fleet.sessions == 1
+                and await self.health("/ready") == 200
+            )
+
+        await until(serving, "a stack that serves", timeout_s=timeout_s)
+
+    async def idle(self, *, timeout_s: float = 15.0) -> None:
+        """Wait until nothing is live anywhere, by reports that engines made after this call."""
+        seen: dict[tuple[str, int], int] = {}
+        last: router_pb2.GetFleetResponse | None = None
+
+        async def quiet() -> bool:
+            nonlocal last
+            last = fleet = await self.fleet()
+            if fleet is None or fleet.live_sequences or not fleet.engines:
+                return False
+            # One report may be on its way from before the call; the second is not.
+            fresh = [
+                engine.load.sequence
+                >= seen.setdefault((engine.instance_id, engine.lease_epoch), engine.load.sequence) + 2
+                for engine in fleet.engines
+            ]
+            return all(fresh) and not any(map(busy, fleet.engines))
+
+        try:
+            await until(quiet, "an idle stack", timeout_s=timeout_s)
+        except AssertionError:
+            raise AssertionError(f"not idle within {timeout_s:g} s: {last}") from None
+
+    def _service(self, name: str, module: str, *flags: str) -> ServiceProcess:
+        return ServiceProcess(name, module, ("--listen", self.socket(name), *flags), self._directory)
+
+
+def serves(engine: router_pb2.FleetEngine) -> bool:
+    """Whether the engine takes sequences."""
+    return engine.load.state == engine_pb2.ENGINE_STATE_SERVING
+
+
+def busy(engine: router_pb2.FleetEngine) -> bool:
+    """Whether the engine, or the router's account of it, holds anything."""
+    load = engine.load
+    return any(
+        (
+            load.running,
+            load.waiting,
+            load.used_blocks,
+            load.pending_prefill_tokens,
+            engine.placed_sequences,
+            engine.placed_tokens,
+        )
+    )
+
+
+async def until(condition: Callable[[], Awaitable[object]], what: str, *, timeout_s: float = 10.0) -> None:
+    """Wait until `condition` gives something true. Raises AssertionError that says `what` did not come."""
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    while not await condition():
+        if asyncio.get_running_loop().time() > deadline:
+            raise AssertionError(f"not within {timeout_s:g} s: {what}")
+        await asyncio.sleep(0.02)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
