@@ -60,6 +60,6 @@ COPY --from=build /opt/venv /opt/venv
 COPY --from=source /app /app
 RUN python -m compileall -q /app
 ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/app PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONSAFEPATH=1 \
-    CATENARY_CACHE=/models HF_HOME=/hf CATENARY_ENGINE_DEVICE=cpu
+    CATENARY_CACHE=/models HF_HOME=/hf CATENARY_ENGINE_DEVICE=cpu OMP_WAIT_POLICY=PASSIVE
 USER 10001:10001
 ENTRYPOINT ["python", "-m", "services.engine"]

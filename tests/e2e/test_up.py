@@ -215,10 +215,19 @@ def test_killed_engine_is_started_again_and_serves(up: Up) -> None:
     assert not below.keys() & processes().keys()
 
 
-def test_sigterm_leaves_nothing(up: Up) -> None:
+def test_sigterm_lets_an_answer_end_and_leaves_nothing(up: Up) -> None:
     family = {up.process.pid, *descendants(up.process.pid)}
     assert len(family) >= 6
-    up.process.send_signal(signal.SIGTERM)
+    body = {"messages": [{"role": "user", "content": "Tell a story."}], "stream": True, "max_tokens": 60}
+    body |= {"model": "SmolLM2-135M-Instruct", "ignore_eos": True}
+    with httpx2.stream("POST", f"{up.url}/v1/chat/completions", json=body, timeout=60) as response:
+        events = (line for line in response.iter_lines() if line.startswith("data:"))
+        next(events)
+        next(events)
+        up.process.send_signal(signal.SIGTERM)
+        rest = list(events)
+    assert rest[-1] == "data: [DONE]"
+    assert '"finish_reason":"length"' in rest[-2].replace(" ", "")
     assert up.process.wait(STOP_S) == 0
     wait_for(lambda: not family & processes().keys(), 10)
     assert up.lines[-1] == "stopped"

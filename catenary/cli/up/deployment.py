@@ -12,7 +12,7 @@ from catenary.cli.up.config import UpConfig
 from catenary.cli.up.layout import RuntimeDirectory
 from catenary.cli.up.plan import Places, plan
 from catenary.cli.up.ports import bracketed, loopback_of
-from catenary.cli.up.probe import EngineProbe, GatewayProbe
+from catenary.cli.up.probe import EngineProbe, EngineProgress, GatewayProbe
 from catenary.cli.up.reporter import Reporter
 from catenary.cli.up.supervisor import Supervisor
 
@@ -38,7 +38,8 @@ class Deployment:
         self._reporter = reporter
         self._started = started
         self._specs = plan(config, runtime, places)
-        self._serving: set[str] = set()
+        self._ready = False
+        self._told: dict[str, str] = {}
         log_dir = config.log_dir or cache / "logs" / str(places.gateway_ports[0])
         self._supervisor = Supervisor(
             self._specs, reporter=reporter, log_dir=log_dir, drain_s=config.drain_s, verbose=config.verbose
@@ -66,15 +67,18 @@ class Deployment:
         try:
             while True:
                 progress = await probe.read()
-                if progress.serving and name not in self._serving:
-                    self._serving.add(name)
-                    self._reporter.done(name, "serving")
-                elif not progress.serving:
-                    self._serving.discard(name)
-                    self._reporter.activity(name, progress.activity, progress.fraction)
+                self._tell(name, progress)
                 await asyncio.sleep(SERVING_POLL_S if progress.serving else POLL_S)
         finally:
             await probe.close()
+
+    def _tell(self, name: str, progress: EngineProgress) -> None:
+        if not self._ready:
+            self._reporter.activity(name, progress.activity, progress.fraction)
+        elif self._told.get(name) != progress.activity:
+            # The bars are gone by now.
+            self._reporter.line(f"{name}: {progress.activity}")
+        self._told[name] = progress.activity
 
     async def _watch_gateways(self) -> None:
         probe = GatewayProbe()
@@ -86,6 +90,7 @@ class Deployment:
                     await asyncio.sleep(POLL_S)
         finally:
             await probe.close()
+        self._ready = True
         self._supervisor.mark_ready()
         self._reporter.close()
         for text in self._ready_lines():

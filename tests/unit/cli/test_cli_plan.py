@@ -98,7 +98,7 @@ def test_engines_share_a_cpu(runtime: RuntimeDirectory) -> None:
     assert child_environment(engine, {})["CATENARY_ENGINE_GPU_MEMORY_UTILIZATION"] == "0.400"
     chosen = {"CATENARY_ENGINE_DEVICE_THREADS": "3"}
     assert child_environment(engine, chosen)["CATENARY_ENGINE_DEVICE_THREADS"] == "3"
-    assert not make_plan(runtime)["engine-0"].default_environment
+    assert make_plan(runtime)["engine-0"].default_environment == {"OMP_WAIT_POLICY": "PASSIVE"}
     assert not make_plan(runtime, engines=2, device="hpu")["engine-0"].default_environment
 
 

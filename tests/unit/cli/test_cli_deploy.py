@@ -1,0 +1,88 @@
+"""What can be said of the Docker deployment without a Docker engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+COMPOSE = Path(sys.executable).with_name("docker-compose")
+
+
+def compose_services(profile: str) -> dict[str, dict[str, Any]]:
+    environment = {"PATH": os.environ["PATH"], "COMPOSE_PROFILES": profile}
+    command = [str(COMPOSE), "-f", str(ROOT / "docker-compose.yml"), "config", "--format", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=environment)
+    services: dict[str, dict[str, Any]] = json.loads(done.stdout)["services"]
+    return services
+
+
+@pytest.fixture(scope="module")
+def services() -> dict[str, dict[str, Any]]:
+    return compose_services("cpu")
+
+
+def test_profiles_choose_the_engine(services: dict[str, dict[str, Any]]) -> None:
+    assert set(services) == {"model", "router", "tokenizer", "engine", "gateway"}
+    hpu = compose_services("hpu")
+    assert set(hpu) == {"model", "router", "tokenizer", "engine-hpu", "gateway"}
+    engine = hpu["engine-hpu"]
+    assert engine["runtime"] == "habana"
+    assert engine["ipc"] == "host"
+    assert engine["cap_add"] == ["SYS_NICE"]
+    assert engine["environment"]["HABANA_VISIBLE_DEVICES"] == "all"
+    assert engine["environment"]["CATENARY_ENGINE_DEVICE"] == "hpu"
+
+
+def test_containers_can_do_little(services: dict[str, dict[str, Any]]) -> None:
+    for name, service in services.items():
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["read_only"] is True, name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+
+
+def test_everything_is_published_on_loopback(services: dict[str, dict[str, Any]]) -> None:
+    published = {name for name, service in services.items() if service.get("ports")}
+    assert published == {"gateway", "router", "tokenizer"}
+    for name in published:
+        assert all(port["host_ip"] == "127.0.0.1" for port in services[name]["ports"]), name
+
+
+def test_only_router_and_engine_hold_the_engine_secret(services: dict[str, dict[str, Any]]) -> None:
+    holders = {
+        name
+        for name, service in services.items()
+        if any(secret["source"] == "engine" for secret in service.get("secrets", []))
+    }
+    assert holders == {"router", "engine"}
+
+
+@pytest.mark.parametrize("service", ["gateway", "router", "tokenizer", "engine"])
+def test_images_run_as_a_user_and_install_by_hash(service: str) -> None:
+    text = (ROOT / f"deploy/docker/{service}.Dockerfile").read_text(encoding="utf-8")
+    assert text.rstrip().splitlines()[-2 if service == "engine" else -3].startswith("USER 10001")
+    assert f"--require-hashes -r /build/{service}.lock" in text
+    if service != "engine":
+        lock = (ROOT / f"requirements/{service}.lock").read_text(encoding="utf-8")
+        assert not re.search(r"^(torch|transformers)==", lock, re.MULTILINE)
+
+
+def test_secrets_are_made_once(tmp_path: Path) -> None:
+    directory = tmp_path / "secrets"
+    script = [str(ROOT / "deploy/make-secrets.sh"), str(directory)]
+    subprocess.run(script, check=True, capture_output=True, timeout=30)
+    first = {file.name: file.read_text(encoding="utf-8") for file in directory.iterdir()}
+    assert set(first) == {"client", "engine"}
+    assert first["client"] != first["engine"]
+    assert all(re.fullmatch(r"[\w-]{43}\n", value) for value in first.values())
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    subprocess.run(script, check=True, capture_output=True, timeout=30)
+    assert first == {file.name: file.read_text(encoding="utf-8") for file in directory.iterdir()}
