@@ -26,7 +26,9 @@ async def test_a_client_that_never_reads(stack: ProcessStack, say: Say) -> None:
 
     deaf = await Connection.to(stack.address)
     request = body(fast_prompt(), LOST_INTEREST, n=16, logprobs=5, stream=True)
-    deaf.writer.transport.pause_reading()
+    transport = deaf.writer.transport
+    assert isinstance(transport, asyncio.Transport)
+    transport.pause_reading()
     await deaf.send(request_bytes("POST", COMPLETIONS, request))
 
     async def running() -> bool:

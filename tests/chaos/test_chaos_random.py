@@ -11,8 +11,9 @@ import pytest
 
 from tests.chaos.support import Asked, Say, serves_exactly
 from tests.support.e2e_stack import ProcessStack
+from tests.support.service_process import ServiceProcess
 
-SECONDS = 8.0
+SECONDS = 7.0
 CLIENTS = 6
 # Long enough that some requests are under way at any moment.
 TOKENS = 60
@@ -46,12 +47,14 @@ async def customer(stack: ProcessStack, until_s: float, seen: Counter[str]) -> N
 
 async def killer(stack: ProcessStack, until_s: float, draw: random.Random) -> Counter[str]:
     victims: Counter[str] = Counter()
+    round_: list[ServiceProcess] = []
     while time.monotonic() < until_s:
-        # Engines die more often than the rest, as they do.
-        victim = draw.choice([*stack.engines, *stack.engines, *stack.services])
-        if victim.alive:
-            victims[victim.name] += 1
-            await asyncio.to_thread(victim.kill)
+        if not round_:
+            # Each dies once in a round, in any order; engines twice.
+            round_ = draw.sample([*stack.engines, *stack.services], len(stack.engines) + len(stack.services))
+        victim = round_.pop()
+        victims[victim.name] += 1
+        await asyncio.to_thread(victim.kill)
         await asyncio.sleep(draw.uniform(0.2, 0.6))
         stack.start()
         await asyncio.sleep(draw.uniform(0.2, 0.6))

@@ -25,8 +25,7 @@ async def chat(stack: ProcessStack, content: str = "hello") -> Answer:
 async def text(stack: ProcessStack, content: str = "hello") -> str:
     answer = await chat(stack, content)
     assert answer.status == 200, answer.body
-    content: str = answer.json()["choices"][0]["message"]["content"]
-    return content
+    return str(answer.json()["choices"][0]["message"]["content"])
 
 
 async def test_a_worker_killed_while_idle_is_replaced(stack: ProcessStack) -> None:

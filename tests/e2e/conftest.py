@@ -1,0 +1,72 @@
+"""One whole stack with the real model in float32 for all tests that need it, and the reference."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from services.engine.model import prepare_model
+from tests.support.e2e_stack import ProcessStack, StackPlan
+
+if TYPE_CHECKING:
+    from tests.support.reference import Reference
+
+MODEL = "SmolLM2-135M-Instruct"
+START_S = 120.0
+
+
+@pytest.fixture(scope="session")
+def model_directory() -> Path:
+    """The small model, converted once into the cache."""
+    return prepare_model("smollm2")
+
+
+@pytest.fixture(scope="session")
+def reference(model_directory: Path) -> Reference:
+    """transformers, float32."""
+    from tests.support.reference import Reference
+
+    return Reference(model_directory)
+
+
+@pytest.fixture(scope="session")
+def real_processes(model_directory: Path) -> Iterator[ProcessStack]:
+    """Router, tokenizer, gateway and one engine as processes; started once."""
+    directory = Path(tempfile.mkdtemp(prefix="cat-"))
+    engine = ("--model", str(model_directory), "--dtype", "float32", "--kv-cache-gib", "0.75")
+    plan = StackPlan(
+        model_dir=model_directory, model=MODEL, engine_flags=(*engine, "--max-model-len", "2048")
+    )
+    stack = ProcessStack(directory, plan)
+    stack.start()
+    try:
+        yield stack
+        stack.stop()
+    finally:
+        stack.kill()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+async def stack(real_processes: ProcessStack) -> AsyncIterator[ProcessStack]:
+    """The stack, serving; when the test is over, nothing is left in it."""
+    await real_processes.ready(timeout_s=START_S)
+    yield real_processes
+    await real_processes.idle()
+
+
+@pytest.fixture
+def say(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
+    """Shows a measurement among the test's results."""
+
+    def write(text: str) -> None:
+        with capsys.disabled():
+            sys.stdout.write(f"\n  {text}\n")
+
+    return write
