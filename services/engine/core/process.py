@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import os
 from typing import Any
 
 from catenary.telemetry import configure_logging, get_logger
@@ -47,6 +48,10 @@ def _run(link: BlockingLink, options: CoreOptions, rest: list[ToCore]) -> None:
     def progress(activity: str, fraction: float | None) -> None:
         link.send(CoreProgress(activity, fraction))
 
+    # Read by OpenMP when torch is loaded. Its threads spin between parallel regions otherwise, and on a
+    # machine that they share with the other services each waits for one that is not running: ten times
+    # slower.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     progress("importing torch", 0.02)
     # Loaded here and not above: it takes seconds, and a missing torch has to be reported over the link.
     startup: Any = importlib.import_module("services.engine.core.startup")
