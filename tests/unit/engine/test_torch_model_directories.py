@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 import struct
+import subprocess
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -243,6 +247,41 @@ def test_a_broken_gguf_file_is_refused_and_leaves_nothing(tmp_path: Path) -> Non
     assert "\n" not in str(caught.value)
     left = [path for path in (tmp_path / "cache" / "models").iterdir() if path.is_dir()]
     assert left == []
+
+
+def test_two_processes_convert_a_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "tiny.gguf"
+    file.write_bytes(b"GGUF")
+    prepared = save_tiny_model("llama", tmp_path / "made")
+    runs: list[list[str]] = []
+    first_runs, may_end = threading.Event(), threading.Event()
+
+    def convert(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        runs.append(command)
+        first_runs.set()
+        assert may_end.wait(20)
+        shutil.copytree(prepared, command[-1], dirs_exist_ok=True)
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr("services.engine.model.preparation.subprocess.run", convert)
+    lines: list[str] = []
+
+    def progress(line: str) -> None:
+        lines.append(line)
+        if line.startswith("waiting"):
+            may_end.set()
+
+    def prepare() -> Path:
+        return prepare_model(str(file), cache_dir=tmp_path / "cache", progress=progress)
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(prepare)
+        assert first_runs.wait(20)
+        second = pool.submit(prepare)
+        assert first.result(20) == second.result(20)
+    assert len(runs) == 1
+    assert prepare() == first.result()
+    assert any(line.startswith("waiting for another converter") for line in lines)
 
 
 def test_a_directory_is_used_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
