@@ -15,6 +15,8 @@ TORCH_INDEX ?=
 ARGS ?=
 # Tests to run, as in: make test TESTS=tests/unit
 TESTS ?= tests
+# OpenMP threads that spin while they wait would starve the services that the tests run beside them.
+export OMP_WAIT_POLICY ?= PASSIVE
 PYTEST := $(BIN)/python -m pytest
 
 .PHONY: help
