@@ -75,6 +75,6 @@ async def _read(request: Request, limits: BodyLimits) -> bytearray:
 def _too_large(limits: BodyLimits) -> ApiError:
     return ApiError(
         413,
-        f"The request body is larger than the limit of {limits.max_bytes / _MIB:g} MiB.",
+        f"The request body is larger than the limit of {limits.max_bytes / _MIB:.3g} MiB.",
         code="request_too_large",
     )

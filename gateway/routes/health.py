@@ -17,15 +17,18 @@ def routes(*, can_serve: Callable[[], bool], draining: Callable[[], bool]) -> AP
     """
     router = APIRouter()
 
-    @router.api_route("/live", methods=["GET", "HEAD"], summary="The process is alive")
+    @router.head("/live", include_in_schema=False)
+    @router.get("/live", summary="The process is alive")
     async def live() -> JSONResponse:
         return JSONResponse({"status": "ok"})
 
-    @router.api_route("/health", methods=["GET", "HEAD"], summary="An engine serves a model")
+    @router.head("/health", include_in_schema=False)
+    @router.get("/health", summary="An engine serves a model")
     async def health() -> JSONResponse:
         return _status("ok" if can_serve() else "unavailable")
 
-    @router.api_route("/ready", methods=["GET", "HEAD"], summary="New requests are taken")
+    @router.head("/ready", include_in_schema=False)
+    @router.get("/ready", summary="New requests are taken")
     async def ready() -> JSONResponse:
         if draining():
             return _status("draining")

@@ -4,17 +4,17 @@ it.
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 from gateway import GatewayApp, GatewayConfig
 from services.engine.scripted import Faults, Rule, Script, ScriptedCapacity, ScriptedModel
+from services.engine.scripted.script import Match, Then
 from services.router.app import Router
 from services.router.config import RouterConfig
 from tests.support.engines import ScriptedEngine
@@ -52,14 +52,18 @@ def saying(tokens: Sequence[int] | str, prompt: str | Sequence[int] | None = Non
     given byte by byte), or to everything.
     """
     ids = tuple(byte_ids(tokens) if isinstance(tokens, str) else tokens)
+    if "then" in fields:
+        fields["then"] = Then(fields["then"])
     if prompt is None:
-        return Rule(match="any", tokens=ids, **fields)
+        return Rule(match=Match.ANY, tokens=ids, **fields)
     return Rule(prompt=tuple(byte_ids(prompt) if isinstance(prompt, str) else prompt), tokens=ids, **fields)
 
 
 @contextmanager
-def tokenizer_process(secrets_dir: Path, *, flags: Sequence[str] = ()) -> Iterator[str]:
-    """A tokenizer service of the tiny model as a process; its address."""
+def tokenizer_process(
+    secrets_dir: Path, *, flags: Sequence[str] = ()
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A tokenizer service of the tiny model: its address and its process."""
     secrets = TestSecrets.write(secrets_dir)
     directory = write_tiny_model(secrets_dir / "model")
     target = f"unix:{secrets_dir}/tokenizer.sock"
@@ -70,7 +74,7 @@ def tokenizer_process(secrets_dir: Path, *, flags: Sequence[str] = ()) -> Iterat
     with (secrets_dir / "tokenizer.log").open("wb") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
-        yield target
+        yield target, process
     finally:
         process.terminate()
         process.wait(20)
@@ -81,9 +85,9 @@ def shared_tokenizer() -> Iterator[str]:
     """A tokenizer process in a directory of its own."""
     with (
         tempfile.TemporaryDirectory(prefix="cat-") as directory,
-        tokenizer_process(Path(directory)) as target,
+        tokenizer_process(Path(directory)) as running,
     ):
-        yield target
+        yield running[0]
 
 
 class Stack:
@@ -126,8 +130,12 @@ class Stack:
 
     async def open_stream(self, path: str, body: dict[str, Any]) -> Connection:
         """Send a request and leave its answer unread."""
+        return await self.open_raw(request_bytes("POST", path, {"model": MODEL, **body}))
+
+    async def open_raw(self, data: bytes) -> Connection:
+        """Send bytes on a new connection."""
         connection = await Connection.to(self.address)
-        await connection.send(request_bytes("POST", path, {"model": MODEL, **body}))
+        await connection.send(data)
         return connection
 
     async def alive(self) -> None:
@@ -151,31 +159,24 @@ async def running_stack(
 ) -> AsyncIterator[Stack]:
     """Run everything; `options` are the gateway's, `router` and `engine` those of the others."""
     secrets = TestSecrets.write(directory)
-    router_options = {"lease_ms": 2000, "report_interval_ms": 50, **options.pop("router", {})}
-    router = Router(
-        RouterConfig(listen=(f"unix:{directory}/router.sock",), **router_options, **secrets.options)
-    )
-    (router_address,) = await router.start()
-    engine_options = {"listen": (f"unix:{directory}/engine.sock",), **options.pop("engine", {})}
-    engine = ScriptedEngine(
-        [router_address], secrets, script=engine_script or script(), served_model_name=MODEL, **engine_options
-    )
-    gateway = GatewayApp(
-        GatewayConfig(
-            port=0,
-            router=router_address,
-            tokenizer=(tokenizer,),
-            client_secret_file=secrets.client_file,
-            **{"drain_s": 1.0, **options},
+    fast = {"lease_ms": 2000, "report_interval_ms": 50, **options.pop("router", {})}
+    router = Router(RouterConfig(listen=(f"unix:{directory}/router.sock",), **fast, **secrets.options))
+    async with AsyncExitStack() as running:
+        running.push_async_callback(router.stop)
+        (address,) = await router.start()
+        engine = ScriptedEngine(
+            [address],
+            secrets,
+            script=engine_script or script(),
+            served_model_name=MODEL,
+            **{"listen": (f"unix:{directory}/engine.sock",), **options.pop("engine", {})},
         )
-    )
-    try:
+        running.push_async_callback(engine.stop)
         await engine.start()
+        targets = (tokenizer, *options.pop("extra_tokenizers", ()))
+        links = {"router": address, "tokenizer": targets, "client_secret_file": secrets.client_file}
+        gateway = GatewayApp(GatewayConfig(port=0, **links, **{"drain_s": 1.0, **options}))
+        running.push_async_callback(gateway.stop, 0)
         await gateway.start()
         await eventually(lambda: gateway.ready, "a ready gateway", timeout_s=30)
         yield Stack(gateway, router, engine)
-    finally:
-        await gateway.stop(0)
-        await engine.stop()
-        await router.stop()
-        await asyncio.sleep(0)

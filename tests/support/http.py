@@ -61,9 +61,11 @@ class Connection:
         data = await self.reader.readexactly(size + 2)
         return data[:-2]
 
-    async def answer(self) -> Answer:
-        """Read a whole response."""
+    async def answer(self, *, bodiless: bool = False) -> Answer:
+        """Read a whole response. `bodiless`: it is to a HEAD request."""
         status, headers = await self.head()
+        if bodiless:
+            return Answer(status, headers, b"")
         if headers.get("transfer-encoding") == "chunked":
             body = b""
             while chunk := await self.chunk():
@@ -109,6 +111,6 @@ async def call(
         connection = await Connection.to(address)
         try:
             await connection.send(request_bytes(method, path, body, headers))
-            return await connection.answer()
+            return await connection.answer(bodiless=method == "HEAD")
         finally:
             connection.close()

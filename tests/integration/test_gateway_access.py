@@ -1,0 +1,280 @@
+"""Keys, hosts, origins, HTTPS, and what a connection may look like."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import StartStack
+from tests.support.gateway import CHAT, COMPLETIONS, MODEL, Stack
+from tests.support.http import Connection, call, request_bytes
+
+KEY = "sk-one"
+GOOD = {"Authorization": f"Bearer {KEY}"}
+METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD")
+
+
+@pytest.fixture
+async def guarded(start_stack: StartStack, tmp_path: Path) -> Stack:
+    """A gateway with keys from both sources."""
+    file = tmp_path / "keys"
+    file.write_text("sk-two\n# comment\nключ\n")
+    return await start_stack(api_key=(KEY,), api_key_file=file, allowed_hosts=("*",))
+
+
+async def routes(stack: Stack) -> list[str]:
+    document = (await call(stack.address, "GET", "/openapi.json", headers=GOOD)).json()
+    return [*document["paths"], "/openapi.json", "/docs", "/nope", "/"]
+
+
+async def test_every_route_and_method_needs_a_key(guarded: Stack) -> None:
+    for path in await routes(guarded):
+        for method in METHODS:
+            answer = await call(guarded.address, method, path.replace("{model_id}", "x"))
+            if path in ("/live", "/health", "/ready"):
+                assert answer.status in (200, 405)
+                continue
+            assert answer.status == 401, (method, path)
+            assert answer.headers["www-authenticate"] == "Bearer"
+            if method != "HEAD":
+                assert answer.json()["error"]["code"] == "invalid_api_key"
+
+
+@pytest.mark.parametrize(
+    "key", ["", "sk", "sk-one ", "sk-onee", "' OR 1=1--", "é", "\xff\xfe", "# comment", "x" * 8000]
+)
+async def test_wrong_keys(guarded: Stack, key: str) -> None:
+    value = f"Bearer {key}"
+    answer = await guarded.get("/v1/models", {"Authorization": value})
+    assert answer.status == (200 if value.strip() == f"Bearer {KEY}" else 401)
+
+
+async def test_right_keys(guarded: Stack) -> None:
+    for key in (KEY, "sk-two", "ключ".encode().decode("latin-1")):
+        headers = {"Authorization": f"Bearer {key}"}
+        assert (await guarded.get("/v1/models", headers)).status == 200
+    assert (await guarded.post(COMPLETIONS, {"prompt": "x", "max_tokens": 1}, GOOD)).status == 200
+    assert (await guarded.get("/metrics")).status == 401
+
+
+async def test_metrics_may_be_public(start_stack: StartStack) -> None:
+    stack = await start_stack(api_key=(KEY,), metrics_public=True)
+    assert (await stack.get("/metrics")).status == 200
+    assert (await stack.get("/metrics/")).status == 401
+
+
+TRICKS = [
+    ("GET /v1/models", "a/health?"),
+    ("GET /v1/models", "a/"),
+    ("GET /v1/models", "a#"),
+    ("GET /v1/models", "a@b"),
+    ("GET /v1/models", "a b"),
+    ("GET /v1/models", "localhost\r\nHost: a"),
+    ("GET //v1/models", "a"),
+    ("GET /health/../v1/models", "a"),
+    ("GET /v1/../v1/models", "a"),
+    ("GET /V1/models", "a"),
+    ("GET /%761/models", "a"),
+    ("GET /live%2f..%2fv1/models", "a"),
+    ("GET /v1/models?/live", "a"),
+    ("GET /v1/models;/live", "a"),
+    ("GET http://a/v1/models", "a"),
+    ("GET http://live/v1/models", "a"),
+    ("GET /live\x00", "a"),
+    ("get /v1/models", "a"),
+]
+
+
+@pytest.mark.parametrize(("line", "host"), TRICKS)
+async def test_no_spelling_gets_past_the_key(guarded: Stack, line: str, host: str) -> None:
+    connection = await Connection.to(guarded.address)
+    await connection.send(f"{line} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+    status, _ = await asyncio.wait_for(connection.head(), 5)
+    connection.close()
+    assert status in (400, 401, 404)
+
+
+async def test_only_local_names_on_loopback_without_keys(stack: Stack) -> None:
+    for host, status in (
+        ("localhost", 200),
+        ("127.0.0.1:8000", 200),
+        ("[::1]:8000", 200),
+        ("app.localhost", 200),
+        ("evil.test", 403),
+        ("localhost.evil.test", 403),
+    ):
+        connection = await Connection.to(stack.address)
+        await connection.send(request_bytes("GET", "/v1/models", host=host))
+        assert (await connection.head())[0] == status, host
+        connection.close()
+
+
+async def test_allowed_hosts(start_stack: StartStack) -> None:
+    stack = await start_stack(allowed_hosts=("api.test",))
+    for host, status in (("API.test:80", 200), ("localhost", 403), ("other.test", 403)):
+        connection = await Connection.to(stack.address)
+        await connection.send(request_bytes("GET", "/live", host=host))
+        assert (await connection.head())[0] == status, host
+        connection.close()
+
+
+async def test_cross_origin_requests(start_stack: StartStack) -> None:
+    stack = await start_stack(api_key=(KEY,), cors_allow_origins=("https://good.test",))
+    asks = {
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization,content-type",
+    }
+    answer = await call(stack.address, "OPTIONS", CHAT, headers={"Origin": "https://good.test", **asks})
+    assert answer.status == 200
+    assert answer.headers["access-control-allow-origin"] == "https://good.test"
+    allowed = answer.headers["access-control-allow-headers"].lower()
+    assert "authorization" in allowed
+    assert "content-type" in allowed
+    answer = await call(stack.address, "OPTIONS", CHAT, headers={"Origin": "https://evil.test", **asks})
+    assert "access-control-allow-origin" not in answer.headers
+    answer = await stack.get("/v1/models", {"Origin": "https://good.test"})
+    assert answer.status == 401
+    assert answer.headers["access-control-allow-origin"] == "https://good.test"
+
+
+async def test_no_origin_is_allowed_by_default(stack: Stack) -> None:
+    answer = await stack.get("/v1/models", {"Origin": "http://evil.test"})
+    assert "access-control-allow-origin" not in answer.headers
+
+
+async def first_status(connection: Connection, timeout_s: float = 5) -> int:
+    status, _ = await asyncio.wait_for(connection.head(), timeout_s)
+    connection.close()
+    return status
+
+
+async def test_a_head_over_the_limit(stack: Stack) -> None:
+    connection = await Connection.to(stack.address)
+    data = b"GET /live HTTP/1.1\r\nHost: localhost\r\nX-Forwarded-For: " + b"a" * (10 << 20)
+    sending = asyncio.ensure_future(connection.send(data))
+    assert await first_status(connection) == 431
+    sending.cancel()
+    connection = await Connection.to(stack.address)
+    await connection.send(request_bytes("GET", "/live", headers={f"X-{i}": "1" for i in range(200)}))
+    assert await first_status(connection) == 431
+    connection = await Connection.to(stack.address)
+    await connection.send(b"GET /" + b"a" * 100_000)
+    assert await first_status(connection) == 431
+    await stack.alive()
+
+
+async def test_the_limit_of_a_head_is_not_one_of_its_body(start_stack: StartStack) -> None:
+    stack = await start_stack(max_header_kib=1)
+    body = {"model": MODEL, "prompt": [7] * 1000, "max_tokens": 1}
+    connection = await Connection.to(stack.address)
+    for _ in range(2):
+        await connection.send(request_bytes("POST", COMPLETIONS, body, {"X-A": "a" * 800}))
+        assert (await connection.answer()).status == 200
+    connection.close()
+
+
+async def test_a_head_that_dribbles_in(start_stack: StartStack) -> None:
+    stack = await start_stack(header_timeout_s=0.3)
+    for data in (b"", b"GET /live HTTP/1.1\r\n"):
+        connection = await Connection.to(stack.address)
+        await connection.send(data)
+        assert await first_status(connection) == 408
+    assert (await stack.get("/live")).status == 200
+
+
+async def test_a_body_that_dribbles_in(start_stack: StartStack) -> None:
+    stack = await start_stack(body_timeout_s=0.3)
+    connection = await Connection.to(stack.address)
+    await connection.send(request_bytes("POST", CHAT, b"{", {"Content-Length": "100"}))
+    answer = await asyncio.wait_for(connection.answer(), 5)
+    assert (answer.status, answer.json()["error"]["code"]) == (408, "timeout")
+    connection.close()
+    await stack.alive()
+
+
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+NO_HTTP = [
+    b"\x00\x01\x02\x03" * 100,
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    b"GET /live HTTP/9.9\r\n\r\n",
+    POST + b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n",
+    POST + b"Content-Length: -5\r\n\r\n",
+    POST + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef",
+    b"GET /live HTTP/1.1\r\nHost: localhost\r\nBad Header: x\r\n\r\n",
+]
+
+
+@pytest.mark.parametrize("data", NO_HTTP)
+async def test_what_is_no_http_is_400(stack: Stack, data: bytes) -> None:
+    connection = await Connection.to(stack.address)
+    await connection.send(data)
+    answer = await asyncio.wait_for(connection.answer(), 5)
+    assert (answer.status, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+    connection.close()
+    await stack.alive()
+
+
+async def test_many_tiny_chunks(stack: Stack) -> None:
+    body = request_bytes(
+        "POST", COMPLETIONS, None, {"Content-Type": "application/json", "Transfer-Encoding": "chunked"}
+    )
+    text = b'{"model": "tiny", "max_tokens": 1, "prompt": "' + b"x" * 20_000 + b'"}'
+    chunks = b"".join(b"1\r\n" + bytes([byte]) + b"\r\n" for byte in text) + b"0\r\n\r\n"
+    connection = await Connection.to(stack.address)
+    await connection.send(body + chunks)
+    answer = await asyncio.wait_for(connection.answer(), 10)
+    assert answer.status == 400
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+    connection.close()
+
+
+async def test_keep_alive_and_pipelining(stack: Stack) -> None:
+    connection = await Connection.to(stack.address)
+    one = request_bytes("POST", COMPLETIONS, {"model": MODEL, "prompt": "x", "max_tokens": 2, "seed": 1})
+    await connection.send(one * 3)
+    answers = [await asyncio.wait_for(connection.answer(), 10) for _ in range(3)]
+    assert len({answer.json()["choices"][0]["text"] for answer in answers}) == 1
+    connection.close()
+
+
+async def test_too_many_connections(start_stack: StartStack) -> None:
+    stack = await start_stack(max_connections=5)
+    held = [await Connection.to(stack.address) for _ in range(5)]
+    await asyncio.sleep(0)
+    extra = await Connection.to(stack.address)
+    assert await asyncio.wait_for(extra.reader.read(), 5) == b""
+    for connection in held:
+        connection.close()
+    extra.close()
+
+
+async def test_https(start_stack: StartStack, tmp_path: Path) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=localhost",
+    ]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)]
+    await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True)
+    stack = await start_stack(ssl_certfile=cert, ssl_keyfile=key)
+    assert stack.address.startswith("https://127.0.0.1:")
+    port = int(stack.address.rsplit(":", 1)[1])
+    context = ssl.create_default_context(cafile=cert)
+    connection = Connection(*await asyncio.open_connection("127.0.0.1", port, ssl=context))
+    await connection.send(request_bytes("POST", COMPLETIONS, {"model": MODEL, "prompt": "x", "stream": True}))
+    answer = await connection.answer()
+    assert answer.events[-1] == "[DONE]"
+    connection.close()

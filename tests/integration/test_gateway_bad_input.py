@@ -1,0 +1,284 @@
+"""Nothing that a client can send is a 500, a hang, or felt by a neighbour."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from tests.integration.conftest import StartStack
+from tests.support.gateway import CHAT, COMPLETIONS, MODEL, Stack, script
+from tests.support.http import Connection, call, request_bytes
+from tests.support.tiny_tokenizer import VOCAB_SIZE
+
+USER = [{"role": "user", "content": "hi"}]
+LEAKS = ("/home/", "/root/", "site-packages", 'File "', "Traceback", "0x7f", ".py")
+NEIGHBOUR = {"prompt": "neighbour", "max_tokens": 900, "seed": 3, "stream": True}
+
+
+def raw(text: str) -> bytes:
+    """A chat whose body ends with this."""
+    return f'{{"model": "{MODEL}", "messages": [{{"role": "user", "content": "x"}}], {text}}}'.encode()
+
+
+RAW_BODIES: list[tuple[str, bytes, str | None]] = [
+    ("empty", b"", None),
+    ("cut short", b"{", None),
+    ("array", b"[]", None),
+    ("string", b'"x"', None),
+    ("null", b"null", None),
+    ("number", b"1", None),
+    ("trailing", b"{} x", None),
+    ("byte order mark", b"\xef\xbb\xbf{}", None),
+    ("bad utf-8", b"\xff\xfe", None),
+    ("bad utf-8 inside", raw('"user": "\xff"').decode().encode("latin-1"), None),
+    ("encoded surrogate", b'{"model": "\xed\xa0\x80"}', None),
+    ("lone surrogate", b'{"model": "\\ud800"}', None),
+    ("NaN", raw('"temperature": NaN'), None),
+    ("Infinity", raw('"temperature": Infinity'), None),
+    ("-Infinity", raw('"top_p": -Infinity'), None),
+    ("1e400", raw('"temperature": 1e400'), None),
+    ("-1e400", raw('"frequency_penalty": -1e400'), None),
+    ("deep arrays", b"[" * 100_000, None),
+    ("deep in a field", raw('"metadata": ' + "[" * 50_000 + "]" * 50_000), None),
+    ("deep objects", raw('"tools": ' + '{"a":' * 5000 + "1" + "}" * 5000), None),
+    ("huge integer", raw('"seed": ' + "9" * 5000), None),
+    ("big integer", raw('"max_tokens": 18446744073709551616'), "max_tokens"),
+]
+
+FIELDS: list[tuple[dict[str, Any], str]] = [
+    ({"messages": []}, "messages"),
+    ({"messages": "x"}, "messages"),
+    ({"messages": 5}, "messages"),
+    ({"messages": [123]}, "messages.0"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": 10**12}, "max_tokens"),
+    ({"max_tokens": 5000}, "messages"),
+    ({"temperature": -1}, "temperature"),
+    ({"temperature": 3}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.1}, "top_p"),
+    ({"n": 0}, "n"),
+    ({"n": 10**9}, "n"),
+    ({"stop": [""]}, "stop"),
+    ({"stop": ["x"] * 100}, "stop"),
+    ({"stop_token_ids": [VOCAB_SIZE]}, "stop_token_ids"),
+    ({"stop_token_ids": [2**63]}, "stop_token_ids"),
+    ({"min_tokens": 10**12}, "min_tokens"),
+    ({"min_tokens": 1023}, "min_tokens"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"kv_transfer_params": {"tp_size": 10**9}}, "kv_transfer_params"),
+    ({"cache_salt": "a/b"}, "cache_salt"),
+    ({"chat_template": "{{ 1 }}"}, "chat_template"),
+    ({"api_base": "http://127.0.0.1/"}, "api_base"),
+]
+
+PROMPTS: list[Any] = [
+    "",
+    [],
+    [[]],
+    [""],
+    [-1],
+    [[-1]],
+    [VOCAB_SIZE],
+    [2**31],
+    [2**63],
+    [True],
+    [1.0],
+    ["a"] * 5000,
+    [5] * 1024,
+    [[5] * 1025],
+    "x" * 5_000_000,
+    "x " * 2000,
+]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"), [(b, p) for _, b, p in RAW_BODIES], ids=[name for name, _, _ in RAW_BODIES]
+)
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_bodies_that_are_no_request(stack: Stack, path: str, body: bytes, param: str | None) -> None:
+    answer = await stack.post(path, body)
+    error = answer.json()["error"]
+    assert answer.status == 400, error
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param
+    assert not any(leak in answer.body.decode() for leak in LEAKS)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("fields", "param"), FIELDS, ids=[str(fields)[:40] for fields, _ in FIELDS])
+async def test_bad_fields_are_400_before_any_event(
+    stack: Stack, fields: dict[str, Any], param: str, stream: bool
+) -> None:
+    answer = await stack.post(CHAT, {"messages": USER, "stream": stream, **fields})
+    assert answer.status == 400, answer.body
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json()["error"]["param"].split(".")[0] == param.split(".")[0]
+
+
+@pytest.mark.parametrize("prompt", PROMPTS, ids=lambda value: str(value)[:20])
+async def test_bad_prompts_are_400(stack: Stack, prompt: Any) -> None:
+    answer = await stack.complete(prompt, max_tokens=1)
+    assert answer.status == 400, answer.body
+    assert answer.json()["error"]["param"] == "prompt"
+
+
+async def test_the_context_error_has_both_numbers(stack: Stack) -> None:
+    answer = await stack.complete([5] * 1000, max_tokens=25)
+    error = answer.json()["error"]
+    assert (answer.status, error["code"]) == (400, "context_length_exceeded")
+    assert "1024" in error["message"]
+    assert "1025" in error["message"]
+    assert (await stack.complete([5] * 1000, max_tokens=24)).status == 200
+    assert (await stack.complete([5] * 1023)).json()["usage"]["completion_tokens"] == 1
+    long_text = await stack.complete("xyzzy " * 1000)
+    assert long_text.json()["error"]["code"] == "context_length_exceeded"
+    assert "1024" in long_text.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("name", ["nope", "../../etc/x", "a;id", "a\x00b", "x" * 10_000, "http://127.0.0.1/"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_unknown_models_are_404(stack: Stack, name: str, stream: bool) -> None:
+    for path, fields in ((CHAT, {"messages": USER}), (COMPLETIONS, {"prompt": "x"})):
+        answer = await stack.post(path, {"model": name, "stream": stream, **fields})
+        error = answer.json()["error"]
+        assert (answer.status, error["code"], error["param"]) == (404, "model_not_found", "model")
+        assert len(error["message"]) < 200
+
+
+async def test_wrong_paths_and_methods(stack: Stack) -> None:
+    for method, path, status, code in (
+        ("GET", "/v1/nope", 404, "unknown_url"),
+        ("POST", "/", 404, "unknown_url"),
+        ("GET", CHAT, 405, "method_not_allowed"),
+        ("DELETE", "/v1/models", 405, "method_not_allowed"),
+        ("PUT", COMPLETIONS, 405, "method_not_allowed"),
+        ("GET", "/v1/models/../models/x", 404, "model_not_found"),
+        ("GET", "//v1/models", 404, "unknown_url"),
+        ("GET", "/V1/models", 404, "unknown_url"),
+    ):
+        answer = await call(stack.address, method, path)
+        assert (answer.status, answer.json()["error"]["code"]) == (status, code), path
+        assert (status == 405) == ("allow" in answer.headers)
+
+
+async def test_wrong_content_types(stack: Stack) -> None:
+    for kind in ("application/x-www-form-urlencoded", "text/plain", "", "multipart/form-data; boundary=x"):
+        answer = await stack.post(CHAT, b"{}", {"Content-Type": kind})
+        assert (answer.status, answer.json()["error"]["code"]) == (415, "unsupported_content_type")
+    answer = await stack.post(CHAT, b"\x1f\x8b\x08", {"Content-Encoding": "gzip"})
+    assert (answer.status, answer.json()["error"]["code"]) == (415, "unsupported_content_encoding")
+    good = json.dumps({"model": MODEL, "messages": USER, "max_tokens": 1}).encode()
+    assert (await stack.post(CHAT, good, {"Content-Type": "Application/JSON; charset=utf-8"})).status == 200
+
+
+async def test_a_body_over_the_limit_is_refused_unread(start_stack: StartStack) -> None:
+    stack = await start_stack(max_body_mib=0.01)
+    answer = await stack.complete("x" * 20_000)
+    assert (answer.status, answer.json()["error"]["code"]) == (413, "request_too_large")
+    assert "0.01 MiB" in answer.json()["error"]["message"]
+    connection = await Connection.to(stack.address)
+    head = request_bytes("POST", CHAT, b"", {"Content-Length": str(200 << 20)})
+    await connection.send(head)
+    status, _ = await asyncio.wait_for(connection.head(), 1)
+    assert status == 413
+    connection.close()
+    connection = await Connection.to(stack.address)
+    head = request_bytes(
+        "POST", CHAT, None, {"Content-Type": "application/json", "Transfer-Encoding": "chunked"}
+    )
+    await connection.send(head + b"1\r\nx\r\n" * 15_000)
+    assert (await asyncio.wait_for(connection.head(), 5))[0] == 413
+    connection.close()
+    await stack.alive()
+
+
+@asynccontextmanager
+async def neighbour(stack: Stack) -> AsyncIterator[None]:
+    """A long stream beside the block: its text must be that of its run alone. Prints its longest gap."""
+    alone = (await stack.complete(**{**NEIGHBOUR, "stream": False})).json()["choices"][0]["text"]
+    connection = await stack.open_stream(COMPLETIONS, NEIGHBOUR)
+    gaps: list[float] = []
+
+    async def read() -> str:
+        await connection.head()
+        text, last = "", time.perf_counter()
+        while chunk := await connection.chunk():
+            gaps.append(time.perf_counter() - last)
+            last = time.perf_counter()
+            for line in chunk.decode().split("\n\n"):
+                if line.startswith("data: {"):
+                    text += json.loads(line[6:])["choices"][0]["text"]
+        return text
+
+    reading = asyncio.create_task(read())
+    try:
+        yield
+    finally:
+        text = await asyncio.wait_for(reading, 60)
+        connection.close()
+    assert text == alone
+    sys.stdout.write(f"neighbour: longest gap {max(gaps) * 1000:.0f} ms over {len(gaps)} chunks\n")
+    assert max(gaps) < 2
+
+
+async def test_a_neighbour_feels_nothing(start_stack: StartStack) -> None:
+    stack = await start_stack(script(step_delay_ms=2))
+    async with neighbour(stack):
+        for _ in range(2):
+            jobs = [stack.post(CHAT, body) for _, body, _ in RAW_BODIES]
+            jobs += [stack.post(CHAT, {"messages": USER, **fields}) for fields, _ in FIELDS]
+            jobs += [stack.complete(prompt, max_tokens=1) for prompt in PROMPTS]
+            answers = [await job for job in jobs]
+            assert {answer.status for answer in answers} == {400}
+    await stack.alive()
+
+
+async def test_ten_thousand_short_messages_are_refused_fast(stack: Stack) -> None:
+    started = time.perf_counter()
+    answer = await stack.post(CHAT, {"messages": USER * 10_000})
+    assert answer.status == 400
+    assert time.perf_counter() - started < 2
+    await stack.alive()
+
+
+async def test_request_ids(stack: Stack) -> None:
+    assert (await stack.get("/live", {"X-Request-Id": "my-id_1.2"})).headers["x-request-id"] == "my-id_1.2"
+    for bad in ("x" * 129, "a b", "é", ""):
+        echoed = (await stack.get("/live", {"X-Request-Id": bad})).headers["x-request-id"]
+        assert echoed.startswith("req-")
+    same = {"X-Request-Id": "same"}
+    body = {"prompt": "x", "max_tokens": 5, "seed": 1}
+    answers = await asyncio.gather(
+        stack.post(COMPLETIONS, body, same), stack.post(COMPLETIONS, {**body, "prompt": "y"}, same)
+    )
+    assert [answer.status for answer in answers] == [200, 200]
+    assert len({answer.json()["id"] for answer in answers}) == 2
+
+
+async def test_made_up_names_add_no_metrics(stack: Stack) -> None:
+    await stack.complete("x", max_tokens=1)
+    for number in range(3):
+        await _oddities(stack, number)
+    await stack.get("/metrics")
+    before = (await stack.get("/metrics")).body.count(b"\n")
+    for number in range(50):
+        await _oddities(stack, number)
+    assert (await stack.get("/metrics")).body.count(b"\n") == before
+
+
+async def _oddities(stack: Stack, number: int) -> None:
+    await stack.complete("x", model=f"model-{number}")
+    await stack.get(f"/path-{number}")
+    await stack.get(f"/v1/models/model-{number}")
+    await call(stack.address, "PROPFIND", "/live")

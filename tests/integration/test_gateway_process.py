@@ -1,0 +1,135 @@
+"""The gateway as a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.gateway import MODEL, Stack
+from tests.support.http import call
+from tests.support.waiting import eventually
+
+COMMAND = [sys.executable, "-m", "gateway"]
+
+
+def run(*flags: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *flags], capture_output=True, text=True, timeout=60)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_it_imports_neither_torch_nor_transformers() -> None:
+    code = (
+        "import sys, gateway, gateway.__main__\n"
+        "loaded = {name.split('.')[0] for name in sys.modules}\n"
+        "bad = {'torch', 'transformers', 'numpy', 'services'} & loaded\n"
+        "sys.exit(str(bad) if bad else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_help_lists_every_option() -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    for flag in ("--port", "--api-key-file", "--tokenizer", "--max-body-mib", "CATENARY_GATEWAY_PORT"):
+        assert flag in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--port", "x"], "--port"),
+        (["--prot", "1"], "--prot"),
+        (["--port", "70000"], "--port"),
+        (["--ssl-certfile", "/nope"], "ssl-keyfile"),
+        (["--ssl-certfile", "/nope", "--ssl-keyfile", "/nope"], "--ssl-certfile"),
+        (["--api-key-file", "/nope"], "--api-key-file"),
+        (["--router", "no address"], "--router"),
+        (["--client-secret-file", "/nope"], "client"),
+        (["--host", "256.1.1.1"], "--host"),
+    ],
+)
+def test_bad_options_are_named_in_one_line(flags: list[str], words: str) -> None:
+    done = run(*flags)
+    assert done.returncode in (1, 2)
+    lines = [line for line in done.stderr.splitlines() if line[:2] != "20"]
+    assert len(lines) == 1, done.stderr
+    assert words in lines[0]
+    assert "Traceback" not in done.stderr
+
+
+def test_a_port_in_use_is_named_in_one_line() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = run("--port", str(port))
+    assert done.returncode == 1
+    assert "in use" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def resident_mib(pid: int) -> float:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+
+
+async def status_of(address: str, path: str) -> int:
+    try:
+        return (await call(address, "GET", path)).status
+    except OSError:
+        return 0
+
+
+async def ready(address: str) -> None:
+    async with asyncio.timeout(30):
+        while await status_of(address, "/ready") != 200:  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.05)
+
+
+@contextmanager
+def gateway_process(log: Path, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("wb") as output:
+        process = subprocess.Popen([*COMMAND, *flags], stdout=output, stderr=output)
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+async def test_it_serves_in_little_memory_and_drains_on_sigterm(stack: Stack, run_dir: Path) -> None:
+    port, log, config = free_port(), run_dir / "gateway.log", stack.gateway._config
+    flags = ["--port", str(port), "--router", config.router, "--tokenizer", ",".join(config.tokenizer)]
+    flags += ["--client-secret-file", str(config.client_secret_file), "--drain-s", "5"]
+    address = f"http://127.0.0.1:{port}"
+    with gateway_process(log, *flags) as process:
+        await ready(address)
+        body = {"model": MODEL, "prompt": "secret-prompt", "max_tokens": 200, "stream": True, "n": 4}
+        for _ in range(3):
+            assert (await call(address, "POST", "/v1/completions", body)).events[-1] == "[DONE]"
+        memory = resident_mib(process.pid)
+        sys.stdout.write(f"resident: {memory:.0f} MiB\n")
+        assert memory < 150
+        stack.faults.step_delay_s = 0.01
+        job = asyncio.create_task(call(address, "POST", "/v1/completions", {**body, "n": 1}))
+        await eventually(lambda: stack.engine.app.hub.load().running, "a running sequence")
+        process.send_signal(signal.SIGTERM)
+        assert (await job).events[-1] == "[DONE]"
+        assert await asyncio.to_thread(process.wait, 20) == 0
+    assert "secret-prompt" not in log.read_text()
