@@ -13,6 +13,7 @@ INVALID_REQUEST = "invalid_request_error"
 SERVER_ERROR = "server_error"
 INTERNAL_MESSAGE = "The server had an error while processing your request."
 DEFAULT_RETRY_AFTER_MS = 1000
+_NO_MODEL = "model_not_found"
 
 
 class ApiError(Exception):
@@ -79,7 +80,7 @@ def context_length_exceeded(limit: int, prompt: int, requested: int, param: str)
 def model_not_found(name: str) -> ApiError:
     """404: no such model is served."""
     shown = "".join(char if char.isprintable() else "?" for char in name[:100])
-    return ApiError(404, f"The model '{shown}' does not exist.", code="model_not_found", param="model")
+    return ApiError(404, f"The model '{shown}' does not exist.", code=_NO_MODEL, param="model")
 
 
 def unavailable(
@@ -130,7 +131,9 @@ def from_wire(error: common_pb2.Error, *, model: str = "") -> ApiError:
     if code in _CLIENT_FAULTS:
         return bad_request(error.message, param, _CLIENT_FAULTS[code])
     if code == common_pb2.ERROR_CODE_MODEL_NOT_FOUND:
-        return model_not_found(model)
+        return (
+            model_not_found(model) if model else ApiError(404, error.message, code=_NO_MODEL, param="model")
+        )
     if code == common_pb2.ERROR_CODE_OVERLOADED:
         return overloaded(error.message, retry_after_ms=after)
     if code in _AWAY:

@@ -97,8 +97,8 @@ def make_plan(
     _check_ids(fields.stop_token_ids or (), model, "stop_token_ids")
     limits = []
     for prompt in prompts:
-        _check_ids(prompt, model, param)
         limits.append(_token_limit(len(prompt), model.max_model_len, fields, default_max_tokens, param))
+        _check_ids(prompt, model, param)
     return GenerationPlan(request_id, model, prompts, limits, fields.choices, fields, top_count)
 
 

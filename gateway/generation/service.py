@@ -14,6 +14,7 @@ from catenary.telemetry import current_traceparent, get_logger, new_id
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError, overloaded, unavailable
 from gateway.generation.answer import EventStream, Writer, collect
+from gateway.generation.delta import ChoiceResult
 from gateway.generation.endpoint import Endpoint, T
 from gateway.generation.generation import Generation
 from gateway.generation.plan import GenerationPlan, make_plan
@@ -27,6 +28,7 @@ from gateway.text.models import ModelBoard
 from gateway.text.pool import TokenizerPool
 
 _log = get_logger(__name__)
+LARGE_LOGPROBS = 5000
 
 
 class GenerationService:
@@ -131,7 +133,7 @@ class GenerationService:
             await stream(scope, receive, send)
         else:
             results = await collect(generation, first)
-            await send_json(send, writer.whole(results, generation.usage()))
+            await send_json(send, await _encode(writer, results, generation))
 
     @contextmanager
     def _generation(self, plan: GenerationPlan, timer: RequestTimer, deadline: float) -> Iterator[Generation]:
@@ -164,3 +166,12 @@ class GenerationService:
             self._active -= 1
             if not self._active:
                 self._idle.set()
+
+
+async def _encode(writer: Writer, results: list[ChoiceResult], generation: Generation) -> bytes:
+    usage = generation.usage()
+    entries = sum(len(result.entries or ()) for result in results)
+    if entries * ((generation.plan.top_count or 0) + 1) < LARGE_LOGPROBS:
+        return writer.whole(results, usage)
+    # Tens of thousands of alternatives take long to write, and others wait for the loop.
+    return await asyncio.to_thread(writer.whole, results, usage)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from gateway.http.respond import send_error
 _log = get_logger(__name__)
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_PROBES = frozenset({"/live", "/health", "/ready", "/metrics"})
 OTHER = "other"
 
 Observer = Callable[[str, str, int, float], None]
@@ -100,4 +102,6 @@ class RequestContext:
         route = getattr(scope.get("route"), "path", OTHER)
         method = scope["method"] if scope["method"] in _METHODS else OTHER
         self._observe(route, method, status, seconds)
-        _log.info("request", method=method, route=route, status=status, seconds=round(seconds, 4))
+        # Probes and scrapes come every few seconds and say nothing.
+        level = logging.DEBUG if route in _PROBES else logging.INFO
+        _log.log(level, "request", method=method, route=route, status=status, seconds=round(seconds, 4))

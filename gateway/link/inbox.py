@@ -9,6 +9,8 @@ from catenary.v1 import common_pb2
 from gateway.errors import ApiError
 from gateway.streaming.sequence_text import TokenLogprob
 
+TAKE_TOKENS = 256
+
 
 @dataclass(frozen=True, slots=True)
 class SequenceEnded:
@@ -57,9 +59,12 @@ class SequenceFeed:
             self._inbox.mark(self)
 
     def take(self) -> Batch:
-        """All that is unread."""
-        ids, logprobs = self._ids, self._logprobs
-        self._ids, self._logprobs = [], []
+        """What is unread, up to TAKE_TOKENS: a reader far behind must not keep the loop from others."""
+        ids, logprobs = self._ids[:TAKE_TOKENS], self._logprobs[:TAKE_TOKENS]
+        del self._ids[:TAKE_TOKENS], self._logprobs[:TAKE_TOKENS]
+        if self._ids:
+            self._inbox.mark(self)
+            return Batch(ids, logprobs or None, None)
         return Batch(ids, logprobs or None, self._end)
 
 
@@ -89,6 +94,9 @@ class Inbox:
 
     async def wait(self) -> list[SequenceFeed]:
         """Wait until something is unread, and return the feeds that have it, by index."""
+        if self._event.is_set():
+            # A backlog: without this, reading it would not let the loop do anything else.
+            await asyncio.sleep(0)
         await self._event.wait()
         if self._interrupt is not None:
             raise self._interrupt

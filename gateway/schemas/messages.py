@@ -40,7 +40,8 @@ def _read_part(value: Any) -> Any:
     kind = plain_object(value).get("type")
     if isinstance(kind, str) and kind in _OTHER_PARTS:
         raise FieldError(
-            f"Content of type '{kind}' is not supported by this server yet.", "unsupported_parameter"
+            f"Invalid '{{param}}': content of type '{kind}' is not supported by this server yet.",
+            "unsupported_parameter",
         )
     return value
 
@@ -62,7 +63,8 @@ def _read_message(value: Any) -> Any:
     role = message.get("role")
     if role in ("tool", "function"):
         raise FieldError(
-            "Messages of role '" + role + "' are not supported by this server yet.", "unsupported_parameter"
+            f"Invalid '{{param}}': messages of role '{role}' are not supported by this server yet.",
+            "unsupported_parameter",
         )
     kept = {}
     for name, item in message.items():
@@ -70,7 +72,8 @@ def _read_message(value: Any) -> Any:
             kept[name] = item
         elif not any(item == neutral for neutral in _NEUTRAL_FIELDS[name]):
             raise FieldError(
-                f"The message field '{name}' is not supported by this server yet.", "unsupported_parameter"
+                f"Invalid '{{param}}': the field '{name}' is not supported by this server yet.",
+                "unsupported_parameter",
             )
     return kept
 

@@ -1,0 +1,187 @@
+"""Users' bug reports, section C: parameters, limits, log probabilities, echo, n. What is not supported yet is
+refused with the 400 that the case allows, never ignored."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gateway import GatewayApp
+from tests.compat.answers import choices_of, joined
+from tests.compat.conftest import StartStack
+from tests.support.gateway import CHAT, COMPLETIONS, MAX_MODEL_LEN, MODEL, Stack, script
+from tests.support.http import Answer, call
+from tests.support.waiting import eventually
+
+USER = [{"role": "user", "content": "hi"}]
+PROMPTS = pytest.mark.parametrize(
+    ("path", "prompt"), [(CHAT, {"messages": USER}), (COMPLETIONS, {"prompt": "hi"})]
+)
+STREAM = pytest.mark.parametrize("stream", [False, True])
+
+
+def refused(answer: Answer, param: str) -> None:
+    """400 that names the parameter."""
+    assert answer.status == 400, answer.body
+    assert answer.json()["error"]["param"].split(".")[0] == param
+    assert param in answer.json()["error"]["message"]
+
+
+@STREAM
+async def test_c17_max_completion_tokens(stack: Stack, stream: bool) -> None:
+    async def tokens(**fields: Any) -> int:
+        answer = await stack.chat(stream=stream, logprobs=True, **fields)
+        entries = [choice["logprobs"]["content"] for choice in choices_of(answer) if choice["logprobs"]]
+        return sum(map(len, entries))
+
+    assert await tokens(max_completion_tokens=1) == 1
+    assert await tokens(max_completion_tokens=3, max_tokens=5) == 3
+    assert await tokens(max_completion_tokens=5, max_tokens=3) == 3
+    refused(await stack.complete(max_completion_tokens=1), "max_completion_tokens")
+
+
+async def test_c18_completion_logprobs_of_zero(stack: Stack) -> None:
+    choice = (await stack.complete(logprobs=0, max_tokens=4)).json()["choices"][0]
+    logprobs = choice["logprobs"]
+    assert "".join(logprobs["tokens"]) == choice["text"]
+    assert len(logprobs["tokens"]) == len(logprobs["token_logprobs"]) == len(logprobs["text_offset"]) == 4
+    assert all(value <= 0 for value in logprobs["token_logprobs"])
+    assert logprobs["top_logprobs"] is None
+    for value in (True, -1, 6, "1", 1.5):
+        refused(await stack.complete(logprobs=value), "logprobs")
+
+
+@STREAM
+async def test_c19_c20_c21_echo_is_refused(stack: Stack, stream: bool) -> None:
+    for _ in range(2):
+        answer = await stack.complete("The sky is blue", echo=True, logprobs=1, max_tokens=1, stream=stream)
+        refused(answer, "echo")
+    assert (await stack.complete("x", echo=False, max_tokens=1, stream=stream)).status == 200
+    await stack.alive()
+
+
+@PROMPTS
+@pytest.mark.parametrize("bias", [{"AI": -100}, {"1.5": 1}, {"": 1}, {"1": 5}, [1], "x"])
+async def test_c22_logit_bias_is_refused(stack: Stack, path: str, prompt: dict[str, Any], bias: Any) -> None:
+    refused(await stack.post(path, {**prompt, "logit_bias": bias}), "logit_bias")
+
+
+@PROMPTS
+@pytest.mark.parametrize("name", ["token_ids_logprob", "allowed_token_ids", "stop_token_ids", "bad_words"])
+async def test_c23_negative_ids(stack: Stack, path: str, prompt: dict[str, Any], name: str) -> None:
+    refused(await stack.post(path, {**prompt, name: [-1]}), name)
+
+
+@STREAM
+async def test_c24_every_number_of_alternatives_up_to_the_cap(stack: Stack, stream: bool) -> None:
+    for count in (0, 1, 9, 10, 11, 20):
+        answer = await stack.chat(logprobs=True, top_logprobs=count, max_tokens=2, stream=stream)
+        entries = [e for c in choices_of(answer) if c["logprobs"] for e in c["logprobs"]["content"]]
+        assert len(entries) == 2
+        for entry in entries:
+            assert set(entry) == {"token", "logprob", "bytes", "top_logprobs"}
+            assert len(entry["top_logprobs"]) == count
+    refused(await stack.chat(logprobs=True, top_logprobs=21, stream=stream), "top_logprobs")
+    for count in (0, 1, 5):
+        answer = await stack.complete(logprobs=count, max_tokens=2, stream=stream)
+        tops = [t for c in choices_of(answer) if c["logprobs"] for t in c["logprobs"]["top_logprobs"] or []]
+        assert all(count <= len(top) <= count + 1 for top in tops)
+        assert len(tops) == (2 if count else 0)
+    for count in (9, 10, 11, 20, 21):
+        refused(await stack.complete(logprobs=count, stream=stream), "logprobs")
+        refused(await stack.complete(prompt_logprobs=count, stream=stream), "prompt_logprobs")
+    await stack.alive()
+
+
+@PROMPTS
+@STREAM
+async def test_c25_n_choices_once_each(stack: Stack, path: str, prompt: dict[str, Any], stream: bool) -> None:
+    fields = {"n": 3, "max_tokens": 5, "seed": 4, "stream": stream}
+    answer = await stack.post(path, {**prompt, **fields})
+    assert {choice["index"] for choice in choices_of(answer)} == {0, 1, 2}
+    texts = [joined(answer, index)[0] for index in range(3)]
+    assert len(set(texts)) == 3
+    again = await stack.post(path, {**prompt, **fields, "stream": not stream})
+    assert [joined(again, index)[0] for index in range(3)] == texts
+
+
+@STREAM
+async def test_c25_two_prompts_of_two(stack: Stack, stream: bool) -> None:
+    both = await stack.complete(["one", "two"], n=2, seed=4, max_tokens=5, stream=stream)
+    assert {choice["index"] for choice in choices_of(both)} == {0, 1, 2, 3}
+    for place, prompt in enumerate(("one", "two")):
+        alone = await stack.complete(prompt, n=2, seed=4, max_tokens=5)
+        for sample in range(2):
+            assert joined(both, 2 * place + sample) == joined(alone, sample)
+
+
+async def test_c26_best_of(stack: Stack) -> None:
+    answer = await stack.complete(n=2, best_of=2, stream=True, max_tokens=3)
+    assert {choice["index"] for choice in choices_of(answer)} == {0, 1}
+    refused(await stack.complete(best_of=1, n=2), "best_of")
+    refused(await stack.complete(best_of=3, n=1, stream=True), "best_of")
+    refused(await stack.complete(best_of=3, n=1), "best_of")
+
+
+async def test_c27_no_seed_differs_between_gateways(stack: Stack) -> None:
+    other = GatewayApp(stack.gateway._config)
+    await other.start()
+    try:
+        await eventually(lambda: other.ready, "another ready gateway")
+        texts = []
+        for address in (stack.address, other.address):
+            body = {"model": MODEL, "prompt": "x", "temperature": 1, "max_tokens": 16}
+            answers = [await call(address, "POST", COMPLETIONS, body) for _ in range(5)]
+            texts.append([joined(answer)[0] for answer in answers])
+        assert len({*texts[0], *texts[1]}) == 10
+    finally:
+        await other.stop(0)
+
+
+async def test_c28_a_seed_is_reproducible(stack: Stack) -> None:
+    fields = {"seed": 123, "temperature": 0.5, "max_tokens": 30}
+    alone = [joined(await stack.complete("x", **fields)) for _ in range(5)]
+    assert len(set(alone)) == 1
+    crowd = [stack.complete(f"p{number}", max_tokens=40) for number in range(8)]
+    among, *_ = await asyncio.gather(stack.complete("x", **fields), *crowd)
+    assert joined(among) == alone[0]
+    assert joined(await stack.complete("x", **{**fields, "seed": 124})) != alone[0]
+    pairs = [await stack.complete("x", n=2, **fields) for _ in range(2)]
+    assert [joined(pairs[0], i) for i in range(2)] == [joined(pairs[1], i) for i in range(2)]
+    assert joined(pairs[0], 0) != joined(pairs[0], 1)
+
+
+@PROMPTS
+@pytest.mark.parametrize("name", ["frequency_penalty", "presence_penalty", "repetition_penalty"])
+async def test_c29_penalties_are_refused(stack: Stack, path: str, prompt: dict[str, Any], name: str) -> None:
+    neighbour = asyncio.create_task(stack.complete("neighbour", max_tokens=60, seed=1))
+    refused(await stack.post(path, {**prompt, name: 1.05}), name)
+    assert joined(await neighbour) == joined(await stack.complete("neighbour", max_tokens=60, seed=1))
+
+
+@STREAM
+async def test_c30_prompts_at_the_edge_of_the_context(stack: Stack, stream: bool) -> None:
+    def too_long(answer: Answer, *numbers: int) -> None:
+        error = answer.json()["error"]
+        assert (answer.status, error["code"]) == (400, "context_length_exceeded")
+        assert all(str(number) in error["message"] for number in numbers)
+
+    edge = MAX_MODEL_LEN
+    too_long(await stack.complete([7] * (edge + 1), max_tokens=1, stream=stream), edge, edge + 2)
+    too_long(await stack.complete([7] * (edge - 1), max_tokens=2, stream=stream), edge, edge + 1)
+    fits = await stack.complete([7] * (edge - 1), max_tokens=1, stream=stream)
+    assert joined(fits)[1] == "length"
+    too_long(await stack.chat("q" * 3000, stream=stream), edge)
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+    message = {"role": "user", "content": [{"type": "text", "text": "q" * edge}, image]}
+    refused(await stack.post(CHAT, {"messages": [message], "stream": stream}), "messages")
+    refused(await stack.complete("x", truncate_prompt_tokens=5, stream=stream), "truncate_prompt_tokens")
+
+
+async def test_no_case_left_anything_behind(start_stack: StartStack) -> None:
+    stack = await start_stack(script(step_delay_ms=1))
+    jobs = [stack.complete(f"p{number}", n=2, stop=["ee"], max_tokens=50) for number in range(10)]
+    assert {answer.status for answer in await asyncio.gather(*jobs)} == {200}
+    await stack.alive()
