@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core.core_schema import ValidationInfo
 
 from gateway.errors import ApiError, bad_request
 from gateway.schemas.limits import RequestLimits
 
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
+MAX_FIELDS = 256
 
 
 class FieldError(ValueError):
@@ -35,8 +37,49 @@ class RequestModel(BaseModel):
         """Checks across fields and against the operator's limits. Raises ApiError."""
 
 
+def at_most(count: int) -> BeforeValidator:
+    """Refuse a longer array or a larger object before its items are looked at: a million bad items must not
+    become a million errors.
+    """
+
+    def check(value: Any) -> Any:
+        if isinstance(value, list | dict) and len(value) > count:
+            raise FieldError(f"Invalid '{{param}}': at most {count} items are allowed.")
+        return value
+
+    return BeforeValidator(check)
+
+
+def limits_of(info: ValidationInfo) -> RequestLimits:
+    """The limits that a request is validated under. Raises TypeError outside of `parse_request`."""
+    if not isinstance(info.context, RequestLimits):
+        raise TypeError("requests are validated by parse_request only")
+    return info.context
+
+
+def within(limit: str) -> BeforeValidator:
+    """The same with the operator's limit of that name."""
+
+    def check(value: Any, info: ValidationInfo) -> Any:
+        count = getattr(limits_of(info), limit)
+        if isinstance(value, list) and len(value) > count:
+            raise FieldError(f"Invalid '{{param}}': at most {count} items are allowed.")
+        return value
+
+    return BeforeValidator(check)
+
+
 def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
+
+
+def plain_object(value: Any) -> dict[str, Any]:
+    """`value` if it is an object of moderate size. Raises FieldError."""
+    if not isinstance(value, dict):
+        raise FieldError("Invalid type for '{param}': expected an object.", "invalid_type")
+    if len(value) > MAX_FIELDS:
+        raise FieldError(f"Invalid '{{param}}': at most {MAX_FIELDS} fields are allowed.")
+    return value
 
 
 class StreamOptions(RequestModel):
@@ -57,20 +100,24 @@ class GenerationFields(RequestModel):
     top_k: int | None = Field(None, ge=-1, le=INT32_MAX, description="Keep the k best tokens; 0 and -1: all.")
     n: int | None = Field(None, ge=1, le=128, description="Choices per prompt.")
     seed: int | None = Field(None, ge=-INT64_MAX - 1, le=INT64_MAX, description="Seed of the sampler.")
-    stop: Annotated[list[str] | None, BeforeValidator(_as_list)] = Field(
+    stop: Annotated[list[str] | None, at_most(4), BeforeValidator(_as_list)] = Field(
         None,
         description="One string, or up to 4, at which the text ends.",
         json_schema_extra={"anyOf": [{"type": "string"}, {"type": "array"}, {"type": "null"}]},
     )
-    stop_token_ids: list[int] | None = Field(None, description="Further token ids that end a choice.")
+    stop_token_ids: Annotated[list[int] | None, within("max_stop_token_ids")] = Field(
+        None, description="Further token ids that end a choice."
+    )
     stream: bool | None = Field(None, description="Send server-sent events.")
-    stream_options: StreamOptions | None = Field(None, description="Only with stream.")
+    stream_options: Annotated[StreamOptions | None, at_most(MAX_FIELDS)] = Field(
+        None, description="Only with stream."
+    )
     ignore_eos: bool | None = Field(None, description="Go on after the model's end-of-sequence token.")
     min_tokens: int | None = Field(
         None, ge=0, le=INT32_MAX, description="Tokens before a stop is looked for."
     )
     user: str | None = Field(None, max_length=1024, description="Accepted; not used.")
-    metadata: dict[str, str] | None = Field(None, max_length=16, description="Accepted; not used.")
+    metadata: Annotated[dict[str, str] | None, at_most(16)] = Field(None, description="Accepted; not used.")
     safety_identifier: str | None = Field(None, max_length=1024, description="Accepted; not used.")
     prompt_cache_key: str | None = Field(None, max_length=1024, description="Accepted; not used.")
 
@@ -117,8 +164,6 @@ class GenerationFields(RequestModel):
             raise bad_request("Invalid 'min_tokens': must be at most 'max_tokens'.", "min_tokens")
 
     def _check_stops(self, limits: RequestLimits) -> None:
-        if len(self.stops) > 4:
-            raise bad_request("Invalid 'stop': at most 4 strings are allowed.", "stop")
         for stop in self.stops:
             if not stop:
                 raise bad_request("Invalid 'stop': strings must not be empty.", "stop")
@@ -126,18 +171,5 @@ class GenerationFields(RequestModel):
                 raise bad_request(
                     f"Invalid 'stop': strings must have at most {limits.max_stop_length} characters.", "stop"
                 )
-        ids = self.stop_token_ids or []
-        if len(ids) > limits.max_stop_token_ids:
-            raise bad_request(
-                f"Invalid 'stop_token_ids': at most {limits.max_stop_token_ids} ids are allowed.",
-                "stop_token_ids",
-            )
-        if any(token_id < 0 for token_id in ids):
+        if any(token_id < 0 for token_id in self.stop_token_ids or ()):
             raise bad_request("Invalid 'stop_token_ids': ids must not be negative.", "stop_token_ids")
-
-
-def plain_object(value: Any) -> dict[str, Any]:
-    """`value` if it is an object. Raises FieldError."""
-    if not isinstance(value, dict):
-        raise FieldError("Invalid type for '{param}': expected an object.", "invalid_type")
-    return value

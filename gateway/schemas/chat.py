@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Annotated
+
+from pydantic import FailFast, Field
 
 from gateway.errors import bad_request
-from gateway.schemas.base import INT32_MAX, GenerationFields
+from gateway.schemas.base import INT32_MAX, GenerationFields, within
 from gateway.schemas.limits import RequestLimits
 from gateway.schemas.messages import Message
 
@@ -13,7 +15,9 @@ from gateway.schemas.messages import Message
 class ChatRequest(GenerationFields):
     """A chat to go on with."""
 
-    messages: list[Message] = Field(min_length=1, description="The chat so far.")
+    messages: Annotated[list[Message], FailFast(), within("max_messages")] = Field(
+        min_length=1, description="The chat so far."
+    )
     max_completion_tokens: int | None = Field(
         None,
         ge=1,
@@ -39,11 +43,3 @@ class ChatRequest(GenerationFields):
         super().check(limits)
         if self.top_logprobs is not None and not self.logprobs:
             raise bad_request("'top_logprobs' is only allowed when 'logprobs' is true.", "top_logprobs")
-        if len(self.messages) > limits.max_messages:
-            raise bad_request(f"Invalid 'messages': at most {limits.max_messages} are allowed.", "messages")
-        for index, message in enumerate(self.messages):
-            if len(message.texts) > limits.max_content_parts:
-                raise bad_request(
-                    f"Invalid 'messages.{index}.content': at most {limits.max_content_parts} parts.",
-                    f"messages.{index}.content",
-                )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, FailFast, Field
 
-from gateway.schemas.base import FieldError, RequestModel, plain_object
+from gateway.schemas.base import FieldError, RequestModel, plain_object, within
 
 ROLES = ("system", "developer", "user", "assistant")
 # What clients send back with an assistant's message, and what of it asks for nothing.
@@ -90,7 +90,10 @@ class ChatMessage(RequestModel):
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
-        list[Annotated[TextPart, BeforeValidator(_read_part)]], BeforeValidator(_read_content)
+        list[Annotated[TextPart, BeforeValidator(_read_part)]],
+        FailFast(),
+        within("max_content_parts"),
+        BeforeValidator(_read_content),
     ] = Field(json_schema_extra={"anyOf": [{"type": "string"}, {"type": "array"}]})
     name: str | None = Field(None, max_length=256)
 

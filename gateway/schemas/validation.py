@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from gateway.errors import ApiError, bad_request
-from gateway.schemas.base import FieldError, RequestModel
+from gateway.schemas.base import MAX_FIELDS, FieldError, RequestModel
 from gateway.schemas.limits import RequestLimits
 from gateway.schemas.unsupported import drop_neutral
 
@@ -46,8 +46,10 @@ def parse_request(
     """Validate `body` as `model`; `known` lists the parameters that are refused by name. Raises ApiError
     400.
     """
+    if len(body) > MAX_FIELDS:
+        raise bad_request(f"The request has more than {MAX_FIELDS} parameters.")
     try:
-        request = model.model_validate(drop_neutral(body, known))
+        request = model.model_validate(drop_neutral(body, known), context=limits)
     except ValidationError as error:
         raise _first(error) from None
     request.check(limits)

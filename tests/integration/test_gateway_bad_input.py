@@ -81,6 +81,12 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"api_base": "http://127.0.0.1/"}, "api_base"),
 ]
 
+FLOODS = [
+    b'{"model": "tiny", "messages": [' + b"{}," * 1_000_000 + b"{}]}",
+    raw('"metadata": {' + ",".join(f'"{key}": 1' for key in range(200_000)) + "}"),
+    b"{" + b",".join(b'"%d":1' % key for key in range(200_000)) + b"}",
+]
+
 PROMPTS: list[Any] = [
     "",
     [],
@@ -239,6 +245,7 @@ async def test_a_neighbour_feels_nothing(start_stack: StartStack) -> None:
             jobs = [stack.post(CHAT, body) for _, body, _ in RAW_BODIES]
             jobs += [stack.post(CHAT, {"messages": USER, **fields}) for fields, _ in FIELDS]
             jobs += [stack.complete(prompt, max_tokens=1) for prompt in PROMPTS]
+            jobs += [stack.post(CHAT, flood) for flood in FLOODS]
             answers = [await job for job in jobs]
             assert {answer.status for answer in answers} == {400}
     await stack.alive()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import msgspec
@@ -281,6 +282,31 @@ def test_best_of() -> None:
     assert completion(best_of=1).choices == 1
     for fields in ({"n": 2, "best_of": 1}, {"best_of": 3, "stream": True}, {"best_of": 10**6}):
         assert refused(completion, **fields)["param"] == "best_of"
+
+
+FLOODS: list[tuple[Any, dict[str, Any], str]] = [
+    (chat, {"messages": [{}] * 500_000}, "messages"),
+    (chat, {"messages": MESSAGES * 500_000}, "messages"),
+    (chat, {"messages": [{"role": "user", "content": [{}] * 500_000}]}, "messages.0.content"),
+    (chat, {"messages": [{str(key): 1 for key in range(100_000)}]}, "messages.0"),
+    (chat, {"metadata": {str(key): 1 for key in range(100_000)}}, "metadata"),
+    (chat, {"stop": [1] * 500_000}, "stop"),
+    (chat, {"stop_token_ids": ["1"] * 500_000}, "stop_token_ids"),
+    (chat, {"stream_options": {str(key): 1 for key in range(100_000)}}, "stream_options"),
+    (completion, {"prompt": [[5]] * 500_000}, "prompt"),
+    (completion, {"prompt": [1.5] * 500_000}, "prompt"),
+]
+
+
+@pytest.mark.parametrize(("parse", "fields", "param"), FLOODS)
+def test_floods_of_items_are_refused_at_a_glance(parse: Any, fields: dict[str, Any], param: str) -> None:
+    started = time.perf_counter()
+    assert refused(parse, **fields)["param"] == param
+    assert time.perf_counter() - started < 1
+
+
+def test_a_flood_of_parameters_is_refused() -> None:
+    assert refused(chat, **{f"p{number}": 1 for number in range(100_000)})["param"] is None
 
 
 json_values = st.recursive(
