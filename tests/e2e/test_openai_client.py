@@ -137,7 +137,8 @@ def test_chat_logprobs_equal_those_of_the_reference(client: OpenAI, reference: R
     content = choice.logprobs.content
     assert b"".join(bytes(entry.bytes) for entry in content).decode() == text_of(choice)
     ids = reference.ids(bytes(entry.bytes) for entry in content)
-    scores = reference.logits(reference.chat("Write one line about the sea."), ids).log_softmax(-1)
+    (logits,) = reference.logits([(reference.chat("Write one line about the sea."), ids)])
+    scores = logits.log_softmax(-1)
     best = scores.topk(5, dim=-1)
     for position, entry in enumerate(content):
         assert entry.logprob == pytest.approx(float(scores[position, ids[position]]), abs=1e-3)

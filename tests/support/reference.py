@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, convert_slow_tokenizer
 
 # Two scores nearer than this may change places with the order of a sum.
 NEAR_TIE = 1e-4
+# Sequences of one forward: large enough to be quick, small enough for the memory of a laptop.
+BATCH = 8
+
+# A prompt, and the tokens that came after it.
+Pair: TypeAlias = tuple[Sequence[int], Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -58,12 +64,19 @@ class Reference:
         """Ids of tokens given as the bytes that they stand for. Raises KeyError for what is no token."""
         return [self._ids[token] for token in tokens]
 
-    def logits(self, prompt: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
-        """Scores [len(tokens), vocabulary] after the prompt and after each of the tokens but the last."""
+    def logits(self, pairs: Sequence[Pair]) -> list[torch.Tensor]:
+        """For each prompt with its tokens: scores [len(tokens), vocabulary] after the prompt and after each
+        of the tokens but the last. One forward; shorter rows are filled up on the right, which none sees.
+        """
+        rows = [[*prompt, *tokens[:-1]] for prompt, tokens in pairs]
+        width = max(map(len, rows))
         with torch.inference_mode():
-            ids = torch.tensor([[*prompt, *tokens[:-1]]])
-            scores: torch.Tensor = self._model(ids, logits_to_keep=len(tokens)).logits[0]
-        return scores
+            ids = torch.tensor([row + [0] * (width - len(row)) for row in rows])
+            states = self._model.model(ids).last_hidden_state
+            return [
+                self._model.lm_head(states[index, len(prompt) - 1 : len(prompt) - 1 + len(tokens)])
+                for index, (prompt, tokens) in enumerate(pairs)
+            ]
 
     def greedy(self, prompt: Sequence[int], max_tokens: int) -> list[int]:
         """Greedy decoding by `generate`, to an end-of-sequence token at the latest, which is included."""
@@ -72,14 +85,33 @@ class Reference:
             out = self._model.generate(ids, max_new_tokens=max_tokens, do_sample=False)
         return list(out[0, len(prompt) :].tolist())
 
-    def difference(self, prompt: Sequence[int], tokens: Sequence[int]) -> Difference | None:
-        """The first place where greedy decoding gives another token than `tokens`.
+    def differences(self, pairs: Sequence[Pair]) -> list[Difference | None]:
+        """For each prompt with its tokens: the first place where greedy decoding gives another token.
 
         Up to there its prefix is the same, so one forward over all tokens tells what step by step decoding
         would.
         """
-        best = self.logits(prompt, tokens).topk(2, dim=-1)
-        for position, token in enumerate(tokens):
-            if int(best.indices[position, 0]) != token:
-                return Difference(position, float(best.values[position, 0] - best.values[position, 1]))
+        batches = [pairs[start : start + BATCH] for start in range(0, len(pairs), BATCH)]
+        threads = torch.get_num_threads()
+        # Batches side by side, a thread each: threads that wait for one another inside of a forward spin, and
+        # on a busy machine that takes several times as long.
+        torch.set_num_threads(1)
+        try:
+            with ThreadPoolExecutor(threads) as pool:
+                return [found for batch in pool.map(self._compare, batches) for found in batch]
+        finally:
+            torch.set_num_threads(threads)
+
+    def _compare(self, pairs: Sequence[Pair]) -> list[Difference | None]:
+        found = zip(pairs, self.logits(pairs), strict=True)
+        return [_difference(scores, tokens) for (_, tokens), scores in found]
+
+
+def _difference(scores: torch.Tensor, tokens: Sequence[int]) -> Difference | None:
+    best = scores.topk(2, dim=-1)
+    wrong = (best.indices[:, 0] != torch.tensor(tokens)).nonzero()
+    if not len(wrong):
         return None
+    position = int(wrong[0, 0])
+    first, second = best.values[position].tolist()
+    return Difference(position, first - second)
