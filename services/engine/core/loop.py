@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from catenary.telemetry import get_logger
 from services.engine.core.columns import StepBuilder
+from services.engine.core.errors import CoreFailure
 from services.engine.core.startup import Engine
 from services.engine.link import (
     AbortSequences,
@@ -29,10 +30,6 @@ _NOT_FINITE = "The model's output for this sequence is not a number."
 log = get_logger(__name__)
 
 
-class CoreFailure(Exception):
-    """The core cannot go on. One readable line."""
-
-
 class CoreLoop:
     """Runs one engine until the servicer stops it or goes away."""
 
@@ -51,12 +48,11 @@ class CoreLoop:
 
     def run(self) -> None:
         """Returns after StopCore. Raises LinkClosed at the link's end, CoreFailure, or a defect's error."""
-        while True:
+        # What was handled before the first poll may ask for a stop, or wait to be reported.
+        while not self._stopping:
+            self.advance()
             for message in self._link.poll(0.0 if self._scheduler.has_work else None):
                 self.handle(message)
-            if self._stopping:
-                return
-            self.advance()
 
     def handle(self, message: ToCore) -> None:
         """Takes one message. Whatever it ends is reported with the next step."""

@@ -8,6 +8,7 @@ import os
 from typing import Any
 
 from catenary.telemetry import configure_logging, get_logger
+from services.engine.core.errors import StartError
 from services.engine.core.options import CoreOptions, decode_options
 from services.engine.link import (
     BlockingLink,
@@ -29,6 +30,9 @@ def serve(link: BlockingLink) -> int:
         _run(link, options, rest)
     except LinkClosed:
         return 0
+    except StartError as error:
+        log.debug("the engine core does not start", exc_info=True)
+        return _say_failed(link, str(error))
     except Exception as error:
         log.exception("the engine core fails")
         return _say_failed(link, _reason(error))

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from catenary.telemetry import get_logger
 from services.engine.bucketing import BucketLimits, BucketPlan, build_plan
+from services.engine.core.errors import StartError
 from services.engine.core.options import CoreOptions
 from services.engine.device import Device, DeviceError, open_device
 from services.engine.kv import BlockPool
@@ -17,15 +19,13 @@ from services.engine.model.transformers_backend import PagedModel, load_model
 from services.engine.runner import InsufficientMemory, KvLayout, KvPlan, Runner, plan_kv
 from services.engine.scheduler import Scheduler, SchedulerConfig
 
+log = get_logger(__name__)
+
 Progress = Callable[[str, float | None], None]
 
 # A model whose config names no limit is given this much context unless the operator says otherwise.
 _DEFAULT_CONTEXT = 4096
 _GIB = 2**30
-
-
-class StartError(Exception):
-    """The core cannot start with these options on this machine. One readable line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,8 @@ def _start(options: CoreOptions, progress: Progress) -> Engine:
     cache = Path(options.cache_dir).expanduser() if options.cache_dir else None
     directory = prepare_model(options.model, cache_dir=cache, progress=lambda line: progress(line, None))
     facts = read_facts(directory, check_directory(directory))
+    if facts.ignored_sampling:
+        log.warning("defaults of generation_config.json are not honoured", names=list(facts.ignored_sampling))
     limit = facts.max_position or options.max_model_len or _DEFAULT_CONTEXT
     if options.max_model_len is not None and options.max_model_len > limit:
         raise StartError(

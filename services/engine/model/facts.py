@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ class DirectoryFacts:
     """Read from config.json, generation_config.json and tokenizer.json.
 
     `max_position` is None if the config names no limit; sampling values are None without a default.
+    `ignored_sampling` names the defaults of generation_config.json that are not honoured here.
     """
 
     max_position: int | None
@@ -25,6 +28,27 @@ class DirectoryFacts:
     temperature: float | None
     top_p: float | None
     top_k: int | None
+    ignored_sampling: tuple[str, ...]
+
+
+_SAMPLING: dict[str, Callable[[float], bool]] = {
+    "temperature": lambda value: math.isfinite(value) and value >= 0,
+    "top_p": lambda value: 0 < value <= 1,
+    "top_k": lambda value: value >= -1 and value.is_integer(),
+}
+# Values that change nothing: a default that is one of them is not missed.
+_NEUTRAL_SAMPLING = {
+    "repetition_penalty": 1,
+    "min_p": 0,
+    "typical_p": 1,
+    "epsilon_cutoff": 0,
+    "eta_cutoff": 0,
+    "no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+    "bad_words_ids": None,
+}
 
 
 def read_facts(directory: Path, config: dict[str, Any]) -> DirectoryFacts:
@@ -40,16 +64,30 @@ def read_facts(directory: Path, config: dict[str, Any]) -> DirectoryFacts:
     if eos is None:
         eos = text.get("eos_token_id")
     max_position = _number(text.get("max_position_embeddings")) or _number(text.get("n_positions"))
-    top_k = _number(generation.get("top_k"))
+    temperature, top_p, top_k = (_default(generation, name, path=generation_path) for name in _SAMPLING)
     return DirectoryFacts(
         max_position=int(max_position) if max_position else None,
         vocab_size=int(vocab_size),
         eos_token_ids=_token_ids(eos, int(vocab_size), directory),
         tokenizer_sha256=_sha256(directory / "tokenizer.json"),
-        temperature=_number(generation.get("temperature")),
-        top_p=_number(generation.get("top_p")),
+        temperature=temperature,
+        top_p=top_p,
         top_k=None if top_k is None else int(top_k),
+        ignored_sampling=tuple(
+            name for name, neutral in _NEUTRAL_SAMPLING.items() if generation.get(name) not in (None, neutral)
+        ),
     )
+
+
+def _default(generation: dict[str, Any], name: str, *, path: Path) -> float | None:
+    """A sampling default, None if there is none. Raises ModelError for one that no request could ask for."""
+    value = generation.get(name)
+    if value is None:
+        return None
+    number = _number(value)
+    if number is None or not _SAMPLING[name](number):
+        raise ModelError(f"{path} has a {name} of {value!r}, which is no {name}")
+    return number
 
 
 def _number(value: Any) -> float | None:

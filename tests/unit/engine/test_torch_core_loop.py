@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from services.engine.core.loop import CoreFailure
+from services.engine.core.errors import CoreFailure
 from services.engine.link import AbortSequences, CoreErrorCode, FinishReason, StopCore
 from tests.support.torch_engine import VOCAB, LocalCore, save_tiny_model, tiny_options
 
@@ -198,6 +198,8 @@ def test_steps_that_go_on_failing_end_the_core(core: LocalCore) -> None:
 
 def test_stop_ends_the_loop(core: LocalCore) -> None:
     core.link.inbox.append(StopCore())
+    core.loop.run()
+    core.loop.handle(StopCore())
     core.loop.run()
 
 

@@ -16,9 +16,10 @@ import pytest
 import torch
 import transformers
 
+from services.engine.core.errors import StartError
 from services.engine.core.options import CoreOptions
-from services.engine.core.startup import StartError, start_engine
-from services.engine.model import ModelError, prepare_model
+from services.engine.core.startup import start_engine
+from services.engine.model import ModelError, prepare_model, read_config, read_facts
 from services.engine.model.prepare import main as prepare_main
 from tests.support.torch_engine import save_tiny_model, tiny_options
 
@@ -128,6 +129,13 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
         write("generation_config.json", '{"eos_token_id": [2, 999]}'),
         "eos_token_id",
     ),
+    "a temperature that is none": (
+        write("generation_config.json", '{"temperature": NaN}'),
+        "temperature of nan",
+    ),
+    "a top_p that is none": (write("generation_config.json", '{"top_p": 1.5}'), "top_p of 1.5"),
+    "a top_k that is none": (write("generation_config.json", '{"top_k": Infinity}'), "top_k of inf"),
+    "a top_k of another kind": (write("generation_config.json", '{"top_k": "50"}'), "top_k of '50'"),
     "generation config is not JSON": (write("generation_config.json", "nothing"), "is not valid JSON"),
 }
 
@@ -138,6 +146,16 @@ def test_a_damaged_directory_is_refused(name: str, tmp_path: Path) -> None:
     directory = save_tiny_model("llama", tmp_path)
     damage(directory)
     assert text in refusal(tiny_options(directory))
+
+
+def test_sampling_defaults_come_from_the_generation_config(tmp_path: Path) -> None:
+    directory = save_tiny_model("llama", tmp_path)
+    values = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.05, "min_p": 0.0}
+    (directory / "generation_config.json").write_text(json.dumps(values))
+    ready = start_engine(tiny_options(directory), lambda activity, fraction: None).ready.model
+    assert (ready.default_temperature, ready.default_top_p, ready.default_top_k) == (0.6, 0.9, 20)
+    facts = read_facts(directory, read_config(directory))
+    assert facts.ignored_sampling == ("repetition_penalty",)
 
 
 def test_code_in_the_directory_is_never_run(tmp_path: Path) -> None:
