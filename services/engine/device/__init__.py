@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.engine.device.base import DTYPES, Device, DeviceDefaults, DeviceError, MemoryFigures
+from services.engine.device.base import DTYPES, Device, DeviceError, MemoryFigures
 from services.engine.device.cpu import CpuDevice
 from services.engine.device.flat import HIDDEN
 
@@ -11,7 +11,6 @@ __all__ = [
     "HIDDEN",
     "CpuDevice",
     "Device",
-    "DeviceDefaults",
     "DeviceError",
     "MemoryFigures",
     "open_device",

@@ -28,21 +28,11 @@ class MemoryFigures:
     free: int
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceDefaults:
-    """Values that options fall back to on this device."""
-
-    block_size: int
-    max_num_batched_tokens: int
-    max_num_seqs: int
-
-
 class Device(ABC):
     """One accelerator, or the CPU, as the runner and the attention see it."""
 
     name: str
     torch_device: torch.device
-    defaults: DeviceDefaults
     # The widest float it computes in, for cumulative probabilities.
     wide_dtype: torch.dtype
 

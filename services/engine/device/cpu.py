@@ -11,7 +11,7 @@ import psutil
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from services.engine.device.base import DTYPES, Device, DeviceDefaults, DeviceError, MemoryFigures
+from services.engine.device.base import DTYPES, Device, DeviceError, MemoryFigures
 from services.engine.device.flat import flat_decode
 
 # A server on a shared machine must not fill it with KV unless told to: --kv-cache-gib raises this.
@@ -26,7 +26,6 @@ class CpuDevice(Device):
 
     name = "cpu"
     torch_device = torch.device("cpu")
-    defaults = DeviceDefaults(block_size=32, max_num_batched_tokens=512, max_num_seqs=32)
     wide_dtype = torch.float64
 
     def __init__(self, threads: int | None = None) -> None:

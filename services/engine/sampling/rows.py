@@ -29,11 +29,6 @@ class RowParams:
         """True if the best token is taken."""
         return self.temperature == 0.0
 
-    @property
-    def filtered(self) -> bool:
-        """True if some tokens are cut off before the draw."""
-        return self.top_k > 0 or self.top_p < 1.0
-
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:

@@ -58,10 +58,6 @@ class Scheduler:
             pending_prefill_tokens=self._waiting.tokens + sum(rest for rest in rests if rest > 1),
         )
 
-    def get(self, key: int) -> Sequence | None:
-        """The live sequence of this key."""
-        return self._live.get(key)
-
     def add(self, sequence: Sequence) -> None:
         """Queues a new sequence.
 

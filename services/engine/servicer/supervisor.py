@@ -31,7 +31,6 @@ class CoreSupervisor:
         self._hub = hub
         self._backoff = backoff
         self._name = served_model_name
-        self._stopping = False
 
     async def run(self) -> None:
         """Serve until cancelled. Raises StartRefused if the first core does not come up."""
