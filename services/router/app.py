@@ -113,8 +113,7 @@ class Router:
         await self._server.stop(STOP_GRACE_S)
         if self._chores is not None:
             self._chores.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._chores
+            await asyncio.wait([self._chores])
 
     async def _run_chores(self) -> None:
         period = min(SWEEP_PERIOD_S, self._config.lease_ms / 4000, self._config.slow_reader_s / 4)

@@ -9,7 +9,7 @@ from catenary.v1 import common_pb2
 
 
 class MalformedStep(Exception):
-    """The columns of a StepOutput contradict one another. Nothing of it was used."""
+    """A StepOutput breaks the contract; the engine that sent it is given up."""
 
 
 class RowLogprobs(NamedTuple):

@@ -29,7 +29,8 @@ class Engine:
     # Kept by LoadGuard alone.
     placed_sequences: int = 0
     placed_tokens: int = 0
-    # Share of the last report that this router did not place: other routers' work.
+    # What the last report holds beyond this router's placements: other routers' work, and how far ours has
+    # grown beyond its prompts.
     foreign_sequences: int = 0
     foreign_tokens: int = 0
 

@@ -59,7 +59,7 @@ class Fleet:
             last_heard=now,
         )
         self._by_instance[engine.instance_id] = engine
-        self._remember(hello.model, int(unix_time))
+        self._remember(engine, int(unix_time))
         return engine, replaced
 
     def attached(self, instance_id: str) -> bool:
@@ -113,17 +113,20 @@ class Fleet:
             served[name].info.max_model_len = lengths[name]
         return list(served.values())
 
-    def _remember(self, model: common_pb2.ModelInfo, created: int) -> None:
-        known = self._models.get(model.name)
+    def _remember(self, engine: Engine, created: int) -> None:
+        name = engine.model.name
+        known = self._models.get(name)
         if known is not None:
-            if not any(e.model.name == model.name and e.model is not model for e in self):
-                known.info = model
+            if not any(other.model.name == name and other is not engine for other in self):
+                known.info = engine.model
             return
-        self._models[model.name] = KnownModel(model, created)
+        self._models[name] = KnownModel(engine.model, created)
         if len(self._models) > MAX_KNOWN_MODELS:
+            # Those that are attached stay, however many they are: the limit of engines bounds them.
             attached = {engine.model.name for engine in self}
-            oldest = next(name for name in self._models if name not in attached)
-            del self._models[oldest]
+            oldest = next((name for name in self._models if name not in attached), None)
+            if oldest is not None:
+                del self._models[oldest]
 
 
 def _add_engine(model: router_pb2.ServedModel, engine: Engine) -> None:

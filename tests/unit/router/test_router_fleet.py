@@ -126,3 +126,10 @@ def test_models_that_nobody_serves_any_more_are_bounded():
     assert fleet.knows("kept")
     assert fleet.knows("m1999")
     assert list(fleet) == [stays]
+
+
+def test_models_that_are_attached_are_all_kept():
+    fleet = Fleet(lease_s=5)
+    for number in range(1100):
+        attach(fleet, f"engine-{number}", model=f"m{number}")
+    assert len(fleet.served_models()) == 1100
