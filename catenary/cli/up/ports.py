@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 
 from catenary.runtime import StartRefused
@@ -30,7 +31,9 @@ def claim_port(host: str, port: int, option: str) -> int:
             probe.bind(address)
             return int(probe.getsockname()[1])
     except OSError as error:
-        reason = "is in use" if error.errno == 98 else f"cannot be listened on: {error.strerror}"
+        reason = (
+            "is in use" if error.errno == errno.EADDRINUSE else f"cannot be listened on: {error.strerror}"
+        )
         raise StartRefused(f"{bracketed(host)}:{port} {reason}; choose another with --{option}") from error
 
 
