@@ -17,8 +17,7 @@ from catenary.schema import MINIMUM_PEER_REVISION, SCHEMA_REVISION
 from catenary.telemetry import get_logger, new_id
 from catenary.v1 import engine_pb2, engine_pb2_grpc
 from services.engine.config import EngineConfig
-from services.engine.model import ModelError
-from services.engine.model.sources import resolve_source
+from services.engine.model import ModelError, resolve_source
 from services.engine.scripted import Faults, Script, ScriptedCore, ScriptError, load_script
 from services.engine.servicer import (
     Backoff,
@@ -151,7 +150,7 @@ class EngineApp:
             schema_revision=revision,
             minimum_peer_revision=min(revision, MINIMUM_PEER_REVISION),
         )
-        secret, tls = config.secrets().engine, config.tls()
+        secret, tls = config.secrets().engine, config.router_tls()
         return RouterLink(
             address,
             lambda target: open_channel(

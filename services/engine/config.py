@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from catenary.config import settings
-from catenary.rpc import RpcConfig, parse_address
+from catenary.rpc import RpcConfig, TlsFiles, parse_address
 
 
 class EngineConfig(RpcConfig):
@@ -29,10 +29,12 @@ class EngineConfig(RpcConfig):
     model: str = Field(
         "smollm2",
         min_length=1,
-        description="Model: an alias (smollm2), a Hugging Face directory or a GGUF file.",
+        description="Model: an alias (smollm2), a Hugging Face directory, a GGUF file or a hub id.",
     )
     served_model_name: str | None = Field(
-        None, max_length=256, description="Name that requests use. Absent: that of the alias or directory."
+        None,
+        max_length=256,
+        description="Name that requests use. Absent: that of the alias, directory or file, or the hub id.",
     )
     cache_dir: Path | None = Field(
         None, description="Converted models are kept here. Absent: CATENARY_CACHE, or ~/.cache/catenary."
@@ -52,7 +54,11 @@ class EngineConfig(RpcConfig):
     )
 
     gpu_memory_utilization: float = Field(
-        0.9, gt=0, le=1, description="Share of the device's memory for weights, activations and KV together."
+        0.9,
+        gt=0,
+        le=1,
+        description="Share of the device's memory for weights, activations and KV together. On a CPU: share "
+        "of what is free once the weights are loaded, for KV, and never more than 2 GiB.",
     )
     kv_cache_gib: float | None = Field(
         None, gt=0, description="Size of the KV pool in GiB. Absent: what gpu_memory_utilization leaves."
@@ -68,7 +74,7 @@ class EngineConfig(RpcConfig):
     max_prefill_batch: int = Field(
         4, ge=1, le=256, description="Sequences whose prompts are computed together in one forward."
     )
-    bucketing_strategy: Literal["linear", "exponential"] = Field(
+    bucketing_strategy: Literal["linear", "exponential", "lin", "exp"] = Field(
         "exponential", description="How the static shapes of the forwards are spaced."
     )
 
@@ -118,6 +124,25 @@ class EngineConfig(RpcConfig):
     remembered_handles: int = Field(
         16_384, ge=1, le=10_000_000, description="Ended sequences that late aborts are still answered for."
     )
+
+    def tls(self) -> TlsFiles | None:
+        """The TLS files of the status service: none without a certificate, for then they are for dialling."""
+        if self.tls_cert is None and self.tls_key is None and not self.tls_require_client_cert:
+            return None
+        return super().tls()
+
+    def router_tls(self) -> TlsFiles | None:
+        """The TLS files for dialling routers."""
+        return super().tls()
+
+    @model_validator(mode="after")
+    def _a_step_holds_all_that_run(self) -> Self:
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
+                f"({self.max_num_seqs}): every running sequence gets a token in a step"
+            )
+        return self
 
     @field_validator("router")
     @classmethod

@@ -8,9 +8,10 @@ import signal
 import grpc
 import pytest
 
-from catenary.rpc import error_of
-from catenary.v1 import common_pb2, engine_pb2
+from catenary.rpc import TlsFiles, error_of, open_channel
+from catenary.v1 import common_pb2, engine_pb2, router_pb2, router_pb2_grpc
 from services.engine.scripted import Script
+from tests.support.certificates import make_authority, make_certificate
 from tests.support.specs import expected_tokens, sequence_spec
 from tests.support.waiting import eventually
 
@@ -34,6 +35,21 @@ async def test_many_streams_over_two_engines_all_come_out_right(start_fleet):
         assert tokens == expected_tokens(prompt, 48)
         assert end.usage.completion_tokens == 48
     assert all(engine.app.hub.load().generated_tokens > 0 for engine in fleet.engines)
+    await fleet.idle()
+
+
+async def test_an_engine_attaches_over_tls_with_no_more_than_the_authority(start_fleet, tmp_path):
+    make_authority(tmp_path, "authority")
+    server = make_certificate(tmp_path, "server", "authority")
+    router = {"listen": ("127.0.0.1:0",), "tls_cert": server.cert, "tls_key": server.key}
+    fleet = await start_fleet(router=router, tls_ca=server.ca)
+    trusting = TlsFiles(None, None, server.ca)
+    async with open_channel(fleet.router_address, secret=fleet.secrets.client, tls=trusting) as channel:
+        call = router_pb2_grpc.RouterServiceStub(channel).Generate(
+            router_pb2.GenerateRequest(spec=sequence_spec(PROMPT))
+        )
+        tokens = [token async for response in call for token in response.token_ids]
+    assert tokens == expected_tokens(PROMPT, 8)
     await fleet.idle()
 
 

@@ -114,6 +114,8 @@ async def test_a_scripted_exit_ends_the_whole_process(fake_router, start_process
         (["--insecure", "--scripted", "default", "--stall-limit-s", "0"], 2, "--stall-limit-s"),
         (["--insecure", "--scripted", "default", "--block-size", "x"], 2, "--block-size"),
         (["--insecure", "--scripted", "default", "--router", "nowhere"], 2, "--router"),
+        (["--insecure", "--max-num-batched-tokens", "16"], 2, "at least max_num_seqs (32)"),
+        (["--insecure", "--tls-require-client-cert"], 2, "tls_require_client_cert needs"),
         (["--insecure", "--scripted", "default", "--no-such-flag"], 2, "--no-such-flag"),
         (["--scripted", "default"], 1, "no secret is set"),
     ],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 from collections.abc import Awaitable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from catenary.rpc import Role, RpcServer, Secrets, TlsFiles, open_channel
 from catenary.runtime import StartRefused
 from catenary.v1 import engine_pb2, engine_pb2_grpc, router_pb2, router_pb2_grpc
 from tests.integration.rpc_fakes import ACCESS, serving
+from tests.support.certificates import make_authority, make_certificate
 
 NO_SECRETS = Secrets(None, None)
 
@@ -129,31 +129,6 @@ async def test_a_server_without_protection_does_not_start_unless_told_to() -> No
         assert await attach(channel) is grpc.StatusCode.OK
         unlisted = await raw(channel, "/catenary.v1.EngineService/GetStatus")
         assert unlisted is grpc.StatusCode.PERMISSION_DENIED
-
-
-def openssl(directory: Path, *arguments: str) -> None:
-    subprocess.run(["openssl", *arguments], cwd=directory, check=True, capture_output=True, timeout=60)
-
-
-def make_authority(directory: Path, name: str) -> None:
-    openssl(
-        directory, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-        "-keyout", f"{name}.key", "-out", f"{name}.pem", "-days", "2", "-subj", f"/CN={name}",
-    )  # fmt: skip
-
-
-def make_certificate(directory: Path, name: str, authority: str) -> TlsFiles:
-    (directory / f"{name}.ext").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
-    openssl(
-        directory, "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-        "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}",
-    )  # fmt: skip
-    openssl(
-        directory, "x509", "-req", "-in", f"{name}.csr", "-CA", f"{authority}.pem",
-        "-CAkey", f"{authority}.key", "-CAcreateserial", "-days", "2",
-        "-extfile", f"{name}.ext", "-out", f"{name}.pem",
-    )  # fmt: skip
-    return TlsFiles(directory / f"{name}.pem", directory / f"{name}.key", directory / f"{authority}.pem")
 
 
 @pytest.fixture(scope="module")

@@ -11,20 +11,16 @@ from pathlib import Path
 from catenary.cli.up.child import wrapped
 from catenary.runtime import StartRefused
 
-BUILT_IN_NAMES = {"smollm2": "SmolLM2-135M-Instruct"}
 LINE_LIMIT = 1 << 20
 
 
 def served_name(model: str, configured: str | None) -> str:
-    """Return the name that requests use: the configured one, the directory's or file's, or the hub id."""
+    """Return the name that requests use: the configured one, or the engine's default for a prepared model."""
     if configured:
         return configured
-    if model in BUILT_IN_NAMES:
-        return BUILT_IN_NAMES[model]
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return path.resolve().name
-    return path.stem if path.suffix == ".gguf" else model
+    from services.engine.model import resolve_source
+
+    return resolve_source(model).name
 
 
 async def prepare_model(model: str, cache: Path, report: Callable[[str], None]) -> Path:

@@ -9,6 +9,7 @@ from services.engine.model.checks import check_directory, read_config
 from services.engine.model.errors import ModelError
 from services.engine.model.facts import DirectoryFacts, read_facts
 from services.engine.model.preparation import default_cache_dir, prepare_model
+from services.engine.model.sources import resolve_source
 
 __all__ = [
     "DirectoryFacts",
@@ -18,4 +19,5 @@ __all__ = [
     "prepare_model",
     "read_config",
     "read_facts",
+    "resolve_source",
 ]

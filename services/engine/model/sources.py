@@ -24,7 +24,10 @@ class SourceKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A resolved model option. `path` is set for a directory or a GGUF file, `hub_id` for a hub model."""
+    """A resolved model option. `path` is set for a directory or a GGUF file, `hub_id` for a hub model.
+
+    `name` is what requests call the model unless the operator says otherwise.
+    """
 
     kind: SourceKind
     name: str
@@ -66,7 +69,7 @@ def resolve_source(model: str) -> ModelSource:
         raise ModelError(f"model file {path} does not exist")
     if not _HUB_ID.fullmatch(model):
         raise ModelError(f"model directory {path} does not exist")
-    return ModelSource(SourceKind.HUB, model.rsplit("/", 1)[-1], hub_id=model)
+    return ModelSource(SourceKind.HUB, model, hub_id=model)
 
 
 def hub_is_offline() -> bool:

@@ -118,6 +118,7 @@ def test_runtime_directory_is_private_and_goes_away(monkeypatch: pytest.MonkeyPa
 
 def test_served_name(tmp_path: Path) -> None:
     (tmp_path / "my-model").mkdir()
+    (tmp_path / "tiny.Q8_0.gguf").touch()
     assert served_name("smollm2", None) == "SmolLM2-135M-Instruct"
     assert served_name("smollm2", "chat") == "chat"
     assert served_name(str(tmp_path / "my-model"), None) == "my-model"
