@@ -6,8 +6,12 @@ import asyncio
 import signal
 import time
 
+import openai
+import pytest
+from openai import AsyncOpenAI
+
 from catenary.v1 import router_pb2
-from tests.chaos.support import Asked, Say, body, fast_prompt, serves_exactly
+from tests.chaos.support import Asked, Say, body, fast_prompt, serves_exactly, slow_prompt
 from tests.support.e2e_stack import LEASE_MS, ProcessStack, until
 from tests.support.http import call
 from tests.support.token_stream import COMPLETIONS
@@ -63,21 +67,32 @@ async def test_a_killed_engine_ends_its_own_streams_only(stack: ProcessStack) ->
         await one.exact()
 
 
+async def read_with_openai(stack: ProcessStack) -> None:
+    async with AsyncOpenAI(base_url=f"{stack.address}/v1", api_key="none", max_retries=0) as client:
+        stream = await client.completions.create(**body(slow_prompt(), LONG), stream=True)
+        async for _ in stream:
+            pass
+
+
 async def test_a_request_that_waits_on_a_killed_engine_is_told_to_retry(stack: ProcessStack) -> None:
     stack.engines[1].stop()
+    reader = asyncio.create_task(read_with_openai(stack))
     answer = asyncio.create_task(
-        call(stack.address, "POST", COMPLETIONS, body([*fast_prompt()], 90_000), timeout_s=30)
+        call(stack.address, "POST", COMPLETIONS, body(slow_prompt(), LONG), timeout_s=30)
     )
 
     async def accepted() -> bool:
-        return await placed(stack, stack.engines[0].name) == 1
+        return await placed(stack, stack.engines[0].name) == 2
 
-    await until(accepted, "a placed request")
+    await until(accepted, "two placed requests")
     stack.engines[0].kill()
     refused = await answer
     assert refused.status == 503
     assert refused.json()["error"]["code"] == "engine_unavailable"
     assert "retry-after" in refused.headers
+    with pytest.raises(openai.APIError, match="lost") as caught:
+        await reader
+    assert caught.value.code == "engine_unavailable"
 
     async def unwell() -> bool:
         return await stack.health() == 503
