@@ -140,7 +140,7 @@ class RenderRequest(_message.Message):
     request_id: _builtins.str
     """For logs."""
     model: _builtins.str
-    """Served model name."""
+    """Served model name; empty means the only one."""
     max_prompt_tokens: _builtins.int
     """A prompt that certainly has more tokens is refused before it is tokenized; absent: no such check."""
     @_builtins.property
@@ -223,6 +223,7 @@ class TokenizeRequest(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
+    """Served model name; empty means the only one."""
     text: _builtins.str
     add_special_tokens: _builtins.bool
     """Absent: true."""
@@ -271,6 +272,7 @@ class DetokenizeRequest(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
+    """Served model name; empty means the only one."""
     skip_special_tokens: _builtins.bool
     """Leave control tokens out of the text. Absent: false."""
     @_builtins.property
