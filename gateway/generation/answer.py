@@ -106,7 +106,7 @@ class EventStream:
         except _Stalled:
             self._on_error("slow_reader")
             _log.warning("client does not read", seconds=self._stall_s)
-            _drop_connection(scope)
+            await _drop_connection(scope)
             raise ClientGone from None
 
     async def _events(self, send: Send) -> None:
@@ -140,7 +140,9 @@ class _Stalled(Exception):
     """The client left its stream unread for too long."""
 
 
-def _drop_connection(scope: Scope) -> None:
+async def _drop_connection(scope: Scope) -> None:
     extension = scope.get("extensions", {}).get(ABORT_EXTENSION)
     if extension is not None:
         extension["call"]()
+        # The server must have seen the end of the connection before the response ends without its last chunk.
+        await asyncio.sleep(0.01)

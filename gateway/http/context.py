@@ -13,7 +13,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from catenary.telemetry import bind_request, child_traceparent, get_logger, is_request_id, new_id
 from gateway.errors import ApiError, bad_request, internal
-from gateway.http.disconnect import ClientGone
 from gateway.http.respond import send_error
 
 _log = get_logger(__name__)
@@ -21,6 +20,8 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _PROBES = frozenset({"/live", "/health", "/ready", "/metrics"})
 OTHER = "other"
+CLIENT_GONE = 499
+"""Counted as the status of a request whose client hung up before there was one."""
 
 Observer = Callable[[str, str, int, float], None]
 """Called once per request with route template, method, status and seconds; the first two are of closed
@@ -62,8 +63,6 @@ class RequestContext:
                     await send_error(send_with_id, refusal)
                 else:
                     await self._app(scope, receive, send_with_id)
-            except ClientGone:
-                status = status or 499
             except Exception:
                 _log.exception("request failed")
                 if not status:
@@ -71,7 +70,7 @@ class RequestContext:
                 else:
                     raise
             finally:
-                self._finish(scope, status, time.perf_counter() - started)
+                self._finish(scope, status or CLIENT_GONE, time.perf_counter() - started)
 
     def _refusal(self, headers: Headers) -> ApiError | None:
         hosts = headers.getlist("host")

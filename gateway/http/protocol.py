@@ -14,6 +14,8 @@ ABORT_EXTENSION = "catenary.abort"
 """Key of `scope["extensions"]`: a callable that drops the connection with all that is unsent."""
 
 MAX_DISCARDED_BYTES = 64 << 20
+# A chunk of one byte takes six on the wire; whoever sends more around a body than this sends no body.
+MAX_FRAMING_PER_BYTE = 8
 _REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
 
 
@@ -28,11 +30,11 @@ class HttpLimits:
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    """Refuses over-long heads (431), heads that dribble in (408) and what is no HTTP (400), in the API's
-    envelope.
+    """Refuses over-long heads and trailers (431), heads that dribble in (408), what is no HTTP (400).
 
-    It also tells every request of a connection that the client hung up, not only the one that came last,
-    and stops reading a refused body that does not end."""
+    It does not pipeline: a request that comes while another is being answered ends the connection after
+    that answer. So reading never has to pause for it, and a client that hangs up is noticed at once. A body
+    that was refused and does not end is not read for ever."""
 
     limits = HttpLimits()
 
@@ -40,7 +42,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._in_head = True
         self._head_bytes = 0
+        self._message_bytes = 0
+        self._body_bytes = 0
         self._discarded = 0
+        self._deaf = False
         self._head_timer: asyncio.TimerHandle | None = None
         self._running: RequestResponseCycle | None = None
 
@@ -53,17 +58,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm_head_timer()
-        cycles = [cycle for cycle, _ in self.pipeline]
-        if self._running is not None:
-            cycles.append(self._running)
         super().connection_lost(exc)
-        for cycle in cycles:
-            if not cycle.response_complete:
-                cycle.disconnected = True
-                cycle.message_event.set()
 
     def data_received(self, data: bytes) -> None:
-        while self._in_head and data:
+        while self._in_head and not self._deaf and data:
             room = self.limits.max_header_bytes - self._head_bytes
             piece, data = data[: room + 1], data[room + 1 :]
             self._head_bytes += len(piece)
@@ -71,44 +69,53 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             if self.transport.is_closing():
                 return
             if self._in_head and self._head_bytes > self.limits.max_header_bytes:
-                limit = self.limits.max_header_bytes >> 10
-                self._refuse(431, f"The request's head is larger than the limit of {limit} KiB.")
+                self._refuse_head()
                 return
-        if data:
+        if self._deaf:
+            self._discard(len(data))
+        elif data:
+            self._message_bytes += len(data)
             super().data_received(data)
+            self._check_framing()
 
     def on_message_begin(self) -> None:
+        if self._running is not None and not self._running.response_complete:
+            self._deaf = True
+            self._running.keep_alive = False
+            return
         super().on_message_begin()
         self.scope["extensions"] = {ABORT_EXTENSION: {"call": self.transport.abort}}
         if self._head_timer is None:
             self._arm_head_timer()
 
+    def on_url(self, url: bytes) -> None:
+        if not self._deaf:
+            super().on_url(url)
+
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._deaf or self.transport.is_closing():
+            return
         super().on_header(name, value)
-        if len(self.headers) > self.limits.max_headers and not self.transport.is_closing():
-            self._refuse(
-                431, f"The request has more header fields than the limit of {self.limits.max_headers}."
-            )
+        if len(self.headers) > self.limits.max_headers:
+            self._refuse(431, f"The request has more than {self.limits.max_headers} header fields.")
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        self._head_bytes = 0
-        self._discarded = 0
+        self._head_bytes = self._message_bytes = self._body_bytes = self._discarded = 0
         self._disarm_head_timer()
-        if not self.transport.is_closing():
+        if not self._deaf and not self.transport.is_closing():
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        if self.transport.is_closing():
+        if self._deaf or self.transport.is_closing():
             return
+        self._body_bytes += len(body)
         if self.cycle.response_complete:
-            self._discarded += len(body)
-            if self._discarded > MAX_DISCARDED_BYTES:
-                self.transport.abort()
+            self._discard(len(body))
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if not self.transport.is_closing():
+        if not self._deaf and not self.transport.is_closing():
             super().on_message_complete()
         self._in_head = True
         self._head_bytes = 0
@@ -118,9 +125,27 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if not self.transport.is_closing():
             self._refuse(400, "The server could not read this as an HTTP request.")
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """Offers to upgrade are declined in silence, as HTTP allows."""
+
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
         super()._start_asgi_task(cycle, app)
+
+    def _check_framing(self) -> None:
+        framing = self._message_bytes - self._body_bytes
+        allowed = self.limits.max_header_bytes + MAX_FRAMING_PER_BYTE * self._body_bytes
+        if not self._in_head and framing > allowed and not self.transport.is_closing():
+            self._refuse_head()
+
+    def _discard(self, count: int) -> None:
+        self._discarded += count
+        if self._discarded > MAX_DISCARDED_BYTES:
+            self.transport.abort()
+
+    def _refuse_head(self) -> None:
+        limit = self.limits.max_header_bytes >> 10
+        self._refuse(431, f"The request's head or trailer is larger than the limit of {limit} KiB.")
 
     def _refuse(self, status: int, message: str) -> None:
         body = ApiError(status, message, code="invalid_http" if status == 400 else None).body()
@@ -128,10 +153,14 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             status,
             _REASONS[status],
         )
-        if self._running is None or self._running.response_complete:
-            # Otherwise an answer is on its way and a second one behind it would be read as part of it.
+        running = self._running
+        if running is None or running.response_complete or not running.response_started:
+            # Otherwise a second answer would be read as part of the one under way.
             self.transport.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
         self.transport.close()
+        if running is not None and not running.response_complete:
+            running.disconnected = True
+            running.message_event.set()
 
     def _arm_head_timer(self) -> None:
         self._head_timer = self.loop.call_later(self.limits.header_timeout_s, self._head_late)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.errors import ApiError
+from gateway.http.disconnect import ClientGone
 
 
 async def send_error(send: Send, error: ApiError, *, close: bool = False) -> None:
@@ -45,4 +47,6 @@ class Deferred(Response):
         self._work = work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._work(scope, receive, send)
+        # Nobody is there to be told, and the framework would answer an exception with a 500.
+        with suppress(ClientGone):
+            await self._work(scope, receive, send)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -233,13 +234,51 @@ async def test_many_tiny_chunks(stack: Stack) -> None:
     connection.close()
 
 
-async def test_keep_alive_and_pipelining(stack: Stack) -> None:
+async def test_connections_are_kept_alive(stack: Stack) -> None:
     connection = await Connection.to(stack.address)
     one = request_bytes("POST", COMPLETIONS, {"model": MODEL, "prompt": "x", "max_tokens": 2, "seed": 1})
-    await connection.send(one * 3)
-    answers = [await asyncio.wait_for(connection.answer(), 10) for _ in range(3)]
-    assert len({answer.json()["choices"][0]["text"] for answer in answers}) == 1
+    for _ in range(3):
+        await connection.send(one)
+        assert (await asyncio.wait_for(connection.answer(), 10)).status == 200
     connection.close()
+
+
+async def test_pipelined_requests_are_left_to_be_sent_again(stack: Stack) -> None:
+    one = request_bytes("POST", COMPLETIONS, {"model": MODEL, "prompt": "x", "max_tokens": 2, "seed": 1})
+    flood = request_bytes("GET", "/live") * 100_000
+    connection = await stack.open_raw(one + flood)
+    answer = await asyncio.wait_for(connection.answer(), 10)
+    assert answer.status == 200
+    assert answer.headers["connection"] == "close"
+    assert await asyncio.wait_for(closed(connection), 5)
+    connection.close()
+    await stack.alive()
+
+
+async def closed(connection: Connection) -> bool:
+    """Whether the server ends the connection without another byte."""
+    try:
+        return await connection.reader.read() == b""
+    except ConnectionError:
+        return True
+
+
+CHUNKED = {"Content-Type": "application/json", "Transfer-Encoding": "chunked"}
+
+
+@pytest.mark.parametrize("start", [b"0\r\nX-T: ", b"0\r\n", b"1;", b"1\r\nx\r\n0\r\nX-T: "])
+@pytest.mark.parametrize("path", [COMPLETIONS, "/nope"])
+async def test_endless_trailers_and_chunk_extensions(stack: Stack, path: str, start: bytes) -> None:
+    connection = await stack.open_raw(request_bytes("POST", path, None, CHUNKED) + start)
+    sent = 0
+    with suppress(ConnectionError):
+        async with asyncio.timeout(10):
+            while sent < 20 << 20:
+                await connection.send(b"a" * 65536)
+                sent += 65536
+    assert sent < 20 << 20
+    connection.close()
+    await stack.alive()
 
 
 async def test_too_many_connections(start_stack: StartStack) -> None:

@@ -39,6 +39,8 @@ async def test_hang_up_during_decode(start_stack: StartStack, path: str, n: int,
     async with asyncio.timeout(2):
         await stack.idle()
     page = (await stack.get("/metrics")).body.decode()
+    assert f'route="{path}",status="{200 if stream else 499}"' in page
+    assert 'status="500"' not in page
     assert f'vllm:request_success_total{{finished_reason="abort",model_name="tiny"}} {n}.0' in page
     assert "catenary_gateway_live_sequences 0.0" in page
 
