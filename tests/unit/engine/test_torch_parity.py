@@ -15,9 +15,16 @@ from tests.support.torch_engine import KINDS, VOCAB, LocalCore, Output, save_tin
 TOLERANCE = 1e-4
 
 
-def reference(directory: Path, kind: str) -> Any:
+def reference(directory: Path, kind: str, dtype: str = "float32") -> Any:
     model_class: Any = getattr(transformers, KINDS[kind][0])
-    return model_class.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
+    return model_class.from_pretrained(directory, dtype=dtype, attn_implementation="eager").eval()
+
+
+def logprobs_of(model: Any, prompt: list[int], tokens: list[int]) -> torch.Tensor:
+    """The model's log probability of each token after the prompt."""
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+    return torch.log_softmax(logits.float(), -1).gather(1, torch.tensor(tokens).unsqueeze(1)).squeeze(1)
 
 
 def assert_greedy(model: Any, prompt: list[int], output: Output) -> None:
@@ -53,6 +60,25 @@ def test_equals_transformers(kind: str, tmp_path: Path) -> None:
         assert len(core.outputs[key].token_ids) == 20
         assert_greedy(model, prompt, core.outputs[key])
     assert core.engine.scheduler.load().used_blocks == 0
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_is_as_near_to_the_truth_as_transformers(dtype: str, tmp_path: Path) -> None:
+    directory = save_tiny_model("llama", tmp_path)
+    core = LocalCore(tiny_options(directory, dtype=dtype))
+    batch = prompts(7)
+    keys = [core.submit(prompt, max_tokens=20, top_logprobs=0) for prompt in batch]
+    core.run()
+    exact, rounded = reference(directory, "llama"), reference(directory, "llama", dtype)
+    ours: list[float] = []
+    theirs: list[float] = []
+    for key, prompt in zip(keys, batch, strict=True):
+        output = core.outputs[key]
+        truth = logprobs_of(exact, prompt, output.token_ids)
+        ours += (torch.tensor(output.logprobs) - truth).abs().tolist()
+        theirs += (logprobs_of(rounded, prompt, output.token_ids) - truth).abs().tolist()
+    assert len(ours) == 140
+    assert sum(ours) < 1.5 * sum(theirs)
 
 
 @pytest.mark.parametrize(
