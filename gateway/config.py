@@ -58,7 +58,7 @@ class GatewayConfig(ServiceConfig):
     max_prompts: int = Field(128, ge=1, description="Most prompts of one completion request.")
     max_sequences: int = Field(256, ge=1, description="Most sequences (prompts times n) of one request.")
     max_messages: int = Field(4096, ge=1, description="Most messages of a chat request.")
-    max_content_parts: int = Field(1024, ge=1, description="Most content parts of a message.")
+    max_content_parts: int = Field(16384, ge=1, description="Most content parts of a chat together.")
     max_stop_length: int = Field(512, ge=1, description="Longest stop string, in characters.")
     max_stop_token_ids: int = Field(64, ge=1, description="Most stop_token_ids of a request.")
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import FailFast, Field
+from pydantic import BeforeValidator, FailFast, Field
 
 from gateway.errors import bad_request
 from gateway.schemas.base import INT32_MAX, GenerationFields, within
 from gateway.schemas.limits import RequestLimits
-from gateway.schemas.messages import Message
+from gateway.schemas.messages import Message, few_parts
 
 
 class ChatRequest(GenerationFields):
     """A chat to go on with."""
 
-    messages: Annotated[list[Message], FailFast(), within("max_messages")] = Field(
-        min_length=1, description="The chat so far."
+    messages: Annotated[list[Message], FailFast(), BeforeValidator(few_parts), within("max_messages")] = (
+        Field(min_length=1, description="The chat so far.")
     )
     max_completion_tokens: int | None = Field(
         None,

@@ -13,6 +13,6 @@ class RequestLimits:
     max_prompts: int = 128
     max_sequences: int = 256
     max_messages: int = 4096
-    max_content_parts: int = 1024
+    max_content_parts: int = 16384
     max_stop_length: int = 512
     max_stop_token_ids: int = 64

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, FailFast, Field
+from pydantic_core.core_schema import ValidationInfo
 
-from gateway.schemas.base import FieldError, RequestModel, plain_object, within
+from gateway.schemas.base import FieldError, RequestModel, limits_of, plain_object
 
 ROLES = ("system", "developer", "user", "assistant")
 # What clients send back with an assistant's message, and what of it asks for nothing.
@@ -58,6 +59,16 @@ def _read_content(value: Any) -> Any:
     return value
 
 
+def few_parts(messages: Any, info: ValidationInfo) -> Any:
+    """Refuse a chat with too many content parts before they are looked at. Raises FieldError."""
+    most = limits_of(info).max_content_parts
+    if isinstance(messages, list):
+        contents = (message.get("content") for message in messages if isinstance(message, dict))
+        if sum(len(content) for content in contents if isinstance(content, list)) > most:
+            raise FieldError(f"Invalid '{{param}}': at most {most} content parts are allowed.")
+    return messages
+
+
 def _read_message(value: Any) -> Any:
     message = plain_object(value)
     role = message.get("role")
@@ -92,7 +103,6 @@ class ChatMessage(RequestModel):
     content: Annotated[
         list[Annotated[TextPart, BeforeValidator(_read_part)]],
         FailFast(),
-        within("max_content_parts"),
         BeforeValidator(_read_content),
     ] = Field(json_schema_extra={"anyOf": [{"type": "string"}, {"type": "array"}]})
     name: str | None = Field(None, max_length=256)

@@ -287,7 +287,7 @@ def test_best_of() -> None:
 FLOODS: list[tuple[Any, dict[str, Any], str]] = [
     (chat, {"messages": [{}] * 500_000}, "messages"),
     (chat, {"messages": MESSAGES * 500_000}, "messages"),
-    (chat, {"messages": [{"role": "user", "content": [{}] * 500_000}]}, "messages.0.content"),
+    (chat, {"messages": [{"role": "user", "content": [{}] * 500_000}]}, "messages"),
     (chat, {"messages": [{str(key): 1 for key in range(100_000)}]}, "messages.0"),
     (chat, {"metadata": {str(key): 1 for key in range(100_000)}}, "metadata"),
     (chat, {"stop": [1] * 500_000}, "stop"),
