@@ -11,12 +11,13 @@ from typing import TypeAlias
 
 import grpc
 
+from catenary.columns import MalformedStep
 from catenary.schema import MINIMUM_PEER_REVISION, SCHEMA_REVISION, revision_mismatch
 from catenary.telemetry import get_logger
 from catenary.v1 import common_pb2, engine_pb2, router_pb2, router_pb2_grpc
 from gateway.errors import from_wire, overloaded, timed_out, unavailable
 from gateway.link.inbox import SequenceEnded, SequenceFeed
-from gateway.link.steps import MalformedStep, deliver
+from gateway.link.steps import deliver
 
 _log = get_logger(__name__)
 _FIRST_BACKOFF_S = 0.05

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 
+from catenary.columns import StepRow, split
 from catenary.v1 import common_pb2
 from gateway.errors import from_wire, internal, unavailable
 from gateway.link.inbox import SequenceEnded, SequenceFeed
 from gateway.streaming.sequence_text import TokenLogprob
 
 Lookup = Callable[[int], SequenceFeed | None]
-
-
-class MalformedStep(Exception):
-    """The columns of a step do not fit together."""
 
 
 def deliver(step: common_pb2.StepOutput, lookup: Lookup) -> Iterator[tuple[int, bool]]:
@@ -23,19 +21,15 @@ def deliver(step: common_pb2.StepOutput, lookup: Lookup) -> Iterator[tuple[int, 
     Yields (handle, overrun) for each sequence that is over: it ended, or its reader is too far behind.
     Raises MalformedStep before anything was delivered.
     """
-    rows = _rows(step)
-    ends = {end.row: end for end in step.ends}
-    for row, (handle, ids, logprobs) in enumerate(rows):
-        feed = lookup(handle)
+    for row in split(step):
+        feed = lookup(row.handle)
         if feed is None:
             continue
-        if not feed.extend(ids, logprobs):
-            yield handle, True
-            continue
-        end = ends.get(row)
-        if end is not None:
-            feed.finish(ended(end))
-            yield handle, False
+        if not feed.extend(row.token_ids, _logprobs(row)):
+            yield row.handle, True
+        elif row.end is not None:
+            feed.finish(ended(row.end))
+            yield row.handle, False
 
 
 def ended(end: common_pb2.SequenceEnd) -> SequenceEnded:
@@ -51,34 +45,11 @@ def ended(end: common_pb2.SequenceEnd) -> SequenceEnded:
     return SequenceEnded(end.reason, error=from_wire(end.error) if end.HasField("error") else internal())
 
 
-def _rows(step: common_pb2.StepOutput) -> list[tuple[int, list[int], list[TokenLogprob]]]:
-    counts, ids = step.token_counts, step.token_ids
-    if len(counts) != len(step.handles) or sum(counts) != len(ids):
-        raise MalformedStep
-    logprobs = _logprobs(step) if step.HasField("logprobs") else {}
-    rows = []
-    start = 0
-    for row, (handle, count) in enumerate(zip(step.handles, counts, strict=True)):
-        rows.append((handle, list(ids[start : start + count]), logprobs.get(row, [])))
-        start += count
-    return rows
-
-
-def _logprobs(step: common_pb2.StepOutput) -> dict[int, list[TokenLogprob]]:
-    columns = step.logprobs
-    token = alternative = 0
-    found: dict[int, list[TokenLogprob]] = {}
-    try:
-        for row in columns.rows:
-            values = []
-            for _ in range(step.token_counts[row]):
-                end = alternative + columns.top_counts[token]
-                ids = tuple(columns.top_ids[alternative:end])
-                tops = tuple(columns.top_logprobs[alternative:end])
-                values.append(TokenLogprob(columns.sampled[token], ids, tops))
-                token += 1
-                alternative = end
-            found[row] = values
-    except IndexError:
-        raise MalformedStep from None
-    return found
+def _logprobs(row: StepRow) -> list[TokenLogprob]:
+    if row.logprobs is None:
+        return []
+    ids, tops = iter(row.logprobs.top_ids), iter(row.logprobs.top_logprobs)
+    return [
+        TokenLogprob(sampled, tuple(islice(ids, count)), tuple(islice(tops, count)))
+        for sampled, count in zip(row.logprobs.sampled, row.logprobs.top_counts, strict=True)
+    ]

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from catenary.columns import StepRow
 from catenary.telemetry import bind_request, get_logger
 from catenary.v1 import common_pb2, engine_pb2
 from services.engine.link import CoreLoad, CoreProgress, CoreReady, CoreStep
@@ -15,7 +16,7 @@ from services.engine.servicer.mailbox import Mailbox
 from services.engine.servicer.progress import ProgressWatch
 from services.engine.servicer.refusals import duplicate, engine_lost, full, not_taking
 from services.engine.servicer.sequences import LiveSequence, SequenceTable
-from services.engine.servicer.steps import Row, rows_of
+from services.engine.servicer.steps import rows_of
 
 log = get_logger(__name__)
 
@@ -142,8 +143,8 @@ class EngineHub:
     def core_stepped(self, step: CoreStep) -> None:
         """Pass a step on: one message for each router that has rows in it."""
         self._load = step.load
-        for key, row in rows_of(step.columns):
-            sequence = self._table.get(key)
+        for row in rows_of(step.columns):
+            sequence = self._table.get(row.handle)
             if sequence is not None:
                 self._pass_on(sequence, row)
         self._watch.on_step(self._clock(), more=bool(self._table))
@@ -152,11 +153,12 @@ class EngineHub:
             port.flush()
         self.refresh()
 
-    def _pass_on(self, sequence: LiveSequence, row: Row) -> None:
+    def _pass_on(self, sequence: LiveSequence, row: StepRow) -> None:
         sequence.completion_tokens += len(row.token_ids)
         port = None if sequence.link is None else self._ports.get(sequence.link)
         if port is not None and (row.token_ids or row.end is not None):
-            port.add_row(sequence.handle, row)
+            row.handle = sequence.handle
+            port.add_row(row)
         if row.end is not None:
             self._table.end(sequence)
             if row.end.HasField("error"):
@@ -254,7 +256,7 @@ class EngineHub:
             end = common_pb2.SequenceEnd(reason=reason, usage=usage, error=error)
             port = None if sequence.link is None else self._ports.get(sequence.link)
             if port is not None:
-                port.add_row(sequence.handle, Row([], end=end))
+                port.add_row(StepRow(sequence.handle, end=end))
         self._settle()
         for port in self._ports.values():
             port.flush()

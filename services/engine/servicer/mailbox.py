@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
+from catenary.columns import StepRow
 from catenary.v1 import common_pb2, engine_pb2
-from services.engine.servicer.steps import Row, StepBuffer
+from services.engine.servicer.steps import StepBuffer
 
 
 class Mailbox:
@@ -23,9 +24,9 @@ class Mailbox:
         self._room.set()
         self.closing: str | None = None
 
-    def add_row(self, handle: int, row: Row) -> None:
+    def add_row(self, row: StepRow) -> None:
         """Add news of a sequence to the step in the making; `flush` lets it go."""
-        self._steps.add(handle, row)
+        self._steps.add(row)
 
     def flush(self) -> None:
         """A step is complete."""

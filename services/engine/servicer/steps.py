@@ -1,10 +1,10 @@
-"""Rows of engine steps on their way to a router: split, merged for a slow reader, built into a StepOutput."""
+"""Rows of engine steps on their way to a router: merged for a slow reader, built into a StepOutput."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
+from catenary.columns import StepRow, join, split_columns
 from catenary.v1 import common_pb2
 from services.engine.link import CoreErrorCode, EndRow, FinishReason, StepColumns
 
@@ -16,54 +16,12 @@ _REASONS = {
 }
 
 
-@dataclass(slots=True)
-class RowLogprobs:
-    """Log probability columns of one row's tokens."""
-
-    sampled: list[float] = field(default_factory=list)
-    top_counts: list[int] = field(default_factory=list)
-    top_ids: list[int] = field(default_factory=list)
-    top_logprobs: list[float] = field(default_factory=list)
-
-    def extend(self, other: RowLogprobs) -> None:
-        """Append the columns of the tokens that follow."""
-        self.sampled += other.sampled
-        self.top_counts += other.top_counts
-        self.top_ids += other.top_ids
-        self.top_logprobs += other.top_logprobs
-
-
-@dataclass(slots=True)
-class Row:
-    """News of one sequence."""
-
-    token_ids: list[int]
-    logprobs: RowLogprobs | None = None
-    end: common_pb2.SequenceEnd | None = None
-
-
-def rows_of(columns: StepColumns) -> Iterator[tuple[int, Row]]:
-    """The rows of a core's step as (key, row)."""
-    ends = {end.row: end for end in columns.ends}
-    logged = set(columns.logprob_rows)
-    token = sampled = top = 0
-    for index, (key, count) in enumerate(zip(columns.keys, columns.token_counts, strict=True)):
-        row = Row(columns.token_ids[token : token + count])
-        token += count
-        if index in logged:
-            counts = columns.top_counts[sampled : sampled + count]
-            width = sum(counts)
-            row.logprobs = RowLogprobs(
-                columns.sampled[sampled : sampled + count],
-                counts,
-                columns.top_ids[top : top + width],
-                columns.top_logprobs[top : top + width],
-            )
-            sampled += count
-            top += width
-        if index in ends:
-            row.end = _end_of(ends[index])
-        yield key, row
+def rows_of(columns: StepColumns) -> Iterator[StepRow]:
+    """The rows of a core's step; their handles are the core's keys."""
+    ends = {end.row: _end_of(end) for end in columns.ends}
+    return split_columns(
+        columns.keys, columns.token_counts, columns.token_ids, columns.logprob_rows, columns, ends
+    )
 
 
 def _end_of(end: EndRow) -> common_pb2.SequenceEnd:
@@ -92,38 +50,19 @@ class StepBuffer:
     """
 
     def __init__(self) -> None:
-        self._rows: dict[int, Row] = {}
+        self._rows: dict[int, StepRow] = {}
 
     def __bool__(self) -> bool:
         return bool(self._rows)
 
-    def add(self, handle: int, row: Row) -> None:
-        """Append news of a handle."""
-        held = self._rows.get(handle)
-        if held is None:
-            self._rows[handle] = row
-            return
-        held.token_ids += row.token_ids
-        if row.logprobs is not None:
-            held.logprobs = held.logprobs or RowLogprobs()
-            held.logprobs.extend(row.logprobs)
-        held.end = row.end or held.end
+    def add(self, row: StepRow) -> None:
+        """Append news of the handle that the row names."""
+        held = self._rows.setdefault(row.handle, row)
+        if held is not row:
+            held.append(row)
+            held.end = row.end or held.end
 
     def take(self) -> common_pb2.StepOutput:
         """All rows as one message; the buffer is empty after."""
         rows, self._rows = self._rows, {}
-        output = common_pb2.StepOutput()
-        for index, (handle, row) in enumerate(rows.items()):
-            output.handles.append(handle)
-            output.token_counts.append(len(row.token_ids))
-            output.token_ids.extend(row.token_ids)
-            if row.logprobs is not None:
-                output.logprobs.rows.append(index)
-                output.logprobs.sampled.extend(row.logprobs.sampled)
-                output.logprobs.top_counts.extend(row.logprobs.top_counts)
-                output.logprobs.top_ids.extend(row.logprobs.top_ids)
-                output.logprobs.top_logprobs.extend(row.logprobs.top_logprobs)
-            if row.end is not None:
-                row.end.row = index
-                output.ends.append(row.end)
-        return output
+        return join(rows.values())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from services.router.dispatch.columns import MalformedStep
 from services.router.dispatch.dispatcher import Dispatcher
 from services.router.dispatch.hub import SessionHub
 from services.router.dispatch.link import EngineLink
@@ -19,7 +18,6 @@ __all__ = [
     "EngineLink",
     "LiveSequence",
     "LossReason",
-    "MalformedStep",
     "Membership",
     "ReaderWatch",
     "SequenceStatus",

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from catenary.columns import MalformedStep, StepRow, split
 from catenary.seeds import draw_seed
 from catenary.telemetry import get_logger, new_id
 from catenary.v1 import common_pb2, engine_pb2
 from services.router.admission import Admission, Refused, SpecLimits, validate
-from services.router.dispatch.columns import MalformedStep, StepRow, split
 from services.router.dispatch.link import EngineLink
 from services.router.dispatch.sequence import NULL_SINK, AbortCause, LiveSequence, SequenceStatus, Sink
 from services.router.fleet import Engine

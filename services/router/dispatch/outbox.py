@@ -6,8 +6,8 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 
+from catenary.columns import StepRow, join
 from catenary.v1 import common_pb2, router_pb2
-from services.router.dispatch.columns import PendingRow, join
 
 # Entries (tokens and alternatives) of one message: keeps a message that was merged for long below a few MiB.
 MAX_STEP_WEIGHT = 262_144
@@ -23,7 +23,7 @@ class SessionOutbox:
 
     def __init__(self, *, max_unread: int) -> None:
         self._max_unread = max_unread
-        self._rows: dict[int, PendingRow] = {}
+        self._rows: dict[int, StepRow] = {}
         self._answers: deque[router_pb2.SessionResponse] = deque()
         self._models: router_pb2.ModelsUpdate | None = None
         self._closed = False
@@ -35,11 +35,11 @@ class SessionOutbox:
         """Messages and rows that wait."""
         return len(self._answers) + len(self._rows)
 
-    def row(self, handle: int) -> PendingRow:
+    def row(self, handle: int) -> StepRow:
         """The waiting row of a sequence, made if there is none."""
         row = self._rows.get(handle)
         if row is None:
-            row = self._rows[handle] = PendingRow(handle)
+            row = self._rows[handle] = StepRow(handle)
             self._wake.set()
         return row
 
@@ -93,7 +93,7 @@ class SessionOutbox:
 
     def _step(self) -> common_pb2.StepOutput:
         rows, self._rows = self._rows, {}
-        taken: list[PendingRow] = []
+        taken: list[StepRow] = []
         weight = 0
         for row in rows.values():
             weight += row.weight

@@ -5,9 +5,9 @@ from __future__ import annotations
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, Protocol
 
+from catenary.columns import StepRow
 from catenary.v1 import common_pb2
 from services.router.admission import LoadGuard
-from services.router.dispatch.columns import PendingRow
 
 if TYPE_CHECKING:
     from services.router.dispatch.link import EngineLink
@@ -42,7 +42,7 @@ class Sink(Protocol):
     Per handle: any number of `row`, then exactly one of `end` and `refuse`. None of them blocks.
     """
 
-    def row(self, handle: int) -> PendingRow:
+    def row(self, handle: int) -> StepRow:
         """The unread output of `handle`, to append to; the reader is woken."""
 
     def end(self, handle: int, end: common_pb2.SequenceEnd) -> None:
@@ -58,9 +58,9 @@ class Sink(Protocol):
 class NullSink:
     """Where the rest of a sequence goes when nobody reads it any more."""
 
-    def row(self, handle: int) -> PendingRow:
+    def row(self, handle: int) -> StepRow:
         """See Sink. The row is thrown away."""
-        return PendingRow(handle)
+        return StepRow(handle)
 
     def end(self, handle: int, end: common_pb2.SequenceEnd) -> None:
         """See Sink."""

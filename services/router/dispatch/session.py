@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+from catenary.columns import StepRow
 from catenary.v1 import common_pb2, engine_pb2, router_pb2
 from services.router.admission import Refused
-from services.router.dispatch.columns import PendingRow
 from services.router.dispatch.dispatcher import Dispatcher
 from services.router.dispatch.outbox import SessionOutbox
 from services.router.dispatch.sequence import AbortCause, LiveSequence
@@ -59,7 +59,7 @@ class Session:
         self._request_ids.clear()
         self.outbox.close(flush=cause is AbortCause.DRAIN)
 
-    def row(self, handle: int) -> PendingRow:
+    def row(self, handle: int) -> StepRow:
         """See Sink."""
         return self.outbox.row(handle)
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+from catenary.columns import StepRow, join_logprobs
 from catenary.v1 import common_pb2, router_pb2
 from services.router.admission import Refused
-from services.router.dispatch.columns import PendingRow, join_logprobs
 
 
 class SingleSink:
     """Merges one sequence's output until its call takes it."""
 
     def __init__(self) -> None:
-        self._row = PendingRow(0)
+        self._row = StepRow(0)
         self._error: common_pb2.Error | None = None
         self._wake = asyncio.Event()
 
-    def row(self, handle: int) -> PendingRow:
+    def row(self, handle: int) -> StepRow:
         """See Sink."""
         self._wake.set()
         return self._row
@@ -49,7 +49,7 @@ class SingleSink:
             self._wake.clear()
             if self._error is not None:
                 raise Refused.of(self._error)
-            row, self._row = self._row, PendingRow(0)
+            row, self._row = self._row, StepRow(0)
             if first and row.end is not None and row.end.HasField("error") and not row.token_ids:
                 raise Refused.of(row.end.error)
             first = False
@@ -58,7 +58,7 @@ class SingleSink:
                 return
 
 
-def _response(row: PendingRow) -> router_pb2.GenerateResponse:
+def _response(row: StepRow) -> router_pb2.GenerateResponse:
     if row.end is not None:
         row.end.row = 0
     return router_pb2.GenerateResponse(

@@ -9,12 +9,13 @@ from typing import Any
 
 import grpc
 
+from catenary.columns import MalformedStep
 from catenary.rpc import RpcError
 from catenary.schema import SCHEMA_REVISION
 from catenary.telemetry import get_logger
 from catenary.v1 import common_pb2, engine_pb2, engine_pb2_grpc
 from services.router.admission import Refused
-from services.router.dispatch import EngineLink, LossReason, MalformedStep, Membership, ReaderWatch
+from services.router.dispatch import EngineLink, LossReason, Membership, ReaderWatch
 from services.router.service.streams import INTERNAL, SLOW_READER, Cut, first_message
 
 _log = get_logger(__name__)

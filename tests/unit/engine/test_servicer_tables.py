@@ -73,7 +73,7 @@ _COLUMNS = StepColumns(
 
 
 def test_columns_split_into_rows() -> None:
-    rows = dict(rows_of(_COLUMNS))
+    rows = {row.handle: row for row in rows_of(_COLUMNS)}
     assert rows[10].token_ids == [7]
     assert rows[10].logprobs is None
     assert rows[10].end is None
@@ -91,10 +91,10 @@ def test_columns_split_into_rows() -> None:
 
 def test_rows_build_one_message_with_their_ends_in_place() -> None:
     buffer = StepBuffer()
-    for key, row in rows_of(_COLUMNS):
-        buffer.add(key + 90, row)
+    for row in rows_of(_COLUMNS):
+        buffer.add(row)
     step = buffer.take()
-    assert list(step.handles) == [100, 101, 102]
+    assert list(step.handles) == [10, 11, 12]
     assert list(step.token_counts) == [1, 0, 2]
     assert list(step.token_ids) == [7, 8, 9]
     assert list(step.logprobs.rows) == [2]
@@ -128,8 +128,8 @@ def test_merged_steps_hold_the_same_tokens_in_order(
         )
         for handle, tokens in step.items():
             want.setdefault(handle, []).extend(tokens)
-        for key, row in rows_of(columns):
-            buffer.add(key, row)
+        for row in rows_of(columns):
+            buffer.add(row)
         if number in reads:
             read()
     read()

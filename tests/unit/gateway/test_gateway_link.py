@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from catenary.columns import MalformedStep
 from catenary.v1 import common_pb2, router_pb2
 from gateway.errors import ApiError, internal
 from gateway.link.inbox import TAKE_TOKENS, Inbox, SequenceEnded, SequenceFeed
-from gateway.link.steps import MalformedStep, deliver, ended
+from gateway.link.steps import deliver, ended
 from gateway.text.models import ModelBoard
 from gateway.text.vocabulary import Vocabulary
 from tests.support.tiny_tokenizer import tokenizer_json

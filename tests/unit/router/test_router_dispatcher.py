@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
+from catenary.columns import StepRow
 from catenary.schema import MINIMUM_PEER_REVISION, SCHEMA_REVISION
 from catenary.v1 import common_pb2, engine_pb2
 from services.router.admission import Admission, AdmissionLimits, Refused, SpecLimits
 from services.router.dispatch import AbortCause, Dispatcher, LossReason, Membership
-from services.router.dispatch.columns import PendingRow
 from services.router.fleet import Fleet
 from services.router.metrics import RouterMetrics
 from services.router.placement import LeastLoaded, Placer
@@ -24,13 +24,13 @@ class RecordingSink:
     """Remembers everything, and fails on what a sink must never see."""
 
     def __init__(self) -> None:
-        self.rows: dict[int, PendingRow] = {}
+        self.rows: dict[int, StepRow] = {}
         self.over: dict[int, object] = {}
         self.answers: list[tuple[int, int]] = []
 
     def row(self, handle):
         assert handle not in self.over, "output after the end"
-        return self.rows.setdefault(handle, PendingRow(handle))
+        return self.rows.setdefault(handle, StepRow(handle))
 
     def end(self, handle, end):
         assert handle not in self.over, "two ends"

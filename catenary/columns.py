@@ -1,19 +1,21 @@
-"""Columns of a StepOutput: taken apart into rows, merged while unread, put together again."""
+"""Rows of a StepOutput: taken apart, merged while unread, put together again."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from catenary.v1 import common_pb2
 
 
 class MalformedStep(Exception):
-    """A StepOutput breaks the contract; the engine that sent it is given up."""
+    """The columns of a step do not fit together: its sender breaks the contract."""
 
 
-class RowLogprobs(NamedTuple):
-    """Log probabilities of one row's tokens; lists grow as later steps are merged.
+@dataclass(slots=True)
+class RowLogprobs:
+    """Log probabilities of one row's tokens; the lists grow as later steps are merged.
 
     sampled: one float per token; top_counts: one int per token; top_ids, top_logprobs: sum(top_counts) each.
     """
@@ -23,39 +25,50 @@ class RowLogprobs(NamedTuple):
     top_ids: list[int]
     top_logprobs: list[float]
 
+    def extend(self, later: RowLogprobs) -> None:
+        """Append the values of the tokens that follow."""
+        self.sampled += later.sampled
+        self.top_counts += later.top_counts
+        self.top_ids += later.top_ids
+        self.top_logprobs += later.top_logprobs
 
-class StepRow(NamedTuple):
-    """One sequence's part of a step."""
+
+class LogprobValues(Protocol):
+    """The columns that RowLogprobs, LogprobColumns and the engine core's step have in common."""
+
+    @property
+    def sampled(self) -> Sequence[float]:
+        """One value per token."""
+
+    @property
+    def top_counts(self) -> Sequence[int]:
+        """One count per token."""
+
+    @property
+    def top_ids(self) -> Sequence[int]:
+        """As many ids per token as its count says."""
+
+    @property
+    def top_logprobs(self) -> Sequence[float]:
+        """One value for each of `top_ids`."""
+
+
+@dataclass(slots=True)
+class StepRow:
+    """News of one sequence: of a step, or of all the steps that its reader has not taken yet."""
 
     handle: int
-    token_ids: list[int]
-    logprobs: RowLogprobs | None
-    end: common_pb2.SequenceEnd | None
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: RowLogprobs | None = None
+    end: common_pb2.SequenceEnd | None = None
 
-
-class PendingRow:
-    """What a reader has not taken yet of one sequence: later steps append, so it needs no queue."""
-
-    __slots__ = ("end", "handle", "logprobs", "token_ids")
-
-    def __init__(self, handle: int) -> None:
-        self.handle = handle
-        self.token_ids: list[int] = []
-        self.logprobs: RowLogprobs | None = None
-        self.end: common_pb2.SequenceEnd | None = None
-
-    def append(self, row: StepRow) -> None:
-        """Merge the tokens of a step; the end is set by the dispatcher alone."""
-        self.token_ids += row.token_ids
-        if row.logprobs is None:
-            return
+    def append(self, later: StepRow) -> None:
+        """Merge the tokens of a later step. The end is not taken over: who decides it sets it."""
+        self.token_ids += later.token_ids
         if self.logprobs is None:
-            self.logprobs = row.logprobs
-            return
-        self.logprobs.sampled.extend(row.logprobs.sampled)
-        self.logprobs.top_counts.extend(row.logprobs.top_counts)
-        self.logprobs.top_ids.extend(row.logprobs.top_ids)
-        self.logprobs.top_logprobs.extend(row.logprobs.top_logprobs)
+            self.logprobs = later.logprobs
+        elif later.logprobs is not None:
+            self.logprobs.extend(later.logprobs)
 
     @property
     def weight(self) -> int:
@@ -69,15 +82,26 @@ def split(step: common_pb2.StepOutput) -> Iterator[StepRow]:
     Raises:
         MalformedStep: before the first row, if the columns do not fit together.
     """
-    counts = list(step.token_counts)
-    token_ids = list(step.token_ids)
-    if len(counts) != len(step.handles) or sum(counts) != len(token_ids):
-        raise MalformedStep("token_counts do not match handles and token_ids")
     ends = {end.row: end for end in step.ends}
+    return split_columns(
+        step.handles, step.token_counts, step.token_ids, step.logprobs.rows, step.logprobs, ends
+    )
+
+
+def split_columns(
+    handles: Sequence[int],
+    counts: Sequence[int],
+    token_ids: Sequence[int],
+    scored: Sequence[int],
+    values: LogprobValues,
+    ends: Mapping[int, common_pb2.SequenceEnd],
+) -> Iterator[StepRow]:
+    """As `split`, of columns in any form: `values` belong to the rows `scored`, `ends` stand by row."""
+    if len(counts) != len(handles) or sum(counts) != len(token_ids):
+        raise MalformedStep("token_counts do not match handles and token_ids")
     if ends and max(ends) >= len(counts):
         raise MalformedStep("an end names a row that is not there")
-    logprobs = _split_logprobs(step.logprobs, counts) if step.HasField("logprobs") else {}
-    return _rows(list(step.handles), counts, token_ids, logprobs, ends)
+    return _rows(list(handles), list(counts), list(token_ids), _split_logprobs(scored, values, counts), ends)
 
 
 def _rows(
@@ -85,7 +109,7 @@ def _rows(
     counts: list[int],
     token_ids: list[int],
     logprobs: dict[int, RowLogprobs],
-    ends: dict[int, common_pb2.SequenceEnd],
+    ends: Mapping[int, common_pb2.SequenceEnd],
 ) -> Iterator[StepRow]:
     start = 0
     for index, handle in enumerate(handles):
@@ -94,16 +118,16 @@ def _rows(
         start = stop
 
 
-def _split_logprobs(columns: common_pb2.LogprobColumns, counts: list[int]) -> dict[int, RowLogprobs]:
-    sampled, top_counts = list(columns.sampled), list(columns.top_counts)
-    top_ids, top_logprobs = list(columns.top_ids), list(columns.top_logprobs)
-    rows = list(columns.rows)
+def _split_logprobs(
+    rows: Sequence[int], values: LogprobValues, counts: Sequence[int]
+) -> dict[int, RowLogprobs]:
+    sampled, top_counts = list(values.sampled), list(values.top_counts)
+    top_ids, top_logprobs = list(values.top_ids), list(values.top_logprobs)
     if any(row >= len(counts) for row in rows) or len(set(rows)) != len(rows):
         raise MalformedStep("log probabilities name a row that is not there, or one twice")
     tokens = sum(counts[row] for row in rows)
-    if not tokens == len(sampled) == len(top_counts) or not sum(top_counts) == len(top_ids) == len(
-        top_logprobs
-    ):
+    tops = sum(top_counts)
+    if not tokens == len(sampled) == len(top_counts) or not tops == len(top_ids) == len(top_logprobs):
         raise MalformedStep("columns of log probabilities differ in length")
     result: dict[int, RowLogprobs] = {}
     start = top_start = 0
@@ -120,7 +144,7 @@ def _split_logprobs(columns: common_pb2.LogprobColumns, counts: list[int]) -> di
     return result
 
 
-def join(rows: Iterable[PendingRow]) -> common_pb2.StepOutput:
+def join(rows: Iterable[StepRow]) -> common_pb2.StepOutput:
     """One StepOutput of all rows, in order."""
     handles: list[int] = []
     counts: list[int] = []

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from catenary.columns import MalformedStep, StepRow, join, split
 from catenary.v1 import common_pb2
-from services.router.dispatch.columns import MalformedStep, PendingRow, join, split
 
 ids = st.integers(0, 2**32 - 1)
 scores = st.floats(width=32, allow_nan=False)
@@ -33,30 +33,27 @@ def step_of(rows, first_handle: int = 1) -> common_pb2.StepOutput:
     return step
 
 
-def pending(step: common_pb2.StepOutput) -> list[PendingRow]:
-    rows = []
-    for part in split(step):
-        merged = PendingRow(part.handle)
-        merged.append(part)
-        merged.end = part.end
-        rows.append(merged)
-    return rows
-
-
 @given(st.lists(row, max_size=6))
 def test_splitting_and_joining_is_the_identity(rows):
     step = step_of(rows)
-    assert join(pending(step)) == step
+    assert join(split(step)) == step
 
 
-@given(st.lists(token, min_size=1, max_size=8), st.integers(0, 8), st.booleans())
-def test_merging_two_steps_equals_one_step_of_both(tokens, cut, scored):
-    whole = step_of([(tokens, scored, False)])
-    merged = PendingRow(1)
-    for part in (tokens[:cut], tokens[cut:]):
+@given(st.lists(st.lists(token, max_size=4), max_size=4), st.booleans())
+def test_merging_steps_then_splitting_gives_the_parts_in_order(parts, scored):
+    whole = step_of([([token for part in parts for token in part], scored and bool(parts), False)])
+    merged = StepRow(1)
+    for part in parts:
         for piece in split(step_of([(part, scored, False)])):
             merged.append(piece)
     assert join([merged]) == whole
+    assert list(split(join([merged]))) == [merged]
+
+
+def test_merging_leaves_an_end_to_whoever_decides_it():
+    merged, last = StepRow(1, [5]), StepRow(1, [6], end=common_pb2.SequenceEnd(reason=1))
+    merged.append(last)
+    assert merged == StepRow(1, [5, 6])
 
 
 def test_columns_that_contradict_one_another_are_refused_before_any_row():
@@ -79,7 +76,7 @@ def test_columns_that_contradict_one_another_are_refused_before_any_row():
 
 
 def test_weight_counts_tokens_and_alternatives():
-    (plain,) = pending(step_of([([(1, 0.0, [])] * 3, False, False)]))
-    (scored,) = pending(step_of([([(1, 0.0, [(2, 0.0), (3, 0.0)])] * 3, True, False)]))
+    (plain,) = split(step_of([([(1, 0.0, [])] * 3, False, False)]))
+    (scored,) = split(step_of([([(1, 0.0, [(2, 0.0), (3, 0.0)])] * 3, True, False)]))
     assert plain.weight == 4
     assert scored.weight == 16
