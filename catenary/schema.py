@@ -1,4 +1,4 @@
-"""The revision of the wire contract, and the check that peers make in the first message of a stream."""
+"""The revision of the wire contract, the check that peers make of it, and limits that belong to it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ SCHEMA_REVISION = 1
 
 MINIMUM_PEER_REVISION = 1
 """Oldest revision that this build understands."""
+
+MAX_TOP_LOGPROBS = 20
+"""Most alternatives that a sequence may ask for with each token (`ResponseOptions.top_logprobs`)."""
 
 
 def revision_mismatch(peer_revision: int, peer_minimum: int, *, peer: str) -> str | None:

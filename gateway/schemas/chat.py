@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, FailFast, Field
 
+from catenary.schema import MAX_TOP_LOGPROBS
 from gateway.errors import bad_request
 from gateway.schemas.base import INT32_MAX, GenerationFields, within
 from gateway.schemas.limits import RequestLimits
@@ -26,7 +27,10 @@ class ChatRequest(GenerationFields):
     )
     logprobs: bool | None = Field(None, description="Report the log probability of each token.")
     top_logprobs: int | None = Field(
-        None, ge=0, le=20, description="With logprobs: report so many alternatives for each token."
+        None,
+        ge=0,
+        le=MAX_TOP_LOGPROBS,
+        description="With logprobs: report so many alternatives for each token.",
     )
 
     @property

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-MAX_TOP_LOGPROBS = 20
-
 
 @dataclass(frozen=True, slots=True)
 class RowParams:

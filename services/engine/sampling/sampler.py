@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from catenary.schema import MAX_TOP_LOGPROBS
 from catenary.seeds import uniform
 from services.engine.device import Device
 from services.engine.sampling.draw import draw
-from services.engine.sampling.rows import MAX_TOP_LOGPROBS, RowParams, SampledToken, unpack
+from services.engine.sampling.rows import RowParams, SampledToken, unpack
 
 
 def sample(logits: torch.Tensor, rows: list[RowParams], device: Device) -> list[SampledToken]:

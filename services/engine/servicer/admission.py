@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from catenary.schema import MAX_TOP_LOGPROBS
 from catenary.seeds import draw_seed
 from catenary.v1 import common_pb2
 from services.engine.link import CapacityFacts, ModelFacts, SubmitSequence
 
-MAX_TOP_LOGPROBS = 20
 MAX_REQUEST_ID = 256
 
 

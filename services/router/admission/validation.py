@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from catenary.schema import MAX_TOP_LOGPROBS
 from catenary.telemetry import is_request_id
 from catenary.v1 import common_pb2
 from services.router.admission.refusal import Refused
@@ -14,7 +15,6 @@ from services.router.admission.refusal import Refused
 MAX_NAME_LENGTH = 256
 MAX_TRACEPARENT_LENGTH = 128
 MAX_STOP_TOKEN_IDS = 1024
-MAX_TOP_LOGPROBS = 20
 
 
 @dataclass(frozen=True, slots=True)
