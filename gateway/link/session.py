@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
@@ -11,6 +10,7 @@ from typing import TypeAlias
 
 import grpc
 
+from catenary.backoff import Backoff
 from catenary.columns import MalformedStep
 from catenary.schema import MINIMUM_PEER_REVISION, SCHEMA_REVISION, revision_mismatch
 from catenary.telemetry import get_logger
@@ -92,14 +92,13 @@ class RouterSession:
 
     async def run(self) -> None:
         """Keep the stream up until cancelled."""
-        backoff = _FIRST_BACKOFF_S
+        backoff = Backoff(_FIRST_BACKOFF_S, _LONGEST_BACKOFF_S)
         while True:
             reason = await self._live_once()
             _log.warning("no router session", reason=reason)
             if self._greeted:
-                backoff = _FIRST_BACKOFF_S
-            await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
-            backoff = min(backoff * 2, _LONGEST_BACKOFF_S)
+                backoff.reset()
+            await asyncio.sleep(backoff.next_delay())
 
     async def _live_once(self) -> str:
         """Open the stream and stay on it until it breaks; why it did."""

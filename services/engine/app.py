@@ -10,6 +10,7 @@ from contextlib import suppress
 from prometheus_client import REGISTRY
 
 import catenary
+from catenary.backoff import Backoff
 from catenary.config import ConfigError
 from catenary.rpc import CLIENT_SECRET_ENV, ENGINE_SECRET_ENV, Role, RpcServer, open_channel
 from catenary.runtime import StartRefused, mark_started
@@ -20,7 +21,6 @@ from services.engine.config import EngineConfig
 from services.engine.model import ModelError, resolve_source
 from services.engine.scripted import Faults, Script, ScriptedCore, ScriptError, load_script
 from services.engine.servicer import (
-    Backoff,
     Core,
     CoreFactory,
     CoreSupervisor,

@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
+from catenary.backoff import Backoff
 from catenary.cli.up.plan import ChildSpec, Stage
 from catenary.cli.up.process import ChildLog, ChildProcess
 from catenary.cli.up.reporter import Reporter
@@ -24,11 +25,6 @@ START_ATTEMPTS = 3
 USAGE_EXIT_CODE = 2
 # What a process gets beyond the drain to end by itself.
 STOP_MARGIN_S = 5.0
-
-
-def restart_delay(failures: int) -> float:
-    """Return the seconds to wait before the restart after so many failures in a row (1 or more)."""
-    return float(min(FIRST_DELAY_S * 2 ** min(failures - 1, 10), LONGEST_DELAY_S))
 
 
 def describe_exit(code: int) -> str:
@@ -78,16 +74,19 @@ class Supervisor:
                 child.log.close()
 
     async def _keep(self, child: ChildProcess) -> None:
-        failures = 0
+        failures, backoff = 0, Backoff(FIRST_DELAY_S, LONGEST_DELAY_S, jitter=0)
         while not self._stopping.is_set():
             started = time.monotonic()
             code = await child.run()
             if self._stopping.is_set():
                 return
-            failures = 1 if time.monotonic() - started > STABLE_S else failures + 1
+            if time.monotonic() - started > STABLE_S:
+                failures = 0
+                backoff.reset()
+            failures += 1
             if not self._ready and (failures >= START_ATTEMPTS or code == USAGE_EXIT_CODE):
                 raise self._give_up(child, code)
-            delay = restart_delay(failures)
+            delay = backoff.next_delay()
             end = f"{child.spec.name} {describe_exit(code)}"
             self._reporter.line(f"{end}; starting it again in {delay:g} s (log: {child.log.path})")
             with contextlib.suppress(TimeoutError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from services.engine.servicer.admission import Admission, Inadmissible
-from services.engine.servicer.backoff import Backoff
 from services.engine.servicer.core_client import Core, CoreEvent, CoreRefusal, CoreStartError, ProgressSink
 from services.engine.servicer.hub import EngineHub
 from services.engine.servicer.identity import Identity
@@ -15,7 +14,6 @@ from services.engine.servicer.supervisor import CoreFactory, CoreSupervisor
 
 __all__ = [
     "Admission",
-    "Backoff",
     "Core",
     "CoreEvent",
     "CoreFactory",

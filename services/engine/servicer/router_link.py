@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import grpc
 
+from catenary.backoff import Backoff
 from catenary.telemetry import get_logger
 from services.engine.servicer.attachment import AttachLost, Attachment, AttachRefused
-from services.engine.servicer.backoff import Backoff
 from services.engine.servicer.hub import EngineHub
 from services.engine.servicer.identity import Identity
 from services.engine.servicer.mailbox import Mailbox

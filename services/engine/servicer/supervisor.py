@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from catenary.backoff import Backoff
 from catenary.runtime import StartRefused
 from catenary.telemetry import get_logger
 from services.engine.link import CoreFailed, CoreProgress, CoreStep
-from services.engine.servicer.backoff import Backoff
 from services.engine.servicer.core_client import Core, CoreStartError
 from services.engine.servicer.hub import EngineHub
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from catenary.backoff import Backoff
 from catenary.telemetry import get_logger
 from services.tokenizer.rendering import ModelFilesError
 from services.tokenizer.workers.messages import Answer, Task, WorkerReady, WorkerSetup
@@ -151,14 +152,16 @@ class WorkerPool:
         await worker.ended()
         self._workers.discard(worker)
         self._on_change()
-        backoff = _FIRST_BACKOFF_S
+        backoff = Backoff(_FIRST_BACKOFF_S, _LAST_BACKOFF_S)
         while True:
             try:
                 await self._start_worker()
             except (ModelFilesError, WorkerLost, TimeoutError, OSError) as error:
-                _log.error("a worker could not be replaced", reason=type(error).__name__, retry_in_s=backoff)
-                await asyncio.sleep(backoff)
-                backoff = min(2 * backoff, _LAST_BACKOFF_S)
+                delay = backoff.next_delay()
+                _log.error(
+                    "a worker could not be replaced", reason=type(error).__name__, retry_in_s=round(delay, 3)
+                )
+                await asyncio.sleep(delay)
             else:
                 _log.warning("a worker was replaced", lost_pid=worker.pid)
                 return

@@ -14,7 +14,7 @@ from catenary.cli.up.child import wrapped
 from catenary.cli.up.plan import ChildSpec, Stage
 from catenary.cli.up.process import ChildLog
 from catenary.cli.up.reporter import PlainReporter
-from catenary.cli.up.supervisor import LONGEST_DELAY_S, Supervisor, describe_exit, restart_delay
+from catenary.cli.up.supervisor import Supervisor, describe_exit
 from catenary.runtime import StartRefused
 
 WAIT_S = 20.0
@@ -60,13 +60,6 @@ def alive(pid: int) -> bool:
 
 async def nothing() -> None:
     pass
-
-
-def test_backoff_doubles_to_a_limit() -> None:
-    delays = [restart_delay(failures) for failures in range(1, 40)]
-    assert delays[:3] == [0.5, 1.0, 2.0]
-    assert delays == sorted(delays)
-    assert delays[-1] == LONGEST_DELAY_S
 
 
 def test_exits_are_described() -> None:

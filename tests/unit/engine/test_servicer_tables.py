@@ -1,8 +1,6 @@
-"""The servicer's pure parts: the sequence table, the step buffer, progress, backoff, the lease."""
+"""The servicer's pure parts: the sequence table, the step buffer, progress, the lease."""
 
 from __future__ import annotations
-
-import random
 
 import pytest
 from hypothesis import given
@@ -11,7 +9,6 @@ from hypothesis import strategies as st
 from catenary.v1 import common_pb2, engine_pb2
 from services.engine.link import CoreErrorCode, EndRow, FinishReason, StepColumns
 from services.engine.servicer import EngineCollector, EngineHub
-from services.engine.servicer.backoff import Backoff
 from services.engine.servicer.lease import Lease, LeaseRefused
 from services.engine.servicer.progress import ProgressWatch
 from services.engine.servicer.sequences import LiveSequence, SequenceTable
@@ -150,15 +147,6 @@ def test_a_stall_counts_from_work_or_the_last_step() -> None:
     watch.on_work(5000)
     watch.reset()
     assert not watch.stalled(9000)
-
-
-def test_backoff_doubles_up_to_its_maximum_with_jitter() -> None:
-    backoff = Backoff(1, 5, rng=random.Random(1))
-    delays = [backoff.next_delay() for _ in range(6)]
-    for delay, full in zip(delays, (1, 2, 4, 5, 5, 5), strict=True):
-        assert full / 2 <= delay <= full
-    backoff.reset()
-    assert backoff.next_delay() <= 1
 
 
 def _attached(**fields: int) -> engine_pb2.Attached:

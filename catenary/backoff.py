@@ -6,18 +6,25 @@ import random
 
 
 class Backoff:
-    """Delays that double from `initial_s` to `maximum_s`, each drawn between half of it and all of it."""
+    """Delays that double from `initial_s` to `maximum_s`.
 
-    def __init__(self, initial_s: float, maximum_s: float, *, rng: random.Random | None = None) -> None:
+    Each is drawn between `1 - jitter` of it and all of it, so that those who failed together do not come back
+    together; jitter 0 is for somebody who waits alone.
+    """
+
+    def __init__(
+        self, initial_s: float, maximum_s: float, *, jitter: float = 0.5, rng: random.Random | None = None
+    ) -> None:
         self._initial = initial_s
         self._maximum = maximum_s
         self._current = initial_s
+        self._jitter = jitter
         self._rng = rng or random.Random()
 
     def next_delay(self) -> float:
         """Seconds to wait before the next attempt."""
         delay, self._current = self._current, min(self._current * 2, self._maximum)
-        return delay * self._rng.uniform(0.5, 1.0)
+        return delay * self._rng.uniform(1 - self._jitter, 1.0)
 
     def reset(self) -> None:
         """The attempt worked: start from the initial delay again."""
