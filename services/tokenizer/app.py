@@ -37,7 +37,12 @@ class TokenizerService:
         except ModelFilesError as error:
             raise StartRefused(str(error)) from None
         self._server = RpcServer.from_config(config, ACCESS)
-        setup = WorkerSetup(self._files, config.max_rendered_chars, config.worker_memory_mib * MIB)
+        setup = WorkerSetup(
+            self._files,
+            max_rendered_chars=config.max_rendered_chars,
+            max_answer_tokens=config.max_answer_tokens,
+            memory_bytes=config.worker_memory_mib * MIB,
+        )
         self.pool = WorkerPool(setup, _pool_limits(config), on_change=self._on_pool_change)
 
     async def start(self) -> tuple[str, ...]:

@@ -53,6 +53,9 @@ class TokenizerConfig(RpcConfig):
     max_messages: int = Field(4096, ge=1, le=1 << 20, description="Messages of a chat.")
     max_content_parts: int = Field(16_384, ge=1, le=1 << 22, description="Content parts of a chat together.")
     max_prompts: int = Field(256, ge=1, le=65536, description="Prompts of a completion request.")
+    max_answer_tokens: int = Field(
+        1_048_576, ge=1, le=1 << 24, description="Token ids that all texts of a request may come to."
+    )
     max_token_ids: int = Field(262_144, ge=1, le=1 << 24, description="Token ids of a Detokenize request.")
 
     @property

@@ -14,11 +14,14 @@ from services.tokenizer.rendering.vocabulary import Vocabulary
 class Renderer:
     """Renders for one model. Raises ModelFilesError if its files cannot be used.
 
-    `max_rendered_chars` bounds what a template may write.
+    `max_rendered_chars` bounds what a template may write, `max_answer_tokens` the ids that one call gives.
     """
 
-    def __init__(self, files: ModelFiles, *, max_rendered_chars: int) -> None:
+    def __init__(
+        self, files: ModelFiles, *, max_rendered_chars: int, max_answer_tokens: int | None = None
+    ) -> None:
         self.vocabulary = Vocabulary(files)
+        self._max_answer_tokens = max_answer_tokens
         self._template = (
             ChatTemplate(files.chat_template, files.special_tokens, max_chars=max_rendered_chars)
             if files.chat_template is not None
@@ -47,14 +50,17 @@ class Renderer:
         if not any(self.vocabulary.control.spans(text) for text in texts):
             # One pass over the whole prompt: exactly the ids of transformers' apply_chat_template.
             prompt = self._template.render(turns, add_generation_prompt=add_generation_prompt)
-            return self._encode(prompt, param="messages", limit=max_prompt_tokens)
+            self._refuse_early(prompt, param="messages", limit=max_prompt_tokens)
+            ids = self.vocabulary.encode(prompt, add_special_tokens=False)
+            return self._checked(ids, param="messages", limit=max_prompt_tokens)
         markers = Markers.draw(texts)
         marked = [self._mark(turn, markers) for turn in turns]
         prompt = self._template.render(marked, add_generation_prompt=add_generation_prompt)
         self._refuse_early(markers.strip(prompt), param="messages", limit=max_prompt_tokens)
         control = self.vocabulary.control
         pieces = markers.split(prompt, leading=control.leading, trailing=control.trailing)
-        return _checked(self.vocabulary.encode_pieces(pieces), param="messages", limit=max_prompt_tokens)
+        ids = self.vocabulary.encode_pieces(pieces)
+        return self._checked(ids, param="messages", limit=max_prompt_tokens)
 
     def completion(
         self, prompts: Sequence[str], *, add_special_tokens: bool, max_prompt_tokens: int | None
@@ -63,16 +69,21 @@ class Renderer:
 
         Raises RenderRefused.
         """
-        return [
-            self._encode(
-                prompt, param="prompt", limit=max_prompt_tokens, add_special_tokens=add_special_tokens
-            )
-            for prompt in prompts
-        ]
+        answer: list[list[int]] = []
+        given = 0
+        for prompt in prompts:
+            self._refuse_early(prompt, param="prompt", limit=max_prompt_tokens, given=given)
+            ids = self.vocabulary.encode(prompt, add_special_tokens=add_special_tokens)
+            answer.append(self._checked(ids, param="prompt", limit=max_prompt_tokens, given=given))
+            given += len(ids)
+        return answer
 
     def tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of `text`, perhaps none."""
-        return self.vocabulary.encode(text, add_special_tokens=add_special_tokens)
+        """Token ids of `text`, perhaps none. Raises RenderRefused."""
+        self._refuse_early(text, param="text", limit=None)
+        ids = self.vocabulary.encode(text, add_special_tokens=add_special_tokens)
+        self._check_count(len(ids), param="text", limit=None)
+        return ids
 
     def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Text of `ids`. Raises RenderRefused for an id that the tokenizer does not have."""
@@ -86,32 +97,31 @@ class Renderer:
         name = turn.name and markers.wrap(turn.name, spans(turn.name))
         return ChatTurn(turn.role, markers.wrap(turn.content, spans(turn.content)), name)
 
-    def _encode(
-        self, text: str, *, param: str, limit: int | None, add_special_tokens: bool = False
-    ) -> list[int]:
-        self._refuse_early(text, param=param, limit=limit)
-        ids = self.vocabulary.encode(text, add_special_tokens=add_special_tokens)
-        return _checked(ids, param=param, limit=limit)
+    def _refuse_early(self, text: str, *, param: str, limit: int | None, given: int = 0) -> None:
+        if limit is not None or self._max_answer_tokens is not None:
+            least = self.vocabulary.least_tokens(text)
+            self._check_count(least, param=param, limit=limit, given=given, exact=False)
 
-    def _refuse_early(self, text: str, *, param: str, limit: int | None) -> None:
-        if limit is None:
-            return
-        least = self.vocabulary.least_tokens(text)
-        if least > limit:
-            raise _too_long(f"at least {least}", limit, param)
+    def _checked(self, ids: list[int], *, param: str, limit: int | None, given: int = 0) -> list[int]:
+        if not ids:
+            raise RenderRefused("The prompt is empty: it has no tokens.", param=param)
+        self._check_count(len(ids), param=param, limit=limit, given=given)
+        return ids
 
-
-def _checked(ids: list[int], *, param: str, limit: int | None) -> list[int]:
-    if not ids:
-        raise RenderRefused("The prompt is empty: it has no tokens.", param=param)
-    if limit is not None and len(ids) > limit:
-        raise _too_long(str(len(ids)), limit, param)
-    return ids
-
-
-def _too_long(count: str, limit: int, param: str) -> RenderRefused:
-    return RenderRefused(
-        f"The prompt has {count} tokens, but at most {limit} fit.",
-        param=param,
-        code=RefusalCode.CONTEXT_LENGTH_EXCEEDED,
-    )
+    def _check_count(
+        self, count: int, *, param: str, limit: int | None, given: int = 0, exact: bool = True
+    ) -> None:
+        """Refuse a text of `count` tokens, or more if not `exact`, after `given` tokens of earlier texts."""
+        least = "" if exact else "at least "
+        if limit is not None and count > limit:
+            raise RenderRefused(
+                f"The prompt has {least}{count} tokens, but at most {limit} fit.",
+                param=param,
+                code=RefusalCode.CONTEXT_LENGTH_EXCEEDED,
+            )
+        if self._max_answer_tokens is not None and given + count > self._max_answer_tokens:
+            raise RenderRefused(
+                f"The text has {least}{given + count} tokens; the tokenizer answers with at most "
+                f"{self._max_answer_tokens} (max-answer-tokens).",
+                param=param,
+            )

@@ -56,7 +56,11 @@ def _load(setup: WorkerSetup, frames: BlockingFrames) -> Renderer | None:
     if setup.memory_bytes:
         resource.setrlimit(resource.RLIMIT_AS, (setup.memory_bytes, setup.memory_bytes))
     try:
-        renderer = Renderer(setup.files, max_rendered_chars=setup.max_rendered_chars)
+        renderer = Renderer(
+            setup.files,
+            max_rendered_chars=setup.max_rendered_chars,
+            max_answer_tokens=setup.max_answer_tokens,
+        )
     except ModelFilesError as error:
         frames.send(msgspec.msgpack.encode(WorkerFailed(str(error))))
         return None

@@ -13,6 +13,8 @@ class WorkerSetup(msgspec.Struct, frozen=True):
     files: ModelFiles
     # Characters that a template may write at the most.
     max_rendered_chars: int
+    # Token ids that one answer may hold.
+    max_answer_tokens: int
     # Address space of the process in bytes; 0: no limit.
     memory_bytes: int
 

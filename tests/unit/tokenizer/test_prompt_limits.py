@@ -86,6 +86,34 @@ def test_what_is_certainly_too_long_is_refused_by_its_length(tmp_path: Path) -> 
     assert caught.value.param == "messages"
 
 
+def test_an_answer_holds_so_many_tokens_and_no_more(tmp_path: Path) -> None:
+    files = read_model_files(tiny.write_tiny_model(tmp_path))
+    renderer = Renderer(files, max_rendered_chars=10_000, max_answer_tokens=4)
+    assert len(renderer.tokenize("wxyz", add_special_tokens=False)) == 4
+    assert renderer.completion(["wx", "yz"], add_special_tokens=False, max_prompt_tokens=None)
+
+    def tokenize(text: str) -> object:
+        return renderer.tokenize(text, add_special_tokens=False)
+
+    def complete(*prompts: str) -> object:
+        return renderer.completion(prompts, add_special_tokens=False, max_prompt_tokens=None)
+
+    for call, count in (
+        (lambda: tokenize("vwxyz"), "5"),
+        (lambda: tokenize("a" * 10_000), "at least"),
+        (lambda: complete("wx", "xyz"), "5"),
+        (
+            lambda: renderer.chat(
+                [ChatTurn("user", "vwxyz")], add_generation_prompt=True, max_prompt_tokens=None
+            ),
+            "tokens",
+        ),
+    ):
+        with pytest.raises(RenderRefused, match=rf"{count}.*at most 4 \(max-answer-tokens\)") as caught:
+            call()
+        assert caught.value.code is RefusalCode.INVALID_ARGUMENT
+
+
 @given(st.text(max_size=400))
 @settings(max_examples=200, deadline=None)
 def test_the_bound_never_exceeds_the_truth(text: str) -> None:
