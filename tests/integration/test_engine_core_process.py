@@ -61,6 +61,20 @@ async def test_a_core_that_exits_is_reported_with_its_status():
     await core.stop()
 
 
+@pytest.mark.parametrize(
+    ("number", "name"), [(signal.SIGKILL, "SIGKILL"), (signal.SIGRTMIN + 3, f"signal {signal.SIGRTMIN + 3}")]
+)
+async def test_a_core_that_is_killed_is_reported_with_its_signal(number: int, name: str):
+    core = _core("answer")
+    await core.start(lambda _: None)
+    process = core._process
+    assert process is not None
+    os.kill(process.pid, number)
+    events = [event async for event in core.events()]
+    assert events == [CoreFailed(f"the core process was killed by {name}")]
+    await core.stop()
+
+
 async def test_a_core_that_ignores_everything_is_killed():
     core = _core("hang", stop_s=0.2)
     await core.start(lambda _: None)

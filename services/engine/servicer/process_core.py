@@ -158,7 +158,7 @@ class ProcessCore(Core):
             return "the core process closed its link but did not end"
         status = self._exit.result()
         if status < 0:
-            return f"the core process was killed by {signal.Signals(-status).name}"
+            return f"the core process was killed by {_signal_name(-status)}"
         return f"the core process ended with status {status}"
 
     async def _send(self, link: AsyncLink) -> None:
@@ -176,3 +176,10 @@ class ProcessCore(Core):
     def _kill(self) -> None:
         if self._process is not None:
             self._process.kill()
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a realtime signal: they have no names of their own
+        return f"signal {number}"
