@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from services.engine.core.options import CoreOptions
 from tests.support.reference import Reference
-from tests.support.torch_engine import LocalCore
+from tests.support.torch_engine import LocalCore, core_options
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
 
@@ -27,7 +26,7 @@ TASKS = [
 def test_32_concurrent_sequences_equal_transformers(model_directory: Path, reference: Reference) -> None:
     prompts = [reference.chat(task.format(subject)) for task in TASKS for subject in SUBJECTS]
     assert len(prompts) == SEQUENCES
-    options = CoreOptions(model=str(model_directory), dtype="float32", max_model_len=1024, kv_cache_gib=1.0)
+    options = core_options(model=str(model_directory), dtype="float32", max_model_len=1024, kv_cache_gib=1.0)
     core = LocalCore(options)
     keys = [core.submit(prompt, max_tokens=TOKENS) for prompt in prompts]
     core.run()
@@ -41,7 +40,7 @@ def test_32_concurrent_sequences_equal_transformers(model_directory: Path, refer
 
 def test_a_generated_answer_equals_generate(model_directory: Path, reference: Reference) -> None:
     prompt = reference.chat("What is the capital of France?")
-    core = LocalCore(CoreOptions(model=str(model_directory), dtype="float32", max_model_len=256))
+    core = LocalCore(core_options(model=str(model_directory), dtype="float32", max_model_len=256))
     key = core.submit(prompt, max_tokens=40, ignore_eos=False)
     core.run()
     tokens = core.outputs[key].token_ids

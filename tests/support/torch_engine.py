@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 import transformers
 
+from services.engine.config import EngineConfig
 from services.engine.core.loop import CoreLoop
-from services.engine.core.options import CoreOptions
+from services.engine.core.options import CoreOptions, decode_options
 from services.engine.core.startup import Engine, start_engine
 from services.engine.link import CoreStep, EndRow, SubmitSequence
 
@@ -62,6 +64,12 @@ def save_tiny_model(kind: str, directory: Path, **overrides: Any) -> Path:
     return directory
 
 
+def core_options(**overrides: Any) -> CoreOptions:
+    """The engine's defaults, as its core gets them, with changes."""
+    options = decode_options(EngineConfig().model_dump_json().encode())
+    return msgspec.structs.replace(options, **overrides)
+
+
 def tiny_options(directory: Path, **overrides: Any) -> CoreOptions:
     """Options of a small float32 core."""
     values: dict[str, Any] = {
@@ -73,7 +81,7 @@ def tiny_options(directory: Path, **overrides: Any) -> CoreOptions:
         "kv_cache_gib": 0.01,
         "device_threads": 1,
     }
-    return CoreOptions(**{**values, **overrides})
+    return core_options(**{**values, **overrides})
 
 
 class MemoryLink:

@@ -5,27 +5,31 @@ from __future__ import annotations
 import msgspec
 
 
-class CoreOptions(msgspec.Struct, frozen=True):
-    """Fields carry the names and meaning of EngineConfig; what the core does not need is ignored."""
+class CoreOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields carry the names, meaning and defaults of EngineConfig; what the core does not need is ignored.
 
-    model: str = "smollm2"
-    cache_dir: str | None = None
-    max_model_len: int | None = None
-    dtype: str = "auto"
-    device: str = "cpu"
-    device_threads: int = 0
-    gpu_memory_utilization: float = 0.9
-    kv_cache_gib: float | None = None
-    block_size: int = 32
-    max_num_seqs: int = 32
-    max_waiting: int = 256
-    max_num_batched_tokens: int = 512
-    max_prefill_batch: int = 4
-    bucketing_strategy: str = "exponential"
-    log_level: str = "info"
-    log_format: str = "text"
+    EngineConfig itself would bring gRPC into the core. The servicer sends every option, so that none needs a
+    default here.
+    """
+
+    model: str
+    cache_dir: str | None
+    max_model_len: int | None
+    dtype: str
+    device: str
+    device_threads: int
+    gpu_memory_utilization: float
+    kv_cache_gib: float | None
+    block_size: int
+    max_num_seqs: int
+    max_waiting: int
+    max_num_batched_tokens: int
+    max_prefill_batch: int
+    bucketing_strategy: str
+    log_level: str
+    log_format: str
 
 
 def decode_options(config_json: bytes) -> CoreOptions:
-    """Parses StartCore's JSON. Raises ValueError with one line if a field has the wrong type."""
+    """Parses StartCore's JSON. Raises ValueError, one line, if a field is missing or of the wrong type."""
     return msgspec.json.decode(config_json, type=CoreOptions)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from services.engine.config import EngineConfig
 from services.engine.link import (
     CoreFailed,
     CoreProgress,
@@ -69,8 +69,8 @@ def core() -> Iterator[SpawnedCore]:
 
 
 def start(core: SpawnedCore, model: Path | str, **options: Any) -> None:
-    values = {"model": str(model), "device_threads": 1, "dtype": "float32", "unknown_option": 1, **options}
-    core.send(StartCore(json.dumps(values).encode()))
+    config = EngineConfig(model=str(model), device_threads=1, dtype="float32", **options)
+    core.send(StartCore(config.model_dump_json().encode()))
 
 
 def test_serves_until_it_is_stopped(core: SpawnedCore, tmp_path: Path) -> None:
@@ -111,11 +111,12 @@ def test_says_why_it_cannot_start(core: SpawnedCore, tmp_path: Path) -> None:
     assert core.exit_code() == 1
 
 
-def test_refuses_options_of_the_wrong_type(core: SpawnedCore) -> None:
-    core.send(StartCore(b'{"block_size": "many"}'))
+@pytest.mark.parametrize("config", [b'{"block_size": "many"}', b'{"block_size": 32}'])
+def test_refuses_options_that_are_of_the_wrong_type_or_missing(core: SpawnedCore, config: bytes) -> None:
+    core.send(StartCore(config))
     failed = core.last_of_start()
     assert isinstance(failed, CoreFailed)
-    assert "block_size" in failed.reason
+    assert "block_size" in failed.reason or "missing" in failed.reason
     assert core.exit_code() == 1
 
 
@@ -130,3 +131,13 @@ def test_the_core_package_imports_no_grpc() -> None:
 def test_preparing_a_model_imports_no_torch() -> None:
     script = "import sys, services.engine.model.prepare; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["services.engine.model.prepare", "services.engine.core", "services.tokenizer.workers"],
+)
+def test_modules_run_as_programs_without_a_warning(module: str) -> None:
+    command = [sys.executable, "-W", "error", "-m", module, "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
