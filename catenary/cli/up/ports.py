@@ -7,6 +7,8 @@ import socket
 
 from catenary.runtime import StartRefused
 
+HIGHEST_PORT = 65535
+
 
 def loopback_of(host: str) -> str:
     """Return an address at which this machine reaches a server that listens on `host`."""
@@ -18,11 +20,30 @@ def bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def claim_port(host: str, port: int, option: str) -> int:
-    """Return `port` if it can be listened on, or a free one for 0.
+class PortClaims:
+    """Ports that can be listened on, each given once. None stays bound: others may still take it."""
 
-    Raises StartRefused naming the option. Nothing stays bound, so another program may still take the port.
-    """
+    def __init__(self) -> None:
+        self._given: dict[int, str] = {}
+
+    def claim(self, host: str, port: int, option: str) -> int:
+        """Return `port` if it can be listened on, or a free one for 0. Raises StartRefused."""
+        if port in self._given:
+            raise StartRefused(f"--{option}: port {port} is taken by --{self._given[port]}; choose another")
+        found = _find_port(host, port, option)
+        while found in self._given:
+            found = _find_port(host, 0, option)
+        self._given[found] = option
+        return found
+
+    def claim_range(self, host: str, port: int, count: int, option: str) -> tuple[int, ...]:
+        """Return `count` ports that can be listened on: from `port` up, or free ones for 0."""
+        if port and port + count - 1 > HIGHEST_PORT:
+            raise StartRefused(f"--{option}: {count} ports from {port} on go beyond {HIGHEST_PORT}")
+        return tuple(self.claim(host, port + index if port else 0, option) for index in range(count))
+
+
+def _find_port(host: str, port: int, option: str) -> int:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -30,13 +51,10 @@ def claim_port(host: str, port: int, option: str) -> int:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
             return int(probe.getsockname()[1])
+    except UnicodeError:
+        raise StartRefused(f"{host!r} is not the name of a host") from None
     except OSError as error:
         reason = (
             "is in use" if error.errno == errno.EADDRINUSE else f"cannot be listened on: {error.strerror}"
         )
         raise StartRefused(f"{bracketed(host)}:{port} {reason}; choose another with --{option}") from error
-
-
-def claim_ports(host: str, port: int, count: int, option: str) -> tuple[int, ...]:
-    """Return `count` ports that can be listened on: from `port` up, or free ones for 0."""
-    return tuple(claim_port(host, port + index if port else 0, option) for index in range(count))

@@ -13,7 +13,7 @@ from catenary.cli.up.config import UpConfig
 from catenary.cli.up.layout import RuntimeDirectory, cache_directory
 from catenary.cli.up.model import prepare_model, served_name
 from catenary.cli.up.plan import Places
-from catenary.cli.up.ports import claim_port, claim_ports
+from catenary.cli.up.ports import PortClaims
 from catenary.cli.up.reporter import Reporter, make_reporter
 from catenary.config import load
 from catenary.runtime import StartRefused, run
@@ -60,10 +60,11 @@ def check_places(config: UpConfig) -> tuple[int, ...]:
             raise StartRefused(f"--{option.replace('_', '-')}: {file} is not a file")
     if (config.ssl_certfile is None) != (config.ssl_keyfile is None):
         raise StartRefused("HTTPS needs both --ssl-certfile and --ssl-keyfile")
-    ports = claim_ports(config.host, config.port, config.gateways, "port")
+    claims = PortClaims()
+    ports = claims.claim_range(config.host, config.port, config.gateways, "port")
     for option in ("router_port", "tokenizer_port"):
         if port := getattr(config, option):
-            claim_port("127.0.0.1", port, option.replace("_", "-"))
+            claims.claim("127.0.0.1", port, option.replace("_", "-"))
     return ports
 
 
