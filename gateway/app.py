@@ -20,7 +20,7 @@ from catenary.telemetry import get_logger, new_id
 from gateway import routes
 from gateway.auth import AuthGate, read_keys
 from gateway.config import GatewayConfig
-from gateway.errors import ApiError
+from gateway.errors import ApiError, internal
 from gateway.generation.service import GenerationService
 from gateway.http.context import RequestContext
 from gateway.http.protocol import HttpLimits
@@ -37,8 +37,7 @@ _log = get_logger(__name__)
 class GatewayApp:
     """One gateway process's parts and their life.
 
-    `start` listens at once, before a router or tokenizer is reachable: until then /ready says 503. `stop`
-    drains."""
+    `start` listens at once, before a router or tokenizer is reachable: until then /ready says 503."""
 
     def __init__(self, config: GatewayConfig) -> None:
         """Raises StartRefused for options that cannot work: addresses, key files, TLS files."""
@@ -93,6 +92,7 @@ class GatewayApp:
                 config.max_headers,
                 config.header_timeout_s,
                 config.max_connections,
+                config.stalled_client_s,
             ),
             keep_alive_s=config.keep_alive_s,
             certfile=config.ssl_certfile,
@@ -124,9 +124,7 @@ class GatewayApp:
             task.result()
 
     async def stop(self, grace_s: float | None = None) -> None:
-        """Refuse new requests, let running ones end for `grace_s` (default: the option drain_s), then
-        close.
-        """
+        """Refuse new requests, give running ones `grace_s` (default: the option drain_s), then close."""
         await self._service.drain(self._config.drain_s if grace_s is None else grace_s)
         await self._server.stop()
         for task in self._tasks:
@@ -147,6 +145,7 @@ class GatewayApp:
             redirect_slashes=False,
         )
         app.add_exception_handler(ApiError, _on_api_error)
+        app.add_exception_handler(Exception, _on_defect)
         app.add_exception_handler(HTTPException, _on_http_error)
         app.include_router(routes.chat_completions.routes(self._service))
         app.include_router(routes.completions.routes(self._service))
@@ -169,7 +168,12 @@ class GatewayApp:
                 expose_headers=["x-request-id", "retry-after"],
             )
         hosts = config.allowed_hosts or (None if _is_loopback(config.host) and not keys else ("*",))
-        return RequestContext(guarded, allowed_hosts=hosts, observe=self._metrics.observe_http)
+        return RequestContext(
+            guarded,
+            allowed_hosts=hosts,
+            observe=self._metrics.observe_http,
+            stall_s=config.stalled_client_s,
+        )
 
 
 def _tls(config: GatewayConfig) -> TlsFiles | None:
@@ -189,6 +193,11 @@ async def _on_api_error(_request: Request, error: Exception) -> Response:
     if not isinstance(error, ApiError):
         raise error
     return error_response(error)
+
+
+async def _on_defect(_request: Request, _error: Exception) -> Response:
+    """The framework raises the defect again when this is sent; RequestContext logs it."""
+    return error_response(internal())
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:

@@ -12,16 +12,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from catenary.runtime import StartRefused
 from gateway.errors import ApiError
+from gateway.http.context import HEALTH_PATHS
 from gateway.http.respond import send_error
 
-OPEN_PATHS = frozenset({"/live", "/health", "/ready"})
 MAX_KEY_FILE_BYTES = 1 << 20
 
 
 class ApiKeys:
-    """The set of valid keys. Only their SHA-256 is kept; comparison takes the same time for every wrong
-    key.
-    """
+    """The valid keys. Only their SHA-256 is kept; comparison takes the same time for every wrong key."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = tuple(hashlib.sha256(key.encode()).digest() for key in sorted(set(keys)))
@@ -63,7 +61,7 @@ class AuthGate:
     def __init__(self, app: ASGIApp, keys: ApiKeys, *, metrics_public: bool) -> None:
         self._app = app
         self._keys = keys
-        self._open = OPEN_PATHS | ({"/metrics"} if metrics_public else frozenset())
+        self._open = HEALTH_PATHS | ({"/metrics"} if metrics_public else frozenset())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not self._keys or scope["path"] in self._open:

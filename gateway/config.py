@@ -29,8 +29,8 @@ class GatewayConfig(ServiceConfig):
     tls_ca: Path | None = Field(None, description="CA certificate for gRPC over TLS.")
     tls_cert: Path | None = Field(None, description="Client certificate for mutual TLS.")
     tls_key: Path | None = Field(None, description="Private key of the client certificate.")
-    max_message_mib: int = Field(64, ge=1, le=2047, description="Largest gRPC message in MiB.")
-    keepalive_s: float = Field(30.0, gt=0, description="Seconds between gRPC keepalive pings.")
+    max_message_mib: int = Field(64, ge=1, le=1024, description="Largest gRPC message in MiB.")
+    keepalive_s: float = Field(30.0, ge=0.1, le=3600, description="Seconds between gRPC keepalive pings.")
 
     api_key: tuple[str, ...] = Field((), description="API keys of which clients must send one.")
     api_key_file: Path | None = Field(None, description="File of API keys, one a line; # starts a comment.")
@@ -67,7 +67,7 @@ class GatewayConfig(ServiceConfig):
         3600.0, gt=0, description="Seconds from a request's arrival to its answer's end."
     )
     stalled_client_s: float = Field(
-        30.0, gt=0, description="Seconds that a client may leave its stream unread before it is aborted."
+        30.0, gt=0, description="Seconds that a client may leave its answer unread before it is dropped."
     )
     stream_buffer_tokens: int = Field(
         32768, ge=16, description="Tokens that a stream may be behind before it is aborted."

@@ -65,9 +65,7 @@ def bad_request(message: str, param: str | None = None, code: str | None = "inva
 
 
 def context_length_exceeded(limit: int, prompt: int, requested: int, param: str) -> ApiError:
-    """400: the prompt and the tokens asked for are more than the model's context; the text has both
-    numbers.
-    """
+    """400: prompt and requested tokens are more than the model's context; the text has both numbers."""
     return bad_request(
         f"This model's maximum context length is {limit} tokens. However, you requested {prompt + requested} "
         f"tokens ({prompt} in the {param}, {requested} in the completion). Please reduce the length of the "

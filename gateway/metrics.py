@@ -1,5 +1,4 @@
-"""What is counted. Own names are `catenary_*`; those that dashboards for vLLM read are repeated under its
-names.
+"""What is counted. Own names are `catenary_*`; what vLLM counts too is repeated under its names.
 
 Labels come from closed sets only: served models, route templates, known methods, fixed reasons.
 """
@@ -7,7 +6,7 @@ Labels come from closed sets only: served models, route templates, known methods
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -28,6 +27,7 @@ ERROR_CODES = frozenset(
         "engine_unavailable",
         "internal_error",
         "invalid_value",
+        "model_not_found",
         "rate_limit_exceeded",
         "slow_reader",
         "timeout",
@@ -57,7 +57,7 @@ class GatewayMetrics:
         self.generated_tokens = self._counter("catenary_generation_tokens", "Generated tokens.")
         self.success = self._counter("catenary_request_success", "Finished choices.", ("finished_reason",))
         self.failures = self._counter(
-            "catenary_request_failures", "Requests that failed, by reason.", ("reason",)
+            "catenary_request_failures", "Requests that failed or were given up, by reason.", ("reason",)
         )
         self.first_token = self._histogram(
             "catenary_time_to_first_token_seconds", "Arrival to first token.", _SECONDS
@@ -66,8 +66,8 @@ class GatewayMetrics:
             "catenary_inter_token_latency_seconds", "Between tokens.", _TOKEN_SECONDS
         )
         self.per_token = self._histogram(
-            "catenary_time_per_output_token_seconds",
-            "Mean seconds per token after the first.",
+            "catenary_request_time_per_output_token_seconds",
+            "Mean seconds per token after the first, once per request.",
             _TOKEN_SECONDS,
         )
         self.end_to_end = self._histogram("catenary_e2e_request_latency_seconds", "Arrival to end.", _SECONDS)
@@ -87,7 +87,9 @@ class GatewayMetrics:
                     self.end_to_end,
                     self.request_prompt,
                     self.request_generated,
-                ]
+                ],
+                # Its name for the same until it had one for the mean of a request.
+                {"vllm:time_per_output_token_seconds": self.inter_token},
             )
         )
 
@@ -118,6 +120,8 @@ class RequestTimer:
         self._started = time.perf_counter()
         self._first: float | None = None
         self._last: dict[int, float] = {}
+        self.accepted = False
+        """Whether an engine has answered: a request that was refused before has no latency and no tokens."""
 
     def tokens(self, choice: int, count: int) -> None:
         """`count` new tokens of a choice."""
@@ -134,17 +138,18 @@ class RequestTimer:
         self._last[choice] = now
         self._metrics.generated_tokens.labels(self._model).inc(count)
 
-    def accepted(self, prompt_tokens: int) -> None:
-        """The request is on its way to an engine."""
+    def accept(self, prompt_tokens: int) -> None:
+        """An engine has taken the request and answered for the first time."""
+        self.accepted = True
         self._metrics.prompt_tokens.labels(self._model).inc(prompt_tokens)
 
     def failed(self, reason: str) -> None:
-        """The request ended with an error."""
+        """The request ended with an error, or its client left."""
         known = reason if reason in ERROR_CODES else "internal_error"
         self._metrics.failures.labels(self._model, known).inc()
 
     def finished(self, reasons: Iterable[str | None], usage: Usage, choices: int) -> None:
-        """The request ended, or its client left (reason None: an aborted choice)."""
+        """An accepted request is over (reason None: a choice that was aborted)."""
         now = time.perf_counter()
         metrics, model = self._metrics, self._model
         for reason in reasons:
@@ -185,6 +190,7 @@ class FleetCollector(Collector):
         for family in (running, waiting, used):
             yield family
             yield _renamed(family, family.name.replace("vllm:", "catenary_"))
+        yield _renamed(used, "vllm:gpu_cache_usage_perc")
         yield serving
         yield GaugeMetricFamily(
             "catenary_gateway_live_sequences", "Sequences of this gateway.", value=self._live()
@@ -195,15 +201,19 @@ class FleetCollector(Collector):
 
 
 class _Aliases(Collector):
-    """Metrics again under vLLM's names."""
+    """Metrics again under vLLM's names: `same` are named alike but for the prefix, `others` by their keys."""
 
-    def __init__(self, metrics: Sequence[Collector]) -> None:
-        self._metrics = metrics
+    def __init__(self, same: Sequence[Collector], others: Mapping[str, Collector]) -> None:
+        self._same = same
+        self._others = others
 
     def collect(self) -> Iterator[Metric]:
-        for metric in self._metrics:
+        for metric in self._same:
             for family in metric.collect():
                 yield _renamed(family, family.name.replace("catenary_", "vllm:"))
+        for name, metric in self._others.items():
+            for family in metric.collect():
+                yield _renamed(family, name)
 
 
 def _renamed(family: Metric, name: str) -> Metric:

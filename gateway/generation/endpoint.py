@@ -5,9 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Generic, TypeVar
 
-from gateway.generation.answer import Writer
 from gateway.schemas.base import GenerationFields
 from gateway.schemas.limits import RequestLimits
+from gateway.streaming.writer import AnyWriter
 from gateway.text.models import Model
 from gateway.text.pool import TokenizerPool
 
@@ -23,6 +23,8 @@ class Endpoint(ABC, Generic[T]):
     """The field that the prompt comes from."""
     default_max_tokens: ClassVar[int | None] = None
     """Tokens for a request without a limit; None: to the end of the context."""
+    writer: ClassVar[type[AnyWriter]]
+    """What writes its answers."""
 
     @abstractmethod
     def parse(self, body: dict[str, Any], limits: RequestLimits) -> T:
@@ -31,11 +33,3 @@ class Endpoint(ABC, Generic[T]):
     @abstractmethod
     async def render(self, fields: T, model: Model, pool: TokenizerPool, request_id: str) -> list[list[int]]:
         """Token ids of each prompt. Raises ApiError."""
-
-    @abstractmethod
-    def top_count(self, fields: T) -> int | None:
-        """Alternatives to report for each token; None: no log probabilities."""
-
-    @abstractmethod
-    def writer(self, fields: T, model: Model, answer_id: str, created: int) -> Writer:
-        """How the answer is written."""

@@ -46,9 +46,14 @@ class Generation:
         deadline: float,
         on_tokens: Callable[[int, int], None],
     ) -> None:
-        """Args:
-        deadline: the loop's time at which the request is given up.
-        on_tokens: called with each choice's index and its number of new tokens.
+        """Nothing is sent before `submit`.
+
+        Args:
+            plan: what to generate.
+            session: the stream to the router.
+            max_unread_tokens: how far a sequence's reader may be behind.
+            deadline: the loop's time at which the request is given up.
+            on_tokens: called with each choice's index and its number of new tokens.
         """
         self.plan = plan
         self._session = session
@@ -92,9 +97,7 @@ class Generation:
             self._choices.append(_Choice(handle, SequenceText(detokenizer, stops, min_tokens)))
 
     async def next(self) -> list[ChoiceDelta]:
-        """The next output, of at least one sequence; may be without text. Raises ApiError or what
-        interrupted.
-        """
+        """The next output, maybe without text. Raises ApiError, or the error of `interrupt`."""
         try:
             async with asyncio.timeout_at(self._deadline):
                 feeds = await self._inbox.wait()

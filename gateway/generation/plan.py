@@ -14,10 +14,7 @@ from gateway.text.models import Model
 
 @dataclass(frozen=True, slots=True)
 class GenerationPlan:
-    """Prompts and parameters of one request, all checked.
-
-    Choice p * n + i is sample i of prompt p. `top_count` None: no log probabilities.
-    """
+    """Prompts and parameters of one request, all checked. Choice p * n + i is sample i of prompt p."""
 
     request_id: str
     model: Model
@@ -25,7 +22,11 @@ class GenerationPlan:
     max_tokens: Sequence[int]
     n: int
     fields: GenerationFields
-    top_count: int | None
+
+    @property
+    def top_count(self) -> int | None:
+        """Alternatives to report for each token; None: no log probabilities."""
+        return self.fields.top_count
 
     @property
     def count(self) -> int:
@@ -84,22 +85,25 @@ def make_plan(
     model: Model,
     prompts: Sequence[Sequence[int]],
     fields: GenerationFields,
-    top_count: int | None,
     default_max_tokens: int | None,
     param: str,
 ) -> GenerationPlan:
     """Check what needs the model and the rendered prompts. Raises ApiError 400.
 
     Args:
-        default_max_tokens: for a request without a limit; cut to what the context has room for. None: all
-        of it. param: name of the field that the prompts came from.
+        request_id: of the answer; each sequence's id is made from it.
+        model: the model to generate with.
+        prompts: token ids of each prompt.
+        fields: the request.
+        default_max_tokens: for a request without a limit; cut to what the context has room for; None: that.
+        param: name of the field that the prompts came from.
     """
     _check_ids(fields.stop_token_ids or (), model, "stop_token_ids")
     limits = []
     for prompt in prompts:
         limits.append(_token_limit(len(prompt), model.max_model_len, fields, default_max_tokens, param))
         _check_ids(prompt, model, param)
-    return GenerationPlan(request_id, model, prompts, limits, fields.choices, fields, top_count)
+    return GenerationPlan(request_id, model, prompts, limits, fields.choices, fields)
 
 
 def _token_limit(prompt: int, context: int, fields: GenerationFields, default: int | None, param: str) -> int:

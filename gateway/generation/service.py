@@ -13,17 +13,18 @@ from starlette.types import Receive, Scope, Send
 from catenary.telemetry import current_traceparent, get_logger, new_id
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError, overloaded, unavailable
-from gateway.generation.answer import EventStream, Writer, collect
+from gateway.generation.answer import collect, send_stream
 from gateway.generation.delta import ChoiceResult
 from gateway.generation.endpoint import Endpoint, T
 from gateway.generation.generation import Generation
 from gateway.generation.plan import GenerationPlan, make_plan
 from gateway.http.body import BodyLimits, read_json_object
-from gateway.http.disconnect import ClientGone, ClientWatch
+from gateway.http.disconnect import ClientGone, ClientWatch, SlowReader
 from gateway.http.respond import send_json
 from gateway.link import RouterSession
 from gateway.metrics import GatewayMetrics, RequestTimer
 from gateway.schemas import RequestLimits
+from gateway.streaming.writer import AnyWriter
 from gateway.text.models import ModelBoard
 from gateway.text.pool import TokenizerPool
 
@@ -100,37 +101,34 @@ class GenerationService:
                         model=model,
                         prompts=prompts,
                         fields=fields,
-                        top_count=endpoint.top_count(fields),
                         default_max_tokens=endpoint.default_max_tokens,
                         param=endpoint.prompt_param,
                     )
-                    writer = endpoint.writer(fields, model, request_id, int(time.time()))
+                    writer = endpoint.writer(
+                        answer_id=request_id,
+                        created=int(time.time()),
+                        model=model.name,
+                        vocabulary=model.vocabulary,
+                        with_usage=fields.wants_usage,
+                    )
                     with self._generation(plan, timer, deadline) as generation:
                         watch.on_gone(lambda: generation.interrupt(ClientGone()))
                         async with generation:
-                            await self._run(generation, writer, timer, scope, receive, send)
+                            await self._run(generation, writer, timer, send)
             except ApiError as error:
                 timer.failed(error.code or "")
                 raise
+            except ClientGone as error:
+                timer.failed("slow_reader" if isinstance(error, SlowReader) else "disconnect")
+                raise
 
-    async def _run(
-        self,
-        generation: Generation,
-        writer: Writer,
-        timer: RequestTimer,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-    ) -> None:
+    async def _run(self, generation: Generation, writer: AnyWriter, timer: RequestTimer, send: Send) -> None:
         generation.submit(current_traceparent())
         # Nothing is sent before the engine's first answer: until then a refusal is a status, not an event.
         first = await generation.next()
-        timer.accepted(generation.plan.prompt_tokens)
+        timer.accept(generation.plan.prompt_tokens)
         if generation.plan.fields.stream:
-            stream = EventStream(
-                generation, writer, first, stall_s=self._config.stalled_client_s, on_error=timer.failed
-            )
-            await stream(scope, receive, send)
+            await send_stream(send, generation, writer, first, on_error=timer.failed)
         else:
             results = await collect(generation, first)
             await send_json(send, await _encode(writer, results, generation))
@@ -149,7 +147,7 @@ class GenerationService:
             yield generation
         finally:
             self._generations.discard(generation)
-            if generation.finish_reasons:
+            if timer.accepted:
                 timer.finished(generation.finish_reasons, generation.usage(), plan.count)
 
     @contextmanager
@@ -168,7 +166,7 @@ class GenerationService:
                 self._idle.set()
 
 
-async def _encode(writer: Writer, results: list[ChoiceResult], generation: Generation) -> bytes:
+async def _encode(writer: AnyWriter, results: list[ChoiceResult], generation: Generation) -> bytes:
     usage = generation.usage()
     entries = sum(len(result.entries or ()) for result in results)
     if entries * ((generation.plan.top_count or 0) + 1) < LARGE_LOGPROBS:

@@ -2,42 +2,56 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import logging
 import re
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from catenary.telemetry import bind_request, child_traceparent, get_logger, is_request_id, new_id
 from gateway.errors import ApiError, bad_request, internal
+from gateway.http.disconnect import ClientGone, SlowReader
+from gateway.http.protocol import DROP_EXTENSION
 from gateway.http.respond import send_error
 
 _log = get_logger(__name__)
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-_PROBES = frozenset({"/live", "/health", "/ready", "/metrics"})
+HEALTH_PATHS = frozenset({"/live", "/health", "/ready"})
+"""They tell nothing but a state, and probes go by address: they answer without a key and to any host name."""
+_UNLOGGED = HEALTH_PATHS | {"/metrics"}
 OTHER = "other"
 CLIENT_GONE = 499
 """Counted as the status of a request whose client hung up before there was one."""
 
 Observer = Callable[[str, str, int, float], None]
-"""Called once per request with route template, method, status and seconds; the first two are of closed
-sets.
-"""
+"""Called once per request with route template, method, status and seconds; the first two from closed sets."""
 
 
 class RequestContext:
-    """ASGI middleware. A sane `x-request-id` of the client is echoed, any other is replaced by our own; ids
-    that the system uses inside are always its own.
-    """
+    """ASGI middleware. A sane `x-request-id` of the client is echoed, any other is replaced by our own.
 
-    def __init__(self, app: ASGIApp, *, allowed_hosts: Sequence[str] | None, observe: Observer) -> None:
-        """`allowed_hosts` None: localhost and IP addresses; a list with "*": any."""
+    The ids that the system uses inside are always its own."""
+
+    def __init__(
+        self, app: ASGIApp, *, allowed_hosts: Sequence[str] | None, observe: Observer, stall_s: float
+    ) -> None:
+        """Wrap `app`.
+
+        Args:
+            app: what answers the requests.
+            allowed_hosts: names that are answered; None: localhost and IP addresses; with "*": any.
+            observe: is told of each request when it is over.
+            stall_s: seconds that a client may leave its answer unread before it is dropped.
+        """
         self._app = app
         self._observe = observe
+        self._stall_s = stall_s
         self._names = None if allowed_hosts is None else frozenset(name.lower() for name in allowed_hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -48,36 +62,32 @@ class RequestContext:
         if not is_request_id(request_id):
             request_id = new_id("req-")
         started = time.perf_counter()
-        status = 0
-
-        async def send_with_id(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
-            await send(message)
-
+        answer = _Answer(scope, send, request_id, self._stall_s)
         with bind_request(request_id, child_traceparent(headers.get("traceparent"))):
             try:
-                if (refusal := self._refusal(headers)) is not None:
-                    await send_error(send_with_id, refusal)
+                if (refusal := self._refusal(scope["path"], headers)) is not None:
+                    await send_error(answer, refusal)
                 else:
-                    await self._app(scope, receive, send_with_id)
+                    await self._app(scope, receive, answer)
+            except ClientGone:
+                pass
             except Exception:
                 _log.exception("request failed")
-                if not status:
-                    await send_error(send_with_id, internal())
-                else:
+                if not answer.status:
+                    with suppress(ClientGone):
+                        await send_error(answer, internal())
+                elif not answer.complete:
+                    # The server then cuts the connection: the client must see that its answer is not whole.
                     raise
             finally:
-                self._finish(scope, status or CLIENT_GONE, time.perf_counter() - started)
+                self._finish(scope, answer.status or CLIENT_GONE, time.perf_counter() - started)
 
-    def _refusal(self, headers: Headers) -> ApiError | None:
+    def _refusal(self, path: str, headers: Headers) -> ApiError | None:
         hosts = headers.getlist("host")
         if len(hosts) > 1 or (hosts and not (match := _HOST.fullmatch(hosts[0]))):
             return bad_request("The Host header is not valid.", code="invalid_host")
         name = match[1].lower() if hosts and match else ""
-        if not self._host_allowed(name):
+        if path not in HEALTH_PATHS and not self._host_allowed(name):
             return ApiError(
                 403,
                 "This server does not answer under that host name; see its option allowed-hosts.",
@@ -102,5 +112,38 @@ class RequestContext:
         method = scope["method"] if scope["method"] in _METHODS else OTHER
         self._observe(route, method, status, seconds)
         # Probes and scrapes come every few seconds and say nothing.
-        level = logging.DEBUG if route in _PROBES else logging.INFO
+        level = logging.DEBUG if route in _UNLOGGED else logging.INFO
         _log.log(level, "request", method=method, route=route, status=status, seconds=round(seconds, 4))
+
+
+class _Answer:
+    """A request's `send`: adds the request id, and drops a client that leaves its answer unread."""
+
+    def __init__(self, scope: Scope, send: Send, request_id: str, stall_s: float) -> None:
+        self._scope = scope
+        self._send = send
+        self._request_id = request_id.encode()
+        self._stall_s = stall_s
+        self._dropped = False
+        self.status = 0
+        """0 before the head was sent."""
+        self.complete = False
+
+    async def __call__(self, message: Message) -> None:
+        if self._dropped:
+            raise SlowReader
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", ()), (b"x-request-id", self._request_id)]
+        try:
+            async with asyncio.timeout(self._stall_s):
+                await self._send(message)
+        except TimeoutError:
+            _log.warning("client does not read", seconds=self._stall_s)
+            self._dropped = True
+            if (drop := self._scope.get("extensions", {}).get(DROP_EXTENSION)) is not None:
+                drop["call"]()
+            raise SlowReader from None
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        else:
+            self.complete = not message.get("more_body", False)

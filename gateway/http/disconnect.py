@@ -16,6 +16,10 @@ class ClientGone(Exception):
     """The client closed its connection; nobody waits for an answer."""
 
 
+class SlowReader(ClientGone):
+    """The client left its answer unread for too long, and its connection was dropped."""
+
+
 class ClientWatch:
     """Watches a request's connection from entry to exit."""
 
@@ -40,11 +44,6 @@ class ClientWatch:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
-
-    @property
-    def gone(self) -> bool:
-        """Whether the client has hung up."""
-        return self._gone.is_set()
 
     def on_gone(self, callback: Callable[[], None]) -> None:
         """Call back when the client hangs up (at once if it has)."""

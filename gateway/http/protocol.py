@@ -10,7 +10,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from gateway.errors import ApiError
 
-ABORT_EXTENSION = "catenary.abort"
+DROP_EXTENSION = "catenary.drop"
 """Key of `scope["extensions"]`: a callable that drops the connection with all that is unsent."""
 
 MAX_DISCARDED_BYTES = 64 << 20
@@ -21,12 +21,14 @@ _REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header 
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """Bounds per connection: bytes and fields of a request's head, seconds to send it, connections in all."""
+    """Bounds per connection: bytes and fields of a request's head, seconds to send it, connections in all,
+    and seconds in which a client must have read something of a finished answer."""
 
     max_header_bytes: int = 32 << 10
     max_headers: int = 128
     header_timeout_s: float = 20.0
     max_connections: int = 4096
+    stall_s: float = 30.0
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
@@ -34,7 +36,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     It does not pipeline: a request that comes while another is being answered ends the connection after
     that answer. So reading never has to pause for it, and a client that hangs up is noticed at once. A body
-    that was refused and does not end is not read for ever."""
+    that was refused and does not end is not read for ever, nor is a finished answer kept for ever for a
+    client that does not read it."""
 
     limits = HttpLimits()
 
@@ -47,6 +50,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._discarded = 0
         self._deaf = False
         self._head_timer: asyncio.TimerHandle | None = None
+        self._flush_timer: asyncio.TimerHandle | None = None
         self._running: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -58,6 +62,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm_head_timer()
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -84,7 +90,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._running.keep_alive = False
             return
         super().on_message_begin()
-        self.scope["extensions"] = {ABORT_EXTENSION: {"call": self.transport.abort}}
+        self.scope["extensions"] = {DROP_EXTENSION: {"call": self._drop}}
         if self._head_timer is None:
             self._arm_head_timer()
 
@@ -119,6 +125,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             super().on_message_complete()
         self._in_head = True
         self._head_bytes = 0
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch_flush()
 
     def send_400_response(self, msg: str) -> None:
         """The base class's answer to what its parser refused."""
@@ -158,9 +168,26 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             # Otherwise a second answer would be read as part of the one under way.
             self.transport.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
         self.transport.close()
+        self._end_running()
+
+    def _drop(self) -> None:
+        self.transport.abort()
+        self._end_running()
+
+    def _end_running(self) -> None:
+        running = self._running
         if running is not None and not running.response_complete:
             running.disconnected = True
             running.message_event.set()
+
+    def _watch_flush(self, unsent_before: int | None = None) -> None:
+        unsent = self.transport.get_write_buffer_size()
+        if unsent_before is not None and unsent >= unsent_before:
+            self.transport.abort()
+        elif unsent:
+            if self._flush_timer is not None:
+                self._flush_timer.cancel()
+            self._flush_timer = self.loop.call_later(self.limits.stall_s, self._watch_flush, unsent)
 
     def _arm_head_timer(self) -> None:
         self._head_timer = self.loop.call_later(self.limits.header_timeout_s, self._head_late)

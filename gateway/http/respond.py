@@ -12,12 +12,10 @@ from gateway.errors import ApiError
 from gateway.http.disconnect import ClientGone
 
 
-async def send_error(send: Send, error: ApiError, *, close: bool = False) -> None:
-    """Write an error as the whole answer. `close`: the connection ends with it."""
+async def send_error(send: Send, error: ApiError) -> None:
+    """Write an error as the whole answer."""
     body = error.body()
     headers = [*error.headers(), (b"content-length", b"%d" % len(body))]
-    if close:
-        headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
@@ -38,9 +36,7 @@ async def send_json(send: Send, body: bytes) -> None:
 
 
 class Deferred(Response):
-    """A response that does the whole work of its request, so that one scope holds all that must be
-    released.
-    """
+    """A response that does the whole work of its request: one scope holds all that must be released."""
 
     def __init__(self, work: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
         super().__init__()

@@ -41,9 +41,11 @@ class HttpServer:
         keyfile: Path | None = None,
         client_ca: Path | None = None,
     ) -> None:
+        """Raises StartRefused for TLS files that cannot be used."""
+        context = None if certfile is None or keyfile is None else _tls_context(certfile, keyfile, client_ca)
         self._host = host
         self._port = port
-        self._scheme = "https" if certfile else "http"
+        self._scheme = "http" if context is None else "https"
         self._socket: socket.socket | None = None
         self._task: asyncio.Task[None] | None = None
         self._server = _QuietServer(
@@ -60,21 +62,12 @@ class HttpServer:
                 backlog=BACKLOG,
                 timeout_keep_alive=keep_alive_s,
                 timeout_graceful_shutdown=5,
-                ssl_certfile=certfile,
-                ssl_keyfile=keyfile,
-                ssl_ca_certs=str(client_ca) if client_ca else None,
-                ssl_cert_reqs=ssl.CERT_REQUIRED if client_ca else ssl.CERT_NONE,
+                ssl_context_factory=None if context is None else lambda _config, _default: context,
             )
         )
 
     async def start(self) -> str:
-        """Listen, and return the base URL. Raises StartRefused: port in use, bad host, bad certificate."""
-        try:
-            self._server.config.load()
-        except (OSError, ssl.SSLError):
-            raise StartRefused(
-                "--ssl-certfile or --ssl-keyfile: not a readable certificate and key"
-            ) from None
+        """Listen, and return the base URL. Raises StartRefused: port in use, bad host."""
         self._socket = _bind(self._host, self._port)
         self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]))
         while not self._server.started:
@@ -95,10 +88,28 @@ class HttpServer:
             self._socket.close()
 
 
+def _tls_context(certfile: Path, keyfile: Path, client_ca: Path | None) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        # Without a password OpenSSL would ask the terminal for that of an encrypted key.
+        context.load_cert_chain(certfile, keyfile, password="")
+    except (OSError, ValueError):
+        raise StartRefused(
+            "--ssl-certfile, --ssl-keyfile: not a readable certificate and its key without a password"
+        ) from None
+    if client_ca is not None:
+        try:
+            context.load_verify_locations(client_ca)
+        except OSError:
+            raise StartRefused(f"--ssl-ca-certs {client_ca}: holds no readable certificate") from None
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
 def _bind(host: str, port: int) -> socket.socket:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except OSError:
+    except (OSError, UnicodeError):
         raise StartRefused(f"--host {host}: not an address of this machine") from None
     family, kind, protocol, _, address = found[0]
     listener = socket.socket(family, kind, protocol)

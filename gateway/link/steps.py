@@ -15,8 +15,7 @@ Lookup = Callable[[int], SequenceFeed | None]
 
 
 def deliver(step: common_pb2.StepOutput, lookup: Lookup) -> Iterator[tuple[int, bool]]:
-    """Give each row to its feed; rows of unknown handles (aborted here, still on their way there) are
-    passed over.
+    """Give each row to its feed. Rows of unknown handles are passed over: their abort is on its way.
 
     Yields (handle, overrun) for each sequence that is over: it ended, or its reader is too far behind.
     Raises MalformedStep before anything was delivered.

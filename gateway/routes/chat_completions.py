@@ -25,6 +25,7 @@ class ChatEndpoint(Endpoint[ChatRequest]):
 
     id_prefix = "chatcmpl-"
     prompt_param = "messages"
+    writer = ChatWriter
 
     def parse(self, body: dict[str, Any], limits: RequestLimits) -> ChatRequest:
         return parse_request(ChatRequest, body, CHAT, limits)
@@ -47,18 +48,6 @@ class ChatEndpoint(Endpoint[ChatRequest]):
                 chat=tokenizer_pb2.ChatInput(messages=messages, add_generation_prompt=True),
                 max_prompt_tokens=model.max_model_len,
             )
-        )
-
-    def top_count(self, fields: ChatRequest) -> int | None:
-        return fields.top_count
-
-    def writer(self, fields: ChatRequest, model: Model, answer_id: str, created: int) -> ChatWriter:
-        return ChatWriter(
-            answer_id=answer_id,
-            created=created,
-            model=model.name,
-            vocabulary=model.vocabulary,
-            with_usage=fields.wants_usage,
         )
 
 

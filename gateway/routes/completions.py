@@ -27,6 +27,7 @@ class CompletionEndpoint(Endpoint[CompletionRequest]):
     id_prefix = "cmpl-"
     prompt_param = "prompt"
     default_max_tokens = DEFAULT_MAX_TOKENS
+    writer = CompletionWriter
 
     def parse(self, body: dict[str, Any], limits: RequestLimits) -> CompletionRequest:
         return parse_request(CompletionRequest, body, COMPLETION, limits)
@@ -44,20 +45,6 @@ class CompletionEndpoint(Endpoint[CompletionRequest]):
                 completion=tokenizer_pb2.CompletionInput(prompts=texts, add_special_tokens=True),
                 max_prompt_tokens=model.max_model_len,
             )
-        )
-
-    def top_count(self, fields: CompletionRequest) -> int | None:
-        return fields.top_count
-
-    def writer(
-        self, fields: CompletionRequest, model: Model, answer_id: str, created: int
-    ) -> CompletionWriter:
-        return CompletionWriter(
-            answer_id=answer_id,
-            created=created,
-            model=model.name,
-            vocabulary=model.vocabulary,
-            with_usage=fields.wants_usage,
         )
 
 

@@ -137,6 +137,11 @@ class GenerationFields(RequestModel):
         return self.max_tokens
 
     @property
+    def top_count(self) -> int | None:
+        """Alternatives to report for each token; None if log probabilities were not asked for."""
+        raise NotImplementedError
+
+    @property
     def wants_usage(self) -> bool:
         """Whether a stream ends with a usage chunk."""
         return bool(self.stream_options and self.stream_options.include_usage)

@@ -40,7 +40,6 @@ class ChatRequest(GenerationFields):
 
     @property
     def top_count(self) -> int | None:
-        """Alternatives to report for each token; None if log probabilities were not asked for."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def check(self, limits: RequestLimits) -> None:

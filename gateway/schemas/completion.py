@@ -17,9 +17,7 @@ _KINDS = "a string, an array of strings, an array of token ids, or an array of s
 
 
 def _read_prompt(value: Any, info: ValidationInfo) -> list[str] | list[list[int]]:
-    """Every form of `prompt` as a list of prompts of one kind. Quick for millions of ids, and sure for all
-    else.
-    """
+    """Every form of `prompt` as a list of prompts of one kind; quick for millions of ids."""
     if isinstance(value, str):
         value = [value]
     if not isinstance(value, list):
@@ -52,7 +50,6 @@ class CompletionRequest(GenerationFields):
 
     @property
     def top_count(self) -> int | None:
-        """Alternatives to report for each token; None if log probabilities were not asked for."""
         return self.logprobs
 
     def check(self, limits: RequestLimits) -> None:

@@ -9,7 +9,6 @@ from pydantic_core.core_schema import ValidationInfo
 
 from gateway.schemas.base import FieldError, RequestModel, limits_of, plain_object
 
-ROLES = ("system", "developer", "user", "assistant")
 # What clients send back with an assistant's message, and what of it asks for nothing.
 _NEUTRAL_FIELDS: dict[str, tuple[Any, ...]] = {
     "refusal": (None,),

@@ -102,9 +102,7 @@ COMPLETION: Mapping[str, Sequence[Any]] = {
 def drop_neutral(
     body: dict[str, Any], known: Mapping[str, Sequence[Any]], prefix: str = ""
 ) -> dict[str, Any]:
-    """`body` without the known parameters that ask for nothing. Raises ApiError for one that asks for
-    something.
-    """
+    """`body` without the known parameters that ask for nothing. Raises ApiError for any other known one."""
     kept = {}
     for name, value in body.items():
         if name not in known:

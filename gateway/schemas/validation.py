@@ -43,9 +43,7 @@ _TYPES = {
 def parse_request(
     model: type[T], body: dict[str, Any], known: Mapping[str, Sequence[Any]], limits: RequestLimits
 ) -> T:
-    """Validate `body` as `model`; `known` lists the parameters that are refused by name. Raises ApiError
-    400.
-    """
+    """Validate `body` as `model`; `known` are the parameters refused by name. Raises ApiError 400."""
     if len(body) > MAX_FIELDS:
         raise bad_request(f"The request has more than {MAX_FIELDS} parameters.")
     try:
@@ -76,9 +74,11 @@ def _first(error: ValidationError) -> ApiError:
     if kind == "finite_number":
         return bad_request(f"Invalid '{param}': must be a finite number.", param)
     if kind in ("too_short", "string_too_short"):
-        return bad_request(f"Invalid '{param}': must have at least {context['min_length']} items.", param)
+        # No minimum is above one.
+        return bad_request(f"Invalid '{param}': must not be empty.", param)
     if kind in ("too_long", "string_too_long"):
-        return bad_request(f"Invalid '{param}': must have at most {context['max_length']} items.", param)
+        unit = "items" if kind == "too_long" else "characters"
+        return bad_request(f"Invalid '{param}': must have at most {context['max_length']} {unit}.", param)
     return bad_request(f"Invalid value for '{param}'.", param)
 
 

@@ -9,9 +9,8 @@ from msgspec import UNSET, UnsetType
 
 from gateway.generation.delta import ChoiceDelta, ChoiceResult
 from gateway.streaming.logprobs import CompletionLogprobs, completion_logprobs
-from gateway.streaming.sse import event
 from gateway.streaming.usage import Usage
-from gateway.text.vocabulary import Vocabulary
+from gateway.streaming.writer import Writer
 
 
 class CompletionChoice(msgspec.Struct):
@@ -30,38 +29,10 @@ class Completion(msgspec.Struct):
     usage: Usage | UnsetType | None = UNSET
 
 
-class CompletionWriter:
-    """Writes one completion request's answer, in pieces or whole."""
-
-    def __init__(
-        self, *, answer_id: str, created: int, model: str, vocabulary: Vocabulary, with_usage: bool
-    ) -> None:
-        self._id = answer_id
-        self._created = created
-        self._model = model
-        self._vocabulary = vocabulary
-        self._absent_usage: UnsetType | None = None if with_usage else UNSET
-
-    def opening(self, count: int, usage: Usage | None) -> bytes:
-        """Completions have no chunk in front of their text."""
-        return b""
-
-    def delta(self, delta: ChoiceDelta, usage: Usage | None) -> bytes:
-        """The chunk for new text and the one for an end, as far as there is either."""
-        chunks = b""
-        if delta.text or delta.entries:
-            logprobs = completion_logprobs(delta.entries, self._vocabulary) if delta.entries else None
-            chunks += self._chunk([CompletionChoice(delta.index, delta.text, logprobs)], usage)
-        if delta.finish_reason is not None:
-            chunks += self._chunk([CompletionChoice(delta.index, "", None, delta.finish_reason)], usage)
-        return chunks
-
-    def usage(self, usage: Usage) -> bytes:
-        """The chunk without choices that closes a stream whose client asked for the usage."""
-        return self._chunk([], usage)
+class CompletionWriter(Writer[CompletionChoice]):
+    """Completions: a chunk is an object like the whole answer."""
 
     def whole(self, results: Sequence[ChoiceResult], usage: Usage) -> bytes:
-        """The answer that is not streamed."""
         choices = [
             CompletionChoice(
                 result.index,
@@ -73,8 +44,12 @@ class CompletionWriter:
         ]
         return msgspec.json.encode(self._object(choices, usage))
 
-    def _chunk(self, choices: list[CompletionChoice], usage: Usage | None) -> bytes:
-        return event(self._object(choices, self._absent_usage if usage is None else usage))
+    def _text(self, delta: ChoiceDelta) -> CompletionChoice:
+        logprobs = completion_logprobs(delta.entries, self._vocabulary) if delta.entries else None
+        return CompletionChoice(delta.index, delta.text, logprobs)
+
+    def _end(self, index: int, finish_reason: str) -> CompletionChoice:
+        return CompletionChoice(index, "", None, finish_reason)
 
     def _object(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> Completion:
         return Completion(self._id, "text_completion", self._created, self._model, choices, usage)

@@ -18,8 +18,7 @@ class Detokenizer(ABC):
 
     The texts of all `push` calls and of `flush`, joined, equal the decoding of all ids at once. A character
     whose bytes are spread over tokens appears with the last of them. Bytes that begin a character at the
-    end of the prompt count: the first token may complete it, and nothing else of the prompt is ever
-    repeated."""
+    end of the prompt count: the first token may complete it. No other part of the prompt is ever repeated."""
 
     @abstractmethod
     def push(self, token_id: int) -> str:
@@ -36,9 +35,11 @@ class ByteDetokenizer(Detokenizer):
     __slots__ = ("_bytes_of", "_decoder", "_unproven")
 
     def __init__(self, bytes_of: Callable[[int], bytes], prompt: Sequence[int]) -> None:
-        """Args:
-        bytes_of: bytes that a token shows; empty for a token that is left out of the text.
-        prompt: the prompt's ids, of which only the last few are looked at.
+        """Begin where `prompt` ends.
+
+        Args:
+            bytes_of: bytes that a token shows; empty for a token that is left out of the text.
+            prompt: the prompt's ids, of which only the last few are looked at.
         """
         self._bytes_of = bytes_of
         self._decoder = _Utf8Decoder("replace")
@@ -72,10 +73,12 @@ class WindowDetokenizer(Detokenizer):
         is_hidden: Callable[[int], bool],
         prompt: Sequence[int],
     ) -> None:
-        """Args:
-        decode: ids to text.
-        is_hidden: whether a token is left out of the text.
-        prompt: the prompt's ids, of which only the last few are looked at.
+        """Begin where `prompt` ends.
+
+        Args:
+            decode: ids to text.
+            is_hidden: whether a token is left out of the text.
+            prompt: the prompt's ids, of which only the last few are looked at.
         """
         self._decode = decode
         self._hidden = is_hidden

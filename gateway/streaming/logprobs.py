@@ -54,9 +54,9 @@ def chat_logprobs(entries: Sequence[LogprobEntry], vocabulary: Vocabulary) -> Ch
 
 
 def completion_logprobs(entries: Sequence[LogprobEntry], vocabulary: Vocabulary) -> CompletionLogprobs:
-    """The `logprobs` object of a completion choice. The sampled token is always among the alternatives,
-    where any were asked for.
-    """
+    """The `logprobs` object of a completion choice.
+
+    Where alternatives were asked for, the sampled token is always among them."""
     names = [token_name(vocabulary.token_bytes(entry.token_id), "bytes:") for entry in entries]
     values = [_finite(entry.logprob.sampled) for entry in entries]
     tops: list[dict[str, float]] = []
@@ -72,9 +72,7 @@ def completion_logprobs(entries: Sequence[LogprobEntry], vocabulary: Vocabulary)
 
 
 def token_name(data: bytes, prefix: str = "") -> str:
-    """A token's text, or its bytes in hex where they are no whole characters: unlike U+FFFD that stays
-    unique.
-    """
+    """A token's text, or where that is no whole characters its bytes in hex, which stay unique."""
     try:
         return data.decode()
     except UnicodeDecodeError:

@@ -20,9 +20,7 @@ class TokenLogprob(NamedTuple):
 
 
 class LogprobEntry(NamedTuple):
-    """A token whose text has been shown: `offset` is where that text begins, in characters of the
-    completion.
-    """
+    """A token whose text has been shown; that begins at character `offset` of the completion."""
 
     token_id: int
     offset: int

@@ -34,9 +34,7 @@ class _Target:
 
 
 class TokenizerPool:
-    """Renders prompts and fetches tokenizer files. `dns:///name:port` counts as one target, balanced by
-    gRPC.
-    """
+    """Renders prompts and fetches tokenizer files. `dns:///name:port` is one target, balanced by gRPC."""
 
     def __init__(
         self,
@@ -100,10 +98,11 @@ class TokenizerPool:
             await target.channel.close()
 
     async def _anywhere(self, call: Callable[[_Target], Awaitable[T]], model: str) -> T:
-        """`call` on the least busy target; on others, in turn, if that one is away. All calls may be
-        repeated.
-        """
+        """`call` on the least busy target; on others, in turn, if that one is away. Calls may be repeated."""
+        # The sort is stable: of targets that are alike, the one that was not asked for longest comes first.
         order = sorted(self._targets, key=lambda target: target.calls)
+        self._targets.remove(order[0])
+        self._targets.append(order[0])
         for attempt in range(max(TRIES, len(order))):
             target = order[attempt % len(order)]
             target.calls += 1

@@ -138,6 +138,25 @@ async def test_a_client_that_never_reads_is_dropped(start_stack: StartStack) -> 
     await stack.idle()
 
 
+async def test_whole_answers_that_are_never_read_hold_nothing(start_stack: StartStack) -> None:
+    stack = await start_stack(script(model=ENDLESS, capacity=ROOMY), stalled_client_s=0.5)
+    body = {"model": "tiny", "prompt": [8], "max_tokens": 4000, "logprobs": 5}
+    connection = await stack.open_raw(b"")
+    connection.writer.transport.pause_reading()
+    server = stack.gateway._server._server.server_state.connections
+    await eventually(lambda: server, "a connection")
+    # Each answer has some megabytes: after a few, the sockets are full and the next one cannot be sent.
+    for _ in range(12):
+        if not server:
+            break
+        connection.writer.write(request_bytes("POST", COMPLETIONS, body))
+        await eventually(lambda: engine_load(stack)[0] == 1 or not server, "a running sequence")
+        await stack.idle()
+    await eventually(lambda: not server, "a dropped connection", timeout_s=5)
+    connection.close()
+    await stack.idle()
+
+
 async def test_a_reader_too_far_behind_is_dropped(start_stack: StartStack) -> None:
     stack = await start_stack(
         script(model=ENDLESS, capacity=ROOMY), stalled_client_s=60, stream_buffer_tokens=2000

@@ -9,6 +9,8 @@ import pytest
 
 from catenary.v1 import common_pb2
 from gateway import GatewayApp, GatewayConfig
+from gateway.errors import INTERNAL_MESSAGE
+from gateway.text.models import ModelBoard
 from tests.integration.conftest import StartStack
 from tests.support.gateway import COMPLETIONS, MODEL, Stack, running_stack, saying, script, tokenizer_process
 from tests.support.http import call
@@ -35,6 +37,30 @@ async def test_a_refusal_is_a_status(stack: Stack, code: int, status: int, name:
         assert answer.headers["retry-after"] == "3"
         assert answer.headers["retry-after-ms"] == "2500"
     stack.faults.refusals.clear()
+    await stack.alive()
+
+
+async def test_what_was_refused_has_no_latency(stack: Stack) -> None:
+    stack.faults.refuse_next()
+    assert (await stack.complete(n=3)).status == 429
+    await stack.idle()
+    page = (await stack.get("/metrics")).body.decode()
+    assert 'catenary_request_failures_total{model_name="tiny",reason="rate_limit_exceeded"} 1.0' in page
+    for name in ("request_success_total{", "e2e_request_latency_seconds_count{", "prompt_tokens_total{"):
+        assert name not in page
+
+
+async def test_a_defect_is_the_fixed_500(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_board: ModelBoard) -> None:
+        raise RuntimeError("at /some/path")
+
+    monkeypatch.setattr(ModelBoard, "served", property(fail))
+    answer = await stack.get("/v1/models")
+    assert answer.status == 500
+    assert answer.headers["content-type"] == "application/json"
+    error = {"message": INTERNAL_MESSAGE, "type": "server_error", "param": None, "code": "internal_error"}
+    assert answer.json() == {"error": error}
+    monkeypatch.undo()
     await stack.alive()
 
 

@@ -60,6 +60,9 @@ def test_help_lists_every_option() -> None:
         (["--api-key-file", "/nope"], "--api-key-file"),
         (["--router", "no address"], "--router"),
         (["--client-secret-file", "/nope"], "client"),
+        (["--tls-ca", "/nope"], "tls_ca"),
+        (["--tls-cert", "/nope"], "tls-key"),
+        (["--host", "a..b"], "--host"),
         (["--host", "256.1.1.1"], "--host"),
     ],
 )

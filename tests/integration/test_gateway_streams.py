@@ -290,5 +290,10 @@ async def test_metrics_have_exact_values_and_both_names(stack: Stack) -> None:
             'kv_cache_usage_perc{model_name="tiny"} 0.0',
         ):
             assert f"\n{prefix}{line}\n" in page, line
-    assert "vllm:inter_token_latency_seconds_count" in page
-    assert "vllm:time_per_output_token_seconds_count" in page
+    # Per token, and under the name that it had before: 6 choices of 5 tokens and one of 4.
+    for name in ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"):
+        assert f'\n{name}_count{{model_name="tiny"}} 27.0\n' in page
+    # Once per request.
+    for prefix in ("catenary_", "vllm:"):
+        assert f'\n{prefix}request_time_per_output_token_seconds_count{{model_name="tiny"}} 4.0\n' in page
+    assert '\nvllm:gpu_cache_usage_perc{model_name="tiny"} 0.0\n' in page
