@@ -8,16 +8,20 @@ import re
 import shlex
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
+
+from tests.support.certificates import make_authority, make_certificate
 
 pytestmark = pytest.mark.model
 
@@ -30,6 +34,14 @@ STOP_S = 45.0
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
+
+
+def two_free_ports() -> int:
+    """Return the first of two free ports that follow one another."""
+    while True:
+        port = free_port()
+        with suppress(OSError), socket.create_server(("127.0.0.1", port + 1)):
+            return port
 
 
 def clean_environment() -> dict[str, str]:
@@ -76,7 +88,7 @@ def descendants(ancestor: int) -> dict[int, str]:
 class Up:
     """A running `catenary up`."""
 
-    def __init__(self, scratch: Path, *options: str) -> None:
+    def __init__(self, scratch: Path, *options: str, **environment: str) -> None:
         self.scratch = scratch
         self.port, self.router_port, self.tokenizer_port = free_port(), free_port(), free_port()
         ports = f"--port {self.port} --router-port {self.router_port} --tokenizer-port {self.tokenizer_port}"
@@ -87,7 +99,7 @@ class Up:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=clean_environment() | {"TMPDIR": str(scratch)},
+            env=clean_environment() | {"TMPDIR": str(scratch)} | environment,
         )
         self.lines: list[str] = []
         self._arrived: queue.Queue[str] = queue.Queue()
@@ -232,6 +244,49 @@ def test_sigterm_lets_an_answer_end_and_leaves_nothing(up: Up) -> None:
     wait_for(lambda: not family & processes().keys(), 10)
     assert up.lines[-1] == "stopped"
     assert not [entry.name for entry in up.scratch.iterdir() if entry.name.startswith("catenary-")]
+
+
+def test_scaled_out_with_keys_a_template_and_https(tmp_path: Path) -> None:
+    make_authority(tmp_path, "authority")
+    server = make_certificate(tmp_path, "server", "authority")
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ messages[0]['content'] }}")
+    port = two_free_ports()
+    options = f"--port {port} --engines 2 --gateways 2 --tokenizers 2 --api-key k-one,k-two"
+    options += f" --chat-template {template} --ssl-certfile {server.cert} --ssl-keyfile {server.key}"
+    options += " --cors-allow-origins https://a.test"
+    # The engines are scripted ones: what is asked here is not their business.
+    up = Up(tmp_path, *options.split(), CATENARY_ENGINE_SCRIPTED="default")
+    message = {"role": "user", "content": "Hello"}
+    body = {"model": "SmolLM2-135M-Instruct", "messages": [message], "max_tokens": 2}
+    trusted = ssl.create_default_context(cafile=server.ca)
+
+    def ask(gateway: int, key: str) -> httpx2.Response:
+        url = f"https://127.0.0.1:{port + gateway}/v1/chat/completions"
+        headers = {"Authorization": f"Bearer {key}", "Origin": "https://a.test"}
+        return httpx2.post(url, json=body, headers=headers, verify=trusted, timeout=30)
+
+    try:
+        ready = up.line_with("ready in", START_S)
+        assert f"https://127.0.0.1:{port}/v1" in ready
+        assert "k-one" not in "".join(up.lines)
+        assert {f"gateway-{i}: https://127.0.0.1:{port + i}/v1" for i in (0, 1)} <= set(up.lines)
+        for gateway, key in ((0, "k-one"), (0, "k-two"), (1, "k-one"), (1, "k-two")):
+            answer = ask(gateway, key)
+            assert answer.status_code == 200, answer.text
+            # The template shows the message and nothing else; the model's own adds roles and a system text.
+            assert answer.json()["usage"]["prompt_tokens"] == 1
+            assert answer.headers["access-control-allow-origin"] == "https://a.test"
+            assert ask(gateway, "k-three").status_code == 401
+        assert sum("services.engine" in command for command in descendants(up.process.pid).values()) == 2
+        tokenizer = up.service("services.tokenizer")
+        assert tokenizer is not None
+        os.kill(tokenizer, signal.SIGKILL)
+        assert [ask(gateway, "k-one").status_code for gateway in (0, 1, 0, 1)] == [200] * 4
+        up.process.send_signal(signal.SIGTERM)
+        assert up.process.wait(STOP_S) == 0
+    finally:
+        up.close()
 
 
 def test_killed_supervisor_leaves_nothing(tmp_path: Path) -> None:

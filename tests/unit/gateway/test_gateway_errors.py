@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from starlette.datastructures import Headers
 
+from catenary.config import load
 from catenary.runtime import StartRefused
 from catenary.v1 import common_pb2
 from gateway.auth import ApiKeys, bearer_key, read_keys
+from gateway.config import GatewayConfig
 from gateway.errors import ApiError, from_wire, internal, model_not_found
 from gateway.streaming.sse import error_event, event
 
@@ -94,6 +96,12 @@ def test_keys_are_compared_by_digest() -> None:
 def test_the_key_of_a_request(headers: list[tuple[str, str]], key: bytes | None) -> None:
     raw = [(name.encode(), value.encode("latin-1")) for name, value in headers]
     assert bearer_key(Headers(raw=raw)) == key
+
+
+def test_several_keys_as_flags() -> None:
+    for flags in (["--api-key", "one,two"], ["--api-key", "one", "--api-key", "two"]):
+        keys = read_keys(load(GatewayConfig, flags, prog="gateway").api_key, None)
+        assert [keys.accepts(key) for key in (b"one", b"two", b"one,two", b"")] == [True, True, False, False]
 
 
 def test_keys_from_a_file(tmp_path: Path) -> None:
