@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from catenary.backoff import Backoff
 from catenary.telemetry import get_logger
 from catenary.v1 import router_pb2
 from gateway.errors import ApiError, model_not_found, unavailable
@@ -77,7 +78,7 @@ class ModelBoard:
 
     async def run(self) -> None:
         """Fetch the vocabularies that are missing or have changed, until cancelled."""
-        pause = _FIRST_PAUSE_S
+        backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -87,11 +88,10 @@ class ModelBoard:
             for model in missing:
                 await self._load(model)
             if any(self._usable(model) is None for model in self._served.values()):
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, _LONGEST_PAUSE_S)
+                await asyncio.sleep(backoff.next_delay())
                 self._changed.set()
             else:
-                pause = _FIRST_PAUSE_S
+                backoff.reset()
 
     def _usable(self, model: router_pb2.ServedModel) -> Vocabulary | None:
         vocabulary = self._vocabularies.get(model.info.name)

@@ -52,6 +52,7 @@ class ChildProcess:
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._on_line = on_line
         self._process: asyncio.subprocess.Process | None = None
+        self._ending = False
 
     @property
     def pid(self) -> int | None:
@@ -78,6 +79,9 @@ class ChildProcess:
         finally:
             os.close(writer_fd)
         process = self._process
+        if self._ending:
+            # Told to end while it was being started.
+            self.terminate()
         follower = asyncio.create_task(self._follow(reader_fd), name=f"log of {self.spec.name}")
         try:
             code = await process.wait()
@@ -116,7 +120,8 @@ class ChildProcess:
         self._on_line(self.spec.name, line)
 
     def terminate(self) -> None:
-        """Ask the process to drain and end."""
+        """Ask the process, and any that is being started, to drain and end."""
+        self._ending = True
         if self.pid is not None and self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.terminate()

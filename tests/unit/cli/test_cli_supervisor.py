@@ -12,7 +12,7 @@ import pytest
 
 from catenary.cli.up.child import wrapped
 from catenary.cli.up.plan import ChildSpec, Stage
-from catenary.cli.up.process import ChildLog
+from catenary.cli.up.process import ChildLog, ChildProcess
 from catenary.cli.up.reporter import PlainReporter
 from catenary.cli.up.supervisor import Supervisor, describe_exit
 from catenary.runtime import StartRefused
@@ -114,6 +114,17 @@ def group_exists(group: int) -> bool:
             if int(fields[2]) == group and fields[0] != "Z":
                 return True
     return False
+
+
+async def test_child_told_to_end_while_it_starts_ends(tmp_path: Path) -> None:
+    late = spec("late", SLEEPER)
+    process = ChildProcess(late, ChildLog(tmp_path / "late.log"), lambda _name, _line: None)
+    running = asyncio.create_task(process.run())
+    await asyncio.sleep(0)
+    assert process.pid is None
+    process.terminate()
+    assert await asyncio.wait_for(running, 10) == -signal.SIGTERM
+    process.log.close()
 
 
 async def test_child_that_cannot_start_ends_the_start_readably(tmp_path: Path) -> None:
