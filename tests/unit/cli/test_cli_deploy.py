@@ -30,6 +30,12 @@ def services() -> dict[str, dict[str, Any]]:
     return compose_services("cpu")
 
 
+def test_make_names_what_a_person_types() -> None:
+    done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True)
+    listed = {line.split()[0] for line in done.stdout.splitlines()}
+    assert listed >= {"help", "setup", "serve", "test", "test-long", "check", "protos", "compose-test"}
+
+
 def test_profiles_choose_the_engine(services: dict[str, dict[str, Any]]) -> None:
     assert set(services) == {"model", "router", "tokenizer", "engine", "gateway"}
     hpu = compose_services("hpu")
