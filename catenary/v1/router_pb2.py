@@ -26,7 +26,7 @@ from catenary.v1 import common_pb2 as catenary_dot_v1_dot_common__pb2
 from catenary.v1 import engine_pb2 as catenary_dot_v1_dot_engine__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x63\x61tenary/v1/router.proto\x12\x0b\x63\x61tenary.v1\x1a\x18\x63\x61tenary/v1/common.proto\x1a\x18\x63\x61tenary/v1/engine.proto\"[\n\x0cSessionHello\x12\x17\n\x0fschema_revision\x18\x01 \x01(\r\x12\x1d\n\x15minimum_peer_revision\x18\x02 \x01(\r\x12\x13\n\x0binstance_id\x18\x03 \x01(\t\"E\n\x0eSessionWelcome\x12\x17\n\x0fschema_revision\x18\x01 \x01(\r\x12\x1a\n\x12router_instance_id\x18\x02 \x01(\t\"X\n\tModelLoad\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x13\n\x0bused_blocks\x18\x03 \x01(\x04\x12\x14\n\x0ctotal_blocks\x18\x04 \x01(\x04\"\x83\x01\n\x0bServedModel\x12$\n\x04info\x18\x01 \x01(\x0b\x32\x16.catenary.v1.ModelInfo\x12\x17\n\x0fserving_engines\x18\x02 \x01(\r\x12\x0f\n\x07\x63reated\x18\x03 \x01(\x04\x12$\n\x04load\x18\x04 \x01(\x0b\x32\x16.catenary.v1.ModelLoad\"8\n\x0cModelsUpdate\x12(\n\x06models\x18\x01 \x03(\x0b\x32\x18.catenary.v1.ServedModel\"\x9b\x01\n\x0eSessionRequest\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x19.catenary.v1.SessionHelloH\x00\x12%\n\x06submit\x18\x02 \x01(\x0b\x32\x13.catenary.v1.SubmitH\x00\x12+\n\x05\x61\x62ort\x18\x03 \x01(\x0b\x32\x1a.catenary.v1.AbortSequenceH\x00\x42\t\n\x07payload\"\xfd\x01\n\x0fSessionResponse\x12.\n\x07welcome\x18\x01 \x01(\x0b\x32\x1b.catenary.v1.SessionWelcomeH\x00\x12+\n\x06models\x18\x02 \x01(\x0b\x32\x19.catenary.v1.ModelsUpdateH\x00\x12\'\n\x04step\x18\x03 \x01(\x0b\x32\x17.catenary.v1.StepOutputH\x00\x12\'\n\x07refusal\x18\x04 \x01(\x0b\x32\x14.catenary.v1.RefusalH\x00\x12\x30\n\x0c\x61\x62ort_result\x18\x05 \x01(\x0b\x32\x18.catenary.v1.AbortResultH\x00\x42\t\n\x07payload\":\n\x0fGenerateRequest\x12\'\n\x04spec\x18\x01 \x01(\x0b\x32\x19.catenary.v1.SequenceSpec\"{\n\x10GenerateResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12-\n\x08logprobs\x18\x02 \x01(\x0b\x32\x1b.catenary.v1.LogprobColumns\x12%\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x18.catenary.v1.SequenceEnd\"\x13\n\x11ListModelsRequest\">\n\x12ListModelsResponse\x12(\n\x06models\x18\x01 \x03(\x0b\x32\x18.catenary.v1.ServedModel\"\x11\n\x0fGetFleetRequest\"\x84\x02\n\x0b\x46leetEngine\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x13\n\x0b\x65ngine_name\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\t\x12\x13\n\x0blease_epoch\x18\x04 \x01(\x04\x12%\n\x05model\x18\x05 \x01(\x0b\x32\x16.catenary.v1.ModelInfo\x12\'\n\x08\x63\x61pacity\x18\x06 \x01(\x0b\x32\x15.catenary.v1.Capacity\x12%\n\x04load\x18\x07 \x01(\x0b\x32\x17.catenary.v1.LoadReport\x12\x18\n\x10placed_sequences\x18\x08 \x01(\r\x12\x15\n\rplaced_tokens\x18\t \x01(\x04\"\x83\x01\n\x10GetFleetResponse\x12\x1a\n\x12router_instance_id\x18\x01 \x01(\t\x12)\n\x07\x65ngines\x18\x02 \x03(\x0b\x32\x18.catenary.v1.FleetEngine\x12\x10\n\x08sessions\x18\x03 \x01(\r\x12\x16\n\x0elive_sequences\x18\x04 \x01(\r2\xbc\x02\n\rRouterService\x12H\n\x07Session\x12\x1b.catenary.v1.SessionRequest\x1a\x1c.catenary.v1.SessionResponse(\x01\x30\x01\x12I\n\x08Generate\x12\x1c.catenary.v1.GenerateRequest\x1a\x1d.catenary.v1.GenerateResponse0\x01\x12M\n\nListModels\x12\x1e.catenary.v1.ListModelsRequest\x1a\x1f.catenary.v1.ListModelsResponse\x12G\n\x08GetFleet\x12\x1c.catenary.v1.GetFleetRequest\x1a\x1d.catenary.v1.GetFleetResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x63\x61tenary/v1/router.proto\x12\x0b\x63\x61tenary.v1\x1a\x18\x63\x61tenary/v1/common.proto\x1a\x18\x63\x61tenary/v1/engine.proto\"[\n\x0cSessionHello\x12\x17\n\x0fschema_revision\x18\x01 \x01(\r\x12\x1d\n\x15minimum_peer_revision\x18\x02 \x01(\r\x12\x13\n\x0binstance_id\x18\x03 \x01(\t\"[\n\x0eSessionWelcome\x12\x17\n\x0fschema_revision\x18\x01 \x01(\r\x12\x1a\n\x12router_instance_id\x18\x02 \x01(\t\x12\x14\n\x0cheartbeat_ms\x18\x03 \x01(\r\"X\n\tModelLoad\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x13\n\x0bused_blocks\x18\x03 \x01(\x04\x12\x14\n\x0ctotal_blocks\x18\x04 \x01(\x04\"\x83\x01\n\x0bServedModel\x12$\n\x04info\x18\x01 \x01(\x0b\x32\x16.catenary.v1.ModelInfo\x12\x17\n\x0fserving_engines\x18\x02 \x01(\r\x12\x0f\n\x07\x63reated\x18\x03 \x01(\x04\x12$\n\x04load\x18\x04 \x01(\x0b\x32\x16.catenary.v1.ModelLoad\"8\n\x0cModelsUpdate\x12(\n\x06models\x18\x01 \x03(\x0b\x32\x18.catenary.v1.ServedModel\"\x9b\x01\n\x0eSessionRequest\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x19.catenary.v1.SessionHelloH\x00\x12%\n\x06submit\x18\x02 \x01(\x0b\x32\x13.catenary.v1.SubmitH\x00\x12+\n\x05\x61\x62ort\x18\x03 \x01(\x0b\x32\x1a.catenary.v1.AbortSequenceH\x00\x42\t\n\x07payload\"\xfd\x01\n\x0fSessionResponse\x12.\n\x07welcome\x18\x01 \x01(\x0b\x32\x1b.catenary.v1.SessionWelcomeH\x00\x12+\n\x06models\x18\x02 \x01(\x0b\x32\x19.catenary.v1.ModelsUpdateH\x00\x12\'\n\x04step\x18\x03 \x01(\x0b\x32\x17.catenary.v1.StepOutputH\x00\x12\'\n\x07refusal\x18\x04 \x01(\x0b\x32\x14.catenary.v1.RefusalH\x00\x12\x30\n\x0c\x61\x62ort_result\x18\x05 \x01(\x0b\x32\x18.catenary.v1.AbortResultH\x00\x42\t\n\x07payload\":\n\x0fGenerateRequest\x12\'\n\x04spec\x18\x01 \x01(\x0b\x32\x19.catenary.v1.SequenceSpec\"{\n\x10GenerateResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12-\n\x08logprobs\x18\x02 \x01(\x0b\x32\x1b.catenary.v1.LogprobColumns\x12%\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x18.catenary.v1.SequenceEnd\"\x13\n\x11ListModelsRequest\">\n\x12ListModelsResponse\x12(\n\x06models\x18\x01 \x03(\x0b\x32\x18.catenary.v1.ServedModel\"\x11\n\x0fGetFleetRequest\"\x84\x02\n\x0b\x46leetEngine\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x13\n\x0b\x65ngine_name\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\t\x12\x13\n\x0blease_epoch\x18\x04 \x01(\x04\x12%\n\x05model\x18\x05 \x01(\x0b\x32\x16.catenary.v1.ModelInfo\x12\'\n\x08\x63\x61pacity\x18\x06 \x01(\x0b\x32\x15.catenary.v1.Capacity\x12%\n\x04load\x18\x07 \x01(\x0b\x32\x17.catenary.v1.LoadReport\x12\x18\n\x10placed_sequences\x18\x08 \x01(\r\x12\x15\n\rplaced_tokens\x18\t \x01(\x04\"\x83\x01\n\x10GetFleetResponse\x12\x1a\n\x12router_instance_id\x18\x01 \x01(\t\x12)\n\x07\x65ngines\x18\x02 \x03(\x0b\x32\x18.catenary.v1.FleetEngine\x12\x10\n\x08sessions\x18\x03 \x01(\r\x12\x16\n\x0elive_sequences\x18\x04 \x01(\r2\xbc\x02\n\rRouterService\x12H\n\x07Session\x12\x1b.catenary.v1.SessionRequest\x1a\x1c.catenary.v1.SessionResponse(\x01\x30\x01\x12I\n\x08Generate\x12\x1c.catenary.v1.GenerateRequest\x1a\x1d.catenary.v1.GenerateResponse0\x01\x12M\n\nListModels\x12\x1e.catenary.v1.ListModelsRequest\x1a\x1f.catenary.v1.ListModelsResponse\x12G\n\x08GetFleet\x12\x1c.catenary.v1.GetFleetRequest\x1a\x1d.catenary.v1.GetFleetResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,31 +36,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SESSIONHELLO']._serialized_start=93
   _globals['_SESSIONHELLO']._serialized_end=184
   _globals['_SESSIONWELCOME']._serialized_start=186
-  _globals['_SESSIONWELCOME']._serialized_end=255
-  _globals['_MODELLOAD']._serialized_start=257
-  _globals['_MODELLOAD']._serialized_end=345
-  _globals['_SERVEDMODEL']._serialized_start=348
-  _globals['_SERVEDMODEL']._serialized_end=479
-  _globals['_MODELSUPDATE']._serialized_start=481
-  _globals['_MODELSUPDATE']._serialized_end=537
-  _globals['_SESSIONREQUEST']._serialized_start=540
-  _globals['_SESSIONREQUEST']._serialized_end=695
-  _globals['_SESSIONRESPONSE']._serialized_start=698
-  _globals['_SESSIONRESPONSE']._serialized_end=951
-  _globals['_GENERATEREQUEST']._serialized_start=953
-  _globals['_GENERATEREQUEST']._serialized_end=1011
-  _globals['_GENERATERESPONSE']._serialized_start=1013
-  _globals['_GENERATERESPONSE']._serialized_end=1136
-  _globals['_LISTMODELSREQUEST']._serialized_start=1138
-  _globals['_LISTMODELSREQUEST']._serialized_end=1157
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1159
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1221
-  _globals['_GETFLEETREQUEST']._serialized_start=1223
-  _globals['_GETFLEETREQUEST']._serialized_end=1240
-  _globals['_FLEETENGINE']._serialized_start=1243
-  _globals['_FLEETENGINE']._serialized_end=1503
-  _globals['_GETFLEETRESPONSE']._serialized_start=1506
-  _globals['_GETFLEETRESPONSE']._serialized_end=1637
-  _globals['_ROUTERSERVICE']._serialized_start=1640
-  _globals['_ROUTERSERVICE']._serialized_end=1956
+  _globals['_SESSIONWELCOME']._serialized_end=277
+  _globals['_MODELLOAD']._serialized_start=279
+  _globals['_MODELLOAD']._serialized_end=367
+  _globals['_SERVEDMODEL']._serialized_start=370
+  _globals['_SERVEDMODEL']._serialized_end=501
+  _globals['_MODELSUPDATE']._serialized_start=503
+  _globals['_MODELSUPDATE']._serialized_end=559
+  _globals['_SESSIONREQUEST']._serialized_start=562
+  _globals['_SESSIONREQUEST']._serialized_end=717
+  _globals['_SESSIONRESPONSE']._serialized_start=720
+  _globals['_SESSIONRESPONSE']._serialized_end=973
+  _globals['_GENERATEREQUEST']._serialized_start=975
+  _globals['_GENERATEREQUEST']._serialized_end=1033
+  _globals['_GENERATERESPONSE']._serialized_start=1035
+  _globals['_GENERATERESPONSE']._serialized_end=1158
+  _globals['_LISTMODELSREQUEST']._serialized_start=1160
+  _globals['_LISTMODELSREQUEST']._serialized_end=1179
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1181
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1243
+  _globals['_GETFLEETREQUEST']._serialized_start=1245
+  _globals['_GETFLEETREQUEST']._serialized_end=1262
+  _globals['_FLEETENGINE']._serialized_start=1265
+  _globals['_FLEETENGINE']._serialized_end=1525
+  _globals['_GETFLEETRESPONSE']._serialized_start=1528
+  _globals['_GETFLEETRESPONSE']._serialized_end=1659
+  _globals['_ROUTERSERVICE']._serialized_start=1662
+  _globals['_ROUTERSERVICE']._serialized_end=1978
 # @@protoc_insertion_point(module_scope)

@@ -54,17 +54,21 @@ class SessionWelcome(_message.Message):
 
     SCHEMA_REVISION_FIELD_NUMBER: _builtins.int
     ROUTER_INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_MS_FIELD_NUMBER: _builtins.int
     schema_revision: _builtins.int
     router_instance_id: _builtins.str
+    heartbeat_ms: _builtins.int
+    """Longest time between two messages of a router that is well; 0 from one that promises none."""
     def __init__(
         self,
         *,
         schema_revision: _builtins.int = ...,
         router_instance_id: _builtins.str = ...,
+        heartbeat_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["router_instance_id", b"router_instance_id", "schema_revision", b"schema_revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_ms", b"heartbeat_ms", "router_instance_id", b"router_instance_id", "schema_revision", b"schema_revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -136,8 +140,9 @@ Global___ServedModel: _TypeAlias = ServedModel  # noqa: Y015
 
 @_typing.final
 class ModelsUpdate(_message.Message):
-    """All models: sent after the welcome, at each change of membership or state, and about once a second while the load
-    changes. A model whose engines have all left stays listed with no serving engine.
+    """All models: sent after the welcome, at each change of membership or state, about once a second while the load
+    changes, and with each heartbeat. A model whose engines have all left stays listed with no serving engine, up to 64
+    such models: then the one that left first is forgotten. Sums of loads stop at the largest value of their field.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -66,6 +66,10 @@ class RouterServiceServicer:
         the router answers `welcome` and then keeps it informed of the models served. Steps of all engines are merged
         per tick: never one message per token.
 
+        Heartbeat: the router sends a ModelsUpdate at least every `SessionWelcome.heartbeat_ms`, even if nothing has
+        changed. A gateway that hears nothing for several heartbeats treats the router as lost: it leaves the stream and
+        opens another one. A frozen router keeps its connection, so silence is the only sign of it.
+
         When the stream ends, every sequence that was submitted on it is aborted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

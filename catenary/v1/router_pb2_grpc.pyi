@@ -38,6 +38,10 @@ class RouterServiceStub:
     the router answers `welcome` and then keeps it informed of the models served. Steps of all engines are merged
     per tick: never one message per token.
 
+    Heartbeat: the router sends a ModelsUpdate at least every `SessionWelcome.heartbeat_ms`, even if nothing has
+    changed. A gateway that hears nothing for several heartbeats treats the router as lost: it leaves the stream and
+    opens another one. A frozen router keeps its connection, so silence is the only sign of it.
+
     When the stream ends, every sequence that was submitted on it is aborted.
     """
     Generate: _grpc.UnaryStreamMultiCallable[_router_pb2.GenerateRequest, _router_pb2.GenerateResponse]
@@ -59,6 +63,10 @@ class RouterServiceAsyncStub(RouterServiceStub):
     """A gateway's multiplexed stream: many sequences, one stream for the life of the gateway. The gateway sends `hello`,
     the router answers `welcome` and then keeps it informed of the models served. Steps of all engines are merged
     per tick: never one message per token.
+
+    Heartbeat: the router sends a ModelsUpdate at least every `SessionWelcome.heartbeat_ms`, even if nothing has
+    changed. A gateway that hears nothing for several heartbeats treats the router as lost: it leaves the stream and
+    opens another one. A frozen router keeps its connection, so silence is the only sign of it.
 
     When the stream ends, every sequence that was submitted on it is aborted.
     """
@@ -84,6 +92,10 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
         """A gateway's multiplexed stream: many sequences, one stream for the life of the gateway. The gateway sends `hello`,
         the router answers `welcome` and then keeps it informed of the models served. Steps of all engines are merged
         per tick: never one message per token.
+
+        Heartbeat: the router sends a ModelsUpdate at least every `SessionWelcome.heartbeat_ms`, even if nothing has
+        changed. A gateway that hears nothing for several heartbeats treats the router as lost: it leaves the stream and
+        opens another one. A frozen router keeps its connection, so silence is the only sign of it.
 
         When the stream ends, every sequence that was submitted on it is aborted.
         """

@@ -13,6 +13,7 @@ from catenary.runtime import mark_started
 from catenary.telemetry import configure_logging, get_logger, new_id
 from catenary.v1 import engine_pb2_grpc, router_pb2_grpc
 from services.router.admission import Admission, AdmissionLimits, SpecLimits
+from services.router.chores import Chore, Chores
 from services.router.config import RouterConfig
 from services.router.dispatch import AbortCause, Dispatcher, Membership, ReaderWatch, SessionHub
 from services.router.fleet import Fleet
@@ -84,14 +85,14 @@ class Router:
         self.client_watch = ReaderWatch(config.slow_reader_s)
         self._engine_watch = ReaderWatch(config.lease_ms / 1000)
         self._server = RpcServer.from_config(config, ACCESS)
-        self._chores: asyncio.Task[None] | None = None
+        self._chores = Chores()
         self._add_services()
         self._add_gauges()
 
     async def start(self) -> tuple[str, ...]:
         """Listen and serve. Returns the bound addresses. Raises what RpcServer.start raises."""
         bound = await self._server.start()
-        self._chores = asyncio.create_task(self._run_chores())
+        self._start_chores()
         self._server.health.set(SERVICE, True)
         return bound
 
@@ -111,36 +112,19 @@ class Router:
         self._hub.close_all(AbortCause.DRAIN)
         self._membership.leave_all()
         await self._server.stop(STOP_GRACE_S)
-        if self._chores is not None:
-            self._chores.cancel()
-            await asyncio.wait([self._chores])
+        await self._chores.stop()
 
-    async def _run_chores(self) -> None:
+    def _start_chores(self) -> None:
         period = min(SWEEP_PERIOD_S, self._config.lease_ms / 4000, self._config.slow_reader_s / 4)
-        loop = asyncio.get_running_loop()
-        models_due = loop.time()
-        heard = True
-        while True:
-            due = loop.time() + period
-            await asyncio.sleep(period)
-            # If this process stood still, its peers did not: hear them for a period before judging them.
-            heard = not heard or loop.time() - due <= period
-            if not heard:
-                continue
-            try:
-                self._sweep()
-                if loop.time() >= models_due:
-                    models_due = loop.time() + MODELS_PERIOD_S
-                    self._hub.tick()
-            except Exception:
-                # Leases and slow readers must go on being watched whatever one of them has caused.
-                _log.exception("a periodic check failed")
-
-    def _sweep(self) -> None:
-        self._membership.sweep()
-        self._dispatcher.sweep()
-        self.client_watch.sweep()
-        self._engine_watch.sweep()
+        self._chores.start(
+            Chore("leases", period, self._membership.sweep, judges=True),
+            Chore("aborts", period, self._dispatcher.sweep, judges=True),
+            Chore("client readers", period, self.client_watch.sweep, judges=True),
+            Chore("engine readers", period, self._engine_watch.sweep, judges=True),
+            Chore("models", MODELS_PERIOD_S, self._hub.tick),
+            # Twice in the time that was promised, so that a late one still keeps it.
+            Chore("heartbeat", self._config.heartbeat_s / 2, self._hub.beat),
+        )
 
     def _add_services(self) -> None:
         config = self._config
@@ -148,6 +132,7 @@ class Router:
             self._hub,
             self.client_watch,
             router_instance_id=self.instance_id,
+            heartbeat_ms=round(config.heartbeat_s * 1000),
             hello_timeout_s=config.hello_timeout_s,
         )
         router = RouterServicer(

@@ -45,6 +45,12 @@ class RouterConfig(RpcConfig):
     report_interval_ms: int = Field(
         500, ge=10, le=60_000, description="Milliseconds between an engine's load reports."
     )
+    heartbeat_s: float = Field(
+        2,
+        ge=0.05,
+        le=600,
+        description="Seconds within which a gateway hears from the router.",
+    )
     hello_timeout_s: float = Field(
         10, gt=0, le=600, description="Seconds in which a stream must say who it is."
     )

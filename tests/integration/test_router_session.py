@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 
 import grpc
 import pytest
@@ -228,6 +229,15 @@ async def test_models_updates_follow_the_load_about_once_a_second(monkeypatch):
         count = len(gateway.updates)
         await asyncio.sleep(0.3)
         assert len(gateway.updates) <= count + 1
+
+
+async def test_a_quiet_router_is_heard_in_each_heartbeat(monkeypatch):
+    async with running_router(monkeypatch, heartbeat_s=1) as (_, address), FakeGateway(address) as gateway:
+        assert gateway.welcome.heartbeat_ms == 1000
+        await until(lambda: len(gateway.updates) >= 4)
+        times = [when for when, _ in gateway.updates]
+        assert max(later - sooner for sooner, later in pairwise(times)) <= 1
+        assert all(not update.models for _, update in gateway.updates)
 
 
 async def test_a_session_must_say_hello_with_a_known_schema(monkeypatch):

@@ -17,7 +17,7 @@ class SessionHub:
     """Opens and closes sessions and pushes ModelsUpdate to them.
 
     `changed` is called at each change of membership or state: changes of one tick make one update. `tick` is
-    called about once a second and pushes if the load has changed since.
+    called about once a second and pushes if the load has changed since. `beat` is called in each heartbeat.
     """
 
     def __init__(self, fleet: Fleet, dispatcher: Dispatcher, *, max_sessions: int, max_unread: int) -> None:
@@ -70,9 +70,22 @@ class SessionHub:
         if self._update() != self._published:
             self.changed()
 
+    def beat(self) -> None:
+        """Push an update even if nothing has changed: gateways take silence for a router that is lost.
+
+        Whatever hinders a new update, the last one is sent in its place, and the reason raised.
+        """
+        try:
+            self._published = self._update()
+        finally:
+            self._send()
+
     def _push(self) -> None:
         self._push_due = False
         self._published = self._update()
+        self._send()
+
+    def _send(self) -> None:
         for session in self._sessions:
             session.outbox.models(self._published)
 

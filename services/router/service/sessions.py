@@ -22,11 +22,18 @@ class SessionStreams:
     """Carries `Session`s of a hub over Session streams."""
 
     def __init__(
-        self, hub: SessionHub, watch: ReaderWatch, *, router_instance_id: str, hello_timeout_s: float
+        self,
+        hub: SessionHub,
+        watch: ReaderWatch,
+        *,
+        router_instance_id: str,
+        heartbeat_ms: int,
+        hello_timeout_s: float,
     ) -> None:
         self._hub = hub
         self._watch = watch
         self._router_instance_id = router_instance_id
+        self._heartbeat_ms = heartbeat_ms
         self._hello_timeout_s = hello_timeout_s
 
     async def serve(
@@ -90,7 +97,9 @@ class SessionStreams:
 
     def _welcome(self) -> router_pb2.SessionResponse:
         welcome = router_pb2.SessionWelcome(
-            schema_revision=SCHEMA_REVISION, router_instance_id=self._router_instance_id
+            schema_revision=SCHEMA_REVISION,
+            router_instance_id=self._router_instance_id,
+            heartbeat_ms=self._heartbeat_ms,
         )
         return router_pb2.SessionResponse(welcome=welcome)
 

@@ -148,6 +148,26 @@ async def test_updates_are_pushed_on_change_and_only_on_change():
     assert (await following).models.models[0].load.running == 4
 
 
+async def test_a_heartbeat_is_sent_though_nothing_changed_and_even_if_the_models_fail(monkeypatch):
+    fleet = Fleet(lease_s=1)
+    hub = hub_of(fleet)
+    messages = hub.open().outbox.messages()
+    await anext(messages)
+    model = common_pb2.ModelInfo(name="m", max_model_len=5)
+    fleet.attach(engine_pb2.EngineHello(instance_id="i", model=model), now=0, unix_time=0)
+    for _ in range(2):
+        hub.beat()
+        assert (await anext(messages)).models.models[0].info.name == "m"
+
+    def fail():
+        raise ValueError("no sum")
+
+    monkeypatch.setattr(fleet, "served_models", fail)
+    with pytest.raises(ValueError, match="no sum"):
+        hub.beat()
+    assert (await anext(messages)).models.models[0].info.name == "m"
+
+
 def test_a_stuck_write_is_called_out_once_per_limit():
     now, strikes = [0.0], []
     watch = ReaderWatch(10, clock=lambda: now[0])

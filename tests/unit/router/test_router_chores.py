@@ -1,0 +1,48 @@
+"""Chores: each for itself, and none judges peers after a time in which the router stood still."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from services.router.chores import Chore, Chores
+
+
+async def until_more(calls: list[float], count: int) -> None:
+    async with asyncio.timeout(5):
+        while len(calls) < count:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+
+
+async def test_a_chore_that_fails_stops_neither_itself_nor_another():
+    failed, done = [], []
+
+    def fail() -> None:
+        failed.append(time.monotonic())
+        raise ValueError("every time")
+
+    chores = Chores()
+    chores.start(Chore("fails", 0.005, fail), Chore("works", 0.005, lambda: done.append(time.monotonic())))
+    await until_more(done, 3)
+    await until_more(failed, 3)
+    await chores.stop()
+    count = len(done)
+    await asyncio.sleep(0.02)
+    assert len(done) == count
+
+
+async def test_peers_are_not_judged_right_after_a_standstill():
+    judged, sent = [], []
+    chores = Chores()
+    chores.start(
+        Chore("judges", 0.05, lambda: judged.append(time.monotonic()), judges=True),
+        Chore("sends", 0.05, lambda: sent.append(time.monotonic())),
+    )
+    # Let both fall asleep, then stand still for long.
+    await asyncio.sleep(0.01)
+    time.sleep(0.3)  # noqa: ASYNC251
+    over = time.monotonic()
+    await until_more(judged, 1)
+    await chores.stop()
+    assert judged[0] - over >= 0.04
+    assert sent[0] - over < judged[0] - over
