@@ -130,7 +130,6 @@ class CoreLoop:
     def _fail(self, sequences: list[Sequence], message: str) -> None:
         """Ends sequences whose computation went wrong, and nothing else."""
         for sequence in sequences:
-            self._runner.scrub(sequence)
             if self._scheduler.end(sequence.key, FinishReason.ERROR) is not None:
                 self._step.add_failure(sequence, CoreErrorCode.INTERNAL, message)
 

@@ -1,7 +1,8 @@
 """Turns a step's rows into padded tensors of their bucket's static shape.
 
 Padding is made harmless here: padded tokens write to the padding block, padded context belongs to it, padded
-rows own no block. The padding block is the one after the pool's last.
+rows own no block. The padding block is the one after the pool's last. Slots that are masked are zero: the
+runner clears what a step begins.
 """
 
 from __future__ import annotations
@@ -35,6 +36,22 @@ class KvLayout:
     def padding_slot(self, index: int) -> int:
         """Slot for the index-th padded token; they take turns, since writes to one slot would queue up."""
         return self.padding_block * self.block_size + index % self.block_size
+
+
+def begun_by_prefill(chunks: Sequence[PrefillChunk], layout: KvLayout) -> list[int]:
+    """Blocks that these chunks begin and do not fill: at most one each, its last."""
+    size = layout.block_size
+    return [
+        chunk.sequence.block_table[chunk.end // size]
+        for chunk in chunks
+        if chunk.end % size and chunk.end // size * size >= chunk.start
+    ]
+
+
+def begun_by_decode(rows: Sequence[DecodeRow], layout: KvLayout) -> list[int]:
+    """Blocks of which these rows write the first slot."""
+    size = layout.block_size
+    return [row.sequence.block_table[row.position // size] for row in rows if not row.position % size]
 
 
 def prefill_tensors(

@@ -9,7 +9,13 @@ import torch
 from services.engine.bucketing import Bucket
 from services.engine.device import Device
 from services.engine.model.transformers_backend import PagedModel
-from services.engine.runner.batches import KvLayout, decode_tensors, prefill_tensors
+from services.engine.runner.batches import (
+    KvLayout,
+    begun_by_decode,
+    begun_by_prefill,
+    decode_tensors,
+    prefill_tensors,
+)
 from services.engine.sampling import RowParams, SampledToken, sample
 from services.engine.scheduler import Sequence, StepPlan
 
@@ -56,17 +62,13 @@ class Runner:
         tokens = sample(logits, rows, self._device)
         return StepResult(tuple(zip(plan.sampling(), tokens, strict=True)))
 
-    def scrub(self, sequence: Sequence) -> None:
-        """Zeroes a failed sequence's KV before its blocks go to others."""
-        if sequence.block_table:
-            self._model.clear_blocks(sequence.block_table)
-
     def _run_prefill(self, plan: StepPlan) -> torch.Tensor:
         bucket = plan.bucket_prefill
         longest = max((chunk.length for chunk in plan.prefills), default=1)
         context = max((-(-chunk.start // self._layout.block_size) for chunk in plan.prefills), default=0)
         if bucket is None or not bucket.covers(len(plan.prefills), longest, context):
             raise PlanError(f"prefill bucket {bucket} does not hold the step")
+        self._clear([*begun_by_prefill(plan.prefills, self._layout), self._layout.padding_block])
         tensors = prefill_tensors(plan.prefills, bucket, self._layout, self._device)
         self._device.shapes.note("prefill", tensors)
         return self._prefill(*tensors)
@@ -76,9 +78,20 @@ class Runner:
         blocks = sum(row.position // self._layout.block_size + 1 for row in plan.decodes)
         if bucket is None or not bucket.covers(len(plan.decodes), 1, blocks):
             raise PlanError(f"decode bucket {bucket} does not hold the step")
+        self._clear(begun_by_decode(plan.decodes, self._layout))
         tensors = decode_tensors(plan.decodes, bucket, self._layout, self._device)
         self._device.shapes.note("decode", tensors)
         return self._decode(*tensors)
+
+    def _clear(self, blocks: list[int]) -> None:
+        """Zeroes blocks of which the coming forward reads slots that belong to nobody.
+
+        A masked slot counts nothing only while it holds a number: 0 * NaN is NaN. So what the last owner left
+        has to go, however it ended, when the next one begins a block; and the padding block before each
+        prefill, whose context it fills up. A decode reads that block too, for rows that are dropped.
+        """
+        if blocks:
+            self._model.clear_blocks(blocks)
 
 
 def _row_params(plan: StepPlan) -> list[RowParams]:

@@ -149,9 +149,65 @@ def test_a_result_that_is_not_a_number_ends_that_sequence_alone(core: LocalCore)
     ]
     for old, new in zip(before[1:], after[1:], strict=True):
         assert core.outputs[old].token_ids == core.outputs[new].token_ids
-    # The failed sequence's blocks are clean for their next owners.
+    # What it left in its blocks does not reach their next owners.
     again = [core.submit(prompt) for prompt in prompts]
     core.run()
+    for old, new in zip(before, again, strict=True):
+        assert core.outputs[old].token_ids == core.outputs[new].token_ids
+    assert_idle(core)
+
+
+BAD = 101
+
+
+def break_token(core: LocalCore) -> None:
+    """Makes every forward compute NaN from the token BAD on, like an overflow. Not for tied embeddings."""
+    runner: Any = core.loop._runner
+    with torch.no_grad():
+        runner._model._model.get_input_embeddings().weight[BAD] = torch.nan
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "mistral"])
+@pytest.mark.parametrize("ending", ["abort", "preempt"])
+def test_a_prompt_that_ends_half_computed_leaves_no_nan_behind(
+    tmp_path: Path, kind: str, ending: str
+) -> None:
+    core = LocalCore(tiny_options(save_tiny_model(kind, tmp_path)))
+    prompts = [[7, 7, 9], [5, 11, 80, 3], [30] * 27, [31] * 70]
+    before = [core.submit(prompt) for prompt in prompts]
+    core.run()
+    break_token(core)
+    neighbour = core.submit(prompts[3])
+    core.step()
+    broken = core.submit([4] * 3 + [BAD] * 60)
+    for _ in range(4):
+        core.step()
+    if ending == "preempt":
+        scheduler: Any = core.engine.scheduler
+        assert scheduler._preempt_newest().key == broken
+    assert not core.outputs[broken].token_ids
+    core.loop.handle(AbortSequences([broken]))
+    again = [core.submit(prompt) for prompt in prompts]
+    core.run()
+    for old, new in zip([*before, before[3]], [*again, neighbour], strict=True):
+        assert core.outputs[old].token_ids == core.outputs[new].token_ids
+    assert_idle(core)
+
+
+def test_nan_does_not_spread_through_padding(tmp_path: Path) -> None:
+    core = LocalCore(tiny_options(save_tiny_model("qwen2", tmp_path)))
+    prompts = [[30] * 6, [31] * 70]
+    before = [core.submit(prompt) for prompt in prompts]
+    core.run()
+    break_token(core)
+    # The second chunk of the broken prompt has 3 tokens in a bucket of 8 and shares it with the neighbour,
+    # whose context is all padding. Later chunks of the last prompt have padded context too.
+    broken = core.submit([4] * 20 + [BAD] * 7)
+    again = [core.submit(prompt) for prompt in prompts]
+    core.run()
+    end = core.outputs[broken].end
+    assert end is not None
+    assert end.reason is FinishReason.ERROR
     for old, new in zip(before, again, strict=True):
         assert core.outputs[old].token_ids == core.outputs[new].token_ids
     assert_idle(core)

@@ -134,11 +134,14 @@ def _prefill(
     scale: float,
 ) -> torch.Tensor:
     """Returns [B * Q, heads, dv]."""
-    _write(layer, key, value, inputs.slots)
+    written_key, written_value = key, value
     query, key, value = (_split_rows(tensor, inputs.batch) for tensor in (query, key, value))
     if inputs.context_blocks.shape[1]:
         key = torch.cat((_context(layer.key, inputs), key), dim=2)
         value = torch.cat((_context(layer.value, inputs), value), dim=2)
+    # After the context was read: padding tokens of a row that went wrong write NaN into the padding block,
+    # which is part of its neighbours' context.
+    _write(layer, written_key, written_value, inputs.slots)
     out = layer.device.attend_prefill(query, key, value, inputs.masks[window], scale)
     return out.transpose(1, 2).reshape(-1, out.shape[1], out.shape[3])
 

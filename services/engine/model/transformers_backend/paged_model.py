@@ -61,7 +61,7 @@ class PagedModel:
             attach_cache(module, LayerCache(self._device, key, value))
 
     def clear_blocks(self, blocks: Sequence[int]) -> None:
-        """Zeroes blocks: a NaN left in one would pass through the masked slots of its next owner."""
+        """Zeroes blocks in all layers."""
         ids = self._device.to_device(torch.tensor(list(blocks), dtype=torch.int64))
         for module in self._modules:
             cache = cache_of(module)
