@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 
 import torch
@@ -33,9 +34,14 @@ def flat_decode(
     repeat = heads // kv_heads
     owner = rows.clamp_max(batch - 1)
     key = _gather(key_cache, blocks, block_size)
-    grouped = (query * scale).index_select(0, owner).view(count * kv_heads, repeat, -1)
+    # A power of two loses nothing in half precision and keeps float16 from overflowing; the rest of the scale
+    # waits for float32. The product still rounds the scores, as transformers' eager attention does. A float32
+    # product needs another copy of all keys: measured with 8 rows of SmolLM2 in bfloat16 on a CPU, a decode
+    # then takes a tenth more at 256 tokens of context and at least a quarter more at 2048.
+    mantissa, exponent = math.frexp(scale)
+    grouped = (query * 2.0**exponent).index_select(0, owner).view(count * kv_heads, repeat, -1)
     scores = torch.bmm(grouped, key.transpose(1, 2)).float().view(count, heads, block_size)
-    scores += bias.unsqueeze(1)
+    scores.mul_(mantissa).add_(bias.unsqueeze(1))
 
     # Row `batch` collects the padding and is dropped.
     pivot = torch.full((batch + 1, heads), HIDDEN, dtype=torch.float32, device=query.device)
