@@ -621,18 +621,18 @@ class ModelInfo(_message.Message):
     DTYPE_FIELD_NUMBER: _builtins.int
     TOKENIZER_SHA256_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Name that requests use."""
+    """Name that requests use; 1 to 256 characters."""
     max_model_len: _builtins.int
-    """Longest sequence, prompt and completion together, in tokens."""
+    """Longest sequence, prompt and completion together, in tokens; 1 to 2^24."""
     vocab_size: _builtins.int
-    """Width of the logits; every token id on the wire is below it."""
+    """Width of the logits, 1 to 2^24; every token id on the wire is below it."""
     dtype: _builtins.str
-    """Computation type: float32, bfloat16 or float16."""
+    """Computation type: float32, bfloat16 or float16; at most 64 characters."""
     tokenizer_sha256: _builtins.str
     """SHA-256 of tokenizer.json in hex, or empty (scripted engine). A gateway that decodes with another one refuses."""
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The model's own end-of-sequence tokens."""
+        """The model's own end-of-sequence tokens; at most 64."""
 
     def __init__(
         self,

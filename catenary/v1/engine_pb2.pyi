@@ -66,14 +66,15 @@ class Capacity(_message.Message):
     MAX_WAITING_FIELD_NUMBER: _builtins.int
     MAX_BATCHED_TOKENS_FIELD_NUMBER: _builtins.int
     block_size: _builtins.int
-    """Tokens per KV block."""
+    """Tokens per KV block; 1 to 2^16."""
     total_blocks: _builtins.int
+    """1 to 2^31."""
     max_running: _builtins.int
-    """Sequences that run at once."""
+    """Sequences that run at once; 1 to 2^20."""
     max_waiting: _builtins.int
-    """Sequences that may wait in the engine beyond those."""
+    """Sequences that may wait in the engine beyond those; at most 2^20."""
     max_batched_tokens: _builtins.int
-    """Tokens of one step."""
+    """Tokens of one step; at most 2^24."""
     def __init__(
         self,
         *,
@@ -93,7 +94,7 @@ Global___Capacity: _TypeAlias = Capacity  # noqa: Y015
 
 @_typing.final
 class EngineHello(_message.Message):
-    """First message of an engine."""
+    """First message of an engine. A router refuses one that is out of the bounds given with its fields."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -110,14 +111,15 @@ class EngineHello(_message.Message):
     """Revision of these files the engine was built with, and the oldest peer it understands."""
     minimum_peer_revision: _builtins.int
     instance_id: _builtins.str
-    """New at each boot of the engine's servicer."""
+    """New at each boot of the engine's servicer; 1 to 256 characters."""
     engine_name: _builtins.str
-    """Name for people: logs, metrics, the console."""
+    """Name for people: logs, metrics, the console; 1 to 256 characters."""
     version: _builtins.str
-    """Version of the software."""
+    """Version of the software; at most 64 characters."""
     device: _builtins.str
-    """cpu, hpu, cuda, sim or scripted."""
+    """cpu, hpu, cuda, sim or scripted; at most 64 characters."""
     state: Global___EngineState.ValueType
+    """Not UNSPECIFIED."""
     @_builtins.property
     def model(self) -> _common_pb2.ModelInfo: ...
     @_builtins.property

@@ -57,7 +57,7 @@ async def test_who_is_no_engine_may_not_attach(monkeypatch, secret, status):
 
 async def test_bad_hellos_are_refused(monkeypatch):
     async with running_router(monkeypatch, max_engines=2, hello_timeout_s=0.3) as (router, address):
-        nameless = common_pb2.ModelInfo(max_model_len=10)
+        nameless = common_pb2.ModelInfo(max_model_len=10, vocab_size=5)
         shapeless = common_pb2.ModelInfo(name=MODEL)
         for model in (nameless, shapeless):
             refusal = await refusal_of(FakeEngine(address, model=model))
@@ -104,6 +104,29 @@ async def test_a_stale_epoch_is_refused(monkeypatch):
         assert await engine.call.code() == grpc.StatusCode.FAILED_PRECONDITION
         assert "epoch" in await engine.call.details()
         assert len(router.fleet) == 0
+
+
+@pytest.mark.parametrize("state", [engine_pb2.ENGINE_STATE_UNSPECIFIED, 42])
+async def test_an_engine_in_a_state_that_does_not_exist_is_given_up(monkeypatch, state):
+    async with (
+        running_router(monkeypatch) as (router, address),
+        FakeEngine(address, auto=False, reports=False) as engine,
+    ):
+        await engine.send(load=engine_pb2.LoadReport(sequence=1, state=state))
+        assert await engine.call.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert len(router.fleet) == 0
+
+
+async def test_a_hello_with_a_million_end_tokens_is_refused_and_told_to_nobody(monkeypatch):
+    async with running_router(monkeypatch) as (router, address), FakeGateway(address) as gateway:
+        model = common_pb2.ModelInfo(
+            name=MODEL, max_model_len=10, vocab_size=5, eos_token_ids=[1] * 1_000_000
+        )
+        refusal = await refusal_of(FakeEngine(address, model=model))
+        assert error_of(refusal).param == "eos_token_ids"
+        async with FakeEngine(address):
+            await until(lambda: gateway.serving() == 1)
+        assert all(update.ByteSize() < 200 for _, update in gateway.updates)
 
 
 async def test_the_same_engine_attached_twice_replaces_itself(monkeypatch):

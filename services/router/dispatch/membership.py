@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 from enum import StrEnum
 
-from catenary.schema import revision_mismatch
 from catenary.telemetry import get_logger
 from catenary.v1 import common_pb2, engine_pb2
-from services.router.admission import MAX_NAME_LENGTH, Refused
+from services.router.admission import Refused
 from services.router.dispatch.dispatcher import Dispatcher
+from services.router.dispatch.hello import check_hello, known_state
 from services.router.dispatch.link import EngineLink
 from services.router.fleet import Fleet
 from services.router.metrics import RouterMetrics
@@ -105,7 +105,7 @@ class Membership:
         """Handle one message of an attached engine.
 
         Raises:
-            Refused: another epoch than the granted one, or a message that has no place here.
+            Refused: another epoch than the granted one, a message that has no place here, an unknown state.
             MalformedStep: a step whose columns contradict one another.
         """
         if link.closed:
@@ -143,6 +143,12 @@ class Membership:
                 self.leave(link, LossReason.ROUTER_STOPPED)
 
     def _report(self, link: EngineLink, report: engine_pb2.LoadReport) -> None:
+        if not known_state(report.state):
+            raise Refused(
+                common_pb2.ERROR_CODE_INVALID_ARGUMENT,
+                "The report's state is not one of the contract's.",
+                param="state",
+            )
         before = link.engine.state
         link.engine.apply(report)
         link.renew(report.sequence)
@@ -150,27 +156,12 @@ class Membership:
             self._on_change()
 
     def _check(self, hello: engine_pb2.EngineHello) -> None:
-        mismatch = revision_mismatch(hello.schema_revision, hello.minimum_peer_revision, peer="engine")
-        if mismatch is not None:
-            raise Refused(common_pb2.ERROR_CODE_SCHEMA_MISMATCH, mismatch)
-        for what, text in (
-            ("instance_id", hello.instance_id),
-            ("engine_name", hello.engine_name),
-            ("model", hello.model.name),
-        ):
-            if not 1 <= len(text) <= MAX_NAME_LENGTH:
-                raise _invalid(what, f"The hello's {what} must have 1 to {MAX_NAME_LENGTH} characters.")
-        if not hello.model.max_model_len:
-            raise _invalid("max_model_len", "The hello's model has no max_model_len.")
+        check_hello(hello)
         if (conflict := self._fleet.conflict(hello.model, hello.instance_id)) is not None:
-            raise _invalid("model", conflict)
+            raise Refused(common_pb2.ERROR_CODE_INVALID_ARGUMENT, conflict, param="model")
         if len(self._fleet) >= self._max_engines and not self._fleet.attached(hello.instance_id):
             raise Refused(
                 common_pb2.ERROR_CODE_OVERLOADED,
                 f"The router has its limit of {self._max_engines} engines (max-engines).",
                 retryable=True,
             )
-
-
-def _invalid(param: str, message: str) -> Refused:
-    return Refused(common_pb2.ERROR_CODE_INVALID_ARGUMENT, message, param=param)

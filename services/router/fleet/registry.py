@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from catenary.v1 import common_pb2, engine_pb2, router_pb2
 from services.router.fleet.engine import Engine
 
-MAX_KNOWN_MODELS = 1024
+# Models that stay listed after their last engine left.
+MAX_DEPARTED_MODELS = 64
 
 
 @dataclass(slots=True)
@@ -29,6 +30,8 @@ class Fleet:
         self._lease_s = lease_s
         self._by_instance: dict[str, Engine] = {}
         self._models: dict[str, KnownModel] = {}
+        # Those of them that no engine has, in the order in which they were left.
+        self._departed: dict[str, None] = {}
         self._last_epoch = 0
 
     def __len__(self) -> int:
@@ -60,6 +63,8 @@ class Fleet:
         )
         self._by_instance[engine.instance_id] = engine
         self._remember(engine, int(unix_time))
+        if replaced is not None:
+            self._depart(replaced.model.name)
         return engine, replaced
 
     def attached(self, instance_id: str) -> bool:
@@ -71,6 +76,7 @@ class Fleet:
         if self._by_instance.get(engine.instance_id) is not engine:
             return False
         del self._by_instance[engine.instance_id]
+        self._depart(engine.model.name)
         return True
 
     def expired(self, now: float) -> list[Engine]:
@@ -87,7 +93,7 @@ class Fleet:
         return None
 
     def knows(self, model: str) -> bool:
-        """Whether the model was ever attached here."""
+        """Whether the model was attached here, and not so long ago that it is forgotten."""
         return model in self._models
 
     def candidates(self, model: str, *, excluding: Collection[Engine] = ()) -> list[Engine]:
@@ -115,18 +121,20 @@ class Fleet:
 
     def _remember(self, engine: Engine, created: int) -> None:
         name = engine.model.name
+        self._departed.pop(name, None)
         known = self._models.get(name)
-        if known is not None:
-            if not any(other.model.name == name and other is not engine for other in self):
-                known.info = engine.model
+        if known is None:
+            self._models[name] = KnownModel(engine.model, created)
+        elif not any(other.model.name == name and other is not engine for other in self):
+            known.info = engine.model
+
+    def _depart(self, name: str) -> None:
+        if name not in self._models or any(engine.model.name == name for engine in self):
             return
-        self._models[name] = KnownModel(engine.model, created)
-        if len(self._models) > MAX_KNOWN_MODELS:
-            # Those that are attached stay, however many they are: the limit of engines bounds them.
-            attached = {engine.model.name for engine in self}
-            oldest = next((name for name in self._models if name not in attached), None)
-            if oldest is not None:
-                del self._models[oldest]
+        self._departed[name] = None
+        if len(self._departed) > MAX_DEPARTED_MODELS:
+            oldest = next(iter(self._departed))
+            del self._departed[oldest], self._models[oldest]
 
 
 def _add_engine(model: router_pb2.ServedModel, engine: Engine) -> None:

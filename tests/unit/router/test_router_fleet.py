@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from catenary.v1 import common_pb2, engine_pb2
 from services.router.fleet import Engine, Fleet
+from services.router.fleet.registry import MAX_DEPARTED_MODELS
 
 
 def hello(instance: str = "i1", *, model: str = "m", **fields) -> engine_pb2.EngineHello:
@@ -122,10 +123,26 @@ def test_models_that_nobody_serves_any_more_are_bounded():
     stays = attach(fleet, "stays", model="kept")
     for number in range(2000):
         fleet.detach(attach(fleet, "x", model=f"m{number}"))
-    assert len(fleet.served_models()) <= 1024
+    assert len(fleet.served_models()) == 1 + MAX_DEPARTED_MODELS
     assert fleet.knows("kept")
+    assert not fleet.knows("m1")
     assert fleet.knows("m1999")
     assert list(fleet) == [stays]
+
+
+def test_the_model_that_was_left_first_is_forgotten_first():
+    fleet = Fleet(lease_s=5)
+    fleet.detach(attach(fleet, "x", model="veteran"))
+    for number in range(MAX_DEPARTED_MODELS - 1):
+        fleet.detach(attach(fleet, "x", model=f"m{number}"))
+    fleet.detach(attach(fleet, "x", model="veteran"))
+    # Replaced under its own instance id, by an engine of another model.
+    attach(fleet, "x", model="last")
+    attach(fleet, "x", model="other")
+    assert fleet.knows("veteran")
+    assert fleet.knows("last")
+    assert not fleet.knows("m0")
+    assert fleet.knows("m1")
 
 
 def test_models_that_are_attached_are_all_kept():
