@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 
-# C-core writes each GOAWAY of an ordered shutdown to stderr, past the logs. It reads this when grpc is
-# imported, so it is set by the package that everyone imports before.
+# What gRPC's C-core reads when grpc is imported is set by the package that everyone imports before. It writes
+# each GOAWAY of an ordered shutdown to stderr, past the logs. And it prepares for forks: processes are only
+# spawned here, so there is nothing for its handlers to do but to write a line at each.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 __version__ = "0.1.0"
 
