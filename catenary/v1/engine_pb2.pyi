@@ -147,7 +147,10 @@ Global___EngineHello: _TypeAlias = EngineHello  # noqa: Y015
 
 @_typing.final
 class LoadReport(_message.Message):
-    """The engine's load. Pushed, never polled."""
+    """The engine's load. Pushed, never polled. What goes beyond the hello's capacity (more running than max_running,
+    more running and waiting together than max_running and max_waiting, more blocks than total_blocks) counts as that
+    capacity; the state must not be UNSPECIFIED.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from catenary.rpc import error_of, open_channel
-from catenary.v1 import common_pb2, engine_pb2, engine_pb2_grpc
+from catenary.v1 import common_pb2, engine_pb2, engine_pb2_grpc, router_pb2, router_pb2_grpc
 from tests.integration.router_fakes import (
     CLIENT_SECRET,
     MODEL,
@@ -118,7 +118,7 @@ async def test_an_engine_in_a_state_that_does_not_exist_is_given_up(monkeypatch,
 
 
 async def test_a_hello_with_a_million_end_tokens_is_refused_and_told_to_nobody(monkeypatch):
-    async with running_router(monkeypatch) as (router, address), FakeGateway(address) as gateway:
+    async with running_router(monkeypatch) as (_, address), FakeGateway(address) as gateway:
         model = common_pb2.ModelInfo(
             name=MODEL, max_model_len=10, vocab_size=5, eos_token_ids=[1] * 1_000_000
         )
@@ -230,3 +230,21 @@ async def test_many_engines_come_and_go_without_a_trace(monkeypatch):
             await gateway.ended(*range(base, base + 12))
             await until(lambda: len(router.fleet) == 0)
         assert router.admission.live_sequences == router.admission.live_tokens == 0
+
+
+async def test_reports_of_any_size_stop_neither_updates_nor_answers(monkeypatch):
+    most = (1 << 32) - 1
+    async with (
+        running_router(monkeypatch, heartbeat_s=0.2) as (_, address),
+        FakeGateway(address) as gateway,
+        FakeEngine(address, name="a", auto=False, reports=False) as first,
+        FakeEngine(address, name="b", auto=False, reports=False) as second,
+    ):
+        for engine in (first, second):
+            await engine.report(running=most, waiting=most, used_blocks=most, total_blocks=most)
+        await until(lambda: gateway.updates[-1][1].models[0].load.running == 2048)
+        count = len(gateway.updates)
+        await until(lambda: len(gateway.updates) > count + 2)
+        stub = router_pb2_grpc.RouterServiceStub(gateway.channel)
+        models = (await stub.ListModels(router_pb2.ListModelsRequest())).models
+        assert models[0].load.total_blocks == 8192

@@ -54,21 +54,42 @@ class Engine:
 
     @property
     def has_room(self) -> bool:
-        """False when one more sequence would be refused. Unknown capacity has room."""
-        limit = self.capacity.max_running + self.capacity.max_waiting
-        return limit == 0 or self.sequences < limit
+        """False when one more sequence would be refused."""
+        return self.sequences < self.capacity.max_running + self.capacity.max_waiting
 
     def heard(self, now: float) -> None:
         """Renew the lease: a valid message came at monotonic time `now`."""
         self.last_heard = now
 
     def apply(self, report: engine_pb2.LoadReport) -> bool:
-        """Take a report over. False, and nothing changed, if it is not newer than the last one."""
+        """Take a report over. False, and nothing changed, if it is not newer than the last one.
+
+        What is beyond the capacity of the hello counts as that capacity: sums over engines stay sensible, and
+        an engine that miscounts only makes itself look full.
+        """
         if self.report is not None and report.sequence <= self.report.sequence:
             return False
+        report = self._clamped(report)
         self.report = report
         self.state = report.state
         self.foreign_sequences = max(0, report.running + report.waiting - self.placed_sequences)
         held = report.used_blocks * self.capacity.block_size + report.pending_prefill_tokens
         self.foreign_tokens = max(0, held - self.placed_tokens)
         return True
+
+    def _clamped(self, report: engine_pb2.LoadReport) -> engine_pb2.LoadReport:
+        capacity = self.capacity
+        running = min(report.running, capacity.max_running)
+        # Places to run that are free may be promised to sequences that wait for the next step.
+        sequences = capacity.max_running + capacity.max_waiting
+        return engine_pb2.LoadReport(
+            sequence=report.sequence,
+            state=report.state,
+            running=running,
+            waiting=min(report.waiting, sequences - running),
+            used_blocks=min(report.used_blocks, capacity.total_blocks),
+            total_blocks=min(report.total_blocks, capacity.total_blocks),
+            pending_prefill_tokens=min(report.pending_prefill_tokens, sequences * self.model.max_model_len),
+            steps=report.steps,
+            generated_tokens=report.generated_tokens,
+        )

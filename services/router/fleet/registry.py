@@ -10,6 +10,7 @@ from services.router.fleet.engine import Engine
 
 # Models that stay listed after their last engine left.
 MAX_DEPARTED_MODELS = 64
+UINT32_MAX = (1 << 32) - 1
 
 
 @dataclass(slots=True)
@@ -143,8 +144,9 @@ def _add_engine(model: router_pb2.ServedModel, engine: Engine) -> None:
     if report is None:
         model.load.total_blocks += engine.capacity.total_blocks
         return
-    model.load.running += report.running
-    model.load.waiting += report.waiting
+    # These are narrower than a sum over many engines may be.
+    model.load.running = min(model.load.running + report.running, UINT32_MAX)
+    model.load.waiting = min(model.load.waiting + report.waiting, UINT32_MAX)
     model.load.used_blocks += report.used_blocks
     model.load.total_blocks += report.total_blocks
 

@@ -80,11 +80,33 @@ def test_a_report_that_goes_back_changes_nothing():
     assert engine.report.running == 2
 
 
-def test_an_engine_of_unknown_capacity_has_room():
-    engine = attach(Fleet(lease_s=5))
-    engine.capacity.Clear()
-    engine.placed_sequences = 10_000
-    assert engine.has_room
+def test_a_report_beyond_the_capacity_counts_as_the_capacity():
+    fleet = Fleet(lease_s=5)
+    engine = attach(fleet)
+    most = (1 << 32) - 1
+    wild = {"running": most, "waiting": most, "used_blocks": most, "total_blocks": most}
+    assert engine.apply(report(1, **wild, pending_prefill_tokens=(1 << 64) - 1, steps=(1 << 64) - 1))
+    load = engine.report
+    assert (load.running, load.waiting, load.used_blocks, load.total_blocks) == (4, 2, 64, 64)
+    assert load.pending_prefill_tokens == 600
+    assert engine.sequences == 6
+    assert not engine.has_room
+    # Those that have places to run but wait for the next step are within the capacity.
+    assert engine.apply(report(2, waiting=6))
+    assert engine.report.waiting == 6
+
+
+def test_sums_of_loads_stop_at_the_largest_value():
+    fleet = Fleet(lease_s=5)
+    most = (1 << 32) - 1
+    for name in "ab":
+        engine = attach(fleet, name)
+        # Larger than any hello that is let in.
+        engine.capacity.max_running = engine.capacity.max_waiting = most
+        engine.apply(report(1, running=most, waiting=most, used_blocks=64, total_blocks=64))
+    (model,) = fleet.served_models()
+    assert (model.load.running, model.load.waiting) == (most, most)
+    assert (model.load.used_blocks, model.load.total_blocks) == (128, 128)
 
 
 def test_models_add_up_their_engines_and_outlive_them():

@@ -134,7 +134,8 @@ async def test_updates_are_pushed_on_change_and_only_on_change():
     messages = hub.open().outbox.messages()
     assert not (await anext(messages)).models.models
     model = common_pb2.ModelInfo(name="m", max_model_len=5)
-    fleet.attach(engine_pb2.EngineHello(instance_id="i", model=model), now=0, unix_time=0)
+    capacity = engine_pb2.Capacity(max_running=9)
+    fleet.attach(engine_pb2.EngineHello(instance_id="i", model=model, capacity=capacity), now=0, unix_time=0)
     for _ in range(3):
         hub.changed()
     assert (await anext(messages)).models.models[0].info.name == "m"
