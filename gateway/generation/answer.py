@@ -8,9 +8,9 @@ from starlette.types import Send
 
 from catenary.telemetry import get_logger
 from gateway.errors import ApiError, internal
-from gateway.generation.delta import ChoiceDelta, ChoiceResult
 from gateway.generation.generation import Generation
 from gateway.http.disconnect import ClientGone
+from gateway.streaming.delta import ChoiceDelta, ChoiceResult
 from gateway.streaming.sequence_text import LogprobEntry
 from gateway.streaming.sse import DONE, HEADERS, error_event
 from gateway.streaming.writer import AnyWriter

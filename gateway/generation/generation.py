@@ -9,9 +9,9 @@ from typing import Self
 
 from catenary.v1 import common_pb2
 from gateway.errors import internal, timed_out
-from gateway.generation.delta import ChoiceDelta
 from gateway.generation.plan import GenerationPlan
 from gateway.link import Inbox, RouterSession, SequenceEnded, SequenceFeed
+from gateway.streaming.delta import ChoiceDelta
 from gateway.streaming.sequence_text import SequenceText
 from gateway.streaming.usage import Usage, usage_of
 

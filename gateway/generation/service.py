@@ -14,7 +14,6 @@ from catenary.telemetry import current_traceparent, get_logger, new_id
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError, overloaded, unavailable
 from gateway.generation.answer import collect, send_stream
-from gateway.generation.delta import ChoiceResult
 from gateway.generation.endpoint import Endpoint, T
 from gateway.generation.generation import Generation
 from gateway.generation.plan import GenerationPlan, make_plan
@@ -24,6 +23,7 @@ from gateway.http.respond import send_json
 from gateway.link import RouterSession
 from gateway.metrics import GatewayMetrics, RequestTimer
 from gateway.schemas import RequestLimits
+from gateway.streaming.delta import ChoiceResult
 from gateway.streaming.writer import AnyWriter
 from gateway.text.models import ModelBoard
 from gateway.text.pool import TokenizerPool

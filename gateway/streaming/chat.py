@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from gateway.generation.delta import ChoiceDelta, ChoiceResult
+from gateway.streaming.delta import ChoiceDelta, ChoiceResult
 from gateway.streaming.logprobs import ChatLogprobs, chat_logprobs
 from gateway.streaming.usage import Usage
 from gateway.streaming.writer import Writer

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gateway.streaming.detokenizer import Detokenizer
 from gateway.streaming.stop import StopScanner
+from gateway.text.detokenizer import Detokenizer
 
 
 class TokenLogprob(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from gateway.generation.delta import ChoiceDelta, ChoiceResult
+from gateway.streaming.delta import ChoiceDelta, ChoiceResult
 from gateway.streaming.sse import event
 from gateway.streaming.usage import Usage
 from gateway.text.vocabulary import Vocabulary

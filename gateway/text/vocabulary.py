@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer
 
-from gateway.streaming.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from gateway.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 
 _SPACE_MARK = "\u2581"
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from gateway.streaming.detokenizer import WindowDetokenizer
+from gateway.text.detokenizer import WindowDetokenizer
 from gateway.text.vocabulary import Vocabulary
 from tests.support.tiny_tokenizer import SPECIAL_IDS, VOCAB_SIZE, byte_id, byte_ids, tokenizer_json
 

@@ -1,4 +1,4 @@
-"""What a generation yields: parts of choices, and whole ones."""
+"""Parts of choices as a request yields them, and whole choices."""
 
 from __future__ import annotations
 
