@@ -39,7 +39,7 @@ class ApiKeys:
 
 def read_keys(given: Iterable[str], file: Path | None) -> ApiKeys:
     """Keys from options and from a file. Raises StartRefused if the file cannot be read or holds none."""
-    keys = [key for key in given if key]
+    keys = list(given)
     if file is not None:
         try:
             with file.open("rb") as stream:

@@ -51,13 +51,29 @@ class ServiceConfig(BaseSettings):
     @field_validator("*", mode="before")
     @classmethod
     def _from_text(cls, value: Any, info: ValidationInfo) -> Any:
-        """From the text of flags, variables and YAML: lists by comma, absence by an empty text."""
-        if not isinstance(value, str) or info.field_name is None:
+        """From the text of flags, variables and YAML: lists by comma, absence by an empty text.
+
+        A list of secrets has no empty entry: `--api-key "$KEY"` without a KEY must not open the door."""
+        if info.field_name is None:
             return value
         field = cls.model_fields[info.field_name]
+        if is_list(field) and is_secret(info.field_name, field):
+            return _secrets(value)
+        if not isinstance(value, str):
+            return value
         if is_list(field):
             return tuple(part.strip() for part in value.split(",") if part.strip())
         return None if not value and is_optional(field) else value
+
+
+def _secrets(value: Any) -> Any:
+    entries = tuple(value.split(",")) if isinstance(value, str) else value
+    if not isinstance(entries, (list, tuple, set, frozenset)):
+        return value
+    stripped = tuple(entry.strip() if isinstance(entry, str) else entry for entry in entries)
+    if not all(stripped):
+        raise ValueError("has an empty entry; leave the option out to have none")
+    return stripped
 
 
 def env_name(cls: type[ServiceConfig], field_name: str) -> str:

@@ -58,6 +58,8 @@ def test_help_lists_every_option() -> None:
         (["--ssl-certfile", "/nope"], "ssl-keyfile"),
         (["--ssl-certfile", "/nope", "--ssl-keyfile", "/nope"], "--ssl-certfile"),
         (["--api-key-file", "/nope"], "--api-key-file"),
+        (["--api-key", ""], "--api-key"),
+        (["--api-key", "sk-one", "--api-key", ""], "--api-key"),
         (["--router", "no address"], "--router"),
         (["--client-secret-file", "/nope"], "client"),
         (["--tls-ca", "/nope"], "tls_ca"),

@@ -143,6 +143,28 @@ def test_errors_do_not_show_secrets(
     assert "sk-one" not in one_line(capsys)
 
 
+@pytest.mark.parametrize("keys", ["", " ", ",", "sk-one,", ",sk-one", "sk-one,,sk-two"])
+def test_a_list_of_secrets_has_no_empty_entry(
+    keys: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = one_line(capsys, f"--api-key={keys}")
+    assert error.startswith("example: --api-key: has an empty entry")
+    file = tmp_path / "example.yaml"
+    file.write_text(f"api_key: '{keys}'\n")
+    assert "empty entry" in one_line(capsys, "--config", str(file))
+    if keys:
+        monkeypatch.setenv("CATENARY_EXAMPLE_API_KEY", keys)
+        assert "CATENARY_EXAMPLE_API_KEY: has an empty entry" in one_line(capsys)
+    with pytest.raises(ValidationError):
+        ExampleConfig(api_key=tuple(keys.split(",")))
+
+
+def test_an_empty_variable_is_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CATENARY_EXAMPLE_API_KEY", "")
+    assert run().api_key == ()
+    assert run("--api-key", " sk-one ").api_key == ("sk-one",)
+
+
 def test_help_names_every_option_with_default_and_variable(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         run("--help")
