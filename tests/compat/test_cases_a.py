@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.compat.answers import chunks_of, joined
-from tests.compat.conftest import StartStack
 from tests.support.gateway import CHAT, COMPLETIONS, saying, script
+from tests.support.stack_fixtures import StartStack
 from tests.support.tiny_tokenizer import THINK_ID, byte_id, byte_ids
 
 # One token a step and a pause in between: every token travels alone.

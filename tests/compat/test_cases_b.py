@@ -7,9 +7,9 @@ from typing import Any
 import openai
 import pytest
 
-from tests.compat.conftest import StartStack
 from tests.support.gateway import CHAT, COMPLETIONS, MODEL, Stack, saying, script
 from tests.support.http import Answer, call
+from tests.support.stack_fixtures import StartStack
 from tests.support.tiny_tokenizer import SPECIAL_IDS, byte_ids
 
 USER = [{"role": "user", "content": "hi"}]

@@ -10,9 +10,9 @@ import pytest
 
 from gateway import GatewayApp
 from tests.compat.answers import choices_of, joined
-from tests.compat.conftest import StartStack
 from tests.support.gateway import CHAT, COMPLETIONS, MAX_MODEL_LEN, MODEL, Stack, script
 from tests.support.http import Answer, call
+from tests.support.stack_fixtures import StartStack
 from tests.support.waiting import eventually
 
 USER = [{"role": "user", "content": "hi"}]

@@ -2,40 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack
-from pathlib import Path
-from typing import Any
+from tests.support.stack_fixtures import stack, start_stack, tokenizer_target
 
-import pytest
-
-from services.engine.scripted import Script
-from tests.support.gateway import Stack, running_stack, shared_tokenizer
-
-StartStack = Callable[..., Awaitable[Stack]]
-
-
-@pytest.fixture(scope="session")
-def tokenizer_target() -> Iterator[str]:
-    """One tokenizer process for all tests that need one."""
-    with shared_tokenizer() as target:
-        yield target
-
-
-@pytest.fixture
-async def start_stack(run_dir: Path, tokenizer_target: str) -> AsyncIterator[StartStack]:
-    """Starts a gateway over a router and a scripted engine; ends it with the test."""
-    async with AsyncExitStack() as running:
-
-        async def start(script: Script | None = None, **options: Any) -> Stack:
-            return await running.enter_async_context(
-                running_stack(run_dir, tokenizer_target, script, **options)
-            )
-
-        yield start
-
-
-@pytest.fixture
-async def stack(start_stack: StartStack) -> Stack:
-    """A gateway over a scripted engine without rules."""
-    return await start_stack()
+__all__ = ["stack", "start_stack", "tokenizer_target"]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import StartStack
 from tests.support.gateway import CHAT, COMPLETIONS, MODEL, Stack
 from tests.support.http import Connection, call, request_bytes
+from tests.support.stack_fixtures import StartStack
 
 KEY = "sk-one"
 GOOD = {"Authorization": f"Bearer {KEY}"}
@@ -146,24 +146,30 @@ async def test_no_origin_is_allowed_by_default(stack: Stack) -> None:
     assert "access-control-allow-origin" not in answer.headers
 
 
-async def first_status(connection: Connection, timeout_s: float = 5) -> int:
-    status, _ = await asyncio.wait_for(connection.head(), timeout_s)
+async def refusal(connection: Connection, timeout_s: float = 5) -> tuple[int, str]:
+    """Status and code of an answer from below the routes, after which the connection ends."""
+    answer = await asyncio.wait_for(connection.answer(), timeout_s)
     connection.close()
-    return status
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert answer.headers["connection"] == "close"
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["x-request-id"].startswith("req-")
+    return answer.status, error["code"]
 
 
 async def test_a_head_over_the_limit(stack: Stack) -> None:
     connection = await Connection.to(stack.address)
     data = b"GET /live HTTP/1.1\r\nHost: localhost\r\nX-Forwarded-For: " + b"a" * (10 << 20)
     sending = asyncio.ensure_future(connection.send(data))
-    assert await first_status(connection) == 431
+    assert await refusal(connection) == (431, "headers_too_large")
     sending.cancel()
     connection = await Connection.to(stack.address)
     await connection.send(request_bytes("GET", "/live", headers={f"X-{i}": "1" for i in range(200)}))
-    assert await first_status(connection) == 431
+    assert await refusal(connection) == (431, "headers_too_large")
     connection = await Connection.to(stack.address)
     await connection.send(b"GET /" + b"a" * 100_000)
-    assert await first_status(connection) == 431
+    assert await refusal(connection) == (431, "headers_too_large")
     await stack.alive()
 
 
@@ -182,7 +188,7 @@ async def test_a_head_that_dribbles_in(start_stack: StartStack) -> None:
     for data in (b"", b"GET /live HTTP/1.1\r\n"):
         connection = await Connection.to(stack.address)
         await connection.send(data)
-        assert await first_status(connection) == 408
+        assert await refusal(connection) == (408, "timeout")
     assert (await stack.get("/live")).status == 200
 
 
@@ -213,10 +219,23 @@ NO_HTTP = [
 async def test_what_is_no_http_is_400(stack: Stack, data: bytes) -> None:
     connection = await Connection.to(stack.address)
     await connection.send(data)
-    answer = await asyncio.wait_for(connection.answer(), 5)
-    assert (answer.status, answer.json()["error"]["type"]) == (400, "invalid_request_error")
-    connection.close()
+    assert await refusal(connection) == (400, "invalid_http")
     await stack.alive()
+
+
+async def test_a_refused_head_keeps_the_id_of_its_own_request(stack: Stack) -> None:
+    connection = await Connection.to(stack.address)
+    await connection.send(request_bytes("GET", "/live", headers={"X-Request-Id": "first"}))
+    assert (await connection.answer()).headers["x-request-id"] == "first"
+    await connection.send(b"GET /live HTTP/1.1\r\nX-Request-Id: second\r\nBad Header: x\r\n\r\n")
+    answer = await connection.answer()
+    assert (answer.status, answer.headers["x-request-id"]) == (400, "second")
+    connection.close()
+    connection = await Connection.to(stack.address)
+    await connection.send(request_bytes("GET", "/live", headers={"X-Request-Id": "first"}))
+    await connection.answer()
+    await connection.send(b"\x00")
+    assert await refusal(connection) == (400, "invalid_http")
 
 
 async def test_many_tiny_chunks(stack: Stack) -> None:

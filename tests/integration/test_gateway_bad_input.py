@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.integration.conftest import StartStack
 from tests.support.gateway import CHAT, COMPLETIONS, MODEL, Stack, script
 from tests.support.http import Connection, call, request_bytes
+from tests.support.stack_fixtures import StartStack
 from tests.support.tiny_tokenizer import VOCAB_SIZE
 
 USER = [{"role": "user", "content": "hi"}]

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.integration.conftest import StartStack
 from tests.support.gateway import CHAT, COMPLETIONS, Stack, saying, script
 from tests.support.http import request_bytes
+from tests.support.stack_fixtures import StartStack
 from tests.support.waiting import eventually
 
 LONG = {"max_tokens": 900}

@@ -11,10 +11,10 @@ from catenary.v1 import common_pb2
 from gateway import GatewayApp, GatewayConfig
 from gateway.errors import INTERNAL_MESSAGE
 from gateway.text.models import ModelBoard
-from tests.integration.conftest import StartStack
 from tests.support.gateway import COMPLETIONS, MODEL, Stack, running_stack, saying, script, tokenizer_process
 from tests.support.http import call
 from tests.support.secrets import TestSecrets
+from tests.support.stack_fixtures import StartStack
 from tests.support.waiting import eventually
 
 CODES = [

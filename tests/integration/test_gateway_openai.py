@@ -9,8 +9,8 @@ from typing import Any
 import openai
 import pytest
 
-from tests.integration.conftest import StartStack
 from tests.support.gateway import MODEL, Stack, saying, script
+from tests.support.stack_fixtures import StartStack
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from catenary.seeds import derive_seed
-from tests.integration.conftest import StartStack
 from tests.support.gateway import CHAT, Stack, saying, script
 from tests.support.specs import expected_tokens
+from tests.support.stack_fixtures import StartStack
 from tests.support.tiny_tokenizer import EOS_ID, THINK_ID, byte_ids
 
 USER = [{"role": "user", "content": "hi"}]

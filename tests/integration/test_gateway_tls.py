@@ -20,12 +20,12 @@ from services.router.app import Router
 from services.router.config import RouterConfig
 from services.tokenizer.app import TokenizerService
 from services.tokenizer.config import TokenizerConfig
-from tests.integration.conftest import StartStack
 from tests.support.certificates import make_authority, make_certificate
 from tests.support.engines import ScriptedEngine
 from tests.support.gateway import COMPLETIONS, MODEL, script
 from tests.support.http import Connection, call, request_bytes
 from tests.support.secrets import TestSecrets
+from tests.support.stack_fixtures import StartStack
 from tests.support.tiny_tokenizer import write_tiny_model
 from tests.support.waiting import eventually
 
