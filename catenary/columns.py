@@ -83,6 +83,10 @@ def split(step: common_pb2.StepOutput) -> Iterator[StepRow]:
         MalformedStep: before the first row, if the columns do not fit together.
     """
     ends = {end.row: end for end in step.ends}
+    if len(ends) != len(step.ends):
+        raise MalformedStep("a row ends twice")
+    if len(set(step.handles)) != len(step.handles):
+        raise MalformedStep("a handle has two rows")
     return split_columns(
         step.handles, step.token_counts, step.token_ids, step.logprobs.rows, step.logprobs, ends
     )

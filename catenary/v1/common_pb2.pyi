@@ -491,7 +491,7 @@ class SequenceEnd(_message.Message):
     def usage(self) -> Global___Usage: ...
     @_builtins.property
     def error(self) -> Global___Error:
-        """Set for FINISH_REASON_ERROR."""
+        """Set for FINISH_REASON_ERROR; a router passes on INTERNAL for a missing one, and cuts texts at 512 characters."""
 
     def __init__(
         self,
@@ -563,7 +563,9 @@ Global___LogprobColumns: _TypeAlias = LogprobColumns  # noqa: Y015
 @_typing.final
 class StepOutput(_message.Message):
     """The output of one engine step, or of several merged for a reader that was behind: one message for all sequences.
-    Row i is handles[i] with the next token_counts[i] ids of token_ids.
+    Row i is handles[i] with the next token_counts[i] ids of token_ids. A handle has one row, a row one end. A router
+    gives up an engine whose step breaks this, holds an id that is not below vocab_size, passes a sequence's max_tokens,
+    or lacks log probabilities that were asked for.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

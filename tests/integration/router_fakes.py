@@ -45,14 +45,20 @@ async def running_router(monkeypatch: Any, **options: Any) -> AsyncIterator[tupl
 
 
 def spec(
-    tokens: list[int], *, seed: int = 7, max_tokens: int = 16, model: str = MODEL
+    tokens: list[int],
+    *,
+    seed: int = 7,
+    max_tokens: int | None = 16,
+    model: str = MODEL,
+    top_logprobs: int | None = None,
 ) -> common_pb2.SequenceSpec:
-    """A small request."""
+    """A small request; without `max_tokens`, to the end of the context."""
     return common_pb2.SequenceSpec(
         model=model,
         token_ids=tokens,
         sampling=common_pb2.SamplingParams(seed=seed),
         stopping=common_pb2.StoppingParams(max_tokens=max_tokens),
+        response=common_pb2.ResponseOptions(top_logprobs=top_logprobs),
     )
 
 

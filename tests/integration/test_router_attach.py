@@ -12,6 +12,7 @@ from catenary.v1 import common_pb2, engine_pb2, engine_pb2_grpc, router_pb2, rou
 from tests.integration.router_fakes import (
     CLIENT_SECRET,
     MODEL,
+    VOCAB,
     FakeEngine,
     FakeGateway,
     expected,
@@ -160,6 +161,8 @@ async def test_the_same_engine_attached_twice_replaces_itself(monkeypatch):
         ),
         common_pb2.StepOutput(handles=[1], token_counts=[1], token_ids=[5], logprobs={"rows": [4]}),
         common_pb2.StepOutput(handles=[1], token_counts=[5000], token_ids=[5] * 5000),
+        common_pb2.StepOutput(handles=[1], token_counts=[1], token_ids=[VOCAB]),
+        common_pb2.StepOutput(handles=[1, 1], token_counts=[1, 1], token_ids=[5, 5]),
     ],
 )
 async def test_an_engine_that_breaks_the_contract_is_given_up(monkeypatch, lie):

@@ -149,7 +149,7 @@ async def test_a_client_that_never_reads_is_aborted_and_its_neighbour_is_not(mon
     ):
         flood = 200_000
         next(iter(router.fleet)).model.max_model_len = 10_000_000
-        slow = generate(slow_channel, spec([1], max_tokens=0))
+        slow = generate(slow_channel, spec([1], max_tokens=None))
         await until(lambda: engine.live)
         handle = next(iter(engine.live))
         quick = generate(channel, spec([2], max_tokens=40))
@@ -181,7 +181,7 @@ async def test_who_comes_back_to_read_learns_that_it_was_too_slow(monkeypatch):
         open_channel(address, secret=CLIENT_SECRET) as channel,
     ):
         next(iter(router.fleet)).model.max_model_len = 10_000_000
-        slow = generate(channel, spec([1], max_tokens=0))
+        slow = generate(channel, spec([1], max_tokens=None))
         await until(lambda: engine.live)
         handle = next(iter(engine.live))
         sent = 0
@@ -225,7 +225,9 @@ async def test_logprobs_pass_through_unchanged(monkeypatch):
         FakeEngine(address, auto=False) as engine,
     ):
         channel = open_channel(address, secret=CLIENT_SECRET)
-        call = router_pb2_grpc.RouterServiceStub(channel).Generate(router_pb2.GenerateRequest(spec=spec([4])))
+        call = router_pb2_grpc.RouterServiceStub(channel).Generate(
+            router_pb2.GenerateRequest(spec=spec([4], top_logprobs=2))
+        )
         other = router_pb2_grpc.RouterServiceStub(channel).Generate(
             router_pb2.GenerateRequest(spec=spec([5]))
         )

@@ -273,7 +273,7 @@ async def test_a_gateway_that_does_not_read_is_ended_and_what_waits_for_it_is_bo
         await until(lambda: engine.live)
         quick = next(iter(engine.live))
         for handle in range(4):
-            await gateway.submit(handle, spec([handle], max_tokens=0))
+            await gateway.submit(handle, spec([handle], max_tokens=None))
         await until(lambda: len(engine.live) == 5)
         flooded = [handle for handle in engine.live if handle != quick]
         while len(engine.aborted) < 4:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from catenary.columns import MalformedStep, StepRow, split
+from catenary.columns import StepRow, split
 from catenary.seeds import draw_seed
 from catenary.telemetry import get_logger, new_id
 from catenary.v1 import common_pb2, engine_pb2
 from services.router.admission import Admission, Refused, SpecLimits, validate
+from services.router.dispatch.contract import check_row, check_step, complete, presentable
 from services.router.dispatch.link import EngineLink
 from services.router.dispatch.sequence import NULL_SINK, AbortCause, LiveSequence, SequenceStatus, Sink
 from services.router.fleet import Engine
@@ -118,6 +119,7 @@ class Dispatcher:
         Raises:
             MalformedStep: the engine broke the contract; the caller gives it up.
         """
+        check_step(step, link.engine.model.vocab_size)
         sequences = link.sequences
         for row in split(step):
             sequence = sequences.get(row.handle)
@@ -126,24 +128,23 @@ class Dispatcher:
             if row.token_ids:
                 self._emit(sequence, row)
             if row.end is not None:
-                if row.end.reason == common_pb2.FINISH_REASON_UNSPECIFIED:
-                    raise MalformedStep("an end without a reason")
-                self._end(sequence, row.end)
+                self._end(sequence, complete(sequence, row.end))
 
     def on_refusal(self, link: EngineLink, refusal: common_pb2.Refusal) -> None:
         """An engine did not accept: ask another one once if that may help, else pass its refusal on."""
         sequence = link.sequences.get(refusal.handle)
         if sequence is None:
             return
+        error = presentable(refusal.error)
         if sequence.status is SequenceStatus.ABORTING:
             self._end(sequence, sequence.ending(common_pb2.FINISH_REASON_ABORT))
         elif sequence.status is SequenceStatus.RUNNING:
-            self._end(sequence, sequence.ending(common_pb2.FINISH_REASON_ERROR, refusal.error))
-        elif not (refusal.error.retryable and self._place_again(sequence)):
-            self._metrics.refused(refusal.error.code)
+            self._end(sequence, sequence.ending(common_pb2.FINISH_REASON_ERROR, error))
+        elif not (error.retryable and self._place_again(sequence)):
+            self._metrics.refused(error.code)
             _log.debug("sequence refused", sequence=sequence.spec.request_id, engine=link.engine.name)
             self._forget(sequence)
-            sequence.sink.refuse(sequence.handle, refusal.error)
+            sequence.sink.refuse(sequence.handle, error)
 
     def on_abort_result(self, link: EngineLink, result: engine_pb2.AbortResult) -> None:
         """The engine answered an abort. One that does not know the sequence will not end it: end it here."""
@@ -174,8 +175,7 @@ class Dispatcher:
 
     def _send(self, sequence: LiveSequence, link: EngineLink) -> None:
         self._last_handle += 1
-        sequence.link = link
-        sequence.engine_handle = self._last_handle
+        sequence.place(link, self._last_handle)
         sequence.guard.place(link.engine)
         link.sequences[sequence.engine_handle] = sequence
         link.submit(common_pb2.Submit(handle=sequence.engine_handle, spec=sequence.spec))
@@ -196,8 +196,7 @@ class Dispatcher:
 
     def _emit(self, sequence: LiveSequence, row: StepRow) -> None:
         sequence.emitted += len(row.token_ids)
-        if sequence.emitted > sequence.link.engine.model.max_model_len:
-            raise MalformedStep("more tokens than the model's context holds")
+        check_row(sequence, row)
         if sequence.status is SequenceStatus.PLACED:
             sequence.status = SequenceStatus.RUNNING
         sequence.sink.row(sequence.handle).append(row)

@@ -81,6 +81,8 @@ class LiveSequence:
     __slots__ = (
         "abort_wanted_answer",
         "aborted_at",
+        "alternatives",
+        "budget",
         "emitted",
         "engine_handle",
         "guard",
@@ -95,6 +97,8 @@ class LiveSequence:
     # Set with each placement.
     link: EngineLink
     engine_handle: int
+    # Tokens that the engine may emit.
+    budget: int
 
     def __init__(self, handle: int, spec: common_pb2.SequenceSpec, sink: Sink, guard: LoadGuard) -> None:
         self.handle = handle
@@ -103,6 +107,8 @@ class LiveSequence:
         self.guard = guard
         self.status = SequenceStatus.PLACED
         self.emitted = 0
+        # Alternatives asked for with each token's log probability; None if no log probabilities were.
+        self.alternatives = spec.response.top_logprobs if spec.response.HasField("top_logprobs") else None
         self.refused_by: list[Engine] = []
         self.aborted_at = 0.0
         self.abort_wanted_answer = False
@@ -112,10 +118,22 @@ class LiveSequence:
         """Tokens of the prompt, without those emitted in an earlier life."""
         return self.spec.prompt_len if self.spec.HasField("prompt_len") else len(self.spec.token_ids)
 
+    def place(self, link: EngineLink, engine_handle: int) -> None:
+        """It is sent to the engine of `link`."""
+        self.link = link
+        self.engine_handle = engine_handle
+        self.budget = link.engine.model.max_model_len - len(self.spec.token_ids)
+        if self.spec.stopping.HasField("max_tokens"):
+            replayed = len(self.spec.token_ids) - self.prompt_len
+            self.budget = min(self.budget, self.spec.stopping.max_tokens - replayed)
+
+    def usage(self) -> common_pb2.Usage:
+        """The counters as far as the router knows them."""
+        replayed = len(self.spec.token_ids) - self.prompt_len
+        return common_pb2.Usage(prompt_tokens=self.prompt_len, completion_tokens=replayed + self.emitted)
+
     def ending(
         self, reason: common_pb2.FinishReason.ValueType, error: common_pb2.Error | None = None
     ) -> common_pb2.SequenceEnd:
-        """An end that the router makes itself, with the counters as far as it knows them."""
-        replayed = len(self.spec.token_ids) - self.prompt_len
-        usage = common_pb2.Usage(prompt_tokens=self.prompt_len, completion_tokens=replayed + self.emitted)
-        return common_pb2.SequenceEnd(reason=reason, usage=usage, error=error)
+        """An end that the router makes itself."""
+        return common_pb2.SequenceEnd(reason=reason, usage=self.usage(), error=error)

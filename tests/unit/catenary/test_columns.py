@@ -61,6 +61,8 @@ def test_columns_that_contradict_one_another_are_refused_before_any_row():
         common_pb2.StepOutput(handles=[1], token_counts=[1]),
         common_pb2.StepOutput(handles=[1], token_counts=[1, 0], token_ids=[4]),
         common_pb2.StepOutput(handles=[1], token_counts=[0], ends=[{"row": 1, "reason": 1}]),
+        common_pb2.StepOutput(handles=[1], token_counts=[0], ends=[{"reason": 1}, {"reason": 2}]),
+        common_pb2.StepOutput(handles=[1, 2, 1], token_counts=[0, 0, 0]),
         common_pb2.StepOutput(handles=[1], token_counts=[0], logprobs={"rows": [1]}),
         common_pb2.StepOutput(handles=[1], token_counts=[0], logprobs={"rows": [0, 0]}),
         common_pb2.StepOutput(handles=[1], token_counts=[0], logprobs={"rows": [0], "sampled": [1.0]}),

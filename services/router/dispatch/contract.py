@@ -1,0 +1,82 @@
+"""What an engine's words must satisfy before they reach a client, beyond the shape of their columns.
+
+What would put another sequence or the client's reading at risk is a breach, and the engine is given up. What
+only describes (errors, texts, counters) is put right. All of it costs per step or per end, not per token.
+"""
+
+from __future__ import annotations
+
+from catenary.columns import MalformedStep, StepRow
+from catenary.v1 import common_pb2
+from services.router.dispatch.sequence import LiveSequence
+
+MAX_TEXT_LENGTH = 512
+MAX_PARAM_LENGTH = 128
+MAX_RETRY_AFTER_MS = 3_600_000
+
+NO_REASON = common_pb2.Error(
+    code=common_pb2.ERROR_CODE_INTERNAL,
+    message="The engine failed the request and did not say why.",
+    retryable=True,
+)
+
+_REASONS = frozenset(common_pb2.FinishReason.values()) - {common_pb2.FINISH_REASON_UNSPECIFIED}
+_CODES = frozenset(common_pb2.ErrorCode.values()) - {common_pb2.ERROR_CODE_UNSPECIFIED}
+
+
+def check_step(step: common_pb2.StepOutput, vocab_size: int) -> None:
+    """Check what can be said of a step as a whole.
+
+    Raises:
+        MalformedStep: a token that does not exist, an end without a known reason.
+    """
+    if max(step.token_ids, default=0) >= vocab_size or max(step.logprobs.top_ids, default=0) >= vocab_size:
+        raise MalformedStep("a token id is not below the vocabulary's size")
+    for end in step.ends:
+        if end.reason not in _REASONS:
+            raise MalformedStep("an end without a reason")
+        if end.stop_token_id >= vocab_size:
+            raise MalformedStep("a stop token id is not below the vocabulary's size")
+
+
+def check_row(sequence: LiveSequence, row: StepRow) -> None:
+    """Check a row with tokens, which `sequence` has counted, against what was asked. Takes off what was not.
+
+    Raises:
+        MalformedStep: too many tokens, no log probabilities or too many alternatives.
+    """
+    if sequence.emitted > sequence.budget:
+        raise MalformedStep("more tokens than max_tokens or the model's context allow")
+    if sequence.alternatives is None:
+        row.logprobs = None
+    elif row.logprobs is None:
+        raise MalformedStep("a row without the log probabilities that were asked for")
+    elif max(row.logprobs.top_counts) > sequence.alternatives:
+        raise MalformedStep("more alternatives than were asked for")
+
+
+def complete(sequence: LiveSequence, end: common_pb2.SequenceEnd) -> common_pb2.SequenceEnd:
+    """An engine's end, put right in place: an error if and only if it failed, counters as counted here."""
+    if end.reason == common_pb2.FINISH_REASON_ERROR:
+        end.error.CopyFrom(presentable(end.error))
+    else:
+        end.ClearField("error")
+    counted = sequence.usage()
+    counted.cached_tokens = min(end.usage.cached_tokens, counted.prompt_tokens)
+    end.usage.CopyFrom(counted)
+    return end
+
+
+def presentable(error: common_pb2.Error) -> common_pb2.Error:
+    """An engine's error as a client may see it: with a code and a text, all of it of a bounded size."""
+    if error.code not in _CODES:
+        return NO_REASON
+    return common_pb2.Error(
+        code=error.code,
+        message=error.message[:MAX_TEXT_LENGTH] or NO_REASON.message,
+        param=error.param[:MAX_PARAM_LENGTH] if error.HasField("param") else None,
+        retryable=error.retryable,
+        retry_after_ms=min(error.retry_after_ms, MAX_RETRY_AFTER_MS)
+        if error.HasField("retry_after_ms")
+        else None,
+    )
