@@ -13,10 +13,11 @@ from contextlib import suppress
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from catenary.telemetry import bind_request, child_traceparent, get_logger, is_request_id, new_id
+from catenary.telemetry import bind_request, child_traceparent, get_logger
 from gateway.errors import ApiError, bad_request, internal
 from gateway.http.disconnect import ClientGone, SlowReader
 from gateway.http.protocol import DROP_EXTENSION
+from gateway.http.request_id import REQUEST_ID, request_id_of
 from gateway.http.respond import send_error
 
 _log = get_logger(__name__)
@@ -58,9 +59,7 @@ class RequestContext:
         if scope["type"] != "http":
             return
         headers = Headers(scope=scope)
-        request_id = headers.get("x-request-id", "")
-        if not is_request_id(request_id):
-            request_id = new_id("req-")
+        request_id = request_id_of(headers)
         started = time.perf_counter()
         answer = _Answer(scope, send, request_id, self._stall_s)
         with bind_request(request_id, child_traceparent(headers.get("traceparent"))):
@@ -133,7 +132,7 @@ class _Answer:
         if self._dropped:
             raise SlowReader
         if message["type"] == "http.response.start":
-            message["headers"] = [*message.get("headers", ()), (b"x-request-id", self._request_id)]
+            message["headers"] = [*message.get("headers", ()), (REQUEST_ID.encode(), self._request_id)]
         try:
             async with asyncio.timeout(self._stall_s):
                 await self._send(message)

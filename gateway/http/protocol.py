@@ -6,9 +6,15 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.datastructures import Headers
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from gateway.errors import ApiError
+from catenary.telemetry import bind_request, get_logger
+from gateway.errors import ApiError, bad_request, timed_out
+from gateway.http.request_id import request_id_of
+from gateway.http.respond import error_bytes
+
+_log = get_logger(__name__)
 
 DROP_EXTENSION = "catenary.drop"
 """Key of `scope["extensions"]`: a callable that drops the connection with all that is unsent."""
@@ -16,7 +22,6 @@ DROP_EXTENSION = "catenary.drop"
 MAX_DISCARDED_BYTES = 64 << 20
 # A chunk of one byte takes six on the wire; whoever sends more around a body than this sends no body.
 MAX_FRAMING_PER_BYTE = 8
-_REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self._flush_timer: asyncio.TimerHandle | None = None
         self._running: RequestResponseCycle | None = None
+        self.headers: list[tuple[bytes, bytes]] = []
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -103,7 +109,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             return
         super().on_header(name, value)
         if len(self.headers) > self.limits.max_headers:
-            self._refuse(431, f"The request has more than {self.limits.max_headers} header fields.")
+            self._refuse(_too_large(f"The request has more than {self.limits.max_headers} header fields."))
 
     def on_headers_complete(self) -> None:
         self._in_head = False
@@ -125,6 +131,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             super().on_message_complete()
         self._in_head = True
         self._head_bytes = 0
+        # What is refused from here on is another request: it must not get this one's id.
+        self.headers = []
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -133,7 +141,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """The base class's answer to what its parser refused."""
         if not self.transport.is_closing():
-            self._refuse(400, "The server could not read this as an HTTP request.")
+            self._refuse(
+                bad_request("The server could not read this as an HTTP request.", code="invalid_http")
+            )
 
     def _unsupported_upgrade_warning(self) -> None:
         """Offers to upgrade are declined in silence, as HTTP allows."""
@@ -155,18 +165,16 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _refuse_head(self) -> None:
         limit = self.limits.max_header_bytes >> 10
-        self._refuse(431, f"The request's head or trailer is larger than the limit of {limit} KiB.")
+        self._refuse(_too_large(f"The request's head or trailer is larger than the limit of {limit} KiB."))
 
-    def _refuse(self, status: int, message: str) -> None:
-        body = ApiError(status, message, code="invalid_http" if status == 400 else None).body()
-        head = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\nconnection: close\r\n" % (
-            status,
-            _REASONS[status],
-        )
+    def _refuse(self, error: ApiError) -> None:
+        request_id = request_id_of(Headers(raw=self.headers))
+        with bind_request(request_id, None):
+            _log.info("request refused", status=error.status, code=error.code)
         running = self._running
         if running is None or running.response_complete or not running.response_started:
             # Otherwise a second answer would be read as part of the one under way.
-            self.transport.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+            self.transport.write(error_bytes(error, request_id))
         self.transport.close()
         self._end_running()
 
@@ -200,9 +208,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def _head_late(self) -> None:
         self._head_timer = None
         if self._in_head and not self.transport.is_closing():
-            self._refuse(
-                408, f"The request's head took longer than {self.limits.header_timeout_s:g} seconds."
-            )
+            limit = self.limits.header_timeout_s
+            self._refuse(timed_out(f"The request's head took longer than {limit:g} seconds.", status=408))
+
+
+def _too_large(message: str) -> ApiError:
+    return ApiError(431, message, code="headers_too_large")
 
 
 def limited_protocol(limits: HttpLimits) -> type[LimitedHttpProtocol]:

@@ -1,15 +1,17 @@
-"""Answers written straight to ASGI, for code below the framework."""
+"""Answers for code below the framework: written straight to ASGI, or as bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from http import HTTPStatus
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.errors import ApiError
 from gateway.http.disconnect import ClientGone
+from gateway.http.request_id import REQUEST_ID
 
 
 async def send_error(send: Send, error: ApiError) -> None:
@@ -18,6 +20,19 @@ async def send_error(send: Send, error: ApiError) -> None:
     headers = [*error.headers(), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+def error_bytes(error: ApiError, request_id: str) -> bytes:
+    """An error as it goes over the wire, for a connection on which nothing follows."""
+    body = error.body()
+    fields = [
+        *error.headers(),
+        (REQUEST_ID.encode(), request_id.encode()),
+        (b"content-length", b"%d" % len(body)),
+        (b"connection", b"close"),
+    ]
+    head = b"HTTP/1.1 %d %s\r\n" % (error.status, HTTPStatus(error.status).phrase.encode())
+    return head + b"".join(b"%s: %s\r\n" % field for field in fields) + b"\r\n" + body
 
 
 def error_response(error: ApiError) -> Response:

@@ -227,7 +227,9 @@ async def test_a_refused_head_keeps_the_id_of_its_own_request(stack: Stack) -> N
     connection = await Connection.to(stack.address)
     await connection.send(request_bytes("GET", "/live", headers={"X-Request-Id": "first"}))
     assert (await connection.answer()).headers["x-request-id"] == "first"
-    await connection.send(b"GET /live HTTP/1.1\r\nX-Request-Id: second\r\nBad Header: x\r\n\r\n")
+    await connection.send(
+        b"GET /live HTTP/1.1\r\nX-Request-Id: second\r\nHost: localhost\r\nBad Header: x\r\n\r\n"
+    )
     answer = await connection.answer()
     assert (answer.status, answer.headers["x-request-id"]) == (400, "second")
     connection.close()
