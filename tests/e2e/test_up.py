@@ -3,144 +3,26 @@
 from __future__ import annotations
 
 import os
-import queue
 import re
 import shlex
 import signal
-import socket
 import ssl
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import pytest
 
 from tests.support.certificates import make_authority, make_certificate
+from tests.support.up import MODEL, QUESTION, Up, descendants, processes, two_free_ports, wait_for
 
 pytestmark = pytest.mark.model
 
 ROOT = Path(__file__).resolve().parents[2]
-QUESTION = "What is the capital of France?"
 START_S = 150.0
 STOP_S = 45.0
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
-def two_free_ports() -> int:
-    """Return the first of two free ports that follow one another."""
-    while True:
-        port = free_port()
-        with suppress(OSError), socket.create_server(("127.0.0.1", port + 1)):
-            return port
-
-
-def clean_environment() -> dict[str, str]:
-    """Return the environment without the developer's own settings, but for the model cache."""
-    return {k: v for k, v in os.environ.items() if not k.startswith("CATENARY_") or k == "CATENARY_CACHE"}
-
-
-def wait_for(condition: Callable[[], Any], timeout_s: float) -> Any:
-    deadline = time.monotonic() + timeout_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"not within {timeout_s} s"
-        time.sleep(0.05)
-    return value
-
-
-def processes() -> dict[int, tuple[int, str]]:
-    """Return parent and command line of every process that is not a zombie."""
-    found: dict[int, tuple[int, str]] = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            state, parent = (entry / "stat").read_text().rsplit(")", 1)[1].split()[:2]
-            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if state != "Z":
-            found[int(entry.name)] = (int(parent), command)
-    return found
-
-
-def descendants(ancestor: int) -> dict[int, str]:
-    table = processes()
-    found: dict[int, str] = {}
-    frontier = [ancestor]
-    while frontier:
-        parent = frontier.pop()
-        children = {pid: command for pid, (above, command) in table.items() if above == parent}
-        found |= children
-        frontier += children
-    return found
-
-
-class Up:
-    """A running `catenary up`."""
-
-    def __init__(self, scratch: Path, *options: str, **environment: str) -> None:
-        self.scratch = scratch
-        self.port, self.router_port, self.tokenizer_port = free_port(), free_port(), free_port()
-        ports = f"--port {self.port} --router-port {self.router_port} --tokenizer-port {self.tokenizer_port}"
-        command = [sys.executable, "-m", "catenary.cli.main", "up", *ports.split(), *options]
-        self.process = subprocess.Popen(
-            [*command, "--log-dir", str(scratch / "logs")],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=clean_environment() | {"TMPDIR": str(scratch)} | environment,
-        )
-        self.lines: list[str] = []
-        self._arrived: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line.rstrip("\n"))
-            self._arrived.put(self.lines[-1])
-
-    def line_with(self, pattern: str, timeout_s: float) -> str:
-        deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                line = self._arrived.get(timeout=max(deadline - time.monotonic(), 0.01))
-            except queue.Empty:
-                pytest.fail(f"no line with {pattern!r} in:\n" + "\n".join(self.lines))
-            if re.search(pattern, line):
-                return line
-
-    def ask(self, **options: Any) -> httpx2.Response:
-        body = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0, "max_tokens": 24}
-        body["model"] = "SmolLM2-135M-Instruct"
-        return httpx2.post(f"{self.url}/v1/chat/completions", json=body | options, timeout=60)
-
-    def service(self, module: str) -> int | None:
-        found = [
-            pid
-            for pid, (above, command) in processes().items()
-            if above == self.process.pid and module in command
-        ]
-        return found[0] if found else None
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait(10)
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +113,7 @@ def test_sigterm_lets_an_answer_end_and_leaves_nothing(up: Up) -> None:
     family = {up.process.pid, *descendants(up.process.pid)}
     assert len(family) >= 6
     body = {"messages": [{"role": "user", "content": "Tell a story."}], "stream": True, "max_tokens": 60}
-    body |= {"model": "SmolLM2-135M-Instruct", "ignore_eos": True}
+    body |= {"model": MODEL, "ignore_eos": True}
     with httpx2.stream("POST", f"{up.url}/v1/chat/completions", json=body, timeout=60) as response:
         events = (line for line in response.iter_lines() if line.startswith("data:"))
         next(events)
@@ -258,7 +140,7 @@ def test_scaled_out_with_keys_a_template_and_https(tmp_path: Path) -> None:
     # The engines are scripted ones: what is asked here is not their business.
     up = Up(tmp_path, *options.split(), CATENARY_ENGINE_SCRIPTED="default")
     message = {"role": "user", "content": "Hello"}
-    body = {"model": "SmolLM2-135M-Instruct", "messages": [message], "max_tokens": 2}
+    body = {"model": MODEL, "messages": [message], "max_tokens": 2}
     trusted = ssl.create_default_context(cafile=server.ca)
 
     def ask(gateway: int, key: str) -> httpx2.Response:
@@ -299,51 +181,3 @@ def test_killed_supervisor_leaves_nothing(tmp_path: Path) -> None:
         wait_for(lambda: not family.keys() & processes().keys(), 20)
     finally:
         running.close()
-
-
-def refused(*options: str) -> subprocess.CompletedProcess[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "catenary.cli.main",
-        "up",
-        "--router-port",
-        "0",
-        "--tokenizer-port",
-        "0",
-        *options,
-    ]
-    environment = clean_environment()
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
-
-
-@pytest.mark.parametrize("option", ["--port", "--router-port"])
-def test_port_in_use_is_one_line(option: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        done = refused("--port", "0", option, port)
-    assert done.returncode == 1
-    assert done.stdout == ""
-    assert re.fullmatch(rf"\S+: 127.0.0.1:{port} is in use; choose another with {option}\n", done.stderr)
-
-
-def test_second_of_several_ports_in_use_is_named() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        done = refused("--port", str(port - 1), "--gateways", "2")
-    assert done.returncode == 1
-    assert f":{port} is in use" in done.stderr
-
-
-@pytest.mark.parametrize("kind", ["missing", "empty", "cut short"])
-def test_bad_model_is_one_line(kind: str, tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    if kind != "missing":
-        model.mkdir()
-    if kind == "cut short":
-        (model / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaFor')
-    done = refused("--port", "0", "--model", str(model))
-    assert done.returncode == 1
-    assert done.stderr.count("\n") == 1
-    assert str(model) in done.stderr
-    assert "Traceback" not in done.stdout + done.stderr

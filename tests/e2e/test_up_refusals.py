@@ -1,0 +1,67 @@
+"""What keeps `catenary up` from starting ends it with one line."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.service_process import clean_environment
+
+pytestmark = pytest.mark.model
+
+START_S = 150.0
+
+
+def refused(*options: str) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable,
+        "-m",
+        "catenary.cli.main",
+        "up",
+        "--router-port",
+        "0",
+        "--tokenizer-port",
+        "0",
+        *options,
+    ]
+    environment = clean_environment()
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=START_S, check=False, env=environment
+    )
+
+
+@pytest.mark.parametrize("option", ["--port", "--router-port"])
+def test_port_in_use_is_one_line(option: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = refused("--port", "0", option, port)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert re.fullmatch(rf"\S+: 127.0.0.1:{port} is in use; choose another with {option}\n", done.stderr)
+
+
+def test_second_of_several_ports_in_use_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = refused("--port", str(port - 1), "--gateways", "2")
+    assert done.returncode == 1
+    assert f":{port} is in use" in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["missing", "empty", "cut short"])
+def test_bad_model_is_one_line(kind: str, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    if kind != "missing":
+        model.mkdir()
+    if kind == "cut short":
+        (model / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaFor')
+    done = refused("--port", "0", "--model", str(model))
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert str(model) in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
