@@ -65,3 +65,11 @@ def test_bad_model_is_one_line(kind: str, tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
     assert str(model) in done.stderr
     assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_engine_that_refuses_its_options_ends_the_start_with_its_reason(tmp_path: Path) -> None:
+    done = refused("--port", "0", "--max-model-len", "99999999", "--log-dir", str(tmp_path))
+    assert done.returncode == 1
+    assert "starting it again" not in done.stdout
+    assert done.stderr.count("\n") == 1
+    assert re.match(r"\S+: engine-0: .*max-model-len 99999999 exceeds .* \(log: \S+\)$", done.stderr)

@@ -6,14 +6,12 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
 from catenary.cli.up.child import wrapped
 from catenary.cli.up.plan import ChildSpec, child_environment
 
-TAIL_LINES = 12
 LINE_LIMIT = 1 << 20
 LOG_LIMIT_BYTES = 16 << 20
 
@@ -49,7 +47,8 @@ class ChildProcess:
     def __init__(self, spec: ChildSpec, log: ChildLog, on_line: Callable[[str, str], None]) -> None:
         self.spec = spec
         self.log = log
-        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        # Of the running process, or of the one that ended last.
+        self.last_line = ""
         self._on_line = on_line
         self._process: asyncio.subprocess.Process | None = None
         self._ending = False
@@ -63,6 +62,7 @@ class ChildProcess:
     async def run(self) -> int:
         """Start the process and return its exit code (negative: the signal that ended it)."""
         reader_fd, writer_fd = os.pipe()
+        self.last_line = ""
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *wrapped(self.spec.command),
@@ -115,7 +115,7 @@ class ChildProcess:
     def _take(self, line: str) -> None:
         if not line:
             return
-        self.tail.append(line)
+        self.last_line = line
         self.log.write(line)
         self._on_line(self.spec.name, line)
 

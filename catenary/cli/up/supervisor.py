@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import signal
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -21,20 +22,29 @@ LONGEST_DELAY_S = 30.0
 STABLE_S = 60.0
 # Failures in a row, before anything was served, after which the start is given up.
 START_ATTEMPTS = 3
-# A process exits with this for a wrong option, which no restart mends.
-USAGE_EXIT_CODE = 2
+# A service exits with these, and its reason as its last line, when it refuses to start: no restart mends that.
+REFUSAL_EXIT_CODES = (1, 2)
+# What a line may hold of a child's last words.
+REASON_CHARS = 400
+# What our services begin that line with; the child's name says the same.
+_PROGRAM = re.compile(r"(python -m )?(gateway|services\.\w+): ")
 # What a process gets beyond the drain to end by itself.
 STOP_MARGIN_S = 5.0
 
 
-def describe_exit(code: int) -> str:
-    """Return how a process ended, for a person."""
+def describe_exit(code: int, last_line: str = "") -> str:
+    """Return how a process ended and why, for a person: the signal, or the code and the process's last line."""
     if code >= 0:
-        return f"ended with exit code {code}"
+        return f"ended with exit code {code}" + (f": {shown_reason(last_line)}" if last_line else "")
     try:
         return f"was ended by {signal.Signals(-code).name}"
     except ValueError:
         return f"was ended by signal {-code}"
+
+
+def shown_reason(line: str) -> str:
+    """Return a child's last line as it is shown after the child's name."""
+    return _PROGRAM.sub("", line, count=1)[:REASON_CHARS]
 
 
 class Supervisor:
@@ -84,21 +94,19 @@ class Supervisor:
                 failures = 0
                 backoff.reset()
             failures += 1
-            if not self._ready and (failures >= START_ATTEMPTS or code == USAGE_EXIT_CODE):
+            if not self._ready and (_refused(child, code) or failures >= START_ATTEMPTS):
                 raise self._give_up(child, code)
             delay = backoff.next_delay()
-            end = f"{child.spec.name} {describe_exit(code)}"
+            end = f"{child.spec.name} {describe_exit(code, child.last_line)}"
             self._reporter.line(f"{end}; starting it again in {delay:g} s (log: {child.log.path})")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), delay)
 
     def _give_up(self, child: ChildProcess, code: int) -> StartRefused:
         self._reporter.close()
-        lines = list(child.tail)
-        for line in lines[:-1]:
-            self._reporter.line(f"{child.spec.name} | {line}")
-        last_words = lines[-1] if lines else describe_exit(code)
-        return StartRefused(f"{child.spec.name} does not start: {last_words} (log: {child.log.path})")
+        refused = _refused(child, code)
+        reason = shown_reason(child.last_line) if refused else describe_exit(code, child.last_line)
+        return StartRefused(f"{child.spec.name}: {reason} (log: {child.log.path})")
 
     async def _drain(self, keepers: dict[ChildProcess, asyncio.Task[None]]) -> None:
         """Stop the stages one after another; what does not end in time is killed."""
@@ -122,6 +130,10 @@ class Supervisor:
     def _on_line(self, name: str, line: str) -> None:
         if self._verbose:
             self._reporter.line(f"{name} | {line}")
+
+
+def _refused(child: ChildProcess, code: int) -> bool:
+    return code in REFUSAL_EXIT_CODES and bool(child.last_line)
 
 
 async def _as_coroutine(function: Callable[[], Awaitable[None]]) -> None:

@@ -64,7 +64,11 @@ async def nothing() -> None:
 
 def test_exits_are_described() -> None:
     assert describe_exit(3) == "ended with exit code 3"
-    assert describe_exit(-signal.SIGKILL) == "was ended by SIGKILL"
+    assert describe_exit(3, "out of memory") == "ended with exit code 3: out of memory"
+    assert describe_exit(1, "services.engine: no room") == "ended with exit code 1: no room"
+    assert describe_exit(2, "python -m gateway: --port: bad") == "ended with exit code 2: --port: bad"
+    assert len(describe_exit(3, "x" * 10_000)) < 500
+    assert describe_exit(-signal.SIGKILL, "loading") == "was ended by SIGKILL"
 
 
 async def test_killed_child_is_started_again_and_all_end(tmp_path: Path) -> None:
@@ -72,7 +76,7 @@ async def test_killed_child_is_started_again_and_all_end(tmp_path: Path) -> None
     stop = asyncio.Event()
     running = asyncio.create_task(supervisor.run(stop, nothing))
     first, second = supervisor.children
-    await until(lambda: first.tail and second.tail)
+    await until(lambda: first.last_line and second.last_line)
     supervisor.mark_ready()
     killed = first.pid
     assert killed is not None
@@ -95,7 +99,7 @@ async def test_child_that_ignores_the_drain_is_killed_with_its_group(
     running = asyncio.create_task(supervisor.run(stop, nothing))
     (child,) = supervisor.children
     # Both print twice: the child process's own start, and the one it spawned.
-    await until(lambda: len(child.tail) >= 4)
+    await until(lambda: child.log.path.read_text().count("up") >= 4)
     group = child.pid
     assert group is not None
     stop.set()
@@ -127,23 +131,49 @@ async def test_child_told_to_end_while_it_starts_ends(tmp_path: Path) -> None:
     process.log.close()
 
 
-async def test_child_that_cannot_start_ends_the_start_readably(tmp_path: Path) -> None:
-    code = "import sys\nprint('loading')\nsys.exit('a: the model has no config.json')"
-    supervisor, reporter = make(tmp_path, spec("a", code), spec("b", SLEEPER))
+async def refusal_of(supervisor: Supervisor) -> str:
     with pytest.raises(BaseExceptionGroup) as raised:
         await asyncio.wait_for(supervisor.run(asyncio.Event(), nothing), WAIT_S)
     refusals = raised.value.subgroup(StartRefused)
     assert refusals is not None
-    assert "a does not start: a: the model has no config.json" in str(refusals.exceptions[0])
-    assert "a | loading" in reporter.lines
+    return str(refusals.exceptions[0])
+
+
+@pytest.mark.parametrize("code", [1, 2])
+async def test_a_refusal_before_anything_served_ends_the_start_with_its_reason(
+    code: int, tmp_path: Path
+) -> None:
+    last = "services.engine: --max-model-len 99 exceeds the model's context"
+    program = f"import sys\nprint('loading')\nprint({last!r}, file=sys.stderr)\nsys.exit({code})"
+    supervisor, reporter = make(tmp_path, spec("engine-0", program), spec("b", SLEEPER))
+    text = await refusal_of(supervisor)
+    reason = "engine-0: --max-model-len 99 exceeds the model's context"
+    assert text == f"{reason} (log: {tmp_path}/engine-0.log)"
+    assert reporter.lines == []
     assert supervisor.children[1].pid is None
 
 
-async def test_wrong_option_is_not_tried_again(tmp_path: Path) -> None:
-    supervisor, reporter = make(tmp_path, spec("a", "import sys\nprint('bad --port')\nsys.exit(2)"))
-    with pytest.raises(BaseExceptionGroup):
-        await asyncio.wait_for(supervisor.run(asyncio.Event(), nothing), WAIT_S)
-    assert not any("starting it again" in line for line in reporter.lines)
+async def test_a_crash_before_anything_served_is_tried_again_and_then_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("catenary.cli.up.supervisor.FIRST_DELAY_S", 0.01)
+    program = "import os, signal\nprint('loading')\nos.kill(os.getpid(), signal.SIGKILL)"
+    supervisor, reporter = make(tmp_path, spec("a", program))
+    assert (await refusal_of(supervisor)).startswith("a: was ended by SIGKILL (log: ")
+    assert [line.split(";")[0] for line in reporter.lines] == ["a was ended by SIGKILL"] * 2
+
+
+async def test_what_served_is_started_again_after_a_refusal_and_the_reason_is_told(tmp_path: Path) -> None:
+    supervisor, reporter = make(tmp_path, spec("a", "import sys\nsys.exit('services.engine: no room')"))
+    stop = asyncio.Event()
+    supervisor.mark_ready()
+    running = asyncio.create_task(supervisor.run(stop, nothing))
+    await until(lambda: reporter.lines)
+    assert reporter.lines[0].startswith(
+        "a ended with exit code 1: no room; starting it again in 0.5 s (log: "
+    )
+    stop.set()
+    await asyncio.wait_for(running, WAIT_S)
 
 
 def test_child_dies_with_a_killed_parent() -> None:
