@@ -73,3 +73,11 @@ def test_engine_that_refuses_its_options_ends_the_start_with_its_reason(tmp_path
     assert "starting it again" not in done.stdout
     assert done.stderr.count("\n") == 1
     assert re.match(r"\S+: engine-0: .*max-model-len 99999999 exceeds .* \(log: \S+\)$", done.stderr)
+
+
+@pytest.mark.parametrize("option", ["--log-dir", "--cache-dir"])
+def test_directory_that_cannot_be_written_is_one_line(option: str) -> None:
+    done = refused("--port", "0", option, "/proc/none")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert re.fullmatch(rf"\S+: {option}: /proc/none\S* cannot be written: .+\n", done.stderr)

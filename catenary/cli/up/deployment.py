@@ -40,7 +40,8 @@ class Deployment:
         self._specs = plan(config, runtime, places)
         self._ready = False
         self._told: dict[str, str] = {}
-        log_dir = config.log_dir or cache / "logs" / str(places.gateway_ports[0])
+        in_cache = cache / "logs" / str(places.gateway_ports[0])
+        log_dir = config.log_dir.expanduser() if config.log_dir else in_cache
         self._supervisor = Supervisor(
             self._specs, reporter=reporter, log_dir=log_dir, drain_s=config.drain_s, verbose=config.verbose
         )

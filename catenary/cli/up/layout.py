@@ -9,6 +9,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from catenary.runtime import StartRefused
+
 # Environment variables by which a person may set the secrets; children get them as files instead.
 CLIENT_SECRET_ENV = "CATENARY_CLIENT_SECRET"
 ENGINE_SECRET_ENV = "CATENARY_ENGINE_SECRET"
@@ -19,6 +21,16 @@ def cache_directory(configured: Path | None) -> Path:
     if configured is not None:
         return configured.expanduser()
     return Path(os.environ.get("CATENARY_CACHE") or "~/.cache/catenary").expanduser()
+
+
+def require_writable(directory: Path, option: str) -> None:
+    """Make a directory and see that files can be written in it. Raises StartRefused that names the option."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise StartRefused(f"--{option}: {directory} cannot be written: {error.strerror}") from None
 
 
 @dataclass(frozen=True, slots=True)

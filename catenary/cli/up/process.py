@@ -11,31 +11,41 @@ from pathlib import Path
 
 from catenary.cli.up.child import wrapped
 from catenary.cli.up.plan import ChildSpec, child_environment
+from catenary.runtime import StartRefused
 
 LINE_LIMIT = 1 << 20
 LOG_LIMIT_BYTES = 16 << 20
 
 
 class ChildLog:
-    """A child's log file. One older file is kept, so that a chatty child cannot fill the disk."""
+    """A child's log file. One older file is kept, so that a chatty child cannot fill the disk.
+
+    Raises StartRefused if it cannot be written at first; later, lines that find no room are left out.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._rotate()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._rotate()
+        except OSError as error:
+            raise StartRefused(f"the log {path} cannot be written: {error.strerror}") from None
 
     def _rotate(self) -> None:
         if self.path.exists():
             self.path.replace(self.path.with_suffix(".log.1"))
-        self._file = self.path.open("w", encoding="utf-8", buffering=1)
+        # Without a buffer, a line that could not be written is not tried again for ever.
+        self._file = self.path.open("wb", buffering=0)
         self._written = 0
 
     def write(self, line: str) -> None:
         """Append one line."""
-        self._written += self._file.write(line + "\n")
-        if self._written > LOG_LIMIT_BYTES:
-            self._file.close()
-            self._rotate()
+        # A full disk must not end what is being served.
+        with contextlib.suppress(OSError):
+            self._written += self._file.write((line + "\n").encode())
+            if self._written > LOG_LIMIT_BYTES:
+                self._file.close()
+                self._rotate()
 
     def close(self) -> None:
         self._file.close()

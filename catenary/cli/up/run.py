@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from catenary.cli.up.config import UpConfig
-from catenary.cli.up.layout import RuntimeDirectory, cache_directory
+from catenary.cli.up.layout import RuntimeDirectory, cache_directory, require_writable
 from catenary.cli.up.model import prepare_model, served_name
 from catenary.cli.up.plan import Places
 from catenary.cli.up.ports import PortClaims
@@ -29,8 +29,9 @@ async def up(config: UpConfig, stop: asyncio.Event) -> int:
     """Check, prepare, start, supervise, drain. Raises StartRefused for what keeps it from starting."""
     started = time.monotonic()
     ports = check_places(config)
-    reporter = make_reporter()
     cache = cache_directory(config.cache_dir)
+    check_directories(config, cache)
+    reporter = make_reporter()
     try:
         model_dir = await unless_stopped(prepare(config, cache, reporter), stop)
         if model_dir is None:
@@ -66,6 +67,17 @@ def check_places(config: UpConfig) -> tuple[int, ...]:
         if port := getattr(config, option):
             claims.claim("127.0.0.1", port, option.replace("_", "-"))
     return ports
+
+
+def check_directories(config: UpConfig, cache: Path) -> None:
+    """Look whether logs, and models where a cache is asked for, can be written. Raises StartRefused."""
+    if config.cache_dir is not None and not cache.is_dir():
+        # One that is there may be read-only, if it holds the model.
+        require_writable(cache, "cache-dir")
+    if config.log_dir is None:
+        require_writable(cache / "logs", "cache-dir")
+    else:
+        require_writable(config.log_dir.expanduser(), "log-dir")
 
 
 async def prepare(config: UpConfig, cache: Path, reporter: Reporter) -> Path:

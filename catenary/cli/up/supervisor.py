@@ -22,7 +22,7 @@ LONGEST_DELAY_S = 30.0
 STABLE_S = 60.0
 # Failures in a row, before anything was served, after which the start is given up.
 START_ATTEMPTS = 3
-# A service exits with these, and its reason as its last line, when it refuses to start: no restart mends that.
+# A service that refuses to start exits with these, its last line being the reason: no restart mends that.
 REFUSAL_EXIT_CODES = (1, 2)
 # What a line may hold of a child's last words.
 REASON_CHARS = 400
@@ -33,7 +33,7 @@ STOP_MARGIN_S = 5.0
 
 
 def describe_exit(code: int, last_line: str = "") -> str:
-    """Return how a process ended and why, for a person: the signal, or the code and the process's last line."""
+    """Return how a process ended and why: the signal, or the code and the process's last line."""
     if code >= 0:
         return f"ended with exit code {code}" + (f": {shown_reason(last_line)}" if last_line else "")
     try:

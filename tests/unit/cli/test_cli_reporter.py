@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import io
+import sys
 
 import pytest
 from rich.console import Console
 
-from catenary.cli.up import reporter as module
 from catenary.cli.up.reporter import PlainReporter, TerminalReporter, make_reporter
 
 
@@ -26,7 +26,7 @@ def test_a_terminal_shows_bars_while_it_starts_and_leaves_lines_whole(
         "rich.console.Console",
         lambda **options: Console(file=screen, force_terminal=True, width=40, **options),
     )
-    monkeypatch.setattr(module.sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     reporter = make_reporter()
     assert isinstance(reporter, TerminalReporter)
     reporter.activity("engine-0", "loading [weights]", 0.5)

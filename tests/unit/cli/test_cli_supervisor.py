@@ -208,3 +208,16 @@ def test_log_keeps_one_older_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     log.close()
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a.log", "a.log.1"]
     assert all(file.stat().st_size <= 110 for file in tmp_path.iterdir())
+
+
+def test_log_that_cannot_be_written_is_refused_at_first_and_left_out_later(tmp_path: Path) -> None:
+    (tmp_path / "a.log.1").mkdir()
+    (tmp_path / "a.log").touch()
+    with pytest.raises(StartRefused, match=r"a\.log cannot be written: Is a directory"):
+        ChildLog(tmp_path / "a.log")
+    (tmp_path / "full.log").symlink_to("/dev/full")
+    log = ChildLog(tmp_path / "b.log")
+    log.close()
+    log._file = (tmp_path / "full.log").open("wb", buffering=0)
+    log.write("line")
+    log.close()
