@@ -64,7 +64,7 @@ class RequestContext:
         answer = _Answer(scope, send, request_id, self._stall_s)
         with bind_request(request_id, child_traceparent(headers.get("traceparent"))):
             try:
-                if (refusal := self._refusal(scope["path"], headers)) is not None:
+                if (refusal := self._refusal(scope, headers)) is not None:
                     await send_error(answer, refusal)
                 else:
                     await self._app(scope, receive, answer)
@@ -81,12 +81,14 @@ class RequestContext:
             finally:
                 self._finish(scope, answer.status or CLIENT_GONE, time.perf_counter() - started)
 
-    def _refusal(self, path: str, headers: Headers) -> ApiError | None:
+    def _refusal(self, scope: Scope, headers: Headers) -> ApiError | None:
         hosts = headers.getlist("host")
+        if not hosts and scope["http_version"] != "1.0":
+            return bad_request("The request has no Host header.", code="invalid_host")
         if len(hosts) > 1 or (hosts and not (match := _HOST.fullmatch(hosts[0]))):
             return bad_request("The Host header is not valid.", code="invalid_host")
         name = match[1].lower() if hosts and match else ""
-        if path not in HEALTH_PATHS and not self._host_allowed(name):
+        if scope["path"] not in HEALTH_PATHS and not self._host_allowed(name):
             return ApiError(
                 403,
                 "This server does not answer under that host name; see its option allowed-hosts.",

@@ -13,6 +13,7 @@ from catenary.telemetry import bind_request, get_logger
 from gateway.errors import ApiError, bad_request, timed_out
 from gateway.http.request_id import request_id_of
 from gateway.http.respond import error_bytes
+from gateway.http.unchunked import unchunked
 
 _log = get_logger(__name__)
 
@@ -37,7 +38,7 @@ class HttpLimits:
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    """Refuses over-long heads and trailers (431), heads that dribble in (408), what is no HTTP (400).
+    """Refuses over-long heads and trailers (431), heads that dribble in (408), what is no HTTP/1 (400).
 
     It does not pipeline: a request that comes while another is being answered ends the connection after
     that answer. So reading never has to pause for it, and a client that hangs up is noticed at once. A body
@@ -115,7 +116,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._in_head = False
         self._head_bytes = self._message_bytes = self._body_bytes = self._discarded = 0
         self._disarm_head_timer()
-        if not self._deaf and not self.transport.is_closing():
+        if self._deaf or self.transport.is_closing():
+            return
+        if (problem := _framing_problem(self.parser.get_http_version(), self.headers)) is not None:
+            self._refuse(problem)
+        else:
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -150,6 +155,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        if cycle.scope["http_version"] == "1.0":
+            cycle.waiting_for_100_continue = False
+            app = unchunked(cycle, app)
         super()._start_asgi_task(cycle, app)
 
     def _check_framing(self) -> None:
@@ -210,6 +218,18 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._in_head and not self.transport.is_closing():
             limit = self.limits.header_timeout_s
             self._refuse(timed_out(f"The request's head took longer than {limit:g} seconds.", status=408))
+
+
+def _framing_problem(version: str, headers: list[tuple[bytes, bytes]]) -> ApiError | None:
+    """Why the body of a request that could be parsed cannot be told; None if it can."""
+    if version not in ("1.0", "1.1"):
+        return bad_request("The server speaks HTTP/1.1.", code="invalid_http")
+    codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
+    if codings not in ([], [b"chunked"]):
+        return bad_request(
+            "The only Transfer-Encoding that is supported is chunked.", code="unsupported_transfer_encoding"
+        )
+    return None
 
 
 def _too_large(message: str) -> ApiError:
