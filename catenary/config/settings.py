@@ -53,7 +53,9 @@ class ServiceConfig(BaseSettings):
     def _from_text(cls, value: Any, info: ValidationInfo) -> Any:
         """From the text of flags, variables and YAML: lists by comma, absence by an empty text.
 
-        A list of secrets has no empty entry: `--api-key "$KEY"` without a KEY must not open the door."""
+        A list of secrets has no empty entry: `--api-key "$KEY"` without a KEY must not open the door. Nor is
+        an empty text absence where a least length is declared: `--served-model-name "$NAME"` without a NAME.
+        """
         if info.field_name is None:
             return value
         field = cls.model_fields[info.field_name]
@@ -63,7 +65,7 @@ class ServiceConfig(BaseSettings):
             return value
         if is_list(field):
             return tuple(part.strip() for part in value.split(",") if part.strip())
-        return None if not value and is_optional(field) else value
+        return None if not value and is_optional(field) and not has_least_length(field) else value
 
 
 def _secrets(value: Any) -> Any:
@@ -107,6 +109,11 @@ def is_boolean(field: FieldInfo) -> bool:
 def is_list(field: FieldInfo) -> bool:
     """Whether the field holds several values."""
     return any((get_origin(kind) or kind) in _LISTS for kind in _alternatives(field))
+
+
+def has_least_length(field: FieldInfo) -> bool:
+    """Whether the field was declared with a `min_length`."""
+    return any(getattr(part, "min_length", 0) for part in field.metadata)
 
 
 def is_secret(field_name: str, field: FieldInfo) -> bool:

@@ -33,6 +33,7 @@ class EngineConfig(RpcConfig):
     )
     served_model_name: str | None = Field(
         None,
+        min_length=1,
         max_length=256,
         description="Name that requests use. Absent: that of the alias, directory or file, or the hub id.",
     )

@@ -21,9 +21,12 @@ class UpConfig(ServiceConfig):
 
     model: str = Field(
         default="smollm2",
+        min_length=1,
         description="Model: a Hugging Face directory, a GGUF file, a hub id or the built-in smollm2.",
     )
-    served_model_name: str | None = Field(default=None, description="Name that requests use for the model.")
+    served_model_name: str | None = Field(
+        default=None, min_length=1, max_length=256, description="Name that requests use for the model."
+    )
     max_model_len: int | None = Field(
         default=None, ge=1, description="Longest sequence in tokens, prompt and completion together."
     )

@@ -12,6 +12,8 @@ from catenary.cli.up.child import wrapped
 from catenary.runtime import StartRefused
 
 LINE_LIMIT = 1 << 20
+# What the process begins its last words with.
+REFUSAL_PREFIX = "error: "
 
 
 def served_name(model: str, configured: str | None) -> str:
@@ -48,15 +50,17 @@ async def prepare_model(model: str, cache: Path, report: Callable[[str], None]) 
     stdout, stderr = process.stdout, process.stderr
     if stdout is None or stderr is None:
         raise RuntimeError("the process was started without pipes")
-    last_error = ""
+    last_line = ""
 
     async def follow() -> None:
-        nonlocal last_error
+        nonlocal last_line
         async for raw in stderr:
             line = raw.decode(errors="replace").strip()
             if line:
-                last_error = line
-                report(line)
+                last_line = line.removeprefix(REFUSAL_PREFIX)
+                # A refusal is told once, by the one who catches it.
+                if last_line == line:
+                    report(line)
 
     try:
         output, _ = await asyncio.gather(stdout.read(), follow())
@@ -67,5 +71,5 @@ async def prepare_model(model: str, cache: Path, report: Callable[[str], None]) 
     lines = output.decode(errors="replace").split("\n")
     directory = next((line.strip() for line in reversed(lines) if line.strip()), "")
     if code or not directory:
-        raise StartRefused(last_error or f"the model {model} could not be prepared (exit code {code})")
+        raise StartRefused(last_line or f"the model {model} could not be prepared (exit code {code})")
     return Path(directory)

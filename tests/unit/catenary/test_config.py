@@ -26,6 +26,15 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(f"CATENARY_EXAMPLE_{name}", raising=False)
 
 
+class NamedConfig(ServiceConfig):
+    """A configuration with names."""
+
+    model_config = settings("CATENARY_NAMED_")
+
+    name: str | None = Field(None, min_length=1, description="A name.")
+    note: str | None = Field(None, description="A note.")
+
+
 def run(*argv: str) -> ExampleConfig:
     return load(ExampleConfig, argv, prog="example")
 
@@ -163,6 +172,16 @@ def test_an_empty_variable_is_no_secret(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("CATENARY_EXAMPLE_API_KEY", "")
     assert run().api_key == ()
     assert run("--api-key", " sk-one ").api_key == ("sk-one",)
+
+
+def test_an_empty_text_is_absence_but_where_a_least_length_is_declared(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CATENARY_NAMED_NAME", "")
+    assert load(NamedConfig, ["--note", ""], prog="named") == NamedConfig(name=None, note=None)
+    with pytest.raises(SystemExit):
+        load(NamedConfig, ["--name", ""], prog="named")
+    assert capsys.readouterr().err.startswith("named: --name '': ")
 
 
 def test_help_names_every_option_with_default_and_variable(capsys: pytest.CaptureFixture[str]) -> None:

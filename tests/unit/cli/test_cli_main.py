@@ -32,6 +32,9 @@ def test_wrong_command_line_is_exit_code_2(argv: list[str], capsys: pytest.Captu
         (["--engines", "0"], "--engines"),
         (["--gpu-memory-utilization", "1.5"], "--gpu-memory-utilization"),
         (["--max-model-len", "-1"], "--max-model-len"),
+        (["--model", ""], "--model"),
+        (["--served-model-name", ""], "--served-model-name"),
+        (["--api-key", ""], "--api-key"),
     ],
 )
 def test_bad_option_is_one_line(argv: list[str], option: str, capsys: pytest.CaptureFixture[str]) -> None:
