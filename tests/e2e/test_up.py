@@ -179,5 +179,12 @@ def test_killed_supervisor_leaves_nothing(tmp_path: Path) -> None:
         running.process.kill()
         running.process.wait(10)
         wait_for(lambda: not family.keys() & processes().keys(), 20)
+        (left,) = tmp_path.glob("catenary-*")
+        # The next one takes away what this one could not.
+        after = Up(tmp_path, CATENARY_ENGINE_SCRIPTED="default")
+        try:
+            wait_for(lambda: not left.exists() and len(list(tmp_path.glob("catenary-*"))) == 1, START_S)
+        finally:
+            after.close()
     finally:
         running.close()

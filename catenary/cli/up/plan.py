@@ -9,7 +9,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from catenary.cli.up.config import UpConfig
-from catenary.cli.up.layout import CLIENT_SECRET_ENV, ENGINE_SECRET_ENV, RuntimeDirectory
+from catenary.cli.up.runtime import CLIENT_SECRET_ENV, ENGINE_SECRET_ENV, RuntimeDirectory
 
 # What all engines of a CPU machine take of its memory together.
 CPU_MEMORY_SHARE = 0.8

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from catenary.cli.up.config import UpConfig
-from catenary.cli.up.layout import RuntimeDirectory, cache_directory, require_writable
+from catenary.cli.up.layout import cache_directory, require_writable
 from catenary.cli.up.model import prepare_model, served_name
 from catenary.cli.up.plan import Places
 from catenary.cli.up.ports import PortClaims
 from catenary.cli.up.reporter import Reporter, make_reporter
+from catenary.cli.up.runtime import RuntimeDirectory
 from catenary.config import load
 from catenary.runtime import StartRefused, run
 

@@ -1,15 +1,14 @@
 from __future__ import annotations
 
-import stat
 import sys
 from pathlib import Path
 
 import pytest
 
 from catenary.cli.up import UpConfig
-from catenary.cli.up.layout import CLIENT_SECRET_ENV, RuntimeDirectory
 from catenary.cli.up.model import served_name
 from catenary.cli.up.plan import ChildSpec, Places, Stage, child_environment, plan
+from catenary.cli.up.runtime import CLIENT_SECRET_ENV, RuntimeDirectory
 
 
 @pytest.fixture
@@ -100,20 +99,6 @@ def test_engines_share_a_cpu(runtime: RuntimeDirectory) -> None:
     assert child_environment(engine, chosen)["CATENARY_ENGINE_DEVICE_THREADS"] == "3"
     assert make_plan(runtime)["engine-0"].default_environment == {"OMP_WAIT_POLICY": "PASSIVE"}
     assert not make_plan(runtime, engines=2, device="hpu")["engine-0"].default_environment
-
-
-def test_runtime_directory_is_private_and_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(CLIENT_SECRET_ENV, "chosen")
-    directory = RuntimeDirectory.create()
-    try:
-        assert stat.S_IMODE(directory.path.stat().st_mode) == 0o700
-        for file in (directory.client_secret, directory.engine_secret):
-            assert stat.S_IMODE(file.stat().st_mode) == 0o600
-        assert directory.client_secret.read_text().strip() == "chosen"
-        assert len(directory.engine_secret.read_text().strip()) >= 32
-    finally:
-        directory.remove()
-    assert not directory.path.exists()
 
 
 def test_served_name(tmp_path: Path) -> None:

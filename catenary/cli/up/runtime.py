@@ -1,0 +1,95 @@
+"""The directory of one run of `catenary up`: its sockets, its secrets, and the lock that says it lives."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TextIO
+
+# Environment variables by which a person may set the secrets; children get them as files instead.
+CLIENT_SECRET_ENV = "CATENARY_CLIENT_SECRET"
+ENGINE_SECRET_ENV = "CATENARY_ENGINE_SECRET"
+
+PREFIX = "catenary-"
+# Holds the supervisor's process id, and is locked for as long as it lives: the kernel lets go of a lock however
+# a process ends, and a process id may be another's by then.
+LOCK_NAME = "supervisor.pid"
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeDirectory:
+    """A private directory (0700) that ends with the run."""
+
+    path: Path
+    _lock: TextIO | None = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def create(cls) -> RuntimeDirectory:
+        """Make a directory with its secrets, locked by this process; remove those of dead ones."""
+        remove_stale()
+        # The system's temporary directory, not the cache: a unix socket's path may have 107 bytes.
+        path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        directory = cls(path, _locked(path))
+        directory.write_secret(directory.client_secret, os.environ.get(CLIENT_SECRET_ENV))
+        directory.write_secret(directory.engine_secret, os.environ.get(ENGINE_SECRET_ENV))
+        return directory
+
+    @property
+    def client_secret(self) -> Path:
+        return self.path / "client.secret"
+
+    @property
+    def engine_secret(self) -> Path:
+        return self.path / "engine.secret"
+
+    def socket(self, name: str) -> str:
+        """Return the gRPC address of a service's unix socket."""
+        return f"unix:{self.path / name}.sock"
+
+    def write_secret(self, path: Path, value: str | None) -> None:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write((value or secrets.token_urlsafe(32)) + "\n")
+
+    def remove(self) -> None:
+        """Remove the directory and let go of its lock."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock is not None:
+            self._lock.close()
+
+
+def _locked(directory: Path) -> TextIO:
+    """Write and lock the directory's lock file. It gets its name once it is locked: see `remove_stale`."""
+    unnamed = directory / f".{LOCK_NAME}"
+    file = unnamed.open("w", encoding="utf-8")
+    fcntl.flock(file, fcntl.LOCK_EX)
+    file.write(f"{os.getpid()}\n")
+    file.flush()
+    unnamed.rename(directory / LOCK_NAME)
+    return file
+
+
+def remove_stale() -> None:
+    """Remove this user's directories whose supervisor ended without doing so, by SIGKILL for example."""
+    for path in _own_directories(Path(tempfile.gettempdir())):
+        with contextlib.suppress(OSError), (path / LOCK_NAME).open(encoding="utf-8") as lock:
+            # Fails while the supervisor lives.
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _own_directories(parent: Path) -> Iterator[Path]:
+    for path in parent.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):
+            status = path.lstat()
+            private = stat.S_IMODE(status.st_mode) == 0o700
+            if stat.S_ISDIR(status.st_mode) and private and status.st_uid == os.getuid():
+                yield path

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from catenary.cli.up.runtime import CLIENT_SECRET_ENV, LOCK_NAME, RuntimeDirectory, remove_stale
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_runtime_directory_is_private_and_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CLIENT_SECRET_ENV, "chosen")
+    directory = RuntimeDirectory.create()
+    try:
+        assert stat.S_IMODE(directory.path.stat().st_mode) == 0o700
+        for file in (directory.client_secret, directory.engine_secret):
+            assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        assert directory.client_secret.read_text().strip() == "chosen"
+        assert len(directory.engine_secret.read_text().strip()) >= 32
+    finally:
+        directory.remove()
+    assert not directory.path.exists()
+
+
+HOLDER = (
+    "import os, time\n"
+    "from catenary.cli.up.runtime import RuntimeDirectory\n"
+    "kept = RuntimeDirectory.create()\n"
+    "print(kept.path, flush=True)\ntime.sleep(600)"
+)
+
+
+def test_a_start_removes_what_killed_supervisors_left_and_nothing_of_living_ones(temporary: Path) -> None:
+    environment = os.environ | {"TMPDIR": str(temporary)}
+
+    def hold() -> tuple[subprocess.Popen[str], Path]:
+        holder = subprocess.Popen(
+            [sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, text=True, env=environment
+        )
+        assert holder.stdout is not None
+        return holder, Path(holder.stdout.readline().strip())
+
+    (killed, left), (living, kept) = hold(), hold()
+    try:
+        assert (kept / LOCK_NAME).read_text() == f"{living.pid}\n"
+        killed.send_signal(signal.SIGKILL)
+        killed.wait(10)
+        assert (left / "client.secret").exists()
+        directory = RuntimeDirectory.create()
+        assert sorted(temporary.iterdir()) == sorted([kept, directory.path])
+        # Its own neither, although the same process asks.
+        remove_stale()
+        assert directory.engine_secret.exists()
+        directory.remove()
+    finally:
+        for process in (killed, living):
+            process.kill()
+            process.wait(10)
+            assert process.stdout is not None
+            process.stdout.close()
+
+
+def test_what_is_no_runtime_directory_stays(temporary: Path) -> None:
+    plain, open_to_all = temporary / "catenary-plain", temporary / "catenary-open"
+    plain.mkdir(0o700)
+    open_to_all.mkdir(0o755)
+    (open_to_all / LOCK_NAME).touch()
+    target = temporary / "elsewhere"
+    target.mkdir(0o700)
+    (target / LOCK_NAME).touch()
+    (temporary / "catenary-link").symlink_to(target)
+    (temporary / "catenary-file").touch()
+    before = sorted(temporary.rglob("*"))
+    remove_stale()
+    assert sorted(temporary.rglob("*")) == before
