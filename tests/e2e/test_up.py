@@ -152,6 +152,11 @@ def test_scaled_out_with_keys_a_template_and_https(tmp_path: Path) -> None:
         ready = up.line_with("ready in", START_S)
         assert f"https://127.0.0.1:{port}/v1" in ready
         assert "k-one" not in "".join(up.lines)
+        family = descendants(up.process.pid)
+        assert not any("k-one" in command for command in family.values())
+        holders = [pid for pid in family if b"k-one" in Path(f"/proc/{pid}/environ").read_bytes()]
+        assert holders
+        assert all(" gateway " in family[pid] for pid in holders)
         assert {f"gateway-{i}: https://127.0.0.1:{port + i}/v1" for i in (0, 1)} <= set(up.lines)
         for gateway, key in ((0, "k-one"), (0, "k-two"), (1, "k-one"), (1, "k-two")):
             answer = ask(gateway, key)

@@ -56,7 +56,14 @@ class UpConfig(ServiceConfig):
     gateways: int = Field(default=1, ge=1, le=64, description="Number of gateways.")
     tokenizers: int = Field(default=1, ge=1, le=64, description="Number of tokenizer services.")
 
-    api_key: tuple[str, ...] = Field(default=(), description="API keys of which clients must send one.")
+    api_key: tuple[str, ...] = Field(
+        default=(),
+        description="API keys of which clients must send one. Every user of this machine can read a flag: "
+        "--api-key-file is better.",
+    )
+    api_key_file: Path | None = Field(
+        default=None, description="File of API keys, one a line; # starts a comment."
+    )
     cors_allow_origins: tuple[str, ...] = Field(
         default=(), description="Origins that browsers may call from."
     )

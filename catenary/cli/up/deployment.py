@@ -107,7 +107,7 @@ class Deployment:
             )
         message = {"role": "user", "content": "What is the capital of France?"}
         question = json.dumps({"model": name, "messages": [message], "max_tokens": 64})
-        key = " -H 'Authorization: Bearer '$API_KEY" if config.api_key else ""
+        key = " -H 'Authorization: Bearer '$API_KEY" if config.api_key or config.api_key_file else ""
         insecure = " -k" if config.ssl_certfile else ""
         lines.append(
             f"ready in {time.monotonic() - self._started:.1f} s: "

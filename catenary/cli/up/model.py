@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from catenary.cli.up.child import wrapped
+from catenary.cli.up.plan import without_secrets
 from catenary.runtime import StartRefused
 
 LINE_LIMIT = 1 << 20
@@ -45,7 +46,7 @@ async def prepare_model(model: str, cache: Path, report: Callable[[str], None]) 
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         limit=LINE_LIMIT,
-        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        env=without_secrets(os.environ) | {"PYTHONUNBUFFERED": "1"},
     )
     stdout, stderr = process.stdout, process.stderr
     if stdout is None or stderr is None:

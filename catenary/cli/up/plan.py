@@ -11,6 +11,9 @@ from pathlib import Path
 from catenary.cli.up.config import UpConfig
 from catenary.cli.up.runtime import CLIENT_SECRET_ENV, ENGINE_SECRET_ENV, RuntimeDirectory
 
+# Where a gateway finds its API keys, and where `catenary up` itself may have found them.
+GATEWAY_KEY_ENV = "CATENARY_GATEWAY_API_KEY"
+UP_KEY_ENV = "CATENARY_UP_API_KEY"
 # What all engines of a CPU machine take of its memory together.
 CPU_MEMORY_SHARE = 0.8
 
@@ -83,6 +86,7 @@ def plan(config: UpConfig, runtime: RuntimeDirectory, places: Places) -> tuple[C
                         "port": port,
                         "router": router,
                         "tokenizer": tuple(runtime.socket(name) for name in tokenizers),
+                        "api-key-file": config.api_key_file,
                         "cors-allow-origins": config.cors_allow_origins,
                         "ssl-certfile": config.ssl_certfile,
                         "ssl-keyfile": config.ssl_keyfile,
@@ -90,7 +94,7 @@ def plan(config: UpConfig, runtime: RuntimeDirectory, places: Places) -> tuple[C
                 ),
                 stage=Stage.GATEWAY,
                 # Not on the command line, where every user of the machine could read them.
-                environment={"CATENARY_GATEWAY_API_KEY": ",".join(config.api_key)} if config.api_key else {},
+                environment={GATEWAY_KEY_ENV: ",".join(config.api_key)} if config.api_key else {},
             )
             for index, port in enumerate(places.gateway_ports)
         ),
@@ -158,7 +162,15 @@ def _cpu_environment(config: UpConfig, cores: int) -> dict[str, str]:
     }
 
 
+def without_secrets(inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without the secrets that a person may have given `catenary up` in it."""
+    secrets = (CLIENT_SECRET_ENV, ENGINE_SECRET_ENV, GATEWAY_KEY_ENV, UP_KEY_ENV)
+    return {name: value for name, value in inherited.items() if name not in secrets}
+
+
 def child_environment(spec: ChildSpec, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return a child's environment: the inherited one, without the secrets that it gets as files."""
-    kept = {k: v for k, v in inherited.items() if k not in (CLIENT_SECRET_ENV, ENGINE_SECRET_ENV)}
+    """Return a child's environment: the inherited one, without the secrets that are not its business."""
+    kept = without_secrets(inherited)
+    if spec.stage is Stage.GATEWAY and GATEWAY_KEY_ENV in inherited:
+        kept[GATEWAY_KEY_ENV] = inherited[GATEWAY_KEY_ENV]
     return {**spec.default_environment, **kept, "PYTHONUNBUFFERED": "1", **spec.environment}

@@ -56,7 +56,7 @@ async def up(config: UpConfig, stop: asyncio.Event) -> int:
 
 def check_places(config: UpConfig) -> tuple[int, ...]:
     """Return the gateways' ports, after a look at every port and file. Raises StartRefused."""
-    for option in ("chat_template", "ssl_certfile", "ssl_keyfile"):
+    for option in ("api_key_file", "chat_template", "ssl_certfile", "ssl_keyfile"):
         file: Path | None = getattr(config, option)
         if file is not None and not file.is_file():
             raise StartRefused(f"--{option.replace('_', '-')}: {file} is not a file")

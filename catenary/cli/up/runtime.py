@@ -19,8 +19,8 @@ CLIENT_SECRET_ENV = "CATENARY_CLIENT_SECRET"
 ENGINE_SECRET_ENV = "CATENARY_ENGINE_SECRET"
 
 PREFIX = "catenary-"
-# Holds the supervisor's process id, and is locked for as long as it lives: the kernel lets go of a lock however
-# a process ends, and a process id may be another's by then.
+# Holds the supervisor's process id, and is locked for as long as it lives: the kernel lets go of a lock
+# however a process ends, and a process id may be another's by then.
 LOCK_NAME = "supervisor.pid"
 
 

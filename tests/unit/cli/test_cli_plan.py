@@ -7,8 +7,8 @@ import pytest
 
 from catenary.cli.up import UpConfig
 from catenary.cli.up.model import served_name
-from catenary.cli.up.plan import ChildSpec, Places, Stage, child_environment, plan
-from catenary.cli.up.runtime import CLIENT_SECRET_ENV, RuntimeDirectory
+from catenary.cli.up.plan import ChildSpec, Places, Stage, child_environment, plan, without_secrets
+from catenary.cli.up.runtime import CLIENT_SECRET_ENV, ENGINE_SECRET_ENV, RuntimeDirectory
 
 
 @pytest.fixture
@@ -82,11 +82,27 @@ def test_gateways_drain_before_the_fleet_and_tokenizers_last(runtime: RuntimeDir
     assert list(Stage) == sorted(Stage)
 
 
-def test_children_do_not_inherit_secrets(runtime: RuntimeDirectory) -> None:
-    spec = make_plan(runtime)["router"]
-    environment = child_environment(spec, {CLIENT_SECRET_ENV: "s", "CATENARY_ENGINE_MAX_NUM_SEQS": "8"})
-    assert CLIENT_SECRET_ENV not in environment
-    assert environment["CATENARY_ENGINE_MAX_NUM_SEQS"] == "8"
+def test_children_inherit_no_secret_but_gateways_their_keys(runtime: RuntimeDirectory) -> None:
+    secrets = {
+        CLIENT_SECRET_ENV: "s-client",
+        ENGINE_SECRET_ENV: "s-engine",
+        "CATENARY_UP_API_KEY": "s-up",
+        "CATENARY_GATEWAY_API_KEY": "s-gateway",
+    }
+    inherited = secrets | {"CATENARY_ENGINE_MAX_NUM_SEQS": "8"}
+    for name, spec in make_plan(runtime).items():
+        environment = child_environment(spec, inherited)
+        assert environment["CATENARY_ENGINE_MAX_NUM_SEQS"] == "8"
+        held = {value for value in environment.values() if value.startswith("s-")}
+        assert held == ({"s-gateway"} if name == "gateway-0" else set()), name
+    chosen = make_plan(runtime, api_key=("k-one",))["gateway-0"]
+    assert child_environment(chosen, inherited)["CATENARY_GATEWAY_API_KEY"] == "k-one"
+    assert without_secrets(inherited) == {"CATENARY_ENGINE_MAX_NUM_SEQS": "8"}
+
+
+def test_file_of_keys_goes_to_the_gateways(runtime: RuntimeDirectory) -> None:
+    specs = make_plan(runtime, api_key_file="/keys")
+    assert [name for name, spec in specs.items() if option(spec, "api-key-file") == "/keys"] == ["gateway-0"]
 
 
 def test_engines_share_a_cpu(runtime: RuntimeDirectory) -> None:
