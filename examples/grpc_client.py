@@ -22,8 +22,17 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--router", default="127.0.0.1:7070")
     parser.add_argument("--tokenizer", default="127.0.0.1:7071")
     parser.add_argument("--secret-file", type=Path, required=True, help="file with the client secret")
+    parser.add_argument(
+        "--ca-file", type=Path, help="authorities of the services' certificates: turns TLS on"
+    )
     parser.add_argument("--max-tokens", type=int, default=64)
     return parser.parse_args()
+
+
+def open_channel(target: str, ca_file: Path | None) -> grpc.Channel:
+    if ca_file is None:
+        return grpc.insecure_channel(target)
+    return grpc.secure_channel(target, grpc.ssl_channel_credentials(ca_file.read_bytes()))
 
 
 def main() -> None:
@@ -31,8 +40,8 @@ def main() -> None:
     secret = options.secret_file.read_text(encoding="utf-8").strip()
     metadata = (("authorization", f"Bearer {secret}"),)
     with (
-        grpc.insecure_channel(options.router) as to_router,
-        grpc.insecure_channel(options.tokenizer) as to_text,
+        open_channel(options.router, options.ca_file) as to_router,
+        open_channel(options.tokenizer, options.ca_file) as to_text,
     ):
         router = router_pb2_grpc.RouterServiceStub(to_router)
         tokenizer = tokenizer_pb2_grpc.TokenizerServiceStub(to_text)

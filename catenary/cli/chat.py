@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import ssl
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 import httpx2
 from pydantic import Field
@@ -23,10 +25,13 @@ class ChatConfig(ServiceConfig):
 
     url: str = Field(default="http://127.0.0.1:8000", description="Base URL of the server.")
     model: str | None = Field(default=None, description="Model to talk to (default: the server's first).")
-    api_key: str | None = Field(default=None, description="API key to send.")
+    api_key: str | None = Field(
+        default=None, description="API key to send; other users of this machine can read a flag."
+    )
     system: str | None = Field(default=None, description="System message.")
     temperature: float | None = Field(default=None, ge=0, le=2, description="Sampling temperature.")
     max_tokens: int | None = Field(default=None, ge=1, description="Longest answer in tokens.")
+    ca_file: Path | None = Field(default=None, description="Authorities for HTTPS instead of the system's.")
     insecure: bool = Field(default=False, description="Accept any HTTPS certificate.")
 
 
@@ -41,9 +46,8 @@ def run_chat(argv: Sequence[str]) -> int:
     timeout = httpx2.Timeout(None, connect=CONNECT_TIMEOUT_S)
     base = config.url.rstrip("/").removesuffix("/v1")
     try:
-        with httpx2.Client(
-            base_url=base, headers=headers, timeout=timeout, verify=not config.insecure
-        ) as client:
+        verify = trusted(config)
+        with httpx2.Client(base_url=base, headers=headers, timeout=timeout, verify=verify) as client:
             model = config.model or first_model(client)
             print(f"{model} at {base}. {HELP}", file=sys.stderr)
             converse(client, config, model)
@@ -54,6 +58,16 @@ def run_chat(argv: Sequence[str]) -> int:
         print(f"catenary chat: no answer from {base}: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def trusted(config: ChatConfig) -> ssl.SSLContext | bool:
+    """Return which certificates are accepted. Raises ChatError for a file that holds no authority."""
+    if config.insecure or config.ca_file is None:
+        return not config.insecure
+    try:
+        return ssl.create_default_context(cafile=config.ca_file)
+    except OSError as error:
+        raise ChatError(f"--ca-file: {config.ca_file}: {error.strerror or 'holds no certificate'}") from None
 
 
 def first_model(client: httpx2.Client) -> str:

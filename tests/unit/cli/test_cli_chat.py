@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import json
+import re
+import ssl
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx2
 import pytest
 
-from catenary.cli.chat import ChatConfig, ChatError, converse, first_model, show_answer
+from catenary.cli.chat import ChatConfig, ChatError, converse, first_model, run_chat, show_answer, trusted
+from tests.support.certificates import make_authority
 
 Handler = Callable[[httpx2.Request], httpx2.Response]
 
@@ -72,6 +76,19 @@ def test_error_inside_the_stream_is_shown(capsys: pytest.CaptureFixture[str]) ->
     response = stream(delta("a"), {"error": {"message": "the engine was lost"}})
     assert show_answer(client_for(lambda _: response), ChatConfig(), "m", []) == "a"
     assert "the engine was lost" in capsys.readouterr().err
+
+
+def test_authorities_of_https(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert trusted(ChatConfig()) is True
+    assert trusted(ChatConfig(insecure=True)) is False
+    make_authority(tmp_path, "ours")
+    context = trusted(ChatConfig(ca_file=tmp_path / "ours.pem"))
+    assert isinstance(context, ssl.SSLContext)
+    assert len(context.get_ca_certs()) == 1
+    (tmp_path / "empty.pem").touch()
+    for name in ("missing.pem", "empty.pem", "."):
+        assert run_chat(["--ca-file", str(tmp_path / name)]) == 1
+        assert re.fullmatch(r"catenary chat: --ca-file: .+: .+\n", capsys.readouterr().err)
 
 
 def test_first_model() -> None:
