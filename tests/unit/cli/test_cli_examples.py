@@ -9,21 +9,20 @@ from pathlib import Path
 
 import grpc
 
-from catenary.v1 import router_pb2, router_pb2_grpc
+from catenary.v1 import router_pb2
 from tests.support.certificates import make_authority, make_certificate
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples/grpc_client.py"
 
 
-class EmptyRouter(router_pb2_grpc.RouterServiceServicer):
+def empty_router() -> grpc.GenericRpcHandler:
     """A router without engines."""
-
-    def ListModels(
-        self,
-        request: router_pb2.ListModelsRequest,
-        context: grpc.ServicerContext,
-    ) -> router_pb2.ListModelsResponse:
-        return router_pb2.ListModelsResponse()
+    handler = grpc.unary_unary_rpc_method_handler(
+        lambda _request, _context: router_pb2.ListModelsResponse(),
+        router_pb2.ListModelsRequest.FromString,
+        router_pb2.ListModelsResponse.SerializeToString,
+    )
+    return grpc.method_handlers_generic_handler("catenary.v1.RouterService", {"ListModels": handler})
 
 
 def test_grpc_client_over_tls(tmp_path: Path) -> None:
@@ -32,7 +31,7 @@ def test_grpc_client_over_tls(tmp_path: Path) -> None:
     assert files.cert is not None
     assert files.key is not None
     server = grpc.server(ThreadPoolExecutor(1))
-    router_pb2_grpc.add_RouterServiceServicer_to_server(EmptyRouter(), server)
+    server.add_generic_rpc_handlers((empty_router(),))
     credentials = grpc.ssl_server_credentials([(files.key.read_bytes(), files.cert.read_bytes())])
     port = server.add_secure_port("127.0.0.1:0", credentials)
     server.start()
