@@ -17,12 +17,16 @@ ROOT = Path(__file__).resolve().parents[3]
 COMPOSE = Path(sys.executable).with_name("docker-compose")
 
 
-def compose_services(profile: str) -> dict[str, dict[str, Any]]:
+def compose_config(profile: str) -> dict[str, dict[str, Any]]:
     environment = {"PATH": os.environ["PATH"], "COMPOSE_PROFILES": profile}
     command = [str(COMPOSE), "-f", str(ROOT / "docker-compose.yml"), "config", "--format", "json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=environment)
-    services: dict[str, dict[str, Any]] = json.loads(done.stdout)["services"]
-    return services
+    config: dict[str, dict[str, Any]] = json.loads(done.stdout)
+    return config
+
+
+def compose_services(profile: str) -> dict[str, dict[str, Any]]:
+    return compose_config(profile)["services"]
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +50,21 @@ def test_profiles_choose_the_engine(services: dict[str, dict[str, Any]]) -> None
     assert engine["cap_add"] == ["SYS_NICE"]
     assert engine["environment"]["HABANA_VISIBLE_DEVICES"] == "all"
     assert engine["environment"]["CATENARY_ENGINE_DEVICE"] == "hpu"
+
+
+def test_a_build_reads_nothing_beyond_its_context_and_asks_for_no_privilege() -> None:
+    config = compose_config("cpu")
+    builds = [service["build"] for service in config["services"].values()]
+    used = {secret["source"] for build in builds for secret in build["secrets"]}
+    for name in used:
+        file = Path(config["secrets"][name]["file"])
+        assert file.is_relative_to(ROOT)
+        assert file.read_bytes() == b""
+    for build in builds:
+        assert Path(build["context"]) == ROOT
+        assert (ROOT / build["dockerfile"]).is_file()
+        assert build["network"] == "default"
+        assert not build.keys() & {"privileged", "entitlements", "ssh"}
 
 
 def test_containers_can_do_little(services: dict[str, dict[str, Any]]) -> None:
