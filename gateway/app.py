@@ -59,6 +59,7 @@ class GatewayApp:
                 max_message_mib=config.max_message_mib,
                 keepalive_s=config.keepalive_s,
                 render_timeout_s=config.render_timeout_s,
+                silence_s=config.tokenizer_silence_s,
             )
         except ValueError as error:
             raise StartRefused(f"--router or --tokenizer: {error}") from None
@@ -68,6 +69,7 @@ class GatewayApp:
             instance_id=new_id("gateway-"),
             on_models=self._models.update,
             connect_timeout_s=config.connect_timeout_s,
+            silence_s=config.router_silence_s,
             max_outbound=config.max_outbound,
         )
         self._metrics = GatewayMetrics()
@@ -106,7 +108,7 @@ class GatewayApp:
     @property
     def ready(self) -> bool:
         """Whether requests can be served."""
-        return self._models.ready and not self._service.draining
+        return self._can_serve() and not self._service.draining
 
     async def start(self) -> None:
         """Listen and begin to connect. Raises StartRefused: the port is in use, a certificate is bad."""
@@ -114,6 +116,7 @@ class GatewayApp:
         self._tasks = [
             asyncio.create_task(self._session.run(), name="router-session"),
             asyncio.create_task(self._models.run(), name="model-board"),
+            asyncio.create_task(self._tokenizers.run(), name="tokenizer-checks"),
         ]
         _log.info("listening", address=self.address)
 
@@ -134,6 +137,9 @@ class GatewayApp:
         await self._channel.close()
         await self._tokenizers.close()
 
+    def _can_serve(self) -> bool:
+        return self._models.ready and self._tokenizers.answering
+
     def _application(self) -> ASGIApp:
         config = self._config
         app = FastAPI(
@@ -151,9 +157,7 @@ class GatewayApp:
         app.include_router(routes.completions.routes(self._service))
         app.include_router(routes.models.routes(self._models))
         app.include_router(
-            routes.health.routes(
-                can_serve=lambda: self._models.ready, draining=lambda: self._service.draining
-            )
+            routes.health.routes(can_serve=self._can_serve, draining=lambda: self._service.draining)
         )
         app.include_router(routes.metrics.routes(self._metrics))
         app.include_router(routes.openapi.routes(app))

@@ -73,6 +73,19 @@ class GatewayConfig(ServiceConfig):
         32768, ge=16, description="Tokens that a stream may be behind before it is aborted."
     )
     connect_timeout_s: float = Field(5.0, gt=0, description="Seconds for the router to answer a new session.")
+    router_silence_s: float = Field(
+        10.0,
+        gt=0,
+        le=3600,
+        description="Seconds without a word from the router after which it is lost; at least three of its "
+        "heartbeats.",
+    )
+    tokenizer_silence_s: float = Field(
+        10.0,
+        gt=0,
+        le=3600,
+        description="Seconds without an answer of any tokenizer after which the gateway is not ready.",
+    )
     max_outbound: int = Field(4096, ge=1, description="Submits that may wait to be sent to the router.")
     drain_s: float = Field(30.0, ge=0, le=3600, description="Seconds that streams get to end at shutdown.")
 

@@ -17,11 +17,14 @@ from catenary.telemetry import get_logger
 from catenary.v1 import common_pb2, engine_pb2, router_pb2, router_pb2_grpc
 from gateway.errors import from_wire, overloaded, timed_out, unavailable
 from gateway.link.inbox import SequenceEnded, SequenceFeed
+from gateway.link.silence import Silence
 from gateway.link.steps import deliver
 
 _log = get_logger(__name__)
 _FIRST_BACKOFF_S = 0.05
 _LONGEST_BACKOFF_S = 3.0
+# A router may be late with one heartbeat, and a network with another.
+_FEWEST_HEARTBEATS = 3
 
 OnModels = Callable[[Sequence[router_pb2.ServedModel]], None]
 _Call: TypeAlias = "grpc.aio.StreamStreamCall[router_pb2.SessionRequest, router_pb2.SessionResponse]"
@@ -34,8 +37,9 @@ class LinkRefused(Exception):
 class RouterSession:
     """Sequences of all requests on one stream.
 
-    `run` keeps the stream up; the other methods never wait. When the stream breaks, each sequence on it
-    ends with a retryable error: the router has aborted them all."""
+    `run` keeps the stream up; the other methods never wait. When the stream breaks, or the router is silent
+    for `silence_s` although it promised heartbeats, each sequence on it ends with a retryable error: the
+    router has aborted them all, or does when it comes back."""
 
     def __init__(
         self,
@@ -44,12 +48,14 @@ class RouterSession:
         instance_id: str,
         on_models: OnModels,
         connect_timeout_s: float,
+        silence_s: float,
         max_outbound: int,
     ) -> None:
         self._stub = router_pb2_grpc.RouterServiceStub(channel)
         self._instance_id = instance_id
         self._on_models = on_models
         self._connect_timeout_s = connect_timeout_s
+        self._silence_s = silence_s
         self._max_outbound = max_outbound
         self._handles = count(1)
         self._feeds: dict[int, SequenceFeed] = {}
@@ -107,11 +113,11 @@ class RouterSession:
         writer: asyncio.Task[None] | None = None
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                await self._greet(call)
+                welcome = await self._greet(call)
             self._greeted = self.connected = True
             _log.info("router session open")
             writer = asyncio.create_task(self._write(call))
-            return await self._read(call)
+            return await self._listen(call, welcome)
         except grpc.aio.AioRpcError as error:
             return error.code().name
         except TimeoutError:
@@ -125,7 +131,7 @@ class RouterSession:
                 writer.cancel()
                 await asyncio.wait({writer})
 
-    async def _greet(self, call: _Call) -> None:
+    async def _greet(self, call: _Call) -> router_pb2.SessionWelcome:
         hello = router_pb2.SessionHello(
             schema_revision=SCHEMA_REVISION,
             minimum_peer_revision=MINIMUM_PEER_REVISION,
@@ -138,6 +144,7 @@ class RouterSession:
         mismatch = revision_mismatch(response.welcome.schema_revision, 0, peer="router")
         if mismatch is not None:
             raise LinkRefused(mismatch)
+        return response.welcome
 
     async def _write(self, call: _Call) -> None:
         while True:
@@ -153,8 +160,25 @@ class RouterSession:
                     # The reader of the same stream learns why it broke.
                     return
 
-    async def _read(self, call: _Call) -> str:
+    async def _listen(self, call: _Call, welcome: router_pb2.SessionWelcome) -> str:
+        """Read until the stream breaks or the router falls silent; which of them it was."""
+        if not welcome.heartbeat_ms:
+            return await self._read(call, None)
+        silence = Silence(max(self._silence_s, _FEWEST_HEARTBEATS * welcome.heartbeat_ms / 1000))
+        reading = asyncio.create_task(self._read(call, silence))
+        silent = asyncio.create_task(silence.wait())
+        try:
+            await asyncio.wait({reading, silent}, return_when=asyncio.FIRST_COMPLETED)
+            return reading.result() if reading.done() else f"silent for {silence.limit_s:g} s"
+        finally:
+            reading.cancel()
+            silent.cancel()
+            await asyncio.wait({reading, silent})
+
+    async def _read(self, call: _Call, silence: Silence | None) -> str:
         while isinstance(response := await call.read(), router_pb2.SessionResponse):
+            if silence is not None:
+                silence.heard()
             kind = response.WhichOneof("payload")
             if kind == "step":
                 self._deliver(response.step)

@@ -12,7 +12,7 @@ def routes(*, can_serve: Callable[[], bool], draining: Callable[[], bool]) -> AP
     """The routes.
 
     Args:
-        can_serve: whether there is a session to the router and an engine that serves a model.
+        can_serve: whether there is a session to the router, an engine that serves a model, and a tokenizer.
         draining: whether the gateway takes nothing new; /ready then says so, and load balancers turn away.
     """
     router = APIRouter()

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 import grpc
 
 from catenary.rpc import TlsFiles, error_of, open_channel
 from catenary.telemetry import get_logger
-from catenary.v1 import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
+from catenary.v1 import common_pb2, tokenizer_pb2
 from gateway.errors import ApiError, from_wire, internal, timed_out, unavailable
+from gateway.text.target import TokenizerTarget
 from gateway.text.vocabulary import Vocabulary
 
 _log = get_logger(__name__)
@@ -24,13 +24,6 @@ _DNS = "dns:///"
 _AWAY = (common_pb2.ERROR_CODE_UNAVAILABLE, common_pb2.ERROR_CODE_DRAINING)
 
 T = TypeVar("T")
-
-
-@dataclass(slots=True)
-class _Target:
-    channel: grpc.aio.Channel
-    stub: tokenizer_pb2_grpc.TokenizerServiceAsyncStub
-    calls: int = 0
 
 
 class TokenizerPool:
@@ -45,10 +38,12 @@ class TokenizerPool:
         max_message_mib: int,
         keepalive_s: float,
         render_timeout_s: float,
+        silence_s: float,
     ) -> None:
-        """Raises ValueError for a target that is no address."""
+        """Raises ValueError for a target that is no address. `silence_s`: how long one may leave questions
+        unanswered before it counts as away."""
         self._render_timeout_s = render_timeout_s
-        self._targets: list[_Target] = []
+        self._targets: list[TokenizerTarget] = []
         for target in targets:
             address = target.removeprefix(_DNS)
             channel = open_channel(
@@ -59,12 +54,26 @@ class TokenizerPool:
                 keepalive_s=keepalive_s,
                 balanced=not address.startswith("unix:"),
             )
-            self._targets.append(_Target(channel, tokenizer_pb2_grpc.TokenizerServiceStub(channel)))
+            self._targets.append(TokenizerTarget(address, channel, silence_s=silence_s))
+
+    @property
+    def answering(self) -> bool:
+        """Whether any service answers."""
+        return any(target.answering for target in self._targets)
+
+    async def run(self) -> None:
+        """Watch the services until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for target in self._targets:
+                group.create_task(target.watch())
 
     async def render(self, request: tokenizer_pb2.RenderRequest) -> list[list[int]]:
         """Token ids of each prompt. Raises ApiError."""
+        if not self.answering:
+            # Rather than wait for one that is frozen until the time is up.
+            raise _away()
 
-        async def call(target: _Target) -> tokenizer_pb2.RenderResponse:
+        async def call(target: TokenizerTarget) -> tokenizer_pb2.RenderResponse:
             return await target.stub.Render(request, timeout=self._render_timeout_s)
 
         response = await self._anywhere(call, request.model)
@@ -78,7 +87,7 @@ class TokenizerPool:
     async def fetch(self, model: str) -> Vocabulary:
         """The model's tokenizer file. Raises ApiError if no service has it, ValueError if it is damaged."""
 
-        async def call(target: _Target) -> tuple[bytes, tokenizer_pb2.TokenizerDigest]:
+        async def call(target: TokenizerTarget) -> tuple[bytes, tokenizer_pb2.TokenizerDigest]:
             request = tokenizer_pb2.GetTokenizerRequest(model=model)
             data = bytearray()
             async for part in target.stub.GetTokenizer(request, timeout=self._render_timeout_s):
@@ -95,19 +104,23 @@ class TokenizerPool:
     async def close(self) -> None:
         """Close all channels."""
         for target in self._targets:
-            await target.channel.close()
+            await target.close()
 
-    async def _anywhere(self, call: Callable[[_Target], Awaitable[T]], model: str) -> T:
-        """`call` on the least busy target; on others, in turn, if that one is away. Calls may be repeated."""
+    async def _anywhere(self, call: Callable[[TokenizerTarget], Awaitable[T]], model: str) -> T:
+        """`call` on the least busy of the targets that answer; on others, in turn, if that one is away.
+
+        Calls may be repeated."""
         # The sort is stable: of targets that are alike, the one that was not asked for longest comes first.
-        order = sorted(self._targets, key=lambda target: target.calls)
+        order = sorted(self._targets, key=lambda target: (not target.prompt, target.calls))
         self._targets.remove(order[0])
         self._targets.append(order[0])
         for attempt in range(max(TRIES, len(order))):
             target = order[attempt % len(order)]
             target.calls += 1
             try:
-                return await call(target)
+                result = await call(target)
+                target.heard()
+                return result
             except grpc.aio.AioRpcError as failure:
                 error = error_of(failure)
                 if error.code not in _AWAY:
@@ -116,12 +129,16 @@ class TokenizerPool:
                 target.calls -= 1
             if (attempt + 1) % len(order) == 0:
                 await asyncio.sleep(_RETRY_PAUSE_S)
-        raise unavailable("No tokenizer service is reachable.", code="tokenizer_unavailable")
+        raise _away()
 
     def _api_error(self, error: common_pb2.Error, model: str) -> ApiError:
         if error.code == common_pb2.ERROR_CODE_TIMEOUT:
             return timed_out(f"The prompt was not rendered within {self._render_timeout_s:g} seconds.")
         return from_wire(error, model=model)
+
+
+def _away() -> ApiError:
+    return unavailable("No tokenizer service is reachable.", code="tokenizer_unavailable")
 
 
 def _load(data: bytes, digest: tokenizer_pb2.TokenizerDigest) -> Vocabulary:

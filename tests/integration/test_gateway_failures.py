@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from pathlib import Path
 
 import pytest
@@ -98,7 +99,10 @@ async def test_a_crashed_core_ends_requests_and_comes_back(start_stack: StartSta
     else:
         assert (answer.status, answer.json()["error"]["code"]) == (503, "engine_unavailable")
         assert "retry-after" in answer.headers
-    await eventually(lambda: stack.gateway.ready, "a ready gateway")
+    # The request may hear of the crash before the board does: /ready alone says nothing yet.
+    async with asyncio.timeout(10):
+        while (await stack.complete(max_tokens=1)).status != 200:
+            continue
     await stack.alive()
 
 
@@ -180,6 +184,26 @@ async def test_a_tokenizer_that_goes_away_is_503(run_dir: Path) -> None:
             answer = await stack.complete("text", max_tokens=1)
             assert (answer.status, answer.json()["error"]["code"]) == (503, "tokenizer_unavailable")
             assert (await stack.complete([7, 8], max_tokens=1)).status == 200
+
+
+async def test_a_frozen_tokenizer_is_passed_over(run_dir: Path, tokenizer_target: str) -> None:
+    own = run_dir / "tok"
+    own.mkdir()
+    with tokenizer_process(own) as (target, process):
+        options = {"extra_tokenizers": (target,), "tokenizer_silence_s": 1.0}
+        async with running_stack(run_dir, tokenizer_target, **options) as stack:
+            pool = stack.gateway._tokenizers
+            await eventually(lambda: all(t.prompt for t in pool._targets), "two tokenizers", timeout_s=30)
+            process.send_signal(signal.SIGSTOP)
+            try:
+                await eventually(lambda: sum(t.prompt for t in pool._targets) == 1, "one tokenizer")
+                for _ in range(4):
+                    assert (await stack.post(COMPLETIONS, {"prompt": "x"}, timeout_s=5)).status == 200
+                await eventually(lambda: sum(t.answering for t in pool._targets) == 1, "one that is away")
+                assert (await stack.get("/ready")).status == 200
+            finally:
+                process.send_signal(signal.SIGCONT)
+            await eventually(lambda: all(t.prompt for t in pool._targets), "two tokenizers again")
 
 
 async def test_draining_finishes_streams_and_refuses_new_requests(start_stack: StartStack) -> None:

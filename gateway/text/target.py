@@ -1,0 +1,81 @@
+"""One address of tokenizer services, and whether it answers."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from catenary.telemetry import get_logger
+from catenary.v1 import tokenizer_pb2_grpc
+
+_log = get_logger(__name__)
+SERVICE = "catenary.v1.TokenizerService"
+_PERIOD_S = 2.0
+_FEWEST_CHECKS = 5
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+
+
+class TokenizerTarget:
+    """Asks its address every two seconds whether it serves; with a short `silence_s` more often.
+
+    What is counted are questions without a good answer, not seconds: a gateway that stood still itself has
+    asked nothing meanwhile."""
+
+    def __init__(self, address: str, channel: grpc.aio.Channel, *, silence_s: float) -> None:
+        self.stub = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
+        self.calls = 0
+        """Calls under way."""
+        self._address = address
+        self._channel = channel
+        self._health = health_pb2_grpc.HealthStub(channel)
+        self._period_s = min(_PERIOD_S, silence_s / _FEWEST_CHECKS)
+        self._most_misses = math.ceil(silence_s / self._period_s)
+        self._misses = self._most_misses
+
+    @property
+    def answering(self) -> bool:
+        """Whether it has answered within the silence that is allowed; False before its first answer."""
+        return self._misses < self._most_misses
+
+    @property
+    def prompt(self) -> bool:
+        """Whether it answered when it was asked last."""
+        return not self._misses
+
+    def heard(self) -> None:
+        """It answered, to whatever question."""
+        if not self.answering:
+            _log.info("tokenizer service answers", address=self._address)
+        self._misses = 0
+
+    async def watch(self) -> None:
+        """Ask, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + self._period_s
+            if await self._serves():
+                self.heard()
+            else:
+                self._missed()
+            await asyncio.sleep(max(0.0, due - loop.time()))
+
+    async def close(self) -> None:
+        """Close the channel."""
+        await self._channel.close()
+
+    async def _serves(self) -> bool:
+        request = health_pb2.HealthCheckRequest(service=SERVICE)
+        try:
+            response = await self._health.Check(request, timeout=self._period_s)
+        except grpc.aio.AioRpcError:
+            return False
+        return bool(response.status == _SERVING)
+
+    def _missed(self) -> None:
+        was_answering = self.answering
+        self._misses = min(self._misses + 1, self._most_misses)
+        if was_answering and not self.answering:
+            _log.warning("tokenizer service does not answer", address=self._address)
