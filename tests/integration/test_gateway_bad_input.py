@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from gateway import GatewayConfig
 from tests.support.gateway import CHAT, COMPLETIONS, MODEL, Stack, script
 from tests.support.http import Connection, call, request_bytes
 from tests.support.stack_fixtures import StartStack
@@ -150,6 +151,15 @@ async def test_the_context_error_has_both_numbers(stack: Stack) -> None:
     long_text = await stack.complete("xyzzy " * 1000)
     assert long_text.json()["error"]["code"] == "context_length_exceeded"
     assert "1024" in long_text.json()["error"]["message"]
+
+
+async def test_a_prompt_that_fills_a_long_context(start_stack: StartStack) -> None:
+    # A slow machine reads such a prompt for minutes: the defaults must leave it the time.
+    assert GatewayConfig.model_fields["request_timeout_s"].default >= 600
+    stack = await start_stack(script(model={"max_model_len": 8192}))
+    answer = await stack.complete([7] * 8191, max_tokens=1)
+    assert (answer.status, answer.json()["usage"]["total_tokens"]) == (200, 8192)
+    assert (await stack.complete([7] * 8191, max_tokens=2)).status == 400
 
 
 @pytest.mark.parametrize("name", ["nope", "../../etc/x", "a;id", "a\x00b", "x" * 10_000, "http://127.0.0.1/"])
