@@ -9,6 +9,8 @@ from typing import Any
 import grpc
 import pytest
 
+from catenary.v1 import router_pb2
+from gateway.link import RouterSession
 from gateway.link.silence import Silence
 from gateway.text.target import TokenizerTarget
 
@@ -36,6 +38,41 @@ async def test_a_process_that_stood_still_listens_first() -> None:
     woken = loop.time()
     await asyncio.wait_for(waiting, 5)
     assert loop.time() - woken >= LIMIT_S / 2
+
+
+class Mute:
+    """A stream on which nothing comes."""
+
+    async def read(self) -> Any:
+        await asyncio.Event().wait()
+
+
+async def listened_s(heartbeat_ms: int) -> float | None:
+    """How long a session bears a mute router that promised this; None: as long as the test lasts."""
+    loop = asyncio.get_running_loop()
+    async with grpc.aio.insecure_channel("unix:/nowhere") as channel:
+        session: Any = RouterSession(
+            channel,
+            instance_id="gateway-1",
+            on_models=lambda models: None,
+            connect_timeout_s=1,
+            silence_s=LIMIT_S,
+            max_outbound=1,
+        )
+        started = loop.time()
+        welcome = router_pb2.SessionWelcome(heartbeat_ms=heartbeat_ms)
+        try:
+            await asyncio.wait_for(session._listen(Mute(), welcome), 5 * LIMIT_S)
+        except TimeoutError:
+            return None
+        return loop.time() - started
+
+
+async def test_only_promised_heartbeats_are_missed_and_three_of_them() -> None:
+    assert await listened_s(0) is None
+    assert (await listened_s(10) or 0) >= LIMIT_S
+    assert (await listened_s(100) or 0) >= 0.3
+    assert await listened_s(60_000) is None
 
 
 @pytest.mark.parametrize(("silence_s", "misses"), [(10.0, 5), (1.0, 5), (60.0, 30)])
