@@ -142,8 +142,11 @@ async def _statuses(context: Context, method: str) -> AsyncIterator[None]:
         raise
     except RpcError as refusal:
         error = refusal.error
-        await context.abort(refusal.status, error.message, ((ERROR_TRAILER, error.SerializeToString()),))
-    except (grpc.aio.InternalError, grpc.aio.UsageError):
+        await _abort(context, refusal.status, error)
+    except grpc.aio.InternalError:
+        # The transport failed a read or a write: the peer left.
+        raise asyncio.CancelledError from None
+    except grpc.aio.UsageError:
         if not context.done():
             raise
         # The peer left between two writes.
@@ -151,8 +154,15 @@ async def _statuses(context: Context, method: str) -> AsyncIterator[None]:
     except Exception:
         log.exception("call failed", method=method)
         error = common_pb2.Error(code=common_pb2.ERROR_CODE_INTERNAL, message=INTERNAL_TEXT)
-        trailer = ((ERROR_TRAILER, error.SerializeToString()),)
-        await context.abort(grpc.StatusCode.INTERNAL, INTERNAL_TEXT, trailer)
+        await _abort(context, grpc.StatusCode.INTERNAL, error)
+
+
+async def _abort(context: Context, status: grpc.StatusCode, error: common_pb2.Error) -> None:
+    """End the call with `error`. Always raises, for a peer that is gone CancelledError."""
+    try:
+        await context.abort(status, error.message, ((ERROR_TRAILER, error.SerializeToString()),))
+    except grpc.aio.InternalError:
+        raise asyncio.CancelledError from None
 
 
 def _code_of(context: Context) -> grpc.StatusCode:

@@ -11,6 +11,7 @@ from catenary.rpc import error_of, open_channel
 from catenary.v1 import common_pb2, engine_pb2, engine_pb2_grpc, router_pb2, router_pb2_grpc
 from tests.integration.router_fakes import (
     CLIENT_SECRET,
+    ENGINE_SECRET,
     MODEL,
     VOCAB,
     FakeEngine,
@@ -251,3 +252,34 @@ async def test_reports_of_any_size_stop_neither_updates_nor_answers(monkeypatch)
         stub = router_pb2_grpc.RouterServiceStub(gateway.channel)
         models = (await stub.ListModels(router_pb2.ListModelsRequest())).models
         assert models[0].load.total_blocks == 8192
+
+
+@pytest.mark.parametrize("what", ["Attach", "Session"])
+async def test_a_message_that_cannot_be_read_ends_the_stream_that_brought_it(monkeypatch, what, caplog):
+    async with (
+        running_router(monkeypatch) as (router, address),
+        FakeEngine(address, auto=False) as engine,
+        FakeGateway(address) as gateway,
+    ):
+        await gateway.submit(1, spec([1]))
+        await until(lambda: engine.live)
+        method = "FleetService/Attach" if what == "Attach" else "RouterService/Session"
+        secret = ENGINE_SECRET if what == "Attach" else CLIENT_SECRET
+        async with open_channel(address, secret=secret) as channel:
+            call = channel.stream_stream(f"/catenary.v1.{method}")()
+            if what == "Attach":
+                hello = engine_pb2.AttachRequest(hello=FakeEngine(address, name="liar").hello())
+            else:
+                said = router_pb2.SessionHello(**gateway.hello_fields)
+                hello = router_pb2.SessionRequest(hello=said)
+            await call.write(hello.SerializeToString())
+            await call.read()
+            await call.write(b"\xff\xff\xff")
+            with pytest.raises(grpc.aio.AioRpcError, match="cannot be read") as caught:
+                while await call.read() is not grpc.aio.EOF:
+                    pass
+            assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        await engine.step(16)
+        await gateway.ended(1)
+        assert len(router.fleet) == 1
+    assert "Traceback" not in caplog.text

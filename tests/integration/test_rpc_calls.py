@@ -125,6 +125,43 @@ async def test_an_oversized_message_is_resource_exhausted_and_named() -> None:
             assert await stub.GetFleet(router_pb2.GetFleetRequest())
 
 
+GARBAGE = b"\xff\xff\xff"
+
+
+@pytest.mark.parametrize("method", ["GetFleet", "Generate"])
+async def test_a_request_that_cannot_be_read_is_an_invalid_argument(method: str, caplog: Any) -> None:
+    async with serving() as running, connect(running) as channel:
+        path = f"/catenary.v1.RouterService/{method}"
+        before = handled(path, "INVALID_ARGUMENT")
+        if method == "GetFleet":
+            error = await failure_of(channel.unary_unary(path)(GARBAGE))
+        else:
+            error = await failure_of(channel.unary_stream(path)(GARBAGE).read())
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert error_of(error).code == common_pb2.ERROR_CODE_INVALID_ARGUMENT
+        assert error.details() == error_of(error).message
+        assert "cannot be read" in error.details()
+        assert handled(path, "INVALID_ARGUMENT") == before + 1
+    assert "Traceback" not in caplog.text
+    assert "DecodeError" not in caplog.text
+
+
+async def test_a_message_that_cannot_be_read_ends_its_stream(caplog: Any) -> None:
+    async with serving() as running, connect(running) as channel:
+        call: Any = channel.stream_stream("/catenary.v1.RouterService/Session")()
+        good = router_pb2.SessionRequest(submit=common_pb2.Submit(handle=7))
+        await call.write(good.SerializeToString())
+        assert router_pb2.SessionResponse.FromString(await call.read()).refusal.handle == 7
+        await call.write(GARBAGE)
+        error = await failure_of(call.read())
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert error_of(error).code == common_pb2.ERROR_CODE_INVALID_ARGUMENT
+        # The connection and its neighbours go on.
+        stub = router_pb2_grpc.RouterServiceStub(channel)
+        assert await stub.GetFleet(router_pb2.GetFleetRequest())
+    assert "Traceback" not in caplog.text
+
+
 async def test_streams_work_both_ways() -> None:
     async with serving() as running, connect(running) as channel:
         call = router_pb2_grpc.RouterServiceStub(channel).Session()

@@ -77,7 +77,7 @@ class FleetServicer(engine_pb2_grpc.FleetServiceServicer):
             async for request in requests:
                 self._membership.receive(link, request)
             self._membership.leave(link, LossReason.STREAM_ENDED)
-        except Refused as refusal:
+        except (Refused, RpcError) as refusal:
             self._membership.leave(link, LossReason.PROTOCOL, refusal.error)
         except MalformedStep as fault:
             _log.error("engine broke the contract", engine=link.engine.name, fault=str(fault))

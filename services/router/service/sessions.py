@@ -81,7 +81,7 @@ class SessionStreams:
             async for request in requests:
                 session.receive(request)
                 await session.outbox.room()
-        except Refused as refusal:
+        except (Refused, RpcError) as refusal:
             failures.append(refusal.error)
         except (grpc.aio.InternalError, grpc.aio.UsageError):
             _log.debug("session stream broke")
