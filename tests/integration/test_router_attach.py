@@ -276,8 +276,7 @@ async def test_a_message_that_cannot_be_read_ends_the_stream_that_brought_it(mon
             await call.read()
             await call.write(b"\xff\xff\xff")
             with pytest.raises(grpc.aio.AioRpcError, match="cannot be read") as caught:
-                while await call.read() is not grpc.aio.EOF:
-                    pass
+                [message async for message in call]
             assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
         await engine.step(16)
         await gateway.ended(1)
