@@ -42,6 +42,7 @@ def test_ready_line_holds_a_request_that_answers(up: Up) -> None:
     body = words[words.index("-d") + 1]
     response = httpx2.post(words[1], content=body, headers={"Content-Type": "application/json"}, timeout=120)
     assert response.status_code == 200
+    assert "Paris" in response.json()["choices"][0]["message"]["content"]
     answer = up.ask()
     assert answer.status_code == 200
     assert "Paris" in answer.json()["choices"][0]["message"]["content"]

@@ -106,7 +106,8 @@ class Deployment:
                 f"secret in {self._runtime.client_secret}"
             )
         message = {"role": "user", "content": "What is the capital of France?"}
-        question = json.dumps({"model": name, "messages": [message], "max_tokens": 64})
+        # A small model drawn from at temperature 1 makes a poor first impression.
+        question = json.dumps({"model": name, "messages": [message], "temperature": 0, "max_tokens": 64})
         key = " -H 'Authorization: Bearer '$API_KEY" if config.api_key or config.api_key_file else ""
         insecure = " -k" if config.ssl_certfile else ""
         lines.append(
