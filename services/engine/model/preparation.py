@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from services.engine.model.checks import check_directory
@@ -18,7 +19,7 @@ from services.engine.model.locks import exclusive
 from services.engine.model.sources import ModelSource, SourceKind, hub_is_offline, resolve_source
 
 # Part of a cache entry's name: raise it when the converter writes something else.
-_CONVERTER = "1"
+_CONVERTER = "2"
 _SAMPLE_BYTES = 8 * 2**20
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 
@@ -66,13 +67,14 @@ def _converted(source: ModelSource, cache: Path, progress: Progress) -> Path:
             models / f".{target.name}.lock", lambda: progress(f"waiting for another converter of {name}")
         ):
             if not target.is_dir():
-                _convert(file, target, progress)
+                _convert(source, target, progress)
     except OSError as error:
         raise ModelError(f"model cache {models} cannot be written: {error.strerror}") from None
     return target
 
 
-def _convert(file: Path, target: Path, progress: Progress) -> None:
+def _convert(source: ModelSource, target: Path, progress: Progress) -> None:
+    file = _path_of(source)
     progress(f"converting {file.name} to safetensors, once; this takes half a minute for a small model")
     scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
@@ -82,6 +84,7 @@ def _convert(file: Path, target: Path, progress: Progress) -> None:
         if result.returncode != 0:
             lines = result.stderr.strip().splitlines() or ["no reason given"]
             raise ModelError(f"GGUF file {file} cannot be converted: {lines[-1]}")
+        _advise(scratch / "generation_config.json", source.sampling)
         check_directory(scratch)
         # The cache may be a volume that several users' processes read.
         scratch.chmod(0o755)
@@ -91,6 +94,11 @@ def _convert(file: Path, target: Path, progress: Progress) -> None:
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     progress(f"converted {file.name} to {target}")
+
+
+def _advise(generation_config: Path, sampling: Mapping[str, float]) -> None:
+    defaults = json.loads(generation_config.read_text(encoding="utf-8"))
+    generation_config.write_text(json.dumps(defaults | dict(sampling), indent=2), encoding="utf-8")
 
 
 def _fingerprint(file: Path) -> str:
