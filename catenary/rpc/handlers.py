@@ -56,7 +56,11 @@ def _single(
 ) -> Behaviour:
     async def call(request: Any, context: Context) -> Any:
         async with around(context):
-            return await behaviour(checked(request), context)
+            answer = behaviour(checked(request), context)
+            # gRPC keeps the exception of an aborted call in a cycle with its frames, this one among them: the
+            # request, which may be large, would stay until the garbage collector comes by.
+            del request
+            return await answer
 
     return call
 
@@ -67,6 +71,8 @@ def _streaming(
     async def call(request: Any, context: Context) -> None:
         async with around(context):
             result = behaviour(checked(request), context)
+            # See above.
+            del request
             if not hasattr(result, "__aiter__"):
                 await result
                 return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -142,6 +143,7 @@ async def _statuses(context: Context, method: str) -> AsyncIterator[None]:
         raise
     except RpcError as refusal:
         error = refusal.error
+        _clear_frames(refusal)
         await _abort(context, refusal.status, error)
     except grpc.aio.InternalError:
         # The transport failed a read or a write: the peer left.
@@ -151,10 +153,23 @@ async def _statuses(context: Context, method: str) -> AsyncIterator[None]:
             raise
         # The peer left between two writes.
         raise asyncio.CancelledError from None
-    except Exception:
+    except Exception as defect:
         log.exception("call failed", method=method)
+        _clear_frames(defect)
         error = common_pb2.Error(code=common_pb2.ERROR_CODE_INTERNAL, message=INTERNAL_TEXT)
         await _abort(context, grpc.StatusCode.INTERNAL, error)
+
+
+def _clear_frames(failure: BaseException) -> None:
+    """Let go of what the handler held, the request above all.
+
+    The exception that ends the call refers to `failure`, and gRPC keeps it in a cycle with the call: without
+    this, a flood of large requests that are refused stays in memory until the garbage collector comes by.
+    """
+    link: BaseException | None = failure
+    while link is not None:
+        traceback.clear_frames(link.__traceback__)
+        link = link.__context__
 
 
 async def _abort(context: Context, status: grpc.StatusCode, error: common_pb2.Error) -> None:

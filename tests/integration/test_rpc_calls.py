@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
+import weakref
+from collections.abc import AsyncIterator
+from types import FrameType
 from typing import Any
 
 import grpc
@@ -11,10 +15,10 @@ import pytest
 from prometheus_client import REGISTRY
 
 from catenary.client import CatenaryClient
-from catenary.rpc import RpcError, error_of, open_channel, refuse
+from catenary.rpc import RpcError, error_of, interceptor, open_channel, refuse
 from catenary.telemetry import bind_request
 from catenary.v1 import common_pb2, router_pb2, router_pb2_grpc
-from tests.integration.rpc_fakes import TOKENIZER, RunningServer, serving
+from tests.integration.rpc_fakes import TOKENIZER, FakeRouter, RunningServer, serving
 from tests.support.waiting import eventually
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -85,6 +89,71 @@ async def test_a_refusal_with_long_texts_still_arrives() -> None:
         assert error.message == "x" * 1000
 
 
+class Large:
+    """What a handler holds in its frame."""
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("defect", [False, True])
+async def test_a_failed_call_holds_nothing_until_the_garbage_collector_comes(
+    monkeypatch: pytest.MonkeyPatch, streamed: bool, defect: bool
+) -> None:
+    held: list[weakref.ref[Large]] = []
+    in_frames = 0
+
+    def queue(large: Large) -> None:
+        raise TimeoutError
+
+    def fail(large: Large) -> Exception:
+        held.append(weakref.ref(large))
+        try:
+            queue(large)
+        except TimeoutError:
+            if defect:
+                raise ValueError from None
+            raise refuse(common_pb2.ERROR_CODE_OVERLOADED, "full") from None
+        raise AssertionError
+
+    async def unary(self: Any, request: Any, context: Any) -> None:
+        large = Large()
+        fail(large)
+
+    async def stream(self: Any, request: Any, context: Any) -> AsyncIterator[None]:
+        large = Large()
+        yield router_pb2.GenerateResponse()  # type: ignore[misc]
+        fail(large)
+
+    # The log of an unconfigured structlog holds on to what it prints.
+    monkeypatch.setattr(interceptor.log, "exception", lambda *args, **fields: None, raising=False)
+    monkeypatch.setattr(FakeRouter, "ListModels", unary)
+    monkeypatch.setattr(FakeRouter, "Generate", stream)
+    async with serving() as running, connect(running) as channel:
+        stub = router_pb2_grpc.RouterServiceStub(channel)
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(3):
+                if streamed:
+                    call = stub.Generate(router_pb2.GenerateRequest())
+                    await call.read()
+                    await failure_of(call.read())
+                else:
+                    await failure_of(stub.ListModels(router_pb2.ListModelsRequest()))
+            await eventually(lambda: running.server.calls_in_flight == 0, "the calls have left")
+            await eventually(lambda: not any(large() for large in held), "nothing is held")
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            gc.collect()
+            in_frames = sum(
+                isinstance(thing, FrameType) and "request" in thing.f_locals for thing in gc.garbage
+            )
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+    assert len(held) == 3
+    assert in_frames == 0
+
+
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_a_defect_is_internal_with_a_fixed_text(streamed: bool) -> None:
     async with serving() as running, connect(running) as channel:
@@ -134,13 +203,15 @@ async def test_a_request_that_cannot_be_read_is_an_invalid_argument(method: str,
         path = f"/catenary.v1.RouterService/{method}"
         before = handled(path, "INVALID_ARGUMENT")
         if method == "GetFleet":
-            error = await failure_of(channel.unary_unary(path)(GARBAGE))
+            unary: Any = channel.unary_unary(path)
+            error = await failure_of(unary(GARBAGE))
         else:
-            error = await failure_of(channel.unary_stream(path)(GARBAGE).read())
+            streamed: Any = channel.unary_stream(path)
+            error = await failure_of(streamed(GARBAGE).read())
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert error_of(error).code == common_pb2.ERROR_CODE_INVALID_ARGUMENT
         assert error.details() == error_of(error).message
-        assert "cannot be read" in error.details()
+        assert "cannot be read" in error_of(error).message
         assert handled(path, "INVALID_ARGUMENT") == before + 1
     assert "Traceback" not in caplog.text
     assert "DecodeError" not in caplog.text
