@@ -1,0 +1,68 @@
+"""Giving memory back to the system that is free but kept by the C library."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+CHECK_S = 5.0
+LONGEST_WAIT_S = 60.0
+SLACK_BYTES = 64 << 20
+
+_STATM = Path("/proc/self/statm")
+
+
+async def give_memory_back(
+    trim: Callable[[], object] | None = None,
+    resident: Callable[[], int] | None = None,
+    *,
+    check_s: float = CHECK_S,
+    longest_wait_s: float = LONGEST_WAIT_S,
+) -> None:
+    """Look for ever, every `check_s` seconds, whether the process has grown, and trim the heap if it has.
+
+    glibc gives freed memory back only from the top of a heap, so that after a flood of large messages a
+    process keeps most of its peak. A trim takes milliseconds, in a thread; one that finds little is tried
+    again later and later. Returns at once where there is no glibc or no /proc.
+
+    Args:
+        trim: gives back what is free; by default glibc's malloc_trim.
+        resident: resident bytes of this process; by default by /proc.
+    """
+    trim = trim or glibc_trim()
+    resident = resident or resident_bytes
+    try:
+        floor = resident()
+    except OSError:
+        return
+    if trim is None:
+        return
+    wait_s = check_s
+    while True:
+        await asyncio.sleep(wait_s)
+        before = resident()
+        if before <= floor + SLACK_BYTES:
+            floor, wait_s = min(floor, before), check_s
+            continue
+        await asyncio.to_thread(trim)
+        after = resident()
+        floor = min(floor, after)
+        wait_s = check_s if before - after > SLACK_BYTES // 4 else min(2 * wait_s, longest_wait_s)
+
+
+def glibc_trim() -> Callable[[], object] | None:
+    """glibc's malloc_trim, or None with another C library."""
+    try:
+        malloc_trim = ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError):
+        return None
+    malloc_trim.argtypes = (ctypes.c_size_t,)
+    return lambda: malloc_trim(0)
+
+
+def resident_bytes() -> int:
+    """Resident size of this process. Raises OSError where there is no /proc."""
+    return int(_STATM.read_text("ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
