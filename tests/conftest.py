@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import structlog
 
 from tests.support.fake_router import FakeRouter
 from tests.support.secrets import TestSecrets
@@ -17,6 +18,12 @@ from tests.support.secrets import TestSecrets
 if TYPE_CHECKING:
     from tests.support.engines import ScriptedEngine
     from tests.support.fleet import Fleet
+
+
+def pytest_configure() -> None:
+    """Plain tracebacks in logs: structlog's pretty ones can hold a loop up for longer than a lease."""
+    renderer = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
+    structlog.configure(processors=[*structlog.get_config()["processors"][:-1], renderer])
 
 
 @pytest.fixture(autouse=True)
