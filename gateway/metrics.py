@@ -131,10 +131,11 @@ class RequestTimer:
         if self._first is None:
             self._first = now
             self._metrics.first_token.labels(self._model).observe(now - self._started)
-        elif choice in self._last:
-            inter_token = self._metrics.inter_token.labels(self._model)
-            for _ in range(count):
-                inter_token.observe((now - self._last[choice]) / count)
+        # Tokens that came together with a choice's first one have no time between them.
+        gaps, since = (count, self._last[choice]) if choice in self._last else (count - 1, now)
+        inter_token = self._metrics.inter_token.labels(self._model)
+        for _ in range(gaps):
+            inter_token.observe((now - since) / count)
         self._last[choice] = now
         self._metrics.generated_tokens.labels(self._model).inc(count)
 
@@ -149,7 +150,7 @@ class RequestTimer:
         self._metrics.failures.labels(self._model, known).inc()
 
     def finished(self, reasons: Iterable[str | None], usage: Usage, choices: int) -> None:
-        """An accepted request is over (reason None: a choice that was aborted)."""
+        """A request that was accepted, or whose client left, is over (reason None: a choice was aborted)."""
         now = time.perf_counter()
         metrics, model = self._metrics, self._model
         for reason in reasons:

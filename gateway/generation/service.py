@@ -143,11 +143,15 @@ class GenerationService:
             on_tokens=timer.tokens,
         )
         self._generations.add(generation)
+        left = False
         try:
             yield generation
+        except ClientGone:
+            left = True
+            raise
         finally:
             self._generations.discard(generation)
-            if timer.accepted:
+            if timer.accepted or left:
                 timer.finished(generation.finish_reasons, generation.usage(), plan.count)
 
     @contextmanager
