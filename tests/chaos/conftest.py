@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import shutil
 import signal
-import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import msgspec
@@ -57,14 +56,3 @@ async def restore(stack: ProcessStack) -> None:
     for service in stack.services:
         service.send(signal.SIGCONT)
     await stack.ready()
-
-
-@pytest.fixture
-def say(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
-    """Shows a measurement among the test's results."""
-
-    def write(text: str) -> None:
-        with capsys.disabled():
-            sys.stdout.write(f"\n  {text}\n")
-
-    return write

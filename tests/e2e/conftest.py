@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,14 +58,3 @@ async def stack(real_processes: ProcessStack) -> AsyncIterator[ProcessStack]:
     await real_processes.ready(timeout_s=START_S)
     yield real_processes
     await real_processes.idle()
-
-
-@pytest.fixture
-def say(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
-    """Shows a measurement among the test's results."""
-
-    def write(text: str) -> None:
-        with capsys.disabled():
-            sys.stdout.write(f"\n  {text}\n")
-
-    return write

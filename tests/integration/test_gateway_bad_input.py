@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -220,8 +219,8 @@ async def test_a_body_over_the_limit_is_refused_unread(start_stack: StartStack) 
 
 
 @asynccontextmanager
-async def neighbour(stack: Stack) -> AsyncIterator[None]:
-    """A long stream beside the block: its text must be that of its run alone. Prints its longest gap."""
+async def neighbour(stack: Stack, say: Callable[[str], None]) -> AsyncIterator[None]:
+    """A long stream beside the block: its text must be that of its run alone. Says its longest gap."""
     alone = (await stack.complete(**{**NEIGHBOUR, "stream": False})).json()["choices"][0]["text"]
     connection = await stack.open_stream(COMPLETIONS, NEIGHBOUR)
     gaps: list[float] = []
@@ -244,13 +243,13 @@ async def neighbour(stack: Stack) -> AsyncIterator[None]:
         text = await asyncio.wait_for(reading, 60)
         connection.close()
     assert text == alone
-    sys.stdout.write(f"neighbour: longest gap {max(gaps) * 1000:.0f} ms over {len(gaps)} chunks\n")
+    say(f"longest gap of a stream beside bad input: {max(gaps) * 1000:.0f} ms over {len(gaps)} chunks")
     assert max(gaps) < 2
 
 
-async def test_a_neighbour_feels_nothing(start_stack: StartStack) -> None:
+async def test_a_neighbour_feels_nothing(start_stack: StartStack, say: Callable[[str], None]) -> None:
     stack = await start_stack(script(step_delay_ms=2))
-    async with neighbour(stack):
+    async with neighbour(stack, say):
         for _ in range(2):
             jobs = [stack.post(CHAT, body) for _, body, _ in RAW_BODIES]
             jobs += [stack.post(CHAT, {"messages": USER, **fields}) for fields, _ in FIELDS]

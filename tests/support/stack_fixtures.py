@@ -24,15 +24,20 @@ def tokenizer_target() -> Iterator[str]:
 
 @pytest.fixture
 async def start_stack(run_dir: Path, tokenizer_target: str) -> AsyncIterator[StartStack]:
-    """Starts a gateway over a router and a scripted engine; ends it with the test."""
+    """Starts a gateway over a router and a scripted engine; the test must leave it idle."""
+    stacks: list[Stack] = []
     async with AsyncExitStack() as running:
 
         async def start(script: Script | None = None, **options: Any) -> Stack:
-            return await running.enter_async_context(
+            stack = await running.enter_async_context(
                 running_stack(run_dir, tokenizer_target, script, **options)
             )
+            stacks.append(stack)
+            return stack
 
         yield start
+        for stack in stacks:
+            await stack.idle()
 
 
 @pytest.fixture
