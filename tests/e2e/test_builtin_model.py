@@ -2,14 +2,71 @@
 
 from __future__ import annotations
 
-import pytest
+import json
+from pathlib import Path
+from typing import Any
 
-from services.engine.model import prepare_model, read_config, read_facts
+import numpy as np
+import pytest
+import torch
+from gguf import GGUFReader
+from gguf.quants import dequantize
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+
+from services.engine.model import prepare_model, read_config, read_facts, resolve_source
 
 pytestmark = pytest.mark.model
+
+# Names in a Hugging Face directory, and in a GGUF file.
+OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm"}
+LAYER = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
 
 
 def test_samples_as_its_authors_advise() -> None:
     directory = prepare_model("smollm2")
     facts = read_facts(directory, read_config(directory))
     assert (facts.temperature, facts.top_p) == (0.2, 0.9)
+
+
+def halves(weight: torch.Tensor, heads: int) -> torch.Tensor:
+    """Rows of a projection whose rotary pairs lie side by side, with the pairs' halves apart."""
+    return weight.view(heads, weight.shape[0] // heads // 2, 2, -1).transpose(1, 2).reshape(weight.shape)
+
+
+def test_holds_what_its_gguf_file_holds(model_directory: Path) -> None:
+    """Read without transformers, which does the conversion and is the reference of the parity tests."""
+    file = resolve_source("smollm2").path
+    assert file is not None
+    reader: Any = GGUFReader(file)
+    config = json.loads((model_directory / "config.json").read_bytes())
+    names = {f"{ours}.weight": f"{theirs}.weight" for ours, theirs in OUTER.items()}
+    for index in range(config["num_hidden_layers"]):
+        names |= {f"model.layers.{index}.{o}.weight": f"blk.{index}.{t}.weight" for o, t in LAYER.items()}
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    stored = {tensor.name: tensor for tensor in reader.tensors}
+    weights = load_file(model_directory / "model.safetensors")
+    assert weights.keys() == names.keys()
+    assert stored.keys() == set(names.values())
+    for ours, theirs in names.items():
+        tensor = stored[theirs]
+        expected = torch.from_numpy(np.array(dequantize(tensor.data, tensor.tensor_type))).bfloat16()
+        rotated = heads.get(ours.split(".")[-2])
+        assert torch.equal(weights[ours], halves(expected, rotated) if rotated else expected), ours
+
+    words = reader.fields["tokenizer.ggml.tokens"]
+    tokens = [bytes(words.parts[place]).decode() for place in words.data]
+    tokenizer = Tokenizer.from_file(str(model_directory / "tokenizer.json"))
+    assert [tokenizer.id_to_token(index) for index in range(tokenizer.get_vocab_size())] == tokens
+    template = bytes(reader.fields["tokenizer.chat_template"].parts[-1]).decode()
+    assert (model_directory / "chat_template.jinja").read_text() == template
