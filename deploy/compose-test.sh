@@ -13,6 +13,7 @@ export CATENARY_GATEWAY_PORTS=127.0.0.1:18000-18009
 export CATENARY_ROUTER_PORT=127.0.0.1:17070
 export CATENARY_TOKENIZER_PORTS=127.0.0.1:17071-17079
 export CATENARY_HEALTH_INTERVAL=3s
+export CATENARY_METRICS_PORT=9464
 export COMPOSE_PROFILES=cpu
 # Two engines share this machine: each gets a small pool and one core instead of all.
 export CATENARY_KV_CACHE_GIB=0.5

@@ -123,6 +123,14 @@ class Fleet:
         )
 
 
+def has_rendered(container: str) -> bool:
+    """Whether a tokenizer's own metrics count chats that it rendered."""
+    url = f"http://127.0.0.1:{os.environ['CATENARY_METRICS_PORT']}/metrics"
+    code = f"import urllib.request as u; print(u.urlopen({url!r}, timeout=5).read().decode())"
+    page = docker("exec", container, "python", "-c", code)
+    return any(word.startswith("catenary_rpc_server_handled_total{") and "/Render" in word for word in page)
+
+
 def check_replicas(fleet: Fleet, gateways: list[str]) -> None:
     for gateway in gateways:
         require("Paris" in ask(gateway), f"gateway {gateway} answers with Paris")
@@ -136,6 +144,8 @@ def check_replicas(fleet: Fleet, gateways: list[str]) -> None:
         require(len(response.token_ids) > 0, f"tokenizer {address} tokenizes")
     require(fleet.read().sessions == 2, "both gateways have a session at the router")
     ask_at_once(gateways, 8)
+    for container in containers("tokenizer"):
+        require(has_rendered(container), f"the gateways' calls reach tokenizer {container}")
     wait_for("both engines have generated", lambda: all(fleet.generated().values()), 10)
 
 
