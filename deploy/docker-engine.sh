@@ -19,20 +19,39 @@ apt_install() {
 
 engine_answers() { [ -n "$docker" ] && "$docker" info >/dev/null 2>&1; }
 
+# An engine that was killed leaves its pid files behind, and dockerd refuses to start beside a number that lives, be it
+# a zombie or another program.
+forget_killed_engine() {
+  local file pid
+  for file in /var/run/docker.pid /var/run/docker/containerd/containerd.pid; do
+    [ -f "$file" ] || continue
+    pid=$(cat "$file")
+    if ! grep -qxE 'dockerd|containerd' "/proc/$pid/comm" 2>/dev/null || grep -q '^State:.Z' "/proc/$pid/status"; then
+      rm -f "$file"
+    fi
+  done
+}
+
 start_engine() {
   command -v dockerd >/dev/null || apt_install docker.io iptables
   docker=$(command -v /usr/bin/docker || command -v docker)
-  local log
-  log=$(mktemp -t dockerd-XXXXXX.log)
-  # A session of its own, closed files: the engine outlives this script and keeps nobody's pipe open.
-  setsid dockerd >"$log" 2>&1 </dev/null &
-  local _
-  for _ in $(seq 1 60); do
-    engine_answers && return
-    sleep 1
+  local log attempt pid _
+  for attempt in 1 2 3; do
+    forget_killed_engine
+    log=$(mktemp -t dockerd-XXXXXX.log)
+    # A session of its own, closed files: the engine outlives this script and keeps nobody's pipe open.
+    setsid dockerd >"$log" 2>&1 </dev/null &
+    pid=$!
+    for _ in $(seq 1 60); do
+      engine_answers && return
+      kill -0 "$pid" 2>/dev/null || break
+      sleep 1
+    done
+    echo "docker-engine: dockerd does not answer (try $attempt of 3); its last lines ($log):" >&2
+    tail -n 5 "$log" >&2
+    kill "$pid" 2>/dev/null || true
+    sleep 2
   done
-  echo "docker-engine: dockerd did not answer within 60 s; its last lines ($log):" >&2
-  tail -n 15 "$log" >&2
   exit 1
 }
 
