@@ -37,8 +37,6 @@ async def up(config: UpConfig, stop: asyncio.Event) -> int:
         model_dir = await unless_stopped(prepare(config, cache, reporter), stop)
         if model_dir is None:
             return 0
-        # Children are started by exec: gRPC has nothing to mend after a fork, and would log that it tried.
-        os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
         # Not before: a wrong option or model is to be refused without waiting for gRPC to load.
         from catenary.cli.up.deployment import Deployment
 
