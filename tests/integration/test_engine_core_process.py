@@ -14,7 +14,7 @@ import pytest
 from catenary.v1 import common_pb2, engine_pb2
 from services.engine.app import EngineApp
 from services.engine.config import EngineConfig
-from services.engine.link import CoreFailed, CoreStep, SubmitSequence
+from services.engine.link import CoreFailed, CoreStep, SamplingOptions, SubmitSequence
 from services.engine.servicer import CoreStartError, ProcessCore
 from tests.support.engines import FAST
 from tests.support.specs import sequence_spec
@@ -30,7 +30,7 @@ def _core(mode: str, stop_s: float = 5.0) -> ProcessCore:
 
 
 def _submit(key: int) -> SubmitSequence:
-    return SubmitSequence(key, [5, 6], 2, 0.0, 1.0, 0, 7, 1, 0, [], False, -1)
+    return SubmitSequence(key, [5, 6], 2, SamplingOptions(temperature=0.0), 1, 0, [], False)
 
 
 async def test_a_core_process_starts_steps_and_stops():

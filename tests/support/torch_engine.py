@@ -15,7 +15,7 @@ from services.engine.config import EngineConfig
 from services.engine.core.loop import CoreLoop
 from services.engine.core.options import CoreOptions, decode_options
 from services.engine.core.startup import Engine, start_engine
-from services.engine.link import CoreStep, EndRow, SubmitSequence
+from services.engine.link import CoreStep, EndRow, SamplingOptions, SubmitSequence
 
 VOCAB = 128
 
@@ -126,18 +126,18 @@ class LocalCore:
         self._keys += 1
         values: dict[str, Any] = {
             "prompt_len": len(token_ids),
-            "temperature": 0.0,
-            "top_p": 1.0,
-            "top_k": 0,
-            "seed": 1,
             "max_tokens": 16,
             "min_tokens": 0,
             "stop_token_ids": [],
             "ignore_eos": True,
-            "top_logprobs": -1,
         }
+        sampling = {"temperature": 0.0, "seed": 1}
+        for name, value in options.items():
+            (sampling if name in SamplingOptions.__struct_fields__ else values)[name] = value
         self.outputs[self._keys] = Output()
-        self.loop.handle(SubmitSequence(key=self._keys, token_ids=token_ids, **{**values, **options}))
+        self.loop.handle(
+            SubmitSequence(self._keys, token_ids, sampling=SamplingOptions(**sampling), **values)
+        )
         return self._keys
 
     def step(self) -> CoreStep | None:

@@ -37,27 +37,50 @@ class StartCore(Struct, frozen=True, array_like=True, tag="start"):
     config_json: bytes
 
 
+class SamplingOptions(Struct, frozen=True, array_like=True):
+    """How the tokens of a sequence are chosen and what is reported of them. The defaults change nothing.
+
+    temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off. `logit_bias` pairs ids with what is added
+    to their logits; `bad_words` are id sequences that are never completed; with `allowed_token_ids` no other
+    id is sampled. `top_logprobs` and `prompt_logprobs` are numbers of alternatives: -1 reports nothing, 0 the
+    token alone.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    top_logprobs: int = -1
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    prompt_logprobs: int = -1
+    keep_top_k_duplicates: bool = True
+
+
 class SubmitSequence(Struct, frozen=True, array_like=True, tag="submit"):
     """A sequence whose options are all resolved.
 
     `token_ids` is the prompt (`prompt_len` ids), then what an earlier life of the sequence emitted.
-    `max_tokens` and `min_tokens` count from `prompt_len`. temperature 0 is greedy; top_k 0 is off;
-    `top_logprobs` -1 is none, 0 reports the sampled token alone. `stop_token_ids` are the caller's; the core
-    knows the model's own.
+    `max_tokens` and `min_tokens` count from `prompt_len`. `stop_token_ids` are the caller's; the core knows
+    the model's own. A lower `priority` is more urgent. Sequences share cached KV only with an equal
+    `cache_salt`.
     """
 
     key: int
     token_ids: list[int]
     prompt_len: int
-    temperature: float
-    top_p: float
-    top_k: int
-    seed: int
+    sampling: SamplingOptions
     max_tokens: int
     min_tokens: int
     stop_token_ids: list[int]
     ignore_eos: bool
-    top_logprobs: int
+    priority: int = 0
+    cache_salt: str = ""
 
 
 class AbortSequences(Struct, frozen=True, array_like=True, tag="abort"):

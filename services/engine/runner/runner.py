@@ -100,13 +100,13 @@ def _row_params(plan: StepPlan) -> list[RowParams]:
     decodes = [(row.sequence, row.mask_stops) for row in plan.decodes]
     return [
         RowParams(
-            temperature=sequence.params.temperature,
-            top_p=sequence.params.top_p,
-            top_k=sequence.params.top_k,
-            seed=sequence.params.seed,
+            temperature=sequence.params.sampling.temperature,
+            top_p=sequence.params.sampling.top_p,
+            top_k=sequence.params.sampling.top_k,
+            seed=sequence.params.sampling.seed,
             position=len(sequence.token_ids),
             masked_ids=sequence.params.stop_ids if mask_stops else frozenset(),
-            top_logprobs=sequence.params.top_logprobs,
+            top_logprobs=sequence.params.sampling.top_logprobs,
         )
         for sequence, mask_stops in (*chunks, *decodes)
     ]

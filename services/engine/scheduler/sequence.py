@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-from services.engine.link import SubmitSequence
+from services.engine.link import SamplingOptions, SubmitSequence
 
 
 class SequenceStatus(Enum):
@@ -36,18 +36,14 @@ class SequenceParams:
     """How a sequence is sampled and when it ends.
 
     `max_tokens` and `min_tokens` count generated tokens from the end of the prompt. `stop_ids` are all ids
-    that end it: the caller's and, unless it ignores them, the model's own. temperature 0 is greedy; top_k 0
-    is off; top_logprobs -1 is none.
+    that end it: the caller's and, unless it ignores them, the model's own. A lower `priority` is more urgent.
     """
 
     max_tokens: int
     min_tokens: int = 0
     stop_ids: frozenset[int] = frozenset()
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    seed: int = 0
-    top_logprobs: int = -1
+    sampling: SamplingOptions = field(default_factory=SamplingOptions)
+    priority: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -57,13 +53,14 @@ class Sequence:
     `token_ids` holds the prompt and all generated tokens. KV is written for its first `num_computed_tokens`
     tokens, in the blocks of `block_table` in order; `num_cached_tokens` of them came from a cache. `arrival`
     orders sequences by age and `last_decode_step` by the step that served them last; both are the
-    scheduler's.
+    scheduler's. Cached KV is shared only between sequences of one `cache_salt`.
     """
 
     key: int
     token_ids: list[int]
     prompt_len: int
     params: SequenceParams
+    cache_salt: bytes = b""
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
     num_preemptions: int = 0
@@ -132,10 +129,8 @@ def sequence_from(submit: SubmitSequence, eos_token_ids: Collection[int]) -> Seq
             max_tokens=submit.max_tokens,
             min_tokens=submit.min_tokens,
             stop_ids=stop_ids if submit.ignore_eos else stop_ids | frozenset(eos_token_ids),
-            temperature=submit.temperature,
-            top_p=submit.top_p,
-            top_k=submit.top_k,
-            seed=submit.seed,
-            top_logprobs=submit.top_logprobs,
+            sampling=submit.sampling,
+            priority=submit.priority,
         ),
+        cache_salt=submit.cache_salt.encode(),
     )

@@ -27,7 +27,7 @@ class Columns:
     def token(self, sequence: ScriptedSequence, drawn: Drawn) -> None:
         """A token was drawn."""
         self._rows[sequence.spec.key] = drawn
-        if sequence.spec.top_logprobs >= 0:
+        if sequence.spec.sampling.top_logprobs >= 0:
             self._logged.add(sequence.spec.key)
 
     def end(

@@ -89,11 +89,11 @@ class ScriptedSequence:
         if index < self.spec.min_tokens:
             avoid.update(self.spec.stop_token_ids)
         return token_after(
-            self.digest, position, seed=self.spec.seed, vocab_size=self.model.vocab_size, avoid=avoid
+            self.digest, position, seed=self.spec.sampling.seed, vocab_size=self.model.vocab_size, avoid=avoid
         )
 
     def _described(self, token: int, position: int, index: int) -> Drawn:
-        wanted, rule = self.spec.top_logprobs, self.rule
+        wanted, rule = self.spec.sampling.top_logprobs, self.rule
         if wanted < 0:
             return Drawn(token, 0.0, ())
         known = rule is not None and index < len(rule.tokens) and token == rule.tokens[index]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from catenary.schema import MAX_TOP_LOGPROBS
 from catenary.seeds import draw_seed
 from catenary.v1 import common_pb2
-from services.engine.link import CapacityFacts, ModelFacts, SubmitSequence
+from services.engine.link import CapacityFacts, ModelFacts, SamplingOptions, SubmitSequence
 
 MAX_REQUEST_ID = 256
 
@@ -54,15 +54,17 @@ class Admission:
             key=key,
             token_ids=list(spec.token_ids),
             prompt_len=prompt_len,
-            temperature=self._temperature(sampling),
-            top_p=self._top_p(sampling),
-            top_k=self._top_k(sampling),
-            seed=sampling.seed if sampling.HasField("seed") else draw_seed(),
+            sampling=SamplingOptions(
+                temperature=self._temperature(sampling),
+                top_p=self._top_p(sampling),
+                top_k=self._top_k(sampling),
+                seed=sampling.seed if sampling.HasField("seed") else draw_seed(),
+                top_logprobs=_top_logprobs(spec.response),
+            ),
             max_tokens=max_tokens,
             min_tokens=min_tokens,
             stop_token_ids=self._stop_token_ids(spec.stopping),
             ignore_eos=spec.stopping.ignore_eos,
-            top_logprobs=_top_logprobs(spec.response),
         )
 
     def _prompt_len(self, spec: common_pb2.SequenceSpec) -> int:

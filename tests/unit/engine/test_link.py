@@ -28,6 +28,7 @@ from services.engine.link import (
     MalformedFrame,
     Message,
     ModelFacts,
+    SamplingOptions,
     StartCore,
     StepColumns,
     StopCore,
@@ -43,15 +44,15 @@ def submit(key: int, tokens: int = 3) -> SubmitSequence:
         key=key,
         token_ids=list(range(tokens)),
         prompt_len=tokens,
-        temperature=0.7,
-        top_p=1.0,
-        top_k=0,
-        seed=-(2**63),
+        sampling=SamplingOptions(
+            temperature=0.7, seed=-(2**63), logit_bias=((3, -100.0),), bad_words=((1, 2),), prompt_logprobs=0
+        ),
         max_tokens=5,
         min_tokens=0,
         stop_token_ids=[2],
         ignore_eos=False,
-        top_logprobs=-1,
+        priority=-3,
+        cache_salt="tenant",
     )
 
 

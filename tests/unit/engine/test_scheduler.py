@@ -8,7 +8,7 @@ import pytest
 
 from services.engine.bucketing import BucketLimits, build_plan
 from services.engine.kv import BlockPool
-from services.engine.link import CoreErrorCode, FinishReason, SubmitSequence
+from services.engine.link import CoreErrorCode, FinishReason, SamplingOptions, SubmitSequence
 from services.engine.scheduler import (
     Advanced,
     Finished,
@@ -294,23 +294,23 @@ def test_a_status_only_changes_along_the_transitions() -> None:
 
 @pytest.mark.parametrize(("ignore_eos", "stop_ids"), [(False, {2, 9}), (True, {9})])
 def test_a_submit_becomes_a_sequence(ignore_eos: bool, stop_ids: set[int]) -> None:
+    sampling = SamplingOptions(temperature=0.5, top_k=40, seed=11, bad_words=((1, 2),))
     submit = SubmitSequence(
         key=5,
         token_ids=[1, 2, 3],
         prompt_len=2,
-        temperature=0.5,
-        top_p=0.9,
-        top_k=40,
-        seed=11,
+        sampling=sampling,
         max_tokens=7,
         min_tokens=1,
         stop_token_ids=[9],
         ignore_eos=ignore_eos,
-        top_logprobs=3,
+        priority=-2,
+        cache_salt="ä",
     )
     made = sequence_from(submit, [2])
     assert (made.key, made.token_ids, made.prompt_len, made.num_generated_tokens) == (5, [1, 2, 3], 2, 1)
-    assert made.params == SequenceParams(7, 1, frozenset(stop_ids), 0.5, 0.9, 40, 11, 3)
+    assert made.params == SequenceParams(7, 1, frozenset(stop_ids), sampling, -2)
+    assert made.cache_salt == "ä".encode()
     assert made.token_ids is not submit.token_ids
 
 

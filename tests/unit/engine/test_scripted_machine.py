@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.engine.link import FinishReason, SubmitSequence
+from services.engine.link import FinishReason, SamplingOptions, SubmitSequence
 from services.engine.scripted import (
     Match,
     Rule,
@@ -26,7 +26,7 @@ ids = st.lists(st.integers(0, 199), min_size=1, max_size=30)
 
 
 def _submit(key: int, prompt: list[int], max_tokens: int = 5) -> SubmitSequence:
-    return SubmitSequence(key, prompt, len(prompt), 1.0, 1.0, 0, 7, max_tokens, 0, [], False, -1)
+    return SubmitSequence(key, prompt, len(prompt), SamplingOptions(seed=7), max_tokens, 0, [], False)
 
 
 @given(ids, st.integers(-(2**63), 2**63 - 1), st.integers(1, 20))

@@ -98,19 +98,21 @@ def test_absent_fields_take_the_models_defaults() -> None:
     spec = common_pb2.SequenceSpec(request_id="r", model="scripted", token_ids=[1, 2, 3])
     resolved = Admission("scripted", model, CAPACITY, 4).resolve(spec, 9)
     assert (resolved.key, resolved.prompt_len) == (9, 3)
-    assert (resolved.temperature, resolved.top_p, resolved.top_k) == (0.25, 0.5, 40)
-    assert (resolved.max_tokens, resolved.min_tokens, resolved.top_logprobs) == (97, 0, -1)
+    chosen = resolved.sampling
+    assert (chosen.temperature, chosen.top_p, chosen.top_k) == (0.25, 0.5, 40)
+    assert (resolved.max_tokens, resolved.min_tokens, chosen.top_logprobs) == (97, 0, -1)
     assert not resolved.ignore_eos
-    plain = ADMISSION.resolve(spec, 9)
+    plain = ADMISSION.resolve(spec, 9).sampling
     assert (plain.temperature, plain.top_p, plain.top_k) == (1.0, 1.0, 0)
-    assert plain.seed != ADMISSION.resolve(spec, 9).seed
+    assert plain.seed != ADMISSION.resolve(spec, 9).sampling.seed
 
 
 def test_given_fields_win_over_the_models_defaults() -> None:
     spec = sequence_spec([1, 2, 3], temperature=0, top_p=1, top_k=-1, top_logprobs=0, stop_token_ids=[7, 7])
     resolved = ADMISSION.resolve(spec, 1)
-    assert (resolved.temperature, resolved.top_p, resolved.top_k) == (0, 1, 0)
-    assert (resolved.top_logprobs, resolved.stop_token_ids, resolved.seed) == (0, [7], 7)
+    chosen = resolved.sampling
+    assert (chosen.temperature, chosen.top_p, chosen.top_k) == (0, 1, 0)
+    assert (chosen.top_logprobs, resolved.stop_token_ids, chosen.seed) == (0, [7], 7)
 
 
 @given(

@@ -18,6 +18,7 @@ from services.engine.link import (
     CoreProgress,
     CoreReady,
     CoreStep,
+    SamplingOptions,
     StartCore,
     StopCore,
     SubmitSequence,
@@ -77,7 +78,7 @@ def test_serves_until_it_is_stopped(core: SpawnedCore, tmp_path: Path) -> None:
     start(core, save_tiny_model("llama", tmp_path))
     ready = core.last_of_start()
     assert isinstance(ready, CoreReady)
-    core.send(SubmitSequence(7, [3, 4], 2, 0.0, 1.0, 0, 1, 5, 0, [], True, -1))
+    core.send(SubmitSequence(7, [3, 4], 2, SamplingOptions(temperature=0.0), 5, 0, [], True))
     tokens: list[int] = []
     for message in core.messages():
         assert isinstance(message, CoreStep)
