@@ -15,7 +15,8 @@ from services.engine.device import Device, DeviceError, open_device
 from services.engine.kv import BlockPool
 from services.engine.link import CapacityFacts, CoreReady, ModelFacts
 from services.engine.model import DirectoryFacts, ModelError, check_directory, prepare_model, read_facts
-from services.engine.model.transformers_backend import PagedModel, load_model
+from services.engine.model.paged import PagedModel
+from services.engine.model.transformers_backend import load_model
 from services.engine.runner import InsufficientMemory, KvLayout, KvPlan, Runner, plan_kv
 from services.engine.scheduler import Scheduler, SchedulerConfig
 

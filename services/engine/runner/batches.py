@@ -57,7 +57,10 @@ def begun_by_decode(rows: Sequence[DecodeRow], layout: KvLayout) -> list[int]:
 def prefill_tensors(
     chunks: Sequence[PrefillChunk], bucket: Bucket, layout: KvLayout, device: Device
 ) -> tuple[torch.Tensor, ...]:
-    """Arguments of `PagedModel.prefill`. `keep` has as many indexes as rows, or none if no chunk samples."""
+    """Arguments of `PagedModel.prefill`, then `keep`: flat indexes of the tokens whose logits are wanted.
+
+    `keep` has as many indexes as rows, or none if no chunk samples.
+    """
     batch, query, context = bucket.batch, bucket.query, bucket.context_blocks
     tokens = [0] * (batch * query)
     positions = [0] * (batch * query)

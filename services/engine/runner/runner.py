@@ -8,7 +8,7 @@ import torch
 
 from services.engine.bucketing import Bucket
 from services.engine.device import Device
-from services.engine.model.transformers_backend import PagedModel
+from services.engine.model.paged import PagedModel
 from services.engine.runner.batches import (
     KvLayout,
     begun_by_decode,
@@ -39,8 +39,8 @@ class Runner:
         self._device = device
         self._layout = layout
         model.allocate_kv(layout.num_blocks, layout.block_size)
-        self._prefill = device.capture(model.prefill)
-        self._decode = device.capture(model.decode)
+        self._prefill = device.capture(self._prefill_logits)
+        self._decode = device.capture(self._decode_logits)
 
     def warm_up(self, prefill: Bucket, decode: Bucket) -> None:
         """Runs one forward of each phase on padding alone: what fails does so before a request comes."""
@@ -83,6 +83,16 @@ class Runner:
         self._device.shapes.note("decode", tensors)
         return self._decode(*tensors)
 
+    def _prefill_logits(self, *tensors: torch.Tensor) -> torch.Tensor:
+        """Logits of the tokens whose flat indexes are the last tensor, [R, vocab]."""
+        tokens, positions, slots, context_blocks, context_lens, keep = tensors
+        hidden = self._model.prefill(tokens, positions, slots, context_blocks, context_lens)
+        return self._model.logits(hidden.index_select(0, keep))
+
+    def _decode_logits(self, *tensors: torch.Tensor) -> torch.Tensor:
+        tokens, positions, slots, blocks, rows, starts = tensors
+        return self._model.logits(self._model.decode(tokens, positions, slots, blocks, rows, starts))
+
     def _clear(self, blocks: list[int]) -> None:
         """Zeroes blocks of which the coming forward reads slots that belong to nobody.
 
@@ -91,7 +101,8 @@ class Runner:
         prefill, whose context it fills up. A decode reads that block too, for rows that are dropped.
         """
         if blocks:
-            self._model.clear_blocks(blocks)
+            ids = torch.tensor(blocks, dtype=torch.int64)
+            self._model.clear_blocks(self._device.to_device(ids))
 
 
 def _row_params(plan: StepPlan) -> list[RowParams]:

@@ -164,7 +164,7 @@ def break_token(core: LocalCore) -> None:
     """Makes every forward compute NaN from the token BAD on, like an overflow. Not for tied embeddings."""
     runner: Any = core.loop._runner
     with torch.no_grad():
-        runner._model._model.get_input_embeddings().weight[BAD] = torch.nan
+        runner._model._body.get_input_embeddings().weight[BAD] = torch.nan
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "mistral"])

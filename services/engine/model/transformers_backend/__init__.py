@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from services.engine.model.transformers_backend.attention import LayerSpec, UnsupportedAttention
+from services.engine.model.transformers_backend.attention import UnsupportedAttention
 from services.engine.model.transformers_backend.loading import load_model
-from services.engine.model.transformers_backend.paged_model import PagedModel
+from services.engine.model.transformers_backend.paged_model import TransformersModel
 
-__all__ = ["LayerSpec", "PagedModel", "UnsupportedAttention", "load_model"]
+__all__ = ["TransformersModel", "UnsupportedAttention", "load_model"]

@@ -15,7 +15,7 @@ from torch import nn
 from transformers import AttentionInterface
 
 from services.engine.device import Device
-from services.engine.model.transformers_backend.inputs import DecodeInputs, PrefillInputs, Window
+from services.engine.model.attention import DecodeInputs, LayerCache, LayerSpec, PrefillInputs, Window
 
 IMPLEMENTATION = "catenary_paged"
 
@@ -38,25 +38,6 @@ _NEUTRAL = frozenset(
 
 class UnsupportedAttention(Exception):
     """A layer asks for attention that is not implemented here; serving it would give wrong tokens."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayerSpec:
-    """Shape of one layer's KV, as its attention calls show it."""
-
-    kv_heads: int
-    key_dim: int
-    value_dim: int
-    window: Window
-
-
-@dataclass(slots=True)
-class LayerCache:
-    """A layer's KV, [slots, kv_heads, key_dim] and [slots, kv_heads, value_dim], on the layer's module."""
-
-    device: Device
-    key: torch.Tensor
-    value: torch.Tensor
 
 
 @dataclass(slots=True)

@@ -13,13 +13,15 @@ from services.engine.model.checks import check_directory
 from services.engine.model.errors import ModelError
 from services.engine.model.transformers_backend.architecture import first_line, load_config, model_class
 from services.engine.model.transformers_backend.attention import IMPLEMENTATION
-from services.engine.model.transformers_backend.paged_model import PagedModel
+from services.engine.model.transformers_backend.paged_model import TransformersModel
 
 # Not annotated by transformers.
 _logging: Any = logging
 
 
-def load_model(directory: Path, device: Device, *, dtype: str, max_model_len: int | None) -> PagedModel:
+def load_model(
+    directory: Path, device: Device, *, dtype: str, max_model_len: int | None
+) -> TransformersModel:
     """Loads the model of a Hugging Face directory in `dtype` (auto, float32, bfloat16, float16).
 
     `max_model_len` None means the model's own. Raises ModelError with one readable line.
@@ -51,7 +53,7 @@ def load_model(directory: Path, device: Device, *, dtype: str, max_model_len: in
     model.to(device.torch_device)
     model.eval()
     model.requires_grad_(False)
-    return PagedModel(model, device, chosen)
+    return TransformersModel(model, device, chosen)
 
 
 def _checkpoint_dtype(value: Any) -> torch.dtype | None:

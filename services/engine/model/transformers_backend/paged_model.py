@@ -1,4 +1,4 @@
-"""A transformers model as the runner drives it: two forwards of static shape over paged KV."""
+"""A transformers model as the runner drives it."""
 
 from __future__ import annotations
 
@@ -8,65 +8,51 @@ from typing import Any
 import torch
 
 from services.engine.device import Device
-from services.engine.model.errors import ModelError
-from services.engine.model.transformers_backend.attention import (
-    LayerCache,
-    LayerSpec,
-    Probe,
-    UnsupportedAttention,
-    attach_cache,
-    cache_of,
-)
-from services.engine.model.transformers_backend.inputs import (
+from services.engine.model.attention import (
     DecodeInputs,
+    LayerCache,
     PrefillInputs,
     decode_biases,
     prefill_masks,
 )
+from services.engine.model.errors import ModelError
+from services.engine.model.paged import PagedModel
+from services.engine.model.transformers_backend.attention import Probe, UnsupportedAttention, attach_cache
+from services.engine.model.transformers_backend.head import head_logits, take_body
 
 _PROBE_TOKENS = 4
 
 
-class PagedModel:
+class TransformersModel(PagedModel):
     """Wraps a loaded causal language model whose attention implementation is ours.
 
-    Batches are passed flattened to one row, [1, T]: then `logits_to_keep` can pick any token of any row, and
-    whatever the architecture does to its logits stays in place.
+    Batches are passed flattened to one row, [1, T]. Raises ModelError for what cannot be served so.
     """
 
+    backend = "transformers"
+
     def __init__(self, model: Any, device: Device, dtype: torch.dtype) -> None:
-        self._model = model
-        self._device = device
+        super().__init__(device)
         self.dtype = dtype
-        self.block_size = 0
+        self._name = type(model).__name__
+        self._weight_bytes = _weight_bytes(model)
+        config = model.config.get_text_config()
         probe = Probe(device)
-        logits = self._probe(probe)
-        self.vocab_size = int(logits.shape[-1])
-        self.layers: tuple[LayerSpec, ...] = tuple(probe.layers[index] for index in sorted(probe.layers))
+        whole = self._probe(model, probe, config)
+        self._body, self._head = take_body(model), model
+        self._check_split(whole)
+        self.vocab_size = int(whole.shape[-1])
+        self.hidden_size = int(config.hidden_size)
+        self.layers = tuple(probe.layers[index] for index in sorted(probe.layers))
         self._modules = [probe.modules[index] for index in sorted(probe.modules)]
         self._windows = sorted({layer.window for layer in self.layers}, key=lambda window: window or 0)
 
-    def kv_bytes_per_token(self) -> int:
-        """Bytes that one token's KV takes in all layers."""
-        size = self.dtype.itemsize
-        return sum(layer.kv_heads * (layer.key_dim + layer.value_dim) * size for layer in self.layers)
+    def weight_bytes(self) -> int:
+        return self._weight_bytes
 
-    def allocate_kv(self, num_blocks: int, block_size: int) -> None:
-        """Allocates the caches, zeroed: `num_blocks` blocks and one more for padding."""
-        self.block_size = block_size
-        slots = (num_blocks + 1) * block_size
-        for spec, module in zip(self.layers, self._modules, strict=True):
-            key = self._device.zeros((slots, spec.kv_heads, spec.key_dim), self.dtype)
-            value = self._device.zeros((slots, spec.kv_heads, spec.value_dim), self.dtype)
-            attach_cache(module, LayerCache(self._device, key, value))
-
-    def clear_blocks(self, blocks: Sequence[int]) -> None:
-        """Zeroes blocks in all layers."""
-        ids = self._device.to_device(torch.tensor(list(blocks), dtype=torch.int64))
-        for module in self._modules:
-            cache = cache_of(module)
-            for tensor in (cache.key, cache.value):
-                tensor.view(-1, self.block_size, *tensor.shape[1:]).index_fill_(0, ids, 0)
+    def _attach(self, caches: Sequence[LayerCache]) -> None:
+        for module, cache in zip(self._modules, caches, strict=True):
+            attach_cache(module, cache)
 
     @torch.inference_mode()
     def prefill(
@@ -76,19 +62,13 @@ class PagedModel:
         slots: torch.Tensor,
         context_blocks: torch.Tensor,
         context_lens: torch.Tensor,
-        keep: torch.Tensor,
     ) -> torch.Tensor:
-        """tokens, positions, slots [B * Q]; context_blocks [B, C]; context_lens [B]; keep [R] flat token
-        indexes.
-
-        Returns logits [R, vocab] of the kept tokens.
-        """
         batch, context = context_blocks.shape
         masks = prefill_masks(
             self._windows, context_lens, tokens.shape[0] // batch, context * self.block_size
         )
         inputs = PrefillInputs(batch, self.block_size, slots, context_blocks, masks)
-        return self._forward(tokens, positions, inputs, keep)
+        return _hidden(self._body, tokens, positions, inputs)
 
     @torch.inference_mode()
     def decode(
@@ -100,46 +80,69 @@ class PagedModel:
         rows: torch.Tensor,
         starts: torch.Tensor,
     ) -> torch.Tensor:
-        """tokens, positions, slots [B]; blocks, rows, starts [J]. Returns logits [B, vocab]."""
         biases = decode_biases(self._windows, positions, rows, starts, self.block_size)
-        return self._forward(tokens, positions, DecodeInputs(slots, blocks, rows, biases), 0)
-
-    def _forward(
-        self,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        inputs: PrefillInputs | DecodeInputs | Probe,
-        keep: torch.Tensor | int,
-    ) -> torch.Tensor:
-        output = self._model(
-            input_ids=tokens.unsqueeze(0),
-            position_ids=positions.unsqueeze(0),
-            use_cache=False,
-            logits_to_keep=keep,
-            paged=inputs,
-        )
-        logits: torch.Tensor = output.logits
-        return logits[0]
+        return _hidden(self._body, tokens, positions, DecodeInputs(slots, blocks, rows, biases))
 
     @torch.inference_mode()
-    def _probe(self, probe: Probe) -> torch.Tensor:
-        name = type(self._model).__name__
-        tokens = torch.zeros(_PROBE_TOKENS, dtype=torch.int64, device=self._device.torch_device)
-        positions = torch.arange(_PROBE_TOKENS, device=self._device.torch_device)
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return head_logits(self._head, hidden)
+
+    @torch.inference_mode()
+    def _probe(self, model: Any, probe: Probe, config: Any) -> torch.Tensor:
+        """Runs the whole model on a few tokens, to learn what its layers are. Returns its logits."""
+        tokens, positions = self._probe_tokens()
         try:
-            logits = self._forward(tokens, positions, probe, 0)
+            output = model(
+                input_ids=tokens.unsqueeze(0),
+                position_ids=positions.unsqueeze(0),
+                use_cache=False,
+                paged=probe,
+            )
         except UnsupportedAttention as error:
-            raise ModelError(f"architecture {name} is not supported: it needs {error}") from None
-        config = self._model.config.get_text_config()
+            raise ModelError(f"architecture {self._name} is not supported: it needs {error}") from None
+        logits: torch.Tensor = output.logits[0]
         if len(probe.layers) != config.num_hidden_layers or logits.shape[0] != _PROBE_TOKENS:
             raise ModelError(
-                f"architecture {name} is not supported: {len(probe.layers)} of its "
+                f"architecture {self._name} is not supported: {len(probe.layers)} of its "
                 f"{config.num_hidden_layers} layers have attention that can be paged"
             )
         types = getattr(config, "layer_types", None) or []
         for index, kind in enumerate(types):
             if kind == "sliding_attention" and probe.layers[index].window is None:
                 raise ModelError(
-                    f"architecture {name} is not supported: layer {index} hides its sliding window"
+                    f"architecture {self._name} is not supported: layer {index} hides its sliding window"
                 )
         return logits
+
+    @torch.inference_mode()
+    def _check_split(self, whole: torch.Tensor) -> None:
+        """Body and head, one after the other, must give what the whole model gave."""
+        tokens, positions = self._probe_tokens()
+        split = self.logits(_hidden(self._body, tokens, positions, Probe(self.device)))
+        if split.shape != whole.shape or not torch.allclose(split, whole, rtol=1e-3, equal_nan=True):
+            raise ModelError(
+                f"architecture {self._name} is not supported: its head is not a function of hidden states"
+            )
+
+    def _probe_tokens(self) -> tuple[torch.Tensor, torch.Tensor]:
+        device = self.device.torch_device
+        tokens = torch.zeros(_PROBE_TOKENS, dtype=torch.int64, device=device)
+        return tokens, torch.arange(_PROBE_TOKENS, device=device)
+
+
+def _hidden(
+    body: Any,
+    tokens: torch.Tensor,
+    positions: torch.Tensor,
+    inputs: PrefillInputs | DecodeInputs | Probe,
+) -> torch.Tensor:
+    output = body(
+        input_ids=tokens.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False, paged=inputs
+    )
+    hidden: torch.Tensor = output.last_hidden_state
+    return hidden[0]
+
+
+def _weight_bytes(model: Any) -> int:
+    tensors = {tensor.data_ptr(): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

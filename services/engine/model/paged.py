@@ -1,0 +1,109 @@
+"""What the runner drives: a decoder with two forwards of static shape over paged KV, and a head apart."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+
+from services.engine.device import Device
+from services.engine.model.attention import LayerCache, LayerSpec
+
+
+class PagedModel(ABC):
+    """A causal language model on one device.
+
+    The forwards give hidden states and `logits` scores those that are wanted: prompt log probabilities,
+    embeddings and plain sampling share one forward, and its shape does not depend on which rows sample.
+
+    backend: which implementation serves, `decoder` or `transformers`. dtype: of weights, KV and hidden
+    states. layers: one entry for each attention layer, in the model's order. Subclasses set these.
+    """
+
+    backend: str
+    dtype: torch.dtype
+    vocab_size: int
+    hidden_size: int
+    layers: tuple[LayerSpec, ...]
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        # 0 until `allocate_kv`.
+        self.block_size = 0
+        self._caches: tuple[LayerCache, ...] = ()
+
+    @abstractmethod
+    def weight_bytes(self) -> int:
+        """Bytes that the weights take on the device; tied ones count once."""
+
+    def kv_bytes_per_token(self) -> int:
+        """Bytes that one token's KV takes in all layers."""
+        size = self.dtype.itemsize
+        return sum(layer.kv_heads * (layer.key_dim + layer.value_dim) * size for layer in self.layers)
+
+    def allocate_kv(self, num_blocks: int, block_size: int) -> None:
+        """Allocates the caches, zeroed: `num_blocks` blocks and one more for padding, with id num_blocks."""
+        self.block_size = block_size
+        slots = (num_blocks + 1) * block_size
+        self._caches = tuple(
+            LayerCache.allocate(self.device, spec, slots, self.dtype) for spec in self.layers
+        )
+        self._attach(self._caches)
+
+    @abstractmethod
+    def _attach(self, caches: Sequence[LayerCache]) -> None:
+        """Gives each layer its cache; `caches` has the order of `layers`."""
+
+    @torch.inference_mode()
+    def clear_blocks(self, blocks: torch.Tensor) -> None:
+        """Zeroes blocks in all layers. blocks int64 [N] on the device; an id may come more than once."""
+        for cache in self._caches:
+            cache.clear_blocks(blocks, self.block_size)
+
+    @torch.inference_mode()
+    def copy_blocks(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """Copies blocks in all layers, int64 [N] each on the device.
+
+        All sources are read before a target is written. Targets are distinct.
+        """
+        for cache in self._caches:
+            cache.copy_blocks(sources, targets, self.block_size)
+
+    @abstractmethod
+    def prefill(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        context_blocks: torch.Tensor,
+        context_lens: torch.Tensor,
+    ) -> torch.Tensor:
+        """A prefill bucket of B rows with Q tokens each, after C blocks of cached context.
+
+        tokens, positions, slots int64 [B * Q]: ids, positions in their sequence, and where each one's KV is
+        written; context_blocks [B, C] block ids; context_lens [B] how many of their tokens are the row's
+        own.
+        Returns hidden states [B * Q, hidden_size], the final norm applied.
+        """
+
+    @abstractmethod
+    def decode(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        blocks: torch.Tensor,
+        rows: torch.Tensor,
+        starts: torch.Tensor,
+    ) -> torch.Tensor:
+        """A decode bucket of B rows whose sequences hold J blocks together, the new tokens' included.
+
+        tokens, positions, slots int64 [B]; blocks [J] ids; rows [J] the row that owns each block, B for
+        padding; starts [J] the position of each block's first token.
+        Returns hidden states [B, hidden_size], the final norm applied.
+        """
+
+    @abstractmethod
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [R, hidden_size] -> logits [R, vocab_size], scaled and capped as the architecture does."""
