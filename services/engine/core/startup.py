@@ -12,6 +12,7 @@ from services.engine.bucketing import BucketLimits, BucketPlan, build_plan
 from services.engine.core.errors import StartError
 from services.engine.core.options import CoreOptions
 from services.engine.device import Device, DeviceError, open_device
+from services.engine.graphs import Graphs, Phase
 from services.engine.kv import BlockPool
 from services.engine.link import CapacityFacts, CoreReady, ModelFacts
 from services.engine.model import DirectoryFacts, ModelError, check_directory, prepare_model, read_facts
@@ -35,6 +36,7 @@ class Engine:
 
     scheduler: Scheduler
     runner: Runner
+    graphs: Graphs
     device: Device
     ready: CoreReady
 
@@ -72,9 +74,13 @@ def _start(options: CoreOptions, progress: Progress) -> Engine:
         max_model_len=options.max_model_len,
     )
     buckets = _buckets(options, kv)
-    runner = Runner(model, device, KvLayout(options.block_size, kv.num_blocks))
+    graphs = Graphs(device, block_size=options.block_size)
+    runner = Runner(model, device, KvLayout(options.block_size, kv.num_blocks), graphs)
     progress("warming up", 0.9)
-    runner.warm_up(buckets.prefill[0], buckets.decode[0])
+    # What fails does so before a request comes.
+    runner.dummy(Phase.PREFILL, buckets.prefill[0])
+    runner.dummy(Phase.DECODE, buckets.decode[0])
+    graphs.serve()
     scheduler = Scheduler(
         SchedulerConfig(
             max_model_len=kv.max_model_len,
@@ -86,7 +92,7 @@ def _start(options: CoreOptions, progress: Progress) -> Engine:
         BlockPool(kv.num_blocks, options.block_size),
         buckets,
     )
-    return Engine(scheduler, runner, device, _ready(options, model, facts, kv))
+    return Engine(scheduler, runner, graphs, device, _ready(options, model, facts, kv))
 
 
 def _kv_budget(options: CoreOptions, device: Device) -> int:

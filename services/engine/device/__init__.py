@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from services.engine.device.base import DTYPES, Device, DeviceError, MemoryFigures
+from services.engine.device.base import DTYPES, Device, DeviceError, Forward
 from services.engine.device.cpu import CpuDevice
 from services.engine.device.flat import HIDDEN
+from services.engine.device.memory import MemoryFigures, MemoryUse
+from services.engine.device.modes import ExecutionMode, execution_mode
+from services.engine.device.shapes import ShapeKey, shape_key
 
 __all__ = [
     "DTYPES",
@@ -12,8 +15,14 @@ __all__ = [
     "CpuDevice",
     "Device",
     "DeviceError",
+    "ExecutionMode",
+    "Forward",
     "MemoryFigures",
+    "MemoryUse",
+    "ShapeKey",
+    "execution_mode",
     "open_device",
+    "shape_key",
 ]
 
 

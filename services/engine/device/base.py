@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 
+from services.engine.device.memory import MemoryFigures, MemoryUse
+from services.engine.device.modes import ExecutionMode
 from services.engine.device.shapes import ShapeCounter
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-Forward = TypeVar("Forward", bound=Callable[..., torch.Tensor])
+Function = TypeVar("Function", bound=Callable[..., Any])
+Forward = Callable[..., Any]
+"""Takes the tensors of one static shape, returns a tensor, several or none. Running it again with the same
+tensors changes nothing."""
 
 
 class DeviceError(Exception):
     """The device cannot do what was asked of it. One readable line."""
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryFigures:
-    """Memory of the device in bytes; `free` is what this process may still take."""
-
-    total: int
-    free: int
 
 
 class Device(ABC):
@@ -36,7 +32,8 @@ class Device(ABC):
     # The widest float it computes in, for cumulative probabilities.
     wide_dtype: torch.dtype
 
-    def __init__(self) -> None:
+    def __init__(self, mode: ExecutionMode = ExecutionMode.EAGER) -> None:
+        self.mode = mode
         self.shapes = ShapeCounter()
 
     @abstractmethod
@@ -46,6 +43,10 @@ class Device(ABC):
     @abstractmethod
     def memory(self) -> MemoryFigures:
         """Memory figures as of now."""
+
+    @abstractmethod
+    def measure(self, work: Callable[[], object]) -> MemoryUse:
+        """Runs `work`, waits for the device and tells what memory that took."""
 
     @abstractmethod
     def kv_budget(self, utilization: float) -> int:
@@ -89,9 +90,34 @@ class Device(ABC):
         """Allocates a zeroed tensor for the life of the engine."""
         return torch.zeros(shape, dtype=dtype, device=self.torch_device)
 
-    def capture(self, forward: Forward) -> Forward:
-        """Makes a forward of static shapes replayable. Devices without graphs run it as it is."""
+    def compile(self, function: Function) -> Function:
+        """Compiles a function that is called with static shapes; as it is in all modes but COMPILE."""
+        return function
+
+    def capture(self, forward: Forward, tensors: Sequence[torch.Tensor]) -> Forward:
+        """Makes a forward replayable for the shapes of `tensors`, which hold valid inputs.
+
+        The result is called with tensors of the same shapes; what it returns is valid until its next call. It
+        reads the caches and buffers that `forward` closes over when it runs. May run `forward`. Raises
+        whatever that raises, and what `out_of_memory` knows if there is no room.
+        """
         return forward
+
+    def run_eagerly(self, forward: Forward, tensors: Sequence[torch.Tensor]) -> Any:
+        """Runs a forward without capturing or compiling anything."""
+        return forward(*tensors)
+
+    def out_of_memory(self, error: BaseException) -> bool:
+        """True if the error says that the device has no memory left; it goes on working then."""
+        return isinstance(error, (MemoryError, torch.OutOfMemoryError))
+
+    def compilations(self) -> int:
+        """How often something was compiled or recompiled so far; 0 where nothing is."""
+        return 0
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Waits until the device has done all that was given to it."""
 
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         """Copies a host tensor to the device."""

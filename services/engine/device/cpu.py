@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import psutil
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from services.engine.device.base import DTYPES, Device, DeviceError, MemoryFigures
+from services.engine.device.base import DTYPES, Device, DeviceError
 from services.engine.device.flat import flat_decode
+from services.engine.device.memory import (
+    MemoryFigures,
+    MemoryUse,
+    host_memory,
+    peak_resident_bytes,
+    reset_peak_resident,
+    resident_bytes,
+)
 
 # A server on a shared machine must not fill it with KV unless told to: --kv-cache-gib raises this.
 _DEFAULT_KV_BYTES = 2 * 2**30
-_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
-_CGROUP_USED = Path("/sys/fs/cgroup/memory.current")
 _CGROUP_CPU = Path("/sys/fs/cgroup/cpu.max")
 
 
@@ -45,15 +51,23 @@ class CpuDevice(Device):
         return DTYPES[requested]
 
     def memory(self) -> MemoryFigures:
-        figures = psutil.virtual_memory()
-        total, free = int(figures.total), int(figures.available)
-        limit, used = _read_bytes(_CGROUP_LIMIT), _read_bytes(_CGROUP_USED)
-        if limit is not None and used is not None:
-            total, free = min(total, limit), min(free, max(0, limit - used))
-        return MemoryFigures(total=total, free=free)
+        return host_memory()
+
+    def measure(self, work: Callable[[], object]) -> MemoryUse:
+        # Resident memory of the process: what the allocator keeps for later counts as kept.
+        reset_peak_resident()
+        before = resident_bytes()
+        work()
+        return MemoryUse(kept=max(0, resident_bytes() - before), peak=max(0, peak_resident_bytes() - before))
 
     def kv_budget(self, utilization: float) -> int:
         return min(_DEFAULT_KV_BYTES, int(self.memory().free * utilization))
+
+    def out_of_memory(self, error: BaseException) -> bool:
+        return super().out_of_memory(error) or "DefaultCPUAllocator: can't allocate memory" in str(error)
+
+    def synchronize(self) -> None:
+        """Nothing runs behind the caller's back here."""
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         # numpy leaves the zeroing to the kernel, page by page on first use: a KV cache takes real memory only
@@ -94,10 +108,3 @@ def _allowed_cores() -> int:
         return max(1, min(cores, int(quota) // int(period)))
     except (OSError, ValueError):  # no cgroup v2 here, or the quota is "max"
         return cores
-
-
-def _read_bytes(path: Path) -> int | None:
-    try:
-        return int(path.read_text().strip())
-    except (OSError, ValueError):  # no cgroup v2 here, or the limit is "max"
-        return None

@@ -6,7 +6,12 @@ from collections.abc import Sequence
 
 import torch
 
-ShapeKey = tuple[str, tuple[tuple[tuple[int, ...], str], ...]]
+ShapeKey = tuple[str, tuple[tuple[tuple[int, ...], torch.dtype], ...]]
+
+
+def shape_key(phase: str, tensors: Sequence[torch.Tensor]) -> ShapeKey:
+    """What makes two forwards of a phase the same to a compiler: shapes and dtypes of their inputs."""
+    return phase, tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors)
 
 
 class ShapeCounter:
@@ -17,7 +22,10 @@ class ShapeCounter:
 
     def note(self, phase: str, tensors: Sequence[torch.Tensor]) -> bool:
         """Records one forward's inputs; True if this device meets their shapes for the first time."""
-        key = (phase, tuple((tuple(tensor.shape), str(tensor.dtype)) for tensor in tensors))
+        return self.note_key(shape_key(phase, tensors))
+
+    def note_key(self, key: ShapeKey) -> bool:
+        """The same for a key that `shape_key` made."""
         if key in self._seen:
             return False
         self._seen.add(key)

@@ -8,6 +8,7 @@ import torch
 
 from services.engine.bucketing import Bucket
 from services.engine.device import Device
+from services.engine.graphs import Graphs, Key, Phase
 from services.engine.model.paged import PagedModel
 from services.engine.runner.batches import (
     KvLayout,
@@ -34,18 +35,23 @@ class PlanError(Exception):
 class Runner:
     """Owns the model and its KV on one device. Sequences and blocks are the scheduler's."""
 
-    def __init__(self, model: PagedModel, device: Device, layout: KvLayout) -> None:
+    def __init__(self, model: PagedModel, device: Device, layout: KvLayout, graphs: Graphs) -> None:
         self._model = model
         self._device = device
         self._layout = layout
+        self._graphs = graphs
         model.allocate_kv(layout.num_blocks, layout.block_size)
-        self._prefill = device.capture(self._prefill_logits)
-        self._decode = device.capture(self._decode_logits)
+        self._prefill = self._prefill_logits
+        self._decode = self._decode_logits
 
-    def warm_up(self, prefill: Bucket, decode: Bucket) -> None:
-        """Runs one forward of each phase on padding alone: what fails does so before a request comes."""
-        self._run_prefill(StepPlan((), (), (), prefill, None))
-        self._run_decode(StepPlan((), (), (), None, decode))
+    def dummy(self, phase: Phase, key: Key) -> None:
+        """Runs one forward on padding alone, for profiling and warm-up."""
+        if not isinstance(key, Bucket):
+            raise PlanError(f"{key} rows are no bucket")
+        if phase is Phase.PREFILL:
+            self._run_prefill(StepPlan((), (), (), key, None))
+        else:
+            self._run_decode(StepPlan((), (), (), None, key))
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Computes one step. KV of all planned tokens is written when it returns."""
@@ -68,20 +74,22 @@ class Runner:
         context = max((-(-chunk.start // self._layout.block_size) for chunk in plan.prefills), default=0)
         if bucket is None or not bucket.covers(len(plan.prefills), longest, context):
             raise PlanError(f"prefill bucket {bucket} does not hold the step")
+        bucket = self._graphs.choose(Phase.PREFILL, bucket)
         self._clear([*begun_by_prefill(plan.prefills, self._layout), self._layout.padding_block])
         tensors = prefill_tensors(plan.prefills, bucket, self._layout, self._device)
-        self._device.shapes.note("prefill", tensors)
-        return self._prefill(*tensors)
+        logits: torch.Tensor = self._graphs.run(Phase.PREFILL, bucket, self._prefill, tensors)
+        return logits
 
     def _run_decode(self, plan: StepPlan) -> torch.Tensor:
         bucket = plan.bucket_decode
         blocks = sum(row.position // self._layout.block_size + 1 for row in plan.decodes)
         if bucket is None or not bucket.covers(len(plan.decodes), 1, blocks):
             raise PlanError(f"decode bucket {bucket} does not hold the step")
+        bucket = self._graphs.choose(Phase.DECODE, bucket)
         self._clear(begun_by_decode(plan.decodes, self._layout))
         tensors = decode_tensors(plan.decodes, bucket, self._layout, self._device)
-        self._device.shapes.note("decode", tensors)
-        return self._decode(*tensors)
+        logits: torch.Tensor = self._graphs.run(Phase.DECODE, bucket, self._decode, tensors)
+        return logits
 
     def _prefill_logits(self, *tensors: torch.Tensor) -> torch.Tensor:
         """Logits of the tokens whose flat indexes are the last tensor, [R, vocab]."""

@@ -1,0 +1,36 @@
+"""The kinds of device computation in a step, and what their static shapes are called by."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from services.engine.bucketing import Bucket
+
+
+class Phase(Enum):
+    """PREFILL and DECODE run in buckets; HEAD, logits and sampler, in a number of rows."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    HEAD = "head"
+
+
+Key = Bucket | int
+"""A bucket, or the rows of a HEAD."""
+
+
+def size_of(phase: Phase, key: Key, block_size: int) -> int:
+    """Tokens that a computation of this static shape touches, padding included: its cost in a rough unit."""
+    if isinstance(key, int):
+        return key
+    context = key.context_blocks * block_size
+    if phase is Phase.PREFILL:
+        return key.batch * (key.query + context)
+    return key.batch + context
+
+
+def name_of(phase: Phase, key: Key) -> str:
+    """The shape as people read it in logs."""
+    if isinstance(key, int):
+        return f"{phase.value} rows:{key}"
+    return f"{phase.value} batch_size:{key.batch} query_len:{key.query} num_blocks:{key.context_blocks}"
