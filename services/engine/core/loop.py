@@ -106,6 +106,7 @@ class CoreLoop:
                     f"{self._failed_steps} steps failed in a row: {type(error).__name__}"
                 ) from error
             self._fail(_all_sequences(plan), _INTERNAL)
+            self._scheduler.commit(plan, {})
             return
         self._failed_steps = 0
         if self._device.shapes.first_seen > shapes:

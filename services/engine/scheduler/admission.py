@@ -1,12 +1,18 @@
-"""What a sequence must fulfil so that it can run to its end."""
+"""What the limits, and each sequence, must fulfil so that every sequence can run to its end."""
 
 from __future__ import annotations
 
+from services.engine.bucketing import BucketPlan
 from services.engine.kv import BlockPool
 from services.engine.link import CoreErrorCode
 from services.engine.scheduler.errors import SequenceRefused
 from services.engine.scheduler.sequence import Sequence
 from services.engine.scheduler.settings import SchedulerConfig
+
+
+def length_limit(sequence: Sequence, config: SchedulerConfig) -> int:
+    """The length, prompt and completion, at which the sequence ends if nothing ends it before."""
+    return min(config.max_model_len, sequence.prompt_len + sequence.params.max_tokens)
 
 
 def check_admissible(sequence: Sequence, config: SchedulerConfig, pool: BlockPool) -> None:
@@ -29,10 +35,25 @@ def check_admissible(sequence: Sequence, config: SchedulerConfig, pool: BlockPoo
             too_long, f"{length} tokens leave no room to generate in a context of {config.max_model_len}"
         )
     # The last token is never fed back, so it needs no KV.
-    needed = pool.blocks_for(min(config.max_model_len, prompt_len + max_tokens) - 1)
+    needed = pool.blocks_for(length_limit(sequence, config) - 1)
     if needed > pool.total:
         raise SequenceRefused(
             too_long,
             f"the sequence can grow to {needed} KV blocks of {pool.block_size} tokens, "
             f"and the engine has {pool.total}",
         )
+
+
+def check_buckets(config: SchedulerConfig, pool: BlockPool, buckets: BucketPlan) -> None:
+    """Raises ValueError for buckets that do not reach what a step can hold."""
+    query = min(config.max_num_batched_tokens, config.max_model_len - 1)
+    context = pool.blocks_for(config.max_model_len - 2)
+    longest = min(pool.total, pool.blocks_for(config.max_model_len - 1))
+    if buckets.block_size != pool.block_size:
+        raise ValueError(
+            f"buckets expect blocks of {buckets.block_size} tokens, the pool has {pool.block_size}"
+        )
+    if buckets.prefill_bucket(1, query, context) is None:
+        raise ValueError(f"no prefill bucket covers {query} tokens after {context} blocks")
+    if buckets.decode_bucket(1, longest) is None:
+        raise ValueError(f"no decode bucket covers a sequence of {longest} blocks")

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from msgspec import Struct
+
 from services.engine.bucketing import Bucket
 from services.engine.link import FinishReason
 from services.engine.scheduler.sequence import Sequence
@@ -31,13 +33,19 @@ class PrefillChunk:
         return self.start + self.length
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeRow:
-    """A sequence's last token, at `position`, in the decode forward. Its logits give the next token."""
+# Rows and outcomes exist once for each sequence and step. A Struct is built several times as fast as a frozen
+# dataclass, and holds nothing that could close a cycle for the collector to find.
+class DecodeRow(Struct, frozen=True, gc=False):
+    """A sequence's last token, at `position`, in the decode forward. Its logits give the next token.
+
+    `token` is that last token, or None while the step that samples it is in flight: then it is on the device
+    alone. `mask_stops`: the next token may not be one of the sequence's stop ids.
+    """
 
     sequence: Sequence
     position: int
     mask_stops: bool
+    token: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +75,7 @@ class StepPlan:
             yield row.sequence
 
 
-@dataclass(frozen=True, slots=True)
-class Advanced:
+class Advanced(Struct, frozen=True, gc=False):
     """The sequence got a token and goes on."""
 
     sequence: Sequence

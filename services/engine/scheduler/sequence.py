@@ -50,10 +50,14 @@ class SequenceParams:
 class Sequence:
     """State of one sequence.
 
-    `token_ids` holds the prompt and all generated tokens. KV is written for its first `num_computed_tokens`
-    tokens, in the blocks of `block_table` in order; `num_cached_tokens` of them came from a cache. `arrival`
-    orders sequences by age and `last_decode_step` by the step that served them last; both are the
-    scheduler's. Cached KV is shared only between sequences of one `cache_salt`.
+    `token_ids` holds the prompt and all generated tokens. KV of its first `num_computed_tokens` tokens is
+    written by the steps planned so far, in the blocks of `block_table` in order; `num_cached_tokens` of them
+    came from a cache. Plans that are not committed yet will add `num_pending` tokens: 0 or 1 when a step is
+    planned, and one more until the earlier of two is committed. While it runs, `row` is its index among those
+    that run, for buffers on the device. Cached KV is shared only between sequences of one `cache_salt`.
+
+    The scheduler's own: `longest` is the length at which it ends, `order` and `turn` are the keys by which it
+    is served (see `settings`), `last_decode_step` is the step that decoded it last while batches were split.
     """
 
     key: int
@@ -63,36 +67,40 @@ class Sequence:
     cache_salt: bytes = b""
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
+    num_pending: int = 0
     num_preemptions: int = 0
     block_table: list[int] = field(default_factory=list)
-    arrival: int = 0
+    row: int = -1
+    longest: int = 0
+    order: tuple[int, int] = (0, 0)
+    turn: tuple[int, int] = (0, 0)
     last_decode_step: int = 0
     status: SequenceStatus = field(default=SequenceStatus.WAITING, init=False)
 
     @property
     def num_generated_tokens(self) -> int:
-        """Tokens after the prompt, those of an earlier life included."""
+        """Tokens after the prompt, those of an earlier life included and the pending ones not."""
         return len(self.token_ids) - self.prompt_len
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """Tokens whose KV is not written yet. A decoding sequence has exactly one."""
-        return len(self.token_ids) - self.num_computed_tokens
+        """Tokens, the pending ones included, whose KV no plan writes yet. A decoding sequence has one."""
+        return len(self.token_ids) + self.num_pending - self.num_computed_tokens
 
-    @property
-    def masks_stops(self) -> bool:
-        """True if the next token may not be one of `params.stop_ids`."""
-        return self.num_generated_tokens < self.params.min_tokens
+    def masks_stops(self, index: int) -> bool:
+        """True if the token at this index of the sequence may not be one of `params.stop_ids`."""
+        return index - self.prompt_len < self.params.min_tokens
 
     @property
     def finished(self) -> bool:
         """True once the sequence has ended for whatever reason."""
         return self.status is SequenceStatus.FINISHED
 
-    def run(self, block_table: list[int]) -> None:
-        """Enters the running set with these blocks."""
+    def run(self, block_table: list[int], computed: int = 0) -> None:
+        """Enters the running set with these blocks, the first `computed` tokens being in them already."""
         self._set_status(SequenceStatus.RUNNING)
         self.block_table = block_table
+        self.num_computed_tokens = computed
 
     def preempt(self) -> list[int]:
         """Leaves the running set; its KV is to be computed again. Returns the blocks to free."""

@@ -12,6 +12,13 @@ class SchedulerConfig:
     `max_num_seqs` sequences run at once and `max_waiting` more may wait. A step computes up to
     `max_num_batched_tokens` tokens, of up to `max_prefill_seqs` sequences in its prefill forward. A sequence
     holds up to `max_model_len` tokens, prompt and completion together.
+
+    A lower priority is more urgent, and one level of it weighs as much as `priority_ageing_steps` steps of
+    waiting. All that wait age alike, so the key by which they are compared never changes: priority times
+    ageing steps, plus the step at which the waiting began. The `order` of sequences counts from their
+    arrival: it decides who runs next and, from the other end, who gives way when blocks run out. The first
+    in that order therefore always goes on, later arrivals cannot stay before it, and nobody starves. The
+    `turn` of a started prompt counts from its last chunk: it decides who computes the next one.
     """
 
     max_model_len: int
@@ -19,9 +26,10 @@ class SchedulerConfig:
     max_waiting: int = 256
     max_num_batched_tokens: int = 512
     max_prefill_seqs: int = 1
+    priority_ageing_steps: int = 256
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_prefill_seqs"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_prefill_seqs", "priority_ageing_steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.max_model_len < 2:

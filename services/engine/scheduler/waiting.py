@@ -2,36 +2,56 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import heapq
+from typing import Final
 
 from services.engine.scheduler.sequence import Sequence
 
+# Below so many entries a queue is not worth cleaning up.
+_FEW: Final = 64
+
 
 class WaitingQueue:
-    """First come, first served, with a way back to the head for the preempted. Every operation is O(1)."""
+    """Sequences by `order`, the preempted among the new ones. Every operation is O(log n), amortised.
+
+    One that ends while it waits stays in the heap as a dead entry until it comes up or the dead are half.
+    """
 
     def __init__(self) -> None:
-        self._sequences: OrderedDict[int, Sequence] = OrderedDict()
+        self._heap: list[tuple[tuple[int, int], Sequence]] = []
+        self._length = 0
         self.tokens = 0
 
     def __len__(self) -> int:
-        return len(self._sequences)
+        return self._length
 
-    def append(self, sequence: Sequence) -> None:
-        """Queues a new sequence."""
-        self._sequences[sequence.key] = sequence
+    def push(self, sequence: Sequence) -> None:
+        """Queues a sequence that is new or was preempted."""
+        heapq.heappush(self._heap, (sequence.order, sequence))
+        self._length += 1
         self.tokens += len(sequence.token_ids)
-
-    def push_front(self, sequence: Sequence) -> None:
-        """Queues a preempted sequence, which is older than all that wait."""
-        self.append(sequence)
-        self._sequences.move_to_end(sequence.key, last=False)
 
     def head(self) -> Sequence | None:
         """The sequence that runs next."""
-        return next(iter(self._sequences.values()), None)
+        while self._heap:
+            sequence = self._heap[0][1]
+            if not sequence.finished:
+                return sequence
+            heapq.heappop(self._heap)
+        return None
 
-    def remove(self, sequence: Sequence) -> None:
-        """Takes a sequence out, wherever it stands."""
-        del self._sequences[sequence.key]
+    def pop(self, head: Sequence) -> None:
+        """Takes out the sequence that `head` returned."""
+        heapq.heappop(self._heap)
+        self._forget(head)
+
+    def discard(self, sequence: Sequence) -> None:
+        """Drops a sequence that has just ended, wherever it stands."""
+        self._forget(sequence)
+        if len(self._heap) > max(_FEW, 2 * self._length):
+            self._heap = [entry for entry in self._heap if not entry[1].finished]
+            heapq.heapify(self._heap)
+
+    def _forget(self, sequence: Sequence) -> None:
+        self._length -= 1
         self.tokens -= len(sequence.token_ids)

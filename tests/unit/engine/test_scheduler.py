@@ -245,7 +245,7 @@ def test_defects_are_reported() -> None:
     assert plan is not None
     with pytest.raises(SchedulerError, match="no token was sampled"):
         engine.commit(plan, {})
-    with pytest.raises(SchedulerError, match="not where the committed plan found it"):
+    with pytest.raises(SchedulerError, match="not the earliest"):
         engine.commit(plan, {1: 1})
 
 

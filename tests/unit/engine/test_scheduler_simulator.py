@@ -194,15 +194,13 @@ class Simulator:
         self.counts["splits"] += decodable > len(rows)
 
     def check_progress(self, planned: list[Sequence], running: list[Sequence]) -> None:
-        """Every step serves the oldest and all that decode, unless a split makes them take turns."""
+        """Every step serves all that decode, unless a split makes them take turns."""
         served = {s.key for s in planned}
         for sequence in running:
             waits = sequence.num_uncomputed_tokens == 1 and sequence.key not in served
             self.idle_steps[sequence.key] = self.idle_steps[sequence.key] + 1 if waits else 0
             assert self.idle_steps[sequence.key] < self.setup.config.max_num_seqs
             assert not waits or self.setup.decode_maxima is not None
-        oldest = next(iter(self.live.values()))[0]
-        assert oldest.key in served or self.idle_steps[oldest.key] > 0
 
     def forward(self, plan: StepPlan) -> dict[int, int]:
         sampled: dict[int, int] = {}
@@ -215,6 +213,7 @@ class Simulator:
                 )
         for row in plan.decodes:
             assert row.position == len(row.sequence.token_ids) - 1
+            assert row.token == row.sequence.token_ids[row.position]
             self.compute(row.sequence, row.position, row.position + 1)
             sampled[row.sequence.key] = next_token(row.sequence.token_ids, mask_stops=row.mask_stops)
         assert list(sampled) == [sequence.key for sequence in plan.sampling()]

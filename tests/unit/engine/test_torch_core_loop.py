@@ -184,7 +184,7 @@ def test_a_prompt_that_ends_half_computed_leaves_no_nan_behind(
         core.step()
     if ending == "preempt":
         scheduler: Any = core.engine.scheduler
-        assert scheduler._preempt_newest().key == broken
+        scheduler._planner.preempt(scheduler._live[broken])
     assert not core.outputs[broken].token_ids
     core.loop.handle(AbortSequences([broken]))
     again = [core.submit(prompt) for prompt in prompts]

@@ -1,0 +1,71 @@
+"""The decode forward of a step: who decodes under the limits of the buckets, and the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from operator import attrgetter
+
+from services.engine.bucketing import BucketPlan
+from services.engine.scheduler.plan import DecodeRow
+from services.engine.scheduler.running import RunningSet
+from services.engine.scheduler.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeChoice:
+    """Who decodes, those of them that need one more block, and their blocks altogether, the new ones too."""
+
+    sequences: list[Sequence]
+    growing: list[Sequence]
+    blocks: int
+
+
+def choose_decodes(decoding: Iterable[Sequence], buckets: BucketPlan) -> DecodeChoice:
+    """Everybody if the largest bucket holds that, else those who were served longest ago.
+
+    Whoever is left out comes first next time, so a batch that exceeds the buckets is split over steps.
+    """
+    size, growing, blocks = buckets.block_size, [], 0
+    everybody = list(decoding)
+    for sequence in everybody:
+        held = len(sequence.block_table)
+        if sequence.num_computed_tokens == held * size:
+            growing.append(sequence)
+            held += 1
+        blocks += held
+    if len(everybody) <= buckets.max_decode_batch and blocks <= buckets.max_decode_blocks:
+        return DecodeChoice(everybody, growing, blocks)
+    return _split(everybody, buckets)
+
+
+def _split(everybody: list[Sequence], buckets: BucketPlan) -> DecodeChoice:
+    chosen: list[Sequence] = []
+    growing: list[Sequence] = []
+    total = 0
+    for sequence in sorted(everybody, key=attrgetter("last_decode_step")):
+        if len(chosen) == buckets.max_decode_batch:
+            break
+        blocks = sequence.num_computed_tokens // buckets.block_size + 1
+        if total + blocks <= buckets.max_decode_blocks:
+            chosen.append(sequence)
+            total += blocks
+            if blocks > len(sequence.block_table):
+                growing.append(sequence)
+    return DecodeChoice(chosen, growing, total)
+
+
+def book_decodes(sequences: Iterable[Sequence], running: RunningSet, step: int) -> tuple[DecodeRow, ...]:
+    """The rows that feed each sequence's last token. Books their computation and the tokens to come."""
+    rows: list[DecodeRow] = []
+    for sequence in sequences:
+        position = sequence.num_computed_tokens
+        following = position + 1
+        token = None if sequence.num_pending else sequence.token_ids[position]
+        rows.append(DecodeRow(sequence, position, sequence.masks_stops(following), token))
+        sequence.num_computed_tokens = following
+        sequence.num_pending += 1
+        sequence.last_decode_step = step
+        if following + 1 >= sequence.longest:
+            running.ending[sequence.key] = running.decoding.pop(sequence.key)
+    return tuple(rows)

@@ -1,0 +1,169 @@
+"""Decides what each step computes."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from services.engine.bucketing import BucketPlan
+from services.engine.kv import BlockPool
+from services.engine.scheduler.decodes import DecodeChoice, book_decodes, choose_decodes
+from services.engine.scheduler.errors import SchedulerError
+from services.engine.scheduler.plan import StepPlan
+from services.engine.scheduler.prefills import PrefillBatch
+from services.engine.scheduler.running import RunningSet
+from services.engine.scheduler.sequence import Sequence, SequenceStatus
+from services.engine.scheduler.settings import SchedulerConfig
+from services.engine.scheduler.victims import choose_victims, reserved_blocks
+from services.engine.scheduler.waiting import WaitingQueue
+
+
+class Planner:
+    """Moves sequences between the waiting and the running and gives them blocks, one step at a time.
+
+    All decode in every step, as far as the buckets hold them, and beside them runs one prefill forward: so a
+    decode never waits for more than one chunk. Started prompts take turns by the step of their last chunk.
+    Those not started yet take turns with them as if they were one prompt, its last chunk being the one that
+    started a prompt last: many short prompts get ahead while a long one is computed, and none of its chunks
+    waits for more than one step of theirs.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        pool: BlockPool,
+        buckets: BucketPlan,
+        waiting: WaitingQueue,
+        running: RunningSet,
+    ) -> None:
+        self._config = config
+        self._pool = pool
+        self._buckets = buckets
+        self._waiting = waiting
+        self._running = running
+        self._step = 0
+        self._last_start = 0
+
+    @property
+    def step(self) -> int:
+        """Steps planned so far: the clock of priorities and turns."""
+        return self._step
+
+    def plan(self) -> StepPlan | None:
+        """The next step. None if there is nothing to compute before a step in flight is committed."""
+        self._step += 1
+        preempted: list[Sequence] = []
+        choice = self._choose_decodes(preempted)
+        if choice is None:
+            return None
+        decoding = choice.sequences
+        for sequence in choice.growing:
+            sequence.block_table += self._pool.allocate(1)
+        urgent = None if preempted else self._make_way(preempted)
+        if urgent is not None:
+            decoding = [s for s in decoding if s.status is SequenceStatus.RUNNING]
+        prefill = PrefillBatch(
+            self._buckets, self._config.max_num_batched_tokens - len(decoding), self._config.max_prefill_seqs
+        )
+        # What was short of blocks a moment ago starts nothing new.
+        self._fill(prefill, urgent, admit=urgent is not None or not preempted)
+        if not decoding and not prefill.chunks:
+            return None
+        blocks = sum(len(sequence.block_table) for sequence in decoding)
+        decode_bucket = self._buckets.decode_bucket(len(decoding), blocks) if decoding else None
+        if decoding and decode_bucket is None:
+            raise SchedulerError(f"no decode bucket covers {len(decoding)} rows with {blocks} blocks")
+        return StepPlan(
+            prefills=tuple(prefill.chunks),
+            decodes=book_decodes(decoding, self._running, self._step),
+            preempted=tuple(preempted),
+            bucket_prefill=prefill.bucket,
+            bucket_decode=decode_bucket,
+        )
+
+    def preempt(self, victim: Sequence) -> None:
+        """Takes a running sequence's blocks; it waits again. Its token that is in flight still counts."""
+        self._running.remove(victim)
+        self._pool.free(victim.preempt())
+        self._waiting.push(victim)
+
+    def _choose_decodes(self, preempted: list[Sequence]) -> DecodeChoice | None:
+        """Picks who decodes, and preempts, last in order first, until the blocks for that are free.
+
+        None if they are not and the step in flight is known to end sequences: their blocks are worth waiting
+        for. After preemptions the choice is made anew, for a split batch has others then.
+        """
+        while True:
+            choice = choose_decodes(self._running.decoding.values(), self._buckets)
+            if len(choice.growing) <= self._pool.free_count:
+                return choice
+            if self._running.ending:
+                return None
+            growing = {sequence.key for sequence in choice.growing}
+            while len(growing) > self._pool.free_count:
+                victim = self._running.by_order.last()
+                if victim is None:
+                    raise SchedulerError("sequences grow and none runs")
+                self.preempt(victim)
+                preempted.append(victim)
+                growing.discard(victim.key)
+
+    def _make_way(self, preempted: list[Sequence]) -> Sequence | None:
+        """Preempts for the first that waits if it is more urgent and that lets it run; returns it then."""
+        head = self._waiting.head()
+        if head is None or head.num_pending or self._running.ending or self._has_room_for(head):
+            return None
+        needed = self._pool.blocks_for(len(head.token_ids))
+        victims = choose_victims(head, self._running, needed, self._pool.free_count)
+        for victim in victims:
+            self.preempt(victim)
+        preempted += victims
+        return head if victims else None
+
+    def _fill(self, batch: PrefillBatch, urgent: Sequence | None, *, admit: bool) -> None:
+        """Adds chunks by turns. Who made others give way comes first, lest they have done so for nothing."""
+        started = deque(self._running.prefilling.first(self._config.max_prefill_seqs))
+        first = self._next_to_start() if admit else None
+        last_start = self._last_start
+        while not batch.full and (first is not None or started):
+            if first is not None and (
+                first is urgent or not started or self._start_turn(first, last_start) < started[0].turn
+            ):
+                first = self._next_to_start() if self._start(first, batch) else None
+            elif not self._go_on(started.popleft(), batch):
+                # No bucket holds one more row of this length, so none holds the others.
+                started.clear()
+
+    def _next_to_start(self) -> Sequence | None:
+        """The first that waits, if it can run now. One whose last token is in flight cannot."""
+        head = self._waiting.head()
+        return head if head is not None and not head.num_pending and self._has_room_for(head) else None
+
+    def _has_room_for(self, sequence: Sequence) -> bool:
+        """True if it would get a row and blocks for all its tokens, so that its prompt is not preempted."""
+        needed = self._pool.blocks_for(len(sequence.token_ids)) + reserved_blocks(len(self._running))
+        return not self._running.full and needed <= self._pool.free_count
+
+    def _start(self, sequence: Sequence, batch: PrefillBatch) -> bool:
+        chunk = batch.add(sequence, 0)
+        if chunk is None:
+            return False
+        self._waiting.pop(sequence)
+        sequence.run(self._pool.allocate(self._pool.blocks_for(len(sequence.token_ids))))
+        self._running.add(sequence, chunk.end, self._turn(sequence))
+        self._last_start = self._step
+        return True
+
+    def _go_on(self, sequence: Sequence, batch: PrefillBatch) -> bool:
+        chunk = batch.add(sequence, sequence.num_computed_tokens)
+        if chunk is None:
+            return False
+        self._running.go_on(sequence, chunk.end, self._turn(sequence))
+        return True
+
+    def _turn(self, sequence: Sequence) -> tuple[int, int]:
+        aged = sequence.params.priority * self._config.priority_ageing_steps + self._step
+        return aged, sequence.order[1]
+
+    def _start_turn(self, sequence: Sequence, last_start: int) -> tuple[int, int]:
+        aged = sequence.params.priority * self._config.priority_ageing_steps + last_start
+        return max(aged, sequence.order[0]), sequence.order[1]

@@ -1,0 +1,86 @@
+"""The sequences that hold blocks."""
+
+from __future__ import annotations
+
+import heapq
+from operator import attrgetter
+
+from services.engine.scheduler.errors import SchedulerError
+from services.engine.scheduler.ordered import OrderedSequences
+from services.engine.scheduler.sequence import Sequence, SequenceStatus
+
+
+class RunningSet:
+    """Running sequences, by `order` and by what a step can do for them.
+
+    `prefilling` have more than one token to compute; they take turns. `decoding` have one. `ending` reach
+    their longest length with a step in flight: nothing is to be computed for them any more.
+    """
+
+    def __init__(self, max_num_seqs: int) -> None:
+        self._max_num_seqs = max_num_seqs
+        # A sorted list is a heap.
+        self._free_rows = list(range(max_num_seqs))
+        self.by_order = OrderedSequences(attrgetter("order"))
+        self.prefilling = OrderedSequences(attrgetter("turn"))
+        self.decoding: dict[int, Sequence] = {}
+        self.ending: dict[int, Sequence] = {}
+
+    def __len__(self) -> int:
+        return len(self.by_order)
+
+    @property
+    def full(self) -> bool:
+        """True if no further sequence may run."""
+        return not self._free_rows
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Tokens that prefill has yet to compute."""
+        return sum(sequence.num_uncomputed_tokens for sequence in self.prefilling)
+
+    def add(self, sequence: Sequence, end: int, turn: tuple[int, int]) -> None:
+        """Takes in a sequence that has just got its blocks and whose first chunk ends before `end`."""
+        sequence.row = heapq.heappop(self._free_rows)
+        self.by_order.add(sequence)
+        self._book(sequence, end, turn)
+
+    def go_on(self, sequence: Sequence, end: int, turn: tuple[int, int]) -> None:
+        """Books a further chunk of one that is in `prefilling`; it ends before `end`."""
+        self.prefilling.remove(sequence)
+        self._book(sequence, end, turn)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Takes out a sequence, wherever it stands; its row is free."""
+        heapq.heappush(self._free_rows, sequence.row)
+        sequence.row = -1
+        self.by_order.remove(sequence)
+        if self.decoding.pop(sequence.key, None) is None and self.ending.pop(sequence.key, None) is None:
+            self.prefilling.remove(sequence)
+
+    def check(self) -> None:
+        """Compares the books. Raises SchedulerError."""
+        parts = [*self.prefilling, *self.decoding.values(), *self.ending.values()]
+        if sorted(part.key for part in parts) != sorted(sequence.key for sequence in self.by_order):
+            raise SchedulerError("what runs is not what computes a prompt, decodes or ends")
+        rows = [*self._free_rows, *(sequence.row for sequence in self.by_order)]
+        if sorted(rows) != list(range(self._max_num_seqs)):
+            raise SchedulerError("the rows of the running sequences are not each their own")
+        for sequence in self.by_order:
+            if sequence.status is not SequenceStatus.RUNNING:
+                raise SchedulerError(f"sequence {sequence.key} runs and is {sequence.status.value}")
+
+    def _book(self, sequence: Sequence, end: int, turn: tuple[int, int]) -> None:
+        sequence.num_computed_tokens = end
+        length = len(sequence.token_ids)
+        if end == length:
+            # The chunk samples, so the next token is known to come.
+            sequence.num_pending += 1
+            length += 1
+        if length - end > 1:
+            sequence.turn = turn
+            self.prefilling.add(sequence)
+        elif length < sequence.longest:
+            self.decoding[sequence.key] = sequence
+        else:
+            self.ending[sequence.key] = sequence
