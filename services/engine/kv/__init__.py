@@ -4,5 +4,18 @@ from __future__ import annotations
 
 from services.engine.kv.block_pool import BlockPool
 from services.engine.kv.errors import BlockError, OutOfBlocks
+from services.engine.kv.events import Cleared, KvEvent, KvEventLog, KvSnapshot, Removed, Stored
+from services.engine.kv.moves import BlockMove
 
-__all__ = ["BlockError", "BlockPool", "OutOfBlocks"]
+__all__ = [
+    "BlockError",
+    "BlockMove",
+    "BlockPool",
+    "Cleared",
+    "KvEvent",
+    "KvEventLog",
+    "KvSnapshot",
+    "OutOfBlocks",
+    "Removed",
+    "Stored",
+]

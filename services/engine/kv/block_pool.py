@@ -2,80 +2,204 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from services.engine.kv.errors import BlockError, OutOfBlocks
+from services.engine.kv.events import KvEventLog
+from services.engine.kv.free_list import FreeList
+from services.engine.kv.moves import BlockMove, worth_moving
+from services.engine.kv.prefix_index import PrefixIndex
+
+_EVENT_CAPACITY: Final = 8192
 
 
 class BlockPool:
     """Blocks 0 .. total - 1 of `block_size` tokens each. The padding block after them is not the pool's.
 
-    The lowest free ids go out first: what is in use stays near the start of the cache.
+    A block is in use while it has references, one for each block table that names it. With `prefix_caching`
+    a full block can be published: it can then be hit by other sequences, also after its last reference is
+    gone, until its memory is needed. `events` tells which blocks can be hit.
     """
 
-    def __init__(self, total: int, block_size: int) -> None:
+    def __init__(
+        self,
+        total: int,
+        block_size: int,
+        *,
+        prefix_caching: bool = False,
+        event_capacity: int = _EVENT_CAPACITY,
+    ) -> None:
         if total < 1 or block_size < 1:
             raise ValueError(f"a pool needs blocks and tokens in them, not {total} blocks of {block_size}")
         self.total = total
         self.block_size = block_size
-        # A sorted list is a heap.
-        self._free = list(range(total))
-        self._in_use = bytearray(total)
+        self.prefix_caching = prefix_caching
+        self._free = FreeList(total)
+        self._index = PrefixIndex(event_capacity)
+        self._references = [0] * total
+        self._used = 0
+        self._highest = -1
 
     @property
     def free_count(self) -> int:
-        """Blocks that can be allocated."""
-        return len(self._free)
+        """Blocks that can be allocated: those that hold nothing and cached ones that nobody uses."""
+        return self.total - self._used
 
     @property
     def used(self) -> int:
-        """Blocks that are allocated."""
-        return self.total - len(self._free)
+        """Blocks in use."""
+        return self._used
+
+    @property
+    def cached_count(self) -> int:
+        """Blocks that can be hit, in use or not."""
+        return len(self._index)
+
+    @property
+    def highest_used(self) -> int:
+        """The highest id in use, -1 if none is."""
+        # Lowest ids go out first: every id passed here was freed since it was last passed.
+        while self._highest >= 0 and not self._references[self._highest]:
+            self._highest -= 1
+        return self._highest
+
+    @property
+    def events(self) -> KvEventLog:
+        """What became hittable and what was given up."""
+        return self._index.events
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold so many tokens of one sequence."""
         return -(-tokens // self.block_size)
 
     def allocate(self, count: int) -> list[int]:
-        """Returns the `count` lowest free ids, rising. Raises OutOfBlocks and then allocates none."""
+        """Returns `count` blocks with one reference each: the lowest ids that hold nothing, rising.
+
+        When those are out it gives up cached blocks, the least recently used first. Raises OutOfBlocks if
+        all of that is not enough, and then allocates none.
+        """
         if count < 0:
             raise ValueError(f"cannot allocate {count} blocks")
-        if count > len(self._free):
-            raise OutOfBlocks(count, len(self._free))
-        ids = [heapq.heappop(self._free) for _ in range(count)]
+        if count > self.free_count:
+            raise OutOfBlocks(count, self.free_count)
+        ids = self._free.take(min(count, len(self._free)))
+        ids += [self._index.evict() for _ in range(count - len(ids))]
         for block in ids:
-            self._in_use[block] = 1
+            self._references[block] = 1
+        self._used += count
+        self._highest = max(self._highest, *ids, -1)
         return ids
 
     def free(self, ids: Sequence[int]) -> None:
-        """Takes blocks back. If one is not allocated or named twice: BlockError, and none is freed."""
+        """Takes one reference from each block. A cached one can still be hit when its last is gone.
+
+        `ids` are in the order of a block table: its later blocks are given up before its earlier ones. If
+        one is not in use or named twice: BlockError, and none is freed.
+        """
         if len(set(ids)) != len(ids):
             raise BlockError("a KV block is named twice in one free")
         for block in ids:
-            if not 0 <= block < self.total:
-                raise BlockError(f"KV block {block} does not exist; the pool has {self.total}")
-            if not self._in_use[block]:
+            self._check_exists(block)
+            if not self._references[block]:
                 raise BlockError(f"KV block {block} was freed twice")
+        for block in reversed(ids):
+            self._references[block] -= 1
+            if not self._references[block]:
+                self._used -= 1
+                if not self._index.rest(block):
+                    self._free.put(block)
+
+    def lookup(self, hashes: Sequence[bytes]) -> list[int]:
+        """The blocks of the longest cached prefix of `hashes`. It takes no reference: see `acquire`.
+
+        A sequence needs the logits after its last token, so it looks up only the blocks before that token.
+        """
+        return self._index.lookup(hashes)
+
+    def idle(self, ids: Iterable[int]) -> int:
+        """How many of these blocks nobody uses: to acquire them lowers `free_count` by so much."""
+        return sum(not self._references[block] for block in ids)
+
+    def acquire(self, ids: Sequence[int]) -> None:
+        """Adds a reference to each of the blocks that `lookup` just returned. Nobody may write to them.
+
+        Raises BlockError if one is not cached, and then adds none.
+        """
         for block in ids:
-            self._in_use[block] = 0
-            heapq.heappush(self._free, block)
+            if block not in self._index:
+                raise BlockError(f"KV block {block} is not cached")
+        for block in ids:
+            if not self._references[block]:
+                self._index.wake(block)
+                self._used += 1
+                self._highest = max(self._highest, block)
+            self._references[block] += 1
+
+    def publish(self, block: int, block_hash: bytes, parent: bytes | None, token_ids: Sequence[int]) -> None:
+        """Lets others hit a block in use whose KV is computed in full: `token_ids` after the block `parent`.
+
+        If another block is cached by this hash, this one is left as it is. Nothing happens without prefix
+        caching. Raises BlockError for a block that is not in use, not full, or cached by another hash.
+        """
+        if not self.prefix_caching:
+            return
+        self._check_exists(block)
+        if not self._references[block]:
+            raise BlockError(f"KV block {block} is not in use and cannot be published")
+        if len(token_ids) != self.block_size:
+            raise BlockError(
+                f"a KV block holds {self.block_size} tokens and is published with {len(token_ids)}"
+            )
+        self._index.add(block, block_hash, parent, tuple(token_ids))
+
+    def clear_cache(self) -> int:
+        """Lets no block be hit any more, and returns how many could be. Blocks in use stay in use."""
+        count = len(self._index)
+        for block in self._index.clear():
+            self._free.put(block)
+        return count
+
+    def plan_moves(self, limit: int) -> list[BlockMove]:
+        """Moves at most `limit` of the highest blocks in use into the lowest free ones, while that pays.
+
+        The pool has done so when this returns. The caller copies the KV before anything else touches it and
+        rewrites the block tables. Raises BlockError with prefix caching, whose hits are fetched by id.
+        """
+        if self.prefix_caching:
+            raise BlockError("KV blocks are moved only without prefix caching")
+        moves: list[BlockMove] = []
+        while len(moves) < limit and worth_moving(self.highest_used, self._used):
+            source, (target,) = self.highest_used, self._free.take(1)
+            self._references[target], self._references[source] = self._references[source], 0
+            self._free.put(source)
+            moves.append(BlockMove(source, target))
+        return moves
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
         """Compares the books with the block tables of all users. It visits every block: for idle moments.
 
-        Raises BlockError if a block has two users, is used while free, or is allocated without a user.
+        Raises BlockError unless each block has as many references as there are tables that name it, and is
+        either in use, or cached and idle, or free.
         """
-        owned = bytearray(self.total)
+        owners = [0] * self.total
         for table in tables:
+            if len(set(table)) != len(table):
+                raise BlockError("a block table names a KV block twice")
             for block in table:
-                if owned[block]:
-                    raise BlockError(f"KV block {block} has two users")
-                owned[block] = 1
-        if owned != self._in_use:
-            block = next(i for i in range(self.total) if owned[i] != self._in_use[i])
-            raise BlockError(f"KV block {block} is " + ("used but free" if owned[block] else "leaked"))
-        if len(set(self._free)) != len(self._free) or any(self._in_use[block] for block in self._free):
-            raise BlockError("the list of free KV blocks does not match the allocated ones")
-        if len(self._free) + sum(self._in_use) != self.total:
-            raise BlockError("free and allocated KV blocks do not add up to the pool")
+                self._check_exists(block)
+                owners[block] += 1
+        free, idle = self._free.check(), self._index.check()
+        for block, (owned, references) in enumerate(zip(owners, self._references, strict=True)):
+            if owned != references:
+                raise BlockError(f"KV block {block} has {references} references and {owned} users")
+            if (block in free) + (block in idle) + (references > 0) != 1:
+                raise BlockError(f"KV block {block} is not just one of in use, idle and free")
+            if block in free and block in self._index:
+                raise BlockError(f"KV block {block} is cached and free")
+        if self._used != self.total - len(free) - len(idle):
+            raise BlockError("KV blocks in use, idle and free do not add up to the pool")
+
+    def _check_exists(self, block: int) -> None:
+        if not 0 <= block < self.total:
+            raise BlockError(f"KV block {block} does not exist; the pool has {self.total}")
