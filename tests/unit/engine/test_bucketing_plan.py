@@ -151,7 +151,7 @@ def test_a_match_has_the_least_padded_work_of_all_covering_buckets(
 ) -> None:
     plan = build_plan(name, limits)
     batch = data.draw(st.integers(1, plan.max_decode_batch))
-    blocks = data.draw(st.integers(batch, plan.max_decode_blocks))
+    blocks = data.draw(st.integers(min(batch, plan.max_decode_blocks), plan.max_decode_blocks))
     covering = [b for b in plan.decode if b.covers(batch, 1, blocks)]
     if covering:
         found = plan.decode_bucket(batch, blocks)

@@ -14,7 +14,6 @@ from services.engine.bucketing import (
     LinearRange,
     PaddingOptions,
     PaddingRange,
-    bits,
     decode_grid,
     exponential_ranges,
     fit_to_pool,
@@ -176,12 +175,6 @@ def test_padding_stays_within_the_ratio_or_a_step(
         padding = value - last - 1
         # Below the steps the powers of two rule, and a step is the least distance between two values.
         assert value <= 2 * step or padding <= max(ratio * value, step)
-
-
-def test_an_exact_power_of_two_stays_case_c60() -> None:
-    """vllm-hpu-extension#97: 256 became 512."""
-    assert [1 << bits(value) for value in (1, 2, 255, 256, 257)] == [1, 2, 256, 256, 512]
-    assert LinearRange(1, 1024, 256).values() == [1, 2, 4, 8, 16, 32, 64, 128, 256]
 
 
 def test_exponential_defaults_row_18() -> None:
