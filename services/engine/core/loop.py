@@ -1,4 +1,8 @@
-"""The core's loop: drain the link, plan, execute, commit, report. One thread, no waiting but on the link."""
+"""The core's loop: drain the link, plan, launch, wait for the step before, commit that one, report.
+
+So the device computes one step while the next is planned and its inputs are prepared. The loop has one
+thread; it waits for the device, and for the link if there is nothing to do.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from services.engine.link import (
     SubmitSequence,
     ToCore,
 )
-from services.engine.runner import StepResult
+from services.engine.runner import LaunchedStep, StepResult
 from services.engine.sampling import SampledToken
 from services.engine.scheduler import QueueFull, Sequence, SequenceRefused, StepPlan, sequence_from
 
@@ -37,10 +41,12 @@ class CoreLoop:
         self._link = link
         self._scheduler = engine.scheduler
         self._runner = engine.runner
-        self._device = engine.device
+        self._tracer = engine.tracer
+        self._overlaps = engine.async_stepping
         self._vocab_size = engine.ready.model.vocab_size
         self._eos_token_ids = engine.ready.model.eos_token_ids
         self._step = StepBuilder()
+        self._in_flight: LaunchedStep | None = None
         self._stopping = False
         self._steps = 0
         self._generated = 0
@@ -51,8 +57,13 @@ class CoreLoop:
         # What was handled before the first poll may ask for a stop, or wait to be reported.
         while not self._stopping:
             self.advance()
-            for message in self._link.poll(0.0 if self._scheduler.has_work else None):
+            for message in self._link.poll(0.0 if self.busy else None):
                 self.handle(message)
+
+    @property
+    def busy(self) -> bool:
+        """True while a sequence lives or a step is in flight."""
+        return self._scheduler.has_work or self._in_flight is not None
 
     def handle(self, message: ToCore) -> None:
         """Takes one message. Whatever it ends is reported with the next step."""
@@ -70,13 +81,15 @@ class CoreLoop:
                 raise CoreFailure(f"the servicer sent {type(message).__name__} to a running core")
 
     def advance(self) -> None:
-        """Makes one step if there is work, and reports it if there is anything to report."""
-        plan = self._scheduler.plan()
-        if plan is not None:
-            self._run(plan)
-        if plan is not None or self._step:
+        """Launches the next step if there is work, ends the one before it, and reports what there is."""
+        begun = self._begin()
+        if self._overlaps:
+            begun, self._in_flight = self._in_flight, begun
+        if begun is not None:
+            self._finish(begun)
+        if begun is not None or self._step:
             self._link.send(CoreStep(columns=self._step.take(), load=self._load()))
-        if not self._scheduler.has_work:
+        if not self.busy:
             self._scheduler.check()
 
     def _submit(self, message: SubmitSequence) -> None:
@@ -93,36 +106,42 @@ class CoreLoop:
         except QueueFull as refusal:
             self._step.add_failure(sequence, CoreErrorCode.OVERLOADED, str(refusal))
 
-    def _run(self, plan: StepPlan) -> None:
+    def _begin(self) -> LaunchedStep | None:
+        with self._tracer.span("plan", self._runner.launches + 1):
+            plan = self._scheduler.plan()
+        return None if plan is None else self._runner.launch(plan)
+
+    def _finish(self, step: LaunchedStep) -> None:
+        """Ends a step. One that failed ends its sequences; what the next computes for them is dropped."""
         self._steps += 1
-        shapes = self._device.shapes.first_seen
         try:
-            result = self._runner.execute(plan)
+            result = step.result()
         except Exception as error:
             self._failed_steps += 1
-            log.exception("a step failed", sequences=len(plan.prefills) + len(plan.decodes))
+            sequences = _all_sequences(step.plan)
+            log.exception("a step failed", sequences=len(sequences))
             if self._failed_steps >= _MAX_FAILED_STEPS:
                 raise CoreFailure(
                     f"{self._failed_steps} steps failed in a row: {type(error).__name__}"
                 ) from error
-            self._fail(_all_sequences(plan), _INTERNAL)
-            self._scheduler.commit(plan, {})
+            self._fail(sequences, _INTERNAL)
+            self._scheduler.commit(step.plan, {})
             return
         self._failed_steps = 0
-        if self._device.shapes.first_seen > shapes:
-            log.debug("a forward with a new shape", prefill=plan.bucket_prefill, decode=plan.bucket_decode)
-        self._commit(plan, result)
+        with self._tracer.span("commit", step.number):
+            self._commit(step.plan, result)
 
     def _commit(self, plan: StepPlan, result: StepResult) -> None:
         tokens: dict[int, SampledToken] = {}
         ids: dict[int, int] = {}
-        broken: list[Sequence] = []
+        broken = list(result.broken)
         for sequence, token in result.sampled:
             if token.token_id is None:
                 broken.append(sequence)
             else:
                 tokens[sequence.key] = token
                 ids[sequence.key] = token.token_id
+        # Before the commit, which offers full blocks to others.
         self._fail(broken, _NOT_FINITE)
         for outcome in self._scheduler.commit(plan, ids):
             self._generated += 1

@@ -66,9 +66,12 @@ def _run(link: BlockingLink, options: CoreOptions, rest: list[ToCore]) -> None:
     gc.freeze()
     link.send(engine.ready)
     core = loop.CoreLoop(link, engine)
-    for message in rest:
-        core.handle(message)
-    core.run()
+    try:
+        for message in rest:
+            core.handle(message)
+        core.run()
+    finally:
+        engine.close()
 
 
 def _reason(error: Exception) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from catenary.telemetry import get_logger
-from services.engine.bucketing import BucketLimits, BucketPlan, PaddingOptions, build_plan
+from services.engine.bucketing import BucketLimits, BucketPlan, build_plan
 from services.engine.core.errors import StartError
 from services.engine.core.options import CoreOptions
 from services.engine.device import Device, DeviceError, open_device
@@ -18,7 +18,7 @@ from services.engine.link import CapacityFacts, CoreReady, ModelFacts
 from services.engine.model import DirectoryFacts, ModelError, check_directory, prepare_model, read_facts
 from services.engine.model.paged import PagedModel
 from services.engine.model.transformers_backend import load_model
-from services.engine.runner import InsufficientMemory, KvLayout, KvPlan, Runner, plan_kv
+from services.engine.runner import InsufficientMemory, KvLayout, KvPlan, Runner, StepTracer, plan_kv
 from services.engine.scheduler import Scheduler, SchedulerConfig
 
 log = get_logger(__name__)
@@ -38,7 +38,14 @@ class Engine:
     runner: Runner
     graphs: Graphs
     device: Device
+    tracer: StepTracer
+    async_stepping: bool
     ready: CoreReady
+
+    def close(self) -> None:
+        """Waits for the device and completes the trace."""
+        self.device.close()
+        self.tracer.close()
 
 
 def start_engine(options: CoreOptions, progress: Progress) -> Engine:
@@ -74,8 +81,16 @@ def _start(options: CoreOptions, progress: Progress) -> Engine:
         max_model_len=options.max_model_len,
     )
     buckets = _buckets(options, kv)
+    tracer = _open_tracer(options.trace_steps)
     graphs = Graphs(device, block_size=options.block_size)
-    runner = Runner(model, device, KvLayout(options.block_size, kv.num_blocks), graphs)
+    runner = Runner(
+        model,
+        device,
+        KvLayout(options.block_size, kv.num_blocks),
+        graphs,
+        max_num_seqs=options.max_num_seqs,
+        tracer=tracer,
+    )
     progress("warming up", 0.9)
     # What fails does so before a request comes.
     runner.dummy(Phase.PREFILL, buckets.prefill[0])
@@ -92,7 +107,15 @@ def _start(options: CoreOptions, progress: Progress) -> Engine:
         BlockPool(kv.num_blocks, options.block_size),
         buckets,
     )
-    return Engine(scheduler, runner, graphs, device, _ready(options, model, facts, kv))
+    ready = _ready(options, model, facts, kv)
+    return Engine(scheduler, runner, graphs, device, tracer, options.async_stepping, ready)
+
+
+def _open_tracer(path: str | None) -> StepTracer:
+    try:
+        return StepTracer(Path(path) if path else None)
+    except OSError as error:
+        raise StartError(f"trace-steps {path} cannot be written: {error.strerror}") from None
 
 
 def _kv_budget(options: CoreOptions, device: Device) -> int:
@@ -116,21 +139,7 @@ def _buckets(options: CoreOptions, kv: KvPlan) -> BucketPlan:
         num_blocks=kv.num_blocks,
         max_prefill_seqs=options.max_prefill_batch,
     )
-    padding = PaddingOptions(
-        ratio=options.bucketing_pad_ratio,
-        max_rows=options.bucketing_pad_max_rows,
-        max_tokens=options.bucketing_pad_max_tokens,
-        max_context=options.bucketing_pad_max_context,
-        max_blocks=options.bucketing_pad_max_blocks,
-    )
-    file = Path(options.bucketing_file).expanduser() if options.bucketing_file else None
-    plan = build_plan(options.bucketing_strategy, limits, padding=padding, file=file)
-    if plan.omitted:
-        log.warning(
-            "buckets of the file exceed this engine's limits and are left out",
-            buckets=[(b.batch, b.query, b.context_blocks) for b in plan.omitted],
-        )
-    return plan
+    return build_plan(options.bucketing_strategy, limits)
 
 
 def _ready(options: CoreOptions, model: PagedModel, facts: DirectoryFacts, kv: KvPlan) -> CoreReady:

@@ -8,6 +8,7 @@ from services.engine.device.flat import HIDDEN
 from services.engine.device.memory import MemoryFigures, MemoryUse
 from services.engine.device.modes import ExecutionMode, execution_mode
 from services.engine.device.shapes import ShapeKey, shape_key
+from services.engine.device.work import HostCopy, Submitted, failed
 
 __all__ = [
     "DTYPES",
@@ -17,10 +18,13 @@ __all__ = [
     "DeviceError",
     "ExecutionMode",
     "Forward",
+    "HostCopy",
     "MemoryFigures",
     "MemoryUse",
     "ShapeKey",
+    "Submitted",
     "execution_mode",
+    "failed",
     "open_device",
     "shape_key",
 ]

@@ -11,6 +11,7 @@ import torch
 from services.engine.device.memory import MemoryFigures, MemoryUse
 from services.engine.device.modes import ExecutionMode
 from services.engine.device.shapes import ShapeCounter
+from services.engine.device.work import FinishedCopy, HostCopy, Submitted, run_now
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -18,6 +19,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 Forward = Callable[..., Any]
 """Takes the tensors of one static shape, returns a tensor, several or none. Running it again with the same
 tensors changes nothing."""
+Result = TypeVar("Result")
 
 
 class DeviceError(Exception):
@@ -35,6 +37,8 @@ class Device(ABC):
     def __init__(self, mode: ExecutionMode = ExecutionMode.EAGER) -> None:
         self.mode = mode
         self.shapes = ShapeCounter()
+        # Copies to the host since the start: each one waits for the device.
+        self.host_copies = 0
 
     @abstractmethod
     def choose_dtype(self, requested: str, checkpoint: torch.dtype | None) -> torch.dtype:
@@ -117,12 +121,32 @@ class Device(ABC):
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Waits until the device has done all that was given to it."""
+        """Waits until the device has done all that was given to it. Not for work that runs on it."""
+
+    def submit(self, work: Callable[[], Result]) -> Submitted[Result]:
+        """Gives work to the device's stream; submitted work runs in order, one at a time.
+
+        A device that has a queue of its own runs it here: it enqueues and returns.
+        """
+        return run_now(work)
+
+    def close(self) -> None:
+        """Waits for submitted work. The device takes none afterwards."""
+        self.synchronize()
+
+    def host_buffer(self, count: int) -> torch.Tensor:
+        """Host memory for `count` int64 that the device reads well; it may be filled again and again."""
+        return torch.zeros(count, dtype=torch.int64)
 
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         """Copies a host tensor to the device."""
         return tensor.to(self.torch_device)
 
+    def begin_to_host(self, tensor: torch.Tensor) -> HostCopy:
+        """Begins the copy of a tensor to the host, in the stream's order; `wait` is a step's one wait."""
+        self.host_copies += 1
+        return FinishedCopy(tensor.cpu())
+
     def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Copies a tensor to the host and waits for it: the one synchronisation of a step."""
-        return tensor.cpu()
+        """Copies a tensor to the host and waits for it."""
+        return self.begin_to_host(tensor).wait()

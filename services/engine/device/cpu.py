@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +23,9 @@ from services.engine.device.memory import (
     reset_peak_resident,
     resident_bytes,
 )
+from services.engine.device.work import Submitted
+
+Result = TypeVar("Result")
 
 # A server on a shared machine must not fill it with KV unless told to: --kv-cache-gib raises this.
 _DEFAULT_KV_BYTES = 2 * 2**30
@@ -28,7 +33,10 @@ _CGROUP_CPU = Path("/sys/fs/cgroup/cpu.max")
 
 
 class CpuDevice(Device):
-    """Computes with torch's CPU kernels on `threads` threads (None: one for each core it may use)."""
+    """Computes with torch's CPU kernels on `threads` threads (None: one for each core it may use).
+
+    One thread of its own is the stream: the caller goes on while it computes.
+    """
 
     name = "cpu"
     torch_device = torch.device("cpu")
@@ -38,7 +46,16 @@ class CpuDevice(Device):
         super().__init__()
         if threads is not None and threads < 1:
             raise DeviceError(f"threads must be at least 1, not {threads}")
-        torch.set_num_threads(threads or min(torch.get_num_threads(), _allowed_cores()))
+        count = threads or min(torch.get_num_threads(), _allowed_cores())
+        torch.set_num_threads(count)
+        # OpenMP keeps the number of threads per calling thread.
+        self._stream = ThreadPoolExecutor(1, "device", torch.set_num_threads, (count,))
+
+    def submit(self, work: Callable[[], Result]) -> Submitted[Result]:
+        return self._stream.submit(work)
+
+    def close(self) -> None:
+        self._stream.shutdown(wait=True)
 
     def choose_dtype(self, requested: str, checkpoint: torch.dtype | None) -> torch.dtype:
         if requested == "auto":
@@ -67,7 +84,7 @@ class CpuDevice(Device):
         return super().out_of_memory(error) or "DefaultCPUAllocator: can't allocate memory" in str(error)
 
     def synchronize(self) -> None:
-        """Nothing runs behind the caller's back here."""
+        self.submit(bool).result()
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         # numpy leaves the zeroing to the kernel, page by page on first use: a KV cache takes real memory only

@@ -1,41 +1,129 @@
 """Turns a step's rows into padded tensors of their bucket's static shape.
 
 Padding is made harmless here: padded tokens write to the padding block, padded context belongs to it, padded
-rows own no block. The padding block is the one after the pool's last. Slots that are masked are zero: the
-runner clears what a step begins.
+rows own no block and leave their hidden states in a row that nobody reads. Slots that are masked are zero:
+the runner clears what a step begins.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from services.engine.bucketing import Bucket
-from services.engine.device import Device
+from services.engine.runner.layout import KvLayout
+from services.engine.runner.staging import Ints, StagingBuffer
+from services.engine.runner.tables import BlockTables
 from services.engine.scheduler import DecodeRow, PrefillChunk
 
+# In place of a token that is still on the device.
+PENDING = -1
 
-@dataclass(frozen=True, slots=True)
-class KvLayout:
-    """Where blocks lie in the flat caches."""
 
-    block_size: int
-    num_blocks: int
+class BatchBuilder:
+    """Builds the inputs of forwards. `spare_row` is the row of the device buffers that takes padding."""
 
-    @property
-    def padding_block(self) -> int:
-        """Id of the block that takes the writes of padding."""
-        return self.num_blocks
+    def __init__(self, layout: KvLayout, tables: BlockTables, spare_row: int) -> None:
+        self._layout = layout
+        self._tables = tables
+        self._spare_row = spare_row
 
-    def slot(self, table: Sequence[int], position: int) -> int:
-        """Slot of a token by its sequence's block table."""
-        return table[position // self.block_size] * self.block_size + position % self.block_size
+    def prefill(
+        self, chunks: Sequence[PrefillChunk], bucket: Bucket, staging: StagingBuffer
+    ) -> tuple[torch.Tensor, ...]:
+        """The first five arguments of `PagedModel.prefill`, then picks and targets, int64 [B] each.
 
-    def padding_slot(self, index: int) -> int:
-        """Slot for the index-th padded token; they take turns, since writes to one slot would queue up."""
-        return self.padding_block * self.block_size + index % self.block_size
+        The hidden state of flat token picks[b] goes to row targets[b] of the buffer: sampling chunks have its
+        first rows, in order.
+        """
+        batch, query, context = bucket.batch, bucket.query, bucket.context_blocks
+        size, padding = self._layout.block_size, self._layout.padding_block
+        count = batch * query
+        sections = staging.lay_out(count, count, count, batch * context, batch, batch, batch)
+        tokens, positions, slots, blocks, lengths, picks, targets = sections
+        tokens[:] = 0
+        positions[:] = 0
+        slots[:] = self._padding_slots(count)
+        blocks[:] = padding
+        lengths[:] = 0
+        picks[:] = 0
+        targets[:] = self._spare_row
+        sampled = 0
+        for row, chunk in enumerate(chunks):
+            first, last = row * query, row * query + chunk.length
+            self._tables.update(chunk.sequence, -(-chunk.end // size))
+            table = self._tables.ids[chunk.sequence.row]
+            at = np.arange(chunk.start, chunk.end)
+            tokens[first:last] = chunk.sequence.token_ids[chunk.start : chunk.end]
+            positions[first:last] = at
+            slots[first:last] = table[at // size] * size + at % size
+            cached = -(-chunk.start // size)
+            blocks[row * context : row * context + cached] = table[:cached]
+            lengths[row] = chunk.start
+            if chunk.samples:
+                picks[row] = last - 1
+                targets[row] = sampled
+                sampled += 1
+        sent = staging.send()
+        return (*sent[:3], sent[3].view(batch, context), *sent[4:])
+
+    def decode(
+        self, rows: Sequence[DecodeRow], bucket: Bucket, first_target: int, staging: StagingBuffer
+    ) -> tuple[torch.Tensor, ...]:
+        """The arguments of `PagedModel.decode`, then rows of last tokens and targets, int64 [B] each.
+
+        A token that is PENDING is taken from its row of the last tokens. Hidden states go to the rows
+        targets[b] of the buffer, from `first_target` on.
+        """
+        batch, total, count = bucket.batch, bucket.context_blocks, len(rows)
+        size = self._layout.block_size
+        sections = staging.lay_out(batch, batch, batch, total, total, total, batch, batch)
+        tokens, positions, slots, blocks, owners, starts, last_rows, targets = sections
+        tokens[:count] = [PENDING if row.token is None else row.token for row in rows]
+        tokens[count:] = 0
+        at = positions[:count]
+        at[:] = [row.position for row in rows]
+        positions[count:] = 0
+        last_rows[:count] = [row.sequence.row for row in rows]
+        last_rows[count:] = self._spare_row
+        targets[:count] = np.arange(first_target, first_target + count)
+        targets[count:] = self._spare_row
+        last_block = at // size
+        for row, index in zip(rows, last_block.tolist(), strict=True):
+            self._tables.update(row.sequence, index + 1)
+        table = self._tables.ids
+        slots[:count] = table[last_rows[:count], last_block] * size + at % size
+        slots[count:] = self._padding_slots(batch - count)
+        self._fill_blocks(table, last_rows[:count], last_block + 1, (blocks, owners, starts), batch)
+        return staging.send()
+
+    def ids(self, ids: list[int], padding: int, count: int, staging: StagingBuffer) -> torch.Tensor:
+        """int64 [count]: `ids`, then as many times `padding` as it takes."""
+        (section,) = staging.lay_out(count)
+        section[: len(ids)] = ids
+        section[len(ids) :] = padding
+        return staging.send()[0]
+
+    def _fill_blocks(
+        self, table: Ints, rows: Ints, counts: Ints, sections: tuple[Ints, Ints, Ints], batch: int
+    ) -> None:
+        """Fills a decode's lists of blocks: of the k-th row the first counts[k] of its table."""
+        blocks, owners, starts = sections
+        used = int(counts.sum())
+        owner = np.repeat(np.arange(len(counts)), counts)
+        index = np.arange(used) - np.repeat(counts.cumsum() - counts, counts)
+        blocks[:used] = table[rows[owner], index]
+        blocks[used:] = self._layout.padding_block
+        owners[:used] = owner
+        owners[used:] = batch
+        starts[:used] = index * self._layout.block_size
+        starts[used:] = 0
+
+    def _padding_slots(self, count: int) -> Ints:
+        """Slots of padded tokens; they take turns, since writes to one slot would queue up."""
+        return np.arange(count) % self._layout.block_size + self._layout.padding_start
 
 
 def begun_by_prefill(chunks: Sequence[PrefillChunk], layout: KvLayout) -> list[int]:
@@ -52,66 +140,3 @@ def begun_by_decode(rows: Sequence[DecodeRow], layout: KvLayout) -> list[int]:
     """Blocks of which these rows write the first slot."""
     size = layout.block_size
     return [row.sequence.block_table[row.position // size] for row in rows if not row.position % size]
-
-
-def prefill_tensors(
-    chunks: Sequence[PrefillChunk], bucket: Bucket, layout: KvLayout, device: Device
-) -> tuple[torch.Tensor, ...]:
-    """Arguments of `PagedModel.prefill`, then `keep`: flat indexes of the tokens whose logits are wanted.
-
-    `keep` has as many indexes as rows, or none if no chunk samples.
-    """
-    batch, query, context = bucket.batch, bucket.query, bucket.context_blocks
-    tokens = [0] * (batch * query)
-    positions = [0] * (batch * query)
-    slots = [layout.padding_slot(index) for index in range(batch * query)]
-    blocks: list[list[int]] = []
-    keep: list[int] = []
-    for row, chunk in enumerate(chunks):
-        table = chunk.sequence.block_table
-        first, last = row * query, row * query + chunk.length
-        tokens[first:last] = chunk.sequence.token_ids[chunk.start : chunk.end]
-        positions[first:last] = range(chunk.start, chunk.end)
-        slots[first:last] = [layout.slot(table, position) for position in range(chunk.start, chunk.end)]
-        cached = table[: -(-chunk.start // layout.block_size)]
-        blocks.append([*cached, *[layout.padding_block] * (context - len(cached))])
-        if chunk.samples:
-            keep.append(last - 1)
-    blocks += [[layout.padding_block] * context for _ in range(batch - len(chunks))]
-    lengths = [chunk.start for chunk in chunks] + [0] * (batch - len(chunks))
-    if keep:
-        keep += [0] * (batch - len(keep))
-    shaped = torch.tensor(blocks, dtype=torch.int64).view(batch, context)
-    return (
-        *_tensors(device, tokens, positions, slots),
-        device.to_device(shaped),
-        *_tensors(device, lengths, keep),
-    )
-
-
-def decode_tensors(
-    rows: Sequence[DecodeRow], bucket: Bucket, layout: KvLayout, device: Device
-) -> tuple[torch.Tensor, ...]:
-    """Arguments of `PagedModel.decode`."""
-    size, padded = layout.block_size, bucket.batch - len(rows)
-    tokens = [row.sequence.token_ids[row.position] for row in rows] + [0] * padded
-    positions = [row.position for row in rows] + [0] * padded
-    slots = [layout.slot(row.sequence.block_table, row.position) for row in rows]
-    slots += [layout.padding_slot(index) for index in range(padded)]
-    blocks: list[int] = []
-    owners: list[int] = []
-    starts: list[int] = []
-    for index, row in enumerate(rows):
-        count = row.position // size + 1
-        blocks += row.sequence.block_table[:count]
-        owners += [index] * count
-        starts += range(0, count * size, size)
-    missing = bucket.context_blocks - len(blocks)
-    blocks += [layout.padding_block] * missing
-    owners += [bucket.batch] * missing
-    starts += [0] * missing
-    return _tensors(device, tokens, positions, slots, blocks, owners, starts)
-
-
-def _tensors(device: Device, *columns: list[int]) -> tuple[torch.Tensor, ...]:
-    return tuple(device.to_device(torch.tensor(column, dtype=torch.int64)) for column in columns)

@@ -2,130 +2,192 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
 from services.engine.bucketing import Bucket
-from services.engine.device import Device
+from services.engine.device import Device, failed
 from services.engine.graphs import Graphs, Key, Phase
 from services.engine.model.paged import PagedModel
-from services.engine.runner.batches import (
-    KvLayout,
-    begun_by_decode,
-    begun_by_prefill,
-    decode_tensors,
-    prefill_tensors,
-)
-from services.engine.sampling import RowParams, SampledToken, sample
-from services.engine.scheduler import Sequence, StepPlan
+from services.engine.runner.batches import BatchBuilder, begun_by_decode, begun_by_prefill
+from services.engine.runner.launched import LaunchedStep, StepOutput
+from services.engine.runner.layout import KvLayout, padded_count, static_counts
+from services.engine.runner.packing import PackedCopy
+from services.engine.runner.phases import Phases
+from services.engine.runner.rows import row_params
+from services.engine.runner.staging import StepStaging
+from services.engine.runner.tables import BlockTables
+from services.engine.runner.tracing import StepTracer
+from services.engine.sampling import RowParams, sample_batch
+from services.engine.scheduler import StepPlan
 
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """One entry for each sequence of `StepPlan.sampling()`, in its order."""
-
-    sampled: tuple[tuple[Sequence, SampledToken], ...]
+Tensors = tuple[torch.Tensor, ...]
 
 
 class PlanError(Exception):
-    """A defect: a plan that does not fit its bucket."""
+    """A defect: a plan that does not fit its buckets, or comes too early."""
+
+
+@dataclass(slots=True)
+class StepInputs:
+    """A step's inputs on the device. None: the step has no such part."""
+
+    clear: torch.Tensor | None = None
+    prefill: tuple[Bucket, Tensors] | None = None
+    decode: tuple[Bucket, Tensors] | None = None
+    sampling: list[RowParams] = field(default_factory=list)
+    # The sequences' rows of the last tokens, padded to a static count.
+    last_rows: torch.Tensor | None = None
 
 
 class Runner:
-    """Owns the model and its KV on one device. Sequences and blocks are the scheduler's."""
+    """Owns the model and its KV on one device, for up to `max_num_seqs` sequences at once.
 
-    def __init__(self, model: PagedModel, device: Device, layout: KvLayout, graphs: Graphs) -> None:
+    Sequences and blocks are the scheduler's. While the device computes one step the next may be launched.
+    """
+
+    def __init__(
+        self,
+        model: PagedModel,
+        device: Device,
+        layout: KvLayout,
+        graphs: Graphs,
+        *,
+        max_num_seqs: int,
+        tracer: StepTracer | None = None,
+    ) -> None:
         self._model = model
         self._device = device
         self._layout = layout
         self._graphs = graphs
+        self._tracer = tracer or StepTracer()
         model.allocate_kv(layout.num_blocks, layout.block_size)
-        self._prefill = self._prefill_logits
-        self._decode = self._decode_logits
+        self._phases = Phases(model, device, layout, max_num_seqs)
+        self._builder = BatchBuilder(layout, BlockTables(max_num_seqs), self._phases.spare_row)
+        # One for the step that is computed, one for that which waits for it.
+        self._staging = (StepStaging(device), StepStaging(device))
+        self._launched: list[LaunchedStep | None] = [None, None]
+        self.launches = 0
+        self.row_counts = static_counts(max_num_seqs)
+        # A running sequence begins one block in a step at most, and a prefill begins the padding block anew.
+        self.clear_counts = static_counts(max_num_seqs + 1)
 
     def dummy(self, phase: Phase, key: Key) -> None:
-        """Runs one forward on padding alone, for profiling and warm-up."""
+        """Runs one computation of a step on padding alone and waits for it, for profiling and warm-up.
+
+        `key` is a bucket, or one of `row_counts` for the head. Raises what the computation raises.
+        """
+        self._device.submit(partial(self._run_dummy, phase, key)).result()
+
+    @torch.inference_mode()
+    def _run_dummy(self, phase: Phase, key: Key) -> None:
+        staging = StepStaging(self._device)
         if not isinstance(key, Bucket):
-            raise PlanError(f"{key} rows are no bucket")
-        if phase is Phase.PREFILL:
-            self._run_prefill(StepPlan((), (), (), key, None))
+            self._head(key)
+        elif phase is Phase.PREFILL:
+            self._forward(StepInputs(prefill=(key, self._builder.prefill((), key, staging.prefill))))
         else:
-            self._run_decode(StepPlan((), (), (), None, key))
+            self._forward(StepInputs(decode=(key, self._builder.decode((), key, 0, staging.decode))))
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Computes one step. KV of all planned tokens is written when it returns."""
-        rows = _row_params(plan)
-        parts: list[torch.Tensor] = []
-        if plan.bucket_prefill is not None:
-            count = sum(chunk.samples for chunk in plan.prefills)
-            parts.append(self._run_prefill(plan)[:count])
-        if plan.bucket_decode is not None:
-            parts.append(self._run_decode(plan)[: len(plan.decodes)])
-        if not rows:
-            return StepResult(())
-        logits = torch.cat(parts) if len(parts) > 1 else parts[0]
-        tokens = sample(logits, rows, self._device)
-        return StepResult(tuple(zip(plan.sampling(), tokens, strict=True)))
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Prepares a step and gives it to the device. What goes wrong in either is raised by its result.
 
-    def _run_prefill(self, plan: StepPlan) -> torch.Tensor:
+        Raises PlanError if two steps are in flight already.
+        """
+        turn = self.launches % 2
+        earlier = self._launched[turn]
+        if earlier is not None and not earlier.finished:
+            raise PlanError("two steps are in flight: the inputs of the first would be overwritten")
+        self.launches += 1
+        rows: list[RowParams] = []
+        try:
+            with self._tracer.span("prepare", self.launches):
+                inputs = self._prepare(plan, self._staging[turn])
+            rows = inputs.sampling
+            work = self._device.submit(partial(self._compute, inputs, self.launches))
+        except Exception as error:
+            work = failed(error)
+        launched = LaunchedStep(self.launches, plan, rows, work)
+        self._launched[turn] = launched
+        return launched
+
+    def _prepare(self, plan: StepPlan, staging: StepStaging) -> StepInputs:
+        inputs = StepInputs(sampling=row_params(plan))
+        begun: list[int] = []
+        if plan.prefills:
+            bucket = self._prefill_bucket(plan)
+            begun += [*begun_by_prefill(plan.prefills, self._layout), self._layout.padding_block]
+            inputs.prefill = bucket, self._builder.prefill(plan.prefills, bucket, staging.prefill)
+        if plan.decodes:
+            bucket = self._decode_bucket(plan)
+            begun += begun_by_decode(plan.decodes, self._layout)
+            first = len(inputs.sampling) - len(plan.decodes)
+            inputs.decode = bucket, self._builder.decode(plan.decodes, bucket, first, staging.decode)
+        if begun:
+            count = padded_count(len(begun), self.clear_counts)
+            inputs.clear = self._builder.ids(begun, self._layout.padding_block, count, staging.clear)
+        if inputs.sampling:
+            rows = [sequence.row for sequence in plan.sampling()]
+            count = padded_count(len(rows), self.row_counts)
+            inputs.last_rows = self._builder.ids(rows, self._phases.spare_row, count, staging.rows)
+        return inputs
+
+    def _prefill_bucket(self, plan: StepPlan) -> Bucket:
+        longest = max(chunk.length for chunk in plan.prefills)
+        context = max(-(-chunk.start // self._layout.block_size) for chunk in plan.prefills)
         bucket = plan.bucket_prefill
-        longest = max((chunk.length for chunk in plan.prefills), default=1)
-        context = max((-(-chunk.start // self._layout.block_size) for chunk in plan.prefills), default=0)
         if bucket is None or not bucket.covers(len(plan.prefills), longest, context):
             raise PlanError(f"prefill bucket {bucket} does not hold the step")
-        bucket = self._graphs.choose(Phase.PREFILL, bucket)
-        self._clear([*begun_by_prefill(plan.prefills, self._layout), self._layout.padding_block])
-        tensors = prefill_tensors(plan.prefills, bucket, self._layout, self._device)
-        logits: torch.Tensor = self._graphs.run(Phase.PREFILL, bucket, self._prefill, tensors)
-        return logits
+        return self._graphs.choose(Phase.PREFILL, bucket)
 
-    def _run_decode(self, plan: StepPlan) -> torch.Tensor:
-        bucket = plan.bucket_decode
+    def _decode_bucket(self, plan: StepPlan) -> Bucket:
         blocks = sum(row.position // self._layout.block_size + 1 for row in plan.decodes)
+        bucket = plan.bucket_decode
         if bucket is None or not bucket.covers(len(plan.decodes), 1, blocks):
             raise PlanError(f"decode bucket {bucket} does not hold the step")
-        bucket = self._graphs.choose(Phase.DECODE, bucket)
-        self._clear(begun_by_decode(plan.decodes, self._layout))
-        tensors = decode_tensors(plan.decodes, bucket, self._layout, self._device)
-        logits: torch.Tensor = self._graphs.run(Phase.DECODE, bucket, self._decode, tensors)
+        return self._graphs.choose(Phase.DECODE, bucket)
+
+    @torch.inference_mode()
+    def _compute(self, inputs: StepInputs, step: int) -> StepOutput:
+        """The step on the device's stream."""
+        with self._tracer.span("forward", step):
+            harmless = self._forward(inputs)
+        parts = [] if harmless is None else [harmless]
+        if inputs.last_rows is not None:
+            with self._tracer.span("sample", step):
+                parts.append(self._sample(inputs.last_rows, inputs.sampling))
+        with self._tracer.span("copy", step):
+            copy = PackedCopy(self._device, parts)
+        return StepOutput(copy, harmless is not None, inputs.last_rows is not None)
+
+    def _forward(self, inputs: StepInputs) -> torch.Tensor | None:
+        """Both forwards. Returns bool [B], whether the rows of the prefill went well, if there is one."""
+        harmless: torch.Tensor | None = None
+        if inputs.clear is not None:
+            # A masked slot counts nothing only while it holds a number: 0 * NaN is NaN. So what the last
+            # owner left has to go, however it ended, when the next one begins a block; and the padding block
+            # before each prefill, whose context it fills up. A decode reads that block too, for rows that are
+            # dropped.
+            self._model.clear_blocks(inputs.clear)
+        if inputs.prefill is not None:
+            bucket, tensors = inputs.prefill
+            _, harmless = self._graphs.run(Phase.PREFILL, bucket, self._phases.prefill, tensors)
+        if inputs.decode is not None:
+            bucket, tensors = inputs.decode
+            self._graphs.run(Phase.DECODE, bucket, self._phases.decode, tensors)
+        return harmless
+
+    def _sample(self, last_rows: torch.Tensor, rows: list[RowParams]) -> torch.Tensor:
+        """Samples the first hidden states and keeps the tokens for the next step. Returns what is packed."""
+        logits = self._head(last_rows.shape[0])
+        batch = sample_batch(logits, rows, self._device)
+        self._phases.keep_tokens(last_rows[: len(rows)], batch.tokens)
+        return batch.packed
+
+    def _head(self, rows: int) -> torch.Tensor:
+        """Logits [rows, vocab_size] of the first hidden states."""
+        hidden = self._phases.hidden[:rows]
+        logits: torch.Tensor = self._graphs.run(Phase.HEAD, rows, self._phases.head, (hidden,))
         return logits
-
-    def _prefill_logits(self, *tensors: torch.Tensor) -> torch.Tensor:
-        """Logits of the tokens whose flat indexes are the last tensor, [R, vocab]."""
-        tokens, positions, slots, context_blocks, context_lens, keep = tensors
-        hidden = self._model.prefill(tokens, positions, slots, context_blocks, context_lens)
-        return self._model.logits(hidden.index_select(0, keep))
-
-    def _decode_logits(self, *tensors: torch.Tensor) -> torch.Tensor:
-        tokens, positions, slots, blocks, rows, starts = tensors
-        return self._model.logits(self._model.decode(tokens, positions, slots, blocks, rows, starts))
-
-    def _clear(self, blocks: list[int]) -> None:
-        """Zeroes blocks of which the coming forward reads slots that belong to nobody.
-
-        A masked slot counts nothing only while it holds a number: 0 * NaN is NaN. So what the last owner left
-        has to go, however it ended, when the next one begins a block; and the padding block before each
-        prefill, whose context it fills up. A decode reads that block too, for rows that are dropped.
-        """
-        if blocks:
-            ids = torch.tensor(blocks, dtype=torch.int64)
-            self._model.clear_blocks(self._device.to_device(ids))
-
-
-def _row_params(plan: StepPlan) -> list[RowParams]:
-    """Parameters of the sampling rows, in the order of `StepPlan.sampling()`."""
-    chunks = [(chunk.sequence, chunk.mask_stops) for chunk in plan.prefills if chunk.samples]
-    decodes = [(row.sequence, row.mask_stops) for row in plan.decodes]
-    return [
-        RowParams(
-            temperature=sequence.params.sampling.temperature,
-            top_p=sequence.params.sampling.top_p,
-            top_k=sequence.params.sampling.top_k,
-            seed=sequence.params.sampling.seed,
-            position=len(sequence.token_ids),
-            masked_ids=sequence.params.stop_ids if mask_stops else frozenset(),
-            top_logprobs=sequence.params.sampling.top_logprobs,
-        )
-        for sequence, mask_stops in (*chunks, *decodes)
-    ]

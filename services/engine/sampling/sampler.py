@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from catenary.schema import MAX_TOP_LOGPROBS
@@ -20,14 +22,26 @@ def sample(logits: torch.Tensor, rows: list[RowParams], device: Device) -> list[
         raise ValueError(f"{logits.shape[0]} rows of logits for {len(rows)} rows of parameters")
     if not rows:
         return []
-    raw = logits.float()
+    return unpack(device.to_host(sample_batch(logits, rows, device).packed), rows)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledBatch:
+    """Tokens int64 [R], for the device's next step, and what `unpack` reads on the host."""
+
+    tokens: torch.Tensor
+    packed: torch.Tensor
+
+
+def sample_batch(logits: torch.Tensor, rows: list[RowParams], device: Device) -> SampledBatch:
+    """The same, left on the device. logits [P, V] with P >= R: the first rows count, the rest are padding."""
+    raw = logits[: len(rows)].float()
     # The maximum is NaN if anything in the row is, infinite if something overflowed.
     finite = raw.amax(-1).isfinite()
     scores = _masked(raw, rows, device)
     tokens = scores.argmax(-1)
     _draw_random_rows(scores, tokens, rows, device)
-    packed = _pack(raw, tokens, finite, rows, device)
-    return unpack(device.to_host(packed), rows)
+    return SampledBatch(tokens, _pack(raw, tokens, finite, rows, device))
 
 
 def _masked(raw: torch.Tensor, rows: list[RowParams], device: Device) -> torch.Tensor:

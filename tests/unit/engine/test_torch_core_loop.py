@@ -39,7 +39,9 @@ def test_the_ready_message_tells_the_model(core: LocalCore) -> None:
     assert ready.capacity.max_batched_tokens == 24
 
 
-def test_every_step_is_one_message_with_its_load(core: LocalCore) -> None:
+@pytest.mark.parametrize(("overlaps", "pending"), [(False, 26), (True, 2)])
+def test_every_step_is_one_message_with_its_load(directory: Path, overlaps: bool, pending: int) -> None:
+    core = LocalCore(tiny_options(directory, async_stepping=overlaps))
     key = core.submit([5] * 50, max_tokens=3)
     steps = [core.step() for _ in range(5)]
     # 50 tokens in chunks of 24, then two decodes.
@@ -48,7 +50,8 @@ def test_every_step_is_one_message_with_its_load(core: LocalCore) -> None:
     first, last = steps[0], steps[-1]
     assert first is not None
     assert last is not None
-    assert first.load.pending_prefill_tokens == 26
+    # The next chunk is planned already, or not.
+    assert first.load.pending_prefill_tokens == pending
     assert last.load.generated_tokens == 3
     end = core.outputs[key].end
     assert end is not None
@@ -118,20 +121,19 @@ def test_what_cannot_run_is_refused_and_the_rest_goes_on(directory: Path) -> Non
 def poison(core: LocalCore, call: int) -> None:
     """Makes the model's `call`-th decode from now give NaN in its first row, and write it to the KV."""
     calls = iter(range(1000))
-    runner: Any = core.loop._runner
-    decode = runner._decode
+    phases: Any = core.loop._runner._phases
+    decode = phases.decode
 
-    def poisoned(*tensors: torch.Tensor) -> torch.Tensor:
-        logits = decode(*tensors)
+    def poisoned(*tensors: torch.Tensor) -> None:
+        decode(*tensors)
         if next(calls) == call:
-            logits = logits.clone()
-            logits[0] = torch.nan
-            for module in runner._model._modules:
-                module.catenary_layer.key[tensors[2][0]] = torch.nan
-                module.catenary_layer.value[tensors[2][0]] = torch.nan
-        return logits
+            slot, row = tensors[2][0], tensors[7][0]
+            phases.hidden[row] = torch.nan
+            for cache in phases._model._caches:
+                cache.key[slot] = torch.nan
+                cache.value[slot] = torch.nan
 
-    runner._decode = poisoned
+    phases.decode = poisoned
 
 
 def test_a_result_that_is_not_a_number_ends_that_sequence_alone(core: LocalCore) -> None:
@@ -167,6 +169,12 @@ def break_token(core: LocalCore) -> None:
         runner._model._body.get_input_embeddings().weight[BAD] = torch.nan
 
 
+def planned(core: LocalCore) -> list[int]:
+    """Keys of the sequences whose prompts the step in flight computes."""
+    step = core.loop._in_flight
+    return [chunk.sequence.key for chunk in step.plan.prefills] if step else []
+
+
 @pytest.mark.parametrize("kind", ["qwen2", "mistral"])
 @pytest.mark.parametrize("ending", ["abort", "preempt"])
 def test_a_prompt_that_ends_half_computed_leaves_no_nan_behind(
@@ -180,8 +188,11 @@ def test_a_prompt_that_ends_half_computed_leaves_no_nan_behind(
     neighbour = core.submit(prompts[3])
     core.step()
     broken = core.submit([4] * 3 + [BAD] * 60)
-    for _ in range(4):
+    core.step()
+    # Its first chunk has to be in flight: what it does to the KV is not known yet.
+    while broken not in planned(core):
         core.step()
+    assert core.outputs[broken].end is None
     if ending == "preempt":
         scheduler: Any = core.engine.scheduler
         scheduler._planner.preempt(scheduler._live[broken])
@@ -215,16 +226,16 @@ def test_nan_does_not_spread_through_padding(tmp_path: Path) -> None:
 
 def fail_times(core: LocalCore, count: int) -> None:
     runner: Any = core.loop._runner
-    execute = runner.execute
+    forward = runner._forward
     left = [count]
 
-    def failing(plan: Any) -> Any:
+    def failing(inputs: Any) -> Any:
         if left[0]:
             left[0] -= 1
             raise RuntimeError("the device is unhappy")
-        return execute(plan)
+        return forward(inputs)
 
-    runner.execute = failing
+    runner._forward = failing
 
 
 def test_a_failed_step_ends_its_sequences_and_the_core_goes_on(core: LocalCore) -> None:

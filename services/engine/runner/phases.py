@@ -1,0 +1,56 @@
+"""The device side of a step: forwards of static shape around the buffers that outlive it.
+
+Hidden states of rows that sample wait in `hidden` for the head, and tokens in `last_tokens` for the next
+step, which therefore needs no word from the host about them.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from services.engine.device import Device
+from services.engine.model.paged import PagedModel
+from services.engine.runner.batches import PENDING
+from services.engine.runner.layout import KvLayout
+
+
+class Phases:
+    """The computations that a step is made of, for up to `max_rows` rows. `spare_row` takes padding.
+
+    hidden [max_rows + 1, hidden_size]; last_tokens int64 [max_rows + 1], by `Sequence.row`.
+    """
+
+    def __init__(self, model: PagedModel, device: Device, layout: KvLayout, max_rows: int) -> None:
+        self._model = model
+        self._layout = layout
+        self.spare_row = max_rows
+        self.hidden = device.zeros((max_rows + 1, model.hidden_size), model.dtype)
+        self.last_tokens = device.zeros((max_rows + 1,), torch.int64)
+
+    def prefill(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """tensors: as `BatchBuilder.prefill` builds them.
+
+        Returns hidden states [B * Q, hidden_size], and bool [B]: whether those of the row's own tokens are
+        all numbers. A key or value that is not shows in its token's hidden state.
+        """
+        tokens, positions, slots, context_blocks, context_lens, picks, targets = tensors
+        hidden = self._model.prefill(tokens, positions, slots, context_blocks, context_lens)
+        self.hidden.index_copy_(0, targets, hidden.index_select(0, picks))
+        # The maximum is NaN if anything in it is.
+        harmless = hidden.amax(-1).isfinite() | (slots >= self._layout.padding_start)
+        return hidden, harmless.view(context_lens.shape[0], -1).all(-1)
+
+    def decode(self, *tensors: torch.Tensor) -> None:
+        """tensors: as `BatchBuilder.decode` builds them."""
+        given, positions, slots, blocks, owners, starts, last_rows, targets = tensors
+        tokens = torch.where(given == PENDING, self.last_tokens.index_select(0, last_rows), given)
+        hidden = self._model.decode(tokens, positions, slots, blocks, owners, starts)
+        self.hidden.index_copy_(0, targets, hidden)
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [R, hidden_size] -> logits [R, vocab_size]."""
+        return self._model.logits(hidden)
+
+    def keep_tokens(self, rows: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Makes int64 [R] tokens the last ones of these rows."""
+        self.last_tokens.index_copy_(0, rows, tokens)
