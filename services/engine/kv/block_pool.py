@@ -186,18 +186,22 @@ class BlockPool:
         for table in tables:
             if len(set(table)) != len(table):
                 raise BlockError("a block table names a KV block twice")
+            if table:
+                self._check_exists(min(table))
+                self._check_exists(max(table))
             for block in table:
-                self._check_exists(block)
                 owners[block] += 1
+        if owners != self._references:
+            block = next(i for i in range(self.total) if owners[i] != self._references[i])
+            raise BlockError(
+                f"KV block {block} has {self._references[block]} references and {owners[block]} users"
+            )
         free, idle = self._free.check(), self._index.check()
-        for block, (owned, references) in enumerate(zip(owners, self._references, strict=True)):
-            if owned != references:
-                raise BlockError(f"KV block {block} has {references} references and {owned} users")
-            if (block in free) + (block in idle) + (references > 0) != 1:
-                raise BlockError(f"KV block {block} is not just one of in use, idle and free")
-            if block in free and block in self._index:
-                raise BlockError(f"KV block {block} is cached and free")
-        if self._used != self.total - len(free) - len(idle):
+        if not free.isdisjoint(self._index.cached()):
+            raise BlockError("a KV block is cached and free")
+        if any(self._references[block] for ids in (free, idle) for block in ids):
+            raise BlockError("a KV block is in use, and free or idle")
+        if self._used != self.total - len(free) - len(idle) or self._used != self.total - owners.count(0):
             raise BlockError("KV blocks in use, idle and free do not add up to the pool")
 
     def _check_exists(self, block: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import operator
 
 from services.engine.kv.errors import BlockError
 
@@ -31,6 +32,8 @@ class FreeList:
         ids = frozenset(self._heap)
         if len(ids) != len(self._heap):
             raise BlockError("the list of free KV blocks names one twice")
-        if any(self._heap[(i - 1) // 2] > self._heap[i] for i in range(1, len(self._heap))):
+        # The children of i are 2i + 1 and 2i + 2.
+        heap, children = self._heap, (self._heap[1::2], self._heap[2::2])
+        if not all(all(map(operator.le, heap, some)) for some in children):
             raise BlockError("the list of free KV blocks is out of order")
         return ids

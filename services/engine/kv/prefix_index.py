@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from services.engine.kv.errors import BlockError
 from services.engine.kv.events import KvEventLog, Stored
@@ -86,9 +86,16 @@ class PrefixIndex:
 
     def check(self) -> frozenset[int]:
         """Returns the idle blocks. Raises BlockError if the books differ."""
-        if {stored.block_hash: block for block, stored in self._stored.items()} != self._block_of:
+        stored = self._stored
+        if len(stored) != len(self._block_of) or any(
+            block not in stored or stored[block].block_hash != block_hash
+            for block_hash, block in self._block_of.items()
+        ):
             raise BlockError("the cached KV blocks and their hashes differ")
-        stray = next((block for block in self._idle if block not in self._stored), None)
-        if stray is not None:
-            raise BlockError(f"KV block {stray} waits for eviction and is not cached")
+        if stray := self._idle.keys() - self._stored.keys():
+            raise BlockError(f"KV block {min(stray)} waits for eviction and is not cached")
         return frozenset(self._idle)
+
+    def cached(self) -> Set[int]:
+        """All blocks that can be hit."""
+        return self._stored.keys()

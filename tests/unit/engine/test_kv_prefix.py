@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from catenary.blockhash import BlockHashes
@@ -166,3 +168,49 @@ def test_without_prefix_caching_nothing_is_kept() -> None:
     assert (pool.cached_count, pool.lookup(hashes_of([1] * SIZE))) == (0, [])
     pool.free(table)
     assert pool.events.drain() == []
+
+
+def _free_and_used(pool: BlockPool) -> None:
+    pool._free.put(0)
+
+
+def _free_and_cached(pool: BlockPool) -> None:
+    pool._index._idle.clear()
+    pool._free.put(1)
+
+
+def _idle_and_not_cached(pool: BlockPool) -> None:
+    pool._index._idle[2] = None
+
+
+def _two_hashes(pool: BlockPool) -> None:
+    pool._index._block_of[b"other"] = 1
+
+
+def _lost(pool: BlockPool) -> None:
+    pool._free.take(1)
+
+
+def _twice(pool: BlockPool) -> None:
+    pool._free.put(3)
+
+
+@pytest.mark.parametrize(
+    ("corrupt", "complaint"),
+    [
+        (_free_and_used, "in use, and free or idle"),
+        (_free_and_cached, "cached and free"),
+        (_idle_and_not_cached, "block 2 waits for eviction and is not cached"),
+        (_two_hashes, "hashes differ"),
+        (_lost, "do not add up"),
+        (_twice, "names one twice"),
+    ],
+)
+def test_check_notices_books_that_differ(corrupt: Callable[[BlockPool], None], complaint: str) -> None:
+    pool = pool_of(4)
+    used = pool.allocate(1)
+    pool.free(compute(pool, [1] * SIZE))
+    pool.check([used])
+    corrupt(pool)
+    with pytest.raises(BlockError, match=complaint):
+        pool.check([used])
