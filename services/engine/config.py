@@ -10,6 +10,14 @@ from pydantic import Field, field_validator, model_validator
 from catenary.config import settings
 from catenary.rpc import RpcConfig, TlsFiles, parse_address
 
+_PADDING_OPTIONS = (
+    "bucketing_pad_ratio",
+    "bucketing_pad_max_rows",
+    "bucketing_pad_max_tokens",
+    "bucketing_pad_max_context",
+    "bucketing_pad_max_blocks",
+)
+
 
 class EngineConfig(RpcConfig):
     """Options of `python -m services.engine`: flags, CATENARY_ENGINE_* variables, a YAML file, defaults."""
@@ -75,8 +83,36 @@ class EngineConfig(RpcConfig):
     max_prefill_batch: int = Field(
         4, ge=1, le=256, description="Sequences whose prompts are computed together in one forward."
     )
-    bucketing_strategy: Literal["linear", "exponential", "lin", "exp"] = Field(
+    bucketing_strategy: Literal["linear", "exponential", "padding", "file", "lin", "exp", "pad"] = Field(
         "exponential", description="How the static shapes of the forwards are spaced."
+    )
+    bucketing_file: Path | None = Field(
+        None,
+        description="Bucket file for bucketing_strategy file, one (batch, query, context_blocks) a line; "
+        "catenary buckets --learn writes one.",
+    )
+    bucketing_pad_ratio: float = Field(
+        0.25, ge=0, le=0.5, description="Strategy padding: largest share of padding in a bucket."
+    )
+    bucketing_pad_max_rows: int | None = Field(
+        None, ge=1, description="Strategy padding: most padded rows. Absent: a quarter of the maximum."
+    )
+    bucketing_pad_max_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="Strategy padding: most padded tokens of a row. Absent: a quarter of "
+        "max_num_batched_tokens.",
+    )
+    bucketing_pad_max_context: int | None = Field(
+        None,
+        ge=1,
+        description="Strategy padding: most padded context blocks of a row. Absent: a full step's.",
+    )
+    bucketing_pad_max_blocks: int | None = Field(
+        None,
+        ge=1,
+        description="Strategy padding: most padded blocks of a decode batch. Absent: a quarter of the "
+        "maximum.",
     )
 
     async_stepping: bool = Field(
@@ -154,6 +190,15 @@ class EngineConfig(RpcConfig):
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
                 f"({self.max_num_seqs}): every running sequence gets a token in a step"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _bucketing_options_have_their_strategy(self) -> Self:
+        if (self.bucketing_file is None) is (self.bucketing_strategy == "file"):
+            raise ValueError("bucketing_strategy file and bucketing_file need each other")
+        given = [name for name in _PADDING_OPTIONS if name in self.model_fields_set]
+        if given and self.bucketing_strategy not in ("padding", "pad"):
+            raise ValueError(f"{given[0]} needs bucketing_strategy padding, not {self.bucketing_strategy}")
         return self
 
     @field_validator("router")

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from services.engine.bucketing.bucket import Bucket
+from services.engine.bucketing.bucket_file import format_buckets, parse_buckets, read_bucket_file
+from services.engine.bucketing.dummy import dummy_decode_lengths, dummy_prefill_chunks
 from services.engine.bucketing.exponential import ExponentialRange, exponential_ranges
 from services.engine.bucketing.grid import decode_grid, prefill_grid
-from services.engine.bucketing.limits import BucketLimits
+from services.engine.bucketing.limits import LONG_CONTEXT, BucketLimits
 from services.engine.bucketing.linear import LinearRange, linear_ranges
-from services.engine.bucketing.plan import STRATEGIES, BucketPlan, build_plan, plan_from
-from services.engine.bucketing.ranges import AxisRange, BucketRanges
+from services.engine.bucketing.padding import PaddingOptions, PaddingRange, padding_ranges
+from services.engine.bucketing.plan import STRATEGIES, BucketPlan, build_plan, plan_from, plan_of
+from services.engine.bucketing.ranges import AxisRange, BucketRanges, bits, fit_to_pool
 
 __all__ = [
+    "LONG_CONTEXT",
     "STRATEGIES",
     "AxisRange",
     "Bucket",
@@ -19,10 +23,21 @@ __all__ = [
     "BucketRanges",
     "ExponentialRange",
     "LinearRange",
+    "PaddingOptions",
+    "PaddingRange",
+    "bits",
     "build_plan",
     "decode_grid",
+    "dummy_decode_lengths",
+    "dummy_prefill_chunks",
     "exponential_ranges",
+    "fit_to_pool",
+    "format_buckets",
     "linear_ranges",
+    "padding_ranges",
+    "parse_buckets",
     "plan_from",
+    "plan_of",
     "prefill_grid",
+    "read_bucket_file",
 ]

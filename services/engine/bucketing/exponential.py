@@ -6,11 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from services.engine.bucketing.limits import BucketLimits
+from services.engine.bucketing.limits import LONG_CONTEXT, BucketLimits
 from services.engine.bucketing.ranges import BucketRanges, bits
 
-# From this model length on, context before a full chunk is what prefill buckets are spent on.
-_LONG_CONTEXT: Final = 8192
 # Sequences that share a prefix count its blocks once each, so a batch's sum of blocks can exceed the pool.
 _SHARING_FACTOR: Final = 3
 
@@ -56,11 +54,11 @@ def exponential_ranges(limits: BucketLimits) -> BucketRanges:
     """The default ranges of the `exponential` strategy."""
     block, tokens = limits.block_size, limits.max_num_batched_tokens
     first_query = min(block, tokens)
-    before = tokens if limits.max_model_len >= _LONG_CONTEXT else first_query
+    before = tokens if limits.max_model_len >= LONG_CONTEXT else first_query
     context = max(1, (limits.max_model_len - before) // block)
     worst = limits.blocks_per_sequence * limits.max_num_seqs
     pool = limits.num_blocks if limits.contiguous else _SHARING_FACTOR * limits.num_blocks
-    blocks = min(worst, pool)
+    blocks = min(worst, pool) if limits.contiguous or limits.clamp_decode_blocks else worst
     return BucketRanges(
         prefill_batch=ExponentialRange(1, 2, limits.max_prefill_seqs, bits(limits.max_prefill_seqs) + 1),
         prefill_query=ExponentialRange(first_query, block, tokens, max(1, bits(tokens))),

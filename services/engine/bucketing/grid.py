@@ -6,21 +6,37 @@ from collections.abc import Iterable
 from itertools import product
 
 from services.engine.bucketing.bucket import Bucket
-from services.engine.bucketing.limits import BucketLimits
+from services.engine.bucketing.limits import LONG_CONTEXT, BucketLimits
 
 
 def prefill_grid(
     batches: Iterable[int], queries: Iterable[int], contexts: Iterable[int], limits: BucketLimits
 ) -> list[Bucket]:
-    """Prefill buckets within the token budget and the model's length, sorted."""
+    """Prefill buckets within the token budget and the model's length, sorted.
+
+    Of a long model, whose largest context is far from what a large query can have before it, each query's
+    largest context is the most that a chunk of this bucket can have.
+    """
     longest, budget = limits.max_context_blocks, limits.max_num_batched_tokens
-    kept = [context for context in contexts if context <= longest]
-    shapes = [
-        (batch, query)
-        for batch, query in product(batches, queries)
-        if query <= limits.max_model_len and batch * query <= budget
+    kept = sorted(context for context in contexts if context <= longest)
+    lengths = sorted(query for query in queries if query <= limits.max_model_len)
+    reach = {
+        query: limits.context_before(shorter + 1)
+        for shorter, query in zip([0, *lengths], lengths, strict=False)
+    }
+    return [
+        Bucket(batch, query, context)
+        for batch in sorted(batches)
+        for query in lengths
+        if batch * query <= budget
+        for context in (_up_to_edge(kept, reach[query]) if limits.max_model_len >= LONG_CONTEXT else kept)
     ]
-    return [Bucket(batch, query, context) for batch, query in sorted(shapes) for context in sorted(kept)]
+
+
+def _up_to_edge(contexts: list[int], edge: int) -> list[int]:
+    """The contexts below the edge, and the edge in place of those beyond it."""
+    below = [context for context in contexts if context < edge]
+    return [*below, edge] if len(below) < len(contexts) else below
 
 
 def decode_grid(batches: Iterable[int], blocks: Iterable[int], limits: BucketLimits) -> list[Bucket]:

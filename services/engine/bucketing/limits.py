@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+# From this model length on, context before a full chunk is what prefill buckets are spent on.
+LONG_CONTEXT: Final = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,7 +15,8 @@ class BucketLimits:
 
     `max_num_batched_tokens` bounds the tokens of a prefill forward, padding included; `num_blocks` is the
     size of the KV pool. `contiguous`: decode fetches the pool's first blocks up to the highest one in use,
-    instead of gathering the sequences' own.
+    instead of gathering the sequences' own. `clamp_decode_blocks`: sequences that share blocks are not
+    expected to exceed a few times the pool; a hybrid model, whose blocks are not all of the pool, unsets it.
     """
 
     block_size: int
@@ -21,6 +26,7 @@ class BucketLimits:
     num_blocks: int
     max_prefill_seqs: int = 1
     contiguous: bool = False
+    clamp_decode_blocks: bool = True
 
     def __post_init__(self) -> None:
         for name in (
@@ -48,6 +54,10 @@ class BucketLimits:
     def max_context_blocks(self) -> int:
         """Blocks before the last token of the longest sequence whose logits are ever needed."""
         return -(-(self.max_model_len - 1) // self.block_size)
+
+    def context_before(self, query: int) -> int:
+        """Most context blocks of a prefill chunk of `query` tokens, the last chunk of the longest prompt."""
+        return max(0, -(-(self.max_model_len - 1 - query) // self.block_size))
 
     @property
     def max_distinct_decode_blocks(self) -> int:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Final
 
 from services.engine.bucketing.bucket import Bucket
+from services.engine.bucketing.bucket_file import read_bucket_file
+from services.engine.bucketing.coverage import missing_decode, missing_prefill, split_by_limits
 from services.engine.bucketing.exponential import exponential_ranges
 from services.engine.bucketing.grid import decode_grid, prefill_grid
 from services.engine.bucketing.limits import BucketLimits
 from services.engine.bucketing.linear import linear_ranges
+from services.engine.bucketing.padding import PaddingOptions, padding_ranges
 from services.engine.bucketing.ranges import BucketRanges, at_least_to, up_to
 from services.engine.bucketing.table import BucketTable
 
@@ -17,12 +21,14 @@ from services.engine.bucketing.table import BucketTable
 # hidden size, so 3,456 for a hidden size of 576 and 24,576 for 4,096. Matching needs only the magnitude.
 _TOKEN_WORK: Final = 4096
 
-STRATEGIES: Final[Mapping[str, Callable[[BucketLimits], BucketRanges]]] = {
-    "exponential": exponential_ranges,
-    "linear": linear_ranges,
-    "exp": exponential_ranges,
-    "lin": linear_ranges,
+_RANGES: Final[Mapping[str, Callable[[BucketLimits, PaddingOptions], BucketRanges]]] = {
+    "linear": lambda limits, _: linear_ranges(limits),
+    "exponential": lambda limits, _: exponential_ranges(limits),
+    "padding": padding_ranges,
 }
+_SHORT_NAMES: Final = {"lin": "linear", "exp": "exponential", "pad": "padding"}
+
+STRATEGIES: Final = (*_RANGES, "file", *_SHORT_NAMES)
 
 
 class BucketPlan:
@@ -30,10 +36,16 @@ class BucketPlan:
 
     Every single sequence within the limits has a bucket, and so has every decode batch within
     `max_decode_batch` and `max_decode_blocks`. A prefill of several sequences has one if `prefill_bucket`
-    says so.
+    says so. `omitted` are buckets that were asked for and that no step within the limits fills.
     """
 
-    def __init__(self, prefill: Iterable[Bucket], decode: Iterable[Bucket], block_size: int) -> None:
+    def __init__(
+        self,
+        prefill: Iterable[Bucket],
+        decode: Iterable[Bucket],
+        block_size: int,
+        omitted: Iterable[Bucket] = (),
+    ) -> None:
         def prefill_work(bucket: Bucket) -> int:
             reach = bucket.context_blocks * block_size + bucket.query
             return bucket.batch * bucket.query * (_TOKEN_WORK + reach)
@@ -42,6 +54,7 @@ class BucketPlan:
             return bucket.batch * _TOKEN_WORK + bucket.context_blocks * block_size
 
         self.block_size = block_size
+        self.omitted = tuple(omitted)
         self._prefill = BucketTable(prefill, prefill_work)
         self._decode = BucketTable(decode, decode_work)
 
@@ -89,11 +102,25 @@ class BucketPlan:
         return self._decode.match(batch, 1, blocks)
 
 
-def build_plan(strategy: str, limits: BucketLimits) -> BucketPlan:
-    """Builds the plan of a named strategy. Raises ValueError, listing the known names, for another one."""
-    if strategy not in STRATEGIES:
+def build_plan(
+    strategy: str,
+    limits: BucketLimits,
+    *,
+    padding: PaddingOptions | None = None,
+    file: Path | None = None,
+) -> BucketPlan:
+    """Builds the plan of a named strategy: `padding` takes options, `file` needs a bucket file.
+
+    Raises ValueError, one line, for an unknown name and for a file that is missing or nonsense.
+    """
+    name = _SHORT_NAMES.get(strategy, strategy)
+    if name == "file":
+        if file is None:
+            raise ValueError("bucketing strategy file needs a bucket file")
+        return plan_of(read_bucket_file(file), limits)
+    if name not in _RANGES:
         raise ValueError(f"unknown bucketing strategy {strategy!r}; known are {', '.join(STRATEGIES)}")
-    return plan_from(STRATEGIES[strategy](limits), limits)
+    return plan_from(_RANGES[name](limits, padding or PaddingOptions()), limits)
 
 
 def plan_from(ranges: BucketRanges, limits: BucketLimits) -> BucketPlan:
@@ -111,3 +138,15 @@ def plan_from(ranges: BucketRanges, limits: BucketLimits) -> BucketPlan:
         limits,
     )
     return BucketPlan(prefill, decode, limits.block_size)
+
+
+def plan_of(buckets: Iterable[Bucket], limits: BucketLimits) -> BucketPlan:
+    """Builds a plan from listed buckets; those with a query of 1 are for decode.
+
+    Buckets beyond the limits are left out and named in the plan's `omitted`. If the rest does not cover every
+    step, one last bucket is added to a phase.
+    """
+    prefill, decode, omitted = split_by_limits(buckets, limits)
+    prefill += missing_prefill(prefill, limits)
+    decode += missing_decode(decode, limits)
+    return BucketPlan(prefill, decode, limits.block_size, omitted)

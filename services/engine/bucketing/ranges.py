@@ -43,3 +43,9 @@ def up_to(values: Iterable[int], maximum: int) -> list[int]:
 def at_least_to(values: list[int], maximum: int) -> list[int]:
     """The values, and the maximum at the end if none reaches it."""
     return values if values and values[-1] >= maximum else [*values, maximum]
+
+
+def fit_to_pool(minimum: int, step: int, maximum: int, *, pool: int) -> tuple[int, int]:
+    """Minimum and maximum of decode blocks whose fetch is contiguous: none lies outside the pool."""
+    maximum = min(maximum, pool)
+    return (minimum if minimum <= maximum else max(1, maximum - step)), maximum

@@ -26,6 +26,12 @@ class CoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int
     max_prefill_batch: int
     bucketing_strategy: str
+    bucketing_file: str | None
+    bucketing_pad_ratio: float
+    bucketing_pad_max_rows: int | None
+    bucketing_pad_max_tokens: int | None
+    bucketing_pad_max_context: int | None
+    bucketing_pad_max_blocks: int | None
     async_stepping: bool
     trace_steps: str | None
     log_level: str

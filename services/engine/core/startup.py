@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from catenary.telemetry import get_logger
-from services.engine.bucketing import BucketLimits, BucketPlan, build_plan
+from services.engine.bucketing import BucketLimits, BucketPlan, PaddingOptions, build_plan
 from services.engine.core.errors import StartError
 from services.engine.core.options import CoreOptions
 from services.engine.device import Device, DeviceError, open_device
@@ -139,7 +139,21 @@ def _buckets(options: CoreOptions, kv: KvPlan) -> BucketPlan:
         num_blocks=kv.num_blocks,
         max_prefill_seqs=options.max_prefill_batch,
     )
-    return build_plan(options.bucketing_strategy, limits)
+    padding = PaddingOptions(
+        ratio=options.bucketing_pad_ratio,
+        max_rows=options.bucketing_pad_max_rows,
+        max_tokens=options.bucketing_pad_max_tokens,
+        max_context=options.bucketing_pad_max_context,
+        max_blocks=options.bucketing_pad_max_blocks,
+    )
+    file = Path(options.bucketing_file).expanduser() if options.bucketing_file else None
+    plan = build_plan(options.bucketing_strategy, limits, padding=padding, file=file)
+    if plan.omitted:
+        log.warning(
+            "buckets of the file exceed this engine's limits and are left out",
+            buckets=[(b.batch, b.query, b.context_blocks) for b in plan.omitted],
+        )
+    return plan
 
 
 def _ready(options: CoreOptions, model: PagedModel, facts: DirectoryFacts, kv: KvPlan) -> CoreReady:

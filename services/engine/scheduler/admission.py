@@ -47,13 +47,14 @@ def check_admissible(sequence: Sequence, config: SchedulerConfig, pool: BlockPoo
 def check_buckets(config: SchedulerConfig, pool: BlockPool, buckets: BucketPlan) -> None:
     """Raises ValueError for buckets that do not reach what a step can hold."""
     query = min(config.max_num_batched_tokens, config.max_model_len - 1)
-    context = pool.blocks_for(config.max_model_len - 2)
     longest = min(pool.total, pool.blocks_for(config.max_model_len - 1))
     if buckets.block_size != pool.block_size:
         raise ValueError(
             f"buckets expect blocks of {buckets.block_size} tokens, the pool has {pool.block_size}"
         )
-    if buckets.prefill_bucket(1, query, context) is None:
-        raise ValueError(f"no prefill bucket covers {query} tokens after {context} blocks")
+    for tokens in (1, query):
+        context = pool.blocks_for(config.max_model_len - 1 - tokens)
+        if buckets.prefill_bucket(1, tokens, context) is None:
+            raise ValueError(f"no prefill bucket covers {tokens} tokens after {context} blocks")
     if buckets.decode_bucket(1, longest) is None:
         raise ValueError(f"no decode bucket covers a sequence of {longest} blocks")

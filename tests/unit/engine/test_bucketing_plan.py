@@ -8,9 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.engine.bucketing import STRATEGIES, Bucket, BucketLimits, BucketPlan, build_plan
+from services.engine.bucketing import (
+    STRATEGIES,
+    Bucket,
+    BucketLimits,
+    BucketPlan,
+    build_plan,
+    dummy_decode_lengths,
+    dummy_prefill_chunks,
+)
 
-NAMES = st.sampled_from(["linear", "exponential"])
+NAMES = st.sampled_from(["linear", "exponential", "padding"])
 
 
 @st.composite
@@ -22,6 +30,7 @@ def any_limits(draw: st.DrawFn, largest_len: int = 1500) -> BucketLimits:
         max_num_batched_tokens=draw(st.integers(1, 1500)),
         num_blocks=draw(st.integers(1, 400)),
         max_prefill_seqs=draw(st.integers(1, 6)),
+        contiguous=draw(st.booleans()),
     )
 
 
@@ -78,21 +87,29 @@ def test_prefills_of_several_rows_are_covered_up_to_the_budget(
 def test_every_decode_batch_within_the_limits_is_covered(
     name: str, limits: BucketLimits, data: st.DataObject
 ) -> None:
+    """Shared blocks count once for each sequence, so the sum may exceed the pool; the scheduler splits it."""
     plan = build_plan(name, limits)
     most = plan.max_decode_blocks
     assert most >= limits.max_distinct_decode_blocks
-    for batch in range(1, min(limits.max_num_seqs, limits.num_blocks) + 1):
-        longest = min(most, batch * limits.blocks_per_sequence)
-        if longest < batch:
-            continue
-        for blocks in {batch, longest, data.draw(st.integers(batch, longest))}:
+    for batch in range(1, plan.max_decode_batch + 1):
+        longest = most if limits.contiguous else min(most, batch * limits.blocks_per_sequence)
+        least = 1 if limits.contiguous else batch
+        for blocks in {least, longest, data.draw(st.integers(least, longest))}:
             check_decode(plan, batch, blocks)
 
 
 @settings(max_examples=25, deadline=None)
 @given(
     st.sampled_from(
-        [("linear", 528), ("linear", 784), ("exponential", 16), ("exponential", 48), ("exponential", 784)]
+        [
+            ("linear", 528),
+            ("linear", 784),
+            ("padding", 16),
+            ("padding", 528),
+            ("exponential", 16),
+            ("exponential", 48),
+            ("exponential", 784),
+        ]
     ),
     st.integers(8000, 131_072),
     st.data(),
@@ -100,22 +117,24 @@ def test_every_decode_batch_within_the_limits_is_covered(
 def test_long_models_are_covered(kind: tuple[str, int], max_model_len: int, data: st.DataObject) -> None:
     name, block_size = kind
     blocks = -(-max_model_len // block_size)
-    limits = BucketLimits(block_size, max_model_len, 8, 2048, 2 * blocks)
+    limits = BucketLimits(block_size, max_model_len, 8, 2048, 2 * blocks, max_prefill_seqs=2)
     plan = build_plan(name, limits)
+    for query in {1, 2048, *(b.query for b in plan.prefill), *(b.query % 2048 + 1 for b in plan.prefill)}:
+        check_prefill(plan, 1, query, limits.context_before(query))
     for _ in range(20):
         query = data.draw(st.integers(1, 2048))
-        check_prefill(plan, 1, query, data.draw(st.integers(0, limits.max_context_blocks)))
+        check_prefill(plan, 1, query, data.draw(st.integers(0, limits.context_before(query))))
         batch = data.draw(st.integers(1, 8))
         check_decode(plan, batch, data.draw(st.integers(batch, min(2 * blocks, batch * blocks))))
 
 
-@pytest.mark.parametrize("name", ["linear", "exponential"])
+@pytest.mark.parametrize("name", ["linear", "exponential", "padding"])
 def test_a_model_length_that_the_blocks_do_not_divide_keeps_its_last_context(name: str) -> None:
     plan = build_plan(name, BucketLimits(48, 1000, 4, 512, 200))
     assert plan.max_prefill_context == 21
 
 
-@pytest.mark.parametrize("name", ["linear", "exponential"])
+@pytest.mark.parametrize("name", ["linear", "exponential", "padding"])
 def test_maxima_that_a_generator_drops_become_the_last_buckets(name: str) -> None:
     limits = BucketLimits(32, 1000, 48, 500, 2000, max_prefill_seqs=3)
     plan = build_plan(name, limits)
@@ -132,7 +151,7 @@ def test_a_match_has_the_least_padded_work_of_all_covering_buckets(
 ) -> None:
     plan = build_plan(name, limits)
     batch = data.draw(st.integers(1, plan.max_decode_batch))
-    blocks = data.draw(st.integers(batch, plan.max_decode_blocks))
+    blocks = data.draw(st.integers(min(batch, plan.max_decode_blocks), plan.max_decode_blocks))
     covering = [b for b in plan.decode if b.covers(batch, 1, blocks)]
     if covering:
         found = plan.decode_bucket(batch, blocks)
@@ -167,11 +186,11 @@ def test_the_match_is_not_the_first_in_order() -> None:
 
 def test_names_of_strategies() -> None:
     limits = BucketLimits(32, 256, 4, 128, 64)
-    for short, name in (("lin", "linear"), ("exp", "exponential")):
+    for short, name in (("lin", "linear"), ("exp", "exponential"), ("pad", "padding")):
         assert build_plan(short, limits).decode == build_plan(name, limits).decode
     with pytest.raises(ValueError, match="unknown bucketing strategy 'best'"):
         build_plan("best", limits)
-    assert set(STRATEGIES) >= {"linear", "exponential"}
+    assert set(STRATEGIES) >= {"linear", "exponential", "padding", "file"}
 
 
 @pytest.mark.parametrize("option", ["block_size", "max_num_seqs", "num_blocks"])
@@ -189,7 +208,7 @@ def test_senseless_limits_are_named(option: str) -> None:
 
 def test_contiguous_decode_reaches_the_whole_pool() -> None:
     limits = BucketLimits(32, 1000, 48, 500, 77, contiguous=True)
-    for name in ("linear", "exponential"):
+    for name in ("linear", "exponential", "padding"):
         plan = build_plan(name, limits)
         assert plan.max_decode_blocks == 77
         assert plan.decode_bucket(1, 77) is not None
@@ -204,3 +223,61 @@ def test_matching_is_quick() -> None:
         plan.decode_bucket(n % 256 + 1, 10_000 + n)
         plan.prefill_bucket(1, n + 1, n)
     assert time.perf_counter() - began < 1.0
+
+
+def test_a_long_model_spends_no_bucket_on_context_that_no_chunk_has() -> None:
+    limits = BucketLimits(128, 91_964, 8, 2048, 3593)
+    for name in ("linear", "exponential", "padding"):
+        plan = build_plan(name, limits)
+        shorter = {q: p for p, q in zip([0, *range(128, 2048, 128)], range(128, 2049, 128), strict=True)}
+        for bucket in plan.prefill:
+            assert bucket.context_blocks <= limits.context_before(1)
+            if name == "linear":
+                assert bucket.context_blocks <= limits.context_before(shorter[bucket.query] + 1)
+        deepest = max(b.context_blocks for b in plan.prefill if b.query == 2048)
+        assert deepest < limits.max_context_blocks
+
+
+def test_row_23_blocks_of_a_hybrid_model_are_not_clamped_to_the_pool() -> None:
+    limits = BucketLimits(128, 262_144, 45, 2048, 15_405, clamp_decode_blocks=False)
+    plan = build_plan("exponential", limits)
+    assert plan.max_decode_blocks == 92_160
+    found = plan.decode_bucket(28, 37_620)
+    assert found is not None
+    assert found.covers(28, 1, 37_620)
+
+
+@settings(max_examples=40, deadline=None)
+@given(NAMES, any_limits())
+def test_dummy_inputs_map_back_to_their_bucket(name: str, limits: BucketLimits) -> None:
+    plan = build_plan(name, limits)
+    size = limits.block_size
+    for bucket in plan.decode:
+        if limits.contiguous and bucket.batch > bucket.context_blocks:
+            continue
+        lengths = dummy_decode_lengths(bucket, limits)
+        assert all(0 <= length < limits.max_model_len for length in lengths)
+        blocks = sum(length // size + 1 for length in lengths)
+        assert blocks == bucket.context_blocks or limits.contiguous
+        assert plan.decode_bucket(len(lengths), bucket.context_blocks) == bucket
+        assert max(lengths) - min(lengths) <= size
+    for bucket in plan.prefill:
+        fits = bucket.query <= limits.max_model_len
+        deep = limits.context_before(bucket.query) >= bucket.context_blocks
+        if not fits or not deep:
+            continue
+        chunks = dummy_prefill_chunks(bucket, limits)
+        assert all(start + length <= limits.max_model_len for start, length in chunks)
+        longest = max(length for _, length in chunks)
+        context = max(-(-start // size) for start, _ in chunks)
+        assert plan.prefill_bucket(len(chunks), longest, context) == bucket
+
+
+def test_dummies_of_buckets_that_nothing_fills_are_refused() -> None:
+    limits = BucketLimits(32, 100, 8, 64, 64, max_prefill_seqs=2)
+    with pytest.raises(ValueError, match="2 rows of 1 to 4 blocks do not have 9"):
+        dummy_decode_lengths(Bucket(2, 1, 9), limits)
+    with pytest.raises(ValueError, match="no chunk of 64 tokens has 3 blocks"):
+        dummy_prefill_chunks(Bucket(1, 64, 3), limits)
+    assert dummy_prefill_chunks(Bucket(2, 64, 3), limits) == [(0, 64), (96, 1)]
+    assert dummy_decode_lengths(Bucket(3, 1, 8), limits) == [95, 95, 63]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,9 +12,13 @@ from services.engine.bucketing import (
     BucketLimits,
     ExponentialRange,
     LinearRange,
+    PaddingOptions,
+    PaddingRange,
     decode_grid,
     exponential_ranges,
+    fit_to_pool,
     linear_ranges,
+    padding_ranges,
     prefill_grid,
 )
 
@@ -76,6 +82,99 @@ def test_exponential_lists(
 ) -> None:
     values = ExponentialRange(minimum, step, maximum, limit, ends_exactly=contiguous).values()
     assert values == [int(value) for value in expected.split()]
+
+
+@pytest.mark.parametrize(
+    ("minimum", "step", "maximum", "cap", "percent", "expected"),
+    [
+        pytest.param(0, 8, 64, 64, 0, "0 1 2 4 8 16 24 32 40 48 56 64", id="row 13"),
+        pytest.param(0, 8, 64, 64, 50, "0 1 2 4 8 16 32 64", id="row 14"),
+        pytest.param(0, 8, 64, 16, 50, "0 1 2 4 8 16 32 48 64", id="row 15"),
+        pytest.param(16, 16, 128, 32, 25, "16 32 48 64 80 96 128", id="row 16"),
+        pytest.param(
+            128, 128, 2048, 512, 25, "128 256 384 512 640 768 1024 1280 1536 2048", id="row 17, 2048 tokens"
+        ),
+        pytest.param(
+            128,
+            128,
+            8192,
+            2048,
+            25,
+            "128 256 384 512 640 768 1024 1280 1664 2048 2688 3584 4096 5376 6144 8192",
+            id="row 17, 8192 tokens",
+        ),
+        pytest.param(0, 8, 64, 0, 50, "0 1 2 4 8 16 32 64", id="no cap is that of the maximum"),
+        pytest.param(5, 5, 5, 0, 25, "5", id="one value"),
+        pytest.param(0, 2, 0, 0, 25, "0", id="nothing but 0"),
+        pytest.param(1, 32, 50, 0, 50, "1 2 4 8 16 32 50", id="the maximum is added"),
+    ],
+)
+def test_padding_lists(minimum: int, step: int, maximum: int, cap: int, percent: int, expected: str) -> None:
+    values = PaddingRange(minimum, step, maximum, cap, percent / 100).values()
+    assert values == [int(value) for value in expected.split()]
+
+
+def test_padding_defaults_row_19() -> None:
+    limits = BucketLimits(
+        block_size=128,
+        max_model_len=4096,
+        max_num_seqs=64,
+        max_num_batched_tokens=2048,
+        num_blocks=3593,
+        max_prefill_seqs=16,
+    )
+    ranges = padding_ranges(limits)
+    assert ranges.prefill_batch == PaddingRange(1, 1, 16, 4, 0.25)
+    assert ranges.prefill_query == PaddingRange(128, 128, 2048, 512, 0.25)
+    assert ranges.prefill_context == PaddingRange(0, 2, 31, 16, 0.25)
+    assert ranges.decode_batch == PaddingRange(1, 2, 64, 16, 0.25)
+    assert ranges.decode_blocks == PaddingRange(128, 128, 2048, 512, 0.25)
+
+
+def test_padding_row_19_contiguous_ranges_lie_in_the_pool() -> None:
+    assert fit_to_pool(4096, 128, 8192, pool=3593) == (3465, 3593)
+    assert fit_to_pool(128, 128, 8192, pool=3593) == (128, 3593)
+    assert fit_to_pool(128, 128, 8192, pool=77) == (1, 77)
+    limits = BucketLimits(128, 91_964, 256, 2048, 3593, contiguous=True)
+    assert padding_ranges(limits).decode_blocks == PaddingRange(128, 128, 3593, 899, 0.25)
+
+
+def test_padding_options_reach_their_axes() -> None:
+    options = PaddingOptions(ratio=0.1, max_rows=3, max_tokens=200, max_context=5, max_blocks=77)
+    ranges = padding_ranges(QWEN, options)
+    assert ranges.prefill_batch == PaddingRange(1, 1, 1, 3, 0.1)
+    assert ranges.prefill_query == PaddingRange(128, 128, 2048, 200, 0.1)
+    assert ranges.prefill_context == PaddingRange(0, 2, 718, 5, 0.1)
+    assert ranges.decode_batch == PaddingRange(1, 2, 256, 3, 0.1)
+    assert ranges.decode_blocks == PaddingRange(128, 128, 183_928, 77, 0.1)
+
+
+@pytest.mark.parametrize(
+    "bad", [(5, 1, 4, 0, 0.1), (0, 0, 4, 0, 0.1), (0, 1, 4, -1, 0.1), (0, 1, 4, 0, 0.51)]
+)
+def test_senseless_padding_ranges_are_refused(bad: tuple[int, int, int, int, float]) -> None:
+    with pytest.raises(ValueError, match="padding"):
+        PaddingRange(*bad)
+
+
+@pytest.mark.parametrize("bad", [{"ratio": 0.6}, {"ratio": -0.1}, {"max_tokens": 0}, {"max_rows": -1}])
+def test_senseless_padding_options_are_refused(bad: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="padding"):
+        PaddingOptions(**bad)  # type: ignore[arg-type]
+
+
+@given(st.integers(0, 300), st.integers(1, 300), st.integers(0, 5000), st.integers(0, 500), st.floats(0, 0.5))
+def test_padding_stays_within_the_ratio_or_a_step(
+    minimum: int, step: int, extra: int, cap: int, ratio: float
+) -> None:
+    maximum = minimum + extra
+    values = PaddingRange(minimum, step, maximum, cap, ratio).values()
+    assert values == sorted(set(values))
+    assert values[-1] == maximum
+    for last, value in pairwise(values):
+        padding = value - last - 1
+        # Below the steps the powers of two rule, and a step is the least distance between two values.
+        assert value <= 2 * step or padding <= max(ratio * value, step)
 
 
 def test_exponential_defaults_row_18() -> None:
