@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from services.engine.device.base import DTYPES, Device, DeviceError, Forward
 from services.engine.device.cpu import CpuDevice
+from services.engine.device.features import NO_FEATURES, AttentionFeatures
 from services.engine.device.flat import HIDDEN
 from services.engine.device.memory import MemoryFigures, MemoryUse
 from services.engine.device.modes import ExecutionMode, execution_mode
@@ -13,6 +14,8 @@ from services.engine.device.work import HostCopy, Submitted, failed
 __all__ = [
     "DTYPES",
     "HIDDEN",
+    "NO_FEATURES",
+    "AttentionFeatures",
     "CpuDevice",
     "Device",
     "DeviceError",

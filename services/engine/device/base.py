@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from services.engine.device.features import NO_FEATURES, AttentionFeatures
 from services.engine.device.memory import MemoryFigures, MemoryUse
 from services.engine.device.modes import ExecutionMode
 from services.engine.device.shapes import ShapeCounter
@@ -64,11 +65,13 @@ class Device(ABC):
         value: torch.Tensor,
         mask: torch.Tensor | None,
         scale: float,
+        features: AttentionFeatures = NO_FEATURES,
     ) -> torch.Tensor:
         """Attention of a prefill bucket.
 
-        query [B, heads, Q, d]; key [B, kv_heads, K, d]; value [B, kv_heads, K, dv]; mask bool [B, 1, Q, K],
-        True where a query may look, or None for plain causal with K = Q. Returns [B, heads, Q, dv].
+        query [B, heads, Q, d]; key [B, kv_heads, K, d]; value [B, kv_heads, K, dv] with dv <= d. mask: bool
+        [B, 1, Q, K], True where a query may look; or float32 [B, heads, Q, K] to be added to the scores; or
+        None for plain causal with K = Q. Returns [B, heads, Q, dv].
         """
 
     @abstractmethod
@@ -81,13 +84,13 @@ class Device(ABC):
         rows: torch.Tensor,
         bias: torch.Tensor,
         scale: float,
+        features: AttentionFeatures = NO_FEATURES,
     ) -> torch.Tensor:
         """Attention of a decode bucket of B rows over J cached blocks.
 
         query [B, heads, d]; caches [slots, kv_heads, d | dv]; blocks [J] ids; rows [J] the row that owns
-        each block, B
-        for padding; bias float32 [J, block_size], 0 where a row may look and hugely negative elsewhere.
-        Returns [B, heads, dv].
+        each block, B for padding; bias float32 [J, 1 | heads, block_size] to be added to the scores, hugely
+        negative where a row may not look. Returns [B, heads, dv].
         """
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

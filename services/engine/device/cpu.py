@@ -11,9 +11,11 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from services.engine.device.base import DTYPES, Device, DeviceError
+from services.engine.device.explicit import explicit_prefill
+from services.engine.device.features import NO_FEATURES, AttentionFeatures
 from services.engine.device.flat import flat_decode
 from services.engine.device.memory import (
     MemoryFigures,
@@ -99,10 +101,23 @@ class CpuDevice(Device):
         value: torch.Tensor,
         mask: torch.Tensor | None,
         scale: float,
+        features: AttentionFeatures = NO_FEATURES,
     ) -> torch.Tensor:
-        return scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
+        special = features.softcap is not None or features.sinks is not None
+        if special or (mask is not None and mask.dtype is not torch.bool):
+            return explicit_prefill(query, key, value, mask, scale, features)
+        # The fused kernel wants values as wide as keys.
+        dim, missing = value.shape[-1], key.shape[-1] - value.shape[-1]
+        out = scaled_dot_product_attention(
+            query,
+            key,
+            pad(value, (0, missing)) if missing else value,
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=scale,
+            enable_gqa=True,
         )
+        return out[..., :dim]
 
     def attend_decode(
         self,
@@ -113,8 +128,9 @@ class CpuDevice(Device):
         rows: torch.Tensor,
         bias: torch.Tensor,
         scale: float,
+        features: AttentionFeatures = NO_FEATURES,
     ) -> torch.Tensor:
-        return flat_decode(query, key_cache, value_cache, blocks, rows, bias, scale)
+        return flat_decode(query, key_cache, value_cache, blocks, rows, bias, scale, features)
 
 
 def _allowed_cores() -> int:

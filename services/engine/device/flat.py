@@ -7,6 +7,8 @@ import warnings
 
 import torch
 
+from services.engine.device.features import NO_FEATURES, AttentionFeatures
+
 # torch calls index_reduce_ a beta; once per process it says so.
 warnings.filterwarnings("ignore", message=r"index_reduce\(\) is in beta")
 
@@ -22,6 +24,7 @@ def flat_decode(
     rows: torch.Tensor,
     bias: torch.Tensor,
     scale: float,
+    features: AttentionFeatures = NO_FEATURES,
 ) -> torch.Tensor:
     """Implements `Device.attend_decode` with plain tensor operations of static shape.
 
@@ -29,7 +32,7 @@ def flat_decode(
     a row's result owes nothing to its neighbours. Sums are kept in float32.
     """
     batch, heads, _ = query.shape
-    count, block_size = bias.shape
+    count, _, block_size = bias.shape
     kv_heads = key_cache.shape[1]
     repeat = heads // kv_heads
     owner = rows.clamp_max(batch - 1)
@@ -41,14 +44,21 @@ def flat_decode(
     mantissa, exponent = math.frexp(scale)
     grouped = (query * 2.0**exponent).index_select(0, owner).view(count * kv_heads, repeat, -1)
     scores = torch.bmm(grouped, key.transpose(1, 2)).float().view(count, heads, block_size)
-    scores.mul_(mantissa).add_(bias.unsqueeze(1))
+    scores.mul_(mantissa)
+    if features.softcap is not None:
+        scores.div_(features.softcap).tanh_().mul_(features.softcap)
+    scores.add_(bias)
 
     # Row `batch` collects the padding and is dropped.
     pivot = torch.full((batch + 1, heads), HIDDEN, dtype=torch.float32, device=query.device)
+    if features.sinks is not None:
+        pivot.copy_(features.sinks)
     pivot.index_reduce_(0, rows, scores.amax(-1), "amax")
     scores -= pivot.index_select(0, rows).unsqueeze(-1)
     weights = scores.exp_()
     total = torch.zeros((batch + 1, heads), dtype=torch.float32, device=query.device)
+    if features.sinks is not None:
+        total.copy_(features.sinks).sub_(pivot).exp_()
     total.index_add_(0, rows, weights.sum(-1))
 
     value = _gather(value_cache, blocks, block_size)

@@ -18,6 +18,7 @@ class PrefillInputs:
     """A prefill bucket of `batch` rows. slots [B * Q] where each token's KV goes; context_blocks [B, C] ids.
 
     masks: per window, bool [B, 1, Q, C * block_size + Q], or None where plain causal attention is meant.
+    distances: float32 of the masks' shape, positions between query and key; only layers with ALiBi need it.
     """
 
     batch: int
@@ -25,6 +26,7 @@ class PrefillInputs:
     slots: torch.Tensor
     context_blocks: torch.Tensor
     masks: Mapping[Window, torch.Tensor | None]
+    distances: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +34,14 @@ class DecodeInputs:
     """A decode bucket. slots [B]; blocks [J] ids; rows [J] the owner of each block, B for padding.
 
     biases: per window, float32 [J, block_size].
+    distances: float32 [J, block_size], positions between query and key; only layers with ALiBi need it.
     """
 
     slots: torch.Tensor
     blocks: torch.Tensor
     rows: torch.Tensor
     biases: Mapping[Window, torch.Tensor]
+    distances: torch.Tensor | None = None
 
 
 def prefill_masks(
@@ -73,9 +77,7 @@ def decode_biases(
     block_size: int,
 ) -> dict[Window, torch.Tensor]:
     """Biases of a decode bucket. positions [B] of the new tokens; starts [J] those of the blocks' first."""
-    # Padding has row B: any position will do, since its result is dropped.
-    owner = positions.index_select(0, rows.clamp_max(positions.shape[0] - 1)).unsqueeze(1)
-    keys = starts.unsqueeze(1) + torch.arange(block_size, device=starts.device)
+    owner, keys = _decode_positions(positions, rows, starts, block_size)
     biases: dict[Window, torch.Tensor] = {}
     for window in windows:
         seen = keys <= owner
@@ -83,3 +85,30 @@ def decode_biases(
             seen = seen & (owner - keys < window)
         biases[window] = torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, HIDDEN)
     return biases
+
+
+def prefill_distances(context_lens: torch.Tensor, query: int, context_tokens: int) -> torch.Tensor:
+    """How far each key lies behind each query of a prefill bucket: float32 [B, 1, Q, context_tokens + Q]."""
+    device = context_lens.device
+    offsets = torch.arange(query, device=device)
+    positions = context_lens.unsqueeze(1) + offsets
+    cached = torch.arange(context_tokens, device=device).expand(context_lens.shape[0], context_tokens)
+    keys = torch.cat((cached, positions), dim=1)
+    return (positions.unsqueeze(2) - keys.unsqueeze(1)).unsqueeze(1).float()
+
+
+def decode_distances(
+    positions: torch.Tensor, rows: torch.Tensor, starts: torch.Tensor, block_size: int
+) -> torch.Tensor:
+    """How far each key lies behind its row's new token in a decode bucket: float32 [J, block_size]."""
+    owner, keys = _decode_positions(positions, rows, starts, block_size)
+    return (owner - keys).float()
+
+
+def _decode_positions(
+    positions: torch.Tensor, rows: torch.Tensor, starts: torch.Tensor, block_size: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The new token's position [J, 1] and the keys' [J, block_size], for each block."""
+    # Padding has row B: any position will do, since its result is dropped.
+    owner = positions.index_select(0, rows.clamp_max(positions.shape[0] - 1)).unsqueeze(1)
+    return owner, starts.unsqueeze(1) + torch.arange(block_size, device=starts.device)
