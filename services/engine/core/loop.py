@@ -22,7 +22,7 @@ from services.engine.link import (
     ToCore,
 )
 from services.engine.runner import LaunchedStep, StepResult
-from services.engine.sampling import SampledToken
+from services.engine.sampling import RowStatus, SampledToken
 from services.engine.scheduler import QueueFull, Sequence, SequenceRefused, StepPlan, sequence_from
 
 # A forward may fail for what is in it. One that goes on failing has lost its device.
@@ -30,6 +30,7 @@ _MAX_FAILED_STEPS = 3
 
 _INTERNAL = "The engine failed on this sequence."
 _NOT_FINITE = "The model's output for this sequence is not a number."
+_NOTHING_LEFT = "allowed_token_ids, bad_words and min_tokens leave no token that could follow."
 
 log = get_logger(__name__)
 
@@ -135,23 +136,29 @@ class CoreLoop:
         tokens: dict[int, SampledToken] = {}
         ids: dict[int, int] = {}
         broken = list(result.broken)
+        stuck: list[Sequence] = []
         for sequence, token in result.sampled:
-            if token.token_id is None:
+            if token.status is RowStatus.NOTHING_LEFT:
+                stuck.append(sequence)
+            elif token.token_id is None:
                 broken.append(sequence)
             else:
                 tokens[sequence.key] = token
                 ids[sequence.key] = token.token_id
         # Before the commit, which offers full blocks to others.
         self._fail(broken, _NOT_FINITE)
+        self._fail(stuck, _NOTHING_LEFT, CoreErrorCode.INVALID_ARGUMENT)
         for outcome in self._scheduler.commit(plan, ids):
             self._generated += 1
             self._step.add_outcome(outcome, tokens[outcome.sequence.key])
 
-    def _fail(self, sequences: list[Sequence], message: str) -> None:
+    def _fail(
+        self, sequences: list[Sequence], message: str, code: CoreErrorCode = CoreErrorCode.INTERNAL
+    ) -> None:
         """Ends sequences whose computation went wrong, and nothing else."""
         for sequence in sequences:
             if self._scheduler.end(sequence.key, FinishReason.ERROR) is not None:
-                self._step.add_failure(sequence, CoreErrorCode.INTERNAL, message)
+                self._step.add_failure(sequence, code, message)
 
     def _load(self) -> CoreLoad:
         load = self._scheduler.load()

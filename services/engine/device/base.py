@@ -141,6 +141,14 @@ class Device(ABC):
         """Host memory for `count` int64 that the device reads well; it may be filled again and again."""
         return torch.zeros(count, dtype=torch.int64)
 
+    def rows_to_redo(self, needed: torch.Tensor) -> torch.Tensor:
+        """Which rows a rare and costly computation runs for, given the bool [N] rows that need it.
+
+        All of them, by default: to learn which would be to wait for the device. A device that computes where
+        the decision is taken may return those alone, repeated up to a power of two. int64, empty for none.
+        """
+        return torch.arange(needed.shape[0], device=needed.device)
+
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         """Copies a host tensor to the device."""
         return tensor.to(self.torch_device)

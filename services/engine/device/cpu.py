@@ -88,6 +88,14 @@ class CpuDevice(Device):
     def synchronize(self) -> None:
         self.submit(bool).result()
 
+    def rows_to_redo(self, needed: torch.Tensor) -> torch.Tensor:
+        rows = needed.nonzero().flatten()
+        count = rows.shape[0]
+        if count < 2:
+            return rows
+        width = min(1 << (count - 1).bit_length(), needed.shape[0])
+        return torch.cat((rows, rows[:1].expand(width - count)))
+
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         # numpy leaves the zeroing to the kernel, page by page on first use: a KV cache takes real memory only
         # as sequences fill it, and the start does not wait for gigabytes to be written.

@@ -20,7 +20,7 @@ from services.engine.runner.rows import row_params
 from services.engine.runner.staging import StepStaging
 from services.engine.runner.tables import BlockTables
 from services.engine.runner.tracing import StepTracer
-from services.engine.sampling import RowParams, sample_batch
+from services.engine.sampling import RowParams, SamplerInputs, SequenceStates, prepare, sample
 from services.engine.scheduler import StepPlan
 
 Tensors = tuple[torch.Tensor, ...]
@@ -37,9 +37,9 @@ class StepInputs:
     clear: torch.Tensor | None = None
     prefill: tuple[Bucket, Tensors] | None = None
     decode: tuple[Bucket, Tensors] | None = None
-    sampling: list[RowParams] = field(default_factory=list)
-    # The sequences' rows of the last tokens, padded to a static count.
-    last_rows: torch.Tensor | None = None
+    sampled: list[RowParams] = field(default_factory=list)
+    # The sequences' rows of the last tokens, padded to a static count, and what sampling needs beside them.
+    sampling: tuple[torch.Tensor, SamplerInputs] | None = None
 
 
 class Runner:
@@ -65,6 +65,7 @@ class Runner:
         self._tracer = tracer or StepTracer()
         model.allocate_kv(layout.num_blocks, layout.block_size)
         self._phases = Phases(model, device, layout, max_num_seqs)
+        self._states = SequenceStates(max_num_seqs)
         self._builder = BatchBuilder(layout, BlockTables(max_num_seqs), self._phases.spare_row)
         # One for the step that is computed, one for that which waits for it.
         self._staging = (StepStaging(device), StepStaging(device))
@@ -105,7 +106,7 @@ class Runner:
         try:
             with self._tracer.span("prepare", self.launches):
                 inputs = self._prepare(plan, self._staging[turn])
-            rows = inputs.sampling
+            rows = inputs.sampled
             work = self._device.submit(partial(self._compute, inputs, self.launches))
         except Exception as error:
             work = failed(error)
@@ -114,7 +115,7 @@ class Runner:
         return launched
 
     def _prepare(self, plan: StepPlan, staging: StepStaging) -> StepInputs:
-        inputs = StepInputs(sampling=row_params(plan))
+        inputs = StepInputs(sampled=row_params(plan, self._states))
         begun: list[int] = []
         if plan.prefills:
             bucket = self._prefill_bucket(plan)
@@ -123,15 +124,19 @@ class Runner:
         if plan.decodes:
             bucket = self._decode_bucket(plan)
             begun += begun_by_decode(plan.decodes, self._layout)
-            first = len(inputs.sampling) - len(plan.decodes)
+            first = len(inputs.sampled) - len(plan.decodes)
             inputs.decode = bucket, self._builder.decode(plan.decodes, bucket, first, staging.decode)
         if begun:
             count = padded_count(len(begun), self.clear_counts)
             inputs.clear = self._builder.ids(begun, self._layout.padding_block, count, staging.clear)
-        if inputs.sampling:
+        if inputs.sampled:
             rows = [sequence.row for sequence in plan.sampling()]
             count = padded_count(len(rows), self.row_counts)
-            inputs.last_rows = self._builder.ids(rows, self._phases.spare_row, count, staging.rows)
+            last_rows = self._builder.ids(rows, self._phases.spare_row, count, staging.rows)
+            inputs.sampling = (
+                last_rows,
+                prepare(inputs.sampled, count, self._model.vocab_size, self._device),
+            )
         return inputs
 
     def _prefill_bucket(self, plan: StepPlan) -> Bucket:
@@ -155,12 +160,12 @@ class Runner:
         with self._tracer.span("forward", step):
             harmless = self._forward(inputs)
         parts = [] if harmless is None else [harmless]
-        if inputs.last_rows is not None:
+        if inputs.sampling is not None:
             with self._tracer.span("sample", step):
-                parts.append(self._sample(inputs.last_rows, inputs.sampling))
+                parts.append(self._sample(*inputs.sampling))
         with self._tracer.span("copy", step):
             copy = PackedCopy(self._device, parts)
-        return StepOutput(copy, harmless is not None, inputs.last_rows is not None)
+        return StepOutput(copy, harmless is not None, inputs.sampling is not None)
 
     def _forward(self, inputs: StepInputs) -> torch.Tensor | None:
         """Both forwards. Returns bool [B], whether the rows of the prefill went well, if there is one."""
@@ -179,11 +184,11 @@ class Runner:
             self._graphs.run(Phase.DECODE, bucket, self._phases.decode, tensors)
         return harmless
 
-    def _sample(self, last_rows: torch.Tensor, rows: list[RowParams]) -> torch.Tensor:
+    def _sample(self, last_rows: torch.Tensor, inputs: SamplerInputs) -> torch.Tensor:
         """Samples the first hidden states and keeps the tokens for the next step. Returns what is packed."""
         logits = self._head(last_rows.shape[0])
-        batch = sample_batch(logits, rows, self._device)
-        self._phases.keep_tokens(last_rows[: len(rows)], batch.tokens)
+        batch = sample(logits, inputs, self._phases.last_tokens, self._device)
+        self._phases.keep_tokens(last_rows, batch.tokens)
         return batch.packed
 
     def _head(self, rows: int) -> torch.Tensor:

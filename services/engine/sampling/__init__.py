@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
-from services.engine.sampling.rows import RowParams, SampledToken, unpack
-from services.engine.sampling.sampler import SampledBatch, sample, sample_batch
+from services.engine.sampling.inputs import SamplerInputs, prepare
+from services.engine.sampling.logprobs import prompt_logprobs, unpack_prompt
+from services.engine.sampling.rows import RowParams, RowStatus, SampledToken, unpack
+from services.engine.sampling.sampler import SampledBatch, sample
+from services.engine.sampling.state import SequenceState, SequenceStates
 
-__all__ = ["RowParams", "SampledBatch", "SampledToken", "sample", "sample_batch", "unpack"]
+__all__ = [
+    "RowParams",
+    "RowStatus",
+    "SampledBatch",
+    "SampledToken",
+    "SamplerInputs",
+    "SequenceState",
+    "SequenceStates",
+    "prepare",
+    "prompt_logprobs",
+    "sample",
+    "unpack",
+    "unpack_prompt",
+]

@@ -1,4 +1,4 @@
-"""One batched pass from logits to tokens and log probabilities, with one copy to the host."""
+"""One batched pass from logits to tokens and log probabilities. It never waits for the device."""
 
 from __future__ import annotations
 
@@ -6,96 +6,75 @@ from dataclasses import dataclass
 
 import torch
 
-from catenary.schema import MAX_TOP_LOGPROBS
-from catenary.seeds import uniform
 from services.engine.device import Device
-from services.engine.sampling.draw import draw
-from services.engine.sampling.rows import RowParams, SampledToken, unpack
-
-
-def sample(logits: torch.Tensor, rows: list[RowParams], device: Device) -> list[SampledToken]:
-    """Samples each row of logits [R, V] by its own parameters. Results come in the order of the rows.
-
-    Whatever is in the batch, a row's token depends on its logits, its parameters and (seed, position) alone.
-    """
-    if logits.shape[0] != len(rows):
-        raise ValueError(f"{logits.shape[0]} rows of logits for {len(rows)} rows of parameters")
-    if not rows:
-        return []
-    return unpack(device.to_host(sample_batch(logits, rows, device).packed), rows)
+from services.engine.sampling.adjust import adjust
+from services.engine.sampling.draw import draw_filtered, draw_plain
+from services.engine.sampling.inputs import Draws, SamplerInputs
+from services.engine.sampling.logprobs import logprob_columns
+from services.engine.sampling.rows import PACKED_HEAD, RowStatus
 
 
 @dataclass(frozen=True, slots=True)
 class SampledBatch:
-    """Tokens int64 [R], for the device's next step, and what `unpack` reads on the host."""
+    """A step's tokens int64 [R], and all that the host wants to know as one tensor [R, 3 + 2 * n].
+
+    Columns: token, RowStatus, log probability, n ids of the best alternatives, n log probabilities.
+    """
 
     tokens: torch.Tensor
     packed: torch.Tensor
 
 
-def sample_batch(logits: torch.Tensor, rows: list[RowParams], device: Device) -> SampledBatch:
-    """The same, left on the device. logits [P, V] with P >= R: the first rows count, the rest are padding."""
-    raw = logits[: len(rows)].float()
-    # The maximum is NaN if anything in the row is, infinite if something overflowed.
-    finite = raw.amax(-1).isfinite()
-    scores = _masked(raw, rows, device)
+def sample(
+    logits: torch.Tensor, inputs: SamplerInputs, last_tokens: torch.Tensor, device: Device
+) -> SampledBatch:
+    """Samples each row of logits [R, V] by its own parameters.
+
+    last_tokens int64: the newest token of each sequence, which pending rows point into. Whatever is in the
+    batch, a row's result depends on its logits, its parameters, its tokens and (seed, position) alone. The
+    order is that of transformers and vLLM: bias, bans, penalties, allowed ids; temperature; top-k, top-p of
+    what it left, min-p; the draw.
+    """
+    if logits.shape[0] != inputs.padded_rows:
+        raise ValueError(f"{logits.shape[0]} rows of logits for {inputs.padded_rows} rows of parameters")
+    raw = logits.float()
+    scores = adjust(raw, inputs, last_tokens)
     tokens = scores.argmax(-1)
-    _draw_random_rows(scores, tokens, rows, device)
-    return SampledBatch(tokens, _pack(raw, tokens, finite, rows, device))
+    best = scores.gather(1, tokens.unsqueeze(1)).squeeze(1)
+    # The maximum is NaN if anything in the row is, infinite if something overflowed. Allowed ids hide logits.
+    largest = raw.amax(-1) if inputs.allowed is not None else best
+    if inputs.plain is not None:
+        scaled = _scaled(scores, best, inputs.plain)
+        tokens.index_copy_(0, inputs.plain.index, draw_plain(scaled, inputs.plain, device))
+    if inputs.filtered is not None:
+        draws, filters = inputs.filtered
+        scaled = _scaled(scores, best, draws)
+        tokens.index_copy_(0, draws.index, draw_filtered(scaled, draws, filters, device))
+    status = torch.where(best == -torch.inf, RowStatus.NOTHING_LEFT, RowStatus.SAMPLED)
+    unusable = largest.isnan() | (largest == torch.inf)
+    status = status.masked_fill(unusable, RowStatus.NOT_FINITE)
+    return SampledBatch(tokens, _pack(raw, tokens, status, inputs, device))
 
 
-def _masked(raw: torch.Tensor, rows: list[RowParams], device: Device) -> torch.Tensor:
-    vocab = raw.shape[1]
-    pairs = [(index, token) for index, row in enumerate(rows) for token in row.masked_ids if token < vocab]
-    if not pairs:
-        return raw
-    row_ids, token_ids = device.to_device(torch.tensor(pairs, dtype=torch.int64).t().contiguous())
-    scores = raw.clone()
-    scores[row_ids, token_ids] = -torch.inf
-    return scores
-
-
-def _draw_random_rows(
-    scores: torch.Tensor, tokens: torch.Tensor, rows: list[RowParams], device: Device
-) -> None:
-    """Replaces the tokens of the rows that are not greedy."""
-    chosen = [index for index, row in enumerate(rows) if not row.greedy]
-    if not chosen:
-        return
-    wide = device.wide_dtype
-    params = [rows[index] for index in chosen]
-    index = device.to_device(torch.tensor(chosen, dtype=torch.int64))
-    top_k = device.to_device(torch.tensor([row.top_k for row in params], dtype=torch.int64))
-    columns = [[row.temperature, row.top_p, uniform(row.seed, row.position)] for row in params]
-    values = device.to_device(torch.tensor(columns, dtype=wide))
-    subset = scores.index_select(0, index)
+def _scaled(scores: torch.Tensor, best: torch.Tensor, draws: Draws) -> torch.Tensor:
+    """The drawn rows [D, V] less their best score, by the temperature."""
+    chosen = scores.index_select(0, draws.index)
     # Shifted first: the best score stays 0 however small the temperature is.
-    subset -= subset.amax(-1, keepdim=True)
-    subset /= values[:, :1].float().clamp_min(1e-30)
-    tokens[index] = draw(subset, top_k.clamp_min(0), values[:, 1], values[:, 2], wide)
+    chosen -= best.index_select(0, draws.index).unsqueeze(1)
+    chosen /= draws.temperature.clamp_min(1e-30).unsqueeze(1)
+    return chosen
 
 
 def _pack(
-    raw: torch.Tensor, tokens: torch.Tensor, finite: torch.Tensor, rows: list[RowParams], device: Device
+    raw: torch.Tensor, tokens: torch.Tensor, status: torch.Tensor, inputs: SamplerInputs, device: Device
 ) -> torch.Tensor:
-    """Columns token, finite, logprob, then n best ids and their n log probabilities, if a row asks for them.
-
-    One float tensor makes one copy; ids below 2**24 are exact even in float32.
-    """
-    count = len(rows)
-    wide = device.wide_dtype
-    asked = [index for index, row in enumerate(rows) if row.top_logprobs >= 0]
-    # The number is fixed, so that ties are broken alike whoever is in the batch.
-    width = min(MAX_TOP_LOGPROBS, raw.shape[1]) if any(row.top_logprobs > 0 for row in rows) else 0
-    packed = torch.zeros((count, 3 + 2 * width), dtype=wide, device=raw.device)
-    packed[:, 0] = tokens
-    packed[:, 1] = finite
-    if asked:
-        index = device.to_device(torch.tensor(asked, dtype=torch.int64))
-        logprobs = torch.log_softmax(raw.index_select(0, index), dim=-1)
-        packed[index, 2] = logprobs.gather(1, tokens[index].unsqueeze(1)).squeeze(1).to(wide)
-        if width:
-            values, ids = logprobs.topk(width, dim=-1)
-            packed[index, 3 : 3 + width] = ids.to(wide)
-            packed[index, 3 + width :] = values.to(wide)
+    """One float tensor makes one copy; ids below 2**24 are exact even in float32."""
+    head = torch.stack((tokens.to(device.wide_dtype), status.to(device.wide_dtype)), dim=1)
+    if inputs.asked is None:
+        return torch.cat((head, torch.zeros_like(head[:, :1])), dim=1)
+    chosen = raw.index_select(0, inputs.asked)
+    columns = logprob_columns(chosen, tokens.index_select(0, inputs.asked), inputs.alternatives, device)
+    packed = head.new_zeros((head.shape[0], PACKED_HEAD - 1 + columns.shape[1]))
+    packed[:, :2] = head
+    packed[:, 2:].index_copy_(0, inputs.asked, columns)
     return packed

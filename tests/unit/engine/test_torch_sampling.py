@@ -1,170 +1,221 @@
-"""Laws of sampling: the right distribution, and a row that never depends on its neighbours."""
+"""Laws of sampling: a row that never depends on its neighbours, shapes that never depend on values."""
 
 from __future__ import annotations
 
 import math
+import random
+from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from services.engine.device import CpuDevice
-from services.engine.sampling import RowParams, SampledToken, sample
-from services.engine.sampling.draw import draw, invert
+from services.engine.sampling import RowParams, RowStatus, SampledToken, prepare, sample
+from tests.support.sampling import CPU, row, run
 
-DEVICE = CpuDevice(1)
-
-
-def row(**changes: object) -> RowParams:
-    values: dict[str, object] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "seed": 5, "position": 9}
-    return RowParams(**{**values, **changes})  # type: ignore[arg-type]
+VOCAB = 900
+LAST_TOKENS = [17, 4, 30]
 
 
-def counts(scores: torch.Tensor, top_k: int, top_p: float, draws: int = 4000) -> torch.Tensor:
-    """How often each token is drawn when the uniform numbers are spread evenly over [0, 1)."""
-    uniform = (torch.arange(draws, dtype=torch.float64) + 0.5) / draws
-    tokens = draw(
-        scores.expand(draws, -1),
-        torch.full((draws,), top_k),
-        torch.full((draws,), top_p, dtype=torch.float64),
-        uniform,
-        torch.float64,
-    )
-    return torch.bincount(tokens, minlength=scores.shape[0]) / draws
+class StaticDevice(CpuDevice):
+    """Decides nothing by values, like a device that the host would have to wait for."""
+
+    def rows_to_redo(self, needed: torch.Tensor) -> torch.Tensor:
+        return torch.arange(needed.shape[0])
 
 
-def filtered(scores: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
-    """The distribution by the book: cut to k, renormalise, keep the smallest nucleus, renormalise."""
-    order = sorted(range(scores.shape[0]), key=lambda index: (-float(scores[index]), index))
-    weights = [math.exp(float(scores[index] - scores.max())) for index in order]
-    if top_k:
-        weights = weights[:top_k]
-    total = sum(weights)
-    kept: list[float] = []
-    for weight in weights:
-        kept.append(weight / total)
-        if sum(kept) >= top_p - 1e-12:
-            break
-    result = torch.zeros(scores.shape[0], dtype=torch.float64)
-    for index, weight in zip(order, kept, strict=False):
-        result[index] = weight / sum(kept)
-    return result
+STATIC = StaticDevice(1)
 
 
-@pytest.mark.parametrize("vocab", [12, 700])
-@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (3, 1.0), (0, 0.6), (5, 0.7), (400, 0.97), (0, 0.98)])
-def test_draws_follow_the_filtered_distribution(vocab: int, top_k: int, top_p: float) -> None:
-    generator = torch.Generator().manual_seed(vocab)
-    scores = torch.randn(vocab, generator=generator)
-    # Each frequency is right to about the spacing of the uniform numbers.
-    assert torch.allclose(counts(scores, top_k, top_p).double(), filtered(scores, top_k, top_p), atol=6e-4)
-
-
-@settings(deadline=None, max_examples=60)
-@given(
-    st.lists(st.floats(-30, 30), min_size=2, max_size=40),
-    st.integers(0, 50),
-    st.floats(0.01, 1.0),
-    st.floats(0, 1, exclude_max=True),
-)
-def test_a_token_outside_the_filter_is_never_drawn(
-    scores: list[float], top_k: int, top_p: float, uniform: float
-) -> None:
-    values = torch.tensor(scores, dtype=torch.float32)
-    token = draw(
-        values.unsqueeze(0),
-        torch.tensor([top_k]),
-        torch.tensor([top_p], dtype=torch.float64),
-        torch.tensor([uniform], dtype=torch.float64),
-        torch.float64,
-    )
-    better = int((values > values[token]).sum())
-    mass = float(torch.softmax(values.double(), 0)[values > values[token]].sum())
-    assert not top_k or better < top_k
-    assert better == 0 or mass < top_p + 1e-9 or top_k
-
-
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=20).filter(any), st.floats(0, 1, exclude_max=True))
-def test_inversion_picks_a_token_with_weight(weights: list[float], uniform: float) -> None:
-    index = invert(torch.tensor([weights], dtype=torch.float64), torch.tensor([uniform], dtype=torch.float64))
-    assert weights[int(index)] > 0
-
-
-def mixed_rows() -> tuple[torch.Tensor, list[RowParams]]:
-    generator = torch.Generator().manual_seed(1)
-    rows = [
+def mixed_rows() -> list[RowParams]:
+    """One row of every kind."""
+    return [
         row(temperature=0.0),
         row(temperature=0.7, top_p=0.9, seed=1),
         row(temperature=1.3, seed=2, top_logprobs=4),
         row(top_k=40, seed=3, top_logprobs=0),
         row(top_k=300, top_p=0.99, seed=4),
+        row(top_k=12, keep_top_k_duplicates=False, seed=4),
         row(top_p=0.999, temperature=2.0, seed=5, top_logprobs=20),
+        row(min_p=0.05, temperature=4.0, seed=15),
         row(temperature=0.5, seed=6, masked_ids=frozenset({1, 2, 3})),
+        row(
+            temperature=0.0, tokens=[5, 6, 5, 7], prompt_len=2, repetition_penalty=1.4, frequency_penalty=0.5
+        ),
+        row(tokens=[8] * 70 + list(range(100)), presence_penalty=-1.5, pending_row=0),
+        row(temperature=0.0, tokens=[4, 9], bad_words=((11,), (4, 9, 12), (9, 17, 13)), pending_row=0),
+        row(logit_bias=((3, 5.5), (4, -100.0)), allowed_token_ids=(3, 4, 5, 6), top_p=0.8),
+        row(temperature=0.0, tokens=[3], repetition_penalty=2.0, logit_bias=((30, 90.0),), pending_row=2),
     ]
-    return torch.randn(len(rows), 900, generator=generator) * 3, rows
 
 
-def test_a_row_does_not_depend_on_its_neighbours() -> None:
-    logits, rows = mixed_rows()
-    together = sample(logits.clone(), rows, DEVICE)
+def mixed_logits(count: int) -> torch.Tensor:
+    return torch.randn(count, VOCAB, generator=torch.Generator().manual_seed(1)) * 3
+
+
+@pytest.mark.parametrize("device", [CPU, STATIC], ids=["cpu", "static"])
+def test_a_row_does_not_depend_on_its_neighbours_or_on_padding(device: CpuDevice) -> None:
+    rows = mixed_rows()
+    logits = mixed_logits(len(rows))
+
+    def ask(at: list[int], padding: int = 0, value: float = math.nan) -> list[SampledToken]:
+        padded = torch.cat((logits[at], torch.full((padding, VOCAB), value)))
+        return run(padded, [rows[i] for i in at], last_tokens=LAST_TOKENS, device=device)
+
+    everyone = list(range(len(rows)))
+    together = ask(everyone)
+    for index in everyone:
+        assert ask([index]) == [together[index]]
+        assert ask([index], padding=3) == [together[index]]
+    order = everyone[:]
+    random.Random(3).shuffle(order)
+    assert ask(order, padding=2, value=0.0) == [together[index] for index in order]
+    assert ask(everyone + everyone) == together + together
+    assert ask(everyone[::2], padding=1) == together[::2]
+
+
+def test_both_kinds_of_devices_sample_alike() -> None:
+    rows = mixed_rows()
+    logits = mixed_logits(len(rows))
+    static = run(logits, rows, last_tokens=LAST_TOKENS, device=STATIC)
+    assert run(logits, rows, last_tokens=LAST_TOKENS, device=CPU) == static
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_row_that_is_not_finite_fails_alone(bad: float) -> None:
+    rows = mixed_rows()
+    logits = mixed_logits(len(rows))
+    expected = run(logits.clone(), rows, last_tokens=LAST_TOKENS)
     for index in range(len(rows)):
-        assert sample(logits[index : index + 1].clone(), [rows[index]], DEVICE) == [together[index]]
-    order = [4, 0, 6, 2, 5, 1, 3]
-    shuffled = sample(logits[order].clone(), [rows[index] for index in order], DEVICE)
-    assert shuffled == [together[index] for index in order]
-    doubled = sample(torch.cat((logits, logits)), rows + rows, DEVICE)
-    assert doubled == together + together
+        broken = logits.clone()
+        broken[index, 17] = bad
+        results = run(broken, rows, last_tokens=LAST_TOKENS)
+        assert results[index] == SampledToken(None, status=RowStatus.NOT_FINITE)
+        assert results[:index] + results[index + 1 :] == expected[:index] + expected[index + 1 :]
 
 
 def test_a_draw_depends_on_seed_and_position() -> None:
     logits = torch.zeros(1, 5000)
-    first = sample(logits, [row(seed=1, position=1)], DEVICE)
-    assert first == sample(logits, [row(seed=1, position=1)], DEVICE)
+    first = run(logits, [row(seed=1, position=1)])
+    assert first == run(logits, [row(seed=1, position=1)])
     others = {
-        sample(logits, [row(seed=seed, position=position)], DEVICE)[0].token_id
+        run(logits, [row(seed=seed, position=position)])[0].token_id
         for seed in (1, 2, -3)
         for position in (1, 2, 100_000)
     }
     assert len(others) == 9
 
 
-@pytest.mark.parametrize(
-    "params",
-    [row(temperature=0.0), row(top_k=1), row(top_p=1e-9), row(temperature=1e-45), row(temperature=1e-5)],
-)
-def test_the_best_token_where_only_it_is_left(params: RowParams) -> None:
+BEST: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"top_k": 1},
+    {"top_p": 1e-9},
+    {"min_p": 1.0},
+    {"temperature": 1e-45},
+    {"temperature": 1e-5},
+]
+
+
+@pytest.mark.parametrize("options", BEST, ids=str)
+def test_the_best_token_where_only_it_is_left(options: dict[str, Any]) -> None:
     logits = torch.randn(1, 3000, generator=torch.Generator().manual_seed(2)).bfloat16()
-    assert sample(logits, [params], DEVICE)[0].token_id == int(logits.argmax())
+    assert run(logits, [row(**options)])[0].token_id == int(logits.argmax())
 
 
-def test_masked_ids_are_not_sampled_and_logprobs_do_not_show_it() -> None:
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"temperature": 0.3}, {"top_k": 1}], ids=str)
+def test_masked_ids_are_not_sampled_and_logprobs_do_not_show_it(options: dict[str, Any]) -> None:
     logits = torch.tensor([[5.0, 1.0, 0.0]])
-    for params in (row(temperature=0.0), row(temperature=0.3), row(top_k=1)):
-        masked = RowParams(
-            params.temperature, 1.0, params.top_k, 1, 1, masked_ids=frozenset({0, 999}), top_logprobs=2
-        )
-        result = sample(logits, [masked], DEVICE)[0]
-        expected = torch.log_softmax(logits[0], 0)
-        assert result.token_id in (1, 2)
-        assert result.logprob == pytest.approx(float(expected[result.token_id]))
-        assert [token for token, _ in result.top] == [0, 1]
-        assert result.top[0][1] == pytest.approx(float(expected[0]))
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_row_that_is_not_finite_fails_alone(bad: float) -> None:
-    logits, rows = mixed_rows()
-    expected = sample(logits.clone(), rows, DEVICE)
-    for index in range(len(rows)):
-        broken = logits.clone()
-        broken[index, 17] = bad
-        results = sample(broken, rows, DEVICE)
-        assert results[index] == SampledToken(None)
-        assert results[:index] + results[index + 1 :] == expected[:index] + expected[index + 1 :]
+    masked = row(masked_ids=frozenset({0, 999}), top_logprobs=2, tokens=[1], presence_penalty=0.5, **options)
+    result = run(logits, [masked])[0]
+    expected = torch.log_softmax(logits[0], 0)
+    assert result.token_id in (1, 2)
+    assert result.logprob == pytest.approx(float(expected[result.token_id]))
+    assert [token for token, _ in result.top] == [0, 1]
+    assert result.top[0][1] == pytest.approx(float(expected[0]))
 
 
 def test_tokens_that_the_model_rules_out_are_no_failure() -> None:
     logits = torch.full((1, 50), -math.inf)
     logits[0, 7] = 1.0
-    assert sample(logits, [row(top_p=0.5)], DEVICE)[0].token_id == 7
+    assert run(logits, [row(top_p=0.5)])[0].token_id == 7
+    assert run(logits, [row(top_k=3, min_p=0.1)], device=STATIC)[0].token_id == 7
+
+
+def test_a_row_without_any_token_left_says_so() -> None:
+    rows = [
+        row(allowed_token_ids=(3, 4), bad_words=((3,),), masked_ids={4}),
+        row(temperature=0.0, allowed_token_ids=(3,), bad_words=((17, 3),), tokens=[1], pending_row=0),
+        row(temperature=0.0, allowed_token_ids=(3,), bad_words=((17, 3),), tokens=[1], pending_row=1),
+    ]
+    results = run(torch.zeros(3, 9), rows, last_tokens=LAST_TOKENS)
+    assert [result.status for result in results[:2]] == [RowStatus.NOTHING_LEFT] * 2
+    assert results[2].token_id == 3
+
+
+class Recorder(TorchDispatchMode):
+    """Notes shapes, and refuses what waits for the device or has a shape that depends on values."""
+
+    WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "is_nonzero", "equal")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: set[tuple[str, tuple[int, ...]]] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name in self.WAITS or (
+            name == "index" and any(i is not None and i.dtype == torch.bool for i in args[1])
+        ):
+            raise AssertionError(f"{name} waits for the device")
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor):
+            self.shapes.add((name, tuple(out.shape)))
+        return out
+
+
+def random_row(rng: random.Random) -> RowParams:
+    tokens = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 300))]
+    options: dict[str, Any] = rng.choice(
+        [
+            {"temperature": 0.0},
+            {},
+            {"top_p": rng.choice([0.5, 0.9999])},
+            {"top_k": rng.choice([1, 20, 500])},
+            {"min_p": 0.1, "temperature": 3.0},
+        ]
+    )
+    if rng.random() < 0.3:
+        options["frequency_penalty"] = 0.5
+    if rng.random() < 0.3:
+        options["logit_bias"] = tuple((token, 1.0) for token in set(tokens[:20]))
+    if rng.random() < 0.3:
+        options["top_logprobs"] = rng.randint(0, 20)
+    pending = rng.choice([None, 0, 1])
+    return row(tokens=tokens, prompt_len=rng.randint(0, len(tokens)), pending_row=pending, **options)
+
+
+def test_no_pass_waits_and_shapes_are_few() -> None:
+    rng = random.Random(5)
+    last = torch.tensor(LAST_TOKENS)
+    seen: set[tuple[str, tuple[int, ...]]] = set()
+    for turn in range(80):
+        rows = [random_row(rng) for _ in range(rng.randint(1, 8))]
+        inputs = prepare(rows, 8, VOCAB, STATIC)
+        logits = torch.randn(8, VOCAB) * rng.choice([0.01, 1.0, 5.0])
+        with Recorder() as recorder:
+            sample(logits, inputs, last, STATIC)
+        if turn >= 60:
+            assert recorder.shapes <= seen
+        seen |= recorder.shapes
+    sizes = {size for _, shape in seen for size in shape}
+    # Rows, the vocabulary, candidates, histogram digits, alternatives, packed columns; else powers of two.
+    constant = {VOCAB, 8 * VOCAB, 20, 41, 43, 3}
+    assert all(size in constant or size & (size - 1) == 0 for size in sizes), sizes
+
+
+def test_parameters_that_do_not_fit_the_logits_are_refused() -> None:
+    with pytest.raises(ValueError, match="2 rows of parameters for 1 rows"):
+        prepare([row(), row()], 1, 10, CPU)
+    with pytest.raises(ValueError, match="3 rows of logits for 1 rows"):
+        sample(torch.zeros(3, 10), prepare([row()], 1, 10, CPU), torch.zeros(1, dtype=torch.int64), CPU)

@@ -1,0 +1,76 @@
+"""What a step's sampling costs: milliseconds a call, by batch and by what the rows ask for.
+
+python -m benchmarks.sampling --threads 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+
+from services.engine.device import CpuDevice, Device
+from services.engine.link import SamplingOptions
+from services.engine.sampling import RowParams, SequenceState, prepare, sample
+
+HISTORY = 512
+
+CASES = {
+    "greedy": SamplingOptions(temperature=0.0),
+    "temperature": SamplingOptions(temperature=0.8),
+    "temperature, top_p": SamplingOptions(temperature=0.8, top_p=0.95),
+    "temperature, top_p, top_k": SamplingOptions(temperature=0.8, top_p=0.95, top_k=40),
+    "wide nucleus": SamplingOptions(temperature=3.0, top_p=0.95),
+    "greedy, penalties": SamplingOptions(temperature=0.0, presence_penalty=0.5, repetition_penalty=1.1),
+    "greedy, bias": SamplingOptions(temperature=0.0, logit_bias=tuple((i, 1.0) for i in range(64))),
+    "greedy, 5 logprobs": SamplingOptions(temperature=0.0, top_logprobs=5),
+}
+
+
+def timed(call: Callable[[], object], repeats: int) -> float:
+    """Median milliseconds of a call."""
+    times = []
+    for _ in range(repeats + 2):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return median(times[2:]) * 1000
+
+
+def measure(
+    options: SamplingOptions, batch: int, vocab: int, repeats: int, device: Device
+) -> tuple[float, float]:
+    """Milliseconds of the device's pass, and of the host's preparation of it."""
+    generator = torch.Generator().manual_seed(batch)
+    # As of a trained model: the probability falls with a power of the rank.
+    ranks = torch.stack([torch.randperm(vocab, generator=generator) for _ in range(batch)])
+    logits = ranks.add(1).float().log().mul(-1.5) + torch.randn(batch, vocab, generator=generator) / 4
+    last_tokens = torch.zeros(batch + 1, dtype=torch.int64)
+    histories = torch.randint(vocab, (batch, HISTORY), generator=generator).tolist()
+    states = [SequenceState(options, history, HISTORY // 2) for history in histories]
+    rows = [RowParams(state, HISTORY, pending_row=0) for state in states]
+    inputs = prepare(rows, batch, vocab, device)
+    device_ms = timed(lambda: sample(logits, inputs, last_tokens, device), repeats)
+    return device_ms, timed(lambda: prepare(rows, batch, vocab, device), repeats)
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--vocab", type=int, default=49152)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=15)
+    args = parser.parse_args()
+    device = CpuDevice(args.threads)
+    print(f"{'ms a call (host preparation)':30}" + "".join(f"{f'B={batch}':>18}" for batch in args.batches))
+    for name, options in CASES.items():
+        figures = [measure(options, batch, args.vocab, args.repeats, device) for batch in args.batches]
+        print(f"{name:30}" + "".join(f"{f'{ms:.2f} ({host:.2f})':>18}" for ms, host in figures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,269 @@
+"""A step's sampling parameters as tensors. Built on the host while the device is busy.
+
+Shapes depend on the number R of padded rows and on powers of two alone. Lists are ragged, as (row, id, ...)
+entries of all rows, so that their cost follows what there is; padding repeats the first entry in a way that
+changes nothing. Which lists are there at all follows from the rows' options, never from values on the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from catenary.seeds import uniform
+from services.engine.device import Device
+from services.engine.sampling.rows import RowParams
+from services.engine.sampling.state import Int64s
+
+_LEAST_ENTRIES: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Edits:
+    """What is added to logits. rows, ids int64 [N]; values float32 [N], -inf for a ban.
+
+    conditions int64 [N]: the entry holds if the row's pending token is this one; -1: always.
+    """
+
+    rows: torch.Tensor
+    ids: torch.Tensor
+    values: torch.Tensor
+    conditions: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """Tokens that a row has seen. rows, ids int64 [N], no pair twice but for padding; generated float32 [N].
+
+    repetition, frequency, presence float32 [R]; 1, 0 and 0 where a row has none.
+    """
+
+    rows: torch.Tensor
+    ids: torch.Tensor
+    generated: torch.Tensor
+    repetition: torch.Tensor
+    frequency: torch.Tensor
+    presence: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """The only ids of some rows. rows, ids int64 [N]; restricted bool [R]."""
+
+    rows: torch.Tensor
+    ids: torch.Tensor
+    restricted: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """Rows that are drawn. index int64 [D]; temperature float32 [D]; uniform [D] in [0, 1), wide."""
+
+    index: torch.Tensor
+    temperature: torch.Tensor
+    uniform: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Filters of drawn rows: top_k int64 [D], 0 off; exact bool [D]; top_p, min_p [D] wide, 1 and 0 off."""
+
+    top_k: torch.Tensor
+    exact: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+    any_top_k: bool
+    any_exact: bool
+
+    def select(self, index: torch.Tensor) -> Filters:
+        """Those of the rows `index`, int64 [D]."""
+        return Filters(
+            top_k=self.top_k.index_select(0, index),
+            exact=self.exact.index_select(0, index),
+            top_p=self.top_p.index_select(0, index),
+            min_p=self.min_p.index_select(0, index),
+            any_top_k=self.any_top_k,
+            any_exact=self.any_exact,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerInputs:
+    """Everything of a step but the logits. What is None is not needed by any row.
+
+    pending_rows int64 [R] and is_pending bool [R] tell where a row's newest token waits. `asked` int64 [A]
+    are the rows with log probabilities, with `alternatives` of them.
+    """
+
+    padded_rows: int
+    edits: Edits | None
+    penalties: Penalties | None
+    allowed: Allowed | None
+    plain: Draws | None
+    filtered: tuple[Draws, Filters] | None
+    pending_rows: torch.Tensor | None
+    is_pending: torch.Tensor | None
+    asked: torch.Tensor | None
+    alternatives: bool
+
+
+def prepare(rows: list[RowParams], padded_rows: int, vocab_size: int, device: Device) -> SamplerInputs:
+    """Inputs of a step with these rows in front of `padded_rows` rows of logits [padded_rows, vocab_size]."""
+    if len(rows) > padded_rows:
+        raise ValueError(f"{len(rows)} rows of parameters for {padded_rows} rows of logits")
+    edits = _edits(rows, vocab_size, device)
+    penalties = _penalties(rows, padded_rows, device)
+    drawn = [i for i, row in enumerate(rows) if not row.state.greedy]
+    filtered = [i for i in drawn if rows[i].state.is_filtered(vocab_size)]
+    plain = [i for i in drawn if not rows[i].state.is_filtered(vocab_size)]
+    asked = [i for i, row in enumerate(rows) if row.state.options.top_logprobs >= 0]
+    pending = [row.pending_row for row in rows] + [None] * (padded_rows - len(rows))
+    waits = (edits is not None or penalties is not None) and any(row is not None for row in pending)
+    return SamplerInputs(
+        padded_rows=padded_rows,
+        edits=edits,
+        penalties=penalties,
+        allowed=_allowed(rows, padded_rows, device),
+        plain=_draws(rows, _padded(plain, padded_rows), device) if plain else None,
+        filtered=_filtered(rows, _padded(filtered, padded_rows), vocab_size, device) if filtered else None,
+        pending_rows=_ints(device, [row or 0 for row in pending]) if waits else None,
+        is_pending=_send(device, np.array([row is not None for row in pending])) if waits else None,
+        asked=_ints(device, _padded(asked, padded_rows)) if asked else None,
+        alternatives=any(row.state.options.top_logprobs > 0 for row in rows),
+    )
+
+
+def _edits(rows: list[RowParams], vocab_size: int, device: Device) -> Edits | None:
+    ids: list[Int64s] = []
+    values: list[np.ndarray[Any, np.dtype[np.float32]]] = []
+    conditions: list[Int64s] = []
+    owners: list[int] = []
+
+    def add(row: int, tokens: Int64s, amounts: Any, needed: Any = -1) -> None:
+        owners.append(row)
+        ids.append(tokens)
+        values.append(np.broadcast_to(np.asarray(amounts, dtype=np.float32), tokens.shape))
+        conditions.append(np.broadcast_to(np.asarray(needed, dtype=np.int64), tokens.shape))
+
+    for index, row in enumerate(rows):
+        state = row.state
+        if row.masked_ids:
+            masked = np.fromiter((token for token in row.masked_ids if token < vocab_size), dtype=np.int64)
+            add(index, masked, -np.inf)
+        if state.edited:
+            add(index, state.bias_ids, state.bias_values)
+            add(index, state.banned, -np.inf)
+            completions = state.completions(pending=row.pending_row is not None)
+            if completions:
+                pairs = np.array(completions, dtype=np.int64)
+                add(index, pairs[:, 0], -np.inf, pairs[:, 1])
+    total = sum(map(len, ids))
+    if not total:
+        return None
+    missing = _width(total) - total
+    where = np.repeat(owners, [len(part) for part in ids])
+    return Edits(
+        rows=_send(device, _pad(where, missing)),
+        ids=_send(device, _pad(np.concatenate(ids), missing)),
+        values=_send(device, np.concatenate((*values, np.zeros(missing, dtype=np.float32)))),
+        conditions=_send(device, _pad(np.concatenate(conditions), missing)),
+    )
+
+
+def _penalties(rows: list[RowParams], padded_rows: int, device: Device) -> Penalties | None:
+    owners = [index for index, row in enumerate(rows) if row.state.penalized]
+    if not owners:
+        return None
+    columns = np.zeros((3, padded_rows), dtype=np.float32)
+    columns[0] = 1.0
+    parts: list[tuple[Int64s, np.ndarray[Any, np.dtype[np.float32]]]] = []
+    for index in owners:
+        state = rows[index].state
+        options = state.options
+        columns[:, index] = options.repetition_penalty, options.frequency_penalty, options.presence_penalty
+        if state.counts is not None:
+            parts.append(state.counts.update())
+    total = sum(len(ids) for ids, _ in parts)
+    missing = _width(total) - total
+    repetition, frequency, presence = _send(device, columns)
+    return Penalties(
+        rows=_send(device, _pad(np.repeat(owners, [len(ids) for ids, _ in parts]), missing)),
+        ids=_send(device, _pad(np.concatenate([ids for ids, _ in parts]), missing)),
+        generated=_send(device, _pad(np.concatenate([counts for _, counts in parts]), missing)),
+        repetition=repetition,
+        frequency=frequency,
+        presence=presence,
+    )
+
+
+def _allowed(rows: list[RowParams], padded_rows: int, device: Device) -> Allowed | None:
+    owners = [index for index, row in enumerate(rows) if row.state.allowed.size]
+    if not owners:
+        return None
+    parts = [rows[index].state.allowed for index in owners]
+    missing = _width(sum(map(len, parts))) - sum(map(len, parts))
+    restricted = np.zeros(padded_rows, dtype=np.bool_)
+    restricted[owners] = True
+    return Allowed(
+        rows=_send(device, _pad(np.repeat(owners, [len(ids) for ids in parts]), missing)),
+        ids=_send(device, _pad(np.concatenate(parts), missing)),
+        restricted=_send(device, restricted),
+    )
+
+
+def _draws(rows: list[RowParams], index: list[int], device: Device) -> Draws:
+    numbers = [uniform(rows[i].state.options.seed, rows[i].position) for i in index]
+    return Draws(
+        index=_ints(device, index),
+        temperature=_floats(device, [rows[i].state.options.temperature for i in index], torch.float32),
+        uniform=_floats(device, numbers, device.wide_dtype),
+    )
+
+
+def _filtered(
+    rows: list[RowParams], index: list[int], vocab_size: int, device: Device
+) -> tuple[Draws, Filters]:
+    options = [rows[i].state.options for i in index]
+    top_k = [one.top_k if one.top_k < vocab_size else 0 for one in options]
+    exact = [not one.keep_top_k_duplicates and k > 0 for one, k in zip(options, top_k, strict=True)]
+    filters = Filters(
+        top_k=_ints(device, top_k),
+        exact=_send(device, np.array(exact)),
+        top_p=_floats(device, [one.top_p for one in options], device.wide_dtype),
+        min_p=_floats(device, [one.min_p for one in options], device.wide_dtype),
+        any_top_k=any(top_k),
+        any_exact=any(exact),
+    )
+    return _draws(rows, index, device), filters
+
+
+def _padded(index: list[int], padded_rows: int) -> list[int]:
+    """The rows, the first of them repeated up to a power of two or the number of padded rows."""
+    return index + index[:1] * (min(_power(len(index)), padded_rows) - len(index))
+
+
+def _power(count: int) -> int:
+    return 1 << max(0, count - 1).bit_length()
+
+
+def _width(count: int) -> int:
+    return max(_LEAST_ENTRIES, _power(count))
+
+
+def _pad(values: np.ndarray[Any, Any], missing: int) -> np.ndarray[Any, Any]:
+    return np.concatenate((values, np.broadcast_to(values[:1], (missing,))))
+
+
+def _ints(device: Device, values: list[int]) -> torch.Tensor:
+    return device.to_device(torch.tensor(values, dtype=torch.int64))
+
+
+def _floats(device: Device, values: list[float], dtype: torch.dtype) -> torch.Tensor:
+    return device.to_device(torch.tensor(values, dtype=dtype))
+
+
+def _send(device: Device, values: np.ndarray[Any, Any]) -> torch.Tensor:
+    return device.to_device(torch.from_numpy(np.ascontiguousarray(values)))

@@ -1,0 +1,209 @@
+"""The filters leave what transformers' warpers leave, and draws follow the distribution."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from catenary.seeds import uniform
+from services.engine.device import CpuDevice
+from services.engine.link import SamplingOptions
+from services.engine.sampling.draw import draw_filtered, draw_plain
+from services.engine.sampling.inputs import Draws, Filters
+from services.engine.sampling.wide import draw_wide, invert
+from tests.support.sampling import CPU, row, run
+
+
+def drawn(scores: torch.Tensor, numbers: list[float], *, wide: bool = False, **options: Any) -> list[int]:
+    """The tokens for these uniform numbers from one row of scores [V]."""
+    chosen = SamplingOptions(**options)
+    count, size = len(numbers), scores.shape[0]
+    scaled = ((scores - scores.max()) / chosen.temperature).expand(count, -1).contiguous()
+    filters = Filters(
+        top_k=torch.full((count,), chosen.top_k if chosen.top_k < size else 0),
+        exact=torch.full((count,), not chosen.keep_top_k_duplicates),
+        top_p=torch.full((count,), chosen.top_p, dtype=torch.float64),
+        min_p=torch.full((count,), chosen.min_p, dtype=torch.float64),
+        any_top_k=chosen.top_k > 0,
+        any_exact=not chosen.keep_top_k_duplicates,
+    )
+    draws = Draws(
+        torch.arange(count),
+        torch.full((count,), chosen.temperature),
+        torch.tensor(numbers, dtype=torch.float64),
+    )
+    if wide:
+        probabilities = torch.softmax(scaled, -1)
+        tokens = draw_wide(scaled, probabilities, filters, draws.uniform, torch.float64)
+    elif chosen.top_k or chosen.top_p < 1 or chosen.min_p:
+        tokens = draw_filtered(scaled, draws, filters, CPU)
+    else:
+        tokens = draw_plain(scaled, draws, CPU)
+    result: list[int] = tokens.tolist()
+    return result
+
+
+def frequencies(scores: torch.Tensor, draws: int = 4000, **options: Any) -> torch.Tensor:
+    """How often each token is drawn when the uniform numbers are spread evenly over [0, 1)."""
+    tokens = drawn(scores, [(index + 0.5) / draws for index in range(draws)], **options)
+    return torch.bincount(torch.tensor(tokens), minlength=scores.shape[0]) / draws
+
+
+def by_transformers(scores: torch.Tensor, **options: Any) -> torch.Tensor:
+    """The distribution [V] that transformers would draw from."""
+    chosen = SamplingOptions(**options)
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(chosen.temperature)])
+    if chosen.top_k:
+        warpers.append(TopKLogitsWarper(chosen.top_k))
+    if chosen.top_p < 1:
+        warpers.append(TopPLogitsWarper(chosen.top_p))
+    if chosen.min_p:
+        warpers.append(MinPLogitsWarper(chosen.min_p))
+    warped: torch.Tensor = warpers(torch.zeros(1, 1, dtype=torch.int64), scores.unsqueeze(0))
+    return torch.softmax(warped[0], -1)
+
+
+FILTERS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.6},
+    {"top_k": 3},
+    {"top_k": 255},
+    {"top_k": 256},
+    {"top_k": 257},
+    {"top_k": 400, "top_p": 0.97},
+    {"top_k": 5, "top_p": 0.7},
+    {"top_k": 10_000},
+    {"top_p": 0.6},
+    {"top_p": 0.98, "temperature": 1.7},
+    {"top_p": 0.9999},
+    {"min_p": 0.2},
+    {"min_p": 1e-3},
+    {"min_p": 1e-3, "top_k": 300},
+    {"min_p": 0.02, "top_p": 0.9, "top_k": 50, "temperature": 1.3},
+    {"min_p": 0.02, "top_p": 0.999},
+]
+
+
+@pytest.mark.parametrize("vocab", [12, 700])
+@pytest.mark.parametrize("options", FILTERS, ids=str)
+@pytest.mark.parametrize("wide", [False, True])
+def test_draws_follow_the_distribution_of_transformers(
+    vocab: int, options: dict[str, Any], wide: bool
+) -> None:
+    scores = torch.randn(vocab, generator=torch.Generator().manual_seed(vocab))
+    expected = by_transformers(scores, **options)
+    found = frequencies(scores, wide=wide, **options)
+    # Each frequency is right to about the spacing of the uniform numbers.
+    assert torch.allclose(found, expected, atol=6e-4)
+    assert not found[expected == 0].any()
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("count", [2, 5, 40, 600])
+def test_ties_at_the_threshold_of_top_k(count: int, wide: bool) -> None:
+    """Three better tokens, then `count` equal ones, in a shuffled order."""
+    order = torch.randperm(700, generator=torch.Generator().manual_seed(count))
+    scores = torch.full((700,), -1.0)
+    scores[order[:3]] = 2.0
+    scores[order[3 : 3 + count]] = 1.0
+    ties = order[3 : 3 + count].sort().values
+    kept = frequencies(scores, top_k=4, wide=wide)
+    assert torch.allclose(kept, by_transformers(scores, top_k=4), atol=6e-4)
+    assert (kept > 0).sum() == 3 + count
+    exact = frequencies(scores, top_k=4, keep_top_k_duplicates=False, wide=wide)
+    assert set(exact.nonzero().flatten().tolist()) == {*order[:3].tolist(), int(ties[0])}
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_the_nucleus_keeps_all_that_are_as_good_as_its_last_token(wide: bool) -> None:
+    scores = torch.tensor([3.0, 1.0, 1.0, 1.0, 0.0])
+    found = frequencies(scores, top_p=0.75, wide=wide)
+    weights = scores.exp() * torch.tensor([1, 1, 1, 1, 0])
+    assert torch.allclose(found, weights / weights.sum(), atol=6e-4)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    scores=st.lists(st.floats(-30, 30), min_size=2, max_size=40),
+    copies=st.sampled_from([1, 9]),
+    top_k=st.integers(0, 50),
+    top_p=st.floats(0.01, 1.0),
+    min_p=st.sampled_from([0.0, 0.01, 0.5, 1.0]),
+    exact=st.booleans(),
+    number=st.floats(0, 1, exclude_max=True),
+)
+def test_a_token_outside_the_filters_is_never_drawn(
+    scores: list[float], copies: int, top_k: int, top_p: float, min_p: float, exact: bool, number: float
+) -> None:
+    values = torch.tensor(scores * copies, dtype=torch.float32)
+    options = {"top_k": top_k, "top_p": top_p, "min_p": min_p, "keep_top_k_duplicates": not exact}
+    weights = torch.softmax(values.double(), 0)
+    for wide in (False, True):
+        token = drawn(values, [number], wide=wide, **options)[0]
+        better = values > values[token]
+        equals_before = int((values[:token] == values[token]).sum())
+        assert not 0 < top_k < len(values) or int(better.sum()) + exact * equals_before < top_k
+        assert not better.any() or top_k or float(weights[better].sum()) < top_p + 1e-6
+        assert float(weights[token]) >= min_p * float(weights.max()) * (1 - 1e-5)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=20).filter(any), st.floats(0, 1, exclude_max=True))
+def test_inversion_picks_a_token_with_weight(weights: list[float], number: float) -> None:
+    index = invert(
+        torch.tensor([weights], dtype=torch.float64),
+        torch.tensor([number], dtype=torch.float64),
+        torch.float64,
+    )
+    assert weights[int(index)] > 0
+
+
+class NarrowFloats(CpuDevice):
+    """A device without float64."""
+
+    wide_dtype = torch.float32
+
+
+@pytest.mark.parametrize("options", [{"top_p": 0.98}, {"top_k": 400, "top_p": 0.9}, {"min_p": 0.01}], ids=str)
+def test_a_device_without_float64_draws_the_same_tokens_but_for_rounding(options: dict[str, Any]) -> None:
+    logits = torch.randn(1, 700, generator=torch.Generator().manual_seed(4)).expand(400, -1)
+    rows = [row(position=position, **options) for position in range(400)]
+    ours, theirs = (run(logits, rows, device=device) for device in (CPU, NarrowFloats(1)))
+    assert sum(a == b for a, b in zip(ours, theirs, strict=True)) >= 398
+
+
+@pytest.mark.parametrize("options", [{}, {"top_p": 0.97}, {"top_k": 20}, {"min_p": 0.02}], ids=str)
+def test_seeded_draws_pass_a_chi_square_test(options: dict[str, Any]) -> None:
+    """5,000 positions of one sequence on one distribution. Seeded, so it passes always or never."""
+    draws, vocab = 5000, 400
+    logits = torch.randn(1, vocab, generator=torch.Generator().manual_seed(9)) * 2
+    rows = [row(seed=11, position=position, **options) for position in range(draws)]
+    tokens = [result.token_id for result in run(logits.expand(draws, -1), rows)]
+    counts = torch.bincount(torch.tensor(tokens), minlength=vocab).double()
+    expected = by_transformers(logits[0], **options).double() * draws
+    assert not counts[expected == 0].any()
+    common = expected >= 5
+    cells = torch.cat((counts[common], counts[~common].sum().view(1)))
+    means = torch.cat((expected[common], expected[~common].sum().view(1)))
+    cells, means = cells[means > 0], means[means > 0]
+    statistic = float(((cells - means) ** 2 / means).sum())
+    freedom = len(means) - 1
+    # A chi-square variable is within four standard deviations of its mean, its number of degrees of freedom.
+    assert abs(statistic - freedom) < 4 * math.sqrt(2 * freedom)
+
+
+def test_the_uniform_numbers_are_those_of_the_seeds_module() -> None:
+    logits = torch.zeros(1, 1000)
+    token = run(logits, [row(seed=-4, position=77)])[0].token_id
+    assert token == int(uniform(-4, 77) * 1000)
