@@ -46,7 +46,9 @@ class EngineConfig(RpcConfig):
         description="Name that requests use. Absent: that of the alias, directory or file, or the hub id.",
     )
     cache_dir: Path | None = Field(
-        None, description="Converted models are kept here. Absent: CATENARY_CACHE, or ~/.cache/catenary."
+        None,
+        description="Converted models, compiled code and measurements are kept here. Absent: CATENARY_CACHE, "
+        "or ~/.cache/catenary.",
     )
     max_model_len: int | None = Field(
         None, ge=2, description="Longest sequence, prompt and completion, in tokens. Absent: the model's own."
@@ -66,8 +68,8 @@ class EngineConfig(RpcConfig):
         0.9,
         gt=0,
         le=1,
-        description="Share of the device's memory for weights, activations and KV together. On a CPU: share "
-        "of what is free once the weights are loaded, for KV, and never more than 2 GiB.",
+        description="Share of the memory that is free once the weights are loaded, for activations, graphs "
+        "and KV together. On a CPU KV gets never more than 2 GiB of it.",
     )
     kv_cache_gib: float | None = Field(
         None, gt=0, description="Size of the KV pool in GiB. Absent: what gpu_memory_utilization leaves."
@@ -124,6 +126,42 @@ class EngineConfig(RpcConfig):
         None,
         description="Write what every step does when to this file, as Chrome trace events "
         "(chrome://tracing, Perfetto). It grows as long as the engine runs.",
+    )
+
+    compile: bool = Field(
+        False,
+        description="Compile the model's layers for each bucket with torch.compile (on a CPU: inductor, "
+        "which needs a C++ compiler). The compiled code is kept in the cache directory.",
+    )
+    enforce_eager: bool = Field(
+        False, description="Capture and compile nothing. Excludes compile; a CPU does neither by default."
+    )
+    warmup: Literal["full", "background", "skip"] | None = Field(
+        None,
+        description="full: run every bucket before serving. background: serve at once, and capture buckets "
+        "between steps. skip: capture each when it is first needed. Absent: full where buckets are captured "
+        "or compiled, else skip.",
+    )
+    graph_reserved_mem: float = Field(
+        0.1,
+        ge=0,
+        lt=1,
+        description="Share of the usable memory that is set aside for graphs until a run has measured them.",
+    )
+    graph_prompt_ratio: float = Field(
+        0.3, ge=0, le=1, description="Share of the graph memory that prefill graphs get first."
+    )
+    graph_prompt_strategy: Literal["min_tokens", "max_bs", "largest_first"] = Field(
+        "min_tokens", description="Which prefill buckets are captured first."
+    )
+    graph_decode_strategy: Literal["min_tokens", "max_bs", "largest_first"] = Field(
+        "max_bs", description="Which decode buckets are captured first."
+    )
+    max_capture_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="Prefills with more tokens, context included, run without a graph. Absent: "
+        "max_num_batched_tokens.",
     )
 
     scripted: str | None = Field(
@@ -199,6 +237,12 @@ class EngineConfig(RpcConfig):
         given = [name for name in _PADDING_OPTIONS if name in self.model_fields_set]
         if given and self.bucketing_strategy not in ("padding", "pad"):
             raise ValueError(f"{given[0]} needs bucketing_strategy padding, not {self.bucketing_strategy}")
+        return self
+
+    @model_validator(mode="after")
+    def _one_way_to_execute(self) -> Self:
+        if self.compile and self.enforce_eager:
+            raise ValueError("compile and enforce-eager exclude each other: choose one")
         return self
 
     @field_validator("router")

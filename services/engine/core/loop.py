@@ -10,6 +10,7 @@ from catenary.telemetry import get_logger
 from services.engine.core.columns import StepBuilder
 from services.engine.core.errors import CoreFailure
 from services.engine.core.startup import Engine
+from services.engine.core.warming import graph_load
 from services.engine.link import (
     AbortSequences,
     BlockingLink,
@@ -42,6 +43,8 @@ class CoreLoop:
         self._link = link
         self._scheduler = engine.scheduler
         self._runner = engine.runner
+        self._graphs = engine.graphs
+        self._background = engine.background
         self._tracer = engine.tracer
         self._overlaps = engine.async_stepping
         self._vocab_size = engine.ready.model.vocab_size
@@ -56,9 +59,10 @@ class CoreLoop:
     def run(self) -> None:
         """Returns after StopCore. Raises LinkClosed at the link's end, CoreFailure, or a defect's error."""
         # What was handled before the first poll may ask for a stop, or wait to be reported.
+        self._report()
         while not self._stopping:
             self.advance()
-            for message in self._link.poll(0.0 if self.busy else None):
+            for message in self._link.poll(0.0 if self.busy or self._warm_up() else None):
                 self.handle(message)
 
     @property
@@ -89,9 +93,21 @@ class CoreLoop:
         if begun is not None:
             self._finish(begun)
         if begun is not None or self._step:
-            self._link.send(CoreStep(columns=self._step.take(), load=self._load()))
+            self._report()
         if not self.busy:
             self._scheduler.check()
+        elif self._background is not None:
+            self._background.turn(busy=True)
+
+    def _warm_up(self) -> bool:
+        """Goes on with a warm-up beside serving, for an idle engine; True if there was something to do."""
+        if self._background is None or not self._background.turn(busy=False):
+            return False
+        self._report()
+        return True
+
+    def _report(self) -> None:
+        self._link.send(CoreStep(columns=self._step.take(), load=self._load()))
 
     def _submit(self, message: SubmitSequence) -> None:
         sequence = sequence_from(message, self._eos_token_ids)
@@ -169,6 +185,7 @@ class CoreLoop:
             pending_prefill_tokens=load.pending_prefill_tokens,
             steps=self._steps,
             generated_tokens=self._generated,
+            graphs=graph_load(self._graphs, self._background),
         )
 
 

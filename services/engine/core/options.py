@@ -34,6 +34,14 @@ class CoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     bucketing_pad_max_blocks: int | None
     async_stepping: bool
     trace_steps: str | None
+    compile: bool
+    enforce_eager: bool
+    warmup: str | None
+    graph_reserved_mem: float
+    graph_prompt_ratio: float
+    graph_prompt_strategy: str
+    graph_decode_strategy: str
+    max_capture_tokens: int | None
     log_level: str
     log_format: str
 

@@ -33,8 +33,10 @@ __all__ = [
 ]
 
 
-def open_device(name: str, *, threads: int | None = None) -> Device:
-    """Opens the device that the `--device` option names. Raises DeviceError."""
+def open_device(
+    name: str, *, threads: int | None = None, mode: ExecutionMode = ExecutionMode.EAGER
+) -> Device:
+    """Opens the device that the `--device` option names, to execute in `mode`. Raises DeviceError."""
     if name == "cpu":
-        return CpuDevice(threads)
+        return CpuDevice(threads, mode)
     raise DeviceError(f"device {name!r} is not supported yet; choose cpu")

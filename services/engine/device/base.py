@@ -34,6 +34,10 @@ class Device(ABC):
     torch_device: torch.device
     # The widest float it computes in, for cumulative probabilities.
     wide_dtype: torch.dtype
+    # Most bytes of KV that the device gives unless the operator names a size.
+    kv_limit: int | None = None
+    # Whether `measure` is exact and a large forward cheap, so that activations are measured at start.
+    measures_activations = True
 
     def __init__(self, mode: ExecutionMode = ExecutionMode.EAGER) -> None:
         self.mode = mode
@@ -49,13 +53,14 @@ class Device(ABC):
     def memory(self) -> MemoryFigures:
         """Memory figures as of now."""
 
+    @property
+    def budgets_graphs(self) -> bool:
+        """True if captures take device memory that has to be set aside."""
+        return self.mode is ExecutionMode.GRAPH
+
     @abstractmethod
     def measure(self, work: Callable[[], object]) -> MemoryUse:
         """Runs `work`, waits for the device and tells what memory that took."""
-
-    @abstractmethod
-    def kv_budget(self, utilization: float) -> int:
-        """Bytes that KV blocks may take, given what is loaded now and the share of memory allowed (0..1]."""
 
     @abstractmethod
     def attend_prefill(

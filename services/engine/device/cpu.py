@@ -25,12 +25,11 @@ from services.engine.device.memory import (
     reset_peak_resident,
     resident_bytes,
 )
+from services.engine.device.modes import ExecutionMode
 from services.engine.device.work import Submitted
 
 Result = TypeVar("Result")
 
-# A server on a shared machine must not fill it with KV unless told to: --kv-cache-gib raises this.
-_DEFAULT_KV_BYTES = 2 * 2**30
 _CGROUP_CPU = Path("/sys/fs/cgroup/cpu.max")
 
 
@@ -43,9 +42,13 @@ class CpuDevice(Device):
     name = "cpu"
     torch_device = torch.device("cpu")
     wide_dtype = torch.float64
+    # A server on a shared machine must not fill it with KV unless told to: --kv-cache-gib raises this.
+    kv_limit = 2 * 2**30
+    # The largest forward takes seconds here, and little of the memory that KV leaves.
+    measures_activations = False
 
-    def __init__(self, threads: int | None = None) -> None:
-        super().__init__()
+    def __init__(self, threads: int | None = None, mode: ExecutionMode = ExecutionMode.EAGER) -> None:
+        super().__init__(mode)
         if threads is not None and threads < 1:
             raise DeviceError(f"threads must be at least 1, not {threads}")
         count = threads or min(torch.get_num_threads(), _allowed_cores())
@@ -78,9 +81,6 @@ class CpuDevice(Device):
         before = resident_bytes()
         work()
         return MemoryUse(kept=max(0, resident_bytes() - before), peak=max(0, peak_resident_bytes() - before))
-
-    def kv_budget(self, utilization: float) -> int:
-        return min(_DEFAULT_KV_BYTES, int(self.memory().free * utilization))
 
     def out_of_memory(self, error: BaseException) -> bool:
         return super().out_of_memory(error) or "DefaultCPUAllocator: can't allocate memory" in str(error)

@@ -2,7 +2,30 @@
 
 from __future__ import annotations
 
+from services.engine.graphs.background import BackgroundWarmUp
+from services.engine.graphs.budget import CaptureSchedule, Purse
 from services.engine.graphs.graphs import Graphs
+from services.engine.graphs.order import CaptureOrder, Shape, count_shapes, shapes_in_order, split_long
+from services.engine.graphs.padding import PaddingCounter, PhaseWork
 from services.engine.graphs.phase import Key, Phase, name_of, size_of
+from services.engine.graphs.warmup import WarmUp, WarmUpReport
 
-__all__ = ["Graphs", "Key", "Phase", "name_of", "size_of"]
+__all__ = [
+    "BackgroundWarmUp",
+    "CaptureOrder",
+    "CaptureSchedule",
+    "Graphs",
+    "Key",
+    "PaddingCounter",
+    "Phase",
+    "PhaseWork",
+    "Purse",
+    "Shape",
+    "WarmUp",
+    "WarmUpReport",
+    "count_shapes",
+    "name_of",
+    "shapes_in_order",
+    "size_of",
+    "split_long",
+]

@@ -11,6 +11,7 @@ import torch
 from catenary.telemetry import get_logger
 from services.engine.bucketing import Bucket
 from services.engine.device import Device, Forward, ShapeKey, shape_key
+from services.engine.graphs.padding import PaddingCounter
 from services.engine.graphs.phase import Key, Phase, name_of, size_of
 
 log = get_logger(__name__)
@@ -33,10 +34,12 @@ class Graphs:
         self._captured: dict[Phase, set[Key]] = {phase: set() for phase in Phase}
         self._refused: set[Slot] = set()
         self._chosen: dict[tuple[Phase, Bucket], Bucket] = {}
+        self._warming: Slot | None = None
         self._capturing: Slot | None = None
         self._serving = False
         self._complete = False
         self.first_seen = 0
+        self.padding = PaddingCounter()
 
     def choose(self, phase: Phase, bucket: Bucket) -> Bucket:
         """The bucket to run instead of `bucket`: itself if it is captured or runs eagerly anyway, else the
@@ -53,7 +56,7 @@ class Graphs:
     def _nearest(self, phase: Phase, bucket: Bucket) -> Bucket:
         covering = [
             key
-            for key in self._captured[phase]
+            for key in tuple(self._captured[phase])
             if isinstance(key, Bucket) and key.covers(bucket.batch, bucket.query, bucket.context_blocks)
         ]
         return min(covering, key=lambda key: (size_of(phase, key, self._block_size), key), default=bucket)
@@ -74,7 +77,7 @@ class Graphs:
             result = self._capture((phase, key), shape, forward, tensors)
         else:
             result = self._device.run_eagerly(forward, tensors)
-        if self._serving and self._capturing != (phase, key):
+        if self._serving and self._warming != (phase, key):
             self._note(phase, key, first or self._device.compilations() > compilations)
         return result
 
@@ -109,13 +112,14 @@ class Graphs:
             log.warning("a shape that warm-up did not see", shape=name_of(phase, key))
 
     @contextmanager
-    def capturing(self, phase: Phase, key: Key) -> Iterator[None]:
-        """Inside, a `run` of this shape captures it. Used by warm-up."""
-        self._capturing = (phase, key)
+    def warming(self, phase: Phase, key: Key, *, capture: bool) -> Iterator[None]:
+        """Inside, a `run` of this shape counts as warm-up, and captures it if asked to."""
+        self._warming = (phase, key)
+        self._capturing = self._warming if capture else None
         try:
             yield
         finally:
-            self._capturing = None
+            self._warming = self._capturing = None
 
     def refuse(self, phase: Phase, key: Key) -> None:
         """Never captures this shape: it runs eagerly, or in a larger captured bucket."""

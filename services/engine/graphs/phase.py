@@ -8,15 +8,16 @@ from services.engine.bucketing import Bucket
 
 
 class Phase(Enum):
-    """PREFILL and DECODE run in buckets; HEAD, logits and sampler, in a number of rows."""
+    """PREFILL and DECODE run in buckets, HEAD (logits) for a number of rows, CLEAR for one of KV blocks."""
 
     PREFILL = "prefill"
     DECODE = "decode"
     HEAD = "head"
+    CLEAR = "clear"
 
 
 Key = Bucket | int
-"""A bucket, or the rows of a HEAD."""
+"""A bucket, or the count of a HEAD or a CLEAR."""
 
 
 def size_of(phase: Phase, key: Key, block_size: int) -> int:
@@ -32,5 +33,5 @@ def size_of(phase: Phase, key: Key, block_size: int) -> int:
 def name_of(phase: Phase, key: Key) -> str:
     """The shape as people read it in logs."""
     if isinstance(key, int):
-        return f"{phase.value} rows:{key}"
+        return f"{phase.value} count:{key}"
     return f"{phase.value} batch_size:{key.batch} query_len:{key.query} num_blocks:{key.context_blocks}"

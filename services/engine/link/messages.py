@@ -130,6 +130,32 @@ class CoreReady(Struct, frozen=True, array_like=True, tag="ready"):
     capacity: CapacityFacts
 
 
+class PhaseLoad(Struct, frozen=True, array_like=True):
+    """What the forwards of a phase computed since the core's start: real work, and padding beside it.
+
+    A decode's tokens are its rows; blocks are those of the context.
+    """
+
+    tokens: int = 0
+    padding_tokens: int = 0
+    blocks: int = 0
+    padding_blocks: int = 0
+
+
+class GraphLoad(Struct, frozen=True, array_like=True):
+    """State of the static shapes. `first_seen` counts those that serving met and warm-up did not.
+
+    `warm` of `to_warm` shapes are visited by a warm-up that goes on beside serving, or is over.
+    """
+
+    captured: int = 0
+    first_seen: int = 0
+    warm: int = 0
+    to_warm: int = 0
+    prefill: PhaseLoad = PhaseLoad()
+    decode: PhaseLoad = PhaseLoad()
+
+
 class CoreLoad(Struct, frozen=True, array_like=True):
     """The core's load after a step. `steps` and `generated_tokens` count since its start."""
 
@@ -139,6 +165,7 @@ class CoreLoad(Struct, frozen=True, array_like=True):
     pending_prefill_tokens: int = 0
     steps: int = 0
     generated_tokens: int = 0
+    graphs: GraphLoad = GraphLoad()
 
 
 class EndRow(Struct, frozen=True, array_like=True):
@@ -174,7 +201,7 @@ class StepColumns(Struct, frozen=True, array_like=True):
 
 
 class CoreStep(Struct, frozen=True, array_like=True, tag="step"):
-    """Exactly one per engine step; an abort or a failed admission may produce one without a forward."""
+    """Exactly one per engine step; an abort, a failed admission or warm-up may produce one without."""
 
     columns: StepColumns
     load: CoreLoad

@@ -4,18 +4,7 @@ from __future__ import annotations
 
 from services.engine.runner.launched import LaunchedStep, StepResult
 from services.engine.runner.layout import KvLayout
-from services.engine.runner.memory import InsufficientMemory, KvPlan, plan_kv
 from services.engine.runner.runner import PlanError, Runner
 from services.engine.runner.tracing import StepTracer
 
-__all__ = [
-    "InsufficientMemory",
-    "KvLayout",
-    "KvPlan",
-    "LaunchedStep",
-    "PlanError",
-    "Runner",
-    "StepResult",
-    "StepTracer",
-    "plan_kv",
-]
+__all__ = ["KvLayout", "LaunchedStep", "PlanError", "Runner", "StepResult", "StepTracer"]

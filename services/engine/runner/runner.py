@@ -78,7 +78,8 @@ class Runner:
     def dummy(self, phase: Phase, key: Key) -> None:
         """Runs one computation of a step on padding alone and waits for it, for profiling and warm-up.
 
-        `key` is a bucket, or one of `row_counts` for the head. Raises what the computation raises.
+        `key` is a bucket, or one of `row_counts` for the head, or of `clear_counts`. Raises what the
+        computation raises.
         """
         self._device.submit(partial(self._run_dummy, phase, key)).result()
 
@@ -86,7 +87,11 @@ class Runner:
     def _run_dummy(self, phase: Phase, key: Key) -> None:
         staging = StepStaging(self._device)
         if not isinstance(key, Bucket):
-            self._head(key)
+            if phase is Phase.CLEAR:
+                padding = self._layout.padding_block
+                self._forward(StepInputs(clear=self._builder.ids([], padding, key, staging.clear)))
+            else:
+                self._head(key)
         elif phase is Phase.PREFILL:
             self._forward(StepInputs(prefill=(key, self._builder.prefill((), key, staging.prefill))))
         else:
@@ -141,18 +146,23 @@ class Runner:
 
     def _prefill_bucket(self, plan: StepPlan) -> Bucket:
         longest = max(chunk.length for chunk in plan.prefills)
-        context = max(-(-chunk.start // self._layout.block_size) for chunk in plan.prefills)
+        contexts = [-(-chunk.start // self._layout.block_size) for chunk in plan.prefills]
         bucket = plan.bucket_prefill
-        if bucket is None or not bucket.covers(len(plan.prefills), longest, context):
+        if bucket is None or not bucket.covers(len(plan.prefills), longest, max(contexts)):
             raise PlanError(f"prefill bucket {bucket} does not hold the step")
-        return self._graphs.choose(Phase.PREFILL, bucket)
+        bucket = self._graphs.choose(Phase.PREFILL, bucket)
+        tokens = sum(chunk.length for chunk in plan.prefills)
+        self._graphs.padding.add(Phase.PREFILL, bucket, tokens=tokens, blocks=sum(contexts))
+        return bucket
 
     def _decode_bucket(self, plan: StepPlan) -> Bucket:
         blocks = sum(row.position // self._layout.block_size + 1 for row in plan.decodes)
         bucket = plan.bucket_decode
         if bucket is None or not bucket.covers(len(plan.decodes), 1, blocks):
             raise PlanError(f"decode bucket {bucket} does not hold the step")
-        return self._graphs.choose(Phase.DECODE, bucket)
+        bucket = self._graphs.choose(Phase.DECODE, bucket)
+        self._graphs.padding.add(Phase.DECODE, bucket, tokens=len(plan.decodes), blocks=blocks)
+        return bucket
 
     @torch.inference_mode()
     def _compute(self, inputs: StepInputs, step: int) -> StepOutput:
@@ -175,7 +185,7 @@ class Runner:
             # owner left has to go, however it ended, when the next one begins a block; and the padding block
             # before each prefill, whose context it fills up. A decode reads that block too, for rows that are
             # dropped.
-            self._model.clear_blocks(inputs.clear)
+            self._graphs.run(Phase.CLEAR, inputs.clear.shape[0], self._model.clear_blocks, (inputs.clear,))
         if inputs.prefill is not None:
             bucket, tensors = inputs.prefill
             _, harmless = self._graphs.run(Phase.PREFILL, bucket, self._phases.prefill, tensors)

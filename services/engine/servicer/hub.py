@@ -9,7 +9,7 @@ from collections.abc import Callable
 from catenary.columns import StepRow
 from catenary.telemetry import bind_request, get_logger
 from catenary.v1 import common_pb2, engine_pb2
-from services.engine.link import CoreLoad, CoreProgress, CoreReady, CoreStep
+from services.engine.link import CoreLoad, CoreProgress, CoreReady, CoreStep, GraphLoad
 from services.engine.servicer.admission import Admission, Inadmissible
 from services.engine.servicer.core_client import Core, CoreRefusal
 from services.engine.servicer.mailbox import Mailbox
@@ -100,6 +100,11 @@ class EngineHub:
             steps=past.steps + load.steps,
             generated_tokens=past.generated_tokens + load.generated_tokens,
         )
+
+    @property
+    def graphs(self) -> GraphLoad:
+        """The core's static shapes as of its last report."""
+        return self._load.graphs
 
     def refresh(self) -> None:
         """Tell everybody if the state changed."""

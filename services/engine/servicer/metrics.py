@@ -1,4 +1,4 @@
-"""The engine's Prometheus metrics, read from the hub at each scrape. The state is the only label."""
+"""The engine's Prometheus metrics, read from the hub at each scrape. Labels: state, phase of a forward."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from catenary.v1 import engine_pb2
+from services.engine.link import GraphLoad
 from services.engine.servicer.hub import EngineHub
 
 
@@ -29,6 +30,7 @@ class EngineCollector(Collector):
                 "Prompt tokens that no forward computed yet.",
                 load.pending_prefill_tokens,
             ),
+            "captured_buckets": ("Static shapes that are captured or compiled.", self._hub.graphs.captured),
             "attached_routers": ("Routers that this engine is attached to.", self._hub.attached_routers),
         }
         for name, (text, value) in gauges.items():
@@ -40,6 +42,7 @@ class EngineCollector(Collector):
         }
         for name, (text, value) in counters.items():
             yield CounterMetricFamily(f"catenary_engine_{name}", text, value=value)
+        yield from _shapes(self._hub.graphs)
         states = GaugeMetricFamily(
             "catenary_engine_state", "1 for the state the engine is in.", labels=["state"]
         )
@@ -48,3 +51,21 @@ class EngineCollector(Collector):
             if label != "unspecified":
                 states.add_metric([label], float(number == load.state))
         yield states
+
+
+def _shapes(graphs: GraphLoad) -> Iterator[Metric]:
+    """First-seen shapes, and the work of the phases beside the padding that was computed with it."""
+    yield CounterMetricFamily(
+        "catenary_engine_first_seen_shapes",
+        "Shapes and compilations that serving met and warm-up did not, since the core's start.",
+        value=graphs.first_seen,
+    )
+    for name, text in (
+        ("tokens", "Tokens (prefill) and rows (decode) computed"),
+        ("blocks", "KV blocks of context read"),
+    ):
+        for prefix, what in (("", "."), ("padding_", " for padding alone.")):
+            family = CounterMetricFamily(f"catenary_engine_{prefix}{name}", text + what, labels=["phase"])
+            family.add_metric(["prefill"], getattr(graphs.prefill, prefix + name))
+            family.add_metric(["decode"], getattr(graphs.decode, prefix + name))
+            yield family

@@ -36,4 +36,7 @@ class StatusService(engine_pb2_grpc.EngineServiceServicer):
             response.activity = hub.progress.activity
             if hub.progress.fraction is not None:
                 response.progress = hub.progress.fraction
+        elif hub.graphs.warm < hub.graphs.to_warm:
+            response.activity = "warming up beside serving"
+            response.progress = hub.graphs.warm / hub.graphs.to_warm
         return response

@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from catenary.v1 import common_pb2, engine_pb2
-from services.engine.link import CoreErrorCode, EndRow, FinishReason, StepColumns
+from services.engine.link import (
+    CoreErrorCode,
+    CoreLoad,
+    CoreStep,
+    EndRow,
+    FinishReason,
+    GraphLoad,
+    PhaseLoad,
+    StepColumns,
+)
 from services.engine.servicer import EngineCollector, EngineHub
 from services.engine.servicer.lease import Lease, LeaseRefused
 from services.engine.servicer.progress import ProgressWatch
@@ -179,7 +188,7 @@ def test_impossible_terms_are_refused(fields: dict[str, int]) -> None:
         Lease(_attached(**fields), now=0, orphan_timeout_s=60)
 
 
-def test_metrics_come_from_the_hub_with_the_state_as_the_only_label() -> None:
+def test_metrics_come_from_the_hub_with_state_and_phase_as_the_only_labels() -> None:
     hub = EngineHub(stall_limit_s=1, max_stop_token_ids=1, remembered_handles=1, on_state=lambda _: None)
     metrics = {metric.name: metric for metric in EngineCollector(hub).collect()}
     assert metrics["catenary_engine_running_sequences"].samples[0].value == 0
@@ -187,4 +196,22 @@ def test_metrics_come_from_the_hub_with_the_state_as_the_only_label() -> None:
     states = {sample.labels["state"]: sample.value for sample in metrics["catenary_engine_state"].samples}
     assert states == {"starting": 1, "serving": 0, "stalled": 0, "draining": 0, "not_serving": 0}
     labels = {label for m in metrics.values() for sample in m.samples for label in sample.labels}
-    assert labels == {"state"}
+    assert labels == {"state", "phase"}
+
+
+def test_metrics_tell_first_seen_shapes_and_the_padding_of_each_phase() -> None:
+    hub = EngineHub(stall_limit_s=1, max_stop_token_ids=1, remembered_handles=1, on_state=lambda _: None)
+    figures = GraphLoad(5, 2, prefill=PhaseLoad(100, 28, 4, 3), decode=PhaseLoad(10, 6, 40, 24))
+    hub.core_stepped(CoreStep(StepColumns(), CoreLoad(graphs=figures)))
+    samples = {
+        (sample.name.removeprefix("catenary_engine_"), sample.labels.get("phase")): sample.value
+        for metric in EngineCollector(hub).collect()
+        for sample in metric.samples
+    }
+    assert samples["captured_buckets", None] == 5
+    assert samples["first_seen_shapes_total", None] == 2
+    assert samples["tokens_total", "prefill"] == 100
+    assert samples["padding_tokens_total", "prefill"] == 28
+    assert samples["padding_tokens_total", "decode"] == 6
+    assert samples["blocks_total", "decode"] == 40
+    assert samples["padding_blocks_total", "decode"] == 24

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_GIB = 2**30
-
-
-class InsufficientMemory(Exception):
-    """The KV pool cannot hold one sequence of the length asked for. One line with the numbers."""
+from services.engine.memory.errors import GIB, InsufficientMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +37,8 @@ def plan_kv(
         length = max_model_len or model_limit
         needed = (-(-length // block_size) + 1) * block_bytes
         raise InsufficientMemory(
-            f"a sequence of max-model-len {length} needs {needed / _GIB:.2f} GiB of KV cache and "
-            f"{budget_bytes / _GIB:.2f} GiB are there for it, enough for {max(0, fitting) * block_size} "
-            "tokens: lower max-model-len or raise kv-cache-gib"
+            f"a sequence of max-model-len {length} needs {needed / GIB:.2f} GiB of KV cache and "
+            f"{max(0, budget_bytes) / GIB:.2f} GiB are there for it, enough for "
+            f"{max(0, fitting) * block_size} tokens: lower max-model-len or raise kv-cache-gib"
         )
     return KvPlan(num_blocks=min(fitting, blocks_each * max_num_seqs), max_model_len=wanted)

@@ -1,0 +1,176 @@
+"""How large an engine's KV and its buckets are, from what its device has left."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from catenary.telemetry import get_logger
+from services.engine.bucketing import Bucket, BucketPlan
+from services.engine.core.buckets import make_buckets
+from services.engine.core.options import CoreOptions
+from services.engine.device import Device
+from services.engine.graphs import Graphs, Phase, name_of, size_of
+from services.engine.memory import (
+    GraphHistory,
+    GraphReserve,
+    InsufficientMemory,
+    KvPlan,
+    MemoryPlan,
+    ModelFigures,
+    estimate_activations,
+    history_key,
+    memory_table,
+    plan_kv,
+    plan_memory,
+)
+from services.engine.model.paged import PagedModel
+from services.engine.runner import Runner
+
+log = get_logger(__name__)
+
+_GIB = 2**30
+
+MakeRunner = Callable[[int, Graphs], Runner]
+"""Makes a runner with a KV pool of so many blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    """What was decided. `graph_bytes`: the budget of captures, None without one."""
+
+    kv: KvPlan
+    buckets: BucketPlan
+    memory: MemoryPlan
+    history: GraphHistory
+    graph_bytes: int | None
+
+
+def size_engine(
+    options: CoreOptions,
+    device: Device,
+    model: PagedModel,
+    model_limit: int,
+    cache: Path,
+    make_runner: MakeRunner,
+) -> Sizing:
+    """Plans the memory, logs it as a table, and builds the buckets.
+
+    `model_limit`: the longest sequence that the model knows. Raises InsufficientMemory with the numbers.
+    """
+    history = GraphHistory(cache, _history_key(options, device, model, model_limit))
+    # Before anything is profiled: the numbers without activations. What does not fit now never will.
+    figures = device.memory()
+    plan = partial(
+        plan_memory,
+        total=figures.total,
+        weights=model.weight_bytes(),
+        free=figures.free,
+        utilization=options.gpu_memory_utilization,
+        kv_bytes=None if options.kv_cache_gib is None else math.floor(options.kv_cache_gib * _GIB),
+        kv_limit=device.kv_limit,
+    )
+    divide = partial(_divide, options, model, model_limit)
+    rough = divide(plan(activations=0, reserve=GraphReserve()))
+    buckets = make_buckets(options, rough)
+    activations = _activations(options, device, model, buckets, make_runner)
+    prior = GraphReserve(options.graph_reserved_mem if device.budgets_graphs else 0.0)
+    measured = history.read() if device.budgets_graphs else None
+    try:
+        memory = plan(activations=activations, reserve=GraphReserve(prior.share, measured))
+        kv = divide(memory)
+    except InsufficientMemory:
+        # Graphs can do with less; a sequence cannot.
+        memory = plan(activations=activations, reserve=prior)
+        kv = divide(memory)
+    block_bytes = model.kv_bytes_per_token() * options.block_size
+    for line in memory_table(
+        memory, kv, block_bytes=block_bytes, activations_measured=device.measures_activations
+    ):
+        log.info(line)
+    budget = memory.graphs if device.budgets_graphs else None
+    if kv != rough:
+        buckets = make_buckets(options, kv)
+    return Sizing(kv, buckets, memory, history, budget)
+
+
+def _divide(options: CoreOptions, model: PagedModel, model_limit: int, memory: MemoryPlan) -> KvPlan:
+    return plan_kv(
+        budget_bytes=memory.kv,
+        bytes_per_token=model.kv_bytes_per_token(),
+        block_size=options.block_size,
+        max_num_seqs=options.max_num_seqs,
+        model_limit=model_limit,
+        max_model_len=options.max_model_len,
+    )
+
+
+def _activations(
+    options: CoreOptions,
+    device: Device,
+    model: PagedModel,
+    buckets: BucketPlan,
+    make_runner: MakeRunner,
+) -> int:
+    """Bytes of the largest forwards: measured by running them on padding, or estimated."""
+    prefill = _largest(Phase.PREFILL, buckets.prefill, options.block_size)
+    decode = _largest(Phase.DECODE, buckets.decode, options.block_size)
+    if not device.measures_activations:
+        figures = ModelFigures(
+            hidden_size=model.hidden_size,
+            vocab_size=model.vocab_size,
+            heads=max(1, model.hidden_size // model.layers[0].key_dim),
+            kv_bytes_per_token=max(
+                layer.kv_heads * (layer.key_dim + layer.value_dim) * model.dtype.itemsize
+                for layer in model.layers
+            ),
+            item_size=model.dtype.itemsize,
+        )
+        return estimate_activations(
+            figures, prefill, decode, block_size=options.block_size, rows=options.max_num_seqs
+        )
+    runner = make_runner(1, Graphs(device, block_size=options.block_size, on_demand=False))
+    return max(
+        _profile(device, runner, Phase.PREFILL, prefill), _profile(device, runner, Phase.DECODE, decode)
+    )
+
+
+def _profile(device: Device, runner: Runner, phase: Phase, bucket: Bucket) -> int:
+    free = device.memory().free
+    try:
+        return device.measure(lambda: runner.dummy(phase, bucket)).peak
+    except Exception as error:
+        if not device.out_of_memory(error):
+            raise
+        raise InsufficientMemory(
+            f"the largest {name_of(phase, bucket)} does not fit the {free / _GIB:.2f} GiB that are free "
+            "beside the weights: lower max-num-batched-tokens, max-num-seqs or max-model-len"
+        ) from error
+
+
+def _largest(phase: Phase, buckets: tuple[Bucket, ...], block_size: int) -> Bucket:
+    return max(buckets, key=lambda bucket: (size_of(phase, bucket, block_size), bucket))
+
+
+def _history_key(options: CoreOptions, device: Device, model: PagedModel, model_limit: int) -> str:
+    return history_key(
+        torch=torch.__version__,
+        device=device.name,
+        mode=device.mode.value,
+        model=(options.model, model.weight_bytes(), [str(layer) for layer in model.layers]),
+        dtype=str(model.dtype),
+        limit=options.max_model_len or model_limit,
+        shapes=(
+            options.block_size,
+            options.max_num_seqs,
+            options.max_num_batched_tokens,
+            options.max_prefill_batch,
+            options.bucketing_strategy,
+            options.bucketing_file,
+        ),
+    )

@@ -1,0 +1,124 @@
+"""Which shapes an engine's warm-up visits, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+
+from catenary.telemetry import get_logger
+from services.engine.core.errors import StartError
+from services.engine.core.options import CoreOptions
+from services.engine.core.sizing import Sizing
+from services.engine.device import Device
+from services.engine.graphs import (
+    BackgroundWarmUp,
+    CaptureOrder,
+    CaptureSchedule,
+    Graphs,
+    Phase,
+    Shape,
+    WarmUp,
+    WarmUpReport,
+    count_shapes,
+    name_of,
+    shapes_in_order,
+    split_long,
+)
+from services.engine.link import GraphLoad, PhaseLoad
+from services.engine.runner import Runner
+
+log = get_logger(__name__)
+
+
+class WarmUpKind(Enum):
+    """FULL before serving, BACKGROUND beside it, SKIP: each shape when it is first needed."""
+
+    FULL = "full"
+    BACKGROUND = "background"
+    SKIP = "skip"
+
+
+def warm_up_kind(options: CoreOptions, device: Device) -> WarmUpKind:
+    """What the option says; by default FULL where there is something to capture."""
+    if options.warmup is not None:
+        return WarmUpKind(options.warmup)
+    return WarmUpKind.FULL if device.mode.captures else WarmUpKind.SKIP
+
+
+def warm_up(
+    kind: WarmUpKind,
+    options: CoreOptions,
+    device: Device,
+    graphs: Graphs,
+    runner: Runner,
+    sizing: Sizing,
+    progress: Callable[[int, int], None],
+) -> BackgroundWarmUp | None:
+    """Warms up as far as `kind` wants it before serving; returns what is left to do beside it.
+
+    `progress` is told how many shapes are done of how many. Raises StartError if a phase cannot run at all.
+    """
+    smallest = ((Phase.PREFILL, sizing.buckets.prefill[0]), (Phase.DECODE, sizing.buckets.decode[0]))
+    if kind is WarmUpKind.FULL:
+        warm = _warm_up(options, device, graphs, runner, sizing)
+        warm.run(progress)
+        _refuse_unusable(warm.report)
+    else:
+        # What fails does so before a request comes.
+        for phase, bucket in smallest:
+            runner.dummy(phase, bucket)
+    graphs.serve()
+    if kind is WarmUpKind.BACKGROUND:
+        return BackgroundWarmUp(_warm_up(options, device, graphs, runner, sizing))
+    return None
+
+
+def graph_load(graphs: Graphs, background: BackgroundWarmUp | None) -> GraphLoad:
+    """The figures of the servicer's metrics."""
+    prefill, decode = graphs.padding.prefill, graphs.padding.decode
+    return GraphLoad(
+        captured=sum(len(graphs.captured(phase)) for phase in Phase),
+        first_seen=graphs.first_seen,
+        warm=background.done if background else 0,
+        to_warm=background.total if background else 0,
+        prefill=PhaseLoad(prefill.tokens, prefill.padding_tokens, prefill.blocks, prefill.padding_blocks),
+        decode=PhaseLoad(decode.tokens, decode.padding_tokens, decode.blocks, decode.padding_blocks),
+    )
+
+
+def _warm_up(options: CoreOptions, device: Device, graphs: Graphs, runner: Runner, sizing: Sizing) -> WarmUp:
+    buckets, size = sizing.buckets, options.block_size
+    prefill = shapes_in_order(
+        Phase.PREFILL, buckets.prefill, CaptureOrder(options.graph_prompt_strategy), size
+    )
+    decode = shapes_in_order(Phase.DECODE, buckets.decode, CaptureOrder(options.graph_decode_strategy), size)
+    rest = [*count_shapes(Phase.HEAD, runner.row_counts), *decode]
+    # What is never captured, but still has to be seen: it may be compiled behind our back.
+    eager: list[Shape] = count_shapes(Phase.CLEAR, runner.clear_counts)
+    if not device.mode.captures:
+        eager, prefill, rest = [*eager, *rest, *prefill], [], []
+    elif device.budgets_graphs:
+        limit = options.max_capture_tokens or options.max_num_batched_tokens
+        prefill, long = split_long(prefill, limit)
+        eager += long
+    schedule = CaptureSchedule(
+        prefill, rest, budget=sizing.graph_bytes, prompt_ratio=options.graph_prompt_ratio
+    )
+
+    def keep(report: WarmUpReport) -> None:
+        if device.budgets_graphs:
+            sizing.history.write(report.graph_bytes + report.missing_bytes)
+
+    return WarmUp(graphs, device, runner.dummy, schedule, eager, on_end=keep)
+
+
+def _refuse_unusable(report: WarmUpReport) -> None:
+    """A phase of which nothing runs serves nobody."""
+    for phase in Phase:
+        unusable = [shape for shape in report.unusable if shape.phase is phase]
+        usable = any(shape.phase is phase for shape in [*report.captured, *report.eager])
+        if unusable and not usable:
+            raise StartError(
+                f"no memory is left for any such bucket, not even {name_of(phase, unusable[0].key)}: "
+                "lower gpu-memory-utilization or kv-cache-gib, max-num-batched-tokens or max-model-len"
+            )

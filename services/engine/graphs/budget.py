@@ -1,0 +1,115 @@
+"""Which bucket is captured next, within a budget of memory that two phases share. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from services.engine.graphs.order import Shape
+from services.engine.graphs.phase import Phase
+
+
+@dataclass(slots=True)
+class Purse:
+    """A phase's share in bytes. Costs are predicted by size from what the phase's captures took so far."""
+
+    limit: int
+    used: int = 0
+    captured_size: int = 0
+
+    @property
+    def remaining(self) -> int:
+        """Bytes that are left."""
+        return self.limit - self.used
+
+    def predict(self, size: int) -> int:
+        """Expected bytes of a capture: size / sum of captured sizes * measured bytes; 0 before the first."""
+        return size * self.used // self.captured_size if self.captured_size else 0
+
+    def allows(self, size: int) -> bool:
+        """Whether a capture of this size is expected to fit."""
+        return self.predict(size) < self.remaining
+
+    def charge(self, size: int, cost: int) -> None:
+        """Notes what a capture took."""
+        self.used += cost
+        self.captured_size += size
+
+
+class CaptureSchedule:
+    """Hands out shapes one by one; each is answered with `captured` or `failed` before the next.
+
+    First the prefills within `prompt_ratio` of the budget, then heads and decodes within the rest. What a
+    phase leaves is then lent to the other for what did not fit: decode's to prefill, and all that is left to
+    decode. A failure (no memory) rules out all shapes of the phase that are as large. `budget` None: no
+    limit.
+    """
+
+    def __init__(
+        self, prefill: Iterable[Shape], rest: Iterable[Shape], *, budget: int | None, prompt_ratio: float
+    ) -> None:
+        share = None if budget is None else int(budget * prompt_ratio)
+        self._purses = {
+            True: None if share is None else Purse(share),
+            False: None if budget is None or share is None else Purse(budget - share),
+        }
+        self._queue = deque([*prefill, *rest])
+        self._skipped: list[Shape] = []
+        # Rounds of lending that are still to come: who gets the other's leftover.
+        self._loans = deque([True, False])
+        self._too_large: dict[Phase, int] = {}
+        self.out_of_memory: list[Shape] = []
+        self.total = len(self._queue)
+
+    def next(self) -> Shape | None:
+        """The next shape to capture, None when nothing more fits."""
+        while True:
+            while self._queue:
+                shape = self._queue.popleft()
+                if shape.size >= self._too_large.get(shape.phase, shape.size + 1):
+                    self.out_of_memory.append(shape)
+                    continue
+                purse = self._purse(shape)
+                if purse is None or purse.allows(shape.size):
+                    return shape
+                self._skipped.append(shape)
+            if not self._loans or not self._skipped:
+                return None
+            self._lend(self._loans.popleft())
+
+    def captured(self, shape: Shape, cost: int) -> None:
+        """A capture succeeded and holds `cost` bytes."""
+        purse = self._purse(shape)
+        if purse is not None:
+            purse.charge(shape.size, cost)
+
+    def failed(self, shape: Shape) -> None:
+        """The device had no memory for a capture."""
+        self.out_of_memory.append(shape)
+        smallest = self._too_large.get(shape.phase, shape.size)
+        self._too_large[shape.phase] = min(smallest, shape.size)
+
+    @property
+    def over_budget(self) -> tuple[Shape, ...]:
+        """Shapes that did not fit, once `next` returned None."""
+        return tuple(self._skipped)
+
+    def missing_bytes(self) -> int:
+        """What the shapes over budget would have taken, as predicted."""
+        purses = ((shape, self._purse(shape)) for shape in self._skipped)
+        return sum(purse.predict(shape.size) for shape, purse in purses if purse is not None)
+
+    def _purse(self, shape: Shape) -> Purse | None:
+        return self._purses[shape.phase is Phase.PREFILL]
+
+    def _lend(self, to_prefill: bool) -> None:
+        taker, giver = self._purses[to_prefill], self._purses[not to_prefill]
+        if taker is None or giver is None:
+            return
+        left = max(0, giver.remaining)
+        giver.limit -= left
+        taker.limit += left
+        waiting = [shape for shape in self._skipped if (shape.phase is Phase.PREFILL) is to_prefill]
+        self._skipped = [shape for shape in self._skipped if shape not in waiting]
+        self._queue.extend(waiting)

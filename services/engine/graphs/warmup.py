@@ -1,0 +1,154 @@
+"""Warm-up: visits every static shape of an engine once, and captures those that fit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from catenary.telemetry import get_logger
+from services.engine.device import Device
+from services.engine.graphs.budget import CaptureSchedule
+from services.engine.graphs.graphs import Graphs
+from services.engine.graphs.order import Shape
+from services.engine.graphs.phase import Key, Phase, name_of
+
+log = get_logger(__name__)
+
+_GIB = 2**30
+
+Dummy = Callable[[Phase, Key], None]
+"""Runs a forward of this shape on padding alone, through `Graphs.run`, and waits for it."""
+
+
+@dataclass(slots=True)
+class WarmUpReport:
+    """What a warm-up did. `graph_bytes` is what the captures hold, `missing_bytes` what more the shapes that
+    did not fit the budget were expected to take; `unusable` had no memory even to run once."""
+
+    captured: list[Shape] = field(default_factory=list)
+    eager: list[Shape] = field(default_factory=list)
+    out_of_memory: list[Shape] = field(default_factory=list)
+    over_budget: list[Shape] = field(default_factory=list)
+    unusable: list[Shape] = field(default_factory=list)
+    graph_bytes: int = 0
+    missing_bytes: int = 0
+    seconds: float = 0.0
+
+
+class WarmUp:
+    """Goes through the schedule, then through the shapes that are not captured. One shape a `step`.
+
+    `eager`: shapes that are run without a capture, since they bypass it or the device has none. `on_end` gets
+    the report.
+    """
+
+    def __init__(
+        self,
+        graphs: Graphs,
+        device: Device,
+        dummy: Dummy,
+        schedule: CaptureSchedule,
+        eager: Sequence[Shape],
+        *,
+        on_end: Callable[[WarmUpReport], None] = lambda _: None,
+    ) -> None:
+        self._graphs = graphs
+        self._device = device
+        self._dummy = dummy
+        self._schedule = schedule
+        self._eager = list(eager)
+        self._on_end = on_end
+        for shape in eager:
+            graphs.refuse(shape.phase, shape.key)
+        self.report = WarmUpReport()
+        self.total = schedule.total + len(self._eager)
+        self.done = 0
+        self._left = self._visits()
+        self.pending = True
+
+    def step(self) -> bool:
+        """Visits one shape. False, and `pending` with it, once nothing is left."""
+        started = time.monotonic()
+        self.pending = next(self._left, False)
+        self.report.seconds += time.monotonic() - started
+        if not self.pending:
+            self._finish()
+        return self.pending
+
+    def run(self, progress: Callable[[int, int], None]) -> None:
+        """Visits all; tells how many are done of how many before each."""
+        progress(0, self.total)
+        while self.step():
+            progress(self.done, self.total)
+
+    def _visits(self) -> Iterator[bool]:
+        while (shape := self._schedule.next()) is not None:
+            self._capture(shape)
+            yield True
+        self.report.over_budget = list(self._schedule.over_budget)
+        self.report.out_of_memory = list(self._schedule.out_of_memory)
+        self.report.missing_bytes = self._schedule.missing_bytes()
+        for shape in [*self._eager, *self.report.over_budget, *self.report.out_of_memory]:
+            self._graphs.refuse(shape.phase, shape.key)
+            self._run(shape)
+            yield True
+
+    def _capture(self, shape: Shape) -> None:
+        def work() -> None:
+            with self._graphs.warming(shape.phase, shape.key, capture=True):
+                self._dummy(shape.phase, shape.key)
+
+        try:
+            use = self._device.measure(work)
+        except Exception as error:
+            if not self._device.out_of_memory(error):
+                raise
+            self._schedule.failed(shape)
+            log.warning("no memory left to capture a bucket", bucket=name_of(shape.phase, shape.key))
+            return
+        self._schedule.captured(shape, use.kept)
+        self.report.captured.append(shape)
+        self.report.graph_bytes += use.kept
+        self._log("Graph", shape)
+
+    def _run(self, shape: Shape) -> None:
+        try:
+            with self._graphs.warming(shape.phase, shape.key, capture=False):
+                self._dummy(shape.phase, shape.key)
+        except Exception as error:
+            if not self._device.out_of_memory(error):
+                raise
+            self.report.unusable.append(shape)
+            log.warning("no memory to run a bucket", bucket=name_of(shape.phase, shape.key))
+            return
+        self.report.eager.append(shape)
+        self._log("Eager", shape)
+
+    def _log(self, kind: str, shape: Shape) -> None:
+        self.done = min(self.done + 1, self.total)
+        free = self._device.memory().free / _GIB
+        phase = "prompt" if shape.phase is Phase.PREFILL else shape.phase.value
+        name = name_of(shape.phase, shape.key).split(" ", 1)[1]
+        log.info(f"[Warmup][{kind}/{phase}][{self.done}/{self.total}] {name} free_mem:{free:.2f} GiB")
+
+    def _finish(self) -> None:
+        report = self.report
+        self._graphs.complete()
+        for phase in Phase:
+            captured = [shape for shape in report.captured if shape.phase is phase]
+            if captured:
+                log.info("captured", phase=phase.value, shapes=len(captured))
+        for text, shapes in (
+            ("buckets over the graph budget run eagerly or in a larger one", report.over_budget),
+            ("buckets without memory for a capture run eagerly or in another one", report.out_of_memory),
+            ("buckets without memory to run: lower max-num-batched-tokens", report.unusable),
+        ):
+            if shapes:
+                names = [name_of(shape.phase, shape.key) for shape in shapes]
+                log.warning(text, count=len(names), buckets=names)
+        log.info(
+            f"Warmup finished in {report.seconds:.0f} secs, "
+            f"graphs hold {report.graph_bytes / _GIB:.2f} GiB of device memory"
+        )
+        self._on_end(report)
