@@ -117,6 +117,10 @@ class BlockPool:
         """
         return self._index.lookup(hashes)
 
+    def references(self, block: int) -> int:
+        """How many block tables name this block."""
+        return self._references[block]
+
     def idle(self, ids: Iterable[int]) -> int:
         """How many of these blocks nobody uses: to acquire them lowers `free_count` by so much."""
         return sum(not self._references[block] for block in ids)

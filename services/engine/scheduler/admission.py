@@ -58,3 +58,7 @@ def check_buckets(config: SchedulerConfig, pool: BlockPool, buckets: BucketPlan)
             raise ValueError(f"no prefill bucket covers {tokens} tokens after {context} blocks")
     if buckets.decode_bucket(1, longest) is None:
         raise ValueError(f"no decode bucket covers a sequence of {longest} blocks")
+    if config.contiguous and pool.prefix_caching:
+        raise ValueError("contiguous KV cannot share blocks: switch prefix caching off, or contiguous KV")
+    if config.contiguous and buckets.decode_bucket(1, pool.total) is None:
+        raise ValueError(f"contiguous KV needs a decode bucket for the whole pool of {pool.total} blocks")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import attrgetter
@@ -14,19 +15,21 @@ from services.engine.scheduler.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class DecodeChoice:
-    """Who decodes, those of them that need one more block, and their blocks altogether, the new ones too."""
+    """Who decodes, and those of them that need one more block."""
 
     sequences: list[Sequence]
     growing: list[Sequence]
-    blocks: int
 
 
-def choose_decodes(decoding: Iterable[Sequence], buckets: BucketPlan) -> DecodeChoice:
+def choose_decodes(decoding: Iterable[Sequence], buckets: BucketPlan, *, contiguous: bool) -> DecodeChoice:
     """Everybody if the largest bucket holds that, else those who were served longest ago.
 
-    Whoever is left out comes first next time, so a batch that exceeds the buckets is split over steps.
+    Whoever is left out comes first next time, so a batch that exceeds the buckets is split over steps. The
+    sum of blocks can exceed them even if all fit the pool: a shared one counts for each that shares it. In a
+    contiguous cache the sum does not matter.
     """
     size, growing, blocks = buckets.block_size, [], 0
+    max_blocks = buckets.max_decode_blocks if not contiguous else sys.maxsize
     everybody = list(decoding)
     for sequence in everybody:
         held = len(sequence.block_table)
@@ -34,12 +37,12 @@ def choose_decodes(decoding: Iterable[Sequence], buckets: BucketPlan) -> DecodeC
             growing.append(sequence)
             held += 1
         blocks += held
-    if len(everybody) <= buckets.max_decode_batch and blocks <= buckets.max_decode_blocks:
-        return DecodeChoice(everybody, growing, blocks)
-    return _split(everybody, buckets)
+    if len(everybody) <= buckets.max_decode_batch and blocks <= max_blocks:
+        return DecodeChoice(everybody, growing)
+    return _split(everybody, buckets, max_blocks)
 
 
-def _split(everybody: list[Sequence], buckets: BucketPlan) -> DecodeChoice:
+def _split(everybody: list[Sequence], buckets: BucketPlan, max_blocks: int) -> DecodeChoice:
     chosen: list[Sequence] = []
     growing: list[Sequence] = []
     total = 0
@@ -47,12 +50,12 @@ def _split(everybody: list[Sequence], buckets: BucketPlan) -> DecodeChoice:
         if len(chosen) == buckets.max_decode_batch:
             break
         blocks = sequence.num_computed_tokens // buckets.block_size + 1
-        if total + blocks <= buckets.max_decode_blocks:
+        if total + blocks <= max_blocks:
             chosen.append(sequence)
             total += blocks
             if blocks > len(sequence.block_table):
                 growing.append(sequence)
-    return DecodeChoice(chosen, growing, total)
+    return DecodeChoice(chosen, growing)
 
 
 def book_decodes(sequences: Iterable[Sequence], running: RunningSet, step: int) -> tuple[DecodeRow, ...]:

@@ -9,6 +9,7 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from services.engine.bucketing import Bucket
+from services.engine.kv import BlockMove
 from services.engine.link import FinishReason
 from services.engine.scheduler.sequence import Sequence
 
@@ -52,7 +53,8 @@ class DecodeRow(Struct, frozen=True, gc=False):
 class StepPlan:
     """At most one prefill forward and one decode forward. A bucket is None if its forward has no rows.
 
-    `preempted` lost their blocks while the step was planned; they are not in it.
+    `preempted` lost their blocks while the step was planned; they are not in it. `moves` are block copies, to
+    be done before anything else of the step: all sources are read before a target is written.
     """
 
     prefills: tuple[PrefillChunk, ...]
@@ -60,6 +62,7 @@ class StepPlan:
     preempted: tuple[Sequence, ...]
     bucket_prefill: Bucket | None
     bucket_decode: Bucket | None
+    moves: tuple[BlockMove, ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 
-from services.engine.bucketing import BucketPlan
-from services.engine.kv import BlockPool
+from services.engine.bucketing import Bucket, BucketPlan
+from services.engine.kv import BlockMove, BlockPool
 from services.engine.scheduler.decodes import DecodeChoice, book_decodes, choose_decodes
+from services.engine.scheduler.defragmentation import move_blocks
 from services.engine.scheduler.errors import SchedulerError
 from services.engine.scheduler.plan import StepPlan
 from services.engine.scheduler.prefills import PrefillBatch
+from services.engine.scheduler.prefixes import Demand, demand_of, take_blocks
 from services.engine.scheduler.running import RunningSet
 from services.engine.scheduler.sequence import Sequence, SequenceStatus
 from services.engine.scheduler.settings import SchedulerConfig
@@ -57,7 +59,7 @@ class Planner:
             return None
         decoding = choice.sequences
         for sequence in choice.growing:
-            sequence.block_table += self._pool.allocate(1)
+            sequence.add_block(self._pool.allocate(1)[0])
         urgent = None if preempted else self._make_way(preempted)
         if urgent is not None:
             decoding = [s for s in decoding if s.status is SequenceStatus.RUNNING]
@@ -68,16 +70,16 @@ class Planner:
         self._fill(prefill, urgent, admit=urgent is not None or not preempted)
         if not decoding and not prefill.chunks:
             return None
-        blocks = sum(len(sequence.block_table) for sequence in decoding)
-        decode_bucket = self._buckets.decode_bucket(len(decoding), blocks) if decoding else None
-        if decoding and decode_bucket is None:
-            raise SchedulerError(f"no decode bucket covers {len(decoding)} rows with {blocks} blocks")
+        moves: tuple[BlockMove, ...] = ()
+        if self._config.contiguous:
+            moves = move_blocks(self._running, self._pool, self._config.max_block_moves)
         return StepPlan(
             prefills=tuple(prefill.chunks),
             decodes=book_decodes(decoding, self._running, self._step),
             preempted=tuple(preempted),
             bucket_prefill=prefill.bucket,
-            bucket_decode=decode_bucket,
+            bucket_decode=self._decode_bucket(decoding) if decoding else None,
+            moves=moves,
         )
 
     def preempt(self, victim: Sequence) -> None:
@@ -93,7 +95,9 @@ class Planner:
         for. After preemptions the choice is made anew, for a split batch has others then.
         """
         while True:
-            choice = choose_decodes(self._running.decoding.values(), self._buckets)
+            choice = choose_decodes(
+                self._running.decoding.values(), self._buckets, contiguous=self._config.contiguous
+            )
             if len(choice.growing) <= self._pool.free_count:
                 return choice
             if self._running.ending:
@@ -110,45 +114,65 @@ class Planner:
     def _make_way(self, preempted: list[Sequence]) -> Sequence | None:
         """Preempts for the first that waits if it is more urgent and that lets it run; returns it then."""
         head = self._waiting.head()
-        if head is None or head.num_pending or self._running.ending or self._has_room_for(head):
+        if head is None or head.num_pending or self._running.ending:
             return None
-        needed = self._pool.blocks_for(len(head.token_ids))
-        victims = choose_victims(head, self._running, needed, self._pool.free_count)
+        last = self._running.by_order.last()
+        if last is None or last.order < head.order or self._demand(head) is not None:
+            return None
+        victims = choose_victims(head, demand_of(head, self._pool), self._running, self._pool)
         for victim in victims:
             self.preempt(victim)
         preempted += victims
         return head if victims else None
 
+    def _decode_bucket(self, decoding: list[Sequence]) -> Bucket:
+        if self._config.contiguous:
+            blocks = max(sequence.highest_block for sequence in decoding) + 1
+        else:
+            blocks = sum(len(sequence.block_table) for sequence in decoding)
+        bucket = self._buckets.decode_bucket(len(decoding), blocks)
+        if bucket is None:
+            raise SchedulerError(f"no decode bucket covers {len(decoding)} rows with {blocks} blocks")
+        return bucket
+
     def _fill(self, batch: PrefillBatch, urgent: Sequence | None, *, admit: bool) -> None:
         """Adds chunks by turns. Who made others give way comes first, lest they have done so for nothing."""
         started = deque(self._running.prefilling.first(self._config.max_prefill_seqs))
-        first = self._next_to_start() if admit else None
+        first = self._waiting.head() if admit else None
         last_start = self._last_start
         while not batch.full and (first is not None or started):
             if first is not None and (
                 first is urgent or not started or self._start_turn(first, last_start) < started[0].turn
             ):
-                first = self._next_to_start() if self._start(first, batch) else None
+                begun = self._start(first, batch)
+                # A victim of this very step may be the next, and what is in flight for it is of its old life.
+                first = self._waiting.head() if begun and urgent is None else None
             elif not self._go_on(started.popleft(), batch):
                 # No bucket holds one more row of this length, so none holds the others.
                 started.clear()
 
-    def _next_to_start(self) -> Sequence | None:
-        """The first that waits, if it can run now. One whose last token is in flight cannot."""
-        head = self._waiting.head()
-        return head if head is not None and not head.num_pending and self._has_room_for(head) else None
+    def _demand(self, sequence: Sequence) -> Demand | None:
+        """The blocks of a waiting sequence, for all its tokens, so that its prompt need not be preempted.
 
-    def _has_room_for(self, sequence: Sequence) -> bool:
-        """True if it would get a row and blocks for all its tokens, so that its prompt is not preempted."""
-        needed = self._pool.blocks_for(len(sequence.token_ids)) + reserved_blocks(len(self._running))
-        return not self._running.full and needed <= self._pool.free_count
+        None if it cannot run now: no row or too few blocks are free, or its last token is in flight.
+        """
+        reserved, free = reserved_blocks(len(self._running)), self._pool.free_count
+        # At least its last block is not cached. To know that suffices while the pool is full.
+        if sequence.num_pending or self._running.full or free <= reserved:
+            return None
+        demand = demand_of(sequence, self._pool)
+        return demand if demand.missing + reserved <= free - demand.idle else None
 
     def _start(self, sequence: Sequence, batch: PrefillBatch) -> bool:
-        chunk = batch.add(sequence, 0)
+        demand = self._demand(sequence)
+        if demand is None:
+            return False
+        start = len(demand.hits) * self._pool.block_size
+        chunk = batch.add(sequence, start)
         if chunk is None:
             return False
         self._waiting.pop(sequence)
-        sequence.run(self._pool.allocate(self._pool.blocks_for(len(sequence.token_ids))))
+        sequence.run(take_blocks(sequence, demand, self._pool), start)
         self._running.add(sequence, chunk.end, self._turn(sequence))
         self._last_start = self._step
         return True

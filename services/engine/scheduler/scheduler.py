@@ -14,6 +14,7 @@ from services.engine.scheduler.errors import QueueFull, SchedulerError
 from services.engine.scheduler.load import SchedulerLoad
 from services.engine.scheduler.plan import Advanced, Finished, Outcome, StepPlan
 from services.engine.scheduler.planner import Planner
+from services.engine.scheduler.prefixes import publish_blocks
 from services.engine.scheduler.running import RunningSet
 from services.engine.scheduler.sequence import Sequence, SequenceStatus
 from services.engine.scheduler.settings import SchedulerConfig
@@ -119,11 +120,18 @@ class Scheduler:
         self._in_flight.popleft()
         outcomes: list[Outcome] = []
         for chunk in plan.prefills:
+            # One that was preempted in flight has no blocks to publish, and its token to take.
+            if chunk.sequence.status is SequenceStatus.RUNNING:
+                publish_blocks(chunk.sequence, chunk.start, chunk.end, self._pool)
             if chunk.samples and not chunk.sequence.finished:
                 outcomes.append(self._take(chunk.sequence, chunk.end, sampled))
+        size = self._pool.block_size
         for row in plan.decodes:
-            if row.sequence.status is not SequenceStatus.FINISHED:
-                outcomes.append(self._take(row.sequence, row.position + 1, sampled))
+            sequence, end = row.sequence, row.position + 1
+            if not end % size and sequence.status is SequenceStatus.RUNNING:
+                publish_blocks(sequence, row.position, end, self._pool)
+            if sequence.status is not SequenceStatus.FINISHED:
+                outcomes.append(self._take(sequence, end, sampled))
         return outcomes
 
     def check(self) -> None:

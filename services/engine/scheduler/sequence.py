@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
+from catenary.blockhash import BlockHashes
 from services.engine.link import SamplingOptions, SubmitSequence
 
 
@@ -56,8 +57,11 @@ class Sequence:
     planned, and one more until the earlier of two is committed. While it runs, `row` is its index among those
     that run, for buffers on the device. Cached KV is shared only between sequences of one `cache_salt`.
 
+    `highest_block` is the highest id in `block_table`, -1 if that is empty.
+
     The scheduler's own: `longest` is the length at which it ends, `order` and `turn` are the keys by which it
-    is served (see `settings`), `last_decode_step` is the step that decoded it last while batches were split.
+    is served (see `settings`), `last_decode_step` is the step that decoded it last, `hashes` name its first
+    blocks for the prefix cache as far as they were needed.
     """
 
     key: int
@@ -70,11 +74,13 @@ class Sequence:
     num_pending: int = 0
     num_preemptions: int = 0
     block_table: list[int] = field(default_factory=list)
+    highest_block: int = -1
     row: int = -1
     longest: int = 0
     order: tuple[int, int] = (0, 0)
     turn: tuple[int, int] = (0, 0)
     last_decode_step: int = 0
+    hashes: BlockHashes | None = None
     status: SequenceStatus = field(default=SequenceStatus.WAITING, init=False)
 
     @property
@@ -99,8 +105,19 @@ class Sequence:
     def run(self, block_table: list[int], computed: int = 0) -> None:
         """Enters the running set with these blocks, the first `computed` tokens being in them already."""
         self._set_status(SequenceStatus.RUNNING)
-        self.block_table = block_table
+        self.set_blocks(block_table)
         self.num_computed_tokens = computed
+
+    def set_blocks(self, block_table: list[int]) -> None:
+        """Replaces the block table."""
+        self.block_table = block_table
+        self.highest_block = max(block_table, default=-1)
+
+    def add_block(self, block: int) -> None:
+        """Appends a block."""
+        self.block_table.append(block)
+        if block > self.highest_block:
+            self.highest_block = block
 
     def preempt(self) -> list[int]:
         """Leaves the running set; its KV is to be computed again. Returns the blocks to free."""
@@ -115,7 +132,8 @@ class Sequence:
         return self._give_up_blocks()
 
     def _give_up_blocks(self) -> list[int]:
-        blocks, self.block_table = self.block_table, []
+        blocks = self.block_table
+        self.set_blocks([])
         return blocks
 
     def _set_status(self, status: SequenceStatus) -> None:

@@ -13,6 +13,9 @@ class SchedulerConfig:
     `max_num_batched_tokens` tokens, of up to `max_prefill_seqs` sequences in its prefill forward. A sequence
     holds up to `max_model_len` tokens, prompt and completion together.
 
+    `contiguous`: decode fetches the pool's blocks as one slice up to the batch's highest id. What runs is
+    kept near the start of the pool by up to `max_block_moves` moves in a step.
+
     A lower priority is more urgent, and one level of it weighs as much as `priority_ageing_steps` steps of
     waiting. All that wait age alike, so the key by which they are compared never changes: priority times
     ageing steps, plus the step at which the waiting began. The `order` of sequences counts from their
@@ -27,9 +30,17 @@ class SchedulerConfig:
     max_num_batched_tokens: int = 512
     max_prefill_seqs: int = 1
     priority_ageing_steps: int = 256
+    contiguous: bool = False
+    max_block_moves: int = 32
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_prefill_seqs", "priority_ageing_steps"):
+        for name in (
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "max_prefill_seqs",
+            "priority_ageing_steps",
+            "max_block_moves",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.max_model_len < 2:
