@@ -85,6 +85,15 @@ class EngineConfig(RpcConfig):
     max_prefill_batch: int = Field(
         4, ge=1, le=256, description="Sequences whose prompts are computed together in one forward."
     )
+    priority_ageing_steps: int = Field(
+        256,
+        ge=1,
+        le=1_000_000,
+        description="Steps of waiting that weigh as much as one level of priority, so that nobody starves.",
+    )
+    prefix_caching: bool = Field(
+        True, description="Keep the KV of what was computed, and reuse it where another prompt begins alike."
+    )
     bucketing_strategy: Literal["linear", "exponential", "padding", "file", "lin", "exp", "pad"] = Field(
         "exponential", description="How the static shapes of the forwards are spaced."
     )

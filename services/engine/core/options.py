@@ -25,6 +25,8 @@ class CoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_waiting: int
     max_num_batched_tokens: int
     max_prefill_batch: int
+    priority_ageing_steps: int
+    prefix_caching: bool
     bucketing_strategy: str
     bucketing_file: str | None
     bucketing_pad_ratio: float

@@ -114,8 +114,9 @@ def _start(options: CoreOptions, progress: Progress, device: Device) -> Engine:
             max_waiting=options.max_waiting,
             max_num_batched_tokens=options.max_num_batched_tokens,
             max_prefill_seqs=options.max_prefill_batch,
+            priority_ageing_steps=options.priority_ageing_steps,
         ),
-        BlockPool(kv.num_blocks, options.block_size),
+        BlockPool(kv.num_blocks, options.block_size, prefix_caching=options.prefix_caching),
         buckets,
     )
     ready = _ready(options, model, facts, kv)

@@ -60,5 +60,7 @@ def check_buckets(config: SchedulerConfig, pool: BlockPool, buckets: BucketPlan)
         raise ValueError(f"no decode bucket covers a sequence of {longest} blocks")
     if config.contiguous and pool.prefix_caching:
         raise ValueError("contiguous KV cannot share blocks: switch prefix caching off, or contiguous KV")
-    if config.contiguous and buckets.decode_bucket(1, pool.total) is None:
-        raise ValueError(f"contiguous KV needs a decode bucket for the whole pool of {pool.total} blocks")
+    # The lowest ids go out first, so none is used beyond what all that run can hold.
+    slice_end = min(pool.total, config.max_num_seqs * longest)
+    if config.contiguous and buckets.decode_bucket(1, slice_end) is None:
+        raise ValueError(f"contiguous KV needs a decode bucket for the first {slice_end} blocks of the pool")
