@@ -159,10 +159,10 @@ class Simulator:
             return
         plan, sampled = self.in_flight.popleft()
         if fails:
-            for part in (*plan.prefills, *plan.decodes):
-                status = part.sequence.status
-                if self.scheduler.end(part.sequence.key, FinishReason.ERROR) is not None:
-                    self._ended(self.live[part.sequence.key], status)
+            for sequence in plan.sequences():
+                status = sequence.status
+                if self.scheduler.end(sequence.key, FinishReason.ERROR) is not None:
+                    self._ended(self.live[sequence.key], status)
             assert self.scheduler.commit(plan, {}) == []
             self.counts["failed steps"] += 1
             return
@@ -223,7 +223,7 @@ class Simulator:
         running = [s for r in self.live.values() if (s := r.sequence).status is SequenceStatus.RUNNING]
         assert len({s.row for s in running}) == len(running) <= config.max_num_seqs
         assert all(0 <= s.row < config.max_num_seqs for s in running)
-        planned = [part.sequence for part in (*chunks, *rows)]
+        planned = list(plan.sequences())
         assert len({s.key for s in planned}) == len(planned)
         assert all(s.status is SequenceStatus.RUNNING for s in planned)
         assert (plan.bucket_prefill is None, plan.bucket_decode is None) == (not chunks, not rows)
@@ -283,7 +283,7 @@ class Simulator:
     def _check_progress(self, plan: StepPlan) -> None:
         """All decode in every step unless a split makes them take turns, and so do started prompts."""
         config, split = self.setup.config, False
-        served = {part.sequence.key for part in (*plan.prefills, *plan.decodes)}
+        served = {sequence.key for sequence in plan.sequences()}
         ageing = (max(self.setup.priorities) - min(self.setup.priorities)) * config.priority_ageing_steps
         for key, reference in self.live.items():
             runs = reference.sequence.status is SequenceStatus.RUNNING
@@ -325,5 +325,4 @@ class Simulator:
         return reference.length - reference.computed > 1
 
     def _flies(self, sequence: Sequence) -> bool:
-        parts = (part for plan, _ in self.in_flight for part in (*plan.prefills, *plan.decodes))
-        return any(part.sequence is sequence for part in parts)
+        return any(planned is sequence for plan, _ in self.in_flight for planned in plan.sequences())

@@ -135,7 +135,7 @@ class CoreLoop:
             result = step.result()
         except Exception as error:
             self._failed_steps += 1
-            sequences = _all_sequences(step.plan)
+            sequences = list(step.plan.sequences())
             log.exception("a step failed", sequences=len(sequences))
             if self._failed_steps >= _MAX_FAILED_STEPS:
                 raise CoreFailure(
@@ -187,7 +187,3 @@ class CoreLoop:
             generated_tokens=self._generated,
             graphs=graph_load(self._graphs, self._background),
         )
-
-
-def _all_sequences(plan: StepPlan) -> list[Sequence]:
-    return [chunk.sequence for chunk in plan.prefills] + [row.sequence for row in plan.decodes]

@@ -69,6 +69,13 @@ class StepPlan:
         """Tokens computed, without padding."""
         return sum(chunk.length for chunk in self.prefills) + len(self.decodes)
 
+    def sequences(self) -> Iterator[Sequence]:
+        """All sequences of the step: those of chunks, then those of decode rows, in order."""
+        for chunk in self.prefills:
+            yield chunk.sequence
+        for row in self.decodes:
+            yield row.sequence
+
     def sampling(self) -> Iterator[Sequence]:
         """The sequences that get a token: those of sampling chunks, then those of decode rows, in order."""
         for chunk in self.prefills:
