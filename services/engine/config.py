@@ -56,6 +56,11 @@ class EngineConfig(RpcConfig):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Computation type. auto: what the model and the device are best at."
     )
+    model_backend: Literal["auto", "decoder", "transformers"] = Field(
+        "auto",
+        description="What computes the model: our decoder, or transformers' own module. auto: the decoder "
+        "where it knows everything that the model's config asks for.",
+    )
     device: Literal["cpu", "cuda", "hpu"] = Field("cpu", description="Device that computes.")
     device_threads: int = Field(
         0,

@@ -16,6 +16,7 @@ class CoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     cache_dir: str | None
     max_model_len: int | None
     dtype: str
+    model_backend: str
     device: str
     device_threads: int
     gpu_memory_utilization: float

@@ -25,8 +25,8 @@ from services.engine.model import (
     prepare_model,
     read_facts,
 )
+from services.engine.model.opening import open_model
 from services.engine.model.paged import PagedModel
-from services.engine.model.transformers_backend import load_model
 from services.engine.runner import KvLayout, Runner, StepTracer
 from services.engine.scheduler import Scheduler, SchedulerConfig
 
@@ -42,6 +42,7 @@ _DEFAULT_CONTEXT = 4096
 class Engine:
     """A core that is ready to step."""
 
+    model: PagedModel
     scheduler: Scheduler
     runner: Runner
     graphs: Graphs
@@ -88,7 +89,14 @@ def _start(options: CoreOptions, progress: Progress, device: Device) -> Engine:
             f"max-model-len {options.max_model_len} exceeds the model's context of {limit} tokens"
         )
     progress("loading weights", 0.3)
-    model = load_model(directory, device, dtype=options.dtype, max_model_len=options.max_model_len)
+    model = open_model(
+        directory,
+        device,
+        dtype=options.dtype,
+        max_model_len=options.max_model_len,
+        backend=options.model_backend,
+    )
+    log.info("model loaded", backend=model.backend, weight_bytes=model.weight_bytes())
     progress("planning memory", 0.7)
     tracer = _open_tracer(options.trace_steps)
 
@@ -120,7 +128,7 @@ def _start(options: CoreOptions, progress: Progress, device: Device) -> Engine:
         buckets,
     )
     ready = _ready(options, model, facts, kv)
-    return Engine(scheduler, runner, graphs, background, device, tracer, options.async_stepping, ready)
+    return Engine(model, scheduler, runner, graphs, background, device, tracer, options.async_stepping, ready)
 
 
 def _open_tracer(path: str | None) -> StepTracer:

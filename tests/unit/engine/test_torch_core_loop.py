@@ -164,9 +164,9 @@ BAD = 101
 
 def break_token(core: LocalCore) -> None:
     """Makes every forward compute NaN from the token BAD on, like an overflow. Not for tied embeddings."""
-    runner: Any = core.loop._runner
+    model: Any = core.engine.model
     with torch.no_grad():
-        runner._model._body.get_input_embeddings().weight[BAD] = torch.nan
+        model.decoder.embedding.weight[BAD] = torch.nan
 
 
 def planned(core: LocalCore) -> list[int]:

@@ -102,8 +102,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "weights empty": (cut_to(0), "is cut short"),
     "pickled weights": (pickle_only, "pickled weights only"),
     "a shard missing": (missing_shard, "has no model-00002-of-00002.safetensors"),
-    "a tensor missing": (missing_tensor, "has no weights for model.norm.weight"),
-    "weights of another shape": (lambda d: edit_config(d, hidden_size=60), "cannot be loaded"),
+    "a tensor missing": (missing_tensor, "parameters without weights: norm.weight"),
+    "weights of another shape": (lambda d: edit_config(d, hidden_size=60), "its config asks for"),
+    "no heads": (lambda d: edit_config(d, num_attention_heads=0, head_dim=None), "is not accepted"),
+    "heads that do not divide": (lambda d: edit_config(d, num_key_value_heads=4), "is not accepted"),
+    "more than any memory": (lambda d: edit_config(d, vocab_size=10**15), "cannot be loaded"),
     "quantized": (lambda d: edit_config(d, quantization_config={"bits": 4}), "quantized weights"),
     "unknown architecture": (
         lambda d: edit_config(d, architectures=["FooForCausalLM"], model_type="foo"),
@@ -146,6 +149,21 @@ def test_a_damaged_directory_is_refused(name: str, tmp_path: Path) -> None:
     directory = save_tiny_model("llama", tmp_path)
     damage(directory)
     assert text in refusal(tiny_options(directory))
+
+
+@pytest.mark.parametrize(
+    ("damage", "text"),
+    [
+        (missing_tensor, "has no weights for model.norm.weight"),
+        (lambda d: edit_config(d, hidden_size=60), "cannot be loaded"),
+    ],
+)
+def test_transformers_refuses_weights_that_do_not_fit(
+    damage: Callable[[Path], None], text: str, tmp_path: Path
+) -> None:
+    directory = save_tiny_model("llama", tmp_path)
+    damage(directory)
+    assert text in refusal(tiny_options(directory, model_backend="transformers"))
 
 
 def test_sampling_defaults_come_from_the_generation_config(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def load_model(
     kind: Any = model_class(directory, raw)
     config = load_config(directory, kind, max_model_len)
     try:
-        chosen = device.choose_dtype(dtype, _checkpoint_dtype(config.dtype))
+        chosen = device.choose_dtype(dtype, checkpoint_dtype(config.dtype))
     except DeviceError as error:
         raise ModelError(str(error)) from None
     try:
@@ -56,5 +56,6 @@ def load_model(
     return TransformersModel(model, device, chosen)
 
 
-def _checkpoint_dtype(value: Any) -> torch.dtype | None:
+def checkpoint_dtype(value: Any) -> torch.dtype | None:
+    """A config's dtype, as transformers gives it or by name; None if it says none that is known."""
     return value if isinstance(value, torch.dtype) else DTYPES.get(str(value))

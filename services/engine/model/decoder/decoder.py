@@ -1,0 +1,101 @@
+"""The whole decoder: embedding, layers, final norm, head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+from torch.nn.functional import embedding, linear
+
+from services.engine.model.decoder.attention import BatchInputs
+from services.engine.model.decoder.layer import DecoderLayer
+from services.engine.model.decoder.norms import RmsNorm
+from services.engine.model.decoder.rotary import Rotary
+from services.engine.model.decoder.shard import ALONE, Shard
+from services.engine.model.decoder.spec import DecoderSpec
+from services.engine.model.loading import Part, Slot
+
+
+class VocabTable(nn.Module):
+    """A row for each token, [vocab, hidden]: an embedding, a head, or both. Every rank has all of it."""
+
+    def __init__(self, vocab_size: int, hidden_size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size), requires_grad=False)
+
+    def placements(self) -> Mapping[str, tuple[Part, ...]]:
+        """The checkpoint tensors that each parameter is made of."""
+        return {"weight": (Part.whole(tuple(self.weight.shape)),)}
+
+
+class Decoder(nn.Module):
+    """Built without values, in `dtype` on `device`: `slots` says what has to be filled."""
+
+    def __init__(
+        self, spec: DecoderSpec, device: torch.device, dtype: torch.dtype, shard: Shard = ALONE
+    ) -> None:
+        super().__init__()
+        self.spec = spec
+        self._dtype = dtype
+        with _Defaults(device, dtype):
+            self.embedding = VocabTable(spec.vocab_size, spec.hidden_size)
+            layers = [DecoderLayer(spec, plan, shard) for plan in spec.layers]
+            self.norm = RmsNorm(
+                spec.hidden_size,
+                spec.norm_eps,
+                unit_offset=spec.unit_offset_norm,
+                residual_multiplier=spec.residual_multiplier,
+            )
+            self.head = self.embedding if spec.tied else VocabTable(spec.vocab_size, spec.hidden_size)
+        self.layers = nn.ModuleList(layers)
+        self.attentions = tuple(layer.attention for layer in layers)
+        self.rotaries = nn.ModuleList(Rotary(rope, device) for rope in spec.ropes)
+        multiplier = torch.tensor(spec.embedding_multiplier)
+        self._multiplier = float(multiplier.to(dtype) if spec.embedding_rounded else multiplier)
+
+    def slots(self) -> dict[str, Slot]:
+        """Every parameter, by name, with the checkpoint tensors that it is made of."""
+        slots: dict[str, Slot] = {}
+        for prefix, module in self.named_modules():
+            for name, parts in getattr(module, "placements", dict)().items():
+                experts = int(getattr(module, "experts", 0))
+                slots[f"{prefix}.{name}"] = Slot(getattr(module, name), parts, experts)
+        return slots
+
+    def forward(self, tokens: torch.Tensor, positions: torch.Tensor, inputs: BatchInputs) -> torch.Tensor:
+        """tokens, positions int64 [T] -> hidden states [T, hidden], the final norm applied."""
+        residual = embedding(tokens, self.embedding.weight)
+        if self._multiplier != 1.0:
+            residual = residual * self._multiplier
+        waves = [rotary(positions, self._dtype) for rotary in self.rotaries]
+        # Nothing is to be added before the first layer; so it is one like the others.
+        delta = torch.zeros_like(residual)
+        for layer, plan in zip(self.layers, self.spec.layers, strict=True):
+            delta, residual = layer(delta, residual, *waves[plan.rope], inputs)
+        hidden: torch.Tensor = self.norm.fused(delta, residual)[0]
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [R, hidden] -> [R, vocab]."""
+        scores = linear(hidden, self.head.weight)
+        if self.spec.logits_divisor != 1.0:
+            scores = scores / self.spec.logits_divisor
+        cap = self.spec.logits_softcap
+        return scores if cap is None else torch.tanh(scores / cap) * cap
+
+
+class _Defaults:
+    """Makes modules in a dtype on a device: parameters are created as they stay, never moved or cast."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self._device, self._dtype = device, dtype
+
+    def __enter__(self) -> None:
+        self._before = torch.get_default_dtype()
+        torch.set_default_dtype(self._dtype)
+        self._device.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self._device.__exit__(*error)
+        torch.set_default_dtype(self._before)

@@ -1,0 +1,67 @@
+"""Loads a checkpoint of a family that our decoder knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig
+
+from services.engine.device import Device, DeviceError
+from services.engine.model.checks import check_directory
+from services.engine.model.decoder.config import spec_from_config
+from services.engine.model.decoder.decoder import Decoder
+from services.engine.model.decoder.names import EMBEDDING, HEAD, rules_for
+from services.engine.model.decoder.paged_model import DecoderModel
+from services.engine.model.decoder.spec import DecoderSpec
+from services.engine.model.errors import ModelError
+from services.engine.model.loading import Checkpoint, load_weights
+from services.engine.model.transformers_backend import (
+    checkpoint_dtype,
+    first_line,
+    load_config,
+    model_class,
+)
+
+
+def load_decoder(directory: Path, device: Device, *, dtype: str, max_model_len: int | None) -> DecoderModel:
+    """Loads the model of a Hugging Face directory in `dtype` (auto, float32, bfloat16, float16).
+
+    `max_model_len` None means the model's own. Raises UnsupportedByDecoder for what the decoder does not
+    compute, before a weight is read, and ModelError for what cannot be served at all.
+    """
+    raw = check_directory(directory)
+    config = load_config(directory, model_class(directory, raw), max_model_len)
+    spec = _spec(directory, config, raw)
+    try:
+        chosen = device.choose_dtype(dtype, checkpoint_dtype(config.dtype))
+    except DeviceError as error:
+        raise ModelError(str(error)) from None
+    with Checkpoint(directory) as checkpoint:
+        spec = _really_tied(spec, checkpoint)
+        try:
+            decoder = Decoder(spec, device.torch_device, chosen)
+        except RuntimeError as error:
+            raise ModelError(f"model {directory} cannot be loaded: {first_line(error)}") from None
+        load_weights(checkpoint, rules_for(spec), decoder.slots())
+    return DecoderModel(decoder.eval(), device, chosen)
+
+
+def _spec(directory: Path, config: PreTrainedConfig, raw: Mapping[str, Any]) -> DecoderSpec:
+    try:
+        return spec_from_config(config, raw)
+    except ModelError:
+        raise
+    except Exception as error:
+        # Values that no model can have, such as a list where a number is meant.
+        raise ModelError(f"{directory / 'config.json'} is not accepted: {first_line(error)}") from None
+
+
+def _really_tied(spec: DecoderSpec, checkpoint: Checkpoint) -> DecoderSpec:
+    """As transformers: a checkpoint with a head of its own, unlike the embedding, is not tied."""
+    if not spec.tied or not {HEAD, EMBEDDING} <= set(checkpoint.names):
+        return spec
+    return replace(spec, tied=torch.equal(checkpoint.read(HEAD), checkpoint.read(EMBEDDING)))

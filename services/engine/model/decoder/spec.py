@@ -1,0 +1,74 @@
+"""What our decoder computes for one checkpoint: all that differs between families, as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """One rotary embedding: inverse frequencies, one for two dimensions, and the factor on cos and sin."""
+
+    frequencies: tuple[float, ...]
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertSpec:
+    """A mixture of experts instead of one MLP.
+
+    normalize: whether the chosen experts' weights are made to sum to one. rounded: whether they are then
+    rounded to the model's type (they stay float32 otherwise).
+    """
+
+    count: int
+    per_token: int
+    intermediate_size: int
+    normalize: bool
+    rounded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPlan:
+    """What a layer does that another may not: its window (None: all), its rotary base, experts or one MLP."""
+
+    window: int | None
+    rope: int
+    experts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderSpec:
+    """The architecture of a checkpoint.
+
+    unit_offset_norm: norms scale by one plus their weight, in float32 (gemma). sandwich_norms: the outputs of
+    attention and MLP are normed before they are added. embedding_rounded: the multiplier is rounded to the
+    model's type first (gemma). A residual multiplier scales what is added, the divisor what the head gives.
+    """
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    norm_eps: float
+    activation: str
+    scale: float
+    layers: tuple[LayerPlan, ...]
+    ropes: tuple[RopeSpec, ...]
+    tied: bool
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    unit_offset_norm: bool = False
+    sandwich_norms: bool = False
+    attention_softcap: float | None = None
+    logits_softcap: float | None = None
+    embedding_multiplier: float = 1.0
+    embedding_rounded: bool = False
+    residual_multiplier: float = 1.0
+    logits_divisor: float = 1.0
+    experts: ExpertSpec | None = None

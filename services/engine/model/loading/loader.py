@@ -1,0 +1,106 @@
+"""Fills parameters from a checkpoint, tensor by tensor: memory peaks at the model and one tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from services.engine.model.errors import ModelError
+from services.engine.model.loading.checkpoint import Checkpoint
+from services.engine.model.loading.placement import Part, Slot
+from services.engine.model.loading.rules import Match, Rule, find, summary
+
+Unit = tuple[str, str, int]
+"""What has to be filled once: parameter, part, expert (0 without experts)."""
+
+
+@torch.no_grad()
+def load_weights(checkpoint: Checkpoint, rules: Sequence[Rule], slots: Mapping[str, Slot]) -> None:
+    """Copies every tensor of the checkpoint to its place.
+
+    All names are judged before the first tensor is read. Raises ModelError, one line, if a tensor has no
+    place, two have the same, a place stays empty, or a shape is not what the config says.
+    """
+    for name, match in _plan(checkpoint, rules, slots).items():
+        _place(checkpoint, name, match, slots)
+
+
+def _plan(checkpoint: Checkpoint, rules: Sequence[Rule], slots: Mapping[str, Slot]) -> dict[str, Match]:
+    plan: dict[str, Match] = {}
+    filled: dict[Unit, str] = {}
+    unknown: list[str] = []
+    doubled: list[str] = []
+    for name in checkpoint.names:
+        match = find(rules, name)
+        if match is not None and match.target is None:
+            continue
+        units = _units(match, slots)
+        if match is None or not units:
+            unknown.append(name)
+            continue
+        if any(unit in filled for unit in units):
+            doubled.append(name)
+            continue
+        filled.update(dict.fromkeys(units, name))
+        plan[name] = match
+    missing = {f"{unit[0]} ({unit[1]})" for unit in _all_units(slots) if unit not in filled}
+    faults = [
+        f"{fault}: {summary(names)}"
+        for fault, names in (
+            ("tensors without a place", unknown),
+            ("tensors for a place that is taken", doubled),
+            ("parameters without weights", missing),
+        )
+        if names
+    ]
+    if faults:
+        raise ModelError(f"model {checkpoint.directory} does not match its config: {'; '.join(faults)}")
+    return plan
+
+
+def _units(match: Match | None, slots: Mapping[str, Slot]) -> list[Unit]:
+    """The units that a tensor fills; none if it has no place."""
+    slot = slots.get(match.target) if match is not None and match.target is not None else None
+    if match is None or match.target is None or slot is None:
+        return []
+    known = {part.name for part in slot.parts}
+    if (match.expert is not None and match.expert >= slot.experts) or not known.issuperset(match.parts):
+        return []
+    experts = [match.expert] if match.expert is not None else range(slot.experts or 1)
+    return [(match.target, part, expert) for part in match.parts for expert in experts]
+
+
+def _all_units(slots: Mapping[str, Slot]) -> list[Unit]:
+    return [
+        (name, part.name, expert)
+        for name, slot in slots.items()
+        for part in slot.parts
+        for expert in range(slot.experts or 1)
+    ]
+
+
+def _place(checkpoint: Checkpoint, name: str, match: Match, slots: Mapping[str, Slot]) -> None:
+    slot = slots[match.target or ""]
+    parts = [slot.part(part) for part in match.parts]
+    source = checkpoint.read(name)
+    stacked = slot.experts if match.expert is None else 0
+    expected = _shape(parts, stacked)
+    if tuple(source.shape) != expected:
+        raise ModelError(
+            f"tensor {name} of model {checkpoint.directory} has the shape {tuple(source.shape)}; "
+            f"its config asks for {expected}"
+        )
+    start = 0
+    for part in parts:
+        axis = part.axis + 1 if stacked else part.axis
+        length = part.shape[part.axis]
+        slot.place(part, source.narrow(axis, start, length), match.expert)
+        start += length
+
+
+def _shape(parts: Sequence[Part], stacked: int) -> tuple[int, ...]:
+    """Shape of a checkpoint tensor that holds these parts one after another."""
+    shape = list(parts[0].shape)
+    shape[parts[0].axis] = sum(part.shape[part.axis] for part in parts)
+    return (stacked, *shape) if stacked else tuple(shape)

@@ -1,0 +1,37 @@
+"""Chooses what runs a checkpoint: our decoder, or transformers' own module with our attention."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from catenary.telemetry import get_logger
+from services.engine.device import Device
+from services.engine.model.decoder import UnsupportedByDecoder, load_decoder
+from services.engine.model.paged import PagedModel
+from services.engine.model.transformers_backend import load_model
+
+log = get_logger(__name__)
+
+
+def open_model(
+    directory: Path,
+    device: Device,
+    *,
+    dtype: str = "auto",
+    max_model_len: int | None = None,
+    backend: str = "auto",
+) -> PagedModel:
+    """Loads a checked model directory onto the device.
+
+    dtype: auto, float32, bfloat16 or float16. max_model_len None: the model's own. backend: `decoder` and
+    `transformers` insist; `auto` is the decoder where it knows all that the config asks for. Raises
+    ModelError with one readable line.
+    """
+    if backend != "transformers":
+        try:
+            return load_decoder(directory, device, dtype=dtype, max_model_len=max_model_len)
+        except UnsupportedByDecoder as unsupported:
+            if backend == "decoder":
+                raise
+            log.info("transformers runs this model: our decoder does not know", what=unsupported.what)
+    return load_model(directory, device, dtype=dtype, max_model_len=max_model_len)
