@@ -36,6 +36,8 @@ _SAMPLING: dict[str, Callable[[float], bool]] = {
     "top_p": lambda value: 0 < value <= 1,
     "top_k": lambda value: value >= -1 and value.is_integer(),
 }
+# Names of the longest sequence: most architectures', then GPT-2's and what followed it, then DBRX's.
+_MAX_POSITION = ("max_position_embeddings", "n_positions", "max_seq_len")
 # Values that change nothing: a default that is one of them is not missed.
 _NEUTRAL_SAMPLING = {
     "repetition_penalty": 1,
@@ -63,7 +65,7 @@ def read_facts(directory: Path, config: dict[str, Any]) -> DirectoryFacts:
     eos = generation.get("eos_token_id")
     if eos is None:
         eos = text.get("eos_token_id")
-    max_position = _number(text.get("max_position_embeddings")) or _number(text.get("n_positions"))
+    max_position = next((value for name in _MAX_POSITION if (value := _number(text.get(name)))), None)
     temperature, top_p, top_k = (_default(generation, name, path=generation_path) for name in _SAMPLING)
     return DirectoryFacts(
         max_position=int(max_position) if max_position else None,

@@ -6,11 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from services.engine.model.errors import ModelError
 
+# By model type, what to use instead of checkpoints that bring their own code.
+_INSTEAD = {
+    "baichuan": "use a checkpoint that was converted to the llama format",
+    "chatglm": "use a checkpoint of the model types glm or glm4",
+    "internlm": "use a checkpoint of the model type internlm3, or one converted to the llama format",
+    "internlm2": "use a checkpoint of the model type internlm3, or one converted to the llama format",
+}
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 
@@ -24,9 +31,10 @@ def model_class(directory: Path, config: dict[str, Any]) -> type[PreTrainedModel
     known = {value for value in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() if isinstance(value, str)}
     if name not in known:
         if config.get("auto_map"):
+            instead = _INSTEAD.get(config["model_type"], "use a checkpoint in transformers' own format")
             raise ModelError(
                 f"model {directory} needs code from its own repository ({name}); "
-                "remote code is never run here"
+                f"remote code is never run here: {instead}"
             )
         raise ModelError(
             f"architecture {name} is not supported: transformers {transformers.__version__} has no causal "
@@ -45,9 +53,14 @@ def model_class(directory: Path, config: dict[str, Any]) -> type[PreTrainedModel
     return result
 
 
-def load_config(directory: Path, model: type[PreTrainedModel], max_model_len: int | None) -> PreTrainedConfig:
-    """Parses config.json for the class and checks what it asks for. Raises ModelError."""
+def load_config(
+    directory: Path, model_type: str, model: type[PreTrainedModel], max_model_len: int | None
+) -> PreTrainedConfig:
+    """Parses config.json of a model type for the class and checks what it asks for. Raises ModelError."""
     kind: Any = model.config_class
+    if MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type) == model.__name__:
+        # Its own config, where the class is another type's.
+        kind = CONFIG_MAPPING[model_type]
     try:
         config: PreTrainedConfig = kind.from_pretrained(directory, local_files_only=True)
     except Exception as error:
@@ -58,6 +71,9 @@ def load_config(directory: Path, model: type[PreTrainedModel], max_model_len: in
             f"architecture {model.__name__} is not supported with layers of type {', '.join(sorted(other))}"
         )
     _check_rope(config, max_model_len)
+    # Balancing losses of training: a head alone has no router scores to compute them from.
+    if getattr(config, "output_router_logits", False):
+        config.output_router_logits = False
     return config
 
 
@@ -68,10 +84,15 @@ def first_line(error: BaseException) -> str:
 
 
 def _architecture(config: dict[str, Any]) -> str:
+    model_type = config["model_type"]
+    own = str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type, model_type))
     names = config.get("architectures")
-    if isinstance(names, list) and names and isinstance(names[0], str):
-        return names[0]
-    return str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config["model_type"], config["model_type"]))
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        return own
+    # A model type without classes of its own: internlm3 runs as llama, whatever its checkpoints call that.
+    found: Any = getattr(transformers, own, None)
+    borrowed = found is not None and found.config_class.model_type != model_type
+    return own if borrowed and names[0].endswith("ForCausalLM") else names[0]
 
 
 def _check_rope(config: PreTrainedConfig, max_model_len: int | None) -> None:

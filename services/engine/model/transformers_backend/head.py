@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from transformers.modeling_outputs import MoeModelOutputWithPast
+
+
+@dataclass
+class BodyOutput(MoeModelOutputWithPast):
+    """What heads read of a body's output, or pass on. All but the hidden states is None."""
+
+    cross_attentions: tuple[torch.Tensor, ...] | None = None
 
 
 class HiddenStates(nn.Module):
@@ -16,9 +24,9 @@ class HiddenStates(nn.Module):
     else the architecture does to the logits.
     """
 
-    def forward(self, *_: Any, inputs_embeds: torch.Tensor, **__: Any) -> MoeModelOutputWithPast:
+    def forward(self, *_: Any, inputs_embeds: torch.Tensor, **__: Any) -> BodyOutput:
         """inputs_embeds [1, R, H] is the body's last hidden state. Everything else is ignored."""
-        return MoeModelOutputWithPast(last_hidden_state=inputs_embeds)
+        return BodyOutput(last_hidden_state=inputs_embeds)
 
 
 def take_body(model: Any) -> Any:

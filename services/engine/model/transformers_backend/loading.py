@@ -13,6 +13,7 @@ from services.engine.model.checks import check_directory
 from services.engine.model.errors import ModelError
 from services.engine.model.transformers_backend.architecture import first_line, load_config, model_class
 from services.engine.model.transformers_backend.attention import IMPLEMENTATION
+from services.engine.model.transformers_backend.experts import use_static_experts
 from services.engine.model.transformers_backend.paged_model import TransformersModel
 
 # Not annotated by transformers.
@@ -30,7 +31,7 @@ def load_model(
     _logging.disable_progress_bar()
     raw = check_directory(directory)
     kind: Any = model_class(directory, raw)
-    config = load_config(directory, kind, max_model_len)
+    config = load_config(directory, raw["model_type"], kind, max_model_len)
     try:
         chosen = device.choose_dtype(dtype, checkpoint_dtype(config.dtype))
     except DeviceError as error:
@@ -50,6 +51,7 @@ def load_model(
     missing = sorted(str(name) for name in report["missing_keys"])
     if missing:
         raise ModelError(f"model {directory} has no weights for {missing[0]} and {len(missing) - 1} more")
+    use_static_experts(model)
     model.to(device.torch_device)
     model.eval()
     model.requires_grad_(False)

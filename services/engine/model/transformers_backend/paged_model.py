@@ -15,12 +15,11 @@ from services.engine.model.attention import (
     decode_biases,
     prefill_masks,
 )
-from services.engine.model.errors import ModelError
 from services.engine.model.paged import PagedModel
-from services.engine.model.transformers_backend.attention import Probe, UnsupportedAttention, attach_cache
+from services.engine.model.transformers_backend.architecture import first_line
+from services.engine.model.transformers_backend.attention import Probe, attach_cache
 from services.engine.model.transformers_backend.head import head_logits, take_body
-
-_PROBE_TOKENS = 4
+from services.engine.model.transformers_backend.probing import probe_model, probe_tokens, unsupported
 
 
 class TransformersModel(PagedModel):
@@ -34,15 +33,11 @@ class TransformersModel(PagedModel):
     def __init__(self, model: Any, device: Device, dtype: torch.dtype) -> None:
         super().__init__(device)
         self.dtype = dtype
-        self._name = type(model).__name__
         self._weight_bytes = _weight_bytes(model)
-        config = model.config.get_text_config()
-        probe = Probe(device)
-        whole = self._probe(model, probe, config)
+        probe, whole = probe_model(model, device)
         self._body, self._head = take_body(model), model
-        self._check_split(whole)
+        self.hidden_size = self._check_split(whole)
         self.vocab_size = int(whole.shape[-1])
-        self.hidden_size = int(config.hidden_size)
         self.layers = tuple(probe.layers[index] for index in sorted(probe.layers))
         self._modules = [probe.modules[index] for index in sorted(probe.modules)]
         self._windows = sorted({layer.window for layer in self.layers}, key=lambda window: window or 0)
@@ -88,46 +83,19 @@ class TransformersModel(PagedModel):
         return head_logits(self._head, hidden)
 
     @torch.inference_mode()
-    def _probe(self, model: Any, probe: Probe, config: Any) -> torch.Tensor:
-        """Runs the whole model on a few tokens, to learn what its layers are. Returns its logits."""
-        tokens, positions = self._probe_tokens()
+    def _check_split(self, whole: torch.Tensor) -> int:
+        """Body and head, one after the other, must give what the whole model gave.
+
+        Returns the hidden size.
+        """
+        hidden = _hidden(self._body, *probe_tokens(self.device), Probe(self.device))
         try:
-            output = model(
-                input_ids=tokens.unsqueeze(0),
-                position_ids=positions.unsqueeze(0),
-                use_cache=False,
-                paged=probe,
-            )
-        except UnsupportedAttention as error:
-            raise ModelError(f"architecture {self._name} is not supported: it needs {error}") from None
-        logits: torch.Tensor = output.logits[0]
-        if len(probe.layers) != config.num_hidden_layers or logits.shape[0] != _PROBE_TOKENS:
-            raise ModelError(
-                f"architecture {self._name} is not supported: {len(probe.layers)} of its "
-                f"{config.num_hidden_layers} layers have attention that can be paged"
-            )
-        types = getattr(config, "layer_types", None) or []
-        for index, kind in enumerate(types):
-            if kind == "sliding_attention" and probe.layers[index].window is None:
-                raise ModelError(
-                    f"architecture {self._name} is not supported: layer {index} hides its sliding window"
-                )
-        return logits
-
-    @torch.inference_mode()
-    def _check_split(self, whole: torch.Tensor) -> None:
-        """Body and head, one after the other, must give what the whole model gave."""
-        tokens, positions = self._probe_tokens()
-        split = self.logits(_hidden(self._body, tokens, positions, Probe(self.device)))
+            split = self.logits(hidden)
+        except Exception as error:
+            raise unsupported(self._head, f"its head does not run alone: {first_line(error)}") from None
         if split.shape != whole.shape or not torch.allclose(split, whole, rtol=1e-3, equal_nan=True):
-            raise ModelError(
-                f"architecture {self._name} is not supported: its head is not a function of hidden states"
-            )
-
-    def _probe_tokens(self) -> tuple[torch.Tensor, torch.Tensor]:
-        device = self.device.torch_device
-        tokens = torch.zeros(_PROBE_TOKENS, dtype=torch.int64, device=device)
-        return tokens, torch.arange(_PROBE_TOKENS, device=device)
+            raise unsupported(self._head, "its head is not a function of hidden states")
+        return int(hidden.shape[-1])
 
 
 def _hidden(
