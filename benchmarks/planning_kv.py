@@ -1,6 +1,8 @@
 """What the block pool costs a scheduler that plans a step: 1,024 running sequences, 10,000 waiting.
 
-Run: `python benchmarks/planning_kv.py`. It uses no device.
+python -m benchmarks.planning_kv
+
+It uses no device.
 """
 
 from __future__ import annotations

@@ -80,6 +80,9 @@ class EngineConfig(RpcConfig):
         None, gt=0, description="Size of the KV pool in GiB. Absent: what gpu_memory_utilization leaves."
     )
     block_size: int = Field(32, ge=1, le=1024, description="Tokens of one KV block.")
+    enable_prefix_caching: bool = Field(
+        True, description="Keep the KV of full blocks for other prompts that begin alike, as memory allows."
+    )
     max_num_seqs: int = Field(32, ge=1, le=4096, description="Sequences that run at once.")
     max_waiting: int = Field(
         256, ge=0, le=1_000_000, description="Sequences that may wait beyond those; more are refused."
@@ -95,9 +98,6 @@ class EngineConfig(RpcConfig):
         ge=1,
         le=1_000_000,
         description="Steps of waiting that weigh as much as one level of priority, so that nobody starves.",
-    )
-    prefix_caching: bool = Field(
-        True, description="Keep the KV of what was computed, and reuse it where another prompt begins alike."
     )
     bucketing_strategy: Literal["linear", "exponential", "padding", "file", "lin", "exp", "pad"] = Field(
         "exponential", description="How the static shapes of the forwards are spaced."

@@ -22,12 +22,12 @@ class CoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     gpu_memory_utilization: float
     kv_cache_gib: float | None
     block_size: int
+    enable_prefix_caching: bool
     max_num_seqs: int
     max_waiting: int
     max_num_batched_tokens: int
     max_prefill_batch: int
     priority_ageing_steps: int
-    prefix_caching: bool
     bucketing_strategy: str
     bucketing_file: str | None
     bucketing_pad_ratio: float

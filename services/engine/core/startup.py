@@ -124,7 +124,7 @@ def _start(options: CoreOptions, progress: Progress, device: Device) -> Engine:
             max_prefill_seqs=options.max_prefill_batch,
             priority_ageing_steps=options.priority_ageing_steps,
         ),
-        BlockPool(kv.num_blocks, options.block_size, prefix_caching=options.prefix_caching),
+        BlockPool(kv.num_blocks, options.block_size, prefix_caching=options.enable_prefix_caching),
         buckets,
     )
     ready = _ready(options, model, facts, kv)

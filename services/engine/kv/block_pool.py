@@ -157,6 +157,12 @@ class BlockPool:
             )
         self._index.add(block, block_hash, parent, tuple(token_ids))
 
+    def forget(self, ids: Iterable[int]) -> None:
+        """Lets these blocks be hit no more, for what they hold is not to be trusted."""
+        for block in ids:
+            if self._index.forget(block):
+                self._free.put(block)
+
     def clear_cache(self) -> int:
         """Lets no block be hit any more, and returns how many could be. Blocks in use stay in use."""
         count = len(self._index)

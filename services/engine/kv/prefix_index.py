@@ -70,10 +70,22 @@ class PrefixIndex:
     def evict(self) -> int:
         """Gives up the block that is idle for longest, and returns it. There must be one."""
         block, _ = self._idle.popitem(last=False)
+        self._remove(block)
+        return block
+
+    def forget(self, block: int) -> bool:
+        """Gives up a block if it is cached. True if nobody used it."""
+        if block in self._stored:
+            self._remove(block)
+        idle = block in self._idle
+        if idle:
+            del self._idle[block]
+        return idle
+
+    def _remove(self, block: int) -> None:
         block_hash = self._stored.pop(block).block_hash
         del self._block_of[block_hash]
         self.events.removed(block_hash)
-        return block
 
     def clear(self) -> list[int]:
         """Gives up all blocks. Returns those that nobody uses."""

@@ -89,6 +89,9 @@ class Scheduler:
         sequence = self._live.get(key)
         if sequence is None:
             return None
+        if reason is FinishReason.ERROR:
+            # Whatever went wrong with it may be in its KV.
+            self._pool.forget(sequence.block_table)
         self._retire(sequence)
         return Finished(sequence, None, reason)
 

@@ -89,6 +89,12 @@ class PoolMachine(RuleBasedStateMachine):
         used = self.in_use()
         self.idle += [b for b in reversed(table) if b in self.cached and b not in used]
 
+    @rule(ids=st.sets(st.integers(0, TOTAL - 1), max_size=3))
+    def forget(self, ids: set[int]) -> None:
+        self.pool.forget(ids)
+        self.cached = {block: name for block, name in self.cached.items() if block not in ids}
+        self.idle = [block for block in self.idle if block not in ids]
+
     @rule()
     def clear(self) -> None:
         assert self.pool.clear_cache() == len(self.cached)

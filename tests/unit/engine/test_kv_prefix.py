@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from catenary.blockhash import BlockHashes
-from services.engine.kv import BlockError, BlockPool, OutOfBlocks
+from services.engine.kv import BlockError, BlockPool, OutOfBlocks, Removed
 
 SIZE = 4
 
@@ -143,6 +143,21 @@ def test_clearing_keeps_blocks_in_use_and_frees_the_others() -> None:
     assert pool.allocate(3) == [1, 2, 3]
     pool.free(used)
     assert pool.cached_count == 0
+
+
+def test_what_is_forgotten_is_not_hit_whether_it_is_in_use_or_not() -> None:
+    pool = pool_of(4)
+    used, idle, other = (compute(pool, [i] * SIZE) for i in (1, 2, 3))
+    plain = pool.allocate(1)
+    pool.free(idle)
+    pool.events.drain()
+    pool.forget([*used, *idle, *plain])
+    assert [type(event) for event in pool.events.drain()] == [Removed, Removed]
+    pool.check([used, other, plain])
+    assert [pool.lookup(hashes_of([i] * SIZE)) for i in (1, 2, 3)] == [[], [], other]
+    assert pool.allocate(1) == idle
+    pool.free(used)
+    assert pool.allocate(1) == used
 
 
 def test_wrong_publishing_and_acquiring_is_named() -> None:

@@ -272,7 +272,7 @@ def test_stop_ends_the_loop(core: LocalCore) -> None:
 
 def test_shapes_are_those_of_buckets(directory: Path) -> None:
     # A prefix hit would give the second round other steps.
-    core = LocalCore(tiny_options(directory, prefix_caching=False))
+    core = LocalCore(tiny_options(directory, enable_prefix_caching=False))
     for length in (1, 2, 3, 9, 30, 31, 60):
         core.submit([6] * length)
     core.run()
