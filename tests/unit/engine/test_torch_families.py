@@ -105,6 +105,7 @@ def test_equals_transformers(name: str, tmp_path: Path) -> None:
     served: Any = core.engine.runner
     assert served._model.backend == "transformers"
     assert preempted > 0
+    assert [output.end.cached_tokens > 0 for output in outputs if output.end] == [False] * 4 + [True]
     for prompt, output in zip(batch, outputs, strict=True):
         assert_greedy(alone, prompt, output)
     assert core.engine.scheduler.load().used_blocks == 0

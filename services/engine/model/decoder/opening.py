@@ -34,7 +34,7 @@ def load_decoder(directory: Path, device: Device, *, dtype: str, max_model_len: 
     compute, before a weight is read, and ModelError for what cannot be served at all.
     """
     raw = check_directory(directory)
-    config = load_config(directory, model_class(directory, raw), max_model_len)
+    config = load_config(directory, raw["model_type"], model_class(directory, raw), max_model_len)
     spec = _spec(directory, config, raw)
     try:
         chosen = device.choose_dtype(dtype, checkpoint_dtype(config.dtype))
