@@ -142,13 +142,18 @@ class LocalCore:
 
     def step(self) -> CoreStep | None:
         """Turns of the loop until it reports something, or has nothing to do."""
+        report = self.turn()
+        while report is None and self.loop.busy:
+            report = self.turn()
+        return report
+
+    def turn(self) -> CoreStep | None:
+        """One turn of the loop; returns what it reported."""
         before = len(self.link.sent)
         self.loop.advance()
-        while self.loop.busy and len(self.link.sent) == before:
-            self.loop.advance()
         new = self.link.sent[before:]
         if len(new) > 1:
-            raise AssertionError(f"{len(new)} messages in one step")
+            raise AssertionError(f"{len(new)} messages in one turn")
         for message in new:
             self._read(message)
         return new[0] if new else None

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from services.engine.runner.launched import LaunchedStep, StepResult
 from services.engine.runner.layout import KvLayout
+from services.engine.runner.prompts import PromptScores
 from services.engine.runner.runner import PlanError, Runner
 from services.engine.runner.tracing import StepTracer
 
-__all__ = ["KvLayout", "LaunchedStep", "PlanError", "Runner", "StepResult", "StepTracer"]
+__all__ = [
+    "KvLayout",
+    "LaunchedStep",
+    "PlanError",
+    "PromptScores",
+    "Runner",
+    "StepResult",
+    "StepTracer",
+]

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from services.engine.device import Submitted
-from services.engine.runner.packing import PackedCopy
+from services.engine.runner.execution import StepOutput
+from services.engine.runner.prompts import PromptScores, read_scores
 from services.engine.sampling import RowParams, SampledToken, unpack
 from services.engine.scheduler import Sequence, StepPlan
 
@@ -17,20 +18,13 @@ class StepResult:
     """What a step gave.
 
     sampled: one entry for each sequence of `StepPlan.sampling()`, in its order. broken: sequences of which a
-    prefill wrote KV that is not a number; what they sampled is void.
+    prefill wrote KV that is not a number; what else the step gave for them is void. prompts: scores of prompt
+    tokens, of those that asked.
     """
 
     sampled: tuple[tuple[Sequence, SampledToken], ...]
     broken: tuple[Sequence, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class StepOutput:
-    """What the device's part of a step hands over; the parts of `copy` follow the fields that are set."""
-
-    copy: PackedCopy
-    has_prefill: bool
-    has_samples: bool
+    prompts: tuple[PromptScores, ...] = ()
 
 
 class LaunchedStep:
@@ -55,18 +49,14 @@ class LaunchedStep:
             parts = output.copy.wait()
         finally:
             self.finished = True
-        broken: tuple[Sequence, ...] = ()
-        sampled: tuple[tuple[Sequence, SampledToken], ...] = ()
-        if output.has_prefill:
-            broken = self._broken(parts.pop(0))
-        if output.has_samples:
-            tokens = unpack(parts.pop(0), self._rows)
-            sampled = tuple(zip(self.plan.sampling(), tokens, strict=True))
-        return StepResult(sampled, broken)
+        broken = self._broken(parts.pop(0)) if output.has_prefill else ()
+        prompts = read_scores(parts.pop(0), self.plan.prefills) if output.has_prompts else ()
+        if not output.has_samples:
+            return StepResult((), broken, prompts)
+        tokens = unpack(parts.pop(0), self._rows)
+        return StepResult(tuple(zip(self.plan.sampling(), tokens, strict=True)), broken, prompts)
 
     def _broken(self, harmless: torch.Tensor) -> tuple[Sequence, ...]:
-        return tuple(
-            chunk.sequence
-            for chunk, good in zip(self.plan.prefills, harmless.tolist(), strict=False)
-            if not good
-        )
+        # Rows of padding follow.
+        good = harmless.tolist()[: len(self.plan.prefills)]
+        return tuple(chunk.sequence for chunk, fine in zip(self.plan.prefills, good, strict=True) if not fine)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -12,34 +11,21 @@ from services.engine.device import Device, failed
 from services.engine.graphs import Graphs, Key, Phase
 from services.engine.model.paged import PagedModel
 from services.engine.runner.batches import BatchBuilder, begun_by_decode, begun_by_prefill
-from services.engine.runner.launched import LaunchedStep, StepOutput
+from services.engine.runner.execution import StepExecutor, StepInputs
+from services.engine.runner.launched import LaunchedStep
 from services.engine.runner.layout import KvLayout, padded_count, static_counts
-from services.engine.runner.packing import PackedCopy
 from services.engine.runner.phases import Phases
+from services.engine.runner.prompts import request_scores, slice_rows
 from services.engine.runner.rows import row_params
 from services.engine.runner.staging import StepStaging
 from services.engine.runner.tables import BlockTables
 from services.engine.runner.tracing import StepTracer
-from services.engine.sampling import RowParams, SamplerInputs, SequenceStates, prepare, sample
+from services.engine.sampling import RowParams, SequenceStates, prepare
 from services.engine.scheduler import StepPlan
-
-Tensors = tuple[torch.Tensor, ...]
 
 
 class PlanError(Exception):
     """A defect: a plan that does not fit its buckets, or comes too early."""
-
-
-@dataclass(slots=True)
-class StepInputs:
-    """A step's inputs on the device. None: the step has no such part."""
-
-    clear: torch.Tensor | None = None
-    prefill: tuple[Bucket, Tensors] | None = None
-    decode: tuple[Bucket, Tensors] | None = None
-    sampled: list[RowParams] = field(default_factory=list)
-    # The sequences' rows of the last tokens, padded to a static count, and what sampling needs beside them.
-    sampling: tuple[torch.Tensor, SamplerInputs] | None = None
 
 
 class Runner:
@@ -65,6 +51,7 @@ class Runner:
         self._tracer = tracer or StepTracer()
         model.allocate_kv(layout.num_blocks, layout.block_size)
         self._phases = Phases(model, device, layout, max_num_seqs)
+        self._executor = StepExecutor(model, device, graphs, self._phases, self._tracer)
         self._states = SequenceStates(max_num_seqs)
         self._builder = BatchBuilder(layout, BlockTables(max_num_seqs), self._phases.spare_row)
         # One for the step that is computed, one for that which waits for it.
@@ -89,13 +76,14 @@ class Runner:
         if not isinstance(key, Bucket):
             if phase is Phase.CLEAR:
                 padding = self._layout.padding_block
-                self._forward(StepInputs(clear=self._builder.ids([], padding, key, staging.clear)))
+                cleared = self._builder.ids([], padding, key, staging.clear)
+                self._executor.forward(StepInputs(clear=cleared))
             else:
-                self._head(key)
+                self._executor.head(self._phases.hidden[:key])
         elif phase is Phase.PREFILL:
-            self._forward(StepInputs(prefill=(key, self._builder.prefill((), key, staging.prefill))))
+            self._executor.forward(StepInputs(prefill=(key, self._builder.prefill((), key, staging.prefill))))
         else:
-            self._forward(StepInputs(decode=(key, self._builder.decode((), key, 0, staging.decode))))
+            self._executor.forward(StepInputs(decode=(key, self._builder.decode((), key, 0, staging.decode))))
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Prepares a step and gives it to the device. What goes wrong in either is raised by its result.
@@ -112,7 +100,7 @@ class Runner:
             with self._tracer.span("prepare", self.launches):
                 inputs = self._prepare(plan, self._staging[turn])
             rows = inputs.sampled
-            work = self._device.submit(partial(self._compute, inputs, self.launches))
+            work = self._device.submit(partial(self._executor.run, inputs, self.launches))
         except Exception as error:
             work = failed(error)
         launched = LaunchedStep(self.launches, plan, rows, work)
@@ -126,6 +114,8 @@ class Runner:
             bucket = self._prefill_bucket(plan)
             begun += [*begun_by_prefill(plan.prefills, self._layout), self._layout.padding_block]
             inputs.prefill = bucket, self._builder.prefill(plan.prefills, bucket, staging.prefill)
+            rows = slice_rows(self.row_counts)
+            inputs.prompts = request_scores(plan.prefills, bucket.query, rows, staging.prompts)
         if plan.decodes:
             bucket = self._decode_bucket(plan)
             begun += begun_by_decode(plan.decodes, self._layout)
@@ -135,11 +125,10 @@ class Runner:
             count = padded_count(len(begun), self.clear_counts)
             inputs.clear = self._builder.ids(begun, self._layout.padding_block, count, staging.clear)
         if inputs.sampled:
-            rows = [sequence.row for sequence in plan.sampling()]
-            count = padded_count(len(rows), self.row_counts)
-            last_rows = self._builder.ids(rows, self._phases.spare_row, count, staging.rows)
+            count = padded_count(len(inputs.sampled), self.row_counts)
+            last_rows = [sequence.row for sequence in plan.sampling()]
             inputs.sampling = (
-                last_rows,
+                self._builder.ids(last_rows, self._phases.spare_row, count, staging.rows),
                 prepare(inputs.sampled, count, self._model.vocab_size, self._device),
             )
         return inputs
@@ -163,46 +152,3 @@ class Runner:
         bucket = self._graphs.choose(Phase.DECODE, bucket)
         self._graphs.padding.add(Phase.DECODE, bucket, tokens=len(plan.decodes), blocks=blocks)
         return bucket
-
-    @torch.inference_mode()
-    def _compute(self, inputs: StepInputs, step: int) -> StepOutput:
-        """The step on the device's stream."""
-        with self._tracer.span("forward", step):
-            harmless = self._forward(inputs)
-        parts = [] if harmless is None else [harmless]
-        if inputs.sampling is not None:
-            with self._tracer.span("sample", step):
-                parts.append(self._sample(*inputs.sampling))
-        with self._tracer.span("copy", step):
-            copy = PackedCopy(self._device, parts)
-        return StepOutput(copy, harmless is not None, inputs.sampling is not None)
-
-    def _forward(self, inputs: StepInputs) -> torch.Tensor | None:
-        """Both forwards. Returns bool [B], whether the rows of the prefill went well, if there is one."""
-        harmless: torch.Tensor | None = None
-        if inputs.clear is not None:
-            # A masked slot counts nothing only while it holds a number: 0 * NaN is NaN. So what the last
-            # owner left has to go, however it ended, when the next one begins a block; and the padding block
-            # before each prefill, whose context it fills up. A decode reads that block too, for rows that are
-            # dropped.
-            self._graphs.run(Phase.CLEAR, inputs.clear.shape[0], self._model.clear_blocks, (inputs.clear,))
-        if inputs.prefill is not None:
-            bucket, tensors = inputs.prefill
-            _, harmless = self._graphs.run(Phase.PREFILL, bucket, self._phases.prefill, tensors)
-        if inputs.decode is not None:
-            bucket, tensors = inputs.decode
-            self._graphs.run(Phase.DECODE, bucket, self._phases.decode, tensors)
-        return harmless
-
-    def _sample(self, last_rows: torch.Tensor, inputs: SamplerInputs) -> torch.Tensor:
-        """Samples the first hidden states and keeps the tokens for the next step. Returns what is packed."""
-        logits = self._head(last_rows.shape[0])
-        batch = sample(logits, inputs, self._phases.last_tokens, self._device)
-        self._phases.keep_tokens(last_rows, batch.tokens)
-        return batch.packed
-
-    def _head(self, rows: int) -> torch.Tensor:
-        """Logits [rows, vocab_size] of the first hidden states."""
-        hidden = self._phases.hidden[:rows]
-        logits: torch.Tensor = self._graphs.run(Phase.HEAD, rows, self._phases.head, (hidden,))
-        return logits

@@ -49,6 +49,7 @@ class StepStaging:
 
     def __init__(self, device: Device) -> None:
         self.prefill = StagingBuffer(device)
+        self.prompts = StagingBuffer(device)
         self.decode = StagingBuffer(device)
         self.clear = StagingBuffer(device)
         self.rows = StagingBuffer(device)

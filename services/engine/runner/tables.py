@@ -13,8 +13,8 @@ _FIRST_WIDTH = 16
 class BlockTables:
     """Row `sequence.row` holds the first blocks of the table of the sequence that has the row now.
 
-    A table only grows while its sequence runs, so an update copies what is new. Whoever rewrites tables calls
-    `forget`.
+    A table list only grows, and another list takes its place when a sequence gets other blocks: so an update
+    copies what is new.
     """
 
     def __init__(self, rows: int) -> None:
@@ -34,7 +34,3 @@ class BlockTables:
                 self.ids = np.concatenate((self.ids, np.zeros_like(self.ids)), axis=1)
             self.ids[row, known:count] = table[known:count]
             self._known[row] = count
-
-    def forget(self) -> None:
-        """Drops all that is known."""
-        self._tables = [None] * len(self._tables)

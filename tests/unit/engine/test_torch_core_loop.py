@@ -225,8 +225,8 @@ def test_nan_does_not_spread_through_padding(tmp_path: Path) -> None:
 
 
 def fail_times(core: LocalCore, count: int) -> None:
-    runner: Any = core.loop._runner
-    forward = runner._forward
+    executor: Any = core.loop._runner._executor
+    forward = executor.forward
     left = [count]
 
     def failing(inputs: Any) -> Any:
@@ -235,7 +235,7 @@ def fail_times(core: LocalCore, count: int) -> None:
             raise RuntimeError("the device is unhappy")
         return forward(inputs)
 
-    runner._forward = failing
+    executor.forward = failing
 
 
 def test_a_failed_step_ends_its_sequences_and_the_core_goes_on(core: LocalCore) -> None:
