@@ -15,6 +15,7 @@ from services.engine.config import EngineConfig
 from services.engine.core.loop import CoreLoop
 from services.engine.core.options import CoreOptions, decode_options
 from services.engine.core.startup import Engine, start_engine
+from services.engine.device import Device
 from services.engine.link import CoreStep, EndRow, SamplingOptions, SubmitSequence
 
 VOCAB = 128
@@ -113,8 +114,8 @@ class Output:
 class LocalCore:
     """A core's loop in this process."""
 
-    def __init__(self, options: CoreOptions) -> None:
-        self.engine: Engine = start_engine(options, lambda activity, fraction: None)
+    def __init__(self, options: CoreOptions, device: Device | None = None) -> None:
+        self.engine: Engine = start_engine(options, lambda activity, fraction: None, device)
         self.link = MemoryLink()
         link: Any = self.link
         self.loop = CoreLoop(link, self.engine)

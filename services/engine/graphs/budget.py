@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from services.engine.graphs.order import Shape
 from services.engine.graphs.phase import Phase
@@ -12,29 +12,32 @@ from services.engine.graphs.phase import Phase
 
 @dataclass(slots=True)
 class Purse:
-    """A phase's share in bytes. Costs are predicted by size from what the phase's captures took so far."""
+    """A share of the memory in bytes. A capture is predicted by size from those of the same phase."""
 
     limit: int
     used: int = 0
-    captured_size: int = 0
+    # Phase: bytes that its captures took, and their sizes.
+    measured: dict[Phase, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def remaining(self) -> int:
         """Bytes that are left."""
         return self.limit - self.used
 
-    def predict(self, size: int) -> int:
+    def predict(self, shape: Shape) -> int:
         """Expected bytes of a capture: size / sum of captured sizes * measured bytes; 0 before the first."""
-        return size * self.used // self.captured_size if self.captured_size else 0
+        cost, size = self.measured.get(shape.phase, (0, 1))
+        return shape.size * cost // size
 
-    def allows(self, size: int) -> bool:
-        """Whether a capture of this size is expected to fit."""
-        return self.predict(size) < self.remaining
+    def allows(self, shape: Shape) -> bool:
+        """Whether a capture is expected to fit."""
+        return self.predict(shape) < self.remaining
 
-    def charge(self, size: int, cost: int) -> None:
+    def charge(self, shape: Shape, cost: int) -> None:
         """Notes what a capture took."""
+        before, size = self.measured.get(shape.phase, (0, 0))
+        self.measured[shape.phase] = before + cost, size + shape.size
         self.used += cost
-        self.captured_size += size
 
 
 class CaptureSchedule:
@@ -71,7 +74,7 @@ class CaptureSchedule:
                     self.out_of_memory.append(shape)
                     continue
                 purse = self._purse(shape)
-                if purse is None or purse.allows(shape.size):
+                if purse is None or purse.allows(shape):
                     return shape
                 self._skipped.append(shape)
             if not self._loans or not self._skipped:
@@ -82,7 +85,7 @@ class CaptureSchedule:
         """A capture succeeded and holds `cost` bytes."""
         purse = self._purse(shape)
         if purse is not None:
-            purse.charge(shape.size, cost)
+            purse.charge(shape, cost)
 
     def failed(self, shape: Shape) -> None:
         """The device had no memory for a capture."""
@@ -98,7 +101,7 @@ class CaptureSchedule:
     def missing_bytes(self) -> int:
         """What the shapes over budget would have taken, as predicted."""
         purses = ((shape, self._purse(shape)) for shape in self._skipped)
-        return sum(purse.predict(shape.size) for shape, purse in purses if purse is not None)
+        return sum(purse.predict(shape) for shape, purse in purses if purse is not None)
 
     def _purse(self, shape: Shape) -> Purse | None:
         return self._purses[shape.phase is Phase.PREFILL]

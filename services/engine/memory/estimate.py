@@ -39,5 +39,5 @@ def estimate_activations(
     first = states + 2 * context * model.kv_bytes_per_token + mask
     cached = decode.context_blocks * block_size
     states = decode.batch * model.hidden_size * model.item_size * _LIVE_STATES
-    second = states + cached * (model.kv_bytes_per_token + 2 * model.heads * _SCORE_BYTES)
+    second = states + cached * (2 * model.kv_bytes_per_token + 2 * model.heads * _SCORE_BYTES)
     return max(first, second) + head
