@@ -15,7 +15,7 @@ class MalformedStep(Exception):
 
 @dataclass(slots=True)
 class RowLogprobs:
-    """Log probabilities of one row's tokens; the lists grow as later steps are merged.
+    """Log probabilities of one row's new tokens, or of its prompt's; lists grow as later steps are merged.
 
     sampled: one float per token; top_counts: one int per token; top_ids, top_logprobs: sum(top_counts) each.
     """
@@ -53,6 +53,34 @@ class LogprobValues(Protocol):
         """One value for each of `top_ids`."""
 
 
+class PromptValues(Protocol):
+    """The columns that PromptLogprobColumns and the engine core's step have in common."""
+
+    @property
+    def rows(self) -> Sequence[int]:
+        """The rows that have log probabilities of their prompt."""
+
+    @property
+    def counts(self) -> Sequence[int]:
+        """Prompt tokens of each of `rows`."""
+
+    @property
+    def logprobs(self) -> Sequence[float]:
+        """One value per token."""
+
+    @property
+    def top_counts(self) -> Sequence[int]:
+        """One count per token."""
+
+    @property
+    def top_ids(self) -> Sequence[int]:
+        """As many ids per token as its count says."""
+
+    @property
+    def top_logprobs(self) -> Sequence[float]:
+        """One value for each of `top_ids`."""
+
+
 @dataclass(slots=True)
 class StepRow:
     """News of one sequence: of a step, or of all the steps that its reader has not taken yet."""
@@ -61,19 +89,30 @@ class StepRow:
     token_ids: list[int] = field(default_factory=list)
     logprobs: RowLogprobs | None = None
     end: common_pb2.SequenceEnd | None = None
+    prompt_logprobs: RowLogprobs | None = None
 
     def append(self, later: StepRow) -> None:
         """Merge the tokens of a later step. The end is not taken over: who decides it sets it."""
         self.token_ids += later.token_ids
-        if self.logprobs is None:
-            self.logprobs = later.logprobs
-        elif later.logprobs is not None:
-            self.logprobs.extend(later.logprobs)
+        self.logprobs = _merged(self.logprobs, later.logprobs)
+        self.prompt_logprobs = _merged(self.prompt_logprobs, later.prompt_logprobs)
 
     @property
     def weight(self) -> int:
         """Size in entries, to bound a message by."""
-        return 1 + len(self.token_ids) + (2 * len(self.logprobs.top_ids) if self.logprobs else 0)
+        weight = 1 + len(self.token_ids)
+        if self.logprobs is not None:
+            weight += 2 * len(self.logprobs.top_ids)
+        if self.prompt_logprobs is not None:
+            weight += 2 * (len(self.prompt_logprobs.sampled) + len(self.prompt_logprobs.top_ids))
+        return weight
+
+
+def _merged(held: RowLogprobs | None, later: RowLogprobs | None) -> RowLogprobs | None:
+    if held is None or later is None:
+        return held or later
+    held.extend(later)
+    return held
 
 
 def split(step: common_pb2.StepOutput) -> Iterator[StepRow]:
@@ -87,8 +126,9 @@ def split(step: common_pb2.StepOutput) -> Iterator[StepRow]:
         raise MalformedStep("a row ends twice")
     if len(set(step.handles)) != len(step.handles):
         raise MalformedStep("a handle has two rows")
+    prompts = step.prompt_logprobs if step.HasField("prompt_logprobs") else None
     return split_columns(
-        step.handles, step.token_counts, step.token_ids, step.logprobs.rows, step.logprobs, ends
+        step.handles, step.token_counts, step.token_ids, step.logprobs.rows, step.logprobs, ends, prompts
     )
 
 
@@ -99,13 +139,17 @@ def split_columns(
     scored: Sequence[int],
     values: LogprobValues,
     ends: Mapping[int, common_pb2.SequenceEnd],
+    prompts: PromptValues | None = None,
 ) -> Iterator[StepRow]:
     """As `split`, of columns in any form: `values` belong to the rows `scored`, `ends` stand by row."""
     if len(counts) != len(handles) or sum(counts) != len(token_ids):
         raise MalformedStep("token_counts do not match handles and token_ids")
     if ends and max(ends) >= len(counts):
         raise MalformedStep("an end names a row that is not there")
-    return _rows(list(handles), list(counts), list(token_ids), _split_logprobs(scored, values, counts), ends)
+    _check_rows(scored, len(counts))
+    logprobs = _split_logprobs(scored, [counts[row] for row in scored], list(values.sampled), values)
+    asked = _split_prompts(prompts, len(counts)) if prompts is not None else {}
+    return _rows(list(handles), list(counts), list(token_ids), logprobs, asked, ends)
 
 
 def _rows(
@@ -113,30 +157,42 @@ def _rows(
     counts: list[int],
     token_ids: list[int],
     logprobs: dict[int, RowLogprobs],
+    prompts: dict[int, RowLogprobs],
     ends: Mapping[int, common_pb2.SequenceEnd],
 ) -> Iterator[StepRow]:
     start = 0
     for index, handle in enumerate(handles):
         stop = start + counts[index]
-        yield StepRow(handle, token_ids[start:stop], logprobs.get(index), ends.get(index))
+        yield StepRow(handle, token_ids[start:stop], logprobs.get(index), ends.get(index), prompts.get(index))
         start = stop
 
 
-def _split_logprobs(
-    rows: Sequence[int], values: LogprobValues, counts: Sequence[int]
-) -> dict[int, RowLogprobs]:
-    sampled, top_counts = list(values.sampled), list(values.top_counts)
-    top_ids, top_logprobs = list(values.top_ids), list(values.top_logprobs)
-    if any(row >= len(counts) for row in rows) or len(set(rows)) != len(rows):
+def _check_rows(rows: Sequence[int], count: int) -> None:
+    if any(row >= count for row in rows) or len(set(rows)) != len(rows):
         raise MalformedStep("log probabilities name a row that is not there, or one twice")
-    tokens = sum(counts[row] for row in rows)
-    tops = sum(top_counts)
+
+
+def _split_prompts(values: PromptValues, count: int) -> dict[int, RowLogprobs]:
+    rows, counts = list(values.rows), list(values.counts)
+    _check_rows(rows, count)
+    if len(rows) != len(counts) or not all(counts):
+        raise MalformedStep("log probabilities of prompts do not say of how many tokens")
+    return _split_logprobs(rows, counts, list(values.logprobs), values)
+
+
+def _split_logprobs(
+    rows: Sequence[int], counts: Sequence[int], sampled: list[float], values: LogprobValues | PromptValues
+) -> dict[int, RowLogprobs]:
+    """By row; counts has the tokens of each of `rows`."""
+    top_counts = list(values.top_counts)
+    top_ids, top_logprobs = list(values.top_ids), list(values.top_logprobs)
+    tokens, tops = sum(counts), sum(top_counts)
     if not tokens == len(sampled) == len(top_counts) or not tops == len(top_ids) == len(top_logprobs):
         raise MalformedStep("columns of log probabilities differ in length")
     result: dict[int, RowLogprobs] = {}
     start = top_start = 0
-    for row in rows:
-        stop = start + counts[row]
+    for row, count in zip(rows, counts, strict=True):
+        stop = start + count
         top_stop = top_start + sum(top_counts[start:stop])
         result[row] = RowLogprobs(
             sampled[start:stop],
@@ -155,12 +211,15 @@ def join(rows: Iterable[StepRow]) -> common_pb2.StepOutput:
     token_ids: list[int] = []
     ends: list[common_pb2.SequenceEnd] = []
     scored: list[tuple[int, RowLogprobs]] = []
+    asked: list[tuple[int, RowLogprobs]] = []
     for index, row in enumerate(rows):
         handles.append(row.handle)
         counts.append(len(row.token_ids))
         token_ids += row.token_ids
         if row.logprobs is not None:
             scored.append((index, row.logprobs))
+        if row.prompt_logprobs is not None:
+            asked.append((index, row.prompt_logprobs))
         if row.end is not None:
             row.end.row = index
             ends.append(row.end)
@@ -170,6 +229,7 @@ def join(rows: Iterable[StepRow]) -> common_pb2.StepOutput:
         token_ids=token_ids,
         logprobs=join_logprobs(scored) if scored else None,
         ends=ends,
+        prompt_logprobs=join_prompt_logprobs(asked) if asked else None,
     )
 
 
@@ -179,6 +239,19 @@ def join_logprobs(scored: Iterable[tuple[int, RowLogprobs]]) -> common_pb2.Logpr
     for index, values in scored:
         columns.rows.append(index)
         columns.sampled.extend(values.sampled)
+        columns.top_counts.extend(values.top_counts)
+        columns.top_ids.extend(values.top_ids)
+        columns.top_logprobs.extend(values.top_logprobs)
+    return columns
+
+
+def join_prompt_logprobs(asked: Iterable[tuple[int, RowLogprobs]]) -> common_pb2.PromptLogprobColumns:
+    """Columns of (row index, values of prompt tokens), row indexes rising."""
+    columns = common_pb2.PromptLogprobColumns()
+    for index, values in asked:
+        columns.rows.append(index)
+        columns.counts.append(len(values.sampled))
+        columns.logprobs.extend(values.sampled)
         columns.top_counts.extend(values.top_counts)
         columns.top_ids.extend(values.top_ids)
         columns.top_logprobs.extend(values.top_logprobs)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-SCHEMA_REVISION = 1
+SCHEMA_REVISION = 2
 """Revision of `protos/catenary/v1`. Raised by a change that an older peer would misread."""
 
-MINIMUM_PEER_REVISION = 1
+MINIMUM_PEER_REVISION = 2
 """Oldest revision that this build understands."""
 
 MAX_TOP_LOGPROBS = 20
-"""Most alternatives that a sequence may ask for with each token (`ResponseOptions.top_logprobs`)."""
+"""Most alternatives that a sequence may ask for with each token (`ResponseOptions`)."""
+
+MAX_CACHE_SALT = 128
+"""Longest `SequenceSpec.cache_salt`, in characters."""
 
 
 def revision_mismatch(peer_revision: int, peer_minimum: int, *, peer: str) -> str | None:

@@ -56,15 +56,28 @@ class CatenaryClient:
         temperature: float | None = None,
         top_p: float | None = None,
         top_k: int | None = None,
+        keep_top_k_duplicates: bool | None = None,
+        min_p: float | None = None,
+        presence_penalty: float | None = None,
+        frequency_penalty: float | None = None,
+        repetition_penalty: float | None = None,
+        logit_bias: Mapping[int, float] | None = None,
+        bad_words: Sequence[Sequence[int]] = (),
+        allowed_token_ids: Sequence[int] = (),
         seed: int | None = None,
         max_tokens: int | None = None,
         min_tokens: int | None = None,
         stop_token_ids: Sequence[int] = (),
         ignore_eos: bool | None = None,
         top_logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
+        priority: int | None = None,
+        cache_salt: str | None = None,
         request_id: str = "",
     ) -> AsyncIterator[router_pb2.GenerateResponse]:
         """Generate, one delta at a time; the last one has `end`. What is None takes the model's own default.
+
+        The fields are those of SequenceSpec in protos/catenary/v1/common.proto, which says what they mean.
 
         Leaving the iteration aborts the sequence. A failure after the first delta is not raised: it is
         an `end` with FINISH_REASON_ERROR.
@@ -73,14 +86,32 @@ class CatenaryClient:
             request_id=request_id,
             model=model,
             token_ids=token_ids,
-            sampling=common_pb2.SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed),
+            sampling=common_pb2.SamplingParams(
+                temperature=temperature,
+                top_p=top_p,
+                top_k=top_k,
+                keep_top_k_duplicates=keep_top_k_duplicates,
+                min_p=min_p,
+                presence_penalty=presence_penalty,
+                frequency_penalty=frequency_penalty,
+                repetition_penalty=repetition_penalty,
+                logit_bias=[
+                    common_pb2.LogitBias(token_id=token, bias=bias)
+                    for token, bias in (logit_bias or {}).items()
+                ],
+                bad_words=[common_pb2.TokenSequence(token_ids=word) for word in bad_words],
+                allowed_token_ids=allowed_token_ids,
+                seed=seed,
+            ),
             stopping=common_pb2.StoppingParams(
                 max_tokens=max_tokens,
                 min_tokens=min_tokens,
                 stop_token_ids=stop_token_ids,
                 ignore_eos=ignore_eos,
             ),
-            response=common_pb2.ResponseOptions(top_logprobs=top_logprobs),
+            response=common_pb2.ResponseOptions(top_logprobs=top_logprobs, prompt_logprobs=prompt_logprobs),
+            priority=priority,
+            cache_salt=cache_salt,
         )
         call = self._router.Generate(router_pb2.GenerateRequest(spec=spec))
         try:

@@ -24,41 +24,47 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x63\x61tenary/v1/common.proto\x12\x0b\x63\x61tenary.v1\"\x9f\x01\n\x05\x45rror\x12$\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x16.catenary.v1.ErrorCode\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x12\n\x05param\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x11\n\tretryable\x18\x04 \x01(\x08\x12\x1b\n\x0eretry_after_ms\x18\x05 \x01(\rH\x01\x88\x01\x01\x42\x08\n\x06_paramB\x11\n\x0f_retry_after_ms\"\x92\x01\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x11\n\x04seed\x18\x04 \x01(\x03H\x03\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x07\n\x05_seed\"\xa0\x01\n\x0eStoppingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x03 \x03(\r\x12\x17\n\nignore_eos\x18\x04 \x01(\x08H\x02\x88\x01\x01\x42\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eos\"=\n\x0fResponseOptions\x12\x19\n\x0ctop_logprobs\x18\x01 \x01(\rH\x00\x88\x01\x01\x42\x0f\n\r_top_logprobs\"\xa4\x02\n\x0cSequenceSpec\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x17\n\nprompt_len\x18\x04 \x01(\rH\x00\x88\x01\x01\x12-\n\x08sampling\x18\x05 \x01(\x0b\x32\x1b.catenary.v1.SamplingParams\x12-\n\x08stopping\x18\x06 \x01(\x0b\x32\x1b.catenary.v1.StoppingParams\x12.\n\x08response\x18\x07 \x01(\x0b\x32\x1c.catenary.v1.ResponseOptions\x12\x18\n\x0btraceparent\x18\x08 \x01(\tH\x01\x88\x01\x01\x42\r\n\x0b_prompt_lenB\x0e\n\x0c_traceparent\"A\n\x06Submit\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\'\n\x04spec\x18\x02 \x01(\x0b\x32\x19.catenary.v1.SequenceSpec\"<\n\x07Refusal\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12!\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.catenary.v1.Error\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\"\xb9\x01\n\x0bSequenceEnd\x12\x0b\n\x03row\x18\x01 \x01(\r\x12)\n\x06reason\x18\x02 \x01(\x0e\x32\x19.catenary.v1.FinishReason\x12!\n\x05usage\x18\x03 \x01(\x0b\x32\x12.catenary.v1.Usage\x12\x1a\n\rstop_token_id\x18\x04 \x01(\rH\x00\x88\x01\x01\x12!\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x12.catenary.v1.ErrorB\x10\n\x0e_stop_token_id\"j\n\x0eLogprobColumns\x12\x0c\n\x04rows\x18\x01 \x03(\r\x12\x0f\n\x07sampled\x18\x02 \x03(\x02\x12\x12\n\ntop_counts\x18\x03 \x03(\r\x12\x0f\n\x07top_ids\x18\x04 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x05 \x03(\x02\"\x9d\x01\n\nStepOutput\x12\x0f\n\x07handles\x18\x01 \x03(\x04\x12\x14\n\x0ctoken_counts\x18\x02 \x03(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12-\n\x08logprobs\x18\x04 \x01(\x0b\x32\x1b.catenary.v1.LogprobColumns\x12&\n\x04\x65nds\x18\x05 \x03(\x0b\x32\x18.catenary.v1.SequenceEnd\"\x84\x01\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x15\n\reos_token_ids\x18\x04 \x03(\r\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x18\n\x10tokenizer_sha256\x18\x06 \x01(\t*\xc1\x03\n\tErrorCode\x12\x1a\n\x16\x45RROR_CODE_UNSPECIFIED\x10\x00\x12\x1f\n\x1b\x45RROR_CODE_INVALID_ARGUMENT\x10\x01\x12\x1a\n\x16\x45RROR_CODE_UNSUPPORTED\x10\x02\x12&\n\"ERROR_CODE_CONTEXT_LENGTH_EXCEEDED\x10\x03\x12\x1e\n\x1a\x45RROR_CODE_MODEL_NOT_FOUND\x10\x04\x12\x19\n\x15\x45RROR_CODE_OVERLOADED\x10\x05\x12\x17\n\x13\x45RROR_CODE_DRAINING\x10\x06\x12\x1a\n\x16\x45RROR_CODE_UNAVAILABLE\x10\x07\x12\x1a\n\x16\x45RROR_CODE_ENGINE_LOST\x10\x08\x12\x18\n\x14\x45RROR_CODE_CANCELLED\x10\t\x12\x16\n\x12\x45RROR_CODE_TIMEOUT\x10\n\x12\x1a\n\x16\x45RROR_CODE_SLOW_READER\x10\x0b\x12 \n\x1c\x45RROR_CODE_DUPLICATE_REQUEST\x10\x0c\x12\x1e\n\x1a\x45RROR_CODE_SCHEMA_MISMATCH\x10\r\x12\x17\n\x13\x45RROR_CODE_INTERNAL\x10\x0e*\x91\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04*\x87\x01\n\x0c\x41\x62ortOutcome\x12\x1d\n\x19\x41\x42ORT_OUTCOME_UNSPECIFIED\x10\x00\x12\x19\n\x15\x41\x42ORT_OUTCOME_ABORTED\x10\x01\x12\"\n\x1e\x41\x42ORT_OUTCOME_ALREADY_FINISHED\x10\x02\x12\x19\n\x15\x41\x42ORT_OUTCOME_UNKNOWN\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x63\x61tenary/v1/common.proto\x12\x0b\x63\x61tenary.v1\"\x9f\x01\n\x05\x45rror\x12$\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x16.catenary.v1.ErrorCode\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x12\n\x05param\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x11\n\tretryable\x18\x04 \x01(\x08\x12\x1b\n\x0eretry_after_ms\x18\x05 \x01(\rH\x01\x88\x01\x01\x42\x08\n\x06_paramB\x11\n\x0f_retry_after_ms\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x02\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\x86\x04\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x11\n\x04seed\x18\x04 \x01(\x03H\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x08 \x01(\x02H\x07\x88\x01\x01\x12*\n\nlogit_bias\x18\t \x03(\x0b\x32\x16.catenary.v1.LogitBias\x12-\n\tbad_words\x18\n \x03(\x0b\x32\x1a.catenary.v1.TokenSequence\x12\x19\n\x11\x61llowed_token_ids\x18\x0b \x03(\r\x12\"\n\x15keep_top_k_duplicates\x18\x0c \x01(\x08H\x08\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x07\n\x05_seedB\x08\n\x06_min_pB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x18\n\x16_keep_top_k_duplicates\"\xa0\x01\n\x0eStoppingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x03 \x03(\r\x12\x17\n\nignore_eos\x18\x04 \x01(\x08H\x02\x88\x01\x01\x42\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eos\"o\n\x0fResponseOptions\x12\x19\n\x0ctop_logprobs\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x02 \x01(\rH\x01\x88\x01\x01\x42\x0f\n\r_top_logprobsB\x12\n\x10_prompt_logprobs\"\xf0\x02\n\x0cSequenceSpec\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x17\n\nprompt_len\x18\x04 \x01(\rH\x00\x88\x01\x01\x12-\n\x08sampling\x18\x05 \x01(\x0b\x32\x1b.catenary.v1.SamplingParams\x12-\n\x08stopping\x18\x06 \x01(\x0b\x32\x1b.catenary.v1.StoppingParams\x12.\n\x08response\x18\x07 \x01(\x0b\x32\x1c.catenary.v1.ResponseOptions\x12\x18\n\x0btraceparent\x18\x08 \x01(\tH\x01\x88\x01\x01\x12\x15\n\x08priority\x18\t \x01(\x05H\x02\x88\x01\x01\x12\x17\n\ncache_salt\x18\n \x01(\tH\x03\x88\x01\x01\x42\r\n\x0b_prompt_lenB\x0e\n\x0c_traceparentB\x0b\n\t_priorityB\r\n\x0b_cache_salt\"A\n\x06Submit\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\'\n\x04spec\x18\x02 \x01(\x0b\x32\x19.catenary.v1.SequenceSpec\"<\n\x07Refusal\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12!\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.catenary.v1.Error\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\"\xb9\x01\n\x0bSequenceEnd\x12\x0b\n\x03row\x18\x01 \x01(\r\x12)\n\x06reason\x18\x02 \x01(\x0e\x32\x19.catenary.v1.FinishReason\x12!\n\x05usage\x18\x03 \x01(\x0b\x32\x12.catenary.v1.Usage\x12\x1a\n\rstop_token_id\x18\x04 \x01(\rH\x00\x88\x01\x01\x12!\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x12.catenary.v1.ErrorB\x10\n\x0e_stop_token_id\"j\n\x0eLogprobColumns\x12\x0c\n\x04rows\x18\x01 \x03(\r\x12\x0f\n\x07sampled\x18\x02 \x03(\x02\x12\x12\n\ntop_counts\x18\x03 \x03(\r\x12\x0f\n\x07top_ids\x18\x04 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x05 \x03(\x02\"\x81\x01\n\x14PromptLogprobColumns\x12\x0c\n\x04rows\x18\x01 \x03(\r\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\r\x12\x10\n\x08logprobs\x18\x03 \x03(\x02\x12\x12\n\ntop_counts\x18\x04 \x03(\r\x12\x0f\n\x07top_ids\x18\x05 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x06 \x03(\x02\"\xd9\x01\n\nStepOutput\x12\x0f\n\x07handles\x18\x01 \x03(\x04\x12\x14\n\x0ctoken_counts\x18\x02 \x03(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12-\n\x08logprobs\x18\x04 \x01(\x0b\x32\x1b.catenary.v1.LogprobColumns\x12&\n\x04\x65nds\x18\x05 \x03(\x0b\x32\x18.catenary.v1.SequenceEnd\x12:\n\x0fprompt_logprobs\x18\x06 \x01(\x0b\x32!.catenary.v1.PromptLogprobColumns\"\x84\x01\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x15\n\reos_token_ids\x18\x04 \x03(\r\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x18\n\x10tokenizer_sha256\x18\x06 \x01(\t*\xc1\x03\n\tErrorCode\x12\x1a\n\x16\x45RROR_CODE_UNSPECIFIED\x10\x00\x12\x1f\n\x1b\x45RROR_CODE_INVALID_ARGUMENT\x10\x01\x12\x1a\n\x16\x45RROR_CODE_UNSUPPORTED\x10\x02\x12&\n\"ERROR_CODE_CONTEXT_LENGTH_EXCEEDED\x10\x03\x12\x1e\n\x1a\x45RROR_CODE_MODEL_NOT_FOUND\x10\x04\x12\x19\n\x15\x45RROR_CODE_OVERLOADED\x10\x05\x12\x17\n\x13\x45RROR_CODE_DRAINING\x10\x06\x12\x1a\n\x16\x45RROR_CODE_UNAVAILABLE\x10\x07\x12\x1a\n\x16\x45RROR_CODE_ENGINE_LOST\x10\x08\x12\x18\n\x14\x45RROR_CODE_CANCELLED\x10\t\x12\x16\n\x12\x45RROR_CODE_TIMEOUT\x10\n\x12\x1a\n\x16\x45RROR_CODE_SLOW_READER\x10\x0b\x12 \n\x1c\x45RROR_CODE_DUPLICATE_REQUEST\x10\x0c\x12\x1e\n\x1a\x45RROR_CODE_SCHEMA_MISMATCH\x10\r\x12\x17\n\x13\x45RROR_CODE_INTERNAL\x10\x0e*\x91\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04*\x87\x01\n\x0c\x41\x62ortOutcome\x12\x1d\n\x19\x41\x42ORT_OUTCOME_UNSPECIFIED\x10\x00\x12\x19\n\x15\x41\x42ORT_OUTCOME_ABORTED\x10\x01\x12\"\n\x1e\x41\x42ORT_OUTCOME_ALREADY_FINISHED\x10\x02\x12\x19\n\x15\x41\x42ORT_OUTCOME_UNKNOWN\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'catenary.v1.common_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ERRORCODE']._serialized_start=1676
-  _globals['_ERRORCODE']._serialized_end=2125
-  _globals['_FINISHREASON']._serialized_start=2128
-  _globals['_FINISHREASON']._serialized_end=2273
-  _globals['_ABORTOUTCOME']._serialized_start=2276
-  _globals['_ABORTOUTCOME']._serialized_end=2411
+  _globals['_ERRORCODE']._serialized_start=2447
+  _globals['_ERRORCODE']._serialized_end=2896
+  _globals['_FINISHREASON']._serialized_start=2899
+  _globals['_FINISHREASON']._serialized_end=3044
+  _globals['_ABORTOUTCOME']._serialized_start=3047
+  _globals['_ABORTOUTCOME']._serialized_end=3182
   _globals['_ERROR']._serialized_start=42
   _globals['_ERROR']._serialized_end=201
-  _globals['_SAMPLINGPARAMS']._serialized_start=204
-  _globals['_SAMPLINGPARAMS']._serialized_end=350
-  _globals['_STOPPINGPARAMS']._serialized_start=353
-  _globals['_STOPPINGPARAMS']._serialized_end=513
-  _globals['_RESPONSEOPTIONS']._serialized_start=515
-  _globals['_RESPONSEOPTIONS']._serialized_end=576
-  _globals['_SEQUENCESPEC']._serialized_start=579
-  _globals['_SEQUENCESPEC']._serialized_end=871
-  _globals['_SUBMIT']._serialized_start=873
-  _globals['_SUBMIT']._serialized_end=938
-  _globals['_REFUSAL']._serialized_start=940
-  _globals['_REFUSAL']._serialized_end=1000
-  _globals['_USAGE']._serialized_start=1002
-  _globals['_USAGE']._serialized_end=1082
-  _globals['_SEQUENCEEND']._serialized_start=1085
-  _globals['_SEQUENCEEND']._serialized_end=1270
-  _globals['_LOGPROBCOLUMNS']._serialized_start=1272
-  _globals['_LOGPROBCOLUMNS']._serialized_end=1378
-  _globals['_STEPOUTPUT']._serialized_start=1381
-  _globals['_STEPOUTPUT']._serialized_end=1538
-  _globals['_MODELINFO']._serialized_start=1541
-  _globals['_MODELINFO']._serialized_end=1673
+  _globals['_LOGITBIAS']._serialized_start=203
+  _globals['_LOGITBIAS']._serialized_end=246
+  _globals['_TOKENSEQUENCE']._serialized_start=248
+  _globals['_TOKENSEQUENCE']._serialized_end=282
+  _globals['_SAMPLINGPARAMS']._serialized_start=285
+  _globals['_SAMPLINGPARAMS']._serialized_end=803
+  _globals['_STOPPINGPARAMS']._serialized_start=806
+  _globals['_STOPPINGPARAMS']._serialized_end=966
+  _globals['_RESPONSEOPTIONS']._serialized_start=968
+  _globals['_RESPONSEOPTIONS']._serialized_end=1079
+  _globals['_SEQUENCESPEC']._serialized_start=1082
+  _globals['_SEQUENCESPEC']._serialized_end=1450
+  _globals['_SUBMIT']._serialized_start=1452
+  _globals['_SUBMIT']._serialized_end=1517
+  _globals['_REFUSAL']._serialized_start=1519
+  _globals['_REFUSAL']._serialized_end=1579
+  _globals['_USAGE']._serialized_start=1581
+  _globals['_USAGE']._serialized_end=1661
+  _globals['_SEQUENCEEND']._serialized_start=1664
+  _globals['_SEQUENCEEND']._serialized_end=1849
+  _globals['_LOGPROBCOLUMNS']._serialized_start=1851
+  _globals['_LOGPROBCOLUMNS']._serialized_end=1957
+  _globals['_PROMPTLOGPROBCOLUMNS']._serialized_start=1960
+  _globals['_PROMPTLOGPROBCOLUMNS']._serialized_end=2089
+  _globals['_STEPOUTPUT']._serialized_start=2092
+  _globals['_STEPOUTPUT']._serialized_end=2309
+  _globals['_MODELINFO']._serialized_start=2312
+  _globals['_MODELINFO']._serialized_end=2444
 # @@protoc_insertion_point(module_scope)

@@ -204,9 +204,63 @@ class Error(_message.Message):
 Global___Error: _TypeAlias = Error  # noqa: Y015
 
 @_typing.final
+class LogitBias(_message.Message):
+    """A number that is added to one token's logit."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_ID_FIELD_NUMBER: _builtins.int
+    BIAS_FIELD_NUMBER: _builtins.int
+    token_id: _builtins.int
+    """Below ModelInfo.vocab_size."""
+    bias: _builtins.float
+    """In [-100, 100]."""
+    def __init__(
+        self,
+        *,
+        token_id: _builtins.int = ...,
+        bias: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bias", b"bias", "token_id", b"token_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogitBias: _TypeAlias = LogitBias  # noqa: Y015
+
+@_typing.final
+class TokenSequence(_message.Message):
+    """Token ids in a row."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """At least one, each below ModelInfo.vocab_size."""
+
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenSequence: _TypeAlias = TokenSequence  # noqa: Y015
+
+@_typing.final
 class SamplingParams(_message.Message):
     """How the next token is chosen. Absent fields take the model's generation_config.json, then: temperature 1,
-    top_p 1, top_k off.
+    top_p 1, top_k and min_p off, repetition_penalty 1, no other penalty.
+
+    Logits are changed in this order, that of transformers and vLLM: logit_bias; bad_words, and end-of-sequence and
+    stop tokens before StoppingParams.min_tokens; the penalties; allowed_token_ids; temperature; top_k; top_p of what
+    top_k left; min_p. What is left is drawn from, or with temperature 0 its best token is taken.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -215,6 +269,14 @@ class SamplingParams(_message.Message):
     TOP_P_FIELD_NUMBER: _builtins.int
     TOP_K_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    MIN_P_FIELD_NUMBER: _builtins.int
+    PRESENCE_PENALTY_FIELD_NUMBER: _builtins.int
+    FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
+    REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
+    LOGIT_BIAS_FIELD_NUMBER: _builtins.int
+    BAD_WORDS_FIELD_NUMBER: _builtins.int
+    ALLOWED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    KEEP_TOP_K_DUPLICATES_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """0 is greedy; otherwise > 0 and finite. The gateway caps it at 2 as OpenAI does."""
     top_p: _builtins.float
@@ -225,6 +287,38 @@ class SamplingParams(_message.Message):
     """Seed of the counter-based generator: the draw at absolute position p depends on (seed, p) alone. The service
     that admits a request draws one if the client gave none, and keeps it, so that a replay continues alike.
     """
+    min_p: _builtins.float
+    """Keep the tokens at least so probable in comparison with the most probable one, in [0, 1]; 0 turns it off."""
+    presence_penalty: _builtins.float
+    """Subtracted from the logit of each token that was generated, in [-2, 2]. What was generated counts from
+    SequenceSpec.prompt_len, in all lives of the sequence.
+    """
+    frequency_penalty: _builtins.float
+    """Subtracted from the logit of a token as many times as it was generated, in [-2, 2]."""
+    repetition_penalty: _builtins.float
+    """Logits of tokens that are in the prompt or were generated are divided by it if they are positive and multiplied
+    if they are negative; above 0 and at most 100, 1 turns it off.
+    """
+    keep_top_k_duplicates: _builtins.bool
+    """Tokens as good as the k-th best stay too, as in transformers. false: exactly top_k tokens stay, of equal ones those
+    with the lowest ids. Absent: true.
+    """
+    @_builtins.property
+    def logit_bias(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogitBias]:
+        """Added to logits; a token at most once."""
+
+    @_builtins.property
+    def bad_words(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenSequence]:
+        """Sequences of tokens that are not generated: the last token of one is ruled out where the others come before it,
+        in the prompt or generated.
+        """
+
+    @_builtins.property
+    def allowed_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """If there are any, nothing else is generated, end-of-sequence tokens included. If all that is left by these and
+        bad_words is nothing, the sequence fails with INVALID_ARGUMENT.
+        """
+
     def __init__(
         self,
         *,
@@ -232,11 +326,29 @@ class SamplingParams(_message.Message):
         top_p: _builtins.float | None = ...,
         top_k: _builtins.int | None = ...,
         seed: _builtins.int | None = ...,
+        min_p: _builtins.float | None = ...,
+        presence_penalty: _builtins.float | None = ...,
+        frequency_penalty: _builtins.float | None = ...,
+        repetition_penalty: _builtins.float | None = ...,
+        logit_bias: _abc.Iterable[Global___LogitBias] | None = ...,
+        bad_words: _abc.Iterable[Global___TokenSequence] | None = ...,
+        allowed_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        keep_top_k_duplicates: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_keep_top_k_duplicates", b"_keep_top_k_duplicates", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "keep_top_k_duplicates", b"keep_top_k_duplicates", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_keep_top_k_duplicates", b"_keep_top_k_duplicates", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "allowed_token_ids", b"allowed_token_ids", "bad_words", b"bad_words", "frequency_penalty", b"frequency_penalty", "keep_top_k_duplicates", b"keep_top_k_duplicates", "logit_bias", b"logit_bias", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__frequency_penalty: _TypeAlias = _typing.Literal["frequency_penalty"]  # noqa: Y015
+    _WhichOneofArgType__frequency_penalty: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty"]  # noqa: Y015
+    _WhichOneofReturnType__keep_top_k_duplicates: _TypeAlias = _typing.Literal["keep_top_k_duplicates"]  # noqa: Y015
+    _WhichOneofArgType__keep_top_k_duplicates: _TypeAlias = _typing.Literal["_keep_top_k_duplicates", b"_keep_top_k_duplicates"]  # noqa: Y015
+    _WhichOneofReturnType__min_p: _TypeAlias = _typing.Literal["min_p"]  # noqa: Y015
+    _WhichOneofArgType__min_p: _TypeAlias = _typing.Literal["_min_p", b"_min_p"]  # noqa: Y015
+    _WhichOneofReturnType__presence_penalty: _TypeAlias = _typing.Literal["presence_penalty"]  # noqa: Y015
+    _WhichOneofArgType__presence_penalty: _TypeAlias = _typing.Literal["_presence_penalty", b"_presence_penalty"]  # noqa: Y015
+    _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
+    _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
     _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
@@ -245,6 +357,16 @@ class SamplingParams(_message.Message):
     _WhichOneofArgType__top_k: _TypeAlias = _typing.Literal["_top_k", b"_top_k"]  # noqa: Y015
     _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
     _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__frequency_penalty) -> _WhichOneofReturnType__frequency_penalty | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__keep_top_k_duplicates) -> _WhichOneofReturnType__keep_top_k_duplicates | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_p) -> _WhichOneofReturnType__min_p | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__presence_penalty) -> _WhichOneofReturnType__presence_penalty | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
     @_typing.overload
@@ -310,21 +432,33 @@ class ResponseOptions(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     top_logprobs: _builtins.int
     """Present: the natural-log probability of each sampled token is reported, with this many best alternatives (0..20).
     Log probabilities are those of the model's own distribution, before temperature and filters.
+    """
+    prompt_logprobs: _builtins.int
+    """Present: the same of each prompt token but the first, which nothing precedes. They come in order, with as many
+    steps as the engine takes, none later than the first generated token. The prompt's KV is then taken from no
+    cache. Who submits a sequence again leaves it out once it has them.
     """
     def __init__(
         self,
         *,
         top_logprobs: _builtins.int | None = ...,
+        prompt_logprobs: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_top_logprobs", b"_top_logprobs", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs", "_top_logprobs", b"_top_logprobs", "prompt_logprobs", b"prompt_logprobs", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_top_logprobs", b"_top_logprobs", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs", "_top_logprobs", b"_top_logprobs", "prompt_logprobs", b"prompt_logprobs", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015
     _WhichOneofReturnType__top_logprobs: _TypeAlias = _typing.Literal["top_logprobs"]  # noqa: Y015
     _WhichOneofArgType__top_logprobs: _TypeAlias = _typing.Literal["_top_logprobs", b"_top_logprobs"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_logprobs) -> _WhichOneofReturnType__prompt_logprobs | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_logprobs) -> _WhichOneofReturnType__top_logprobs | None: ...
 
 Global___ResponseOptions: _TypeAlias = ResponseOptions  # noqa: Y015
@@ -345,6 +479,8 @@ class SequenceSpec(_message.Message):
     STOPPING_FIELD_NUMBER: _builtins.int
     RESPONSE_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Server-made id for logs and traces; unique per sequence."""
     model: _builtins.str
@@ -353,6 +489,10 @@ class SequenceSpec(_message.Message):
     """How many of `token_ids` are the prompt. Absent: all. At least 1 and at most the length of token_ids."""
     traceparent: _builtins.str
     """W3C trace context of the request."""
+    priority: _builtins.int
+    """Sequences with a lower number are computed first. Absent: 0."""
+    cache_salt: _builtins.str
+    """Cached KV is shared only among sequences with the same one; at most 128 characters. Absent: the empty one."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Prompt tokens, then tokens that were already emitted in an earlier life of the sequence."""
@@ -374,15 +514,25 @@ class SequenceSpec(_message.Message):
         stopping: Global___StoppingParams | None = ...,
         response: Global___ResponseOptions | None = ...,
         traceparent: _builtins.str | None = ...,
+        priority: _builtins.int | None = ...,
+        cache_salt: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_prompt_len", b"_prompt_len", "_traceparent", b"_traceparent", "prompt_len", b"prompt_len", "response", b"response", "sampling", b"sampling", "stopping", b"stopping", "traceparent", b"traceparent"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_priority", b"_priority", "_prompt_len", b"_prompt_len", "_traceparent", b"_traceparent", "cache_salt", b"cache_salt", "priority", b"priority", "prompt_len", b"prompt_len", "response", b"response", "sampling", b"sampling", "stopping", b"stopping", "traceparent", b"traceparent"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_len", b"_prompt_len", "_traceparent", b"_traceparent", "model", b"model", "prompt_len", b"prompt_len", "request_id", b"request_id", "response", b"response", "sampling", b"sampling", "stopping", b"stopping", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_priority", b"_priority", "_prompt_len", b"_prompt_len", "_traceparent", b"_traceparent", "cache_salt", b"cache_salt", "model", b"model", "priority", b"priority", "prompt_len", b"prompt_len", "request_id", b"request_id", "response", b"response", "sampling", b"sampling", "stopping", b"stopping", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__cache_salt: _TypeAlias = _typing.Literal["cache_salt"]  # noqa: Y015
+    _WhichOneofArgType__cache_salt: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt"]  # noqa: Y015
+    _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
+    _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
     _WhichOneofReturnType__prompt_len: _TypeAlias = _typing.Literal["prompt_len"]  # noqa: Y015
     _WhichOneofArgType__prompt_len: _TypeAlias = _typing.Literal["_prompt_len", b"_prompt_len"]  # noqa: Y015
     _WhichOneofReturnType__traceparent: _TypeAlias = _typing.Literal["traceparent"]  # noqa: Y015
     _WhichOneofArgType__traceparent: _TypeAlias = _typing.Literal["_traceparent", b"_traceparent"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cache_salt) -> _WhichOneofReturnType__cache_salt | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_len) -> _WhichOneofReturnType__prompt_len | None: ...
     @_typing.overload
@@ -561,11 +711,63 @@ class LogprobColumns(_message.Message):
 Global___LogprobColumns: _TypeAlias = LogprobColumns  # noqa: Y015
 
 @_typing.final
+class PromptLogprobColumns(_message.Message):
+    """Log probabilities of prompt tokens, as columns over those tokens in order. A row has the tokens that follow those
+    it had before; the first of all is the prompt's second token.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    TOP_COUNTS_FIELD_NUMBER: _builtins.int
+    TOP_IDS_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Row indexes into `StepOutput.handles`, rising."""
+
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Prompt tokens of each of `rows`, at least 1."""
+
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Natural-log probability of each token."""
+
+    @_builtins.property
+    def top_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """As in LogprobColumns."""
+
+    @_builtins.property
+    def top_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def top_logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    def __init__(
+        self,
+        *,
+        rows: _abc.Iterable[_builtins.int] | None = ...,
+        counts: _abc.Iterable[_builtins.int] | None = ...,
+        logprobs: _abc.Iterable[_builtins.float] | None = ...,
+        top_counts: _abc.Iterable[_builtins.int] | None = ...,
+        top_ids: _abc.Iterable[_builtins.int] | None = ...,
+        top_logprobs: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "logprobs", b"logprobs", "rows", b"rows", "top_counts", b"top_counts", "top_ids", b"top_ids", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptLogprobColumns: _TypeAlias = PromptLogprobColumns  # noqa: Y015
+
+@_typing.final
 class StepOutput(_message.Message):
     """The output of one engine step, or of several merged for a reader that was behind: one message for all sequences.
     Row i is handles[i] with the next token_counts[i] ids of token_ids. A handle has one row, a row one end. A router
     gives up an engine whose step breaks this, holds an id that is not below vocab_size, passes a sequence's max_tokens,
-    or lacks log probabilities that were asked for.
+    or lacks log probabilities that were asked for, of generated or of prompt tokens.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -575,11 +777,12 @@ class StepOutput(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     ENDS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def handles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def token_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """New tokens of each row; 0 is allowed for a row that only ends."""
+        """New tokens of each row; 0 is allowed for a row that only ends or has log probabilities of its prompt."""
 
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -593,6 +796,10 @@ class StepOutput(_message.Message):
     def ends(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceEnd]:
         """Rows that ended with this step; absent rows go on."""
 
+    @_builtins.property
+    def prompt_logprobs(self) -> Global___PromptLogprobColumns:
+        """Absent if no row has any."""
+
     def __init__(
         self,
         *,
@@ -601,10 +808,11 @@ class StepOutput(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         logprobs: Global___LogprobColumns | None = ...,
         ends: _abc.Iterable[Global___SequenceEnd] | None = ...,
+        prompt_logprobs: Global___PromptLogprobColumns | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ends", b"ends", "handles", b"handles", "logprobs", b"logprobs", "token_counts", b"token_counts", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ends", b"ends", "handles", b"handles", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "token_counts", b"token_counts", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

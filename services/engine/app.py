@@ -30,6 +30,7 @@ from services.engine.servicer import (
     LinkTimes,
     ProcessCore,
     RouterLink,
+    SequenceLimits,
     StatusService,
 )
 
@@ -58,7 +59,12 @@ class EngineApp:
         self._server = RpcServer.from_config(config, _ACCESS)
         self.hub = EngineHub(
             stall_limit_s=config.stall_limit_s,
-            max_stop_token_ids=config.max_stop_token_ids,
+            limits=SequenceLimits(
+                max_stop_token_ids=config.max_stop_token_ids,
+                max_logit_bias=config.max_logit_bias,
+                max_bad_words=config.max_bad_words,
+                max_bad_word_tokens=config.max_bad_word_tokens,
+            ),
             remembered_handles=config.remembered_handles,
             on_state=self._on_state,
         )

@@ -221,6 +221,11 @@ class EngineConfig(RpcConfig):
     max_stop_token_ids: int = Field(
         64, ge=0, le=4_096, description="Stop token ids that a sequence may bring."
     )
+    max_logit_bias: int = Field(
+        1_024, ge=0, le=1_000_000, description="Tokens that a sequence may give a logit bias."
+    )
+    max_bad_words: int = Field(256, ge=0, le=100_000, description="Bad words that a sequence may bring.")
+    max_bad_word_tokens: int = Field(32, ge=1, le=4_096, description="Longest bad word in tokens.")
     remembered_handles: int = Field(
         16_384, ge=1, le=10_000_000, description="Ended sequences that late aborts are still answered for."
     )

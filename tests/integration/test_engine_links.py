@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from catenary.rpc import AddressInUse
+from catenary.schema import SCHEMA_REVISION
 from catenary.v1 import common_pb2, engine_pb2
 from services.engine.app import EngineApp
 from services.engine.config import EngineConfig
@@ -51,7 +52,7 @@ async def test_a_router_with_an_older_schema_is_left(fake_router, start_engine):
     engine = await start_engine()
     await eventually(lambda: fake_router.attempts >= 2, "a second attempt")
     assert engine.app.hub.attached_routers == 0
-    fake_router.schema_revision = 1
+    fake_router.schema_revision = SCHEMA_REVISION
     await eventually(lambda: engine.app.hub.attached_routers == 1, "an attachment")
 
 

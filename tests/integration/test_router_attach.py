@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from catenary.rpc import error_of, open_channel
+from catenary.schema import SCHEMA_REVISION
 from catenary.v1 import common_pb2, engine_pb2, engine_pb2_grpc, router_pb2, router_pb2_grpc
 from tests.integration.router_fakes import (
     CLIENT_SECRET,
@@ -43,7 +44,7 @@ async def test_another_schema_is_refused_with_both_revisions(monkeypatch):
             refusal = await refusal_of(FakeEngine(address, **fields))
             assert refusal.code() == grpc.StatusCode.FAILED_PRECONDITION
             assert error_of(refusal).code == common_pb2.ERROR_CODE_SCHEMA_MISMATCH
-            assert "schema revision 1" in refusal.details()
+            assert f"schema revision {SCHEMA_REVISION}" in refusal.details()
             assert f"speaks {fields['schema_revision']}" in refusal.details()
         assert len(router.fleet) == 0
 

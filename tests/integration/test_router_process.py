@@ -14,6 +14,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from catenary.rpc import error_of, open_channel
+from catenary.schema import SCHEMA_REVISION
 from catenary.v1 import common_pb2, router_pb2, router_pb2_grpc
 from tests.integration.router_fakes import FakeEngine, expected, spec, until
 
@@ -125,7 +126,9 @@ async def test_a_drain_finishes_what_is_live_and_admits_nothing(run_dir, secrets
         stub = router_pb2_grpc.RouterServiceStub(channel)
         call = stub.Generate(router_pb2.GenerateRequest(spec=spec([3], max_tokens=4)))
         session = stub.Session()
-        hello = router_pb2.SessionHello(schema_revision=1, minimum_peer_revision=1, instance_id="g")
+        hello = router_pb2.SessionHello(
+            schema_revision=SCHEMA_REVISION, minimum_peer_revision=1, instance_id="g"
+        )
         await session.write(router_pb2.SessionRequest(hello=hello))
         assert (await session.read()).HasField("welcome")
         await until(lambda: engine.live)

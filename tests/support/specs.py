@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 from catenary.v1 import common_pb2
 from services.engine.scripted import Script, continuation
@@ -25,18 +26,26 @@ def sequence_spec(
     stop_token_ids: Sequence[int] = (),
     ignore_eos: bool | None = None,
     top_logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
+    priority: int | None = None,
+    cache_salt: str | None = None,
+    **sampling: Any,
 ) -> common_pb2.SequenceSpec:
-    """A spec with the given fields present and the others absent."""
+    """A spec with the given fields present and the others absent; `sampling`: more SamplingParams."""
     return common_pb2.SequenceSpec(
         request_id=f"test-{next(_numbers)}",
         model=model,
         token_ids=token_ids,
         prompt_len=prompt_len,
-        sampling=common_pb2.SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed),
+        sampling=common_pb2.SamplingParams(
+            temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, **sampling
+        ),
         stopping=common_pb2.StoppingParams(
             max_tokens=max_tokens, min_tokens=min_tokens, stop_token_ids=stop_token_ids, ignore_eos=ignore_eos
         ),
-        response=common_pb2.ResponseOptions(top_logprobs=top_logprobs),
+        response=common_pb2.ResponseOptions(top_logprobs=top_logprobs, prompt_logprobs=prompt_logprobs),
+        priority=priority,
+        cache_salt=cache_salt,
     )
 
 

@@ -16,7 +16,7 @@ from services.engine.core.loop import CoreLoop
 from services.engine.core.options import CoreOptions, decode_options
 from services.engine.core.startup import Engine, start_engine
 from services.engine.device import Device
-from services.engine.link import CoreStep, EndRow, SamplingOptions, SubmitSequence
+from services.engine.link import CoreStep, EndRow, PromptColumns, SamplingOptions, SubmitSequence
 
 VOCAB = 128
 
@@ -108,6 +108,7 @@ class Output:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     tops: list[dict[int, float]] = field(default_factory=list)
+    prompt: list[tuple[float, dict[int, float]]] = field(default_factory=list)
     end: EndRow | None = None
 
 
@@ -179,5 +180,15 @@ class LocalCore:
                 if row in with_logprobs:
                     output.logprobs.append(next(sampled))
                     output.tops.append(dict(next(tops) for _ in range(next(counts))))
+        if columns.prompts is not None:
+            self._read_prompts(columns.keys, columns.prompts)
         for end in columns.ends:
             self.outputs[columns.keys[end.row]].end = end
+
+    def _read_prompts(self, keys: list[int], prompts: PromptColumns) -> None:
+        values = iter(zip(prompts.logprobs, prompts.top_counts, strict=True))
+        tops = iter(zip(prompts.top_ids, prompts.top_logprobs, strict=True))
+        for row, count in zip(prompts.rows, prompts.counts, strict=True):
+            for _ in range(count):
+                logprob, best = next(values)
+                self.outputs[keys[row]].prompt.append((logprob, dict(next(tops) for _ in range(best))))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from services.engine.link import CoreErrorCode, EndRow, FinishReason, StepColumns
+from msgspec.structs import replace
+
+from services.engine.link import CoreErrorCode, EndRow, FinishReason, PromptColumns, StepColumns
+from services.engine.runner import TokenScore
 from services.engine.sampling import SampledToken
 from services.engine.scheduler import Finished, Outcome, Sequence
 
@@ -12,9 +15,10 @@ class StepBuilder:
 
     def __init__(self) -> None:
         self._columns = StepColumns([], [], [], [], [], [], [], [], [])
+        self._prompts: dict[int, list[TokenScore]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._columns.keys)
+        return bool(self._columns.keys or self._prompts)
 
     def add_outcome(self, outcome: Outcome, token: SampledToken | None) -> None:
         """Adds what the scheduler made of a sampled token, or of an end without one."""
@@ -34,10 +38,34 @@ class StepBuilder:
         row = self._add_row(sequence.key, None)
         self._end(row, sequence, FinishReason.ERROR, code=code, message=message)
 
+    def add_prompt_scores(self, sequence: Sequence, scores: tuple[TokenScore, ...]) -> None:
+        """Adds scores of prompt tokens that follow those that the sequence had before."""
+        self._prompts.setdefault(sequence.key, []).extend(scores)
+
     def take(self) -> StepColumns:
         """Returns the step's columns and starts the next step's."""
+        if self._prompts:
+            self._add_prompts()
         columns, self._columns = self._columns, StepColumns([], [], [], [], [], [], [], [], [])
         return columns
+
+    def _add_prompts(self) -> None:
+        rows = {key: row for row, key in enumerate(self._columns.keys)}
+        for key in self._prompts:
+            if key not in rows:
+                rows[key] = self._add_row(key, None)
+        prompts = PromptColumns([], [], [], [], [], [])
+        for key in sorted(self._prompts, key=rows.__getitem__):
+            scores = self._prompts[key]
+            prompts.rows.append(rows[key])
+            prompts.counts.append(len(scores))
+            for logprob, top in scores:
+                prompts.logprobs.append(logprob)
+                prompts.top_counts.append(len(top))
+                prompts.top_ids.extend(token_id for token_id, _ in top)
+                prompts.top_logprobs.extend(value for _, value in top)
+        self._columns = replace(self._columns, prompts=prompts)
+        self._prompts = {}
 
     def _add_row(self, key: int, token_id: int | None) -> int:
         columns = self._columns

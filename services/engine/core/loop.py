@@ -7,6 +7,7 @@ thread; it waits for the device, and for the link if there is nothing to do.
 from __future__ import annotations
 
 from catenary.telemetry import get_logger
+from services.engine.core.checks import check_token_ids
 from services.engine.core.columns import StepBuilder
 from services.engine.core.errors import CoreFailure
 from services.engine.core.startup import Engine
@@ -112,11 +113,7 @@ class CoreLoop:
     def _submit(self, message: SubmitSequence) -> None:
         sequence = sequence_from(message, self._eos_token_ids)
         try:
-            if not all(0 <= token < self._vocab_size for token in message.token_ids):
-                raise SequenceRefused(
-                    CoreErrorCode.INVALID_ARGUMENT,
-                    f"a token id is outside the vocabulary of {self._vocab_size} tokens",
-                )
+            check_token_ids(message, self._vocab_size)
             self._scheduler.add(sequence)
         except SequenceRefused as refusal:
             self._step.add_failure(sequence, refusal.code, refusal.message)
@@ -161,12 +158,23 @@ class CoreLoop:
             else:
                 tokens[sequence.key] = token
                 ids[sequence.key] = token.token_id
+        broken += [scores.sequence for scores in result.prompts if not scores.finite]
         # Before the commit, which offers full blocks to others.
         self._fail(broken, _NOT_FINITE)
         self._fail(stuck, _NOTHING_LEFT, CoreErrorCode.INVALID_ARGUMENT)
+        self._report_prompts(result)
         for outcome in self._scheduler.commit(plan, ids):
             self._generated += 1
             self._step.add_outcome(outcome, tokens[outcome.sequence.key])
+
+    def _report_prompts(self, result: StepResult) -> None:
+        """Passes on the scores of prompt tokens; those of a prompt that is computed again are known."""
+        for scored in result.prompts:
+            sequence = scored.sequence
+            new = scored.scores[max(0, sequence.num_scored_tokens - scored.start) :]
+            if new and not sequence.finished:
+                sequence.num_scored_tokens += len(new)
+                self._step.add_prompt_scores(sequence, new)
 
     def _fail(
         self, sequences: list[Sequence], message: str, code: CoreErrorCode = CoreErrorCode.INTERNAL

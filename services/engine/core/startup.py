@@ -149,6 +149,8 @@ def _ready(options: CoreOptions, model: PagedModel, facts: DirectoryFacts, kv: K
             default_temperature=facts.temperature,
             default_top_p=facts.top_p,
             default_top_k=facts.top_k,
+            default_min_p=facts.min_p,
+            default_repetition_penalty=facts.repetition_penalty,
         ),
         capacity=CapacityFacts(
             block_size=options.block_size,

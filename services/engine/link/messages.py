@@ -101,7 +101,7 @@ class CoreProgress(Struct, frozen=True, array_like=True, tag="progress"):
 
 
 class ModelFacts(Struct, frozen=True, array_like=True):
-    """The loaded model. The three defaults come from generation_config.json; None: the file says nothing."""
+    """The loaded model. The defaults come from generation_config.json; None: the file says nothing."""
 
     max_model_len: int
     vocab_size: int
@@ -111,6 +111,8 @@ class ModelFacts(Struct, frozen=True, array_like=True):
     default_temperature: float | None = None
     default_top_p: float | None = None
     default_top_k: int | None = None
+    default_min_p: float | None = None
+    default_repetition_penalty: float | None = None
 
 
 class CapacityFacts(Struct, frozen=True, array_like=True):
@@ -181,8 +183,24 @@ class EndRow(Struct, frozen=True, array_like=True):
     error_message: str | None = None
 
 
+class PromptColumns(Struct, frozen=True, array_like=True):
+    """Log probabilities of prompt tokens: those of each of `rows` (rising) that follow what it had before.
+
+    A row's first one is that of the prompt's second token. `counts` has one entry per row, `logprobs` and
+    `top_counts` one per token.
+    """
+
+    rows: list[int] = []
+    counts: list[int] = []
+    logprobs: list[float] = []
+    top_counts: list[int] = []
+    top_ids: list[int] = []
+    top_logprobs: list[float] = []
+
+
 class StepColumns(Struct, frozen=True, array_like=True):
-    """A step's output. Row i is keys[i] with the next token_counts[i] ids of token_ids (0: it only ends).
+    """A step's output. Row i is keys[i] with the next token_counts[i] ids of token_ids (0: it only ends,
+    or `prompts` has something of it).
 
     Logprob columns (natural logs) cover all tokens of the rows in `logprob_rows` (rising), in order:
     `sampled` and `top_counts` have one entry per token, `top_ids` and `top_logprobs` as many as top_counts
@@ -198,6 +216,7 @@ class StepColumns(Struct, frozen=True, array_like=True):
     top_ids: list[int] = []
     top_logprobs: list[float] = []
     ends: list[EndRow] = []
+    prompts: PromptColumns | None = None
 
 
 class CoreStep(Struct, frozen=True, array_like=True, tag="step"):

@@ -28,6 +28,8 @@ class DirectoryFacts:
     temperature: float | None
     top_p: float | None
     top_k: int | None
+    min_p: float | None
+    repetition_penalty: float | None
     ignored_sampling: tuple[str, ...]
 
 
@@ -35,13 +37,13 @@ _SAMPLING: dict[str, Callable[[float], bool]] = {
     "temperature": lambda value: math.isfinite(value) and value >= 0,
     "top_p": lambda value: 0 < value <= 1,
     "top_k": lambda value: value >= -1 and value.is_integer(),
+    "min_p": lambda value: 0 <= value <= 1,
+    "repetition_penalty": lambda value: 0.01 <= value <= 100,
 }
 # Names of the longest sequence: most architectures', then GPT-2's and what followed it, then DBRX's.
 _MAX_POSITION = ("max_position_embeddings", "n_positions", "max_seq_len")
 # Values that change nothing: a default that is one of them is not missed.
 _NEUTRAL_SAMPLING = {
-    "repetition_penalty": 1,
-    "min_p": 0,
     "typical_p": 1,
     "epsilon_cutoff": 0,
     "eta_cutoff": 0,
@@ -66,15 +68,18 @@ def read_facts(directory: Path, config: dict[str, Any]) -> DirectoryFacts:
     if eos is None:
         eos = text.get("eos_token_id")
     max_position = next((value for name in _MAX_POSITION if (value := _number(text.get(name)))), None)
-    temperature, top_p, top_k = (_default(generation, name, path=generation_path) for name in _SAMPLING)
+    defaults = {name: _default(generation, name, path=generation_path) for name in _SAMPLING}
+    top_k = defaults["top_k"]
     return DirectoryFacts(
         max_position=int(max_position) if max_position else None,
         vocab_size=int(vocab_size),
         eos_token_ids=_token_ids(eos, int(vocab_size), directory),
         tokenizer_sha256=_sha256(directory / "tokenizer.json"),
-        temperature=temperature,
-        top_p=top_p,
+        temperature=defaults["temperature"],
+        top_p=defaults["top_p"],
         top_k=None if top_k is None else int(top_k),
+        min_p=defaults["min_p"],
+        repetition_penalty=defaults["repetition_penalty"],
         ignored_sampling=tuple(
             name for name, neutral in _NEUTRAL_SAMPLING.items() if generation.get(name) not in (None, neutral)
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from services.engine.runner.launched import LaunchedStep, StepResult
 from services.engine.runner.layout import KvLayout
-from services.engine.runner.prompts import PromptScores
+from services.engine.runner.prompts import PromptScores, TokenScore
 from services.engine.runner.runner import PlanError, Runner
 from services.engine.runner.tracing import StepTracer
 
@@ -16,4 +16,5 @@ __all__ = [
     "Runner",
     "StepResult",
     "StepTracer",
+    "TokenScore",
 ]

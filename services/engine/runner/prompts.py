@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,6 +31,11 @@ class PromptScores:
     sequence: EngineSequence
     start: int
     scores: tuple[TokenScore, ...]
+
+    @property
+    def finite(self) -> bool:
+        """False if logits were not numbers. A log probability of minus infinity is one."""
+        return not any(math.isnan(logprob) for logprob, _ in self.scores)
 
 
 @dataclass(frozen=True, slots=True)

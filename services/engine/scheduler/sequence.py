@@ -58,6 +58,8 @@ class Sequence:
     that run, for buffers on the device. Cached KV is shared only between sequences of one `cache_salt`.
 
     `highest_block` is the highest id in `block_table`, -1 if that is empty.
+    `num_scored_tokens` counts the prompt's first token, which has no log probability, and those of which it
+    was reported.
 
     The scheduler's own: `longest` is the length at which it ends, `order` and `turn` are the keys by which it
     is served (see `settings`), `last_decode_step` is the step that decoded it last, `hashes` name its first
@@ -71,6 +73,7 @@ class Sequence:
     cache_salt: bytes = b""
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
+    num_scored_tokens: int = 1
     num_pending: int = 0
     num_preemptions: int = 0
     block_table: list[int] = field(default_factory=list)

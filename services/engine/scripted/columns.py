@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.engine.link import CoreErrorCode, EndRow, FinishReason, StepColumns
+from services.engine.link import CoreErrorCode, EndRow, FinishReason, PromptColumns, StepColumns
 from services.engine.scripted.sequence import Drawn, ScriptedSequence
 
 
@@ -12,6 +12,7 @@ class Columns:
     def __init__(self) -> None:
         self._rows: dict[int, Drawn | None] = {}
         self._logged: set[int] = set()
+        self._prompts: dict[int, list[Drawn]] = {}
         self._ends: list[EndRow] = []
         self._progress = False
 
@@ -27,6 +28,8 @@ class Columns:
     def token(self, sequence: ScriptedSequence, drawn: Drawn) -> None:
         """A token was drawn."""
         self._rows[sequence.spec.key] = drawn
+        if scores := sequence.prompt_scores():
+            self._prompts[sequence.spec.key] = scores
         if sequence.spec.sampling.top_logprobs >= 0:
             self._logged.add(sequence.spec.key)
 
@@ -54,7 +57,9 @@ class Columns:
         drawn = list(self._rows.items())
         logged = [(row, d) for row, (key, d) in enumerate(drawn) if d is not None and key in self._logged]
         tops = [alternative for _, d in logged for alternative in d.alternatives]
+        prompts = [(row, self._prompts[key]) for row, (key, _) in enumerate(drawn) if key in self._prompts]
         return StepColumns(
+            prompts=_prompt_columns(prompts) if prompts else None,
             keys=[key for key, _ in drawn],
             token_counts=[int(d is not None) for _, d in drawn],
             token_ids=[d.token for _, d in drawn if d is not None],
@@ -65,3 +70,15 @@ class Columns:
             top_logprobs=[value for _, value in tops],
             ends=self._ends,
         )
+
+
+def _prompt_columns(prompts: list[tuple[int, list[Drawn]]]) -> PromptColumns:
+    scores = [score for _, row in prompts for score in row]
+    return PromptColumns(
+        rows=[row for row, _ in prompts],
+        counts=[len(row) for _, row in prompts],
+        logprobs=[score.logprob for score in scores],
+        top_counts=[len(score.alternatives) for score in scores],
+        top_ids=[token for score in scores for token, _ in score.alternatives],
+        top_logprobs=[value for score in scores for _, value in score.alternatives],
+    )

@@ -39,6 +39,7 @@ class ScriptedSequence:
     computed: int = 0
     token_ids: list[int] = field(default_factory=list)
     digest: int = 0
+    scored: bool = False
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.spec.token_ids)
@@ -70,6 +71,22 @@ class ScriptedSequence:
         self.token_ids.append(token)
         self.digest = fold((token,), self.digest)
         return self._described(token, position, index)
+
+    def prompt_scores(self) -> list[Drawn]:
+        """Log probabilities of the prompt's tokens but the first, if they are asked for. Told once."""
+        wanted = self.spec.sampling.prompt_logprobs
+        if wanted < 0 or self.scored:
+            return []
+        self.scored = True
+        return [
+            Drawn(
+                token,
+                sampled_logprob(token, position),
+                tuple(best_alternatives(token, position, wanted, self.model.vocab_size)),
+            )
+            for position, token in enumerate(self.token_ids[: self.spec.prompt_len])
+            if position
+        ]
 
     def stop_ids(self) -> set[int]:
         """Ids that end this sequence."""

@@ -1,4 +1,9 @@
-"""The scripted engine's model: a pure function from a sequence to its next token."""
+"""The scripted engine's model: a pure function from a sequence to its next token.
+
+Nothing is drawn from a distribution here. So of the sampling parameters the seed alone changes a token; the
+servicer checks the others as for any engine, and they have no effect. Stop tokens, min_tokens, max_tokens and
+all log probabilities are honoured.
+"""
 
 from __future__ import annotations
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from services.engine.servicer.admission import Admission, Inadmissible
+from services.engine.servicer.admission import Admission
 from services.engine.servicer.core_client import Core, CoreEvent, CoreRefusal, CoreStartError, ProgressSink
 from services.engine.servicer.hub import EngineHub
 from services.engine.servicer.identity import Identity
+from services.engine.servicer.inadmissible import Inadmissible
 from services.engine.servicer.metrics import EngineCollector
 from services.engine.servicer.process_core import ProcessCore
 from services.engine.servicer.router_link import LinkTimes, RouterLink
+from services.engine.servicer.sampling import SequenceLimits
 from services.engine.servicer.status import StatusService
 from services.engine.servicer.supervisor import CoreFactory, CoreSupervisor
 
@@ -28,5 +30,6 @@ __all__ = [
     "ProcessCore",
     "ProgressSink",
     "RouterLink",
+    "SequenceLimits",
     "StatusService",
 ]

@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from catenary.schema import MAX_TOP_LOGPROBS
-from catenary.seeds import draw_seed
+from catenary.schema import MAX_CACHE_SALT
 from catenary.v1 import common_pb2
-from services.engine.link import CapacityFacts, ModelFacts, SamplingOptions, SubmitSequence
+from services.engine.link import CapacityFacts, ModelFacts, SubmitSequence
+from services.engine.servicer.inadmissible import Inadmissible
+from services.engine.servicer.sampling import SequenceLimits, check_ids, resolve_sampling
 
 MAX_REQUEST_ID = 256
-
-
-class Inadmissible(Exception):
-    """The sequence is refused with `error`; the same one is refused again by an engine like this one."""
-
-    def __init__(
-        self,
-        message: str,
-        param: str | None = None,
-        code: common_pb2.ErrorCode.ValueType = common_pb2.ERROR_CODE_INVALID_ARGUMENT,
-    ) -> None:
-        super().__init__(message)
-        self.error = common_pb2.Error(code=code, message=message, param=param)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +20,7 @@ class Admission:
     served_model_name: str
     model: ModelFacts
     capacity: CapacityFacts
-    max_stop_token_ids: int
+    limits: SequenceLimits
 
     @property
     def context(self) -> int:
@@ -49,22 +36,17 @@ class Admission:
             raise Inadmissible(f"request_id is longer than {MAX_REQUEST_ID} characters.", "request_id")
         prompt_len = self._prompt_len(spec)
         max_tokens, min_tokens = self._lengths(spec, prompt_len)
-        sampling = spec.sampling
         return SubmitSequence(
             key=key,
             token_ids=list(spec.token_ids),
             prompt_len=prompt_len,
-            sampling=SamplingOptions(
-                temperature=self._temperature(sampling),
-                top_p=self._top_p(sampling),
-                top_k=self._top_k(sampling),
-                seed=sampling.seed if sampling.HasField("seed") else draw_seed(),
-                top_logprobs=_top_logprobs(spec.response),
-            ),
+            sampling=resolve_sampling(spec, self.model, self.limits),
             max_tokens=max_tokens,
             min_tokens=min_tokens,
             stop_token_ids=self._stop_token_ids(spec.stopping),
             ignore_eos=spec.stopping.ignore_eos,
+            priority=spec.priority,
+            cache_salt=_cache_salt(spec),
         )
 
     def _prompt_len(self, spec: common_pb2.SequenceSpec) -> int:
@@ -110,42 +92,16 @@ class Admission:
             raise Inadmissible(message, "min_tokens")
         return max_tokens, stopping.min_tokens
 
-    def _temperature(self, sampling: common_pb2.SamplingParams) -> float:
-        if not sampling.HasField("temperature"):
-            return 1.0 if self.model.default_temperature is None else self.model.default_temperature
-        if not math.isfinite(sampling.temperature) or sampling.temperature < 0:
-            raise Inadmissible("temperature must be a finite number of at least 0.", "temperature")
-        return sampling.temperature
-
-    def _top_p(self, sampling: common_pb2.SamplingParams) -> float:
-        if not sampling.HasField("top_p"):
-            return 1.0 if self.model.default_top_p is None else self.model.default_top_p
-        if not 0 < sampling.top_p <= 1:
-            raise Inadmissible("top_p must be above 0 and at most 1.", "top_p")
-        return sampling.top_p
-
-    def _top_k(self, sampling: common_pb2.SamplingParams) -> int:
-        """Number of best tokens to keep; 0 is off."""
-        if not sampling.HasField("top_k"):
-            return max(0, self.model.default_top_k or 0)
-        if sampling.top_k < -1:
-            raise Inadmissible("top_k must be at least 1, or 0 or -1 for off.", "top_k")
-        return max(0, sampling.top_k)
-
     def _stop_token_ids(self, stopping: common_pb2.StoppingParams) -> list[int]:
         ids = list(dict.fromkeys(stopping.stop_token_ids))
-        if len(stopping.stop_token_ids) > self.max_stop_token_ids:
-            message = f"There are more than {self.max_stop_token_ids} stop_token_ids."
+        if len(stopping.stop_token_ids) > self.limits.max_stop_token_ids:
+            message = f"There are more than {self.limits.max_stop_token_ids} stop_token_ids."
             raise Inadmissible(message, "stop_token_ids")
-        if ids and max(ids) >= self.model.vocab_size:
-            message = f"A stop token id is not below the vocabulary size, {self.model.vocab_size}."
-            raise Inadmissible(message, "stop_token_ids")
+        check_ids(ids, self.model.vocab_size, "stop_token_ids")
         return ids
 
 
-def _top_logprobs(response: common_pb2.ResponseOptions) -> int:
-    if not response.HasField("top_logprobs"):
-        return -1
-    if response.top_logprobs > MAX_TOP_LOGPROBS:
-        raise Inadmissible(f"top_logprobs must be at most {MAX_TOP_LOGPROBS}.", "top_logprobs")
-    return response.top_logprobs
+def _cache_salt(spec: common_pb2.SequenceSpec) -> str:
+    if len(spec.cache_salt) > MAX_CACHE_SALT:
+        raise Inadmissible(f"cache_salt is longer than {MAX_CACHE_SALT} characters.", "cache_salt")
+    return spec.cache_salt

@@ -10,11 +10,13 @@ from catenary.columns import StepRow
 from catenary.telemetry import bind_request, get_logger
 from catenary.v1 import common_pb2, engine_pb2
 from services.engine.link import CoreLoad, CoreProgress, CoreReady, CoreStep, GraphLoad
-from services.engine.servicer.admission import Admission, Inadmissible
+from services.engine.servicer.admission import Admission
 from services.engine.servicer.core_client import Core, CoreRefusal
+from services.engine.servicer.inadmissible import Inadmissible
 from services.engine.servicer.mailbox import Mailbox
 from services.engine.servicer.progress import ProgressWatch
 from services.engine.servicer.refusals import duplicate, engine_lost, full, not_taking
+from services.engine.servicer.sampling import SequenceLimits
 from services.engine.servicer.sequences import LiveSequence, SequenceTable
 from services.engine.servicer.steps import rows_of
 
@@ -33,12 +35,12 @@ class EngineHub:
         self,
         *,
         stall_limit_s: float,
-        max_stop_token_ids: int,
+        limits: SequenceLimits,
         remembered_handles: int,
         on_state: StateListener,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._max_stop_token_ids = max_stop_token_ids
+        self._limits = limits
         self._on_state = on_state
         self._clock = clock
         self._table = SequenceTable(remembered_handles)
@@ -129,7 +131,7 @@ class EngineHub:
         if self.ready is not None and ready != self.ready:
             self.close_ports("the engine's capacity changed")
         self._core, self.ready = core, ready
-        self.admission = Admission(served_model_name, ready.model, ready.capacity, self._max_stop_token_ids)
+        self.admission = Admission(served_model_name, ready.model, ready.capacity, self._limits)
         self._watch.reset()
         self.facts.set()
         self.refresh()
@@ -161,7 +163,7 @@ class EngineHub:
     def _pass_on(self, sequence: LiveSequence, row: StepRow) -> None:
         sequence.completion_tokens += len(row.token_ids)
         port = None if sequence.link is None else self._ports.get(sequence.link)
-        if port is not None and (row.token_ids or row.end is not None):
+        if port is not None and (row.token_ids or row.prompt_logprobs is not None or row.end is not None):
             row.handle = sequence.handle
             port.add_row(row)
         if row.end is not None:

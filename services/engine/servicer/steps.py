@@ -20,7 +20,13 @@ def rows_of(columns: StepColumns) -> Iterator[StepRow]:
     """The rows of a core's step; their handles are the core's keys."""
     ends = {end.row: _end_of(end) for end in columns.ends}
     return split_columns(
-        columns.keys, columns.token_counts, columns.token_ids, columns.logprob_rows, columns, ends
+        columns.keys,
+        columns.token_counts,
+        columns.token_ids,
+        columns.logprob_rows,
+        columns,
+        ends,
+        columns.prompts,
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from catenary.schema import MAX_TOP_LOGPROBS
+from catenary.schema import MAX_CACHE_SALT, MAX_TOP_LOGPROBS
 from catenary.telemetry import is_request_id
 from catenary.v1 import common_pb2
 from services.router.admission.refusal import Refused
@@ -15,6 +15,8 @@ from services.router.admission.refusal import Refused
 MAX_NAME_LENGTH = 256
 MAX_TRACEPARENT_LENGTH = 128
 MAX_STOP_TOKEN_IDS = 1024
+# More than any vocabulary has.
+MAX_SAMPLING_IDS = 1 << 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +45,27 @@ def validate(spec: common_pb2.SequenceSpec, limits: SpecLimits) -> None:
     _validate_tokens(spec, limits)
     if len(spec.stopping.stop_token_ids) > MAX_STOP_TOKEN_IDS:
         raise _invalid("stop_token_ids", f"There are more than {MAX_STOP_TOKEN_IDS} stop token ids.")
-    if spec.response.top_logprobs > MAX_TOP_LOGPROBS:
-        raise _invalid("top_logprobs", f"top_logprobs is above {MAX_TOP_LOGPROBS}.")
+    for name, asked in (
+        ("top_logprobs", spec.response.top_logprobs),
+        ("prompt_logprobs", spec.response.prompt_logprobs),
+    ):
+        if asked > MAX_TOP_LOGPROBS:
+            raise _invalid(name, f"{name} is above {MAX_TOP_LOGPROBS}.")
+    _validate_sampling(spec.sampling)
+    if len(spec.cache_salt) > MAX_CACHE_SALT:
+        raise _invalid("cache_salt", f"cache_salt is longer than {MAX_CACHE_SALT} characters.")
+
+
+def _validate_sampling(sampling: common_pb2.SamplingParams) -> None:
+    """The size of the lists; the engine judges their contents."""
+    sizes = {
+        "logit_bias": len(sampling.logit_bias),
+        "bad_words": len(sampling.bad_words) + sum(len(word.token_ids) for word in sampling.bad_words),
+        "allowed_token_ids": len(sampling.allowed_token_ids),
+    }
+    for name, size in sizes.items():
+        if size > MAX_SAMPLING_IDS:
+            raise _invalid(name, f"{name} has more than {MAX_SAMPLING_IDS} token ids.")
 
 
 def _validate_tokens(spec: common_pb2.SequenceSpec, limits: SpecLimits) -> None:

@@ -30,8 +30,9 @@ def check_step(step: common_pb2.StepOutput, vocab_size: int) -> None:
     Raises:
         MalformedStep: a token that does not exist, an end without a known reason.
     """
-    if max(step.token_ids, default=0) >= vocab_size or max(step.logprobs.top_ids, default=0) >= vocab_size:
-        raise MalformedStep("a token id is not below the vocabulary's size")
+    for ids in (step.token_ids, step.logprobs.top_ids, step.prompt_logprobs.top_ids):
+        if max(ids, default=0) >= vocab_size:
+            raise MalformedStep("a token id is not below the vocabulary's size")
     for end in step.ends:
         if end.reason not in _REASONS:
             raise MalformedStep("an end without a reason")
@@ -40,19 +41,35 @@ def check_step(step: common_pb2.StepOutput, vocab_size: int) -> None:
 
 
 def check_row(sequence: LiveSequence, row: StepRow) -> None:
-    """Check a row with tokens, which `sequence` has counted, against what was asked. Takes off what was not.
+    """Check a row that says something of tokens, which `sequence` has counted, against what was asked.
+
+    Takes off what was not asked.
 
     Raises:
         MalformedStep: too many tokens, no log probabilities or too many alternatives.
     """
     if sequence.emitted > sequence.budget:
         raise MalformedStep("more tokens than max_tokens or the model's context allow")
-    if sequence.alternatives is None:
+    _check_prompt(sequence, row)
+    if sequence.alternatives is None or not row.token_ids:
         row.logprobs = None
     elif row.logprobs is None:
         raise MalformedStep("a row without the log probabilities that were asked for")
     elif max(row.logprobs.top_counts) > sequence.alternatives:
         raise MalformedStep("more alternatives than were asked for")
+
+
+def _check_prompt(sequence: LiveSequence, row: StepRow) -> None:
+    if sequence.prompt_alternatives is None:
+        row.prompt_logprobs = None
+        return
+    if row.prompt_logprobs is not None:
+        sequence.prompt_scored += len(row.prompt_logprobs.sampled)
+        if max(row.prompt_logprobs.top_counts) > sequence.prompt_alternatives:
+            raise MalformedStep("more alternatives of prompt tokens than were asked for")
+    missing = sequence.prompt_len - 1 - sequence.prompt_scored
+    if missing < 0 or (missing > 0 and row.token_ids):
+        raise MalformedStep("not the log probabilities of all prompt tokens, or of too many")
 
 
 def complete(sequence: LiveSequence, end: common_pb2.SequenceEnd) -> common_pb2.SequenceEnd:

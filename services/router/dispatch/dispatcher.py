@@ -125,7 +125,7 @@ class Dispatcher:
             sequence = sequences.get(row.handle)
             if sequence is None:
                 continue
-            if row.token_ids:
+            if row.token_ids or row.prompt_logprobs is not None:
                 self._emit(sequence, row)
             if row.end is not None:
                 self._end(sequence, complete(sequence, row.end))

@@ -88,6 +88,8 @@ class LiveSequence:
         "guard",
         "handle",
         "link",
+        "prompt_alternatives",
+        "prompt_scored",
         "refused_by",
         "sink",
         "spec",
@@ -109,6 +111,10 @@ class LiveSequence:
         self.emitted = 0
         # Alternatives asked for with each token's log probability; None if no log probabilities were.
         self.alternatives = spec.response.top_logprobs if spec.response.HasField("top_logprobs") else None
+        # The same of the prompt's tokens, and how many of these were reported.
+        asked = spec.response.HasField("prompt_logprobs")
+        self.prompt_alternatives = spec.response.prompt_logprobs if asked else None
+        self.prompt_scored = 0
         self.refused_by: list[Engine] = []
         self.aborted_at = 0.0
         self.abort_wanted_answer = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from catenary.columns import StepRow, join_logprobs
+from catenary.columns import StepRow, join_logprobs, join_prompt_logprobs
 from catenary.v1 import common_pb2, router_pb2
 from services.router.admission import Refused
 
@@ -65,4 +65,7 @@ def _response(row: StepRow) -> router_pb2.GenerateResponse:
         token_ids=row.token_ids,
         logprobs=join_logprobs([(0, row.logprobs)]) if row.logprobs is not None else None,
         end=row.end,
+        prompt_logprobs=(
+            join_prompt_logprobs([(0, row.prompt_logprobs)]) if row.prompt_logprobs is not None else None
+        ),
     )

@@ -12,12 +12,13 @@ from catenary.v1 import common_pb2
 ids = st.integers(0, 2**32 - 1)
 scores = st.floats(width=32, allow_nan=False)
 token = st.tuples(ids, scores, st.lists(st.tuples(ids, scores), max_size=3))
-row = st.tuples(st.lists(token, max_size=4), st.booleans(), st.booleans())
+prompt = st.lists(st.tuples(scores, st.lists(st.tuples(ids, scores), max_size=3)), max_size=3)
+row = st.tuples(st.lists(token, max_size=4), st.booleans(), st.booleans(), prompt)
 
 
 def step_of(rows, first_handle: int = 1) -> common_pb2.StepOutput:
     step = common_pb2.StepOutput()
-    for index, (tokens, scored, ended) in enumerate(rows):
+    for index, (tokens, scored, ended, *prompts) in enumerate(rows):
         step.handles.append(first_handle + index)
         step.token_counts.append(len(tokens))
         step.token_ids.extend(token[0] for token in tokens)
@@ -28,6 +29,15 @@ def step_of(rows, first_handle: int = 1) -> common_pb2.StepOutput:
                 step.logprobs.top_counts.append(len(tops))
                 step.logprobs.top_ids.extend(top[0] for top in tops)
                 step.logprobs.top_logprobs.extend(top[1] for top in tops)
+        columns = step.prompt_logprobs if any(prompts) else None
+        if columns is not None:
+            columns.rows.append(index)
+            columns.counts.append(len(prompts[0]))
+            for value, tops in prompts[0]:
+                columns.logprobs.append(value)
+                columns.top_counts.append(len(tops))
+                columns.top_ids.extend(top[0] for top in tops)
+                columns.top_logprobs.extend(top[1] for top in tops)
         if ended:
             step.ends.add(row=index, reason=common_pb2.FINISH_REASON_STOP)
     return step
@@ -39,12 +49,14 @@ def test_splitting_and_joining_is_the_identity(rows):
     assert join(split(step)) == step
 
 
-@given(st.lists(st.lists(token, max_size=4), max_size=4), st.booleans())
+@given(st.lists(st.tuples(st.lists(token, max_size=4), prompt), max_size=4), st.booleans())
 def test_merging_steps_then_splitting_gives_the_parts_in_order(parts, scored):
-    whole = step_of([([token for part in parts for token in part], scored and bool(parts), False)])
+    tokens = [token for part, _ in parts for token in part]
+    prompts = [score for _, part in parts for score in part]
+    whole = step_of([(tokens, scored and bool(parts), False, prompts)])
     merged = StepRow(1)
-    for part in parts:
-        for piece in split(step_of([(part, scored, False)])):
+    for part, asked in parts:
+        for piece in split(step_of([(part, scored, False, asked)])):
             merged.append(piece)
     assert join([merged]) == whole
     assert list(split(join([merged]))) == [merged]
@@ -72,6 +84,15 @@ def test_columns_that_contradict_one_another_are_refused_before_any_row():
             token_ids=[4],
             logprobs={"rows": [0], "sampled": [1.0], "top_counts": [2], "top_ids": [1]},
         ),
+        common_pb2.StepOutput(handles=[1], token_counts=[0], prompt_logprobs={"rows": [1], "counts": [0]}),
+        common_pb2.StepOutput(handles=[1], token_counts=[0], prompt_logprobs={"rows": [0], "counts": [0]}),
+        common_pb2.StepOutput(handles=[1], token_counts=[0], prompt_logprobs={"rows": [0]}),
+        common_pb2.StepOutput(handles=[1], token_counts=[0], prompt_logprobs={"rows": [0], "counts": [1]}),
+        common_pb2.StepOutput(
+            handles=[1],
+            token_counts=[0],
+            prompt_logprobs={"rows": [0], "counts": [1], "logprobs": [1.0, 2.0], "top_counts": [0, 0]},
+        ),
     ):
         with pytest.raises(MalformedStep):
             split(broken)
@@ -80,5 +101,7 @@ def test_columns_that_contradict_one_another_are_refused_before_any_row():
 def test_weight_counts_tokens_and_alternatives():
     (plain,) = split(step_of([([(1, 0.0, [])] * 3, False, False)]))
     (scored,) = split(step_of([([(1, 0.0, [(2, 0.0), (3, 0.0)])] * 3, True, False)]))
+    (asked,) = split(step_of([([], False, False, [(0.0, [(2, 0.0), (3, 0.0)])] * 3)]))
     assert plain.weight == 4
+    assert asked.weight == 19
     assert scored.weight == 16

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from catenary.schema import SCHEMA_REVISION
 from catenary.v1 import common_pb2, engine_pb2
 from services.engine.link import (
     CoreErrorCode,
@@ -17,7 +18,7 @@ from services.engine.link import (
     PhaseLoad,
     StepColumns,
 )
-from services.engine.servicer import EngineCollector, EngineHub
+from services.engine.servicer import EngineCollector, EngineHub, SequenceLimits
 from services.engine.servicer.lease import Lease, LeaseRefused
 from services.engine.servicer.progress import ProgressWatch
 from services.engine.servicer.sequences import LiveSequence, SequenceTable
@@ -160,7 +161,13 @@ def test_a_stall_counts_from_work_or_the_last_step() -> None:
 
 def _attached(**fields: int) -> engine_pb2.Attached:
     return engine_pb2.Attached(
-        **{"schema_revision": 1, "lease_epoch": 4, "lease_ms": 9000, "report_interval_ms": 3000, **fields}
+        **{
+            "schema_revision": SCHEMA_REVISION,
+            "lease_epoch": 4,
+            "lease_ms": 9000,
+            "report_interval_ms": 3000,
+            **fields,
+        }
     )
 
 
@@ -189,7 +196,7 @@ def test_impossible_terms_are_refused(fields: dict[str, int]) -> None:
 
 
 def test_metrics_come_from_the_hub_with_state_and_phase_as_the_only_labels() -> None:
-    hub = EngineHub(stall_limit_s=1, max_stop_token_ids=1, remembered_handles=1, on_state=lambda _: None)
+    hub = EngineHub(stall_limit_s=1, limits=SequenceLimits(), remembered_handles=1, on_state=lambda _: None)
     metrics = {metric.name: metric for metric in EngineCollector(hub).collect()}
     assert metrics["catenary_engine_running_sequences"].samples[0].value == 0
     assert metrics["catenary_engine_steps"].samples[0].name == "catenary_engine_steps_total"
@@ -200,7 +207,7 @@ def test_metrics_come_from_the_hub_with_state_and_phase_as_the_only_labels() -> 
 
 
 def test_metrics_tell_first_seen_shapes_and_the_padding_of_each_phase() -> None:
-    hub = EngineHub(stall_limit_s=1, max_stop_token_ids=1, remembered_handles=1, on_state=lambda _: None)
+    hub = EngineHub(stall_limit_s=1, limits=SequenceLimits(), remembered_handles=1, on_state=lambda _: None)
     figures = GraphLoad(5, 2, prefill=PhaseLoad(100, 28, 4, 3), decode=PhaseLoad(10, 6, 40, 24))
     hub.core_stepped(CoreStep(StepColumns(), CoreLoad(graphs=figures)))
     samples = {

@@ -138,6 +138,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "a top_p that is none": (write("generation_config.json", '{"top_p": 1.5}'), "top_p of 1.5"),
     "a top_k that is none": (write("generation_config.json", '{"top_k": Infinity}'), "top_k of inf"),
+    "a min_p that is none": (write("generation_config.json", '{"min_p": -0.1}'), "min_p of -0.1"),
+    "a penalty that is none": (
+        write("generation_config.json", '{"repetition_penalty": 0}'),
+        "repetition_penalty of 0",
+    ),
     "a top_k of another kind": (write("generation_config.json", '{"top_k": "50"}'), "top_k of '50'"),
     "generation config is not JSON": (write("generation_config.json", "nothing"), "is not valid JSON"),
 }
@@ -168,12 +173,14 @@ def test_transformers_refuses_weights_that_do_not_fit(
 
 def test_sampling_defaults_come_from_the_generation_config(tmp_path: Path) -> None:
     directory = save_tiny_model("llama", tmp_path)
-    values = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.05, "min_p": 0.0}
+    values = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.05, "min_p": 0.1}
+    values |= {"typical_p": 0.5, "epsilon_cutoff": 0}
     (directory / "generation_config.json").write_text(json.dumps(values))
     ready = start_engine(tiny_options(directory), lambda activity, fraction: None).ready.model
     assert (ready.default_temperature, ready.default_top_p, ready.default_top_k) == (0.6, 0.9, 20)
+    assert (ready.default_min_p, ready.default_repetition_penalty) == (0.1, 1.05)
     facts = read_facts(directory, read_config(directory))
-    assert facts.ignored_sampling == ("repetition_penalty",)
+    assert facts.ignored_sampling == ("typical_p",)
 
 
 def test_code_in_the_directory_is_never_run(tmp_path: Path) -> None:

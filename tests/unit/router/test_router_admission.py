@@ -108,6 +108,12 @@ GOOD = {"model": "m", "token_ids": [1, 2, 3]}
         ({"traceparent": "x" * 129}, "traceparent"),
         ({"stopping": {"stop_token_ids": range(1025)}}, "stop_token_ids"),
         ({"response": {"top_logprobs": 21}}, "top_logprobs"),
+        ({"response": {"prompt_logprobs": 21}}, "prompt_logprobs"),
+        ({"cache_salt": "x" * 129}, "cache_salt"),
+        ({"sampling": {"logit_bias": [{}] * (2**19 + 1)}}, "logit_bias"),
+        ({"sampling": {"bad_words": [{"token_ids": range(2**19)}]}}, "bad_words"),
+        ({"sampling": {"bad_words": [{}] * (2**19 + 1)}}, "bad_words"),
+        ({"sampling": {"allowed_token_ids": range(2**19 + 1)}}, "allowed_token_ids"),
     ],
 )
 def test_what_could_hurt_is_refused_by_name(fields, param):
@@ -117,5 +123,12 @@ def test_what_could_hurt_is_refused_by_name(fields, param):
 
 
 def test_what_is_well_formed_passes():
-    for fields in ({}, {"prompt_len": 3}, {"request_id": "seq-1"}, {"response": {"top_logprobs": 20}}):
+    for fields in (
+        {},
+        {"prompt_len": 3},
+        {"request_id": "seq-1"},
+        {"response": {"top_logprobs": 20, "prompt_logprobs": 20}},
+        {"cache_salt": "x" * 128, "priority": -5},
+        {"sampling": {"allowed_token_ids": range(2**19)}},
+    ):
         validate(common_pb2.SequenceSpec(**{**GOOD, **fields}), SpecLimits(10))

@@ -13,7 +13,7 @@ VOCAB = 100
 FAULT = common_pb2.ERROR_CODE_INTERNAL
 
 
-def placed(*, logprobs: int | None = None, max_tokens: int = 3, **fields):
+def placed(*, logprobs: int | None = None, prompt: int | None = None, max_tokens: int = 3, **fields):
     """A world with one engine that has one sequence; world, link and handle."""
     world = World()
     link = world.attach()
@@ -21,7 +21,7 @@ def placed(*, logprobs: int | None = None, max_tokens: int = 3, **fields):
         model="m",
         token_ids=fields.pop("token_ids", [1, 2]),
         stopping=common_pb2.StoppingParams(max_tokens=max_tokens),
-        response=common_pb2.ResponseOptions(top_logprobs=logprobs),
+        response=common_pb2.ResponseOptions(top_logprobs=logprobs, prompt_logprobs=prompt),
         **fields,
     )
     world.sequences[1] = world.dispatcher.submit(1, spec, world.sink)
@@ -41,6 +41,11 @@ def scores(tops: list[list[int]]) -> dict[str, list]:
         "top_ids": ids,
         "top_logprobs": [-1.0] * len(ids),
     }
+
+
+def prompt_scores(tops: list[list[int]]) -> dict[str, list]:
+    columns = scores(tops)
+    return {"counts": [len(tops)], "logprobs": columns.pop("sampled"), **columns}
 
 
 @pytest.mark.parametrize(
@@ -89,6 +94,35 @@ def test_log_probabilities_that_nobody_asked_for_are_taken_off():
     world, link, handle = placed()
     world.send(link, step=step_of(handle, 5, logprobs=scores([[1]])))
     assert world.sink.rows[1].logprobs is None
+
+
+def test_prompt_log_probabilities_pass_before_the_first_token_and_with_it():
+    for early in (0, 1, 2):
+        world, link, handle = placed(prompt=2, token_ids=[1, 2, 3, 4], prompt_len=3)
+        tops = [[1, 99], [5]]
+        if early:
+            world.send(link, step=step_of(handle, prompt_logprobs=prompt_scores(tops[:early])))
+        rest = {"prompt_logprobs": prompt_scores(tops[early:])} if early < 2 else {}
+        world.send(link, step=step_of(handle, 5, **rest))
+        assert world.sink.rows[1].prompt_logprobs.top_ids == [1, 99, 5]
+        assert world.sink.rows[1].token_ids == [5]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "tops"),
+    [([5], None), ([5], [[1]]), ([5], [[1]] * 3), ([], [[1]] * 3), ([5], [[1, 2, 3], [1]]), ([], [[VOCAB]])],
+)
+def test_prompt_log_probabilities_that_are_missing_or_too_many_are_a_breach(tokens, tops):
+    world, link, handle = placed(prompt=2, token_ids=[1, 2, 3])
+    fields = {} if tops is None else {"prompt_logprobs": prompt_scores(tops)}
+    with pytest.raises(MalformedStep):
+        world.send(link, step=step_of(handle, *tokens, **fields))
+
+
+def test_prompt_log_probabilities_that_nobody_asked_for_are_taken_off():
+    world, link, handle = placed()
+    world.send(link, step=step_of(handle, 5, prompt_logprobs=prompt_scores([[1]])))
+    assert world.sink.rows[1].prompt_logprobs is None
 
 
 def test_the_tokens_of_a_replayed_sequence_count_against_its_limit():
