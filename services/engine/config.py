@@ -83,6 +83,14 @@ class EngineConfig(RpcConfig):
     enable_prefix_caching: bool = Field(
         True, description="Keep the KV of full blocks for other prompts that begin alike, as memory allows."
     )
+    contiguous_kv: bool = Field(
+        False,
+        description="Decode fetches KV as one slice from the start of the cache, kept dense by "
+        "defragmentation, instead of by block id. Needs enable_prefix_caching off.",
+    )
+    max_block_moves: int = Field(
+        32, ge=1, le=65_536, description="With contiguous_kv: blocks that defragmentation moves in one step."
+    )
     max_num_seqs: int = Field(32, ge=1, le=4096, description="Sequences that run at once.")
     max_waiting: int = Field(
         256, ge=0, le=1_000_000, description="Sequences that may wait beyond those; more are refused."
@@ -262,6 +270,14 @@ class EngineConfig(RpcConfig):
     def _one_way_to_execute(self) -> Self:
         if self.compile and self.enforce_eager:
             raise ValueError("compile and enforce-eager exclude each other: choose one")
+        return self
+
+    @model_validator(mode="after")
+    def _one_way_to_fetch(self) -> Self:
+        if self.contiguous_kv and self.enable_prefix_caching:
+            raise ValueError(
+                "contiguous-kv excludes enable-prefix-caching, whose blocks are fetched by id: switch one off"
+            )
         return self
 
     @field_validator("router")

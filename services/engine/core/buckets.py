@@ -21,6 +21,7 @@ def make_buckets(options: CoreOptions, kv: KvPlan) -> BucketPlan:
         max_num_batched_tokens=options.max_num_batched_tokens,
         num_blocks=kv.num_blocks,
         max_prefill_seqs=options.max_prefill_batch,
+        contiguous=options.contiguous_kv,
     )
     padding = PaddingOptions(
         ratio=options.bucketing_pad_ratio,

@@ -23,6 +23,8 @@ class CoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_gib: float | None
     block_size: int
     enable_prefix_caching: bool
+    contiguous_kv: bool
+    max_block_moves: int
     max_num_seqs: int
     max_waiting: int
     max_num_batched_tokens: int

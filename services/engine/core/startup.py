@@ -101,8 +101,15 @@ def _start(options: CoreOptions, progress: Progress, device: Device) -> Engine:
     tracer = _open_tracer(options.trace_steps)
 
     def make_runner(num_blocks: int, graphs: Graphs) -> Runner:
-        layout = KvLayout(options.block_size, num_blocks)
-        return Runner(model, device, layout, graphs, max_num_seqs=options.max_num_seqs, tracer=tracer)
+        return Runner(
+            model,
+            device,
+            KvLayout(options.block_size, num_blocks, options.contiguous_kv),
+            graphs,
+            max_num_seqs=options.max_num_seqs,
+            max_block_moves=options.max_block_moves,
+            tracer=tracer,
+        )
 
     sizing = size_engine(options, device, model, limit, cache or default_cache_dir(), make_runner)
     kv, buckets = sizing.kv, sizing.buckets
@@ -123,6 +130,8 @@ def _start(options: CoreOptions, progress: Progress, device: Device) -> Engine:
             max_num_batched_tokens=options.max_num_batched_tokens,
             max_prefill_seqs=options.max_prefill_batch,
             priority_ageing_steps=options.priority_ageing_steps,
+            contiguous=options.contiguous_kv,
+            max_block_moves=options.max_block_moves,
         ),
         BlockPool(kv.num_blocks, options.block_size, prefix_caching=options.enable_prefix_caching),
         buckets,

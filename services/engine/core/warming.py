@@ -95,6 +95,7 @@ def _warm_up(options: CoreOptions, device: Device, graphs: Graphs, runner: Runne
     rest = [*count_shapes(Phase.HEAD, runner.row_counts), *decode]
     # What is never captured, but still has to be seen: it may be compiled behind our back.
     eager: list[Shape] = count_shapes(Phase.CLEAR, runner.clear_counts)
+    eager += count_shapes(Phase.MOVE, runner.move_counts)
     if not device.mode.captures:
         eager, prefill, rest = [*eager, *rest, *prefill], [], []
     elif device.budgets_graphs:

@@ -93,9 +93,10 @@ class Device(ABC):
     ) -> torch.Tensor:
         """Attention of a decode bucket of B rows over J cached blocks.
 
-        query [B, heads, d]; caches [slots, kv_heads, d | dv]; blocks [J] ids; rows [J] the row that owns
-        each block, B for padding; bias float32 [J, 1 | heads, block_size] to be added to the scores, hugely
-        negative where a row may not look. Returns [B, heads, dv].
+        query [B, heads, d]; caches [slots, kv_heads, d | dv]; blocks [J] ids, or [0] for the caches' first J
+        blocks as one slice; rows [J] the row that owns each block, B for padding; bias float32
+        [J, 1 | heads, block_size] to be added to the scores, hugely negative where a row may not look.
+        Returns [B, heads, dv].
         """
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

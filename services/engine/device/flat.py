@@ -36,7 +36,7 @@ def flat_decode(
     kv_heads = key_cache.shape[1]
     repeat = heads // kv_heads
     owner = rows.clamp_max(batch - 1)
-    key = _gather(key_cache, blocks, block_size)
+    key = _fetch(key_cache, blocks, count, block_size)
     # A power of two loses nothing in half precision and keeps float16 from overflowing; the rest of the scale
     # waits for float32. The product still rounds the scores, as transformers' eager attention does. A float32
     # product needs another copy of all keys: measured with 8 rows of SmolLM2 in bfloat16 on a CPU, a decode
@@ -61,7 +61,7 @@ def flat_decode(
         total.copy_(features.sinks).sub_(pivot).exp_()
     total.index_add_(0, rows, weights.sum(-1))
 
-    value = _gather(value_cache, blocks, block_size)
+    value = _fetch(value_cache, blocks, count, block_size)
     weights = weights.to(value.dtype).view(count * kv_heads, repeat, block_size)
     partial = torch.bmm(weights, value).view(count, heads, -1).float()
     out = torch.zeros((batch + 1, heads, partial.shape[-1]), dtype=torch.float32, device=query.device)
@@ -71,8 +71,9 @@ def flat_decode(
     return out[:batch].to(query.dtype)
 
 
-def _gather(cache: torch.Tensor, blocks: torch.Tensor, block_size: int) -> torch.Tensor:
-    """[slots, kv_heads, d] -> [J * kv_heads, block_size, d], in one copy."""
+def _fetch(cache: torch.Tensor, blocks: torch.Tensor, count: int, block_size: int) -> torch.Tensor:
+    """[slots, kv_heads, d] -> [count * kv_heads, block_size, d], in one copy."""
     kv_heads, dim = cache.shape[1], cache.shape[2]
     paged = cache.view(-1, block_size, kv_heads, dim).transpose(1, 2)
-    return paged.index_select(0, blocks).view(-1, block_size, dim)
+    fetched = paged.index_select(0, blocks) if blocks.shape[0] else paged[:count]
+    return fetched.reshape(-1, block_size, dim)

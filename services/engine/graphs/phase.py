@@ -8,16 +8,17 @@ from services.engine.bucketing import Bucket
 
 
 class Phase(Enum):
-    """PREFILL and DECODE run in buckets, HEAD (logits) for a number of rows, CLEAR for one of KV blocks."""
+    """PREFILL and DECODE run in buckets; HEAD (logits) for a number of rows, CLEAR and MOVE of blocks."""
 
     PREFILL = "prefill"
     DECODE = "decode"
     HEAD = "head"
     CLEAR = "clear"
+    MOVE = "move"
 
 
 Key = Bucket | int
-"""A bucket, or the count of a HEAD or a CLEAR."""
+"""A bucket, or the count of a HEAD, a CLEAR or a MOVE."""
 
 
 def size_of(phase: Phase, key: Key, block_size: int) -> int:

@@ -99,8 +99,8 @@ class PagedModel(ABC):
     ) -> torch.Tensor:
         """A decode bucket of B rows whose sequences hold J blocks together, the new tokens' included.
 
-        tokens, positions, slots int64 [B]; blocks [J] ids; rows [J] the row that owns each block, B for
-        padding; starts [J] the position of each block's first token.
+        tokens, positions, slots int64 [B]; blocks [J] ids, or [0] for the first J blocks as one slice; rows
+        [J] the row that owns each block, B for padding; starts [J] the position of each block's first token.
         Returns hidden states [B, hidden_size], the final norm applied.
         """
 

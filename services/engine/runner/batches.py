@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from services.engine.bucketing import Bucket
+from services.engine.kv import BlockMove
 from services.engine.runner.layout import KvLayout
 from services.engine.runner.staging import Ints, StagingBuffer
 from services.engine.runner.tables import BlockTables
@@ -79,7 +80,9 @@ class BatchBuilder:
         """
         batch, total, count = bucket.batch, bucket.context_blocks, len(rows)
         size = self._layout.block_size
-        sections = staging.lay_out(batch, batch, batch, total, total, total, batch, batch)
+        # A slice cannot reach beyond the caches.
+        listed = 0 if self._layout.contiguous and total <= self._layout.num_blocks else total
+        sections = staging.lay_out(batch, batch, batch, listed, total, total, batch, batch)
         tokens, positions, slots, blocks, owners, starts, last_rows, targets = sections
         tokens[:count] = [PENDING if row.token is None else row.token for row in rows]
         tokens[count:] = 0
@@ -99,6 +102,16 @@ class BatchBuilder:
         self._fill_blocks(table, last_rows[:count], last_block + 1, (blocks, owners, starts), batch)
         return staging.send()
 
+    def moves(
+        self, moves: Sequence[BlockMove], count: int, staging: StagingBuffer
+    ) -> tuple[torch.Tensor, ...]:
+        """Sources and targets of block copies, int64 [count] each, padded with the padding block."""
+        sources, targets = staging.lay_out(count, count)
+        sources[: len(moves)] = [move.source for move in moves]
+        targets[: len(moves)] = [move.target for move in moves]
+        sources[len(moves) :] = targets[len(moves) :] = self._layout.padding_block
+        return staging.send()
+
     def ids(self, ids: list[int], padding: int, count: int, staging: StagingBuffer) -> torch.Tensor:
         """int64 [count]: `ids`, then as many times `padding` as it takes."""
         (section,) = staging.lay_out(count)
@@ -109,17 +122,24 @@ class BatchBuilder:
     def _fill_blocks(
         self, table: Ints, rows: Ints, counts: Ints, sections: tuple[Ints, Ints, Ints], batch: int
     ) -> None:
-        """Fills a decode's lists of blocks: of the k-th row the first counts[k] of its table."""
+        """Fills a decode's lists of blocks: of the k-th row the first counts[k] of its table.
+
+        Without a list of ids, for a slice, they stand where their ids are, and what is between them belongs
+        to nobody.
+        """
         blocks, owners, starts = sections
         used = int(counts.sum())
         owner = np.repeat(np.arange(len(counts)), counts)
         index = np.arange(used) - np.repeat(counts.cumsum() - counts, counts)
-        blocks[:used] = table[rows[owner], index]
-        blocks[used:] = self._layout.padding_block
-        owners[:used] = owner
-        owners[used:] = batch
-        starts[:used] = index * self._layout.block_size
-        starts[used:] = 0
+        ids = table[rows[owner], index]
+        owners[:] = batch
+        starts[:] = 0
+        at: Ints | slice = slice(0, used) if len(blocks) else ids
+        owners[at] = owner
+        starts[at] = index * self._layout.block_size
+        if len(blocks):
+            blocks[:used] = ids
+            blocks[used:] = self._layout.padding_block
 
     def _padding_slots(self, count: int) -> Ints:
         """Slots of padded tokens; they take turns, since writes to one slot would queue up."""

@@ -76,7 +76,8 @@ class StepExecutor:
         """All of a step but its sampling. Returns what the prefill has to tell."""
         parts: list[torch.Tensor] = []
         if inputs.moves is not None:
-            self._model.copy_blocks(*inputs.moves)
+            count = inputs.moves[0].shape[0]
+            self._graphs.run(Phase.MOVE, count, self._model.copy_blocks, inputs.moves)
         if inputs.clear is not None:
             # A masked slot counts nothing only while it holds a number: 0 * NaN is NaN. So what the last
             # owner left has to go, however it ended, when the next one begins a block; and the padding block

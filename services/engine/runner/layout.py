@@ -8,10 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
-    """The flat caches: `num_blocks` blocks of the pool, then the padding block."""
+    """The flat caches: `num_blocks` blocks of the pool, then the padding block.
+
+    `contiguous`: a decode reads the caches' first blocks as one slice, whoever owns them.
+    """
 
     block_size: int
     num_blocks: int
+    contiguous: bool = False
 
     @property
     def padding_block(self) -> int:

@@ -42,6 +42,7 @@ class Runner:
         graphs: Graphs,
         *,
         max_num_seqs: int,
+        max_block_moves: int = 1,
         tracer: StepTracer | None = None,
     ) -> None:
         self._model = model
@@ -61,12 +62,13 @@ class Runner:
         self.row_counts = static_counts(max_num_seqs)
         # A running sequence begins one block in a step at most, and a prefill begins the padding block anew.
         self.clear_counts = static_counts(max_num_seqs + 1)
+        self.move_counts = static_counts(max_block_moves) if layout.contiguous else ()
 
     def dummy(self, phase: Phase, key: Key) -> None:
         """Runs one computation of a step on padding alone and waits for it, for profiling and warm-up.
 
-        `key` is a bucket, or one of `row_counts` for the head, or of `clear_counts`. Raises what the
-        computation raises.
+        `key` is a bucket, or one of `row_counts` for the head, or of `clear_counts` or `move_counts`. Raises
+        what the computation raises.
         """
         self._device.submit(partial(self._run_dummy, phase, key)).result()
 
@@ -74,10 +76,12 @@ class Runner:
     def _run_dummy(self, phase: Phase, key: Key) -> None:
         staging = StepStaging(self._device)
         if not isinstance(key, Bucket):
+            padding = self._layout.padding_block
             if phase is Phase.CLEAR:
-                padding = self._layout.padding_block
                 cleared = self._builder.ids([], padding, key, staging.clear)
                 self._executor.forward(StepInputs(clear=cleared))
+            elif phase is Phase.MOVE:
+                self._executor.forward(StepInputs(moves=self._builder.moves((), key, staging.moves)))
             else:
                 self._executor.head(self._phases.hidden[:key])
         elif phase is Phase.PREFILL:
@@ -109,6 +113,9 @@ class Runner:
 
     def _prepare(self, plan: StepPlan, staging: StepStaging) -> StepInputs:
         inputs = StepInputs(sampled=row_params(plan, self._states))
+        if plan.moves:
+            count = padded_count(len(plan.moves), self.move_counts)
+            inputs.moves = self._builder.moves(plan.moves, count, staging.moves)
         begun: list[int] = []
         if plan.prefills:
             bucket = self._prefill_bucket(plan)
@@ -146,8 +153,11 @@ class Runner:
 
     def _decode_bucket(self, plan: StepPlan) -> Bucket:
         blocks = sum(row.position // self._layout.block_size + 1 for row in plan.decodes)
+        fetched = blocks
+        if self._layout.contiguous:
+            fetched = max(row.sequence.highest_block for row in plan.decodes) + 1
         bucket = plan.bucket_decode
-        if bucket is None or not bucket.covers(len(plan.decodes), 1, blocks):
+        if bucket is None or not bucket.covers(len(plan.decodes), 1, fetched):
             raise PlanError(f"decode bucket {bucket} does not hold the step")
         bucket = self._graphs.choose(Phase.DECODE, bucket)
         self._graphs.padding.add(Phase.DECODE, bucket, tokens=len(plan.decodes), blocks=blocks)

@@ -51,5 +51,6 @@ class StepStaging:
         self.prefill = StagingBuffer(device)
         self.prompts = StagingBuffer(device)
         self.decode = StagingBuffer(device)
+        self.moves = StagingBuffer(device)
         self.clear = StagingBuffer(device)
         self.rows = StagingBuffer(device)

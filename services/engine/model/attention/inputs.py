@@ -31,7 +31,7 @@ class PrefillInputs:
 
 @dataclass(frozen=True, slots=True)
 class DecodeInputs:
-    """A decode bucket. slots [B]; blocks [J] ids; rows [J] the owner of each block, B for padding.
+    """A decode bucket. slots [B]; blocks [J] ids, or [0] for the first J; rows [J] their owners, B: none.
 
     biases: per window, float32 [J, block_size].
     distances: float32 [J, block_size], positions between query and key; only layers with ALiBi need it.
