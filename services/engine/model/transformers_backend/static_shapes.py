@@ -17,7 +17,7 @@ class DynamicShape(Exception):
     """A forward with an operation whose shape depends on data. The text is the operation's name."""
 
 
-class _Watch(TorchDispatchMode):
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -35,5 +35,6 @@ class _Watch(TorchDispatchMode):
 @contextmanager
 def refuse_dynamic_shapes() -> Iterator[None]:
     """Within it, such an operation raises DynamicShape."""
-    with _Watch():
+    watch: Any = _Watch
+    with watch():
         yield

@@ -1,0 +1,20 @@
+"""Embeddings: encoders and decoders whose token states are pooled into one vector for each document."""
+
+from __future__ import annotations
+
+from services.engine.model.pooling.embedder import Embedder, EmbedError, open_embedder
+from services.engine.model.pooling.pooler import Pooler
+from services.engine.model.pooling.settings import Pooling, PoolingSettings, read_pooling
+from services.engine.model.pooling.shapes import EmbedBatch, EmbedShapes
+
+__all__ = [
+    "EmbedBatch",
+    "EmbedError",
+    "EmbedShapes",
+    "Embedder",
+    "Pooler",
+    "Pooling",
+    "PoolingSettings",
+    "open_embedder",
+    "read_pooling",
+]

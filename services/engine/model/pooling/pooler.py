@@ -1,0 +1,46 @@
+"""What an embedder drives: a model that turns padded documents into one vector each."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+
+from services.engine.model.pooling.settings import Pooling
+
+
+class Pooler(ABC):
+    """A model on one device. dim: the vectors' width."""
+
+    vocab_size: int
+    dim: int
+
+    @abstractmethod
+    def pool(self, tokens: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        """tokens int64 [B, L], each row's first `lengths` [B] (at least 1) its own -> float32 [B, dim].
+
+        What a row gives does not depend on the others, nor on padding.
+        """
+
+
+def add_states(
+    total: torch.Tensor, hidden: torch.Tensor, start: int, lengths: torch.Tensor, pooling: Pooling
+) -> torch.Tensor:
+    """Adds to `total` float32 [B, dim] what tokens [start, start + Q) give: hidden [B, Q, dim].
+
+    Over all chunks of the rows this sums the one state that is wanted, or all of them.
+    """
+    positions = start + torch.arange(hidden.shape[1], device=hidden.device)
+    if pooling is Pooling.CLS:
+        wanted = (positions == 0).expand(hidden.shape[:2])
+    elif pooling is Pooling.LAST:
+        wanted = positions == lengths.unsqueeze(1) - 1
+    else:
+        wanted = positions < lengths.unsqueeze(1)
+    # Padding is dropped, not multiplied by zero: it may hold anything.
+    return total + hidden.float().masked_fill(~wanted.unsqueeze(2), 0.0).sum(1)
+
+
+def finish(total: torch.Tensor, lengths: torch.Tensor, pooling: Pooling) -> torch.Tensor:
+    """The pooled states [B, dim] from the sum of `add_states`."""
+    return total / lengths.unsqueeze(1) if pooling is Pooling.MEAN else total

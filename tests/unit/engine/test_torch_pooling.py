@@ -1,0 +1,209 @@
+"""Embeddings equal those of transformers, and do not depend on the batch around a document."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from services.engine.device import CpuDevice
+from services.engine.model import ModelError
+from services.engine.model.pooling import (
+    Embedder,
+    EmbedError,
+    EmbedShapes,
+    Pooling,
+    PoolingSettings,
+    open_embedder,
+    read_pooling,
+)
+from tests.support.torch_engine import save_tiny_model
+from tests.support.torch_families import FAMILIES, save_family
+
+TOLERANCE = 1e-4
+LENGTHS = (3, 300, 17, 64, 150, 9, 255, 33)
+ENCODERS = {"bert": ("BertModel", 0), "roberta": ("RobertaModel", 2), "xlm-roberta": ("XLMRobertaModel", 2)}
+
+
+def documents(vocab: int = 128) -> list[list[int]]:
+    rng = random.Random(5)
+    return [[rng.randrange(3, vocab) for _ in range(length)] for length in LENGTHS]
+
+
+def save_encoder(kind: str, directory: Path) -> Any:
+    name, offset = ENCODERS[kind]
+    model_class: Any = getattr(transformers, name)
+    config = model_class.config_class(
+        vocab_size=128,
+        hidden_size=48,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        max_position_embeddings=320 + offset,
+        pad_token_id=1 if offset else 0,
+    )
+    torch.manual_seed(7)
+    model = model_class(config, add_pooling_layer=False)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) * (0.3 if parameter.dim() > 1 else 1.0))
+    model.save_pretrained(directory)
+    return model.eval()
+
+
+def write_modules(directory: Path, mode: dict[str, Any], *, normalize: bool, more: str | None = None) -> None:
+    kinds = ["Transformer", "Pooling", *(["Normalize"] if normalize else []), *([more] if more else [])]
+    paths = {"Transformer": "", "Pooling": "1_Pooling"}
+    modules = [
+        {
+            "idx": index,
+            "name": str(index),
+            "path": paths.get(kind, f"{index}_{kind}"),
+            "type": f"sentence_transformers.models.{kind}",
+        }
+        for index, kind in enumerate(kinds)
+    ]
+    (directory / "modules.json").write_text(json.dumps(modules))
+    (directory / "1_Pooling").mkdir(exist_ok=True)
+    (directory / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 48, **mode}))
+
+
+def expected(model: Any, batch: list[list[int]], pooling: Pooling, *, normalize: bool) -> torch.Tensor:
+    """Each document by itself, by transformers."""
+    rows = []
+    for document in batch:
+        with torch.inference_mode():
+            states = model(torch.tensor([document])).last_hidden_state[0]
+        rows.append({Pooling.CLS: states[0], Pooling.MEAN: states.mean(0), Pooling.LAST: states[-1]}[pooling])
+    found = torch.stack(rows)
+    return torch.nn.functional.normalize(found, dim=-1) if normalize else found
+
+
+def assert_independent(embedder: Embedder, batch: list[list[int]], truth: torch.Tensor) -> None:
+    """In one call, in reversed order, and one by one."""
+    whole = embedder.embed(batch)
+    assert whole.dtype is torch.float32
+    assert whole.shape == (len(batch), embedder.dim)
+    single = torch.cat([embedder.embed([document]) for document in batch])
+    for found in (whole, embedder.embed(batch[::-1]).flip(0), single):
+        torch.testing.assert_close(found, truth, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+@pytest.mark.parametrize(
+    ("mode", "pooling", "normalize"),
+    [
+        ({"pooling_mode_cls_token": True}, Pooling.CLS, False),
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}, Pooling.MEAN, True),
+        ({"pooling_mode": "lasttoken"}, Pooling.LAST, True),
+    ],
+)
+def test_encoders(kind: str, mode: dict[str, Any], pooling: Pooling, normalize: bool, tmp_path: Path) -> None:
+    model = save_encoder(kind, tmp_path)
+    write_modules(tmp_path, mode, normalize=normalize)
+    embedder = open_embedder(tmp_path, CpuDevice(1), dtype="float32", max_tokens=600)
+    assert embedder.max_length == 320
+    batch = documents()
+    assert_independent(embedder, batch, expected(model, batch, pooling, normalize=normalize))
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize("pooling", list(Pooling))
+def test_decoders_in_chunks(kind: str, pooling: Pooling, tmp_path: Path) -> None:
+    if kind == "llama":
+        save_tiny_model(kind, tmp_path, max_position_embeddings=320)
+    else:
+        save_family(FAMILIES["gpt2"], tmp_path)
+    names = {Pooling.CLS: "pooling_mode_cls_token", Pooling.MEAN: "pooling_mode_mean_tokens"}
+    write_modules(tmp_path, {names.get(pooling, "pooling_mode_lasttoken"): True}, normalize=False)
+    embedder = open_embedder(tmp_path, CpuDevice(1), dtype="float32", max_tokens=600, chunk=70)
+    batch = [document[: embedder.max_length] for document in documents()]
+    model = transformers.AutoModel.from_pretrained(tmp_path, dtype="float32").eval()
+    assert_independent(embedder, batch, expected(model, batch, pooling, normalize=False))
+
+
+def test_shapes_are_known_beforehand(tmp_path: Path) -> None:
+    save_encoder("bert", tmp_path)
+    device = CpuDevice(1)
+    embedder = open_embedder(tmp_path, device, dtype="float32", max_tokens=512)
+    embedder.warm_up()
+    seen = device.shapes.first_seen
+    assert seen == len(embedder.shapes)
+    rng = random.Random(1)
+    for _ in range(10):
+        embedder.embed([[5] * rng.randint(1, 320) for _ in range(rng.randint(1, 20))])
+    assert device.shapes.first_seen == seen
+
+
+def test_a_document_that_overflows_leaves_its_neighbours_alone(tmp_path: Path) -> None:
+    save_family(FAMILIES["gpt2"], tmp_path)
+    embedder = open_embedder(tmp_path, CpuDevice(1), dtype="float32", max_tokens=512, chunk=32)
+    model: Any = embedder._pooler
+    with torch.no_grad():
+        model._model._body.wte.weight[9] = torch.nan
+    bad, good = [5] * 40 + [9] * 20, [6] * 50
+    vectors = embedder.embed([good, bad])
+    assert vectors[1].isnan().all()
+    torch.testing.assert_close(vectors[0], embedder.embed([good])[0], atol=TOLERANCE, rtol=0)
+
+
+def test_without_files_vectors_have_length_one(tmp_path: Path) -> None:
+    assert read_pooling(tmp_path, Pooling.LAST) == PoolingSettings(Pooling.LAST, True)
+    write_modules(tmp_path, {"pooling_mode_cls_token": True}, normalize=False)
+    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 77}')
+    assert read_pooling(tmp_path, Pooling.MEAN) == PoolingSettings(Pooling.CLS, False, 77)
+
+
+@pytest.mark.parametrize(
+    ("mode", "more", "text"),
+    [
+        ({"pooling_mode_max_tokens": True}, None, "way of pooling"),
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, None, "way of pooling"),
+        ({}, None, "way of pooling"),
+        ({"pooling_mode": "weightedmean"}, None, "way of pooling"),
+        ({"pooling_mode_cls_token": True}, "Dense", "module of type Dense"),
+    ],
+)
+def test_other_ways_of_pooling_are_refused(
+    mode: dict[str, Any], more: str | None, text: str, tmp_path: Path
+) -> None:
+    write_modules(tmp_path, mode, normalize=True, more=more)
+    with pytest.raises(ModelError, match=text):
+        read_pooling(tmp_path, Pooling.MEAN)
+
+
+@pytest.mark.parametrize(
+    ("document", "text"),
+    [
+        ([], "document 1 has 0 tokens; between 1 and 320"),
+        ([5] * 321, "321 tokens"),
+        ([128], "vocabulary of 128"),
+        ([-1], "outside"),
+    ],
+)
+def test_bad_documents_are_refused(document: list[int], text: str, tmp_path: Path) -> None:
+    save_encoder("bert", tmp_path)
+    embedder = open_embedder(tmp_path, CpuDevice(1), dtype="float32")
+    with pytest.raises(EmbedError, match=text):
+        embedder.embed([[5], document])
+    with pytest.raises(ModelError, match="max-model-len 400 exceeds the model's context of 320"):
+        open_embedder(tmp_path, CpuDevice(1), max_model_len=400)
+
+
+def test_every_document_has_a_shape() -> None:
+    for longest in (1, 15, 16, 17, 300, 512):
+        shapes = EmbedShapes(longest, 256)
+        lengths = list(range(1, longest + 1)) * 2
+        placed: list[int] = []
+        for batch in shapes.plan(lengths):
+            assert (batch.rows, batch.length) in shapes.all()
+            assert len(batch.documents) <= batch.rows
+            assert all(lengths[document] <= batch.length for document in batch.documents)
+            placed += batch.documents
+        assert sorted(placed) == list(range(len(lengths)))
+        assert all(rows * length <= max(256, longest) for rows, length in shapes.all())
