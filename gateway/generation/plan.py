@@ -66,6 +66,8 @@ class GenerationPlan:
                 temperature=fields.temperature,
                 top_p=fields.top_p,
                 top_k=fields.top_k,
+                min_p=fields.min_p,
+                repetition_penalty=fields.repetition_penalty,
                 seed=seed if self.n == 1 else derive_seed(seed, sample),
             ),
             stopping=common_pb2.StoppingParams(

@@ -98,6 +98,20 @@ class GenerationFields(RequestModel):
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False, description="0 is greedy.")
     top_p: float | None = Field(None, gt=0, le=1, allow_inf_nan=False, description="Nucleus mass.")
     top_k: int | None = Field(None, ge=-1, le=INT32_MAX, description="Keep the k best tokens; 0 and -1: all.")
+    min_p: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        allow_inf_nan=False,
+        description="Least probability, as a share of the best token's.",
+    )
+    repetition_penalty: float | None = Field(
+        None,
+        ge=0.01,
+        le=100,
+        allow_inf_nan=False,
+        description="Divides the logits of tokens of prompt and answer; 1 is off.",
+    )
     n: int | None = Field(None, ge=1, le=128, description="Choices per prompt.")
     seed: int | None = Field(None, ge=-INT64_MAX - 1, le=INT64_MAX, description="Seed of the sampler.")
     stop: Annotated[list[str] | None, at_most(4), BeforeValidator(_as_list)] = Field(

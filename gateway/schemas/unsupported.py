@@ -17,9 +17,7 @@ _OFF: tuple[Any, ...] = ()
 _SAMPLING: dict[str, Sequence[Any]] = {
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
-    "repetition_penalty": (1,),
     "length_penalty": (1,),
-    "min_p": (0,),
     "logit_bias": ({},),
     "logits_processors": ([],),
     "use_beam_search": (False,),

@@ -154,7 +154,7 @@ async def test_c28_a_seed_is_reproducible(stack: Stack) -> None:
 
 
 @PROMPTS
-@pytest.mark.parametrize("name", ["frequency_penalty", "presence_penalty", "repetition_penalty"])
+@pytest.mark.parametrize("name", ["frequency_penalty", "presence_penalty"])
 async def test_c29_penalties_are_refused(stack: Stack, path: str, prompt: dict[str, Any], name: str) -> None:
     neighbour = asyncio.create_task(stack.complete("neighbour", max_tokens=60, seed=1))
     refused(await stack.post(path, {**prompt, name: 1.05}), name)
