@@ -10,16 +10,17 @@ from services.engine.scheduler.sequence import Sequence
 from services.engine.scheduler.settings import SchedulerConfig
 
 
-def length_limit(sequence: Sequence, config: SchedulerConfig) -> int:
-    """The length, prompt and completion, at which the sequence ends if nothing ends it before."""
-    return min(config.max_model_len, sequence.prompt_len + sequence.params.max_tokens)
+def set_lengths(sequence: Sequence, config: SchedulerConfig) -> None:
+    """Sets the lengths, prompt and completion, between which a stop id ends the sequence."""
+    sequence.shortest = sequence.prompt_len + sequence.params.min_tokens
+    sequence.longest = min(config.max_model_len, sequence.prompt_len + sequence.params.max_tokens)
 
 
 def check_admissible(sequence: Sequence, config: SchedulerConfig, pool: BlockPool) -> None:
     """Raises SequenceRefused for a sequence that is malformed, complete, or can never fit.
 
-    The pool has to hold the sequence at its longest: then the oldest one can always go on, whatever the
-    others hold.
+    Its lengths must be set. The pool has to hold the sequence at its longest: then the first in order can
+    always go on, whatever the others hold.
     """
     invalid, too_long = CoreErrorCode.INVALID_ARGUMENT, CoreErrorCode.CONTEXT_LENGTH_EXCEEDED
     length, prompt_len, max_tokens = len(sequence.token_ids), sequence.prompt_len, sequence.params.max_tokens
@@ -35,7 +36,7 @@ def check_admissible(sequence: Sequence, config: SchedulerConfig, pool: BlockPoo
             too_long, f"{length} tokens leave no room to generate in a context of {config.max_model_len}"
         )
     # The last token is never fed back, so it needs no KV.
-    needed = pool.blocks_for(length_limit(sequence, config) - 1)
+    needed = pool.blocks_for(sequence.longest - 1)
     if needed > pool.total:
         raise SequenceRefused(
             too_long,

@@ -15,60 +15,51 @@ from services.engine.scheduler.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class DecodeChoice:
-    """Who decodes, and those of them that need one more block."""
+    """Who decodes, and those of them that need one more block. `split`: others have to wait."""
 
     sequences: list[Sequence]
     growing: list[Sequence]
+    split: bool
 
 
-def choose_decodes(decoding: Iterable[Sequence], buckets: BucketPlan, *, contiguous: bool) -> DecodeChoice:
+def choose_decodes(running: RunningSet, buckets: BucketPlan, *, contiguous: bool) -> DecodeChoice:
     """Everybody if the largest bucket holds that, else those who were served longest ago.
 
     Whoever is left out comes first next time, so a batch that exceeds the buckets is split over steps. The
     sum of blocks can exceed them even if all fit the pool: a shared one counts for each that shares it. In a
     contiguous cache the sum does not matter.
     """
-    size, growing, blocks = buckets.block_size, [], 0
+    blocks = running.decode_blocks + len(running.growing)
     max_blocks = buckets.max_decode_blocks if not contiguous else sys.maxsize
-    everybody = list(decoding)
-    for sequence in everybody:
-        held = len(sequence.block_table)
-        if sequence.num_computed_tokens == held * size:
-            growing.append(sequence)
-            held += 1
-        blocks += held
-    if len(everybody) <= buckets.max_decode_batch and blocks <= max_blocks:
-        return DecodeChoice(everybody, growing)
-    return _split(everybody, buckets, max_blocks)
-
-
-def _split(everybody: list[Sequence], buckets: BucketPlan, max_blocks: int) -> DecodeChoice:
+    if len(running.decoding) <= buckets.max_decode_batch and blocks <= max_blocks:
+        return DecodeChoice(list(running.decoding.values()), list(running.growing.values()), split=False)
     chosen: list[Sequence] = []
-    growing: list[Sequence] = []
     total = 0
-    for sequence in sorted(everybody, key=attrgetter("last_decode_step")):
+    for sequence in sorted(running.decoding.values(), key=attrgetter("last_decode_step")):
         if len(chosen) == buckets.max_decode_batch:
             break
-        blocks = sequence.num_computed_tokens // buckets.block_size + 1
+        blocks = len(sequence.block_table) + (sequence.key in running.growing)
         if total + blocks <= max_blocks:
             chosen.append(sequence)
             total += blocks
-            if blocks > len(sequence.block_table):
-                growing.append(sequence)
-    return DecodeChoice(chosen, growing)
+    growing = [sequence for sequence in chosen if sequence.key in running.growing]
+    return DecodeChoice(chosen, growing, split=True)
 
 
-def book_decodes(sequences: Iterable[Sequence], running: RunningSet, step: int) -> tuple[DecodeRow, ...]:
+def book_decodes(
+    sequences: Iterable[Sequence], running: RunningSet, block_size: int
+) -> tuple[DecodeRow, ...]:
     """The rows that feed each sequence's last token. Books their computation and the tokens to come."""
     rows: list[DecodeRow] = []
     for sequence in sequences:
         position = sequence.num_computed_tokens
-        following = position + 1
         token = None if sequence.num_pending else sequence.token_ids[position]
-        rows.append(DecodeRow(sequence, position, sequence.masks_stops(following), token))
+        following = position + 1
+        rows.append(DecodeRow(sequence, position, following < sequence.shortest, token))
         sequence.num_computed_tokens = following
         sequence.num_pending += 1
-        sequence.last_decode_step = step
         if following + 1 >= sequence.longest:
-            running.ending[sequence.key] = running.decoding.pop(sequence.key)
+            running.end(sequence)
+        elif not following % block_size:
+            running.growing[sequence.key] = sequence
     return tuple(rows)

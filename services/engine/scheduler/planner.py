@@ -59,10 +59,15 @@ class Planner:
             return None
         decoding = choice.sequences
         for sequence in choice.growing:
-            sequence.add_block(self._pool.allocate(1)[0])
+            self._running.grow(sequence, self._pool.allocate(1)[0])
+        if choice.split:
+            for sequence in decoding:
+                sequence.last_decode_step = self._step
         urgent = None if preempted else self._make_way(preempted)
         if urgent is not None:
             decoding = [s for s in decoding if s.status is SequenceStatus.RUNNING]
+        # What starts to decode beside this step is not in it.
+        blocks = self._running.decode_blocks if not choice.split else _blocks_of(decoding)
         prefill = PrefillBatch(
             self._buckets, self._config.max_num_batched_tokens - len(decoding), self._config.max_prefill_seqs
         )
@@ -75,10 +80,10 @@ class Planner:
             moves = move_blocks(self._running, self._pool, self._config.max_block_moves)
         return StepPlan(
             prefills=tuple(prefill.chunks),
-            decodes=book_decodes(decoding, self._running, self._step),
+            decodes=book_decodes(decoding, self._running, self._pool.block_size),
             preempted=tuple(preempted),
             bucket_prefill=prefill.bucket,
-            bucket_decode=self._decode_bucket(decoding) if decoding else None,
+            bucket_decode=self._decode_bucket(decoding, blocks) if decoding else None,
             moves=moves,
         )
 
@@ -95,9 +100,7 @@ class Planner:
         for. After preemptions the choice is made anew, for a split batch has others then.
         """
         while True:
-            choice = choose_decodes(
-                self._running.decoding.values(), self._buckets, contiguous=self._config.contiguous
-            )
+            choice = choose_decodes(self._running, self._buckets, contiguous=self._config.contiguous)
             if len(choice.growing) <= self._pool.free_count:
                 return choice
             if self._running.ending:
@@ -125,11 +128,9 @@ class Planner:
         preempted += victims
         return head if victims else None
 
-    def _decode_bucket(self, decoding: list[Sequence]) -> Bucket:
+    def _decode_bucket(self, decoding: list[Sequence], blocks: int) -> Bucket:
         if self._config.contiguous:
             blocks = max(sequence.highest_block for sequence in decoding) + 1
-        else:
-            blocks = sum(len(sequence.block_table) for sequence in decoding)
         bucket = self._buckets.decode_bucket(len(decoding), blocks)
         if bucket is None:
             raise SchedulerError(f"no decode bucket covers {len(decoding)} rows with {blocks} blocks")
@@ -191,3 +192,7 @@ class Planner:
     def _start_turn(self, sequence: Sequence, last_start: int) -> tuple[int, int]:
         aged = sequence.params.priority * self._config.priority_ageing_steps + last_start
         return max(aged, sequence.order[0]), sequence.order[1]
+
+
+def _blocks_of(sequences: list[Sequence]) -> int:
+    return sum(len(sequence.block_table) for sequence in sequences)

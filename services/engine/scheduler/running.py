@@ -13,17 +13,22 @@ from services.engine.scheduler.sequence import Sequence, SequenceStatus
 class RunningSet:
     """Running sequences, by `order` and by what a step can do for them.
 
-    `prefilling` have more than one token to compute; they take turns. `decoding` have one. `ending` reach
-    their longest length with a step in flight: nothing is to be computed for them any more.
+    `prefilling` have more than one token to compute; they take turns. `decoding` have one; they hold
+    `decode_blocks` blocks, one that several share counted for each, and `growing` are those of them that have
+    no slot for it. `ending` reach their longest length with a step in flight: nothing is to be computed for
+    them any more. Every change is booked at once: a step need not look at all that run.
     """
 
-    def __init__(self, max_num_seqs: int) -> None:
+    def __init__(self, max_num_seqs: int, block_size: int) -> None:
         self._max_num_seqs = max_num_seqs
+        self._block_size = block_size
         # A sorted list is a heap.
         self._free_rows = list(range(max_num_seqs))
         self.by_order = OrderedSequences(attrgetter("order"))
         self.prefilling = OrderedSequences(attrgetter("turn"))
         self.decoding: dict[int, Sequence] = {}
+        self.growing: dict[int, Sequence] = {}
+        self.decode_blocks = 0
         self.ending: dict[int, Sequence] = {}
 
     def __len__(self) -> int:
@@ -55,14 +60,33 @@ class RunningSet:
         heapq.heappush(self._free_rows, sequence.row)
         sequence.row = -1
         self.by_order.remove(sequence)
-        if self.decoding.pop(sequence.key, None) is None and self.ending.pop(sequence.key, None) is None:
+        if sequence.key in self.decoding:
+            self._leave_decoding(sequence)
+        elif self.ending.pop(sequence.key, None) is None:
             self.prefilling.remove(sequence)
+
+    def grow(self, sequence: Sequence, block: int) -> None:
+        """Gives one that is `growing` a block."""
+        sequence.add_block(block)
+        self.decode_blocks += 1
+        del self.growing[sequence.key]
+
+    def end(self, sequence: Sequence) -> None:
+        """Notes that one that is `decoding` has its last token planned."""
+        self._leave_decoding(sequence)
+        self.ending[sequence.key] = sequence
 
     def check(self) -> None:
         """Compares the books. Raises SchedulerError."""
         parts = [*self.prefilling, *self.decoding.values(), *self.ending.values()]
         if sorted(part.key for part in parts) != sorted(sequence.key for sequence in self.by_order):
             raise SchedulerError("what runs is not what computes a prompt, decodes or ends")
+        decoding = self.decoding.values()
+        growing = [s.key for s in decoding if s.num_computed_tokens == len(s.block_table) * self._block_size]
+        if sorted(growing) != sorted(self.growing):
+            raise SchedulerError("the sequences that grow are not those that decode without a slot")
+        if self.decode_blocks != sum(len(sequence.block_table) for sequence in decoding):
+            raise SchedulerError("the blocks of the decoding sequences do not add up")
         rows = [*self._free_rows, *(sequence.row for sequence in self.by_order)]
         if sorted(rows) != list(range(self._max_num_seqs)):
             raise SchedulerError("the rows of the running sequences are not each their own")
@@ -82,5 +106,13 @@ class RunningSet:
             self.prefilling.add(sequence)
         elif length < sequence.longest:
             self.decoding[sequence.key] = sequence
+            self.decode_blocks += len(sequence.block_table)
+            if end == len(sequence.block_table) * self._block_size:
+                self.growing[sequence.key] = sequence
         else:
             self.ending[sequence.key] = sequence
+
+    def _leave_decoding(self, sequence: Sequence) -> None:
+        del self.decoding[sequence.key]
+        self.growing.pop(sequence.key, None)
+        self.decode_blocks -= len(sequence.block_table)

@@ -9,7 +9,7 @@ from typing import Final
 from services.engine.bucketing import BucketPlan
 from services.engine.kv import BlockPool
 from services.engine.link import FinishReason
-from services.engine.scheduler.admission import check_admissible, check_buckets, length_limit
+from services.engine.scheduler.admission import check_admissible, check_buckets, set_lengths
 from services.engine.scheduler.errors import QueueFull, SchedulerError
 from services.engine.scheduler.load import SchedulerLoad
 from services.engine.scheduler.plan import Advanced, Finished, Outcome, StepPlan
@@ -23,6 +23,9 @@ from services.engine.scheduler.waiting import WaitingQueue
 
 # One step runs while the next is planned.
 _MAX_IN_FLIGHT: Final = 2
+
+_RUNNING: Final = SequenceStatus.RUNNING
+_FINISHED: Final = SequenceStatus.FINISHED
 
 
 class Scheduler:
@@ -39,7 +42,7 @@ class Scheduler:
         self._config = config
         self._pool = pool
         self._waiting = WaitingQueue()
-        self._running = RunningSet(config.max_num_seqs)
+        self._running = RunningSet(config.max_num_seqs, pool.block_size)
         self._planner = Planner(config, pool, buckets, self._waiting, self._running)
         self._live: dict[int, Sequence] = {}
         self._in_flight: deque[StepPlan] = deque()
@@ -67,13 +70,13 @@ class Scheduler:
         """
         if sequence.key in self._live:
             raise SchedulerError(f"sequence {sequence.key} is already live")
+        set_lengths(sequence, self._config)
         check_admissible(sequence, self._config, self._pool)
         if len(self._live) >= self._config.max_num_seqs + self._config.max_waiting:
             raise QueueFull("max_waiting", self._config.max_waiting)
         self._arrivals += 1
         aged = sequence.params.priority * self._config.priority_ageing_steps + self._planner.step
         sequence.order = (aged, self._arrivals)
-        sequence.longest = length_limit(sequence, self._config)
         self._live[sequence.key] = sequence
         self._waiting.push(sequence)
 
@@ -124,16 +127,17 @@ class Scheduler:
         outcomes: list[Outcome] = []
         for chunk in plan.prefills:
             # One that was preempted in flight has no blocks to publish, and its token to take.
-            if chunk.sequence.status is SequenceStatus.RUNNING:
+            if chunk.sequence.status is _RUNNING:
                 publish_blocks(chunk.sequence, chunk.start, chunk.end, self._pool)
             if chunk.samples and not chunk.sequence.finished:
                 outcomes.append(self._take(chunk.sequence, chunk.end, sampled))
         size = self._pool.block_size
         for row in plan.decodes:
             sequence, end = row.sequence, row.position + 1
-            if not end % size and sequence.status is SequenceStatus.RUNNING:
+            status = sequence.status
+            if not end % size and status is _RUNNING:
                 publish_blocks(sequence, row.position, end, self._pool)
-            if sequence.status is not SequenceStatus.FINISHED:
+            if status is not _FINISHED:
                 outcomes.append(self._take(sequence, end, sampled))
         return outcomes
 
@@ -153,8 +157,11 @@ class Scheduler:
             raise SchedulerError(f"sequence {sequence.key} is not where the committed plan left it")
         sequence.token_ids.append(token)
         sequence.num_pending -= 1
-        if sequence.status is not SequenceStatus.RUNNING:
+        if sequence.status is not _RUNNING:
             self._waiting.tokens += 1
+        # Nearly all tokens are like this.
+        if index + 1 < sequence.longest and token not in sequence.params.stop_ids:
+            return Advanced(sequence, token)
         reason = finish_reason(sequence)
         if reason is None:
             return Advanced(sequence, token)
@@ -163,7 +170,7 @@ class Scheduler:
 
     def _retire(self, sequence: Sequence) -> None:
         del self._live[sequence.key]
-        runs = sequence.status is SequenceStatus.RUNNING
+        runs = sequence.status is _RUNNING
         if runs:
             self._running.remove(sequence)
         self._pool.free(sequence.finish())

@@ -61,9 +61,9 @@ class Sequence:
     `num_scored_tokens` counts the prompt's first token, which has no log probability, and those of which it
     was reported.
 
-    The scheduler's own: `longest` is the length at which it ends, `order` and `turn` are the keys by which it
-    is served (see `settings`), `last_decode_step` is the step that decoded it last, `hashes` name its first
-    blocks for the prefix cache as far as they were needed.
+    The scheduler's own: it ends by a stop id only beyond the length `shortest`, and always at `longest`;
+    `order` and `turn` are the keys by which it is served (see `settings`); `last_decode_step` is the last
+    split step that decoded it; `hashes` name its first blocks for the prefix cache, as far as needed yet.
     """
 
     key: int
@@ -79,6 +79,7 @@ class Sequence:
     block_table: list[int] = field(default_factory=list)
     highest_block: int = -1
     row: int = -1
+    shortest: int = 0
     longest: int = 0
     order: tuple[int, int] = (0, 0)
     turn: tuple[int, int] = (0, 0)
@@ -98,7 +99,7 @@ class Sequence:
 
     def masks_stops(self, index: int) -> bool:
         """True if the token at this index of the sequence may not be one of `params.stop_ids`."""
-        return index - self.prompt_len < self.params.min_tokens
+        return index < self.shortest
 
     @property
     def finished(self) -> bool:
