@@ -28,6 +28,7 @@ def test_32_concurrent_sequences_equal_transformers(model_directory: Path, refer
     assert len(prompts) == SEQUENCES
     options = core_options(model=str(model_directory), dtype="float32", max_model_len=1024, kv_cache_gib=1.0)
     core = LocalCore(options)
+    assert core.engine.model.backend == "decoder"
     keys = [core.submit(prompt, max_tokens=TOKENS) for prompt in prompts]
     core.run()
     assert core.engine.scheduler.load().used_blocks == 0

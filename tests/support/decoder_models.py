@@ -87,6 +87,8 @@ class TinyFamily:
     class_name: str
     config: dict[str, Any]
     without: dict[str, Change]
+    # Where it is not the class's own.
+    config_class: str | None = None
 
 
 FAMILIES: dict[str, TinyFamily] = {
@@ -106,6 +108,17 @@ FAMILIES: dict[str, TinyFamily] = {
             },
         },
         {**_BIASES, "mlp bias": _without(mlp_bias=False), "rope scaling": _plain_rope(100.0)},
+    ),
+    "internlm3": TinyFamily(
+        "LlamaForCausalLM",
+        {
+            "head_dim": 16,
+            "qkv_bias": True,
+            "bias": True,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 6.0},
+        },
+        {**_BIASES, "mlp bias": _without(mlp_bias=False)},
+        config_class="InternLM3Config",
     ),
     "qwen2": TinyFamily(
         "Qwen2ForCausalLM",
@@ -250,8 +263,9 @@ def save_family(name: str, directory: Path, **overrides: Any) -> Path:
     """Writes a random model whose next-token scores are far apart, in shards of a few tensors each."""
     family = FAMILIES[name]
     model_class: Any = getattr(transformers, family.class_name)
+    config_class: Any = getattr(transformers, family.config_class or model_class.config_class.__name__)
     torch.manual_seed(11)
-    config = model_class.config_class(**{**_SMALL, **family.config, **overrides})
+    config = config_class(**{**_SMALL, **family.config, **overrides})
     model = model_class(config).float()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -262,8 +276,13 @@ def save_family(name: str, directory: Path, **overrides: Any) -> Path:
 
 def reference(name: str, directory: Path, dtype: str = "float32") -> Any:
     """transformers' own model."""
-    model_class: Any = getattr(transformers, FAMILIES[name].class_name)
-    return model_class.from_pretrained(directory, dtype=dtype, attn_implementation="eager").eval()
+    family = FAMILIES[name]
+    model_class: Any = getattr(transformers, family.class_name)
+    config_class: Any = getattr(transformers, family.config_class or model_class.config_class.__name__)
+    config = config_class.from_pretrained(directory)
+    return model_class.from_pretrained(
+        directory, config=config, dtype=dtype, attn_implementation="eager"
+    ).eval()
 
 
 def open_decoder(directory: Path, dtype: str = "float32", max_model_len: int | None = 256) -> DecoderModel:

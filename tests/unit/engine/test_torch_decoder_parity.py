@@ -70,7 +70,7 @@ def test_each_feature_is_live(family: str, feature: str, checkpoint: Any) -> Non
 def test_greedy_tokens_through_the_engine(
     family: str, checkpoint: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Chunks, a batch of unlike lengths, preemption, then a prompt that begins like an earlier one."""
+    """Chunks, a batch of unlike lengths, preemption, then a prompt whose beginning is cached."""
     directory = checkpoint(family)
     options = tiny_options(directory, max_model_len=112, model_backend="decoder")
     per_block = open_decoder(directory).kv_bytes_per_token() * BLOCK
@@ -94,6 +94,7 @@ def test_greedy_tokens_through_the_engine(
     core.run()
     assert any(chunk.start for made in plans for chunk in made.prefills)
     assert any(made.preempted for made in plans)
+    assert plans[-1].decodes[0].sequence.num_cached_tokens >= BLOCK
     assert max(len(made.decodes) for made in plans) > 2
     model = reference(family, directory)
     for key, prompt in zip(keys, prompts, strict=True):

@@ -51,6 +51,8 @@ _GEMMA_KEYS = frozenset(
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "llama": Family(keys=frozenset({"attention_bias", "mlp_bias"}), only={"rope_interleaved": False}),
+        # llama with names of its own for the biases.
+        "internlm3": Family(keys=frozenset({"attention_bias", "mlp_bias", "qkv_bias", "bias"})),
         "qwen2": Family(keys=_QWEN_WINDOW, windows=Windows.BY_LAYER_TYPE, flags={"qkv_bias": True}),
         "qwen3": Family(
             keys=_QWEN_WINDOW | {"attention_bias"},

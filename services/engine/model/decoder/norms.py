@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import nn
+from torch.nn.functional import rms_norm
 
 from services.engine.model.loading import Part
 
@@ -32,11 +33,10 @@ class RmsNorm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., size] -> [..., size]."""
-        wide = x.float()
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._eps)
         if self._unit_offset:
+            wide = rms_norm(x.float(), self.weight.shape, eps=self._eps)
             return (wide * (1.0 + self.weight.float())).to(x.dtype)
-        return self.weight * wide.to(x.dtype)
+        return self.weight * rms_norm(x, self.weight.shape, eps=self._eps)
 
     def fused(self, delta: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Adds `delta` to the residual stream and norms the sum: [T, size] x2 -> (normed, residual)."""
