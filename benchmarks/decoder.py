@@ -1,6 +1,6 @@
 """Our decoder against transformers' own module: forwards on prepared inputs, no scheduler, no sampling.
 
-Run: `python benchmarks/decoder.py --model smollm2 --dtype bfloat16 --batches 1 8 --context 256`.
+Run: `python -m benchmarks.decoder --model smollm2 --dtype bfloat16 --batches 1 8 --context 256`.
 The two take turns step by step, so that a noisy machine is noisy to both.
 """
 

@@ -12,7 +12,6 @@ import transformers
 
 from services.engine.device import CpuDevice
 from services.engine.model.decoder import Decoder, DecoderModel, DecoderSpec, RopeSpec
-from services.engine.model.decoder.paged_model import DecoderModel as _Model
 from services.engine.model.opening import open_model
 from tests.support.torch_engine import VOCAB, Output
 
@@ -288,7 +287,7 @@ def reference(name: str, directory: Path, dtype: str = "float32") -> Any:
 def open_decoder(directory: Path, dtype: str = "float32", max_model_len: int | None = 256) -> DecoderModel:
     """The checkpoint on our decoder."""
     model = open_model(directory, CpuDevice(1), dtype=dtype, max_model_len=max_model_len, backend="decoder")
-    if not isinstance(model, _Model):
+    if not isinstance(model, DecoderModel):
         raise AssertionError(f"served by {model.backend}")
     return model
 

@@ -43,7 +43,6 @@ def with_config(source: Path, target: Path, **values: Any) -> Path:
     [
         ("embedding_noise", 0.1, "embedding_noise = 0.1"),
         ("rope_interleaved", True, "rope_interleaved = True"),
-        ("sliding_window", 7, "sliding_window = 7"),
         ("hidden_act", "relu", "hidden_act = relu"),
     ],
 )
