@@ -16,6 +16,7 @@ from gateway.http.context import HEALTH_PATHS
 from gateway.http.respond import send_error
 
 MAX_KEY_FILE_BYTES = 1 << 20
+_CACHE_SALT = "catenary.cache_salt"
 
 
 class ApiKeys:
@@ -75,7 +76,15 @@ class AuthGate:
         elif not self._keys.accepts(key):
             await send_error(send, _unauthorized("Incorrect API key provided."))
         else:
+            # Who asks under another key must not learn from a hit, or its speed, what was asked under this.
+            scope[_CACHE_SALT] = hashlib.blake2b(key, digest_size=16, person=b"cache salt").hexdigest()
             await self._app(scope, receive, send)
+
+
+def cache_salt_of(scope: Scope) -> str:
+    """The name under which a request shares cached KV: one for each API key, empty without keys."""
+    salt: str = scope.get(_CACHE_SALT, "")
+    return salt
 
 
 def bearer_key(headers: Headers) -> bytes | None:

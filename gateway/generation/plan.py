@@ -22,6 +22,7 @@ class GenerationPlan:
     max_tokens: Sequence[int]
     n: int
     fields: GenerationFields
+    cache_salt: str = ""
 
     @property
     def top_count(self) -> int | None:
@@ -78,6 +79,7 @@ class GenerationPlan:
             ),
             response=response,
             traceparent=traceparent,
+            cache_salt=self.cache_salt,
         )
 
 
@@ -89,6 +91,7 @@ def make_plan(
     fields: GenerationFields,
     default_max_tokens: int | None,
     param: str,
+    cache_salt: str,
 ) -> GenerationPlan:
     """Check what needs the model and the rendered prompts. Raises ApiError 400.
 
@@ -99,13 +102,14 @@ def make_plan(
         fields: the request.
         default_max_tokens: for a request without a limit; cut to what the context has room for; None: that.
         param: name of the field that the prompts came from.
+        cache_salt: cached KV is shared only with requests that have the same one.
     """
     _check_ids(fields.stop_token_ids or (), model, "stop_token_ids")
     limits = []
     for prompt in prompts:
         limits.append(_token_limit(len(prompt), model.max_model_len, fields, default_max_tokens, param))
         _check_ids(prompt, model, param)
-    return GenerationPlan(request_id, model, prompts, limits, fields.choices, fields)
+    return GenerationPlan(request_id, model, prompts, limits, fields.choices, fields, cache_salt)
 
 
 def _token_limit(prompt: int, context: int, fields: GenerationFields, default: int | None, param: str) -> int:

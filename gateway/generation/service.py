@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from catenary.telemetry import current_traceparent, get_logger, new_id
+from gateway.auth import cache_salt_of
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError, overloaded, unavailable
 from gateway.generation.answer import collect, send_stream
@@ -103,6 +104,7 @@ class GenerationService:
                         fields=fields,
                         default_max_tokens=endpoint.default_max_tokens,
                         param=endpoint.prompt_param,
+                        cache_salt=cache_salt_of(scope),
                     )
                     writer = endpoint.writer(
                         answer_id=request_id,

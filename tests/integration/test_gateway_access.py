@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from catenary.v1 import common_pb2
+from gateway.link import RouterSession
 from tests.support.gateway import CHAT, COMPLETIONS, MODEL, Stack
 from tests.support.http import Connection, call, request_bytes
 from tests.support.stack_fixtures import StartStack
@@ -58,6 +61,40 @@ async def test_right_keys(guarded: Stack) -> None:
         assert (await guarded.get("/v1/models", headers)).status == 200
     assert (await guarded.post(COMPLETIONS, {"prompt": "x", "max_tokens": 1}, GOOD)).status == 200
     assert (await guarded.get("/metrics")).status == 401
+
+
+async def test_keys_share_no_cached_kv(guarded: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    salts: list[str] = []
+    submit = RouterSession.submit
+
+    def spy(session: RouterSession, spec: common_pb2.SequenceSpec, feed: Any) -> int:
+        salts.append(spec.cache_salt)
+        return submit(session, spec, feed)
+
+    monkeypatch.setattr(RouterSession, "submit", spy)
+    user = [{"role": "user", "content": "x"}]
+    for key in (KEY, "sk-two"):
+        headers = {"Authorization": f"Bearer {key}"}
+        for path, prompt in ((COMPLETIONS, {"prompt": "x"}), (CHAT, {"messages": user})):
+            assert (await guarded.post(path, {**prompt, "max_tokens": 1, "n": 2}, headers)).status == 200
+    one, two = set(salts[:4]), set(salts[4:])
+    assert len(salts) == 8
+    assert len(one) == len(two) == 1
+    assert one != two
+    assert not any(key in salt for key in (KEY, "sk-two") for salt in salts)
+
+
+async def test_without_keys_everybody_shares_cached_kv(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    specs: list[common_pb2.SequenceSpec] = []
+    submit = RouterSession.submit
+
+    def spy(session: RouterSession, spec: common_pb2.SequenceSpec, feed: Any) -> int:
+        specs.append(spec)
+        return submit(session, spec, feed)
+
+    monkeypatch.setattr(RouterSession, "submit", spy)
+    assert (await stack.complete("x", max_tokens=1)).status == 200
+    assert [spec.cache_salt for spec in specs] == [""]
 
 
 async def test_metrics_may_be_public(start_stack: StartStack) -> None:
