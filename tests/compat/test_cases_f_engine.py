@@ -1,4 +1,6 @@
-"""Users' bug reports, section F: prefix caching, preemption and cancelling, in a core of this process."""
+"""Users' bug reports, section F: prefix caching, preemption and cancelling, in a core of this process; and C21,
+which is about both prefix caching and log probabilities of prompts.
+"""
 
 from __future__ import annotations
 
@@ -81,6 +83,21 @@ def test_c50_warm_equals_cold_and_cache_on_equals_off(core: LocalCore, cold: Loc
         assert answer.token_ids == answers[0].token_ids
         assert answer.logprobs == pytest.approx(answers[0].logprobs, abs=LOGPROBS)
         assert [sorted(top) for top in answer.tops] == [sorted(top) for top in answers[0].tops]
+
+
+def test_c21_prompt_log_probabilities_are_complete_the_second_time(core: LocalCore, cold: LocalCore) -> None:
+    prompt = prompt_of(3 * BLOCK + 2, seed=4)
+    run_alone(core, prompt)
+    answers = [run_alone(which, prompt, prompt_logprobs=2, top_logprobs=2) for which in (cold, core, core)]
+    for answer in answers:
+        # Nothing precedes the first token. The logits on the way are needed, so nothing is taken from a cache.
+        assert len(answer.prompt) == len(prompt) - 1
+        assert cached(answer) == 0
+        assert answer.token_ids == answers[0].token_ids
+        values = [value for value, _ in answer.prompt]
+        assert values == pytest.approx([value for value, _ in answers[0].prompt], abs=LOGPROBS)
+    # Others hit what it computed.
+    assert cached(run_alone(core, prompt)) == 3 * BLOCK
 
 
 def test_a_conversation_hits_what_it_generated(core: LocalCore, cold: LocalCore) -> None:
