@@ -1,5 +1,6 @@
-"""Users' bug reports, section F: prefix caching, preemption and cancelling, in a core of this process; and C21,
-which is about both prefix caching and log probabilities of prompts.
+"""Users' bug reports, section F: prefix caching, preemption and cancelling, in a core of this process.
+
+And C21, which is about prefix caching beside log probabilities of prompts.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def test_c21_prompt_log_probabilities_are_complete_the_second_time(core: LocalCo
     run_alone(core, prompt)
     answers = [run_alone(which, prompt, prompt_logprobs=2, top_logprobs=2) for which in (cold, core, core)]
     for answer in answers:
-        # Nothing precedes the first token. The logits on the way are needed, so nothing is taken from a cache.
+        # Nothing precedes the first token. The logits on the way are needed: nothing comes from a cache.
         assert len(answer.prompt) == len(prompt) - 1
         assert cached(answer) == 0
         assert answer.token_ids == answers[0].token_ids
