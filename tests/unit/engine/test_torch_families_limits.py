@@ -14,6 +14,7 @@ from services.engine.core.errors import StartError
 from services.engine.core.startup import start_engine
 from services.engine.device import CpuDevice
 from services.engine.model import ModelError
+from services.engine.model.opening import open_model
 from services.engine.model.transformers_backend import load_model
 from services.engine.model.transformers_backend.experts import grouped_product
 from services.engine.model.transformers_backend.static_shapes import DynamicShape, refuse_dynamic_shapes
@@ -28,8 +29,9 @@ def edit_config(directory: Path, **values: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
-def logits_of_prompt(directory: Path, tokens: torch.Tensor) -> torch.Tensor:
-    model = load_model(directory, CpuDevice(1), dtype="float32", max_model_len=None)
+def logits_of_prompt(directory: Path, tokens: torch.Tensor, backend: str) -> torch.Tensor:
+    model = open_model(directory, CpuDevice(1), dtype="float32", backend=backend)
+    assert model.backend == backend
     model.allocate_kv(8, 8)
     positions = torch.arange(tokens.shape[0])
     return model.logits(model.prefill(tokens, positions, positions, NO_CONTEXT, torch.tensor([0])))
@@ -60,7 +62,10 @@ def test_internlm3_runs_as_llama_with_its_own_config(tmp_path: Path) -> None:
     tokens = torch.arange(5, 45)
     with torch.inference_mode():
         expected = model.eval()(tokens.unsqueeze(0)).logits[0]
-    torch.testing.assert_close(logits_of_prompt(tmp_path, tokens), expected, atol=1e-4, rtol=0)
+    for backend in ("decoder", "transformers"):
+        found = logits_of_prompt(tmp_path, tokens, backend)
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+    assert open_model(tmp_path, CpuDevice(1), dtype="float32").backend == "decoder"
     for layer in model.model.layers:
         layer.self_attn.k_proj.bias.data.zero_()
         layer.self_attn.q_proj.bias.data.zero_()
