@@ -62,7 +62,9 @@ def _hidden_window(probe: Probe, config: Any) -> int | None:
     windows = [probe.layers[index].window for index in sorted(probe.layers)]
     types = getattr(config, "layer_types", None)
     if types is None:
-        used = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+        # A class that does not know the key leaves it as it is, unused.
+        known = hasattr(type(config), "sliding_window")
+        used = known and config.sliding_window and getattr(config, "use_sliding_window", True)
         return 0 if used and not any(windows) else None
     pairs = zip(types, windows, strict=True)
     return next(
