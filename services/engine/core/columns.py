@@ -22,20 +22,21 @@ class StepBuilder:
 
     def add_outcome(self, outcome: Outcome, token: SampledToken | None) -> None:
         """Adds what the scheduler made of a sampled token, or of an end without one."""
-        sequence = outcome.sequence
-        row = self._add_row(sequence.key, outcome.token_id)
-        if token is not None and token.logprob is not None and outcome.token_id is not None:
-            self._columns.logprob_rows.append(row)
-            self._columns.sampled.append(token.logprob)
-            self._columns.top_counts.append(len(token.top))
-            self._columns.top_ids.extend(token_id for token_id, _ in token.top)
-            self._columns.top_logprobs.extend(logprob for _, logprob in token.top)
+        columns, sequence, token_id = self._columns, outcome.sequence, outcome.token_id
+        columns.keys.append(sequence.key)
+        if token_id is None:
+            columns.token_counts.append(0)
+        else:
+            columns.token_counts.append(1)
+            columns.token_ids.append(token_id)
+            if token is not None and token.logprob is not None:
+                self._add_logprobs(token.logprob, token.top)
         if isinstance(outcome, Finished):
-            self._end(row, sequence, outcome.reason, stop_token_id=outcome.stop_token_id)
+            self._end(len(columns.keys) - 1, sequence, outcome.reason, stop_token_id=outcome.stop_token_id)
 
     def add_failure(self, sequence: Sequence, code: CoreErrorCode, message: str) -> None:
         """Adds the end of a sequence that was refused or failed. The text is for the caller."""
-        row = self._add_row(sequence.key, None)
+        row = self._add_row(sequence.key)
         self._end(row, sequence, FinishReason.ERROR, code=code, message=message)
 
     def add_prompt_scores(self, sequence: Sequence, scores: tuple[TokenScore, ...]) -> None:
@@ -53,7 +54,7 @@ class StepBuilder:
         rows = {key: row for row, key in enumerate(self._columns.keys)}
         for key in self._prompts:
             if key not in rows:
-                rows[key] = self._add_row(key, None)
+                rows[key] = self._add_row(key)
         prompts = PromptColumns([], [], [], [], [], [])
         for key in sorted(self._prompts, key=rows.__getitem__):
             scores = self._prompts[key]
@@ -67,13 +68,20 @@ class StepBuilder:
         self._columns = replace(self._columns, prompts=prompts)
         self._prompts = {}
 
-    def _add_row(self, key: int, token_id: int | None) -> int:
+    def _add_row(self, key: int) -> int:
+        """A row without a token."""
+        self._columns.keys.append(key)
+        self._columns.token_counts.append(0)
+        return len(self._columns.keys) - 1
+
+    def _add_logprobs(self, logprob: float, top: tuple[tuple[int, float], ...]) -> None:
+        """Log probabilities of the last row's token."""
         columns = self._columns
-        columns.keys.append(key)
-        columns.token_counts.append(0 if token_id is None else 1)
-        if token_id is not None:
-            columns.token_ids.append(token_id)
-        return len(columns.keys) - 1
+        columns.logprob_rows.append(len(columns.keys) - 1)
+        columns.sampled.append(logprob)
+        columns.top_counts.append(len(top))
+        columns.top_ids.extend(token_id for token_id, _ in top)
+        columns.top_logprobs.extend(value for _, value in top)
 
     def _end(
         self,

@@ -146,26 +146,28 @@ class CoreLoop:
             self._commit(step.plan, result)
 
     def _commit(self, plan: StepPlan, result: StepResult) -> None:
-        tokens: dict[int, SampledToken] = {}
         ids: dict[int, int] = {}
+        scored: dict[int, SampledToken] = {}
         broken = list(result.broken)
         stuck: list[Sequence] = []
         for sequence, token in result.sampled:
-            if token.status is RowStatus.NOTHING_LEFT:
-                stuck.append(sequence)
-            elif token.token_id is None:
-                broken.append(sequence)
-            else:
-                tokens[sequence.key] = token
+            if token.token_id is not None:
                 ids[sequence.key] = token.token_id
+                if token.logprob is not None:
+                    scored[sequence.key] = token
+            elif token.status is RowStatus.NOTHING_LEFT:
+                stuck.append(sequence)
+            else:
+                broken.append(sequence)
         broken += [scores.sequence for scores in result.prompts if not scores.finite]
         # Before the commit, which offers full blocks to others.
         self._fail(broken, _NOT_FINITE)
         self._fail(stuck, _NOTHING_LEFT, CoreErrorCode.INVALID_ARGUMENT)
         self._report_prompts(result)
-        for outcome in self._scheduler.commit(plan, ids):
-            self._generated += 1
-            self._step.add_outcome(outcome, tokens[outcome.sequence.key])
+        outcomes = self._scheduler.commit(plan, ids)
+        self._generated += len(outcomes)
+        for outcome in outcomes:
+            self._step.add_outcome(outcome, scored.get(outcome.sequence.key))
 
     def _report_prompts(self, result: StepResult) -> None:
         """Passes on the scores of prompt tokens; those of a prompt that is computed again are known."""

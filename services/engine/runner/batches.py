@@ -128,15 +128,16 @@ class BatchBuilder:
         to nobody.
         """
         blocks, owners, starts = sections
-        used = int(counts.sum())
-        owner = np.repeat(np.arange(len(counts)), counts)
-        index = np.arange(used) - np.repeat(counts.cumsum() - counts, counts)
-        ids = table[rows[owner], index]
-        owners[:] = batch
-        starts[:] = 0
+        used, size = int(counts.sum()), self._layout.block_size
+        # Entry e is block e - first[k] of the k-th row.
+        first = counts.cumsum() - counts
+        entries = np.arange(used)
+        ids = table.ravel().take(entries + (rows * table.shape[1] - first).repeat(counts))
         at: Ints | slice = slice(0, used) if len(blocks) else ids
-        owners[at] = owner
-        starts[at] = index * self._layout.block_size
+        owners[:] = batch
+        owners[at] = np.arange(len(counts)).repeat(counts)
+        starts[:] = 0
+        starts[at] = (entries - first.repeat(counts)) * size
         if len(blocks):
             blocks[:used] = ids
             blocks[used:] = self._layout.padding_block

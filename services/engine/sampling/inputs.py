@@ -99,21 +99,23 @@ class SamplerInputs:
     """
 
     padded_rows: int
-    edits: Edits | None
-    penalties: Penalties | None
-    allowed: Allowed | None
-    plain: Draws | None
-    filtered: tuple[Draws, Filters] | None
-    pending_rows: torch.Tensor | None
-    is_pending: torch.Tensor | None
-    asked: torch.Tensor | None
-    alternatives: bool
+    edits: Edits | None = None
+    penalties: Penalties | None = None
+    allowed: Allowed | None = None
+    plain: Draws | None = None
+    filtered: tuple[Draws, Filters] | None = None
+    pending_rows: torch.Tensor | None = None
+    is_pending: torch.Tensor | None = None
+    asked: torch.Tensor | None = None
+    alternatives: bool = False
 
 
 def prepare(rows: list[RowParams], padded_rows: int, vocab_size: int, device: Device) -> SamplerInputs:
     """Inputs of a step with these rows in front of `padded_rows` rows of logits [padded_rows, vocab_size]."""
     if len(rows) > padded_rows:
         raise ValueError(f"{len(rows)} rows of parameters for {padded_rows} rows of logits")
+    if all(row.state.simple and not row.masked_ids for row in rows):
+        return SamplerInputs(padded_rows)
     edits = _edits(rows, vocab_size, device)
     penalties = _penalties(rows, padded_rows, device)
     drawn = [i for i, row in enumerate(rows) if not row.state.greedy]

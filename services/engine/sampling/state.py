@@ -62,6 +62,7 @@ class SequenceState:
         "options",
         "penalized",
         "phrases",
+        "simple",
         "token_ids",
     )
 
@@ -79,6 +80,12 @@ class SequenceState:
             options.presence_penalty or options.frequency_penalty or options.repetition_penalty != 1.0
         )
         self.counts = TokenCounts(token_ids, prompt_len) if self.penalized else None
+        # The best token is taken as it is, and nothing more is told of it.
+        self.simple = (
+            self.greedy
+            and not (self.edited or self.penalized or options.allowed_token_ids)
+            and options.top_logprobs < 0
+        )
 
     def is_filtered(self, vocab_size: int) -> bool:
         """True if a filter may leave less than the whole vocabulary."""

@@ -1,0 +1,207 @@
+"""What a step costs beside its forward, and how much of that hides behind the forward before it.
+
+Run: `python -m benchmarks.step_overhead`. The whole core steps, with a model that returns constants. Costs
+are CPU time of the loop's thread, so that neighbours on the machine do not count; waiting for the device does
+not either. The overlap is wall time, with a forward that takes as long as it is told.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from services.engine.bucketing import BucketLimits, build_plan
+from services.engine.core.loop import CoreLoop
+from services.engine.core.startup import Engine
+from services.engine.device import CpuDevice
+from services.engine.graphs import Graphs
+from services.engine.kv import BlockPool
+from services.engine.link import CapacityFacts, CoreReady, ModelFacts, SamplingOptions, SubmitSequence
+from services.engine.link.framing import DEFAULT_MAX_FRAME_BYTES, encode_frame
+from services.engine.model.attention import LayerCache, LayerSpec
+from services.engine.model.paged import PagedModel
+from services.engine.runner import KvLayout, Runner, StepTracer
+from services.engine.scheduler import Scheduler, SchedulerConfig
+
+VOCAB = 512
+BLOCK_SIZE = 32
+MAX_LEN = 4096
+
+CASES = {
+    "greedy": SamplingOptions(temperature=0.0),
+    "temperature, top_p": SamplingOptions(temperature=0.8, top_p=0.95),
+    "greedy, penalties": SamplingOptions(temperature=0.0, presence_penalty=0.5, repetition_penalty=1.1),
+    "greedy, 5 logprobs": SamplingOptions(temperature=0.0, top_logprobs=5),
+}
+
+
+class ConstantModel(PagedModel):
+    """Returns constants after `seconds`: the loop's thread may work meanwhile, as beside a device."""
+
+    backend = "constant"
+
+    def __init__(self, device: CpuDevice, seconds: float) -> None:
+        super().__init__(device)
+        self.dtype = torch.float32
+        self.vocab_size = VOCAB
+        self.hidden_size = 8
+        self.layers = (LayerSpec(1, 1, 1, None),)
+        self._seconds = seconds
+        self._logits = torch.zeros(4096, VOCAB)
+        self._logits[:, 7] = 1.0
+
+    def weight_bytes(self) -> int:
+        """It has none."""
+        return 0
+
+    def _attach(self, caches: Sequence[LayerCache]) -> None:
+        pass
+
+    def prefill(self, *tensors: torch.Tensor) -> torch.Tensor:
+        """Hidden states of zeros."""
+        return torch.zeros(tensors[0].shape[0], self.hidden_size)
+
+    def decode(self, *tensors: torch.Tensor) -> torch.Tensor:
+        """Hidden states of zeros, later."""
+        if self._seconds:
+            time.sleep(self._seconds)
+        return torch.zeros(tensors[0].shape[0], self.hidden_size)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Token 7 is always the best."""
+        return self._logits[: hidden.shape[0]]
+
+
+class EncodingLink:
+    """Encodes what is sent as the socket's end does, and drops it."""
+
+    def send(self, message: Any) -> None:
+        """Encodes."""
+        encode_frame(message, DEFAULT_MAX_FRAME_BYTES)
+
+    def poll(self, timeout: float | None = 0.0) -> list[Any]:
+        """Nothing comes."""
+        return []
+
+
+def make_core(running: int, *, overlap: bool, seconds: float = 0.0) -> CoreLoop:
+    """A core for so many sequences of up to MAX_LEN tokens, without any yet."""
+    device = CpuDevice(1)
+    blocks = running * MAX_LEN // BLOCK_SIZE
+    limits = BucketLimits(BLOCK_SIZE, MAX_LEN, running, 8192, blocks, 16)
+    config = SchedulerConfig(MAX_LEN, running, running, 8192, 16)
+    scheduler = Scheduler(
+        config, BlockPool(blocks, BLOCK_SIZE, prefix_caching=True), build_plan("exponential", limits)
+    )
+    graphs, tracer = Graphs(device, block_size=BLOCK_SIZE), StepTracer()
+    model = ConstantModel(device, seconds)
+    runner = Runner(model, device, KvLayout(BLOCK_SIZE, blocks), graphs, max_num_seqs=running, tracer=tracer)
+    facts = ModelFacts(MAX_LEN, VOCAB, [2], "float32", "")
+    ready = CoreReady(facts, CapacityFacts(BLOCK_SIZE, blocks, running, running, 8192))
+    engine = Engine(model, scheduler, runner, graphs, None, device, tracer, overlap, ready)
+    link: Any = EncodingLink()
+    return CoreLoop(link, engine)
+
+
+def fill(core: CoreLoop, running: int, options: SamplingOptions, context: int) -> None:
+    """Starts so many different sequences and steps until all decode."""
+    for key in range(running):
+        tokens = [3 + (key + index) % (VOCAB - 3) for index in range(context)]
+        core.handle(
+            SubmitSequence(
+                key,
+                tokens,
+                context,
+                sampling=options,
+                max_tokens=MAX_LEN,
+                min_tokens=0,
+                stop_token_ids=[],
+                ignore_eos=True,
+            )
+        )
+    for _ in range(running * context // 8192 + running // 8 + 8):
+        core.advance()
+
+
+class Costs:
+    """CPU time of the calling thread inside wrapped functions, milliseconds per call."""
+
+    def __init__(self) -> None:
+        self.times: dict[str, list[float]] = defaultdict(list)
+
+    def wrap(self, name: str, owner: Any, attribute: str) -> None:
+        """Measures a method of an object from now on."""
+        inner: Callable[..., Any] = getattr(owner, attribute)
+
+        def timed(*args: Any) -> Any:
+            start = time.thread_time()
+            try:
+                return inner(*args)
+            finally:
+                self.times[name].append((time.thread_time() - start) * 1000)
+
+        setattr(owner, attribute, timed)
+
+    def medians(self) -> Iterator[tuple[str, float, float]]:
+        """Name, median and least time."""
+        for name, times in self.times.items():
+            yield name, statistics.median(times), min(times)
+
+
+def measure_cost(running: int, context: int, steps: int) -> None:
+    """Prints the parts of a step's cost for each kind of row."""
+    print(f"{running} running sequences of {context} tokens or more; ms per step, median (least)")
+    for name, options in CASES.items():
+        core: Any = make_core(running, overlap=True)
+        fill(core, running, options, context)
+        costs = Costs()
+        costs.wrap("plan", core._scheduler, "plan")
+        costs.wrap("prepare and launch", core._runner, "launch")
+        costs.wrap("result and commit", core, "_finish")
+        costs.wrap("report", core, "_report")
+        costs.wrap("whole turn of the loop", core, "advance")
+        costs.wrap("device thread", core._runner._executor, "run")
+        gc.collect()
+        gc.freeze()
+        for _ in range(steps):
+            core.advance()
+        print(name)
+        for part, middle, least in costs.medians():
+            print(f"  {part:<24}{middle:7.3f} ({least:.3f})")
+
+
+def measure_overlap(running: int, context: int, steps: int, seconds: float) -> None:
+    """Prints the wall time of a step with and without overlap."""
+    print(f"{running} greedy sequences, forward of {seconds * 1000:.0f} ms; wall ms per step")
+    for overlap in (False, True):
+        core = make_core(running, overlap=overlap, seconds=seconds)
+        fill(core, running, CASES["greedy"], context)
+        times: list[float] = []
+        for _ in range(steps):
+            start = time.perf_counter()
+            core.advance()
+            times.append((time.perf_counter() - start) * 1000)
+        print(f"  overlap {'on ' if overlap else 'off'} {statistics.median(times):8.2f}")
+
+
+def main() -> None:
+    """Measures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--running", type=int, default=256)
+    parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--forward-ms", type=float, default=10.0)
+    options = parser.parse_args()
+    measure_cost(options.running, options.context, options.steps)
+    measure_overlap(options.running, options.context, options.steps, options.forward_ms / 1000)
+
+
+if __name__ == "__main__":
+    main()
