@@ -85,7 +85,7 @@ async def client(start_fleet: Any, tmp_path: Path) -> AsyncIterator[CatenaryClie
 
 
 def reference(directory: Path) -> Any:
-    model = transformers.LlamaForCausalLM.from_pretrained(directory, dtype="float32")
+    model: Any = transformers.LlamaForCausalLM.from_pretrained(directory, dtype="float32")
     model.generation_config.eos_token_id = None
     return model.eval()
 

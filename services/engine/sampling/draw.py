@@ -7,73 +7,104 @@ the nucleus. The exception is a row that wants exactly k.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 import torch
 
 from services.engine.device import Device
+from services.engine.sampling.chunks import invert, largest, total
 from services.engine.sampling.inputs import Draws, Filters
-from services.engine.sampling.wide import draw_wide, invert
+from services.engine.sampling.wide import draw_wide
 
 # What the filters leave of most rows is among so many candidates. The number is fixed, never taken from the
 # batch, so that a row is treated alike whoever is beside it.
 CANDIDATES: Final = 256
 
 
-def draw_plain(scaled: torch.Tensor, draws: Draws, device: Device) -> torch.Tensor:
-    """Draws int64 [D] from the whole distribution of scaled [D, V]."""
-    return invert(torch.softmax(scaled, dim=-1), draws.uniform, device.wide_dtype)
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """The rows that `draws` names of scores float32 [R, V], less their best score [R], by their temperature.
+
+    What the methods return is new: the caller may change it in place, which is much cheaper than new memory.
+    """
+
+    scores: torch.Tensor
+    best: torch.Tensor
+    draws: Draws
+
+    def all(self) -> torch.Tensor:
+        """All of them, [D, V]."""
+        if self.draws.every:
+            return self._divided(self.scores - self.best.unsqueeze(1), self.draws.temperature)
+        return self._of(self.draws.index, self.draws.temperature)
+
+    def some(self, which: torch.Tensor) -> torch.Tensor:
+        """Those of these indexes, int64 [N] into the draws, as [N, V]."""
+        index = self.draws.index.index_select(0, which)
+        return self._of(index, self.draws.temperature.index_select(0, which))
+
+    def _of(self, index: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+        chosen = self.scores.index_select(0, index)
+        # Shifted first: the best score stays 0 however small the temperature is.
+        chosen -= self.best.index_select(0, index).unsqueeze(1)
+        return self._divided(chosen, temperature)
+
+    @staticmethod
+    def _divided(shifted: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+        return shifted.div_(temperature.clamp_min(1e-30).unsqueeze(1))
 
 
-def draw_filtered(scaled: torch.Tensor, draws: Draws, filters: Filters, device: Device) -> torch.Tensor:
-    """Draws int64 [D] from the filtered distributions of scaled [D, V], whose best score is 0.
+def draw_plain(scaled: Scaled, device: Device) -> torch.Tensor:
+    """Draws int64 [D] from the whole distributions."""
+    return invert(scaled.all().exp_(), scaled.draws.uniform, device.wide_dtype)
+
+
+def draw_filtered(scaled: Scaled, filters: Filters, device: Device) -> torch.Tensor:
+    """Draws int64 [D] from the filtered distributions.
 
     A row whose candidates do not hold all that its filters leave is drawn again from the whole vocabulary.
     """
-    probabilities = torch.softmax(scaled, dim=-1)
-    tokens, sufficient = _draw_candidates(scaled, probabilities, draws, filters, device)
+    tokens, sufficient = _draw_candidates(scaled.all(), scaled.draws.uniform, filters, device.wide_dtype)
     again = device.rows_to_redo(~sufficient)
     if not again.shape[0]:
         return tokens
-    redone = draw_wide(
-        scaled.index_select(0, again),
-        probabilities.index_select(0, again),
-        filters.select(again),
-        draws.uniform.index_select(0, again),
-        device.wide_dtype,
-    )
+    uniform = scaled.draws.uniform.index_select(0, again)
+    redone = draw_wide(scaled.some(again), filters.select(again), uniform, device.wide_dtype)
     known = tokens.index_select(0, again)
     return tokens.index_copy(0, again, torch.where(sufficient.index_select(0, again), known, redone))
 
 
 def _draw_candidates(
-    scaled: torch.Tensor, probabilities: torch.Tensor, draws: Draws, filters: Filters, device: Device
+    scaled: torch.Tensor, uniform: torch.Tensor, filters: Filters, wide: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draws among the best CANDIDATES tokens.
+    """Draws among the best CANDIDATES tokens of scaled [D, V], which is overwritten.
 
     Returns int64 [D] tokens, and bool [D]: no other token is left by the row's filters.
     """
     width = min(CANDIDATES, scaled.shape[1])
-    scores, ids = scaled.topk(width, dim=-1)
-    masses = probabilities.gather(1, ids).to(device.wide_dtype)
+    whole = width == scaled.shape[1]
+    scores, ids = largest(scaled, width)
+    weights = scores.exp().to(wide)
     off = filters.top_k == 0
     kept, closed = _best_k(scores, filters)
-    weights = torch.where(kept, masses, 0.0)
-    cumulative = weights.cumsum(-1)
-    # The distribution's own sum is 1; of the k best it is what they weigh.
-    needed = filters.top_p * torch.where(off, 1.0, cumulative[:, -1])
-    # Position of the nucleus' last token.
-    last = (cumulative < needed.unsqueeze(1)).sum(-1, keepdim=True).clamp_max(width - 1)
-    border = torch.where(filters.top_p.unsqueeze(1) < 1, scores.gather(1, last), -torch.inf)
-    reached = cumulative[:, -1] >= needed
-    kept = kept & (scores >= border) & (masses >= filters.min_p.unsqueeze(1) * masses[:, :1])
-    worst, worst_mass = scores[:, -1:], masses[:, -1:]
-    in_nucleus = off & reached & (border > worst).squeeze(1)
-    above_min_p = (off | closed) & (worst_mass < filters.min_p.unsqueeze(1) * masses[:, :1]).squeeze(1)
-    sufficient = closed | in_nucleus | above_min_p
-    if width == scaled.shape[1]:
+    cumulative = torch.where(kept, weights, 0.0).cumsum(-1)
+    sufficient = closed
+    if filters.any_top_p:
+        # top-p is a share of all weights, or of those that top-k keeps.
+        needed = filters.top_p * torch.where(off, total(scaled.exp_(), wide), cumulative[:, -1])
+        # Position of the nucleus' last token.
+        last = (cumulative < needed.unsqueeze(1)).sum(-1, keepdim=True).clamp_max(width - 1)
+        border = torch.where(filters.top_p.unsqueeze(1) < 1, scores.gather(1, last), -torch.inf)
+        kept = kept & (scores >= border)
+        reached = cumulative[:, -1] >= needed
+        sufficient = sufficient | (off & reached & (border > scores[:, -1:]).squeeze(1))
+    smallest = filters.min_p.unsqueeze(1) * weights[:, :1]
+    kept = kept & (weights >= smallest)
+    sufficient = sufficient | ((off | closed) & (weights[:, -1:] < smallest).squeeze(1))
+    if whole:
         sufficient = sufficient | off | ~filters.exact
-    picked = invert(torch.where(kept, masses, 0.0), draws.uniform, device.wide_dtype)
+    picked = invert(torch.where(kept, weights, 0.0), uniform, wide)
     return ids.gather(1, picked.unsqueeze(1)).squeeze(1), sufficient
 
 

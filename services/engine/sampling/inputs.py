@@ -13,10 +13,10 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from catenary.seeds import uniform
 from services.engine.device import Device
+from services.engine.sampling.numbers import uniforms
 from services.engine.sampling.rows import RowParams
-from services.engine.sampling.state import Int64s
+from services.engine.sampling.state import Floats, Int64s
 
 _LEAST_ENTRIES: Final = 16
 
@@ -60,8 +60,12 @@ class Allowed:
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """Rows that are drawn. index int64 [D]; temperature float32 [D]; uniform [D] in [0, 1), wide."""
+    """Rows that are drawn. index int64 [D]; temperature float32 [D]; uniform [D] in [0, 1), wide.
 
+    `every`: they are all rows, in order.
+    """
+
+    every: bool
     index: torch.Tensor
     temperature: torch.Tensor
     uniform: torch.Tensor
@@ -77,6 +81,7 @@ class Filters:
     min_p: torch.Tensor
     any_top_k: bool
     any_exact: bool
+    any_top_p: bool
 
     def select(self, index: torch.Tensor) -> Filters:
         """Those of the rows `index`, int64 [D]."""
@@ -87,6 +92,7 @@ class Filters:
             min_p=self.min_p.index_select(0, index),
             any_top_k=self.any_top_k,
             any_exact=self.any_exact,
+            any_top_p=self.any_top_p,
         )
 
 
@@ -129,8 +135,8 @@ def prepare(rows: list[RowParams], padded_rows: int, vocab_size: int, device: De
         edits=edits,
         penalties=penalties,
         allowed=_allowed(rows, padded_rows, device),
-        plain=_draws(rows, _padded(plain, padded_rows), device) if plain else None,
-        filtered=_filtered(rows, _padded(filtered, padded_rows), vocab_size, device) if filtered else None,
+        plain=_draws(rows, _padded(plain, padded_rows), padded_rows, device) if plain else None,
+        filtered=_filtered(rows, filtered, padded_rows, vocab_size, device) if filtered else None,
         pending_rows=_ints(device, [row or 0 for row in pending]) if waits else None,
         is_pending=_send(device, np.array([row is not None for row in pending])) if waits else None,
         asked=_ints(device, _padded(asked, padded_rows)) if asked else None,
@@ -139,39 +145,36 @@ def prepare(rows: list[RowParams], padded_rows: int, vocab_size: int, device: De
 
 
 def _edits(rows: list[RowParams], vocab_size: int, device: Device) -> Edits | None:
-    ids: list[Int64s] = []
-    values: list[np.ndarray[Any, np.dtype[np.float32]]] = []
-    conditions: list[Int64s] = []
-    owners: list[int] = []
-
-    def add(row: int, tokens: Int64s, amounts: Any, needed: Any = -1) -> None:
-        owners.append(row)
-        ids.append(tokens)
-        values.append(np.broadcast_to(np.asarray(amounts, dtype=np.float32), tokens.shape))
-        conditions.append(np.broadcast_to(np.asarray(needed, dtype=np.int64), tokens.shape))
-
+    parts: list[tuple[int, Int64s, Floats]] = []
+    conditional: list[tuple[int, int, int]] = []
     for index, row in enumerate(rows):
         state = row.state
         if row.masked_ids:
-            masked = np.fromiter((token for token in row.masked_ids if token < vocab_size), dtype=np.int64)
-            add(index, masked, -np.inf)
-        if state.edited:
-            add(index, state.bias_ids, state.bias_values)
-            add(index, state.banned, -np.inf)
-            completions = state.completions(pending=row.pending_row is not None)
-            if completions:
-                pairs = np.array(completions, dtype=np.int64)
-                add(index, pairs[:, 0], -np.inf, pairs[:, 1])
-    total = sum(map(len, ids))
+            masked = np.array([token for token in row.masked_ids if token < vocab_size], dtype=np.int64)
+            parts.append((index, masked, np.full(len(masked), -np.inf, dtype=np.float32)))
+        if state.edit_ids.size:
+            parts.append((index, state.edit_ids, state.edit_values))
+        if state.phrases:
+            found = state.completions(pending=row.pending_row is not None)
+            conditional += [(index, token, needed) for token, needed in found]
+    certain = sum(len(ids) for _, ids, _ in parts)
+    total = certain + len(conditional)
     if not total:
         return None
     missing = _width(total) - total
-    where = np.repeat(owners, [len(part) for part in ids])
+    last = np.array(conditional, dtype=np.int64).reshape(-1, 3)
+    owners = np.repeat([index for index, _, _ in parts], [len(ids) for _, ids, _ in parts])
+    values = np.zeros(total + missing, dtype=np.float32)
+    values[:certain] = np.concatenate([part for _, _, part in parts]) if parts else 0.0
+    values[certain:total] = -np.inf
+    conditions = np.full(total + missing, -1, dtype=np.int64)
+    conditions[certain:total] = last[:, 2]
+    ids = np.concatenate((*[part for _, part, _ in parts], last[:, 1]))
     return Edits(
-        rows=_send(device, _pad(where, missing)),
-        ids=_send(device, _pad(np.concatenate(ids), missing)),
-        values=_send(device, np.concatenate((*values, np.zeros(missing, dtype=np.float32)))),
-        conditions=_send(device, _pad(np.concatenate(conditions), missing)),
+        rows=_send(device, _pad(np.concatenate((owners.astype(np.int64), last[:, 0])), missing)),
+        ids=_send(device, _pad(ids, missing)),
+        values=_send(device, values),
+        conditions=_send(device, conditions),
     )
 
 
@@ -181,7 +184,7 @@ def _penalties(rows: list[RowParams], padded_rows: int, device: Device) -> Penal
         return None
     columns = np.zeros((3, padded_rows), dtype=np.float32)
     columns[0] = 1.0
-    parts: list[tuple[Int64s, np.ndarray[Any, np.dtype[np.float32]]]] = []
+    parts: list[tuple[Int64s, Floats]] = []
     for index in owners:
         state = rows[index].state
         options = state.options
@@ -216,18 +219,20 @@ def _allowed(rows: list[RowParams], padded_rows: int, device: Device) -> Allowed
     )
 
 
-def _draws(rows: list[RowParams], index: list[int], device: Device) -> Draws:
-    numbers = [uniform(rows[i].state.options.seed, rows[i].position) for i in index]
+def _draws(rows: list[RowParams], index: list[int], padded_rows: int, device: Device) -> Draws:
+    numbers = uniforms([rows[i].state.options.seed for i in index], [rows[i].position for i in index])
     return Draws(
+        every=index == list(range(padded_rows)),
         index=_ints(device, index),
         temperature=_floats(device, [rows[i].state.options.temperature for i in index], torch.float32),
-        uniform=_floats(device, numbers, device.wide_dtype),
+        uniform=device.to_device(torch.from_numpy(numbers).to(device.wide_dtype)),
     )
 
 
 def _filtered(
-    rows: list[RowParams], index: list[int], vocab_size: int, device: Device
+    rows: list[RowParams], chosen: list[int], padded_rows: int, vocab_size: int, device: Device
 ) -> tuple[Draws, Filters]:
+    index = _padded(chosen, padded_rows)
     options = [rows[i].state.options for i in index]
     top_k = [one.top_k if one.top_k < vocab_size else 0 for one in options]
     exact = [not one.keep_top_k_duplicates and k > 0 for one, k in zip(options, top_k, strict=True)]
@@ -238,8 +243,9 @@ def _filtered(
         min_p=_floats(device, [one.min_p for one in options], device.wide_dtype),
         any_top_k=any(top_k),
         any_exact=any(exact),
+        any_top_p=any(one.top_p < 1 for one in options),
     )
-    return _draws(rows, index, device), filters
+    return _draws(rows, index, padded_rows, device), filters
 
 
 def _padded(index: list[int], padded_rows: int) -> list[int]:

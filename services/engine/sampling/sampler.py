@@ -8,8 +8,9 @@ import torch
 
 from services.engine.device import Device
 from services.engine.sampling.adjust import adjust
-from services.engine.sampling.draw import draw_filtered, draw_plain
-from services.engine.sampling.inputs import Draws, SamplerInputs
+from services.engine.sampling.chunks import first_argmax
+from services.engine.sampling.draw import Scaled, draw_filtered, draw_plain
+from services.engine.sampling.inputs import SamplerInputs
 from services.engine.sampling.logprobs import logprob_columns
 from services.engine.sampling.rows import PACKED_HEAD, RowStatus
 
@@ -39,30 +40,21 @@ def sample(
         raise ValueError(f"{logits.shape[0]} rows of logits for {inputs.padded_rows} rows of parameters")
     raw = logits.float()
     scores = adjust(raw, inputs, last_tokens)
-    tokens = scores.argmax(-1)
+    tokens = first_argmax(scores)
     best = scores.gather(1, tokens.unsqueeze(1)).squeeze(1)
     # The maximum is NaN if anything in the row is, infinite if something overflowed. Allowed ids hide logits.
     largest = raw.amax(-1) if inputs.allowed is not None else best
     if inputs.plain is not None:
-        scaled = _scaled(scores, best, inputs.plain)
-        tokens.index_copy_(0, inputs.plain.index, draw_plain(scaled, inputs.plain, device))
+        drawn = draw_plain(Scaled(scores, best, inputs.plain), device)
+        tokens.index_copy_(0, inputs.plain.index, drawn)
     if inputs.filtered is not None:
         draws, filters = inputs.filtered
-        scaled = _scaled(scores, best, draws)
-        tokens.index_copy_(0, draws.index, draw_filtered(scaled, draws, filters, device))
+        drawn = draw_filtered(Scaled(scores, best, draws), filters, device)
+        tokens.index_copy_(0, draws.index, drawn)
     status = torch.where(best == -torch.inf, RowStatus.NOTHING_LEFT, RowStatus.SAMPLED)
     unusable = largest.isnan() | (largest == torch.inf)
     status = status.masked_fill(unusable, RowStatus.NOT_FINITE)
     return SampledBatch(tokens, _pack(raw, tokens, status, inputs, device))
-
-
-def _scaled(scores: torch.Tensor, best: torch.Tensor, draws: Draws) -> torch.Tensor:
-    """The drawn rows [D, V] less their best score, by the temperature."""
-    chosen = scores.index_select(0, draws.index)
-    # Shifted first: the best score stays 0 however small the temperature is.
-    chosen -= best.index_select(0, draws.index).unsqueeze(1)
-    chosen /= draws.temperature.clamp_min(1e-30).unsqueeze(1)
-    return chosen
 
 
 def _pack(

@@ -53,11 +53,9 @@ class SequenceState:
 
     __slots__ = (
         "allowed",
-        "banned",
-        "bias_ids",
-        "bias_values",
         "counts",
-        "edited",
+        "edit_ids",
+        "edit_values",
         "greedy",
         "options",
         "penalized",
@@ -70,11 +68,11 @@ class SequenceState:
         self.options = options
         self.token_ids = token_ids
         self.greedy = options.temperature == 0.0
-        self.bias_ids = np.array([token for token, _ in options.logit_bias], dtype=np.int64)
-        self.bias_values = np.array([value for _, value in options.logit_bias], dtype=np.float32)
-        self.banned = np.array([word[0] for word in options.bad_words if len(word) == 1], dtype=np.int64)
+        # What is added to logits at every step.
+        edits = [*options.logit_bias, *[(word[0], -np.inf) for word in options.bad_words if len(word) == 1]]
+        self.edit_ids = np.array([token for token, _ in edits], dtype=np.int64)
+        self.edit_values = np.array([value for _, value in edits], dtype=np.float32)
         self.phrases = tuple(word for word in options.bad_words if len(word) > 1)
-        self.edited = bool(options.logit_bias or options.bad_words)
         self.allowed = np.array(options.allowed_token_ids, dtype=np.int64)
         self.penalized = bool(
             options.presence_penalty or options.frequency_penalty or options.repetition_penalty != 1.0

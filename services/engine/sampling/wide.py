@@ -6,6 +6,7 @@ from typing import Final
 
 import torch
 
+from services.engine.sampling.chunks import invert
 from services.engine.sampling.inputs import Filters
 
 # Scores of at most 0 are told apart by the 31 bits of their float32 magnitude, from the top: (shift, bits).
@@ -15,31 +16,16 @@ _LEVELS: Final = ((20, 11), (10, 10), (0, 10))
 _INTEGERS: Final = {torch.float64: (torch.int64, 2.0**52), torch.float32: (torch.int32, 2.0**30)}
 
 
-def invert(weights: torch.Tensor, uniform: torch.Tensor, wide: torch.dtype) -> torch.Tensor:
-    """The first index of each row [D, W] whose cumulative weight exceeds uniform [D] times the row's sum."""
-    # A running sum, not `sum`: that one splits a lone long row over threads and rounds differently.
-    cumulative = weights.cumsum(-1, dtype=wide)
-    total = cumulative[:, -1:]
-    # The product may round up to the total, which no index exceeds: the last weight that counts is meant
-    # then.
-    target = torch.minimum(uniform.unsqueeze(1) * total, torch.nextafter(total, torch.zeros_like(total)))
-    index = torch.searchsorted(cumulative, target, right=True).squeeze(1)
-    return index.clamp_max(weights.shape[1] - 1)
-
-
 def draw_wide(
-    scaled: torch.Tensor,
-    probabilities: torch.Tensor,
-    filters: Filters,
-    uniform: torch.Tensor,
-    wide: torch.dtype,
+    scaled: torch.Tensor, filters: Filters, uniform: torch.Tensor, wide: torch.dtype
 ) -> torch.Tensor:
-    """Draws int64 [D] from scaled [D, V], whose best score is 0, and its softmax, by `filters`.
+    """Draws int64 [D] from scaled float32 [D, V], whose best score is 0, by `filters`.
 
     The thresholds of top-k and top-p are found by histograms over the magnitudes of the scores, bits from the
     top down.
     """
     magnitudes = scaled.abs().view(torch.int32)
+    probabilities = torch.softmax(scaled, dim=-1)
     integers, scale = _INTEGERS[wide]
     masses = (probabilities.to(wide) * scale).to(integers)
     kept = torch.ones_like(scaled, dtype=torch.bool)

@@ -28,7 +28,7 @@ def core(directory: Path) -> LocalCore:
 
 @pytest.fixture(scope="module")
 def reference(directory: Path) -> Any:
-    model = transformers.LlamaForCausalLM.from_pretrained(directory, dtype="float32")
+    model: Any = transformers.LlamaForCausalLM.from_pretrained(directory, dtype="float32")
     model.generation_config.eos_token_id = None
     return model.eval()
 

@@ -14,7 +14,8 @@ from services.engine.device import CpuDevice
 from services.engine.sampling import RowParams, RowStatus, SampledToken, prepare, sample
 from tests.support.sampling import CPU, row, run
 
-VOCAB = 900
+# Large enough for two levels of chunks, and a multiple of neither size.
+VOCAB = 8300
 LAST_TOKENS = [17, 4, 30]
 
 
@@ -73,6 +74,20 @@ def test_a_row_does_not_depend_on_its_neighbours_or_on_padding(device: CpuDevice
     assert ask(order, padding=2, value=0.0) == [together[index] for index in order]
     assert ask(everyone + everyone) == together + together
     assert ask(everyone[::2], padding=1) == together[::2]
+
+
+def test_a_row_is_the_same_alone_however_many_threads_share_it() -> None:
+    logits = torch.randn(3, 150_001, generator=torch.Generator().manual_seed(8)) * 2
+    rows = [row(seed=1), row(seed=2, top_p=0.9), row(seed=3, top_p=0.999, temperature=2.0)]
+    together = run(logits, rows)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(4)
+        for index in range(3):
+            assert run(logits[index : index + 1], rows[index : index + 1]) == [together[index]]
+        assert run(logits, rows) == together
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_both_kinds_of_devices_sample_alike() -> None:
@@ -199,18 +214,21 @@ def test_no_pass_waits_and_shapes_are_few() -> None:
     rng = random.Random(5)
     last = torch.tensor(LAST_TOKENS)
     seen: set[tuple[str, tuple[int, ...]]] = set()
-    for turn in range(80):
-        rows = [random_row(rng) for _ in range(rng.randint(1, 8))]
-        inputs = prepare(rows, 8, VOCAB, STATIC)
-        logits = torch.randn(8, VOCAB) * rng.choice([0.01, 1.0, 5.0])
+    for turn in range(140):
+        rows = [random_row(rng) for _ in range(rng.randint(1, 4))]
+        inputs = prepare(rows, 4, VOCAB, STATIC)
+        logits = torch.randn(4, VOCAB) * rng.choice([0.01, 1.0, 5.0])
         with Recorder() as recorder:
             sample(logits, inputs, last, STATIC)
-        if turn >= 60:
+        if turn >= 125:
             assert recorder.shapes <= seen
         seen |= recorder.shapes
     sizes = {size for _, shape in seen for size in shape}
-    # Rows, the vocabulary, candidates, histogram digits, alternatives, packed columns; else powers of two.
-    constant = {VOCAB, 8 * VOCAB, 20, 41, 43, 3}
+    # The vocabulary and its chunks, alternatives and packed columns; all else is a power of two.
+    chunks, columns = (VOCAB - 1) // 64, VOCAB // 16
+    of_vocabulary = {VOCAB, 4 * VOCAB, chunks, chunks + 1, VOCAB - 64 * chunks, columns, 16 * columns}
+    of_vocabulary |= {64 * chunks, VOCAB - 16 * columns, 256 * 16 + VOCAB - 16 * columns}
+    constant = of_vocabulary | {20, 41, 43, 3}
     assert all(size in constant or size & (size - 1) == 0 for size in sizes), sizes
 
 
