@@ -81,7 +81,7 @@ class SequenceState:
         # The best token is taken as it is, and nothing more is told of it.
         self.simple = (
             self.greedy
-            and not (self.edited or self.penalized or options.allowed_token_ids)
+            and not (edits or self.phrases or self.penalized or options.allowed_token_ids)
             and options.top_logprobs < 0
         )
 
