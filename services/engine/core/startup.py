@@ -7,16 +7,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
+import catenary
 from catenary.telemetry import get_logger
 from services.engine.core.errors import StartError
 from services.engine.core.options import CoreOptions
 from services.engine.core.sizing import size_engine
 from services.engine.core.warming import WarmUpKind, warm_up, warm_up_kind
-from services.engine.device import Device, DeviceError, execution_mode, open_device
-from services.engine.graphs import BackgroundWarmUp, Graphs
+from services.engine.device import Device, DeviceError, ExecutionMode, execution_mode, open_device
+from services.engine.graphs import BackgroundWarmUp, CodeCache, Graphs
 from services.engine.kv import BlockPool
 from services.engine.link import CapacityFacts, CoreReady, ModelFacts
-from services.engine.memory import InsufficientMemory, KvPlan
+from services.engine.memory import InsufficientMemory, KvPlan, history_key
 from services.engine.model import (
     DirectoryFacts,
     ModelError,
@@ -51,11 +54,15 @@ class Engine:
     tracer: StepTracer
     async_stepping: bool
     ready: CoreReady
+    code: CodeCache | None
 
     def close(self) -> None:
-        """Waits for the device and completes the trace."""
+        """Waits for the device, completes the trace and keeps what was compiled."""
         self.device.close()
         self.tracer.close()
+        if self.code is not None:
+            self.code.seal()
+            self.code.close()
 
 
 def start_engine(options: CoreOptions, progress: Progress, device: Device | None = None) -> Engine:
@@ -96,6 +103,7 @@ def _start(options: CoreOptions, progress: Progress, device: Device) -> Engine:
         max_model_len=options.max_model_len,
         backend=options.model_backend,
     )
+    code = _open_code_cache(options, device, model, directory, cache or default_cache_dir())
     log.info("model loaded", backend=model.backend, weight_bytes=model.weight_bytes())
     progress("planning memory", 0.7)
     tracer = _open_tracer(options.trace_steps)
@@ -121,7 +129,7 @@ def _start(options: CoreOptions, progress: Progress, device: Device) -> Engine:
         progress(f"warming up, {done} of {total} shapes", 0.8 + 0.2 * done / max(1, total))
 
     progress("warming up", 0.8)
-    background = warm_up(kind, options, device, graphs, runner, sizing, warming)
+    background = warm_up(kind, options, device, graphs, runner, sizing, code, warming)
     scheduler = Scheduler(
         SchedulerConfig(
             max_model_len=kv.max_model_len,
@@ -137,7 +145,33 @@ def _start(options: CoreOptions, progress: Progress, device: Device) -> Engine:
         buckets,
     )
     ready = _ready(options, model, facts, kv)
-    return Engine(model, scheduler, runner, graphs, background, device, tracer, options.async_stepping, ready)
+    return Engine(
+        model, scheduler, runner, graphs, background, device, tracer, options.async_stepping, ready, code
+    )
+
+
+def _open_code_cache(
+    options: CoreOptions, device: Device, model: PagedModel, directory: Path, cache: Path
+) -> CodeCache | None:
+    """Compiles the model's layers where the mode says so, into a cache for the next start."""
+    if device.mode is ExecutionMode.COMPILE:
+        model.compile_layers()
+    if not device.keeps_code:
+        return None
+    key = history_key(
+        torch=torch.__version__,
+        catenary=catenary.__version__,
+        config=(directory / "config.json").read_text(encoding="utf-8"),
+        dtype=str(model.dtype),
+        block_size=options.block_size,
+    )
+    code = CodeCache(cache / "compiled" / key)
+    try:
+        code.open()
+    except OSError as error:
+        raise StartError(f"compile cache {code.code} cannot be used: {error.strerror}") from None
+    device.keep_code(code.code)
+    return code
 
 
 def _open_tracer(path: str | None) -> StepTracer:

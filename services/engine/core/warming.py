@@ -14,6 +14,7 @@ from services.engine.graphs import (
     BackgroundWarmUp,
     CaptureOrder,
     CaptureSchedule,
+    CodeCache,
     Graphs,
     Phase,
     Shape,
@@ -52,6 +53,7 @@ def warm_up(
     graphs: Graphs,
     runner: Runner,
     sizing: Sizing,
+    code: CodeCache | None,
     progress: Callable[[int, int], None],
 ) -> BackgroundWarmUp | None:
     """Warms up as far as `kind` wants it before serving; returns what is left to do beside it.
@@ -60,7 +62,7 @@ def warm_up(
     """
     smallest = ((Phase.PREFILL, sizing.buckets.prefill[0]), (Phase.DECODE, sizing.buckets.decode[0]))
     if kind is WarmUpKind.FULL:
-        warm = _warm_up(options, device, graphs, runner, sizing)
+        warm = _warm_up(options, device, graphs, runner, sizing, code)
         warm.run(progress)
         _refuse_unusable(warm.report)
     else:
@@ -69,7 +71,7 @@ def warm_up(
             runner.dummy(phase, bucket)
     graphs.serve()
     if kind is WarmUpKind.BACKGROUND:
-        return BackgroundWarmUp(_warm_up(options, device, graphs, runner, sizing))
+        return BackgroundWarmUp(_warm_up(options, device, graphs, runner, sizing, code))
     return None
 
 
@@ -86,7 +88,14 @@ def graph_load(graphs: Graphs, background: BackgroundWarmUp | None) -> GraphLoad
     )
 
 
-def _warm_up(options: CoreOptions, device: Device, graphs: Graphs, runner: Runner, sizing: Sizing) -> WarmUp:
+def _warm_up(
+    options: CoreOptions,
+    device: Device,
+    graphs: Graphs,
+    runner: Runner,
+    sizing: Sizing,
+    code: CodeCache | None,
+) -> WarmUp:
     buckets, size = sizing.buckets, options.block_size
     prefill = shapes_in_order(
         Phase.PREFILL, buckets.prefill, CaptureOrder(options.graph_prompt_strategy), size
@@ -109,6 +118,8 @@ def _warm_up(options: CoreOptions, device: Device, graphs: Graphs, runner: Runne
     def keep(report: WarmUpReport) -> None:
         if device.budgets_graphs:
             sizing.history.write(report.graph_bytes + report.missing_bytes)
+        if code is not None:
+            code.seal()
 
     return WarmUp(graphs, device, runner.dummy, schedule, eager, on_end=keep)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -106,6 +107,15 @@ class Device(ABC):
     def compile(self, function: Function) -> Function:
         """Compiles a function that is called with static shapes; as it is in all modes but COMPILE."""
         return function
+
+    @property
+    def keeps_code(self) -> bool:
+        """True if compiled code can outlive the process, where `keep_code` says."""
+        return False
+
+    def keep_code(self, directory: Path) -> None:
+        """Keeps compiled code in this directory. Called before anything is compiled, if `keeps_code`."""
+        raise DeviceError(f"device {self.name} keeps no compiled code")
 
     def capture(self, forward: Forward, tensors: Sequence[torch.Tensor]) -> Forward:
         """Makes a forward replayable for the shapes of `tensors`, which hold valid inputs.

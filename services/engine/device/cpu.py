@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from services.engine.device.base import DTYPES, Device, DeviceError
+from services.engine.device.base import DTYPES, Device, DeviceError, Forward, Function
 from services.engine.device.explicit import explicit_prefill
 from services.engine.device.features import NO_FEATURES, AttentionFeatures
 from services.engine.device.flat import flat_decode
+from services.engine.device.inductor import (
+    allow_many_shapes,
+    compiled_graphs,
+    has_compiler,
+    inductor,
+    keep_code_in,
+)
 from services.engine.device.memory import (
     MemoryFigures,
     MemoryUse,
@@ -53,8 +60,15 @@ class CpuDevice(Device):
             raise DeviceError(f"threads must be at least 1, not {threads}")
         count = threads or min(torch.get_num_threads(), _allowed_cores())
         torch.set_num_threads(count)
+        if mode is ExecutionMode.COMPILE and not has_compiler():
+            raise DeviceError("compile needs a C++ compiler, and there is none: install g++, or set CXX")
+        self._stream = ThreadPoolExecutor(1, "device", self._begin_stream, (count,))
+
+    def _begin_stream(self, threads: int) -> None:
         # OpenMP keeps the number of threads per calling thread.
-        self._stream = ThreadPoolExecutor(1, "device", torch.set_num_threads, (count,))
+        torch.set_num_threads(threads)
+        if self.mode is ExecutionMode.COMPILE:
+            allow_many_shapes()
 
     def submit(self, work: Callable[[], Result]) -> Submitted[Result]:
         return self._stream.submit(work)
@@ -81,6 +95,25 @@ class CpuDevice(Device):
         before = resident_bytes()
         work()
         return MemoryUse(kept=max(0, resident_bytes() - before), peak=max(0, peak_resident_bytes() - before))
+
+    def compile(self, function: Function) -> Function:
+        return inductor(function) if self.mode is ExecutionMode.COMPILE else function
+
+    def run_eagerly(self, forward: Forward, tensors: Sequence[torch.Tensor]) -> Any:
+        if self.mode is not ExecutionMode.COMPILE:
+            return forward(*tensors)
+        with torch.compiler.set_stance("force_eager"):
+            return forward(*tensors)
+
+    @property
+    def keeps_code(self) -> bool:
+        return self.mode is ExecutionMode.COMPILE
+
+    def keep_code(self, directory: Path) -> None:
+        keep_code_in(directory)
+
+    def compilations(self) -> int:
+        return compiled_graphs() if self.mode is ExecutionMode.COMPILE else 0
 
     def out_of_memory(self, error: BaseException) -> bool:
         return super().out_of_memory(error) or "DefaultCPUAllocator: can't allocate memory" in str(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from services.engine.graphs.background import BackgroundWarmUp
 from services.engine.graphs.budget import CaptureSchedule, Purse
+from services.engine.graphs.code_cache import CodeCache
 from services.engine.graphs.graphs import Graphs
 from services.engine.graphs.order import CaptureOrder, Shape, count_shapes, shapes_in_order, split_long
 from services.engine.graphs.padding import PaddingCounter, PhaseWork
@@ -14,6 +15,7 @@ __all__ = [
     "BackgroundWarmUp",
     "CaptureOrder",
     "CaptureSchedule",
+    "CodeCache",
     "Graphs",
     "Key",
     "PaddingCounter",

@@ -37,6 +37,10 @@ class PagedModel(ABC):
     def weight_bytes(self) -> int:
         """Bytes that the weights take on the device; tied ones count once."""
 
+    @abstractmethod
+    def compile_layers(self) -> None:
+        """Sends each layer through `Device.compile`. Layers of the same kind share what is compiled."""
+
     def kv_bytes_per_token(self) -> int:
         """Bytes that one token's KV takes in all layers."""
         size = self.dtype.itemsize

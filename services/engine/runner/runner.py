@@ -70,24 +70,26 @@ class Runner:
         `key` is a bucket, or one of `row_counts` for the head, or of `clear_counts` or `move_counts`. Raises
         what the computation raises.
         """
-        self._device.submit(partial(self._run_dummy, phase, key)).result()
+        # Made here, as a step's: a tensor made in inference mode is another kind to a compiler.
+        inputs = None if phase is Phase.HEAD else self._dummy_inputs(phase, key)
+        self._device.submit(partial(self._run_dummy, inputs, key)).result()
+
+    def _dummy_inputs(self, phase: Phase, key: Key) -> StepInputs:
+        staging, padding = StepStaging(self._device), self._layout.padding_block
+        if isinstance(key, Bucket):
+            if phase is Phase.PREFILL:
+                return StepInputs(prefill=(key, self._builder.prefill((), key, staging.prefill)))
+            return StepInputs(decode=(key, self._builder.decode((), key, 0, staging.decode)))
+        if phase is Phase.CLEAR:
+            return StepInputs(clear=self._builder.ids([], padding, key, staging.clear))
+        return StepInputs(moves=self._builder.moves((), key, staging.moves))
 
     @torch.inference_mode()
-    def _run_dummy(self, phase: Phase, key: Key) -> None:
-        staging = StepStaging(self._device)
-        if not isinstance(key, Bucket):
-            padding = self._layout.padding_block
-            if phase is Phase.CLEAR:
-                cleared = self._builder.ids([], padding, key, staging.clear)
-                self._executor.forward(StepInputs(clear=cleared))
-            elif phase is Phase.MOVE:
-                self._executor.forward(StepInputs(moves=self._builder.moves((), key, staging.moves)))
-            else:
-                self._executor.head(self._phases.hidden[:key])
-        elif phase is Phase.PREFILL:
-            self._executor.forward(StepInputs(prefill=(key, self._builder.prefill((), key, staging.prefill))))
-        else:
-            self._executor.forward(StepInputs(decode=(key, self._builder.decode((), key, 0, staging.decode))))
+    def _run_dummy(self, inputs: StepInputs | None, key: Key) -> None:
+        if inputs is not None:
+            self._executor.forward(inputs)
+        elif isinstance(key, int):
+            self._executor.head(self._phases.hidden[:key])
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Prepares a step and gives it to the device. What goes wrong in either is raised by its result.

@@ -35,6 +35,10 @@ class DecoderModel(PagedModel):
     def weight_bytes(self) -> int:
         return sum(parameter.nbytes for parameter in self.decoder.parameters())
 
+    def compile_layers(self) -> None:
+        for layer in self.decoder.layers:
+            layer.forward = self.device.compile(layer.forward)
+
     def _attach(self, caches: Sequence[LayerCache]) -> None:
         for attention, cache in zip(self.decoder.attentions, caches, strict=True):
             attention.cache = cache

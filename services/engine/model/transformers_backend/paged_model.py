@@ -45,6 +45,12 @@ class TransformersModel(PagedModel):
     def weight_bytes(self) -> int:
         return self._weight_bytes
 
+    def compile_layers(self) -> None:
+        attentions = {id(module) for module in self._modules}
+        for module in self._body.modules():
+            if any(id(child) in attentions for child in module.children()):
+                module.forward = self.device.compile(module.forward)
+
     def _attach(self, caches: Sequence[LayerCache]) -> None:
         for module, cache in zip(self._modules, caches, strict=True):
             attach_cache(module, cache)
