@@ -8,6 +8,9 @@ from typing import Protocol
 
 from catenary.v1 import common_pb2
 
+# Entries (tokens and alternatives) of one message: keeps a message that was merged for long below a few MiB.
+MAX_STEP_WEIGHT = 262_144
+
 
 class MalformedStep(Exception):
     """The columns of a step do not fit together: its sender breaks the contract."""
@@ -202,6 +205,20 @@ def _split_logprobs(
         )
         start, top_start = stop, top_stop
     return result
+
+
+def take_message(rows: dict[int, StepRow]) -> common_pb2.StepOutput:
+    """The first of the waiting rows, by handle, that make a message of moderate size; they wait no more."""
+    taken: list[StepRow] = []
+    weight = 0
+    for row in rows.values():
+        weight += row.weight
+        if taken and weight > MAX_STEP_WEIGHT:
+            break
+        taken.append(row)
+    for row in taken:
+        del rows[row.handle]
+    return join(taken)
 
 
 def join(rows: Iterable[StepRow]) -> common_pb2.StepOutput:

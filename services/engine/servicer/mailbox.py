@@ -66,8 +66,10 @@ class Mailbox:
         return not self._steps and not self._answers
 
     def take(self) -> tuple[list[engine_pb2.AttachRequest], bool]:
-        """Everything that waits, the step first; and whether a load report is due after it."""
-        messages = [engine_pb2.AttachRequest(step=self._steps.take())] if self._steps else []
+        """Everything that waits, the steps first; and whether a load report is due after them."""
+        messages: list[engine_pb2.AttachRequest] = []
+        while self._steps:
+            messages.append(engine_pb2.AttachRequest(step=self._steps.take()))
         messages.extend(self._answers)
         self._answers.clear()
         self._room.set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from catenary.columns import StepRow, join, split_columns
+from catenary.columns import StepRow, split_columns, take_message
 from catenary.v1 import common_pb2
 from services.engine.link import CoreErrorCode, EndRow, FinishReason, StepColumns
 
@@ -69,6 +69,5 @@ class StepBuffer:
             held.end = row.end or held.end
 
     def take(self) -> common_pb2.StepOutput:
-        """All rows as one message; the buffer is empty after."""
-        rows, self._rows = self._rows, {}
-        return join(rows.values())
+        """The next message: all rows, or as many as one of moderate size holds."""
+        return take_message(self._rows)

@@ -6,11 +6,8 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 
-from catenary.columns import StepRow, join
-from catenary.v1 import common_pb2, router_pb2
-
-# Entries (tokens and alternatives) of one message: keeps a message that was merged for long below a few MiB.
-MAX_STEP_WEIGHT = 262_144
+from catenary.columns import StepRow, take_message
+from catenary.v1 import router_pb2
 
 
 class SessionOutbox:
@@ -88,20 +85,5 @@ class SessionOutbox:
             update, self._models = self._models, None
             return router_pb2.SessionResponse(models=update)
         if self._rows:
-            return router_pb2.SessionResponse(step=self._step())
+            return router_pb2.SessionResponse(step=take_message(self._rows))
         return None
-
-    def _step(self) -> common_pb2.StepOutput:
-        rows, self._rows = self._rows, {}
-        taken: list[StepRow] = []
-        weight = 0
-        for row in rows.values():
-            weight += row.weight
-            if taken and weight > MAX_STEP_WEIGHT:
-                break
-            taken.append(row)
-        if len(taken) < len(rows):
-            for row in taken:
-                del rows[row.handle]
-            self._rows = rows
-        return join(taken)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from catenary.columns import MAX_STEP_WEIGHT, StepRow
 from catenary.schema import SCHEMA_REVISION
 from catenary.v1 import common_pb2, engine_pb2
 from services.engine.link import (
@@ -107,6 +108,16 @@ def test_rows_build_one_message_with_their_ends_in_place() -> None:
     assert list(step.logprobs.rows) == [2]
     assert [end.row for end in step.ends] == [1, 2]
     assert not buffer
+
+
+def test_rows_that_are_too_much_for_one_message_make_several() -> None:
+    buffer = StepBuffer()
+    for handle in range(5):
+        buffer.add(StepRow(handle, [7] * (MAX_STEP_WEIGHT // 2 - 1)))
+    found = []
+    while buffer:
+        found.append(list(buffer.take().handles))
+    assert found == [[0, 1], [2, 3], [4]]
 
 
 @given(

@@ -8,7 +8,7 @@ import random
 import pytest
 from prometheus_client import CollectorRegistry
 
-from catenary.columns import StepRow
+from catenary.columns import MAX_STEP_WEIGHT, StepRow
 from catenary.v1 import common_pb2, engine_pb2, router_pb2
 from services.router.admission import Admission, AdmissionLimits, Refused, SpecLimits
 from services.router.dispatch import (
@@ -19,7 +19,6 @@ from services.router.dispatch import (
     SessionHub,
     SessionOutbox,
 )
-from services.router.dispatch.outbox import MAX_STEP_WEIGHT
 from services.router.fleet import Fleet
 from services.router.metrics import RouterMetrics
 from services.router.placement import LeastLoaded, Placer
