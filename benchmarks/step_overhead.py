@@ -19,6 +19,7 @@ import torch
 
 from services.engine.bucketing import BucketLimits, build_plan
 from services.engine.core.loop import CoreLoop
+from services.engine.core.recording import ServingRecorder
 from services.engine.core.startup import Engine
 from services.engine.device import CpuDevice
 from services.engine.graphs import Graphs
@@ -105,7 +106,9 @@ def make_core(running: int, *, overlap: bool, seconds: float = 0.0) -> CoreLoop:
     runner = Runner(model, device, KvLayout(BLOCK_SIZE, blocks), graphs, max_num_seqs=running, tracer=tracer)
     facts = ModelFacts(MAX_LEN, VOCAB, [2], "float32", "")
     ready = CoreReady(facts, CapacityFacts(BLOCK_SIZE, blocks, running, running, 8192))
-    engine = Engine(model, scheduler, runner, graphs, None, device, tracer, overlap, ready)
+    engine = Engine(
+        model, scheduler, runner, graphs, None, device, tracer, ServingRecorder(None), overlap, ready, None
+    )
     link: Any = EncodingLink()
     return CoreLoop(link, engine)
 

@@ -10,8 +10,9 @@ from catenary import __version__
 USAGE = """\
 usage: catenary COMMAND [OPTIONS]
 
-  up      serve a model on this machine: gateway, router, tokenizer and engine under one supervisor
-  chat    talk to a server from the terminal
+  up       serve a model on this machine: gateway, router, tokenizer and engine under one supervisor
+  chat     talk to a server from the terminal
+  buckets  compare the static shapes that an engine would have, and learn better ones
 
   catenary COMMAND --help lists a command's options
   catenary --version
@@ -33,6 +34,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from catenary.cli.chat import run_chat
 
             return run_chat(rest)
+        case "buckets":
+            from catenary.cli.buckets import run_buckets
+
+            return run_buckets(rest)
         case "--version" | "-V" | "version":
             print(f"catenary {__version__}")
             return 0

@@ -138,6 +138,11 @@ class EngineConfig(RpcConfig):
         description="Strategy padding: most padded blocks of a decode batch. Absent: a quarter of the "
         "maximum.",
     )
+    record_lengths: Path | None = Field(
+        None,
+        description="File to append the lengths of served sequences and the times of steps to, up to 64 MiB, "
+        "for catenary buckets --lengths. It holds no text and no tokens.",
+    )
 
     async_stepping: bool = Field(
         True,

@@ -10,8 +10,16 @@ from services.engine.bucketing.grid import decode_grid, prefill_grid
 from services.engine.bucketing.limits import LONG_CONTEXT, BucketLimits
 from services.engine.bucketing.linear import LinearRange, linear_ranges
 from services.engine.bucketing.padding import PaddingOptions, PaddingRange, padding_ranges
-from services.engine.bucketing.plan import STRATEGIES, BucketPlan, build_plan, plan_from, plan_of
+from services.engine.bucketing.plan import (
+    STRATEGIES,
+    BucketPlan,
+    build_plan,
+    covers_every_step,
+    plan_from,
+    plan_of,
+)
 from services.engine.bucketing.ranges import AxisRange, BucketRanges, bits, fit_to_pool
+from services.engine.bucketing.recording import Recorder
 
 __all__ = [
     "LONG_CONTEXT",
@@ -25,8 +33,10 @@ __all__ = [
     "LinearRange",
     "PaddingOptions",
     "PaddingRange",
+    "Recorder",
     "bits",
     "build_plan",
+    "covers_every_step",
     "decode_grid",
     "dummy_decode_lengths",
     "dummy_prefill_chunks",

@@ -150,3 +150,8 @@ def plan_of(buckets: Iterable[Bucket], limits: BucketLimits) -> BucketPlan:
     prefill += missing_prefill(prefill, limits)
     decode += missing_decode(decode, limits)
     return BucketPlan(prefill, decode, limits.block_size, omitted)
+
+
+def covers_every_step(plan: BucketPlan, limits: BucketLimits) -> bool:
+    """True if each prefill of one sequence, and each decode batch within the plan's maxima, has a bucket."""
+    return not missing_prefill(plan.prefill, limits) and not missing_decode(plan.decode, limits)

@@ -47,6 +47,7 @@ class CoreLoop:
         self._graphs = engine.graphs
         self._background = engine.background
         self._tracer = engine.tracer
+        self._recorder = engine.recorder
         self._overlaps = engine.async_stepping
         self._vocab_size = engine.ready.model.vocab_size
         self._eos_token_ids = engine.ready.model.eos_token_ids
@@ -97,6 +98,7 @@ class CoreLoop:
             self._report()
         if not self.busy:
             self._scheduler.check()
+            self._recorder.idle()
         elif self._background is not None:
             self._background.turn(busy=True)
 
@@ -123,7 +125,11 @@ class CoreLoop:
     def _begin(self) -> LaunchedStep | None:
         with self._tracer.span("plan", self._runner.launches + 1):
             plan = self._scheduler.plan()
-        return None if plan is None else self._runner.launch(plan)
+        if plan is None:
+            return None
+        step = self._runner.launch(plan)
+        self._recorder.launched(step.number)
+        return step
 
     def _finish(self, step: LaunchedStep) -> None:
         """Ends a step. One that failed ends its sequences; what the next computes for them is dropped."""
@@ -132,6 +138,7 @@ class CoreLoop:
             result = step.result()
         except Exception as error:
             self._failed_steps += 1
+            self._recorder.ended(step.number, step.plan, whole=False)
             sequences = list(step.plan.sequences())
             log.exception("a step failed", sequences=len(sequences))
             if self._failed_steps >= _MAX_FAILED_STEPS:
@@ -142,6 +149,8 @@ class CoreLoop:
             self._scheduler.commit(step.plan, {})
             return
         self._failed_steps = 0
+        # A warm-up beside serving takes time of the steps.
+        self._recorder.ended(step.number, step.plan, whole=self._background is None)
         with self._tracer.span("commit", step.number):
             self._commit(step.plan, result)
 
@@ -167,6 +176,7 @@ class CoreLoop:
         outcomes = self._scheduler.commit(plan, ids)
         self._generated += len(outcomes)
         for outcome in outcomes:
+            self._recorder.outcome(outcome)
             self._step.add_outcome(outcome, scored.get(outcome.sequence.key))
 
     def _report_prompts(self, result: StepResult) -> None:

@@ -37,6 +37,7 @@ class CoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     bucketing_pad_max_tokens: int | None
     bucketing_pad_max_context: int | None
     bucketing_pad_max_blocks: int | None
+    record_lengths: str | None
     async_stepping: bool
     trace_steps: str | None
     compile: bool

@@ -13,6 +13,7 @@ import catenary
 from catenary.telemetry import get_logger
 from services.engine.core.errors import StartError
 from services.engine.core.options import CoreOptions
+from services.engine.core.recording import ServingRecorder
 from services.engine.core.sizing import size_engine
 from services.engine.core.warming import WarmUpKind, warm_up, warm_up_kind
 from services.engine.device import Device, DeviceError, ExecutionMode, execution_mode, open_device
@@ -52,13 +53,15 @@ class Engine:
     background: BackgroundWarmUp | None
     device: Device
     tracer: StepTracer
+    recorder: ServingRecorder
     async_stepping: bool
     ready: CoreReady
     code: CodeCache | None
 
     def close(self) -> None:
-        """Waits for the device, completes the trace and keeps what was compiled."""
+        """Waits for the device; completes the trace and the recording; keeps what was compiled."""
         self.device.close()
+        self.recorder.idle()
         self.tracer.close()
         if self.code is not None:
             self.code.seal()
@@ -95,6 +98,7 @@ def _start(options: CoreOptions, progress: Progress, device: Device) -> Engine:
         raise StartError(
             f"max-model-len {options.max_model_len} exceeds the model's context of {limit} tokens"
         )
+    recorder = ServingRecorder(Path(options.record_lengths).expanduser() if options.record_lengths else None)
     progress("loading weights", 0.3)
     model = open_model(
         directory,
@@ -146,7 +150,17 @@ def _start(options: CoreOptions, progress: Progress, device: Device) -> Engine:
     )
     ready = _ready(options, model, facts, kv)
     return Engine(
-        model, scheduler, runner, graphs, background, device, tracer, options.async_stepping, ready, code
+        model=model,
+        scheduler=scheduler,
+        runner=runner,
+        graphs=graphs,
+        background=background,
+        device=device,
+        tracer=tracer,
+        recorder=recorder,
+        async_stepping=options.async_stepping,
+        ready=ready,
+        code=code,
     )
 
 

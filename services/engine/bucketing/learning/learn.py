@@ -1,0 +1,109 @@
+"""Learns buckets: those with the least expected step time for a workload, within a budget of graphs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from services.engine.bucketing.bucket import Bucket
+from services.engine.bucketing.coverage import split_by_limits
+from services.engine.bucketing.learning.phases import decode_curve, prefill_curve
+from services.engine.bucketing.learning.prices import priced
+from services.engine.bucketing.learning.steptime import StepTimes
+from services.engine.bucketing.limits import BucketLimits
+
+# Beyond so many graphs of a phase, another one saves next to nothing, and finding it takes long.
+_MOST_GRAPHS: Final = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What may be captured: so many graphs, or so many bytes of them. One of the two is set.
+
+    The bytes of a graph are those of an average one of its phase. `new_graph_price` is the share of the
+    workload's time that a graph has to save to be worth it, unless it is compiled already. `padding_price` is
+    what a padding of 100 % costs beyond the time that the step-time model sees, as a share of the phase's
+    time: the model calls rows free while the weights are being read, and nothing is that free.
+    """
+
+    graphs: int | None = None
+    graph_bytes: int | None = None
+    prefill_graph_bytes: int = 1
+    decode_graph_bytes: int = 1
+    new_graph_price: float = 0.0
+    padding_price: float = 0.1
+
+    def __post_init__(self) -> None:
+        if (self.graphs is None) == (self.graph_bytes is None):
+            raise ValueError("a budget is of graphs or of graph bytes")
+        if self.prefill_graph_bytes < 1 or self.decode_graph_bytes < 1:
+            raise ValueError("a graph has at least 1 byte")
+        if self.new_graph_price < 0 or self.padding_price < 0:
+            raise ValueError("prices must not be negative")
+        least = self.prefill_graph_bytes + self.decode_graph_bytes
+        if self.graphs is not None and self.graphs < 2:
+            raise ValueError(f"each phase needs a graph, so {self.graphs} are too few")
+        if self.graph_bytes is not None and self.graph_bytes < least:
+            raise ValueError(
+                f"a graph of each phase needs {least} bytes, and the budget is {self.graph_bytes}"
+            )
+
+    def prefill_graphs(self) -> int:
+        """Most prefill graphs, if decode has one."""
+        if self.graph_bytes is None:
+            return min(_MOST_GRAPHS, (self.graphs or 0) - 1)
+        return min(_MOST_GRAPHS, (self.graph_bytes - self.decode_graph_bytes) // self.prefill_graph_bytes)
+
+    def decode_graphs(self, prefill: int) -> int:
+        """Most decode graphs beside so many of prefill."""
+        if self.graph_bytes is None:
+            return min(_MOST_GRAPHS, (self.graphs or 0) - prefill)
+        return min(
+            _MOST_GRAPHS, (self.graph_bytes - prefill * self.prefill_graph_bytes) // self.decode_graph_bytes
+        )
+
+
+def learn_buckets(
+    prefill: Counter[Bucket],
+    decode: Counter[Bucket],
+    limits: BucketLimits,
+    times: StepTimes,
+    budget: Budget,
+    *,
+    compiled: Iterable[Bucket] = (),
+) -> list[Bucket]:
+    """The buckets of both phases for these counts of real shapes, sorted. A query of 1 means decode.
+
+    Optimal, for the steps as counted, are the staircase over rows and blocks of decode, the cut of prefill's
+    rows with a staircase over query and context in each interval, and the split of the budget between the
+    phases. That is over candidate values, which are those seen, thinned to the ones that matter, and given
+    the last bucket of each phase, which covers everything. Buckets in `compiled` are candidates too and cost
+    no price; keeping them is not free of the budget. An engine whose steps have one token gets no prefill
+    buckets: a list has no way to say them.
+    """
+    old_prefill, old_decode, _ = split_by_limits(compiled, limits)
+    known = {*old_prefill, *old_decode}
+    costs = priced(times, prefill, decode, budget.padding_price)
+
+    def price(bucket: Bucket) -> float:
+        return 0.0 if bucket in known else budget.new_graph_price * costs.seconds
+
+    # The last bucket of each phase is one of its graphs.
+    most = budget.prefill_graphs() - 1
+    first = prefill_curve(prefill, limits, costs.prefill, compiled=old_prefill, price=price, most=most)
+    most = budget.decode_graphs(1) - 1
+    second = decode_curve(decode, limits, costs.decode, compiled=old_decode, price=price, most=most)
+    best, chosen = np.inf, (0, 0)
+    for count, cost in enumerate(first.cost_of):
+        room = budget.decode_graphs(count + 1)
+        if room < 1:
+            break
+        other = int(second.cost_of[:room].argmin())
+        if cost + second.cost_of[other] < best:
+            best, chosen = cost + second.cost_of[other], (count, other)
+    found = {*first.buckets(chosen[0]), first.last} if limits.max_query > 1 else set()
+    return sorted({*found, *second.buckets(chosen[1]), second.last})

@@ -1,0 +1,220 @@
+"""`catenary buckets`: figures, files, and refusals of one line."""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from catenary.cli.buckets.canvas import PngCanvas
+from catenary.cli.buckets.model import sizes_of
+from catenary.cli.main import main
+from services.engine.bucketing import BucketLimits, Recorder, build_plan, covers_every_step
+from services.engine.bucketing.learning import chat_lengths
+
+SIZES: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 1024,
+    "vocab_size": 49_152,
+    "dtype": "bfloat16",
+}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    folder = tmp_path / "some-model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(SIZES))
+    return str(folder)
+
+
+def run(model: str, *argv: str) -> int:
+    return main(["buckets", "--model", model, "--sequences", "60", "--max-num-seqs", "8", *argv])
+
+
+def test_json_as_a_process(model: str) -> None:
+    command = [sys.executable, "-m", "catenary.cli.main", "buckets", "--model", model, "--json"]
+    done = subprocess.run(
+        [*command, "--synthetic", "3", "--sequences", "80"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert set(found["strategies"]) == {"exponential", "linear", "padding", "learned"}
+    for entry in found["strategies"].values():
+        assert isinstance(entry["graphs"], int)
+        assert entry["graphs"] == entry["prefill_graphs"] + entry["decode_graphs"]
+        assert all(entry[name] >= 0 for name in ("decode_padding", "query_padding"))
+        assert entry["step_time"] > 0
+        assert entry["covered"] is True
+    assert found["limits"]["max_model_len"] == 1024
+    learned, exponential = (found["strategies"][name] for name in ("learned", "exponential"))
+    assert learned["graphs"] <= exponential["graphs"]
+    assert learned["step_time"] < exponential["step_time"]
+
+
+def test_the_table_names_every_strategy(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(model, "--strategies", "exp,pad", "--max-model-len", "500") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "some-model: up to 500 tokens" in lines[0]
+    assert [line.split()[0] for line in lines if line.startswith(("exponential", "padding"))] == [
+        "exponential",
+        "padding",
+    ]
+
+
+def test_lengths_and_step_times_of_an_engine_are_used(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, learned = tmp_path / "lengths.jsonl", tmp_path / "learned.txt"
+    recorder = Recorder(file)
+    for item in chat_lengths(1, 60):
+        recorder.sequence(item.prompt_tokens, item.output_tokens)
+    limits = BucketLimits(32, 1024, 8, 512, 256, max_prefill_seqs=4)
+    plan = build_plan("exponential", limits)
+    for bucket in plan.decode:
+        recorder.step(None, bucket, 0.002 + 1e-5 * bucket.context_blocks)
+    for bucket in plan.prefill:
+        recorder.step(bucket, None, 0.003 + 1e-5 * bucket.batch * bucket.query)
+    recorder.flush()
+    assert run(model, "--lengths", str(file), "--learn", str(learned), "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["step_times"] == "measured"
+    assert found["sequences"] == 30
+    written = build_plan("file", limits, file=learned)
+    assert not written.omitted
+    assert covers_every_step(written, limits)
+    strategies = ["--strategies", "file,learned", "--bucketing-file", str(learned), "--json"]
+    assert run(model, "--lengths", str(file), *strategies, "--step-times", "estimated") == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["step_times"] == "estimated"
+    assert again["strategies"]["file"]["graphs"] == found["strategies"]["learned"]["graphs"]
+    price = ["--compiled", str(learned), "--new-graph-price", "5"]
+    assert run(model, "--lengths", str(file), *price, "--learn", str(tmp_path / "again.txt")) == 0
+    kept = build_plan("file", limits, file=tmp_path / "again.txt")
+    assert {*kept.prefill, *kept.decode} <= {*written.prefill, *written.decode}
+
+
+def test_buckets_beyond_the_limits_are_listed(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "buckets.txt"
+    file.write_text("(range(9, 20), 1, 500)\n(1, 512, 3)\n")
+    assert run(model, "--strategies", "file", "--bucketing-file", str(file)) == 0
+    assert "left out: (9, 1, 500), (10, 1, 500)" in (out := capsys.readouterr().out)
+    assert "and 6 more" in out
+
+
+def test_plots_are_an_svg_and_a_png(model: str, tmp_path: Path) -> None:
+    svg, png = tmp_path / "plot.svg", tmp_path / "plot.png"
+    assert run(model, "--strategies", "exp,learned", "--plot", str(svg)) == 0
+    root = ElementTree.fromstring(svg.read_text())
+    texts = [element.text or "" for element in root.iter() if element.tag.endswith("text")]
+    assert any(text.startswith("learned: ") for text in texts)
+    assert len(list(root.iter())) > 50
+    assert run(model, "--strategies", "exp", "--plot", str(png)) == 0
+    assert png.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+def test_a_png_holds_what_was_painted() -> None:
+    canvas = PngCanvas(8, 6)
+    canvas.box(2, 1, 3, 2, (255, 0, 0))
+    canvas.text(100, 100, "outside", (0, 0, 0))
+    data = canvas.finish()
+    assert struct.unpack(">II", data[16:24]) == (8, 6)
+    length = struct.unpack(">I", data[33:37])[0]
+    pixels = zlib.decompress(data[41 : 41 + length])
+    rows = [pixels[25 * y + 1 : 25 * (y + 1)] for y in range(6)]
+    red = [(x, y) for y in range(6) for x in range(8) if rows[y][3 * x : 3 * x + 3] == b"\xff\x00\x00"]
+    assert red == [(x, y) for y in (1, 2) for x in (2, 3, 4)]
+
+
+@pytest.mark.parametrize(
+    ("argv", "reason"),
+    [
+        (["--strategies", "best"], "unknown strategy 'best'"),
+        (["--strategies", "file"], "need each other"),
+        (["--plot", "x.gif"], "must end with .svg or .png"),
+        (["--lengths", "a", "--synthetic", "1"], "exclude each other"),
+        (["--max-graphs", "9", "--graph-budget-gib", "1"], "exclude each other"),
+        (["--max-graphs", "1"], "--max-graphs '1'"),
+        (["--step-times", "measured"], "need a length file"),
+        (["--strategies", "exp", "--learn", "x"], "need the strategy learned"),
+        (["--max-num-batched-tokens", "4"], "must be at least max_num_seqs"),
+    ],
+)
+def test_bad_options_are_one_line(
+    argv: list[str], reason: str, model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        run(model, *argv)
+    assert stopped.value.code == 2
+    err = capsys.readouterr().err
+    assert reason in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "reason"),
+    [
+        (["--lengths", "/nowhere.jsonl"], "length file /nowhere.jsonl cannot be read"),
+        (["--strategies", "file", "--bucketing-file", "/nowhere.txt"], "bucket file /nowhere.txt cannot be"),
+        (["--compiled", "/nowhere.txt"], "bucket file /nowhere.txt cannot be read"),
+        (["--max-model-len", "5000"], "exceeds the model's context of 1024"),
+        (["--kv-blocks", "3"], "3 KV blocks of 32 tokens do not hold a sequence of 1024"),
+        (["--learn", "/nowhere/learned.txt"], "--learn /nowhere/learned.txt cannot be written"),
+        (["--graph-budget-gib", "0.01"], "a graph of each phase needs"),
+        (["--model", "/nowhere"], "model directory /nowhere does not exist"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(
+    argv: list[str], reason: str, model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(model, *argv) == 2
+    err = capsys.readouterr().err
+    assert reason in err
+    assert err.startswith("catenary buckets: ")
+    assert err.count("\n") == 1
+
+
+def test_too_few_lengths_or_step_times_are_refused(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "lengths.jsonl"
+    file.write_text('{"prompt_tokens": 3, "output_tokens": 4}\n')
+    assert run(model, "--lengths", str(file)) == 2
+    assert "holds one length" in capsys.readouterr().err
+    file.write_text('{"prompt_tokens": 3, "output_tokens": 4}\n' * 9)
+    assert run(model, "--lengths", str(file), "--step-times", "measured") == 2
+    assert "too few to fit" in capsys.readouterr().err
+    file.write_text('{"prompt_tokens": 5000, "output_tokens": 4}\n' * 9)
+    assert run(model, "--lengths", str(file)) == 2
+    assert "would refuse every sequence" in capsys.readouterr().err
+
+
+def test_sizes_of_a_config() -> None:
+    sizes = sizes_of(SIZES, "some")
+    assert sizes.kv_bytes_per_token == 2 * 30 * 3 * 64 * 2 == 23_040
+    assert 130e6 < sizes.parameters < 140e6
+    latent = SIZES | {"kv_lora_rank": 8, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 24}
+    assert sizes_of(latent, "some").kv_bytes_per_token == 30 * 9 * (32 + 16 + 24) * 2
+    old = {"n_layer": 2, "n_embd": 48, "n_head": 4, "vocab_size": 99, "n_positions": 64, "dtype": "float32"}
+    assert sizes_of(old, "old").kv_bytes_per_token == 2 * 2 * 48 * 4
+    assert sizes_of(old, "old").max_position == 64
+    with pytest.raises(ValueError, match="the config of odd names no num_hidden_layers"):
+        sizes_of({"hidden_size": 3}, "odd")
