@@ -50,12 +50,12 @@ class Simulator:
             draw, waits = self.rng.random(), len(self.in_flight)
             if draw < 0.14:
                 self.add()
-            elif draw < 0.175:
+            elif draw < 0.18:
                 self.abort()
             elif waits < depth and (not waits or draw < 0.62):
                 self.plan()
             else:
-                self.commit(fails=draw > 0.996)
+                self.commit(fails=draw > 0.992)
             if not number % 16:
                 self.check_books()
         self.drain()
@@ -125,7 +125,7 @@ class Simulator:
             if 0 < reference.computed < reference.length - 1
             or reference.sequence.status is SequenceStatus.PREEMPTED
         ]
-        key = self.rng.choice([*self.live, *5 * rare, self.next_key + 1])
+        key = self.rng.choice([*self.live, *8 * rare, self.next_key + 1])
         reference = self.live.get(key)
         if reference is None:
             assert not self.scheduler.abort(key)

@@ -143,7 +143,7 @@ class Planner:
         last_start = self._last_start
         while not batch.full and (first is not None or started):
             if first is not None and (
-                first is urgent or not started or self._start_turn(first, last_start) < started[0].turn
+                first is urgent or not started or self._start_turn(first, last_start) <= started[0].turn[0]
             ):
                 begun = self._start(first, batch)
                 # A victim of this very step may be the next, and what is in flight for it is of its old life.
@@ -189,9 +189,9 @@ class Planner:
         aged = sequence.params.priority * self._config.priority_ageing_steps + self._step
         return aged, sequence.order[1]
 
-    def _start_turn(self, sequence: Sequence, last_start: int) -> tuple[int, int]:
+    def _start_turn(self, sequence: Sequence, last_start: int) -> int:
         aged = sequence.params.priority * self._config.priority_ageing_steps + last_start
-        return max(aged, sequence.order[0]), sequence.order[1]
+        return max(aged, sequence.order[0])
 
 
 def _blocks_of(sequences: list[Sequence]) -> int:
