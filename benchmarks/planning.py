@@ -1,6 +1,6 @@
 """What the scheduler costs: planning and committing steps with many running and waiting sequences.
 
-Run: `python benchmarks/planning.py`. It uses no device: a step is planned while the one before it is in
+Run: `python -m benchmarks.planning`. It uses no device: a step is planned while the one before it is in
 flight, as the core does, and its tokens are made up. Times are CPU time of the one thread that there is, so
 that neighbours on the machine do not count.
 """

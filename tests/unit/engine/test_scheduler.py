@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -258,11 +259,14 @@ def test_defects_are_reported() -> None:
         ("max_model_len", 1),
         ("max_waiting", -1),
         ("max_num_batched_tokens", 31),
+        ("priority_ageing_steps", 0),
+        ("max_block_moves", 0),
     ],
 )
 def test_senseless_limits_are_named(option: str, value: int) -> None:
+    limits: dict[str, Any] = {"max_model_len": 64, option: value}
     with pytest.raises(ValueError, match=option):
-        SchedulerConfig(**{"max_model_len": 64, option: value})
+        SchedulerConfig(**limits)
 
 
 @pytest.mark.parametrize(
