@@ -62,6 +62,9 @@ class ConstantModel(PagedModel):
         """It has none."""
         return 0
 
+    def compile_layers(self) -> None:
+        """It has no layers."""
+
     def _attach(self, caches: Sequence[LayerCache]) -> None:
         pass
 

@@ -50,6 +50,11 @@ def text_of(choice: Any) -> str:
     return str(choice.message.content if hasattr(choice, "message") else choice.text)
 
 
+def counts(usage: CompletionUsage) -> tuple[int, int, int]:
+    """Its counters, but for cached tokens: a prompt that is sent again is cached."""
+    return usage.prompt_tokens, usage.completion_tokens, usage.total_tokens
+
+
 def streamed(
     ask: Callable[..., Any], *args: Any, **options: Any
 ) -> tuple[dict[int, str], dict[int, str], CompletionUsage]:
@@ -87,7 +92,7 @@ def test_paris(client: OpenAI, ask: Callable[..., Any], reference: Reference) ->
     assert "Paris" in text_of(choice)
     assert texts == {0: text_of(choice)}
     assert reasons == {0: choice.finish_reason}
-    assert usage == answer.usage
+    assert counts(usage) == counts(answer.usage)
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
     prompt = (
         reference.chat(QUESTION) if ask is chat else reference.tokenizer.encode("The capital of France is")
@@ -127,7 +132,7 @@ def test_two_choices(client: OpenAI) -> None:
     assert first != second
     assert texts == {0: first, 1: second}
     assert reasons == {choice.index: choice.finish_reason for choice in answer.choices}
-    assert usage == answer.usage
+    assert counts(usage) == counts(answer.usage)
     assert usage.completion_tokens > TOKENS
     assert usage.prompt_tokens == chat(client, "Tell me a story.", max_tokens=1).usage.prompt_tokens
 
@@ -176,7 +181,7 @@ def test_stop_strings(client: OpenAI) -> None:
     assert text_of(answer.choices[0]) == expected
     assert answer.choices[0].finish_reason == "stop"
     assert (texts, reasons) == ({0: expected}, {0: "stop"})
-    assert usage == answer.usage
+    assert counts(usage) == counts(answer.usage)
     assert 0 < usage.completion_tokens < TOKENS
     assert text_of(complete(client, stop=["never said"]).choices[0]) == whole
 
