@@ -297,7 +297,7 @@ class SamplingParams(_message.Message):
     """Subtracted from the logit of a token as many times as it was generated, in [-2, 2]."""
     repetition_penalty: _builtins.float
     """Logits of tokens that are in the prompt or were generated are divided by it if they are positive and multiplied
-    if they are negative; above 0 and at most 100, 1 turns it off.
+    if they are negative; in [0.01, 100], 1 turns it off.
     """
     keep_top_k_duplicates: _builtins.bool
     """Tokens as good as the k-th best stay too, as in transformers. false: exactly top_k tokens stay, of equal ones those

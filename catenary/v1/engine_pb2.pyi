@@ -408,9 +408,11 @@ class GetStatusResponse(_message.Message):
     CORE_RESTARTS_FIELD_NUMBER: _builtins.int
     state: Global___EngineState.ValueType
     activity: _builtins.str
-    """What a starting engine is doing, for a progress line: "loading weights", "profiling"."""
+    """What a starting engine is doing, for a progress line: "loading weights", "profiling"; and a serving one that still
+    warms up. Empty otherwise.
+    """
     progress: _builtins.float
-    """0..1 within the start, absent when it cannot be told."""
+    """0..1 within that, absent when it cannot be told."""
     attached_routers: _builtins.int
     """Routers this engine is attached to."""
     core_restarts: _builtins.int
