@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from catenary.columns import MalformedStep, StepRow, join, split
@@ -43,12 +43,14 @@ def step_of(rows, first_handle: int = 1) -> common_pb2.StepOutput:
     return step
 
 
+@settings(deadline=None)
 @given(st.lists(row, max_size=6))
 def test_splitting_and_joining_is_the_identity(rows):
     step = step_of(rows)
     assert join(split(step)) == step
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.lists(token, max_size=4), prompt), max_size=4), st.booleans())
 def test_merging_steps_then_splitting_gives_the_parts_in_order(parts, scored):
     tokens = [token for part, _ in parts for token in part]

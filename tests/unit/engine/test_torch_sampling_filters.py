@@ -163,6 +163,7 @@ def test_a_token_outside_the_filters_is_never_drawn(
         assert float(weights[token]) >= min_p * float(weights.max()) * (1 - 1e-5)
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=20).filter(any), st.floats(0, 1, exclude_max=True))
 def test_inversion_picks_a_token_with_weight(weights: list[float], number: float) -> None:
     index = invert(
@@ -207,6 +208,7 @@ def test_seeded_draws_pass_a_chi_square_test(options: dict[str, Any]) -> None:
     assert abs(statistic - freedom) < 4 * math.sqrt(2 * freedom)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**40)), min_size=1))
 def test_uniform_numbers_of_many_rows_are_those_of_each(pairs: list[tuple[int, int]]) -> None:
     found = uniforms([seed for seed, _ in pairs], [position for _, position in pairs])
