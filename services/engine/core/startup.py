@@ -16,6 +16,7 @@ from services.engine.core.options import CoreOptions
 from services.engine.core.recording import ServingRecorder
 from services.engine.core.sizing import size_engine
 from services.engine.core.warming import WarmUpKind, warm_up, warm_up_kind
+from services.engine.core.weights import check_weights_fit
 from services.engine.device import Device, DeviceError, ExecutionMode, execution_mode, open_device
 from services.engine.graphs import BackgroundWarmUp, CodeCache, Graphs
 from services.engine.kv import BlockPool
@@ -40,6 +41,7 @@ Progress = Callable[[str, float | None], None]
 
 # A model whose config names no limit is given this much context unless the operator says otherwise.
 _DEFAULT_CONTEXT = 4096
+_GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +73,17 @@ class Engine:
 def start_engine(options: CoreOptions, progress: Progress, device: Device | None = None) -> Engine:
     """Loads everything, onto the device of the options unless one is given. Raises StartError."""
     try:
-        return _start(options, progress, device or _open_device(options))
+        device = device or _open_device(options)
+        return _start(options, progress, device)
     except (ModelError, DeviceError, InsufficientMemory, ValueError) as error:
         raise StartError(" ".join(str(error).split())) from error
+    except Exception as error:
+        if device is None or not device.out_of_memory(error):
+            raise
+        raise StartError(
+            f"the device's memory is full ({device.memory().free / _GIB:.2f} GiB are free) while "
+            "the engine starts: lower kv-cache-gib or gpu-memory-utilization, or choose a smaller model"
+        ) from error
 
 
 def _open_device(options: CoreOptions) -> Device:
@@ -90,7 +100,8 @@ def _start(options: CoreOptions, progress: Progress, device: Device) -> Engine:
     progress("looking for the model", 0.1)
     cache = Path(options.cache_dir).expanduser() if options.cache_dir else None
     directory = prepare_model(options.model, cache_dir=cache, progress=lambda line: progress(line, None))
-    facts = read_facts(directory, check_directory(directory))
+    config = check_directory(directory)
+    facts = read_facts(directory, config)
     if facts.ignored_sampling:
         log.warning("defaults of generation_config.json are not honoured", names=list(facts.ignored_sampling))
     limit = facts.max_position or options.max_model_len or _DEFAULT_CONTEXT
@@ -99,6 +110,7 @@ def _start(options: CoreOptions, progress: Progress, device: Device) -> Engine:
             f"max-model-len {options.max_model_len} exceeds the model's context of {limit} tokens"
         )
     recorder = ServingRecorder(Path(options.record_lengths).expanduser() if options.record_lengths else None)
+    check_weights_fit(directory, config, options.dtype, device)
     progress("loading weights", 0.3)
     model = open_model(
         directory,

@@ -182,6 +182,29 @@ def test_a_phase_without_memory_for_any_bucket_refuses_to_start(directory: Path,
         start(directory, tmp_path, LateShortage(), warmup="full")
 
 
+def test_a_model_that_does_not_fit_is_refused_before_it_is_read(directory: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        StartError,
+        match=r"the model's weights take 0\.00 GiB in float32 and 0\.00 GiB of the device's memory are free: "
+        "choose a smaller model or dtype",
+    ):
+        start(directory, tmp_path, GraphDevice(memory_bytes=1000))
+
+
+class NoRoomForKv(GraphDevice):
+    """Says that memory is free and does not give it."""
+
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        if len(shape) == 3 and shape[0] > 16:
+            raise MemoryError
+        return super().zeros(shape, dtype)
+
+
+def test_an_allocation_that_fails_at_start_is_a_refusal(directory: Path, tmp_path: Path) -> None:
+    with pytest.raises(StartError, match=r"memory is full \(1\.00 GiB are free\) while the engine starts: lower"):
+        start(directory, tmp_path, NoRoomForKv())
+
+
 def costly(tensors: Sequence[torch.Tensor]) -> int:
     return 2000 * tensors[0].numel()
 
