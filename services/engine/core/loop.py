@@ -31,6 +31,7 @@ from services.engine.scheduler import QueueFull, Sequence, SequenceRefused, Step
 _MAX_FAILED_STEPS = 3
 
 _INTERNAL = "The engine failed on this sequence."
+_NO_MEMORY = "The engine's device has no memory for a step of this size."
 _NOT_FINITE = "The model's output for this sequence is not a number."
 _NOTHING_LEFT = "allowed_token_ids, bad_words and min_tokens leave no token that could follow."
 
@@ -42,6 +43,7 @@ class CoreLoop:
 
     def __init__(self, link: BlockingLink, engine: Engine) -> None:
         self._link = link
+        self._device = engine.device
         self._scheduler = engine.scheduler
         self._runner = engine.runner
         self._graphs = engine.graphs
@@ -141,11 +143,16 @@ class CoreLoop:
             self._recorder.ended(step.number, step.plan, whole=False)
             sequences = list(step.plan.sequences())
             log.exception("a step failed", sequences=len(sequences))
-            if self._failed_steps >= _MAX_FAILED_STEPS:
+            if self._device.out_of_memory(error):
+                # The device goes on, and other shapes may well fit.
+                self._failed_steps = 0
+                self._fail(sequences, _NO_MEMORY, CoreErrorCode.OVERLOADED)
+            elif self._failed_steps >= _MAX_FAILED_STEPS:
                 raise CoreFailure(
                     f"{self._failed_steps} steps failed in a row: {type(error).__name__}"
                 ) from error
-            self._fail(sequences, _INTERNAL)
+            else:
+                self._fail(sequences, _INTERNAL)
             self._scheduler.commit(step.plan, {})
             return
         self._failed_steps = 0

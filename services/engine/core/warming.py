@@ -58,7 +58,7 @@ def warm_up(
 ) -> BackgroundWarmUp | None:
     """Warms up as far as `kind` wants it before serving; returns what is left to do beside it.
 
-    `progress` is told how many shapes are done of how many. Raises StartError if a phase cannot run at all.
+    `progress` is told how many shapes are done of how many. Raises StartError if a bucket cannot run at all.
     """
     smallest = ((Phase.PREFILL, sizing.buckets.prefill[0]), (Phase.DECODE, sizing.buckets.decode[0]))
     if kind is WarmUpKind.FULL:
@@ -125,12 +125,11 @@ def _warm_up(
 
 
 def _refuse_unusable(report: WarmUpReport) -> None:
-    """A phase of which nothing runs serves nobody."""
-    for phase in Phase:
-        unusable = [shape for shape in report.unusable if shape.phase is phase]
-        usable = any(shape.phase is phase for shape in [*report.captured, *report.eager])
-        if unusable and not usable:
-            raise StartError(
-                f"no memory is left for any such bucket, not even {name_of(phase, unusable[0].key)}: "
-                "lower gpu-memory-utilization or kv-cache-gib, max-num-batched-tokens or max-model-len"
-            )
+    """A bucket that has no memory now has none when a request needs it."""
+    if report.unusable:
+        smallest = min(report.unusable, key=lambda shape: shape.size)
+        raise StartError(
+            f"no memory is left to run {len(report.unusable)} buckets, the smallest of them "
+            f"{name_of(smallest.phase, smallest.key)}: lower gpu-memory-utilization, kv-cache-gib, "
+            "max-num-batched-tokens, max-num-seqs or max-model-len"
+        )

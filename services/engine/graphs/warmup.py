@@ -142,7 +142,7 @@ class WarmUp:
         for text, shapes in (
             ("buckets over the graph budget run eagerly or in a larger one", report.over_budget),
             ("buckets without memory for a capture run eagerly or in another one", report.out_of_memory),
-            ("buckets without memory to run: lower max-num-batched-tokens", report.unusable),
+            ("buckets without memory to run at all", report.unusable),
         ):
             if shapes:
                 names = [name_of(shape.phase, shape.key) for shape in shapes]

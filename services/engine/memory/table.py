@@ -6,9 +6,11 @@ from services.engine.memory.errors import GIB
 from services.engine.memory.kv import KvPlan
 from services.engine.memory.plan import MemoryPlan
 
+_MIB = 2**20
+
 
 def memory_table(plan: MemoryPlan, kv: KvPlan, *, block_bytes: int, activations_measured: bool) -> list[str]:
-    """One line per use, sizes in GiB."""
+    """One line per use."""
     pool = kv.num_blocks * block_bytes
     rows = [
         ("device", plan.total, ""),
@@ -21,7 +23,10 @@ def memory_table(plan: MemoryPlan, kv: KvPlan, *, block_bytes: int, activations_
         ("KV cache", pool, f"{kv.num_blocks} blocks, sequences of up to {kv.max_model_len} tokens"),
     ]
     return [
-        f"{name:<26}{size / GIB:>9.2f} GiB  {note}".rstrip()
-        for name, size, note in rows
-        if size or name != "graphs"
+        f"{name:<26}{_size(size)}  {note}".rstrip() for name, size, note in rows if size or name != "graphs"
     ]
+
+
+def _size(count: int) -> str:
+    value, unit = (count / GIB, "GiB") if abs(count) >= GIB // 10 else (count / _MIB, "MiB")
+    return f"{value:>9.2f} {unit}"

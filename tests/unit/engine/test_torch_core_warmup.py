@@ -175,11 +175,31 @@ class LateShortage(GraphDevice):
         return super().zeros(shape, dtype)
 
 
-def test_a_phase_without_memory_for_any_bucket_refuses_to_start(directory: Path, tmp_path: Path) -> None:
+def test_a_bucket_without_memory_beside_the_kv_refuses_to_start(directory: Path, tmp_path: Path) -> None:
     with pytest.raises(
-        StartError, match=r"no memory is left for any such bucket, not even prefill .*: lower"
+        StartError,
+        match=r"no memory is left to run \d+ buckets, the smallest of them .*: lower gpu-memory-util",
     ):
         start(directory, tmp_path, LateShortage(), warmup="full")
+
+
+def test_memory_that_ends_while_serving_ends_the_step_and_not_the_engine(
+    directory: Path, tmp_path: Path
+) -> None:
+    device = GraphDevice(mode=ExecutionMode.EAGER)
+    core = start(directory, tmp_path, device, warmup="skip")
+    device.fails_eagerly = wider_than(16)
+    for _ in range(5):
+        large = core.submit([5] * 40)
+        core.run()
+        end = core.outputs[large].end
+        assert end is not None
+        assert end.error_code is CoreErrorCode.OVERLOADED
+        assert end.error_message == "The engine's device has no memory for a step of this size."
+    small = core.submit([5] * 6)
+    core.run()
+    assert len(core.outputs[small].token_ids) == 16
+    assert core.engine.scheduler.load().used_blocks == 0
 
 
 def test_a_model_that_does_not_fit_is_refused_before_it_is_read(directory: Path, tmp_path: Path) -> None:
@@ -201,7 +221,7 @@ class NoRoomForKv(GraphDevice):
 
 
 def test_an_allocation_that_fails_at_start_is_a_refusal(directory: Path, tmp_path: Path) -> None:
-    with pytest.raises(StartError, match=r"memory is full \(1\.00 GiB are free\) while the engine starts: lower"):
+    with pytest.raises(StartError, match=r"memory is full \(1\.00 GiB are free\) while the engine starts"):
         start(directory, tmp_path, NoRoomForKv())
 
 
