@@ -140,6 +140,7 @@ class Simulator:
         """Plans a step, checks it and launches it."""
         before = {key: reference.sequence.status for key, reference in self.live.items()}
         ending = any(reference.length >= reference.sequence.longest for reference in self.live.values())
+        free, growing = self.pool.free_count, self._growing()
         plan = self.scheduler.plan()
         if plan is None:
             # Something is in flight, and what is not can only wait for it.
@@ -148,6 +149,9 @@ class Simulator:
             self.counts["waits for a step in flight"] += bool(self.live)
             return
         self._check_victims(plan, before)
+        starts = any(before[c.sequence.key] is not SequenceStatus.RUNNING for c in plan.prefills)
+        # Nobody gives way in vain.
+        assert not plan.preempted or starts or growing > free
         self._check_shape(plan)
         self._check_positions(plan, before)
         self._check_progress(plan)
@@ -320,6 +324,16 @@ class Simulator:
         self.counts[f"{status.value} to finished"] += 1
         self.counts["ends with a step in flight"] += self._flies(sequence)
         del self.live[sequence.key]
+
+    def _growing(self) -> int:
+        """Sequences whose next token needs a block."""
+        return sum(
+            reference.length - reference.computed == 1
+            and reference.length < reference.sequence.longest
+            and reference.computed == len(reference.sequence.block_table) * self.setup.block_size
+            for reference in self.live.values()
+            if reference.sequence.status is SequenceStatus.RUNNING
+        )
 
     def _prefills(self, reference: Reference) -> bool:
         return reference.length - reference.computed > 1

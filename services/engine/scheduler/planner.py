@@ -117,7 +117,7 @@ class Planner:
     def _make_way(self, preempted: list[Sequence]) -> Sequence | None:
         """Preempts for the first that waits if it is more urgent and that lets it run; returns it then."""
         head = self._waiting.head()
-        if head is None or head.num_pending or self._running.ending:
+        if head is None or self._running.ending:
             return None
         last = self._running.by_order.last()
         if last is None or last.order < head.order or self._demand(head) is not None:
@@ -147,6 +147,7 @@ class Planner:
             ):
                 begun = self._start(first, batch)
                 # A victim of this very step may be the next, and what is in flight for it is of its old life.
+                # When the step after this one is planned, that is committed.
                 first = self._waiting.head() if begun and urgent is None else None
             elif not self._go_on(started.popleft(), batch):
                 # No bucket holds one more row of this length, so none holds the others.
@@ -155,11 +156,11 @@ class Planner:
     def _demand(self, sequence: Sequence) -> Demand | None:
         """The blocks of a waiting sequence, for all its tokens, so that its prompt need not be preempted.
 
-        None if it cannot run now: no row or too few blocks are free, or its last token is in flight.
+        None if it cannot run now: no row or too few blocks are free.
         """
         reserved, free = reserved_blocks(len(self._running)), self._pool.free_count
         # At least its last block is not cached. To know that suffices while the pool is full.
-        if sequence.num_pending or self._running.full or free <= reserved:
+        if self._running.full or free <= reserved:
             return None
         demand = demand_of(sequence, self._pool)
         return demand if demand.missing + reserved <= free - demand.idle else None

@@ -35,7 +35,7 @@ SETUPS = {
         SchedulerConfig(36, 12, 8, 36, 4), 12, 4, prefix_caching=True, priorities=URGENCIES, alike=0.5
     ),
     "priorities": Setup(
-        SchedulerConfig(48, 6, 12, 24, 2, priority_ageing_steps=40), 20, 4, priorities=URGENCIES
+        SchedulerConfig(48, 6, 12, 24, 2, priority_ageing_steps=12), 20, 4, priorities=URGENCIES
     ),
     "everything": Setup(
         SchedulerConfig(48, 6, 12, 24, 2, priority_ageing_steps=40),
