@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from catenary.cli.buckets import BucketsConfig
 from catenary.cli.chat import ChatConfig
 from catenary.cli.up import UpConfig
 from catenary.config import options_markdown
@@ -34,6 +35,7 @@ def page() -> str:
     classes = {
         "catenary up": UpConfig,
         "catenary chat": ChatConfig,
+        "catenary buckets": BucketsConfig,
         "Gateway (python -m gateway)": GatewayConfig,
         "Router (python -m services.router)": RouterConfig,
         "Tokenizer (python -m services.tokenizer)": TokenizerConfig,

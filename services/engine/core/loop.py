@@ -182,8 +182,8 @@ class CoreLoop:
         self._report_prompts(result)
         outcomes = self._scheduler.commit(plan, ids)
         self._generated += len(outcomes)
+        self._recorder.outcomes(outcomes)
         for outcome in outcomes:
-            self._recorder.outcome(outcome)
             self._step.add_outcome(outcome, scored.get(outcome.sequence.key))
 
     def _report_prompts(self, result: StepResult) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from services.engine.bucketing import Recorder
@@ -37,11 +38,14 @@ class ServingRecorder:
         if whole:
             self._recorder.step(plan.bucket_prefill, plan.bucket_decode, now - begun)
 
-    def outcome(self, outcome: Outcome) -> None:
-        """Notes the lengths of a sequence that ended with this outcome."""
-        if self._recorder is not None and isinstance(outcome, Finished):
-            sequence = outcome.sequence
-            self._recorder.sequence(sequence.prompt_len, sequence.num_generated_tokens)
+    def outcomes(self, outcomes: Iterable[Outcome]) -> None:
+        """Notes the lengths of the sequences that ended with these outcomes of a step."""
+        if self._recorder is None:
+            return
+        for outcome in outcomes:
+            if isinstance(outcome, Finished):
+                sequence = outcome.sequence
+                self._recorder.sequence(sequence.prompt_len, sequence.num_generated_tokens)
 
     def idle(self) -> None:
         """Writes what is buffered, while nothing waits for it."""

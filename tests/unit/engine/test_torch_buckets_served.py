@@ -1,71 +1,85 @@
-"""From what an engine records to the bucket file that the next one serves with."""
+"""A torch core records what it serves; buckets learned from that serve it again, with the same tokens."""
 
 from __future__ import annotations
 
-from collections import Counter
+import random
 from pathlib import Path
 
 import pytest
 
-from services.engine.bucketing import BucketLimits, format_buckets, read_bucket_file
+from services.engine.bucketing import (
+    BucketLimits,
+    covers_every_step,
+    format_buckets,
+    plan_of,
+    read_bucket_file,
+)
 from services.engine.bucketing.learning import (
     Budget,
-    SequenceLengths,
-    StepTimes,
     Workload,
+    fitted_times,
     learn_for,
     read_recording,
 )
 from services.engine.core.errors import StartError
-from tests.support.torch_engine import LocalCore, save_tiny_model, tiny_options
+from services.engine.core.startup import start_engine
+from tests.support.torch_engine import VOCAB, LocalCore, save_tiny_model, tiny_options
 
-LENGTHS = [(3, 5), (30, 2), (9, 12), (45, 7), (17, 1), (60, 20)]
-TIMES = StepTimes(
-    block_size=8,
-    prefill_base=1e-3,
-    prefill_token=1e-5,
-    prefill_flat_tokens=0,
-    prefill_pair=1e-8,
-    decode_base=1e-3,
-    decode_row=1e-5,
-    decode_row_beyond=0,
-    decode_flat_rows=8,
-    decode_block=1e-5,
-)
+LIMITS = BucketLimits(8, 128, 4, 24, 64, max_prefill_seqs=2)
 
 
-def serve(core: LocalCore) -> list[list[int]]:
-    keys = [core.submit(list(range(3, 3 + prompt)), max_tokens=output) for prompt, output in LENGTHS]
+def serve(directory: Path, **options: object) -> tuple[LocalCore, list[list[int]]]:
+    core = LocalCore(
+        tiny_options(directory, max_model_len=128, max_num_seqs=4, max_prefill_batch=2, **options)
+    )
+    draw = random.Random(3)
+    keys = []
+    for _ in range(24):
+        prompt = [draw.randrange(3, VOCAB) for _ in range(draw.randint(1, 60))]
+        keys.append(core.submit(prompt, max_tokens=draw.randint(1, 20)))
+        core.step()
     core.run()
     core.engine.close()
-    return [core.outputs[key].token_ids for key in keys]
+    return core, [core.outputs[key].token_ids for key in keys]
 
 
-def test_recorded_lengths_become_the_buckets_of_the_next_start(tmp_path: Path) -> None:
-    directory = save_tiny_model("llama", tmp_path / "model")
-    recorded = tmp_path / "lengths.jsonl"
-    first = serve(LocalCore(tiny_options(directory, record_lengths=str(recorded))))
-    recording = read_recording(recorded)
-    assert Counter(recording.lengths) == Counter(SequenceLengths(*pair) for pair in LENGTHS)
-    assert sum(timing.steps for timing in recording.timings) > 10
+def test_what_is_recorded_is_learned_and_served(tmp_path: Path) -> None:
+    directory, record = save_tiny_model("llama", tmp_path / "model"), tmp_path / "lengths.jsonl"
+    core, tokens = serve(directory, record_lengths=str(record))
+    found = read_recording(record)
+    assert sorted(item.output_tokens for item in found.lengths) == sorted(len(t) for t in tokens)
+    assert sum(t.steps for t in found.timings) == core.link.sent[-1].load.steps
+    assert all(t.seconds > 0 for t in found.timings)
+    times = fitted_times(found.timings, block_size=8)
+    workload = Workload.of(found.lengths, LIMITS, times, seed=1)
+    file = tmp_path / "learned.txt"
+    file.write_text(format_buckets(learn_for(workload, Budget(graphs=24))))
+    plan = plan_of(read_bucket_file(file), LIMITS)
+    assert covers_every_step(plan, LIMITS)
+    again, same = serve(directory, bucketing_strategy="file", bucketing_file=str(file), warmup="full")
+    assert same == tokens
+    graphs = again.link.sent[-1].load.graphs
+    assert graphs.first_seen == 0
 
-    limits = BucketLimits(
-        block_size=8, max_model_len=256, max_num_seqs=8, max_num_batched_tokens=24, num_blocks=60
-    )
-    workload = Workload.of(recording.lengths, limits, TIMES, seed=1)
-    learned = learn_for(workload, Budget(graphs=12))
-    file = tmp_path / "buckets.txt"
-    file.write_text(format_buckets(learned))
-    core = LocalCore(tiny_options(directory, bucketing_strategy="file", bucketing_file=str(file)))
-    assert set(read_bucket_file(file)) == set(learned)
-    assert serve(core) == first
+
+def test_what_cannot_be_read_or_written_refuses_the_start(tmp_path: Path) -> None:
+    directory, file = save_tiny_model("llama", tmp_path / "model"), tmp_path / "buckets.txt"
+    file.write_text("(1, 8, 0)\n(1, eight, 0)\n")
+    for options, reason in (
+        ({"bucketing_strategy": "file", "bucketing_file": str(file)}, "line 2: query must be an int"),
+        ({"bucketing_strategy": "file", "bucketing_file": "/nowhere"}, "bucket file /nowhere cannot be read"),
+        ({"record_lengths": str(tmp_path)}, "cannot be written: Is a directory"),
+    ):
+        with pytest.raises(StartError, match=reason) as refused:
+            start_engine(tiny_options(directory, **options), lambda activity, fraction: None)
+        assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    "option",
-    [{"record_lengths": "/nowhere/x"}, {"bucketing_strategy": "file", "bucketing_file": "/nowhere/x"}],
-)
-def test_a_file_that_cannot_be_used_stops_the_start(tmp_path: Path, option: dict[str, str]) -> None:
-    directory = save_tiny_model("llama", tmp_path / "model")
-    with pytest.raises(StartError, match="/nowhere/x"):
-        LocalCore(tiny_options(directory, **option))
+@pytest.mark.parametrize("strategy", ["padding", "file"])
+def test_strategies_do_not_show(strategy: str, tmp_path: Path) -> None:
+    directory, file = save_tiny_model("llama", tmp_path / "model"), tmp_path / "buckets.txt"
+    file.write_text("([1, 2], [8, 12], [0, 3])\n([1, 3], 1, [3, 9, 40])\n(9, 9, 9)\n")
+    _, expected = serve(directory, bucketing_strategy="exponential")
+    options = {"bucketing_file": str(file)} if strategy == "file" else {"bucketing_pad_max_blocks": 9}
+    _, tokens = serve(directory, bucketing_strategy=strategy, **options)
+    assert tokens == expected
