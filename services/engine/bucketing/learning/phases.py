@@ -12,6 +12,7 @@ import numpy as np
 
 from services.engine.bucketing.bucket import Bucket
 from services.engine.bucketing.coverage import missing_decode, missing_prefill
+from services.engine.bucketing.exponential import exponential_ranges
 from services.engine.bucketing.learning.candidates import thinned
 from services.engine.bucketing.learning.staircase import Floats, Partition, Staircase
 from services.engine.bucketing.limits import BucketLimits
@@ -58,7 +59,7 @@ def decode_curve(
     most: int,
 ) -> PhaseCurve:
     """The best staircases over rows and blocks for these counts of real decode shapes."""
-    last = missing_decode((), limits)[0]
+    last = _last_decode(limits)
     points = _with_unseen(_busier(shapes, last, limits), _unseen_decode(last, limits))
     rows = _axis(points, "batch", _OUTER, keep=[last, *compiled])
     blocks = _axis(points, "context_blocks", _INNER, keep=[last, *compiled])
@@ -132,6 +133,14 @@ def prefill_curve(
         ]
 
     return PhaseCurve(cuts.costs, buckets, last)
+
+
+def _last_decode(limits: BucketLimits) -> Bucket:
+    """The bucket that covers every decode batch, also one whose sequences share blocks beyond the pool's."""
+    last = missing_decode((), limits)[0]
+    blocks = max(last.context_blocks, exponential_ranges(limits).decode_blocks.maximum)
+    rows = limits.max_num_seqs if limits.contiguous else min(limits.max_num_seqs, blocks)
+    return Bucket(rows, 1, blocks)
 
 
 def _axis(points: Points, name: str, most: int, *, keep: Sequence[Bucket]) -> list[int]:
