@@ -32,6 +32,8 @@ def settings(prefix: str) -> SettingsConfigDict:
         extra="forbid",
         frozen=True,
         validate_default=True,
+        # inf and nan pass for numbers, and JSON, in which options go to other processes, has neither.
+        allow_inf_nan=False,
     )
 
 

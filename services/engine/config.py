@@ -77,7 +77,10 @@ class EngineConfig(RpcConfig):
         "and KV together. On a CPU KV gets never more than 2 GiB of it.",
     )
     kv_cache_gib: float | None = Field(
-        None, gt=0, description="Size of the KV pool in GiB. Absent: what gpu_memory_utilization leaves."
+        None,
+        gt=0,
+        le=1_048_576,
+        description="Size of the KV pool in GiB. Absent: what gpu_memory_utilization leaves.",
     )
     block_size: int = Field(32, ge=1, le=1024, description="Tokens of one KV block.")
     enable_prefix_caching: bool = Field(

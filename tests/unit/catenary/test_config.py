@@ -18,11 +18,12 @@ class ExampleConfig(ServiceConfig):
     warm: bool = Field(True, description="Warm up.")
     model_dir: Path | None = Field(None, description="Directory | of the model.")
     api_key: tuple[str, ...] = Field((), max_length=1, description="Keys.")
+    pool: float | None = Field(None, gt=0, description="Size of a pool.")
 
 
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("LISTEN", "MAX_MODEL_LEN", "WARM", "MODEL_DIR", "API_KEY", "CONFIG", "LOG_LEVEL"):
+    for name in ("LISTEN", "MAX_MODEL_LEN", "WARM", "MODEL_DIR", "API_KEY", "POOL", "CONFIG", "LOG_LEVEL"):
         monkeypatch.delenv(f"CATENARY_EXAMPLE_{name}", raising=False)
 
 
@@ -96,6 +97,9 @@ def test_an_empty_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
         (("--max-model-len", "0"), ("--max-model-len", "'0'", "greater than 0")),
         (("--max-model-len", "many"), ("--max-model-len", "'many'", "integer")),
         (("--max-model-len",), ("--max-model-len", "expected one argument")),
+        (("--pool", "inf"), ("--pool", "'inf'", "finite")),
+        (("--pool", "1e999"), ("--pool", "finite")),
+        (("--pool", "nan"), ("--pool", "finite")),
         (("--max-model-lens", "3"), ("unknown option --max-model-lens", "did you mean --max-model-len")),
         (("--max", "3"), ("unknown option --max",)),
         (("serve",), ("unexpected argument",)),
