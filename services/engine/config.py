@@ -99,7 +99,7 @@ class EngineConfig(RpcConfig):
         256, ge=0, le=1_000_000, description="Sequences that may wait beyond those; more are refused."
     )
     max_num_batched_tokens: int = Field(
-        512, ge=1, description="Tokens of one step, prefill and decode together."
+        512, ge=1, le=1_048_576, description="Tokens of one step, prefill and decode together."
     )
     max_prefill_batch: int = Field(
         4, ge=1, le=256, description="Sequences whose prompts are computed together in one forward."

@@ -32,14 +32,14 @@ class BucketsConfig(ServiceConfig):
     )
     block_size: int = Field(32, ge=1, le=1024, description="Tokens of one KV block.")
     max_num_seqs: int = Field(32, ge=1, le=4096, description="Sequences that run at once.")
-    max_num_batched_tokens: int = Field(512, ge=1, description="Tokens of one step.")
+    max_num_batched_tokens: int = Field(512, ge=1, le=1_048_576, description="Tokens of one step.")
     max_prefill_batch: int = Field(
         4, ge=1, le=256, description="Sequences whose prompts are computed together in one forward."
     )
     kv_blocks: int | None = Field(
-        None, ge=1, description="Blocks of the KV pool. Absent: what kv_cache_gib holds."
+        None, ge=1, le=2**31, description="Blocks of the KV pool. Absent: what kv_cache_gib holds."
     )
-    kv_cache_gib: float = Field(2.0, gt=0, description="Size of the KV pool in GiB.")
+    kv_cache_gib: float = Field(2.0, gt=0, le=1_048_576, description="Size of the KV pool in GiB.")
     kv_bytes_per_token: int | None = Field(
         None, ge=1, description="KV of one token over all layers. Absent: from the model's config."
     )
@@ -76,13 +76,18 @@ class BucketsConfig(ServiceConfig):
         None, ge=2, description="Graphs that learned may have. Absent: as many as exponential has."
     )
     graph_budget_gib: float | None = Field(
-        None, gt=0, description="GiB of graphs that learned may have, in place of max_graphs."
+        None, gt=0, le=1_048_576, description="GiB of graphs that learned may have, in place of max_graphs."
     )
-    prefill_graph_mib: float = Field(20.0, gt=0, description="Memory of an average prefill graph in MiB.")
-    decode_graph_mib: float = Field(4.0, gt=0, description="Memory of an average decode graph in MiB.")
+    prefill_graph_mib: float = Field(
+        20.0, ge=0.001, le=1_000_000, description="Memory of an average prefill graph in MiB."
+    )
+    decode_graph_mib: float = Field(
+        4.0, ge=0.001, le=1_000_000, description="Memory of an average decode graph in MiB."
+    )
     padding_price: float = Field(
         0.1,
         ge=0,
+        le=1_000,
         description="What learned lets a padding of 100 % cost beyond the time it takes, as a share of the "
         "phase's time.",
     )
@@ -90,7 +95,7 @@ class BucketsConfig(ServiceConfig):
         None, description="Bucket file of graphs that are compiled already; learned prefers them."
     )
     new_graph_price: float = Field(
-        0.0, ge=0, description="Share of the total time that a graph beyond compiled has to save."
+        0.0, ge=0, le=1_000, description="Share of the total time that a graph beyond compiled has to save."
     )
     learn: Path | None = Field(None, description="File to write learned's buckets to.")
 
@@ -99,9 +104,13 @@ class BucketsConfig(ServiceConfig):
         description="Step times: measured are fitted to the length file's, estimated come from the model's "
         "size and the device. auto: measured if the file has enough.",
     )
-    memory_tb_s: float = Field(2.45, gt=0, description="Memory bandwidth of the device in TB/s.")
-    compute_tflops: float = Field(432.0, gt=0, description="Matrix speed of the device in TFLOPS.")
-    launch_ms: float = Field(0.2, ge=0, description="Least time of a forward in milliseconds.")
+    memory_tb_s: float = Field(
+        2.45, ge=0.0001, le=1_000_000, description="Memory bandwidth of the device in TB/s."
+    )
+    compute_tflops: float = Field(
+        432.0, ge=0.0001, le=1_000_000_000, description="Matrix speed of the device in TFLOPS."
+    )
+    launch_ms: float = Field(0.2, ge=0, le=60_000, description="Least time of a forward in milliseconds.")
 
     format: Literal["table", "json"] = Field(
         "table", description="What to print; --json is short for --format json."
