@@ -11,6 +11,10 @@ from services.engine.model.errors import ModelError
 
 _MAX_HEADER_BYTES = 100 * 2**20
 _INDEX = "model.safetensors.index.json"
+_QUANTIZATION = ("quantization_config", "compression_config")
+_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+# Masks and positions, which old checkpoints hold beside their weights.
+_INTEGERS = frozenset({"BOOL", "U8", "I32", "I64"})
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -39,8 +43,14 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def check_directory(directory: Path) -> dict[str, Any]:
-    """Checks config.json and every weight file's header and size; returns the config. Raises ModelError."""
+    """Checks config.json and every weight file's header and size; returns the config. Raises ModelError.
+
+    Quantized weights are refused whatever the config says: read as plain numbers, without their scales, they
+    would load and mean nothing.
+    """
     config = read_config(directory)
+    if any(config.get(name) for name in _QUANTIZATION):
+        raise ModelError(f"model {directory} has quantized weights, which are not supported yet")
     for path in weight_files(directory):
         check_safetensors(path)
     return config
@@ -71,7 +81,9 @@ def weight_files(directory: Path) -> tuple[Path, ...]:
 
 
 def check_safetensors(path: Path) -> None:
-    """Compares a safetensors file's header with its size. Raises ModelError if it is cut short or broken."""
+    """Compares a safetensors file's header with its size. Raises ModelError if it is cut short or broken, or
+    holds quantized weights.
+    """
     size = path.stat().st_size
     try:
         with path.open("rb") as file:
@@ -80,7 +92,9 @@ def check_safetensors(path: Path) -> None:
             if not 2 <= length <= _MAX_HEADER_BYTES or 8 + length > size:
                 raise ModelError(f"{path} is cut short or not a safetensors file")
             header = json.loads(file.read(length))
-        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        header.pop("__metadata__", None)
+        ends = [entry["data_offsets"][1] for entry in header.values()]
+        kinds = {str(name): str(entry["dtype"]) for name, entry in header.items()}
         data_bytes = max(ends, default=0)
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         raise ModelError(f"{path} has a broken safetensors header") from None
@@ -92,3 +106,8 @@ def check_safetensors(path: Path) -> None:
         raise ModelError(
             f"{path} is cut short: it has {size} bytes, its header says {8 + length + data_bytes}"
         )
+    for name, kind in kinds.items():
+        if kind not in _FLOATS and (kind not in _INTEGERS or name.endswith("weight")):
+            raise ModelError(
+                f"tensor {name} of {path} is of type {kind}: quantized weights are not supported yet"
+            )

@@ -47,8 +47,6 @@ def model_class(directory: Path, config: dict[str, Any]) -> type[PreTrainedModel
         raise ModelError(f"architecture {name} is not supported: it keeps a recurrent state beside its KV")
     if config.get("is_encoder_decoder"):
         raise ModelError(f"architecture {name} is not supported: it is an encoder-decoder")
-    if config.get("quantization_config"):
-        raise ModelError(f"model {directory} has quantized weights, which are not supported yet")
     result: type[PreTrainedModel] = found
     return result
 
