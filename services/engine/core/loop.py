@@ -141,7 +141,8 @@ class CoreLoop:
         except Exception as error:
             self._failed_steps += 1
             self._recorder.ended(step.number, step.plan, whole=False)
-            sequences = list(step.plan.sequences())
+            # It may have failed before it moved blocks, whose new places then hold somebody else's KV.
+            sequences = list(dict.fromkeys((*step.plan.sequences(), *step.plan.moved)))
             log.exception("a step failed", sequences=len(sequences))
             if self._device.out_of_memory(error):
                 # The device goes on, and other shapes may well fit.

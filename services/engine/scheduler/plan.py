@@ -54,7 +54,8 @@ class StepPlan:
     """At most one prefill forward and one decode forward. A bucket is None if its forward has no rows.
 
     `preempted` lost their blocks while the step was planned; they are not in it. `moves` are block copies, to
-    be done before anything else of the step: all sources are read before a target is written.
+    be done before anything else of the step: all sources are read before a target is written. `moved` are
+    the sequences whose blocks those are, in the step or not.
     """
 
     prefills: tuple[PrefillChunk, ...]
@@ -63,6 +64,7 @@ class StepPlan:
     bucket_prefill: Bucket | None
     bucket_decode: Bucket | None
     moves: tuple[BlockMove, ...] = ()
+    moved: tuple[Sequence, ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -76,8 +76,9 @@ class Planner:
         if not decoding and not prefill.chunks:
             return None
         moves: tuple[BlockMove, ...] = ()
+        moved: tuple[Sequence, ...] = ()
         if self._config.contiguous:
-            moves = move_blocks(self._running, self._pool, self._config.max_block_moves)
+            moves, moved = move_blocks(self._running, self._pool, self._config.max_block_moves)
         return StepPlan(
             prefills=tuple(prefill.chunks),
             decodes=book_decodes(decoding, self._running, self._pool.block_size),
@@ -85,6 +86,7 @@ class Planner:
             bucket_prefill=prefill.bucket,
             bucket_decode=self._decode_bucket(decoding, blocks) if decoding else None,
             moves=moves,
+            moved=moved,
         )
 
     def preempt(self, victim: Sequence) -> None:

@@ -20,6 +20,7 @@ def test_holes_are_filled_and_tables_follow() -> None:
     engine.abort(1)
     plan = make_step(engine)
     assert plan.moves == (BlockMove(5, 0), BlockMove(4, 1))
+    assert plan.moved == (last,)
     assert (last.block_table, last.highest_block, pool.highest_used) == ([1, 0], 1, 1)
     assert plan.bucket_decode is not None
     assert plan.bucket_decode.context_blocks < 6

@@ -11,7 +11,7 @@ import torch
 
 from services.engine.config import EngineConfig
 from services.engine.device import CpuDevice
-from services.engine.link import AbortSequences
+from services.engine.link import AbortSequences, FinishReason
 from services.engine.model.paged import PagedModel
 from tests.support.torch_engine import VOCAB, LocalCore, save_tiny_model, tiny_options
 
@@ -62,6 +62,47 @@ def test_answers_equal_those_of_fetching_by_id_while_blocks_move(
     assert dense.engine.graphs.first_seen == 0
     for key in keys[1::5]:
         assert dense.outputs[key].token_ids == plain.outputs[key].token_ids
+
+
+def test_a_step_that_fails_before_its_moves_ends_those_whose_blocks_moved(directory: Path) -> None:
+    options: dict[str, Any] = {
+        "enable_prefix_caching": False,
+        "max_prefill_batch": 1,
+        "max_num_batched_tokens": 16,
+    }
+    plain = LocalCore(tiny_options(directory, **options))
+    dense = LocalCore(tiny_options(directory, contiguous_kv=True, **options))
+    executor: Any = dense.engine.runner._executor
+    forward = executor.forward
+    failed: list[int] = []
+
+    def failing(inputs: Any) -> Any:
+        if inputs.moves is not None and not failed:
+            failed.append(1)
+            raise RuntimeError("the device is unhappy")
+        return forward(inputs)
+
+    executor.forward = failing
+    first = dense.submit([9] * 60)
+    while not dense.outputs[first].token_ids:
+        dense.step()
+    # Their prompts take turns, so one of them is not in the step that moves the blocks of both.
+    prompts = [[5, 7 + i] * 30 for i in range(2)]
+    keys = [dense.submit(prompt, max_tokens=5) for prompt in prompts]
+    dense.step()
+    dense.step()
+    dense.loop.handle(AbortSequences([first]))
+    dense.run()
+    assert failed
+    for key in keys:
+        end = dense.outputs[key].end
+        assert end is not None
+        assert end.reason is FinishReason.ERROR
+    again = [core.submit(prompts[0], max_tokens=5) for core in (plain, dense)]
+    plain.run()
+    dense.run()
+    assert dense.outputs[again[1]].token_ids == plain.outputs[again[0]].token_ids
+    dense.engine.scheduler.check()
 
 
 def test_contiguous_kv_excludes_prefix_caching() -> None:
