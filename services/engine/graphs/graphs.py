@@ -49,9 +49,11 @@ class Graphs:
             return bucket
         if self._on_demand and (phase, bucket) not in self._refused:
             return bucket
-        if (phase, bucket) not in self._chosen:
-            self._chosen[phase, bucket] = self._nearest(phase, bucket)
-        return self._chosen[phase, bucket]
+        # The device's thread clears the choices when it captures.
+        chosen = self._chosen.get((phase, bucket))
+        if chosen is None:
+            chosen = self._chosen[phase, bucket] = self._nearest(phase, bucket)
+        return chosen
 
     def _nearest(self, phase: Phase, bucket: Bucket) -> Bucket:
         covering = [

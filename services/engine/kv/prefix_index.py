@@ -29,11 +29,6 @@ class PrefixIndex:
     def __contains__(self, block: int) -> bool:
         return block in self._stored
 
-    @property
-    def idle_count(self) -> int:
-        """Cached blocks that no sequence uses."""
-        return len(self._idle)
-
     def lookup(self, hashes: Sequence[bytes]) -> list[int]:
         """The blocks of the longest prefix of `hashes` that is cached."""
         found: list[int] = []
