@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -78,7 +79,7 @@ def test_c65_requests_after_warm_up_capture_nothing_and_leak_nothing(directory: 
 def test_c66_buckets_without_memory_are_skipped_and_listed_and_requests_served(
     directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def too_large(tensors: tuple[torch.Tensor, ...]) -> bool:
+    def too_large(tensors: Sequence[torch.Tensor]) -> bool:
         return len(tensors) > 1 and tensors[0].shape[0] > 16
 
     expected = {
