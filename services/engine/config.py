@@ -176,7 +176,8 @@ class EngineConfig(RpcConfig):
         0.1,
         ge=0,
         lt=1,
-        description="Share of the usable memory that is set aside for graphs until a run has measured them.",
+        description="Share of the usable memory that is set aside for graphs until a run has measured them. "
+        "This and max_capture_tokens concern devices that record graphs: a CPU does not.",
     )
     graph_prompt_ratio: float = Field(
         0.3, ge=0, le=1, description="Share of the graph memory that prefill graphs get first."

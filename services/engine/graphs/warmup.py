@@ -16,6 +16,8 @@ from services.engine.graphs.phase import Key, Phase, name_of
 log = get_logger(__name__)
 
 _GIB = 2**30
+# As people grep for them.
+_TITLES = {phase: phase.value.capitalize() for phase in Phase} | {Phase.PREFILL: "Prompt"}
 
 Dummy = Callable[[Phase, Key], None]
 """Runs a forward of this shape on padding alone, through `Graphs.run`, and waits for it."""
@@ -23,17 +25,25 @@ Dummy = Callable[[Phase, Key], None]
 
 @dataclass(slots=True)
 class WarmUpReport:
-    """What a warm-up did. `graph_bytes` is what the captures hold, `missing_bytes` what more the shapes that
-    did not fit the budget were expected to take; `unusable` had no memory even to run once."""
+    """What a warm-up did.
+
+    bytes_of: what the captures of a phase hold; missing_bytes: what more the shapes over budget were expected
+    to take; unusable: shapes without memory even to run once.
+    """
 
     captured: list[Shape] = field(default_factory=list)
     eager: list[Shape] = field(default_factory=list)
     out_of_memory: list[Shape] = field(default_factory=list)
     over_budget: list[Shape] = field(default_factory=list)
     unusable: list[Shape] = field(default_factory=list)
-    graph_bytes: int = 0
+    bytes_of: dict[Phase, int] = field(default_factory=dict)
     missing_bytes: int = 0
     seconds: float = 0.0
+
+    @property
+    def graph_bytes(self) -> int:
+        """What all captures hold."""
+        return sum(self.bytes_of.values())
 
 
 class WarmUp:
@@ -109,7 +119,7 @@ class WarmUp:
             return
         self._schedule.captured(shape, use.kept)
         self.report.captured.append(shape)
-        self.report.graph_bytes += use.kept
+        self.report.bytes_of[shape.phase] = self.report.bytes_of.get(shape.phase, 0) + use.kept
         self._log("Graph", shape)
 
     def _run(self, shape: Shape) -> None:
@@ -128,7 +138,7 @@ class WarmUp:
     def _log(self, kind: str, shape: Shape) -> None:
         self.done = min(self.done + 1, self.total)
         free = self._device.memory().free / _GIB
-        phase = "prompt" if shape.phase is Phase.PREFILL else shape.phase.value
+        phase = _TITLES[shape.phase].lower()
         name = name_of(shape.phase, shape.key).split(" ", 1)[1]
         log.info(f"[Warmup][{kind}/{phase}][{self.done}/{self.total}] {name} free_mem:{free:.2f} GiB")
 
@@ -136,9 +146,7 @@ class WarmUp:
         report = self.report
         self._graphs.complete()
         for phase in Phase:
-            captured = [shape for shape in report.captured if shape.phase is phase]
-            if captured:
-                log.info("captured", phase=phase.value, shapes=len(captured))
+            self._log_phase(phase)
         for text, shapes in (
             ("buckets over the graph budget run eagerly or in a larger one", report.over_budget),
             ("buckets without memory for a capture run eagerly or in another one", report.out_of_memory),
@@ -152,3 +160,14 @@ class WarmUp:
             f"graphs hold {report.graph_bytes / _GIB:.2f} GiB of device memory"
         )
         self._on_end(report)
+
+    def _log_phase(self, phase: Phase) -> None:
+        captured = [shape for shape in self.report.captured if shape.phase is phase]
+        if captured:
+            others = [*self.report.eager, *self.report.unusable]
+            count = len(captured) + sum(shape.phase is phase for shape in others)
+            used = self.report.bytes_of.get(phase, 0) / _GIB
+            log.info(
+                f"Graph/{_TITLES[phase]} captured:{len(captured)} ({len(captured) / count:.1%}) "
+                f"used_mem:{used:.2f} GiB"
+            )

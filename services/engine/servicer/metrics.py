@@ -31,6 +31,10 @@ class EngineCollector(Collector):
                 load.pending_prefill_tokens,
             ),
             "captured_buckets": ("Static shapes that are captured or compiled.", self._hub.graphs.captured),
+            "warmup_progress": (
+                "Warm-up done, 0 to 1; of the whole start while the engine starts.",
+                _warm_up(self._hub),
+            ),
             "attached_routers": ("Routers that this engine is attached to.", self._hub.attached_routers),
         }
         for name, (text, value) in gauges.items():
@@ -51,6 +55,12 @@ class EngineCollector(Collector):
             if label != "unspecified":
                 states.add_metric([label], float(number == load.state))
         yield states
+
+
+def _warm_up(hub: EngineHub) -> float:
+    if hub.ready is None:
+        return hub.progress.fraction or 0.0
+    return hub.graphs.warm / hub.graphs.to_warm if hub.graphs.to_warm else 1.0
 
 
 def _shapes(graphs: GraphLoad) -> Iterator[Metric]:
