@@ -126,7 +126,7 @@ def prepare(rows: list[RowParams], padded_rows: int, vocab_size: int, device: De
     penalties = _penalties(rows, padded_rows, device)
     drawn = [i for i, row in enumerate(rows) if not row.state.greedy]
     filtered = [i for i in drawn if rows[i].state.is_filtered(vocab_size)]
-    plain = [i for i in drawn if not rows[i].state.is_filtered(vocab_size)]
+    plain = sorted({*drawn}.difference(filtered)) if len(filtered) < len(drawn) else []
     asked = [i for i, row in enumerate(rows) if row.state.options.top_logprobs >= 0]
     pending = [row.pending_row for row in rows] + [None] * (padded_rows - len(rows))
     waits = (edits is not None or penalties is not None) and any(row is not None for row in pending)
@@ -265,12 +265,13 @@ def _pad(values: np.ndarray[Any, Any], missing: int) -> np.ndarray[Any, Any]:
     return np.concatenate((values, np.broadcast_to(values[:1], (missing,))))
 
 
+# torch takes several times as long as numpy to read a list.
 def _ints(device: Device, values: list[int]) -> torch.Tensor:
-    return device.to_device(torch.tensor(values, dtype=torch.int64))
+    return _send(device, np.array(values, dtype=np.int64))
 
 
 def _floats(device: Device, values: list[float], dtype: torch.dtype) -> torch.Tensor:
-    return device.to_device(torch.tensor(values, dtype=dtype))
+    return device.to_device(torch.from_numpy(np.array(values)).to(dtype))
 
 
 def _send(device: Device, values: np.ndarray[Any, Any]) -> torch.Tensor:

@@ -53,17 +53,20 @@ class SampledToken(Struct, frozen=True, gc=False):
 def unpack(host: torch.Tensor, rows: list[RowParams]) -> list[SampledToken]:
     """Reads the packed result of a step, [R, 3 + 2 * n] with R at least the number of rows, on the host."""
     width = (host.shape[1] - PACKED_HEAD) // 2
+    asked = [row.state.options.top_logprobs for row in rows]
+    asking = [index for index, count in enumerate(asked) if count >= 0]
+    # Only the rows that ask are read in full.
+    details = iter(host[asking, PACKED_HEAD - 1 :].tolist())
     results: list[SampledToken] = []
-    heads = host[: len(rows), :2].long().tolist()
     sampled = int(RowStatus.SAMPLED)
-    for index, ((token_id, status), row) in enumerate(zip(heads, rows, strict=True)):
+    for (token_id, status), count in zip(host[: len(rows), :2].long().tolist(), asked, strict=True):
+        values = next(details) if count >= 0 else None
         if status != sampled:
             results.append(SampledToken(None, status=RowStatus(status)))
-        elif (asked := row.state.options.top_logprobs) < 0:
+        elif values is None:
             results.append(SampledToken(token_id))
         else:
-            _, _, logprob, *rest = host[index].tolist()
-            results.append(SampledToken(token_id, logprob, best(rest, width, asked)))
+            results.append(SampledToken(token_id, values[0], best(values[1:], width, count)))
     return results
 
 
