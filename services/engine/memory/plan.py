@@ -50,11 +50,6 @@ class MemoryPlan:
         """What the engine may take of the free memory."""
         return int(self.free * self.utilization)
 
-    @property
-    def margin(self) -> int:
-        """What it leaves."""
-        return self.free - self.usable
-
 
 def plan_memory(
     *,

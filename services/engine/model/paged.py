@@ -69,7 +69,8 @@ class PagedModel(ABC):
     def copy_blocks(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
         """Copies blocks in all layers, int64 [N] each on the device.
 
-        All sources are read before a target is written. Targets are distinct.
+        All sources are read before a target is written. Targets are distinct, but for padding, which copies
+        one block to itself.
         """
         for cache in self._caches:
             cache.copy_blocks(sources, targets, self.block_size)

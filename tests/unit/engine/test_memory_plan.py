@@ -60,7 +60,6 @@ def test_example_b() -> None:
 def test_utilization_scales_what_is_free_and_not_the_device() -> None:
     memory = plan(50, 0.9, 0)
     assert memory.usable == 45 * GIB
-    assert memory.margin == 5 * GIB
     assert memory.kv == 45 * GIB
 
 
