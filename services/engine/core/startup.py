@@ -11,6 +11,7 @@ import torch
 
 import catenary
 from catenary.telemetry import get_logger
+from services.engine.bucketing import BucketPlan
 from services.engine.core.errors import StartError
 from services.engine.core.options import CoreOptions
 from services.engine.core.recording import ServingRecorder
@@ -104,11 +105,7 @@ def _start(options: CoreOptions, progress: Progress, device: Device) -> Engine:
     facts = read_facts(directory, config)
     if facts.ignored_sampling:
         log.warning("defaults of generation_config.json are not honoured", names=list(facts.ignored_sampling))
-    limit = facts.max_position or options.max_model_len or _DEFAULT_CONTEXT
-    if options.max_model_len is not None and options.max_model_len > limit:
-        raise StartError(
-            f"max-model-len {options.max_model_len} exceeds the model's context of {limit} tokens"
-        )
+    limit = _context_limit(options, facts)
     recorder = ServingRecorder(Path(options.record_lengths).expanduser() if options.record_lengths else None)
     check_weights_fit(directory, config, options.dtype, device)
     progress("loading weights", 0.3)
@@ -146,7 +143,33 @@ def _start(options: CoreOptions, progress: Progress, device: Device) -> Engine:
 
     progress("warming up", 0.8)
     background = warm_up(kind, options, device, graphs, runner, sizing, code, warming)
-    scheduler = Scheduler(
+    return Engine(
+        model=model,
+        scheduler=_make_scheduler(options, kv, buckets),
+        runner=runner,
+        graphs=graphs,
+        background=background,
+        device=device,
+        tracer=tracer,
+        recorder=recorder,
+        async_stepping=options.async_stepping,
+        ready=_ready(options, model, facts, kv),
+        code=code,
+    )
+
+
+def _context_limit(options: CoreOptions, facts: DirectoryFacts) -> int:
+    """Tokens of the longest sequence that the model knows. Raises StartError if the options want more."""
+    limit = facts.max_position or options.max_model_len or _DEFAULT_CONTEXT
+    if options.max_model_len is not None and options.max_model_len > limit:
+        raise StartError(
+            f"max-model-len {options.max_model_len} exceeds the model's context of {limit} tokens"
+        )
+    return limit
+
+
+def _make_scheduler(options: CoreOptions, kv: KvPlan, buckets: BucketPlan) -> Scheduler:
+    return Scheduler(
         SchedulerConfig(
             max_model_len=kv.max_model_len,
             max_num_seqs=options.max_num_seqs,
@@ -159,20 +182,6 @@ def _start(options: CoreOptions, progress: Progress, device: Device) -> Engine:
         ),
         BlockPool(kv.num_blocks, options.block_size, prefix_caching=options.enable_prefix_caching),
         buckets,
-    )
-    ready = _ready(options, model, facts, kv)
-    return Engine(
-        model=model,
-        scheduler=scheduler,
-        runner=runner,
-        graphs=graphs,
-        background=background,
-        device=device,
-        tracer=tracer,
-        recorder=recorder,
-        async_stepping=options.async_stepping,
-        ready=ready,
-        code=code,
     )
 
 
