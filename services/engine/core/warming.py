@@ -30,6 +30,9 @@ from services.engine.runner import Runner
 
 log = get_logger(__name__)
 
+# A warm-up with more shapes takes hours where each is compiled.
+_MANY_SHAPES = 2_000
+
 
 class WarmUpKind(Enum):
     """FULL before serving, BACKGROUND beside it, SKIP: each shape when it is first needed."""
@@ -63,6 +66,12 @@ def warm_up(
     smallest = ((Phase.PREFILL, sizing.buckets.prefill[0]), (Phase.DECODE, sizing.buckets.decode[0]))
     if kind is WarmUpKind.FULL:
         warm = _warm_up(options, device, graphs, runner, sizing, code)
+        if warm.total > _MANY_SHAPES:
+            log.warning(
+                "the warm-up has many shapes: --bucketing-strategy exponential, a learned bucket file, "
+                "a larger --block-size or --warmup background starts sooner",
+                shapes=warm.total,
+            )
         warm.run(progress)
         _refuse_unusable(warm.report)
     else:

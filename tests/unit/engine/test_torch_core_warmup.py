@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from services.engine.bucketing import Bucket
+from services.engine.core import warming
 from services.engine.core.errors import StartError
 from services.engine.device import Device, ExecutionMode
 from services.engine.graphs import Phase
@@ -264,3 +266,15 @@ def test_prompts_beyond_model_and_kv_are_refused_and_longer_than_a_bucket_are_ch
     assert end is not None
     assert end.error_code is CoreErrorCode.CONTEXT_LENGTH_EXCEEDED
     assert core.engine.graphs.first_seen == 0
+
+
+def test_a_warm_up_of_many_shapes_says_what_would_start_sooner(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warming, "_MANY_SHAPES", 5)
+    with capture_logs() as logs:
+        core = start(directory, tmp_path, GraphDevice(), warmup="full")
+    (warning,) = [line for line in logs if line["log_level"] == "warning"]
+    assert "learned bucket file" in warning["event"]
+    assert warning["shapes"] > 5
+    assert answers(core)
