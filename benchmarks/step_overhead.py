@@ -26,7 +26,7 @@ from services.engine.graphs import Graphs
 from services.engine.kv import BlockPool
 from services.engine.link import CapacityFacts, CoreReady, ModelFacts, SamplingOptions, SubmitSequence
 from services.engine.link.framing import DEFAULT_MAX_FRAME_BYTES, encode_frame
-from services.engine.model.attention import LayerCache, LayerSpec
+from services.engine.model.attention import DecodeInputs, LayerCache, LayerSpec, PrefillInputs
 from services.engine.model.paged import PagedModel
 from services.engine.runner import KvLayout, Runner, StepTracer
 from services.engine.scheduler import Scheduler, SchedulerConfig
@@ -68,15 +68,12 @@ class ConstantModel(PagedModel):
     def _attach(self, caches: Sequence[LayerCache]) -> None:
         pass
 
-    def prefill(self, *tensors: torch.Tensor) -> torch.Tensor:
-        """Hidden states of zeros."""
-        return torch.zeros(tensors[0].shape[0], self.hidden_size)
-
-    def decode(self, *tensors: torch.Tensor) -> torch.Tensor:
-        """Hidden states of zeros, later."""
-        if self._seconds:
+    def _forward(
+        self, tokens: torch.Tensor, positions: torch.Tensor, inputs: PrefillInputs | DecodeInputs
+    ) -> torch.Tensor:
+        if self._seconds and isinstance(inputs, DecodeInputs):
             time.sleep(self._seconds)
-        return torch.zeros(tensors[0].shape[0], self.hidden_size)
+        return torch.zeros(tokens.shape[0], self.hidden_size)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Token 7 is always the best."""

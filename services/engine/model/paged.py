@@ -8,7 +8,14 @@ from collections.abc import Sequence
 import torch
 
 from services.engine.device import Device
-from services.engine.model.attention import LayerCache, LayerSpec
+from services.engine.model.attention import (
+    DecodeInputs,
+    LayerCache,
+    LayerSpec,
+    PrefillInputs,
+    decode_biases,
+    prefill_masks,
+)
 
 
 class PagedModel(ABC):
@@ -32,6 +39,7 @@ class PagedModel(ABC):
         # 0 until `allocate_kv`.
         self.block_size = 0
         self._caches: tuple[LayerCache, ...] = ()
+        self._windows: list[int | None] = []
 
     @abstractmethod
     def weight_bytes(self) -> int:
@@ -49,6 +57,7 @@ class PagedModel(ABC):
     def allocate_kv(self, num_blocks: int, block_size: int) -> None:
         """Allocates the caches, zeroed: `num_blocks` blocks and one more for padding, with id num_blocks."""
         self.block_size = block_size
+        self._windows = sorted({layer.window for layer in self.layers}, key=lambda window: window or 0)
         slots = (num_blocks + 1) * block_size
         self._caches = tuple(
             LayerCache.allocate(self.device, spec, slots, self.dtype) for spec in self.layers
@@ -75,7 +84,7 @@ class PagedModel(ABC):
         for cache in self._caches:
             cache.copy_blocks(sources, targets, self.block_size)
 
-    @abstractmethod
+    @torch.inference_mode()
     def prefill(
         self,
         tokens: torch.Tensor,
@@ -91,8 +100,14 @@ class PagedModel(ABC):
         own.
         Returns hidden states [B * Q, hidden_size], the final norm applied.
         """
+        batch, context = context_blocks.shape
+        masks = prefill_masks(
+            self._windows, context_lens, tokens.shape[0] // batch, context * self.block_size
+        )
+        inputs = PrefillInputs(batch, self.block_size, slots, context_blocks, masks)
+        return self._forward(tokens, positions, inputs)
 
-    @abstractmethod
+    @torch.inference_mode()
     def decode(
         self,
         tokens: torch.Tensor,
@@ -108,6 +123,14 @@ class PagedModel(ABC):
         [J] the row that owns each block, B for padding; starts [J] the position of each block's first token.
         Returns hidden states [B, hidden_size], the final norm applied.
         """
+        biases = decode_biases(self._windows, positions, rows, starts, self.block_size)
+        return self._forward(tokens, positions, DecodeInputs(slots, blocks, rows, biases))
+
+    @abstractmethod
+    def _forward(
+        self, tokens: torch.Tensor, positions: torch.Tensor, inputs: PrefillInputs | DecodeInputs
+    ) -> torch.Tensor:
+        """Hidden states [T, hidden_size] of tokens [T] at positions [T], the final norm applied."""
 
     @abstractmethod
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -7,13 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from services.engine.device import Device
-from services.engine.model.attention import (
-    DecodeInputs,
-    LayerCache,
-    PrefillInputs,
-    decode_biases,
-    prefill_masks,
-)
+from services.engine.model.attention import DecodeInputs, LayerCache, PrefillInputs
 from services.engine.model.decoder.decoder import Decoder
 from services.engine.model.paged import PagedModel
 
@@ -30,7 +24,6 @@ class DecoderModel(PagedModel):
         self.hidden_size = decoder.spec.hidden_size
         self.decoder = decoder
         self.layers = tuple(attention.layer_spec() for attention in decoder.attentions)
-        self._windows = sorted({layer.window for layer in self.layers}, key=lambda window: window or 0)
 
     def weight_bytes(self) -> int:
         return sum(parameter.nbytes for parameter in self.decoder.parameters())
@@ -43,35 +36,10 @@ class DecoderModel(PagedModel):
         for attention, cache in zip(self.decoder.attentions, caches, strict=True):
             attention.cache = cache
 
-    @torch.inference_mode()
-    def prefill(
-        self,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        slots: torch.Tensor,
-        context_blocks: torch.Tensor,
-        context_lens: torch.Tensor,
+    def _forward(
+        self, tokens: torch.Tensor, positions: torch.Tensor, inputs: PrefillInputs | DecodeInputs
     ) -> torch.Tensor:
-        batch, context = context_blocks.shape
-        masks = prefill_masks(
-            self._windows, context_lens, tokens.shape[0] // batch, context * self.block_size
-        )
-        inputs = PrefillInputs(batch, self.block_size, slots, context_blocks, masks)
         hidden: torch.Tensor = self.decoder(tokens, positions, inputs)
-        return hidden
-
-    @torch.inference_mode()
-    def decode(
-        self,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        slots: torch.Tensor,
-        blocks: torch.Tensor,
-        rows: torch.Tensor,
-        starts: torch.Tensor,
-    ) -> torch.Tensor:
-        biases = decode_biases(self._windows, positions, rows, starts, self.block_size)
-        hidden: torch.Tensor = self.decoder(tokens, positions, DecodeInputs(slots, blocks, rows, biases))
         return hidden
 
     @torch.inference_mode()

@@ -8,13 +8,7 @@ from typing import Any
 import torch
 
 from services.engine.device import Device
-from services.engine.model.attention import (
-    DecodeInputs,
-    LayerCache,
-    PrefillInputs,
-    decode_biases,
-    prefill_masks,
-)
+from services.engine.model.attention import DecodeInputs, LayerCache, PrefillInputs
 from services.engine.model.paged import PagedModel
 from services.engine.model.transformers_backend.architecture import first_line
 from services.engine.model.transformers_backend.attention import Probe, attach_cache
@@ -40,7 +34,6 @@ class TransformersModel(PagedModel):
         self.vocab_size = int(whole.shape[-1])
         self.layers = tuple(probe.layers[index] for index in sorted(probe.layers))
         self._modules = [probe.modules[index] for index in sorted(probe.modules)]
-        self._windows = sorted({layer.window for layer in self.layers}, key=lambda window: window or 0)
 
     def weight_bytes(self) -> int:
         return self._weight_bytes
@@ -55,34 +48,10 @@ class TransformersModel(PagedModel):
         for module, cache in zip(self._modules, caches, strict=True):
             attach_cache(module, cache)
 
-    @torch.inference_mode()
-    def prefill(
-        self,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        slots: torch.Tensor,
-        context_blocks: torch.Tensor,
-        context_lens: torch.Tensor,
+    def _forward(
+        self, tokens: torch.Tensor, positions: torch.Tensor, inputs: PrefillInputs | DecodeInputs
     ) -> torch.Tensor:
-        batch, context = context_blocks.shape
-        masks = prefill_masks(
-            self._windows, context_lens, tokens.shape[0] // batch, context * self.block_size
-        )
-        inputs = PrefillInputs(batch, self.block_size, slots, context_blocks, masks)
         return _hidden(self._body, tokens, positions, inputs)
-
-    @torch.inference_mode()
-    def decode(
-        self,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        slots: torch.Tensor,
-        blocks: torch.Tensor,
-        rows: torch.Tensor,
-        starts: torch.Tensor,
-    ) -> torch.Tensor:
-        biases = decode_biases(self._windows, positions, rows, starts, self.block_size)
-        return _hidden(self._body, tokens, positions, DecodeInputs(slots, blocks, rows, biases))
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
