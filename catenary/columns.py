@@ -36,12 +36,8 @@ class RowLogprobs:
         self.top_logprobs += later.top_logprobs
 
 
-class LogprobValues(Protocol):
-    """The columns that RowLogprobs, LogprobColumns and the engine core's step have in common."""
-
-    @property
-    def sampled(self) -> Sequence[float]:
-        """One value per token."""
+class Alternatives(Protocol):
+    """The columns of the best alternatives of each token."""
 
     @property
     def top_counts(self) -> Sequence[int]:
@@ -56,7 +52,15 @@ class LogprobValues(Protocol):
         """One value for each of `top_ids`."""
 
 
-class PromptValues(Protocol):
+class LogprobValues(Alternatives, Protocol):
+    """The columns that RowLogprobs, LogprobColumns and the engine core's step have in common."""
+
+    @property
+    def sampled(self) -> Sequence[float]:
+        """One value per token."""
+
+
+class PromptValues(Alternatives, Protocol):
     """The columns that PromptLogprobColumns and the engine core's step have in common."""
 
     @property
@@ -70,18 +74,6 @@ class PromptValues(Protocol):
     @property
     def logprobs(self) -> Sequence[float]:
         """One value per token."""
-
-    @property
-    def top_counts(self) -> Sequence[int]:
-        """One count per token."""
-
-    @property
-    def top_ids(self) -> Sequence[int]:
-        """As many ids per token as its count says."""
-
-    @property
-    def top_logprobs(self) -> Sequence[float]:
-        """One value for each of `top_ids`."""
 
 
 @dataclass(slots=True)
@@ -184,7 +176,7 @@ def _split_prompts(values: PromptValues, count: int) -> dict[int, RowLogprobs]:
 
 
 def _split_logprobs(
-    rows: Sequence[int], counts: Sequence[int], sampled: list[float], values: LogprobValues | PromptValues
+    rows: Sequence[int], counts: Sequence[int], sampled: list[float], values: Alternatives
 ) -> dict[int, RowLogprobs]:
     """By row; counts has the tokens of each of `rows`."""
     top_counts = list(values.top_counts)
