@@ -11,11 +11,11 @@ import transformers
 from torch import nn
 from transformers import AttentionInterface
 
-from services.engine.device import Device, DeviceError
+from services.engine.device import Device
 from services.engine.model.errors import ModelError
 from services.engine.model.pooling.pooler import Pooler, add_states, finish
 from services.engine.model.pooling.settings import Pooling
-from services.engine.model.transformers_backend import checkpoint_dtype, first_line
+from services.engine.model.transformers_backend import first_line, load_module
 
 _IMPLEMENTATION = "catenary_bidirectional"
 
@@ -79,24 +79,17 @@ def load_encoder(
     kind: Any = getattr(transformers, ENCODERS[raw["model_type"]][0])
     try:
         config = kind.config_class.from_pretrained(directory, local_files_only=True)
-        chosen = device.choose_dtype(dtype, checkpoint_dtype(config.dtype))
-        model, report = kind.from_pretrained(
-            directory,
-            config=config,
-            dtype=chosen,
-            attn_implementation=_IMPLEMENTATION,
-            add_pooling_layer=False,
-            local_files_only=True,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
-    except DeviceError as error:
-        raise ModelError(str(error)) from None
     except Exception as error:
         raise ModelError(f"model {directory} cannot be loaded: {first_line(error)}") from None
-    missing = sorted(map(str, report["missing_keys"]))
-    if missing:
-        raise ModelError(f"model {directory} has no weights for {missing[0]} and {len(missing) - 1} more")
+    model, _ = load_module(
+        kind,
+        directory,
+        config,
+        device,
+        dtype=dtype,
+        attention=_IMPLEMENTATION,
+        add_pooling_layer=False,
+    )
     model.to(device.torch_device).eval().requires_grad_(False)
     return Encoder(model, device, pooling, _first_position(raw))
 

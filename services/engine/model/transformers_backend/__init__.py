@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from services.engine.model.transformers_backend.architecture import first_line, load_config, model_class
 from services.engine.model.transformers_backend.attention import UnsupportedAttention
-from services.engine.model.transformers_backend.loading import checkpoint_dtype, load_model
+from services.engine.model.transformers_backend.loading import (
+    checkpoint_dtype,
+    load_model,
+    load_module,
+)
 from services.engine.model.transformers_backend.paged_model import TransformersModel
 
 __all__ = [
@@ -14,5 +18,6 @@ __all__ = [
     "first_line",
     "load_config",
     "load_model",
+    "load_module",
     "model_class",
 ]

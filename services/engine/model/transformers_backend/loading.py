@@ -32,6 +32,19 @@ def load_model(
     raw = check_directory(directory)
     kind: Any = model_class(directory, raw)
     config = load_config(directory, raw["model_type"], kind, max_model_len)
+    model, chosen = load_module(kind, directory, config, device, dtype=dtype, attention=IMPLEMENTATION)
+    use_static_experts(model)
+    model.to(device.torch_device).eval().requires_grad_(False)
+    return TransformersModel(model, device, chosen)
+
+
+def load_module(
+    kind: Any, directory: Path, config: Any, device: Device, *, dtype: str, attention: str, **options: Any
+) -> tuple[Any, torch.dtype]:
+    """The module of class `kind` with a directory's weights, as the class loads it; and its dtype.
+
+    `attention` names a registered implementation; `options` go to the class. Raises ModelError.
+    """
     try:
         chosen = device.choose_dtype(dtype, checkpoint_dtype(config.dtype))
     except DeviceError as error:
@@ -41,21 +54,18 @@ def load_model(
             directory,
             config=config,
             dtype=chosen,
-            attn_implementation=IMPLEMENTATION,
+            attn_implementation=attention,
             local_files_only=True,
             use_safetensors=True,
             output_loading_info=True,
+            **options,
         )
     except Exception as error:
         raise ModelError(f"model {directory} cannot be loaded: {first_line(error)}") from None
     missing = sorted(str(name) for name in report["missing_keys"])
     if missing:
         raise ModelError(f"model {directory} has no weights for {missing[0]} and {len(missing) - 1} more")
-    use_static_experts(model)
-    model.to(device.torch_device)
-    model.eval()
-    model.requires_grad_(False)
-    return TransformersModel(model, device, chosen)
+    return model, chosen
 
 
 def checkpoint_dtype(value: Any) -> torch.dtype | None:
