@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.memory_link import MemoryLink
 from catenary.config import load
 from services.engine.config import EngineConfig
 from services.engine.core.loop import CoreLoop
@@ -23,26 +24,13 @@ from services.engine.core.startup import start_engine
 from services.engine.link import CoreStep, SamplingOptions, SubmitSequence
 
 
-class Memory:
-    """Stands in for the core's socket to its servicer."""
-
-    def __init__(self) -> None:
-        self.sent: list[Any] = []
-
-    def send(self, message: Any) -> None:
-        self.sent.append(message)
-
-    def poll(self, timeout: float | None = 0.0) -> list[Any]:
-        return []
-
-
 class Core:
     """A core in this process, one sequence at a time."""
 
     def __init__(self, config: EngineConfig) -> None:
         options = decode_options(config.model_dump_json().encode())
         self.engine = start_engine(options, lambda activity, fraction: None)
-        self.link = Memory()
+        self.link = MemoryLink()
         link: Any = self.link
         self.loop = CoreLoop(link, self.engine)
         self.keys = 0

@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.memory_link import MemoryLink
 from services.engine.config import EngineConfig
 from services.engine.core.loop import CoreLoop
 from services.engine.core.options import decode_options
@@ -39,19 +40,6 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--once", action="store_true", help="make one start and print its figures as JSON")
     return parser.parse_args(arguments)
-
-
-class Memory:
-    """Stands in for the core's socket to its servicer."""
-
-    def __init__(self) -> None:
-        self.sent: list[Any] = []
-
-    def send(self, message: Any) -> None:
-        self.sent.append(message)
-
-    def poll(self, timeout: float | None = 0.0) -> list[Any]:
-        return []
 
 
 def start_once(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -94,7 +82,7 @@ def start_once(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _answer(engine: Any, count: int) -> list[int]:
-    link: Any = Memory()
+    link: Any = MemoryLink()
     loop = CoreLoop(link, engine)
     loop.handle(
         SubmitSequence(
