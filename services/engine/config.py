@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_serializer, field_validator, model_validator
 
 from catenary.config import settings
 from catenary.rpc import RpcConfig, TlsFiles, parse_address
@@ -61,7 +61,10 @@ class EngineConfig(RpcConfig):
         description="What computes the model: our decoder, or transformers' own module. auto: the decoder "
         "where it knows everything that the model's config asks for.",
     )
-    device: Literal["cpu", "cuda", "hpu"] = Field("cpu", description="Device that computes.")
+    device: Literal["cpu", "cuda", "hpu", "sim"] = Field(
+        "cpu",
+        description="Device that computes. sim: an HPU simulated on the CPU that keeps its rules.",
+    )
     device_threads: int = Field(
         0,
         ge=0,
@@ -82,7 +85,9 @@ class EngineConfig(RpcConfig):
         le=1_048_576,
         description="Size of the KV pool in GiB. Absent: what gpu_memory_utilization leaves.",
     )
-    block_size: int = Field(32, ge=1, le=1024, description="Tokens of one KV block.")
+    block_size: int | None = Field(
+        None, ge=1, le=1024, description="Tokens of one KV block. Absent: 128 on an HPU, 32 elsewhere."
+    )
     enable_prefix_caching: bool = Field(
         True, description="Keep the KV of full blocks for other prompts that begin alike, as memory allows."
     )
@@ -288,6 +293,10 @@ class EngineConfig(RpcConfig):
                 "contiguous-kv excludes enable-prefix-caching, whose blocks are fetched by id: switch one off"
             )
         return self
+
+    @field_serializer("block_size")
+    def _number_for_the_core(self, value: int | None) -> int:
+        return value or 0
 
     @field_validator("router")
     @classmethod

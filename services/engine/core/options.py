@@ -21,6 +21,7 @@ class CoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     device_threads: int
     gpu_memory_utilization: float
     kv_cache_gib: float | None
+    # 0: the device's own.
     block_size: int
     enable_prefix_caching: bool
     contiguous_kv: bool

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from msgspec.structs import replace
 
 import catenary
 from catenary.telemetry import get_logger
@@ -75,6 +76,7 @@ def start_engine(options: CoreOptions, progress: Progress, device: Device | None
     """Loads everything, onto the device of the options unless one is given. Raises StartError."""
     try:
         device = device or _open_device(options)
+        options = replace(options, block_size=options.block_size or device.default_block_size)
         return _start(options, progress, device)
     except (ModelError, DeviceError, InsufficientMemory, ValueError) as error:
         raise StartError(" ".join(str(error).split())) from error

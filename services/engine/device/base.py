@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,6 +40,10 @@ class Device(ABC):
     kv_limit: int | None = None
     # Whether `measure` is exact and a large forward cheap, so that activations are measured at start.
     measures_activations = True
+    # Whether each new shape costs a compilation, so that all of a step runs in few static shapes.
+    static_shapes = False
+    # Tokens of a KV block unless the operator names a size.
+    default_block_size = 32
 
     def __init__(self, mode: ExecutionMode = ExecutionMode.EAGER) -> None:
         self.mode = mode
@@ -137,6 +142,25 @@ class Device(ABC):
     def compilations(self) -> int:
         """How often something was compiled or recompiled so far; 0 where nothing is."""
         return 0
+
+    def counters(self) -> dict[str, int]:
+        """What the device did since its start, as far as it can tell, for metrics.
+
+        Names: captures, replays, mark_steps, backend_compilations, graph_compilations, cpu_fallbacks.
+        """
+        return {}
+
+    def flush(self) -> None:
+        """Gives the device what a lazy one has collected so far; does nothing elsewhere."""
+        return
+
+    def layer_done(self, index: int) -> None:
+        """Told by a model after each of its layers, from 0: a lazy device ends a piece of its graph here."""
+        return
+
+    def step(self, number: int) -> AbstractContextManager[None]:
+        """Put around the device's part of a launched step, in the thread that runs it."""
+        return nullcontext()
 
     @abstractmethod
     def synchronize(self) -> None:

@@ -28,12 +28,12 @@ def execution_mode(
 ) -> ExecutionMode:
     """The mode that follows from the options `compile` and `enforce_eager`; `lazy` is PT_HPU_LAZY_MODE.
 
-    Only the device `hpu` reads `lazy`, with the meaning that Habana's bridge gives it: "0" (and absent) or
-    "1". Raises ValueError for contradictions.
+    Only an HPU, real or simulated, reads `lazy`, with the meaning that Habana's bridge gives it: "0" (and
+    absent) or "1". Raises ValueError for contradictions.
     """
     if compiled and enforce_eager:
         raise ValueError("compile and enforce-eager exclude each other: choose one")
-    if device == "hpu":
+    if device in ("hpu", "sim"):
         return _hpu_mode(compiled=compiled, enforce_eager=enforce_eager, lazy=lazy)
     if compiled:
         return ExecutionMode.COMPILE

@@ -61,13 +61,14 @@ class StepExecutor:
     @torch.inference_mode()
     def run(self, inputs: StepInputs, step: int) -> StepOutput:
         """Computes a step up to its copy to the host, which is begun."""
-        with self._tracer.span("forward", step):
-            parts = self.forward(inputs)
-        if inputs.sampling is not None:
-            with self._tracer.span("sample", step):
-                parts.append(self._sample(*inputs.sampling))
-        with self._tracer.span("copy", step):
-            copy = PackedCopy(self._device, parts)
+        with self._device.step(step):
+            with self._tracer.span("forward", step):
+                parts = self.forward(inputs)
+            if inputs.sampling is not None:
+                with self._tracer.span("sample", step):
+                    parts.append(self._sample(*inputs.sampling))
+            with self._tracer.span("copy", step):
+                copy = PackedCopy(self._device, parts)
         return StepOutput(
             copy, inputs.prefill is not None, inputs.prompts is not None, inputs.sampling is not None
         )

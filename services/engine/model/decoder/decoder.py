@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
@@ -51,6 +51,8 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.attentions = tuple(layer.attention for layer in layers)
         self.rotaries = nn.ModuleList(Rotary(rope, device) for rope in spec.ropes)
+        # Told of each layer whose operations were given to the device.
+        self.layer_done: Callable[[int], None] = _pass
         multiplier = torch.tensor(spec.embedding_multiplier)
         self._multiplier = float(multiplier.to(dtype) if spec.embedding_rounded else multiplier)
 
@@ -71,8 +73,9 @@ class Decoder(nn.Module):
         waves = [rotary(positions, self._dtype) for rotary in self.rotaries]
         # Nothing is to be added before the first layer; so it is one like the others.
         delta = torch.zeros_like(residual)
-        for layer, plan in zip(self.layers, self.spec.layers, strict=True):
+        for index, (layer, plan) in enumerate(zip(self.layers, self.spec.layers, strict=True)):
             delta, residual = layer(delta, residual, *waves[plan.rope], inputs)
+            self.layer_done(index)
         hidden: torch.Tensor = self.norm.fused(delta, residual)[0]
         return hidden
 
@@ -83,6 +86,10 @@ class Decoder(nn.Module):
             scores = scores / self.spec.logits_divisor
         cap = self.spec.logits_softcap
         return scores if cap is None else torch.tanh(scores / cap) * cap
+
+
+def _pass(index: int) -> None:
+    return
 
 
 class _Defaults:

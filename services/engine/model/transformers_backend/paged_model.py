@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,15 +35,23 @@ class TransformersModel(PagedModel):
         self.vocab_size = int(whole.shape[-1])
         self.layers = tuple(probe.layers[index] for index in sorted(probe.layers))
         self._modules = [probe.modules[index] for index in sorted(probe.modules)]
+        for index, layer in enumerate(self._layer_modules()):
+            layer.register_forward_hook(partial(_layer_done, device, index))
 
     def weight_bytes(self) -> int:
         return self._weight_bytes
 
     def compile_layers(self) -> None:
+        for module in self._layer_modules():
+            module.forward = self.device.compile(module.forward)
+
+    def _layer_modules(self) -> list[Any]:
         attentions = {id(module) for module in self._modules}
-        for module in self._body.modules():
-            if any(id(child) in attentions for child in module.children()):
-                module.forward = self.device.compile(module.forward)
+        return [
+            module
+            for module in self._body.modules()
+            if any(id(child) in attentions for child in module.children())
+        ]
 
     def _attach(self, caches: Sequence[LayerCache]) -> None:
         for module, cache in zip(self._modules, caches, strict=True):
@@ -84,6 +93,10 @@ def _hidden(
     )
     hidden: torch.Tensor = output.last_hidden_state
     return hidden[0]
+
+
+def _layer_done(device: Device, index: int, *call: object) -> None:
+    device.layer_done(index)
 
 
 def _weight_bytes(model: Any) -> int:
