@@ -28,8 +28,9 @@ from services.engine.link import CapacityFacts, CoreReady, ModelFacts, SamplingO
 from services.engine.link.framing import DEFAULT_MAX_FRAME_BYTES, encode_frame
 from services.engine.model.attention import DecodeInputs, LayerCache, LayerSpec, PrefillInputs
 from services.engine.model.paged import PagedModel
-from services.engine.runner import KvLayout, Runner, StepTracer
+from services.engine.runner import KvLayout, Runner
 from services.engine.scheduler import Scheduler, SchedulerConfig
+from services.engine.tracing import Profiler, StepTracer
 
 VOCAB = 512
 BLOCK_SIZE = 32
@@ -101,13 +102,25 @@ def make_core(running: int, *, overlap: bool, seconds: float = 0.0) -> CoreLoop:
     scheduler = Scheduler(
         config, BlockPool(blocks, BLOCK_SIZE, prefix_caching=True), build_plan("exponential", limits)
     )
-    graphs, tracer = Graphs(device, block_size=BLOCK_SIZE), StepTracer()
+    tracer = StepTracer()
+    graphs = Graphs(device, block_size=BLOCK_SIZE, tracer=tracer)
     model = ConstantModel(device, seconds)
     runner = Runner(model, device, KvLayout(BLOCK_SIZE, blocks), graphs, max_num_seqs=running, tracer=tracer)
     facts = ModelFacts(MAX_LEN, VOCAB, [2], "float32", "")
     ready = CoreReady(facts, CapacityFacts(BLOCK_SIZE, blocks, running, running, 8192))
     engine = Engine(
-        model, scheduler, runner, graphs, None, device, tracer, ServingRecorder(None), overlap, ready, None
+        model=model,
+        scheduler=scheduler,
+        runner=runner,
+        graphs=graphs,
+        background=None,
+        device=device,
+        tracer=tracer,
+        profiler=Profiler(tracer, max_events=200_000, device=device.profile),
+        recorder=ServingRecorder(None),
+        async_stepping=overlap,
+        ready=ready,
+        code=None,
     )
     link: Any = EncodingLink()
     return CoreLoop(link, engine)

@@ -162,6 +162,13 @@ class EngineConfig(RpcConfig):
         description="Write what every step does when to this file, as Chrome trace events "
         "(chrome://tracing, Perfetto). It grows as long as the engine runs.",
     )
+    profile_max_events: int = Field(
+        200_000,
+        ge=100,
+        le=10_000_000,
+        description="Events that a profile (catenary profile) keeps; it says how many more there were. One "
+        "takes about 1 KiB of memory until the profile ends.",
+    )
 
     compile: bool = Field(
         False,

@@ -15,10 +15,12 @@ from services.engine.core.warming import graph_load
 from services.engine.link import (
     AbortSequences,
     BlockingLink,
+    CancelProfile,
     CoreErrorCode,
     CoreLoad,
     CoreStep,
     FinishReason,
+    StartProfile,
     StopCore,
     SubmitSequence,
     ToCore,
@@ -49,6 +51,7 @@ class CoreLoop:
         self._graphs = engine.graphs
         self._background = engine.background
         self._tracer = engine.tracer
+        self._profiler = engine.profiler
         self._recorder = engine.recorder
         self._overlaps = engine.async_stepping
         self._vocab_size = engine.ready.model.vocab_size
@@ -66,7 +69,9 @@ class CoreLoop:
         self._report()
         while not self._stopping:
             self.advance()
-            for message in self._link.poll(0.0 if self.busy or self._warm_up() else None):
+            self.send_profile()
+            patience = 0.0 if self.busy or self._warm_up() else self._profiler.remaining
+            for message in self._link.poll(patience):
                 self.handle(message)
 
     @property
@@ -84,6 +89,10 @@ class CoreLoop:
                     finished = self._scheduler.end(key, FinishReason.ABORT)
                     if finished is not None:
                         self._step.add_outcome(finished, None)
+            case StartProfile():
+                self._profiler.start(message, self._runner.launches)
+            case CancelProfile():
+                self._profiler.cancel(message)
             case StopCore():
                 self._stopping = True
             case _:
@@ -104,6 +113,11 @@ class CoreLoop:
         elif self._background is not None:
             self._background.turn(busy=True)
 
+    def send_profile(self) -> None:
+        """Sends a profile that is over."""
+        for message in self._profiler.due():
+            self._link.send(message)
+
     def _warm_up(self) -> bool:
         """Goes on with a warm-up beside serving, for an idle engine; True if there was something to do."""
         if self._background is None or not self._background.turn(busy=False):
@@ -112,7 +126,10 @@ class CoreLoop:
         return True
 
     def _report(self) -> None:
-        self._link.send(CoreStep(columns=self._step.take(), load=self._load()))
+        load = self._load()
+        self._tracer.counters("sequences", running=load.running, waiting=load.waiting)
+        self._tracer.counters("KV blocks", used=load.used_blocks)
+        self._link.send(CoreStep(columns=self._step.take(), load=load))
 
     def _submit(self, message: SubmitSequence) -> None:
         sequence = sequence_from(message, self._eos_token_ids)
@@ -137,10 +154,12 @@ class CoreLoop:
         """Ends a step. One that failed ends its sequences; what the next computes for them is dropped."""
         self._steps += 1
         try:
-            result = step.result()
+            with self._tracer.span("wait", step.number):
+                result = step.result()
         except Exception as error:
             self._failed_steps += 1
             self._recorder.ended(step.number, step.plan, whole=False)
+            self._profiler.ended(step.number)
             # It may have failed before it moved blocks, whose new places then hold somebody else's KV.
             sequences = list(dict.fromkeys((*step.plan.sequences(), *step.plan.moved)))
             log.exception("a step failed", sequences=len(sequences))
@@ -161,6 +180,7 @@ class CoreLoop:
         self._recorder.ended(step.number, step.plan, whole=self._background is None)
         with self._tracer.span("commit", step.number):
             self._commit(step.plan, result)
+        self._profiler.ended(step.number)
 
     def _commit(self, plan: StepPlan, result: StepResult) -> None:
         ids: dict[int, int] = {}

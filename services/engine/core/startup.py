@@ -34,8 +34,9 @@ from services.engine.model import (
 )
 from services.engine.model.opening import open_model
 from services.engine.model.paged import PagedModel
-from services.engine.runner import KvLayout, Runner, StepTracer
+from services.engine.runner import KvLayout, Runner
 from services.engine.scheduler import Scheduler, SchedulerConfig
+from services.engine.tracing import EventFile, Profiler, StepTracer
 
 log = get_logger(__name__)
 
@@ -57,6 +58,7 @@ class Engine:
     background: BackgroundWarmUp | None
     device: Device
     tracer: StepTracer
+    profiler: Profiler
     recorder: ServingRecorder
     async_stepping: bool
     ready: CoreReady
@@ -137,7 +139,7 @@ def _start(options: CoreOptions, progress: Progress, device: Device) -> Engine:
     sizing = size_engine(options, device, model, limit, cache or default_cache_dir(), make_runner)
     kv, buckets = sizing.kv, sizing.buckets
     kind = warm_up_kind(options, device)
-    graphs = Graphs(device, block_size=options.block_size, on_demand=kind is WarmUpKind.SKIP)
+    graphs = Graphs(device, block_size=options.block_size, on_demand=kind is WarmUpKind.SKIP, tracer=tracer)
     runner = make_runner(kv.num_blocks, graphs)
 
     def warming(done: int, total: int) -> None:
@@ -153,6 +155,7 @@ def _start(options: CoreOptions, progress: Progress, device: Device) -> Engine:
         background=background,
         device=device,
         tracer=tracer,
+        profiler=Profiler(tracer, max_events=options.profile_max_events, device=device.profile),
         recorder=recorder,
         async_stepping=options.async_stepping,
         ready=_ready(options, model, facts, kv),
@@ -213,7 +216,7 @@ def _open_code_cache(
 
 def _open_tracer(path: str | None) -> StepTracer:
     try:
-        return StepTracer(Path(path) if path else None)
+        return StepTracer(*([EventFile(Path(path))] if path else ()))
     except OSError as error:
         raise StartError(f"trace-steps {path} cannot be written: {error.strerror}") from None
 

@@ -162,6 +162,14 @@ class Device(ABC):
         """Put around the device's part of a launched step, in the thread that runs it."""
         return nullcontext()
 
+    def profile(self) -> AbstractContextManager[list[dict[str, Any]]]:
+        """Records what the device does inside, with the device's own profiler.
+
+        Gives a list that holds events of Chrome's trace event format once it ends, in processes of their own,
+        at times of `time.perf_counter`. None here: a device without a profiler has nothing to tell.
+        """
+        return nullcontext([])
+
     @abstractmethod
     def synchronize(self) -> None:
         """Waits until the device has done all that was given to it. Not for work that runs on it."""

@@ -11,8 +11,10 @@ import torch
 from catenary.telemetry import get_logger
 from services.engine.bucketing import Bucket
 from services.engine.device import Device, Forward, ShapeKey, shape_key
-from services.engine.graphs.padding import PaddingCounter
+from services.engine.graphs.padding import PaddingCounter, PhaseWork
 from services.engine.graphs.phase import Key, Phase, name_of, size_of
+from services.engine.graphs.spans import describe
+from services.engine.tracing import StepTracer
 
 log = get_logger(__name__)
 
@@ -26,8 +28,11 @@ class Graphs:
     has, a bucket runs eagerly or in a larger one that is captured. `block_size` is that of the KV.
     """
 
-    def __init__(self, device: Device, *, block_size: int, on_demand: bool = True) -> None:
+    def __init__(
+        self, device: Device, *, block_size: int, on_demand: bool = True, tracer: StepTracer | None = None
+    ) -> None:
         self._device = device
+        self._tracer = tracer or StepTracer()
         self._block_size = block_size
         self._on_demand = on_demand
         self._replays: dict[ShapeKey, Forward] = {}
@@ -63,25 +68,51 @@ class Graphs:
         ]
         return min(covering, key=lambda key: (size_of(phase, key, self._block_size), key), default=bucket)
 
-    def run(self, phase: Phase, key: Key, forward: Forward, tensors: Sequence[torch.Tensor]) -> Any:
+    def run(
+        self,
+        phase: Phase,
+        key: Key,
+        forward: Forward,
+        tensors: Sequence[torch.Tensor],
+        work: PhaseWork | None = None,
+    ) -> Any:
         """Computes `forward(*tensors)`. `key` names the static shape, of which the tensors must be.
 
-        The result may be a buffer that the next run of the same shape overwrites. Raises what the forward
-        raises.
+        The result may be a buffer that the next run of the same shape overwrites. `work` is for traces.
+        Raises what the forward raises.
         """
+        with self._tracer.span(phase.value) as span:
+            before = 0 if span is None else self._device.compilations()
+            result, way = self._run(phase, key, forward, tensors)
+            if span is not None:
+                describe(
+                    span,
+                    key,
+                    work,
+                    way=way,
+                    compilations=self._device.compilations() - before,
+                    warming=self._warming == (phase, key),
+                )
+        return result
+
+    def _run(
+        self, phase: Phase, key: Key, forward: Forward, tensors: Sequence[torch.Tensor]
+    ) -> tuple[Any, str]:
+        """The result, and the way to it."""
         shape = shape_key(phase.value, tensors)
         compilations = self._device.compilations()
         first = self._device.shapes.note_key(shape)
         replay = self._replays.get(shape)
         if replay is not None:
-            result = replay(*tensors)
+            result, way = replay(*tensors), "replayed"
         elif self._captures((phase, key)):
             result = self._capture((phase, key), shape, forward, tensors)
+            way = "captured" if shape in self._replays else "eager"
         else:
-            result = self._device.run_eagerly(forward, tensors)
+            result, way = self._device.run_eagerly(forward, tensors), "eager"
         if self._serving and self._warming != (phase, key):
             self._note(phase, key, first or self._device.compilations() > compilations)
-        return result
+        return result, way
 
     def _captures(self, slot: Slot) -> bool:
         if not self._device.mode.captures or slot in self._refused:

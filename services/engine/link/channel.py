@@ -25,13 +25,17 @@ from services.engine.link.framing import (
 )
 from services.engine.link.messages import (
     AbortSequences,
+    CancelProfile,
     CoreFailed,
     CoreProgress,
     CoreReady,
     CoreStep,
     FromCore,
     Message,
+    ProfileEnd,
+    ProfilePart,
     StartCore,
+    StartProfile,
     StopCore,
     SubmitSequence,
     ToCore,
@@ -162,12 +166,14 @@ class AsyncLink:
 
 
 def _for_core(message: Message) -> ToCore:
-    if isinstance(message, StartCore | SubmitSequence | AbortSequences | StopCore):
+    if isinstance(
+        message, StartCore | SubmitSequence | AbortSequences | StartProfile | CancelProfile | StopCore
+    ):
         return message
     raise MalformedFrame("a message for the servicer reached the core")
 
 
 def _from_core(message: Message) -> FromCore:
-    if isinstance(message, CoreProgress | CoreReady | CoreStep | CoreFailed):
+    if isinstance(message, CoreProgress | CoreReady | CoreStep | ProfilePart | ProfileEnd | CoreFailed):
         return message
     raise MalformedFrame("a message for the core reached the servicer")

@@ -89,6 +89,24 @@ class AbortSequences(Struct, frozen=True, array_like=True, tag="abort"):
     keys: list[int]
 
 
+class StartProfile(Struct, frozen=True, array_like=True, tag="profile"):
+    """Records the next `steps` steps, or what comes of them in `seconds`; ends with a ProfileEnd of this id.
+
+    Takes the place of a profile that runs. `device_activities`: also what the device's own profiler sees.
+    """
+
+    id: int
+    steps: int
+    seconds: float
+    device_activities: bool = False
+
+
+class CancelProfile(Struct, frozen=True, array_like=True, tag="no_profile"):
+    """Gives this profile up. Nothing more comes of it, but what is on its way."""
+
+    id: int
+
+
 class StopCore(Struct, frozen=True, array_like=True, tag="stop"):
     """The core ends its process after the step it is in."""
 
@@ -226,12 +244,31 @@ class CoreStep(Struct, frozen=True, array_like=True, tag="step"):
     load: CoreLoad
 
 
+class ProfilePart(Struct, frozen=True, array_like=True, tag="profile_part"):
+    """The next bytes of a profile, which is a JSON document in Chrome's trace event format."""
+
+    id: int
+    data: bytes
+
+
+class ProfileEnd(Struct, frozen=True, array_like=True, tag="profile_end"):
+    """The profile is complete, with so many whole steps; `dropped_events` found no room.
+
+    Or it failed, and `error` is one line for the caller.
+    """
+
+    id: int
+    steps: int = 0
+    dropped_events: int = 0
+    error: str | None = None
+
+
 class CoreFailed(Struct, frozen=True, array_like=True, tag="failed"):
     """The core cannot go on and ends its process. `reason` is one line for the operator."""
 
     reason: str
 
 
-ToCore: TypeAlias = StartCore | SubmitSequence | AbortSequences | StopCore
-FromCore: TypeAlias = CoreProgress | CoreReady | CoreStep | CoreFailed
+ToCore: TypeAlias = StartCore | SubmitSequence | AbortSequences | StartProfile | CancelProfile | StopCore
+FromCore: TypeAlias = CoreProgress | CoreReady | CoreStep | ProfilePart | ProfileEnd | CoreFailed
 Message: TypeAlias = ToCore | FromCore

@@ -6,7 +6,6 @@ from services.engine.runner.launched import LaunchedStep, StepResult
 from services.engine.runner.layout import KvLayout
 from services.engine.runner.prompts import PromptScores, TokenScore
 from services.engine.runner.runner import PlanError, Runner
-from services.engine.runner.tracing import StepTracer
 
 __all__ = [
     "KvLayout",
@@ -15,6 +14,5 @@ __all__ = [
     "PromptScores",
     "Runner",
     "StepResult",
-    "StepTracer",
     "TokenScore",
 ]

@@ -8,13 +8,13 @@ import torch
 
 from services.engine.bucketing import Bucket
 from services.engine.device import Device
-from services.engine.graphs import Graphs, Phase
+from services.engine.graphs import Graphs, Phase, PhaseWork
 from services.engine.model.paged import PagedModel
 from services.engine.runner.packing import PackedCopy
 from services.engine.runner.phases import Phases
 from services.engine.runner.prompts import PromptRequests
-from services.engine.runner.tracing import StepTracer
 from services.engine.sampling import RowParams, SamplerInputs, prompt_logprobs, sample
+from services.engine.tracing import StepTracer
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -32,6 +32,8 @@ class StepInputs:
     sampled: list[RowParams] = field(default_factory=list)
     # The sequences' rows of the last tokens, padded to a static count, and what sampling needs beside them.
     sampling: tuple[torch.Tensor, SamplerInputs] | None = None
+    # What the forwards compute, for traces.
+    work: dict[Phase, PhaseWork] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +63,18 @@ class StepExecutor:
     @torch.inference_mode()
     def run(self, inputs: StepInputs, step: int) -> StepOutput:
         """Computes a step up to its copy to the host, which is begun."""
-        with self._device.step(step):
-            with self._tracer.span("forward", step):
+        with self._tracer.span("step", step) as span, self._device.step(step):
+            compilations = 0 if span is None else self._device.compilations()
+            with self._tracer.span("forward"):
                 parts = self.forward(inputs)
             if inputs.sampling is not None:
-                with self._tracer.span("sample", step):
+                with self._tracer.span("sample"):
                     parts.append(self._sample(*inputs.sampling))
-            with self._tracer.span("copy", step):
+            with self._tracer.span("copy"):
                 copy = PackedCopy(self._device, parts)
+            if span is not None:
+                # A lazy device compiles when it is flushed, which may be in none of the forwards.
+                span.args["compilations"] = self._device.compilations() - compilations
         return StepOutput(
             copy, inputs.prefill is not None, inputs.prompts is not None, inputs.sampling is not None
         )
@@ -87,13 +93,17 @@ class StepExecutor:
             self._graphs.run(Phase.CLEAR, inputs.clear.shape[0], self._model.clear_blocks, (inputs.clear,))
         if inputs.prefill is not None:
             bucket, tensors = inputs.prefill
-            hidden, harmless = self._graphs.run(Phase.PREFILL, bucket, self._phases.prefill, tensors)
+            hidden, harmless = self._graphs.run(
+                Phase.PREFILL, bucket, self._phases.prefill, tensors, inputs.work.get(Phase.PREFILL)
+            )
             parts.append(harmless)
             if inputs.prompts is not None:
                 parts.append(self._score(hidden, inputs.prompts))
         if inputs.decode is not None:
             bucket, tensors = inputs.decode
-            self._graphs.run(Phase.DECODE, bucket, self._phases.decode, tensors)
+            self._graphs.run(
+                Phase.DECODE, bucket, self._phases.decode, tensors, inputs.work.get(Phase.DECODE)
+            )
         return parts
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ import torch
 
 from services.engine.bucketing import Bucket
 from services.engine.device import Device, failed
-from services.engine.graphs import Graphs, Key, Phase
+from services.engine.graphs import Graphs, Key, Phase, PhaseWork
 from services.engine.model.paged import PagedModel
 from services.engine.runner.batches import BatchBuilder, begun_by_decode, begun_by_prefill
 from services.engine.runner.execution import StepExecutor, StepInputs
@@ -19,9 +19,9 @@ from services.engine.runner.prompts import request_scores, slice_rows
 from services.engine.runner.rows import row_params
 from services.engine.runner.staging import StepStaging
 from services.engine.runner.tables import BlockTables
-from services.engine.runner.tracing import StepTracer
 from services.engine.sampling import RowParams, SequenceStates, prepare
 from services.engine.scheduler import StepPlan
+from services.engine.tracing import StepTracer
 
 
 class PlanError(Exception):
@@ -120,13 +120,13 @@ class Runner:
             inputs.moves = self._builder.moves(plan.moves, count, staging.moves)
         begun: list[int] = []
         if plan.prefills:
-            bucket = self._prefill_bucket(plan)
+            bucket, inputs.work[Phase.PREFILL] = self._prefill_bucket(plan)
             begun += [*begun_by_prefill(plan.prefills, self._layout), self._layout.padding_block]
             inputs.prefill = bucket, self._builder.prefill(plan.prefills, bucket, staging.prefill)
             rows = slice_rows(self.row_counts)
             inputs.prompts = request_scores(plan.prefills, bucket.query, rows, staging.prompts)
         if plan.decodes:
-            bucket = self._decode_bucket(plan)
+            bucket, inputs.work[Phase.DECODE] = self._decode_bucket(plan)
             begun += begun_by_decode(plan.decodes, self._layout)
             first = len(inputs.sampled) - len(plan.decodes)
             inputs.decode = bucket, self._builder.decode(plan.decodes, bucket, first, staging.decode)
@@ -142,7 +142,7 @@ class Runner:
             )
         return inputs
 
-    def _prefill_bucket(self, plan: StepPlan) -> Bucket:
+    def _prefill_bucket(self, plan: StepPlan) -> tuple[Bucket, PhaseWork]:
         longest = max(chunk.length for chunk in plan.prefills)
         contexts = [-(-chunk.start // self._layout.block_size) for chunk in plan.prefills]
         bucket = plan.bucket_prefill
@@ -150,10 +150,10 @@ class Runner:
             raise PlanError(f"prefill bucket {bucket} does not hold the step")
         bucket = self._graphs.choose(Phase.PREFILL, bucket)
         tokens = sum(chunk.length for chunk in plan.prefills)
-        self._graphs.padding.add(Phase.PREFILL, bucket, tokens=tokens, blocks=sum(contexts))
-        return bucket
+        work = self._graphs.padding.add(Phase.PREFILL, bucket, tokens=tokens, blocks=sum(contexts))
+        return bucket, work
 
-    def _decode_bucket(self, plan: StepPlan) -> Bucket:
+    def _decode_bucket(self, plan: StepPlan) -> tuple[Bucket, PhaseWork]:
         blocks = sum(row.position // self._layout.block_size + 1 for row in plan.decodes)
         fetched = blocks
         if self._layout.contiguous:
@@ -162,5 +162,5 @@ class Runner:
         if bucket is None or not bucket.covers(len(plan.decodes), 1, fetched):
             raise PlanError(f"decode bucket {bucket} does not hold the step")
         bucket = self._graphs.choose(Phase.DECODE, bucket)
-        self._graphs.padding.add(Phase.DECODE, bucket, tokens=len(plan.decodes), blocks=blocks)
-        return bucket
+        work = self._graphs.padding.add(Phase.DECODE, bucket, tokens=len(plan.decodes), blocks=blocks)
+        return bucket, work
