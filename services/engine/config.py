@@ -9,6 +9,7 @@ from pydantic import Field, field_serializer, field_validator, model_validator
 
 from catenary.config import settings
 from catenary.rpc import RpcConfig, TlsFiles, parse_address
+from services.engine.bucketing import AXIS_OPTIONS, BucketAxes, long_name
 
 _PADDING_OPTIONS = (
     "bucketing_pad_ratio",
@@ -145,6 +146,30 @@ class EngineConfig(RpcConfig):
         ge=1,
         description="Strategy padding: most padded blocks of a decode batch. Absent: a quarter of the "
         "maximum.",
+    )
+    bucket_prefill_batch: str | None = Field(
+        None,
+        max_length=128,
+        description="Rows of prefill buckets: min=N,step=N,max=N,pad_max=N,pad_percent=N, any of these; what "
+        "is absent is the strategy's. padding takes all (the last two, most padding in units and in percent, "
+        "up to 50, replace the bucketing_pad options), linear the first three, exponential max.",
+    )
+    bucket_prefill_query: str | None = Field(
+        None,
+        max_length=128,
+        description="Tokens of a row of prefill buckets, as bucket_prefill_batch. Longer prompts are "
+        "computed in chunks of max. exponential takes min=1.",
+    )
+    bucket_prefill_context: str | None = Field(
+        None,
+        max_length=128,
+        description="Context blocks of a row of prefill buckets, as bucket_prefill_batch.",
+    )
+    bucket_decode_batch: str | None = Field(
+        None, max_length=128, description="Rows of decode buckets, as bucket_prefill_batch."
+    )
+    bucket_decode_blocks: str | None = Field(
+        None, max_length=128, description="KV blocks of decode buckets, as bucket_prefill_batch."
     )
     record_lengths: Path | None = Field(
         None,
@@ -285,6 +310,8 @@ class EngineConfig(RpcConfig):
         given = [name for name in _PADDING_OPTIONS if name in self.model_fields_set]
         if given and self.bucketing_strategy not in ("padding", "pad"):
             raise ValueError(f"{given[0]} needs bucketing_strategy padding, not {self.bucketing_strategy}")
+        axes = BucketAxes.parse({name: getattr(self, name) for name in AXIS_OPTIONS})
+        axes.check_strategy(long_name(self.bucketing_strategy))
         return self
 
     @model_validator(mode="after")

@@ -14,6 +14,7 @@ from services.engine.bucketing import (
     PaddingOptions,
     build_plan,
     covers_every_step,
+    narrow_limits,
     plan_of,
     read_bucket_file,
 )
@@ -78,7 +79,13 @@ def compare(config: BucketsConfig) -> Comparison:
             plans[name] = plan_of(learned, limits)
         else:
             padding = PaddingOptions(ratio=config.bucketing_pad_ratio)
-            plans[name] = build_plan(name, limits, padding=padding, file=config.bucketing_file)
+            plans[name] = build_plan(
+                name,
+                limits,
+                padding=padding,
+                file=config.bucketing_file,
+                axes=config.axes().taken_by(name),
+            )
     return Comparison(
         sizes=sizes,
         limits=limits,
@@ -105,7 +112,7 @@ def limits_of(config: BucketsConfig, sizes: ModelSizes) -> BucketLimits:
             f"{blocks} KV blocks of {config.block_size} tokens do not hold a sequence of {length}: "
             "raise kv-cache-gib or kv-blocks, or lower max-model-len"
         )
-    return BucketLimits(
+    limits = BucketLimits(
         block_size=config.block_size,
         max_model_len=length,
         max_num_seqs=config.max_num_seqs,
@@ -114,6 +121,7 @@ def limits_of(config: BucketsConfig, sizes: ModelSizes) -> BucketLimits:
         max_prefill_seqs=config.max_prefill_batch,
         contiguous=config.contiguous,
     )
+    return narrow_limits(limits, config.axes())
 
 
 def _lengths(

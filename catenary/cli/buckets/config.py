@@ -8,6 +8,7 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from catenary.config import ServiceConfig, settings
+from services.engine.bucketing import AXIS_OPTIONS, BucketAxes
 
 STRATEGIES = ("exponential", "linear", "padding", "file", "learned")
 PLOTS = (".svg", ".png")
@@ -56,6 +57,20 @@ class BucketsConfig(ServiceConfig):
     bucketing_pad_ratio: float = Field(
         0.25, ge=0, le=0.5, description="Strategy padding: largest share of padding in a bucket."
     )
+    bucket_prefill_batch: str | None = Field(
+        None,
+        max_length=128,
+        description="Rows of prefill buckets: min=N,step=N,max=N,pad_max=N,pad_percent=N, any of these. "
+        "Each strategy takes what it takes in an engine; max bounds the rows of all.",
+    )
+    bucket_prefill_query: str | None = Field(
+        None, max_length=128, description="Tokens of a row of prefill buckets; max bounds the chunks of all."
+    )
+    bucket_prefill_context: str | None = Field(
+        None, max_length=128, description="Context blocks of a row of prefill buckets."
+    )
+    bucket_decode_batch: str | None = Field(None, max_length=128, description="Rows of decode buckets.")
+    bucket_decode_blocks: str | None = Field(None, max_length=128, description="KV blocks of decode buckets.")
 
     lengths: Path | None = Field(
         None,
@@ -117,6 +132,10 @@ class BucketsConfig(ServiceConfig):
     )
     plot: Path | None = Field(None, description="Draw decode steps and buckets into this .svg or .png file.")
 
+    def axes(self) -> BucketAxes:
+        """The settings of the axes. Raises ValueError, one line that names the option."""
+        return BucketAxes.parse({name: getattr(self, name) for name in AXIS_OPTIONS})
+
     @field_validator("strategies")
     @classmethod
     def _strategies(cls, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -147,6 +166,8 @@ class BucketsConfig(ServiceConfig):
             raise ValueError("max_graphs and graph_budget_gib exclude each other")
         if (self.bucketing_file is None) is ("file" in self.strategies):
             raise ValueError("strategy file and bucketing_file need each other")
+        if self.axes() != BucketAxes() and not {"linear", "padding"} & {*self.strategies}:
+            raise ValueError("the bucket options need one of the strategies linear and padding")
         if "learned" not in self.strategies and (self.learn is not None or self.compiled is not None):
             raise ValueError("learn and compiled need the strategy learned")
         if self.step_times == "measured" and self.lengths is None:

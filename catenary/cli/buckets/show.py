@@ -40,6 +40,7 @@ def _entry(verdict: Verdict) -> dict[str, Any]:
         "decode_block_padding": found.decode_block_padding,
         "graph_bytes": verdict.graph_bytes,
         "covered": verdict.covered,
+        "notes": list(verdict.plan.notes),
         "omitted": [[b.batch, b.query, b.context_blocks] for b in verdict.plan.omitted],
     }
 
@@ -73,4 +74,5 @@ def as_table(comparison: Comparison) -> str:
             shown = ", ".join(str((b.batch, b.query, b.context_blocks)) for b in omitted[:_SHOWN_OMITTED])
             more = f" and {len(omitted) - _SHOWN_OMITTED} more" if len(omitted) > _SHOWN_OMITTED else ""
             lines.append(f"{name}: beyond the limits and left out: {shown}{more}")
+        lines += [f"{name}: {note}" for note in verdict.plan.notes]
     return "\n".join(lines)

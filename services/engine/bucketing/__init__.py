@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from services.engine.bucketing.applying import narrow_limits
+from services.engine.bucketing.axes import AXIS_OPTIONS, AxisOptions, BucketAxes, parse_axis
 from services.engine.bucketing.bucket import Bucket
 from services.engine.bucketing.bucket_file import format_buckets, parse_buckets, read_bucket_file
 from services.engine.bucketing.dummy import dummy_decode_lengths, dummy_prefill_chunks
@@ -15,6 +17,7 @@ from services.engine.bucketing.plan import (
     BucketPlan,
     build_plan,
     covers_every_step,
+    long_name,
     plan_from,
     plan_of,
 )
@@ -22,10 +25,13 @@ from services.engine.bucketing.ranges import AxisRange, BucketRanges, bits, fit_
 from services.engine.bucketing.recording import Recorder
 
 __all__ = [
+    "AXIS_OPTIONS",
     "LONG_CONTEXT",
     "STRATEGIES",
+    "AxisOptions",
     "AxisRange",
     "Bucket",
+    "BucketAxes",
     "BucketLimits",
     "BucketPlan",
     "BucketRanges",
@@ -44,7 +50,10 @@ __all__ = [
     "fit_to_pool",
     "format_buckets",
     "linear_ranges",
+    "long_name",
+    "narrow_limits",
     "padding_ranges",
+    "parse_axis",
     "parse_buckets",
     "plan_from",
     "plan_of",

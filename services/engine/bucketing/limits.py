@@ -17,6 +17,8 @@ class BucketLimits:
     size of the KV pool. `contiguous`: decode fetches the pool's first blocks up to the highest one in use,
     instead of gathering the sequences' own. `clamp_decode_blocks`: sequences that share blocks are not
     expected to exceed a few times the pool; a hybrid model, whose blocks are not all of the pool, unsets it.
+    `max_chunk`: tokens of the longest prefill chunk, None if a step's tokens and the model's length alone
+    bound it.
     """
 
     block_size: int
@@ -27,6 +29,7 @@ class BucketLimits:
     max_prefill_seqs: int = 1
     contiguous: bool = False
     clamp_decode_blocks: bool = True
+    max_chunk: int | None = None
 
     def __post_init__(self) -> None:
         for name in (
@@ -39,6 +42,8 @@ class BucketLimits:
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.max_chunk is not None and self.max_chunk < 1:
+            raise ValueError(f"max_chunk must be at least 1, not {self.max_chunk}")
 
     @property
     def blocks_per_sequence(self) -> int:
@@ -48,7 +53,8 @@ class BucketLimits:
     @property
     def max_query(self) -> int:
         """Longest prefill chunk."""
-        return min(self.max_num_batched_tokens, self.max_model_len)
+        longest = min(self.max_num_batched_tokens, self.max_model_len)
+        return longest if self.max_chunk is None else min(longest, self.max_chunk)
 
     @property
     def max_context_blocks(self) -> int:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from services.engine.bucketing.applying import beyond_limits, narrow_limits, with_axes
+from services.engine.bucketing.axes import OPTION_PREFIX, BucketAxes
 from services.engine.bucketing.bucket import Bucket
 from services.engine.bucketing.bucket_file import read_bucket_file
 from services.engine.bucketing.coverage import missing_decode, missing_prefill, split_by_limits
@@ -16,6 +20,9 @@ from services.engine.bucketing.linear import linear_ranges
 from services.engine.bucketing.padding import PaddingOptions, padding_ranges
 from services.engine.bucketing.ranges import BucketRanges, at_least_to, up_to
 from services.engine.bucketing.table import BucketTable
+
+# So many shapes no machine warms up in a month; a list of them would not fit a host's memory much later.
+_MAX_BUCKETS: Final = 2_000_000
 
 # What a token costs in the linear layers, in units of one token attending to one other: about six times the
 # hidden size, so 3,456 for a hidden size of 576 and 24,576 for 4,096. Matching needs only the magnitude.
@@ -36,7 +43,8 @@ class BucketPlan:
 
     Every single sequence within the limits has a bucket, and so has every decode batch within
     `max_decode_batch` and `max_decode_blocks`. A prefill of several sequences has one if `prefill_bucket`
-    says so. `omitted` are buckets that were asked for and that no step within the limits fills.
+    says so. `omitted` are buckets that were asked for and that no step within the limits fills. `notes` say
+    what else became of what was asked for, a line each.
     """
 
     def __init__(
@@ -45,6 +53,7 @@ class BucketPlan:
         decode: Iterable[Bucket],
         block_size: int,
         omitted: Iterable[Bucket] = (),
+        notes: Iterable[str] = (),
     ) -> None:
         def prefill_work(bucket: Bucket) -> int:
             reach = bucket.context_blocks * block_size + bucket.query
@@ -55,6 +64,7 @@ class BucketPlan:
 
         self.block_size = block_size
         self.omitted = tuple(omitted)
+        self.notes = tuple(notes)
         self._prefill = BucketTable(prefill, prefill_work)
         self._decode = BucketTable(decode, decode_work)
 
@@ -102,42 +112,77 @@ class BucketPlan:
         return self._decode.match(batch, 1, blocks)
 
 
+def long_name(strategy: str) -> str:
+    """A strategy's long name. Raises ValueError for an unknown one."""
+    name = _SHORT_NAMES.get(strategy, strategy)
+    if name not in STRATEGIES:
+        raise ValueError(f"unknown bucketing strategy {strategy!r}; known are {', '.join(STRATEGIES)}")
+    return name
+
+
 def build_plan(
     strategy: str,
     limits: BucketLimits,
     *,
     padding: PaddingOptions | None = None,
     file: Path | None = None,
+    axes: BucketAxes | None = None,
 ) -> BucketPlan:
     """Builds the plan of a named strategy: `padding` takes options, `file` needs a bucket file.
 
-    Raises ValueError, one line, for an unknown name and for a file that is missing or nonsense.
+    Raises ValueError, one line, for an unknown name, for a file that is missing or nonsense, and for settings
+    of axes that the strategy does not take or that the limits contradict.
     """
-    name = _SHORT_NAMES.get(strategy, strategy)
+    name, axes = long_name(strategy), axes or BucketAxes()
+    axes.check_strategy(name)
     if name == "file":
         if file is None:
             raise ValueError("bucketing strategy file needs a bucket file")
         return plan_of(read_bucket_file(file), limits)
-    if name not in _RANGES:
-        raise ValueError(f"unknown bucketing strategy {strategy!r}; known are {', '.join(STRATEGIES)}")
-    return plan_from(_RANGES[name](limits, padding or PaddingOptions()), limits)
+    within = narrow_limits(limits, axes)
+    ranges = with_axes(_RANGES[name](within, padding or PaddingOptions()), axes, within)
+    return plan_from(ranges, within, axes, notes=beyond_limits(axes, limits))
 
 
-def plan_from(ranges: BucketRanges, limits: BucketLimits) -> BucketPlan:
-    """Builds a plan from ranges. A maximum that a range or a filter drops becomes the last value."""
-    blocks = at_least_to(
-        ranges.decode_blocks.values(), max(ranges.decode_blocks.maximum, limits.max_distinct_decode_blocks)
-    )
+def plan_from(
+    ranges: BucketRanges, limits: BucketLimits, axes: BucketAxes | None = None, notes: Iterable[str] = ()
+) -> BucketPlan:
+    """Builds a plan from ranges. A maximum that a range or a filter drops becomes the last value.
+
+    An axis whose maximum an operator set ends there; if that leaves steps without a bucket, one last bucket
+    is added to a phase.
+    """
+    set_by = axes or BucketAxes()
+    distinct = limits.max_distinct_decode_blocks
+    blocks = ranges.decode_blocks.values()
+    if set_by.decode_blocks.max is None:
+        blocks = at_least_to(blocks, max(ranges.decode_blocks.maximum, distinct))
+    else:
+        blocks = up_to(blocks, ranges.decode_blocks.maximum)
     # Each row of a gathered decode has a block of its own, so no more rows than blocks.
     rows = limits.max_num_seqs if limits.contiguous else min(limits.max_num_seqs, blocks[-1])
-    decode = decode_grid(up_to(ranges.decode_batch.values(), rows), blocks, limits)
-    prefill = prefill_grid(
+    axis_values = (
         up_to(ranges.prefill_batch.values(), limits.max_prefill_seqs),
         up_to(ranges.prefill_query.values(), limits.max_query),
-        up_to(ranges.prefill_context.values(), limits.max_context_blocks),
-        limits,
+        up_to(ranges.prefill_context.values(), _end(set_by.prefill_context.max, limits.max_context_blocks)),
+        up_to(ranges.decode_batch.values(), _end(set_by.decode_batch.max, rows)),
+        blocks,
     )
-    return BucketPlan(prefill, decode, limits.block_size)
+    _check_count("prefill", axis_values[:3])
+    _check_count("decode", axis_values[3:])
+    prefill = prefill_grid(*axis_values[:3], limits)
+    decode = decode_grid(*axis_values[3:], limits)
+    more = missing_prefill(prefill, limits), missing_decode(decode, limits)
+    said = [
+        f"no bucket of the axes covers every {phase} step, so {_shape(bucket)} is added: raise max of "
+        f"{OPTION_PREFIX}{phase}_{' or '.join(names)}"
+        for phase, names, buckets in (
+            ("prefill", ("query", "context"), more[0]),
+            ("decode", ("batch", "blocks"), more[1]),
+        )
+        for bucket in buckets
+    ]
+    return BucketPlan([*prefill, *more[0]], [*decode, *more[1]], limits.block_size, notes=[*notes, *said])
 
 
 def plan_of(buckets: Iterable[Bucket], limits: BucketLimits) -> BucketPlan:
@@ -153,5 +198,26 @@ def plan_of(buckets: Iterable[Bucket], limits: BucketLimits) -> BucketPlan:
 
 
 def covers_every_step(plan: BucketPlan, limits: BucketLimits) -> bool:
-    """True if each prefill of one sequence, and each decode batch within the plan's maxima, has a bucket."""
-    return not missing_prefill(plan.prefill, limits) and not missing_decode(plan.decode, limits)
+    """True if each prefill of one sequence, and each decode batch within the plan's maxima, has a bucket.
+
+    No chunk is longer than the plan's longest.
+    """
+    within = replace(limits, max_chunk=plan.max_prefill_query)
+    return not missing_prefill(plan.prefill, within) and not missing_decode(plan.decode, within)
+
+
+def _end(maximum: int | None, limit: int) -> int:
+    return limit if maximum is None else min(maximum, limit)
+
+
+def _check_count(phase: str, axes: Sequence[Sequence[int]]) -> None:
+    count = math.prod(len(values) for values in axes)
+    if count > _MAX_BUCKETS:
+        raise ValueError(
+            f"the {phase} axes make {count} buckets, more than {_MAX_BUCKETS}: choose bucketing_strategy "
+            f"exponential, or raise step of the {OPTION_PREFIX}{phase} options"
+        )
+
+
+def _shape(bucket: Bucket) -> str:
+    return f"({bucket.batch}, {bucket.query}, {bucket.context_blocks})"

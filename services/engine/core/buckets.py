@@ -5,7 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from catenary.telemetry import get_logger
-from services.engine.bucketing import BucketLimits, BucketPlan, PaddingOptions, build_plan
+from services.engine.bucketing import (
+    AXIS_OPTIONS,
+    BucketAxes,
+    BucketLimits,
+    BucketPlan,
+    PaddingOptions,
+    build_plan,
+)
 from services.engine.core.options import CoreOptions
 from services.engine.memory import KvPlan
 
@@ -13,7 +20,7 @@ log = get_logger(__name__)
 
 
 def make_buckets(options: CoreOptions, kv: KvPlan) -> BucketPlan:
-    """The plan of the strategy for a KV pool of this size. Raises ValueError for a bad bucket file."""
+    """The plan of the strategy for a KV pool of this size. Raises ValueError for bad options."""
     limits = BucketLimits(
         block_size=options.block_size,
         max_model_len=kv.max_model_len,
@@ -31,7 +38,10 @@ def make_buckets(options: CoreOptions, kv: KvPlan) -> BucketPlan:
         max_blocks=options.bucketing_pad_max_blocks,
     )
     file = Path(options.bucketing_file).expanduser() if options.bucketing_file else None
-    plan = build_plan(options.bucketing_strategy, limits, padding=padding, file=file)
+    axes = BucketAxes.parse({name: getattr(options, name) for name in AXIS_OPTIONS})
+    plan = build_plan(options.bucketing_strategy, limits, padding=padding, file=file, axes=axes)
+    for note in plan.notes:
+        log.warning(note)
     if plan.omitted:
         log.warning(
             "buckets of the file exceed this engine's limits and are left out",

@@ -38,6 +38,11 @@ class CoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     bucketing_pad_max_tokens: int | None
     bucketing_pad_max_context: int | None
     bucketing_pad_max_blocks: int | None
+    bucket_prefill_batch: str | None
+    bucket_prefill_query: str | None
+    bucket_prefill_context: str | None
+    bucket_decode_batch: str | None
+    bucket_decode_blocks: str | None
     record_lengths: str | None
     async_stepping: bool
     trace_steps: str | None

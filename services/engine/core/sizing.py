@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from catenary.telemetry import get_logger
-from services.engine.bucketing import Bucket, BucketPlan
+from services.engine.bucketing import AXIS_OPTIONS, Bucket, BucketPlan
 from services.engine.core.buckets import make_buckets
 from services.engine.core.options import CoreOptions
 from services.engine.device import Device
@@ -172,5 +172,11 @@ def _history_key(options: CoreOptions, device: Device, model: PagedModel, model_
             options.max_prefill_batch,
             options.bucketing_strategy,
             options.bucketing_file,
+            options.bucketing_pad_ratio,
+            options.bucketing_pad_max_rows,
+            options.bucketing_pad_max_tokens,
+            options.bucketing_pad_max_context,
+            options.bucketing_pad_max_blocks,
+            *(getattr(options, name) for name in AXIS_OPTIONS),
         ),
     )

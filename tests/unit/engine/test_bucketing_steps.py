@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.engine.bucketing import Bucket, BucketLimits, BucketPlan, build_plan, plan_of
+from services.engine.bucketing import (
+    AxisOptions,
+    Bucket,
+    BucketAxes,
+    BucketLimits,
+    BucketPlan,
+    build_plan,
+    plan_of,
+)
 from services.engine.bucketing.learning import Budget, ModelCost, estimated_times, learn_buckets
 from services.engine.kv import BlockPool
 from services.engine.scheduler import Scheduler, SchedulerConfig, Sequence, SequenceParams, StepPlan
@@ -114,6 +122,22 @@ def test_every_step_has_its_bucket(
         max_prefill_seqs=together,
     )
     serve(plan_for(name, limits), limits, seed, caching=caching)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from(["linear", "padding", "exponential"]), st.integers(0, 9999))
+def test_every_step_has_its_bucket_whatever_the_axes(name: str, seed: int) -> None:
+    draw = random.Random(seed)
+
+    def axis(most: int) -> AxisOptions:
+        first, last = sorted((draw.randint(1, most), draw.randint(1, most)))
+        return AxisOptions(
+            draw.choice([None, first]), draw.choice([None, 1, 3, 40]), draw.choice([None, last])
+        )
+
+    limits = BucketLimits(16, 200, 8, 64, draw.randint(13, 100), max_prefill_seqs=3)
+    axes = BucketAxes(axis(3), axis(64), axis(12), axis(8), axis(13)).taken_by(name)
+    serve(build_plan(name, limits, axes=axes), limits, seed, caching=draw.random() < 0.5)
 
 
 @pytest.mark.parametrize("name", ["linear", "exponential", "padding", "learned"])

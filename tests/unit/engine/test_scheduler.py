@@ -273,7 +273,6 @@ def test_senseless_limits_are_named(option: str, value: int) -> None:
     ("limits", "complaint"),
     [
         (BucketLimits(8, 64, 4, 16, 64), "blocks of 8 tokens"),
-        (BucketLimits(BLOCK, 64, 4, 8, 64), "no prefill bucket"),
         (BucketLimits(BLOCK, 32, 4, 16, 64), "no prefill bucket"),
     ],
 )

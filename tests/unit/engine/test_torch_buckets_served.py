@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,11 +76,15 @@ def test_what_cannot_be_read_or_written_refuses_the_start(tmp_path: Path) -> Non
         assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("strategy", ["padding", "file"])
+@pytest.mark.parametrize("strategy", ["padding", "file", "linear"])
 def test_strategies_do_not_show(strategy: str, tmp_path: Path) -> None:
     directory, file = save_tiny_model("llama", tmp_path / "model"), tmp_path / "buckets.txt"
     file.write_text("([1, 2], [8, 12], [0, 3])\n([1, 3], 1, [3, 9, 40])\n(9, 9, 9)\n")
     _, expected = serve(directory, bucketing_strategy="exponential")
-    options = {"bucketing_file": str(file)} if strategy == "file" else {"bucketing_pad_max_blocks": 9}
-    _, tokens = serve(directory, bucketing_strategy=strategy, **options)
+    options: dict[str, dict[str, Any]] = {
+        "file": {"bucketing_file": str(file)},
+        "padding": {"bucketing_pad_max_blocks": 9},
+        "linear": {"bucket_prefill_query": "min=3,step=5,max=11", "bucket_decode_batch": "max=2"},
+    }
+    _, tokens = serve(directory, bucketing_strategy=strategy, **options[strategy])
     assert tokens == expected
