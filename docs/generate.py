@@ -7,6 +7,7 @@ from pathlib import Path
 
 from catenary.cli.buckets import BucketsConfig
 from catenary.cli.chat import ChatConfig
+from catenary.cli.profile import ProfileConfig
 from catenary.cli.up import UpConfig
 from catenary.config import options_markdown
 from gateway.config import GatewayConfig
@@ -36,6 +37,7 @@ def page() -> str:
         "catenary up": UpConfig,
         "catenary chat": ChatConfig,
         "catenary buckets": BucketsConfig,
+        "catenary profile": ProfileConfig,
         "Gateway (python -m gateway)": GatewayConfig,
         "Router (python -m services.router)": RouterConfig,
         "Tokenizer (python -m services.tokenizer)": TokenizerConfig,

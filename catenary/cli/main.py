@@ -13,6 +13,7 @@ usage: catenary COMMAND [OPTIONS]
   up       serve a model on this machine: gateway, router, tokenizer and engine under one supervisor
   chat     talk to a server from the terminal
   buckets  compare the static shapes that an engine would have, and learn better ones
+  profile  record what a running engine's steps spend their time on
 
   catenary COMMAND --help lists a command's options
   catenary --version
@@ -38,6 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from catenary.cli.buckets import run_buckets
 
             return run_buckets(rest)
+        case "profile":
+            from catenary.cli.profile import run_profile
+
+            return run_profile(rest)
         case "--version" | "-V" | "version":
             print(f"catenary {__version__}")
             return 0

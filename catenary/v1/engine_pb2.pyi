@@ -444,3 +444,90 @@ class GetStatusResponse(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__progress) -> _WhichOneofReturnType__progress | None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class ProfileRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEPS_FIELD_NUMBER: _builtins.int
+    MAX_MS_FIELD_NUMBER: _builtins.int
+    DEVICE_ACTIVITIES_FIELD_NUMBER: _builtins.int
+    steps: _builtins.int
+    """Steps to record; 1 to 10,000, with device_activities to 200."""
+    max_ms: _builtins.int
+    """Longest time that it may take; 1 to 3,600,000."""
+    device_activities: _builtins.bool
+    """Also record what the device's own profiler sees, as far as the device has one. It slows steps down."""
+    def __init__(
+        self,
+        *,
+        steps: _builtins.int = ...,
+        max_ms: _builtins.int = ...,
+        device_activities: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_activities", b"device_activities", "max_ms", b"max_ms", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProfileRequest: _TypeAlias = ProfileRequest  # noqa: Y015
+
+@_typing.final
+class ProfileEnd(_message.Message):
+    """Last message of a profile."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEPS_FIELD_NUMBER: _builtins.int
+    DROPPED_EVENTS_FIELD_NUMBER: _builtins.int
+    steps: _builtins.int
+    """Whole steps that were recorded."""
+    dropped_events: _builtins.int
+    """Events that were left out, for the engine keeps only so many (its option profile_max_events)."""
+    def __init__(
+        self,
+        *,
+        steps: _builtins.int = ...,
+        dropped_events: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dropped_events", b"dropped_events", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProfileEnd: _TypeAlias = ProfileEnd  # noqa: Y015
+
+@_typing.final
+class ProfileResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRACE_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    trace: _builtins.bytes
+    """Next bytes of the trace, at most 1 MiB: a JSON object in Chrome's trace event format (UTF-8), which
+    Perfetto and chrome://tracing open. Times are microseconds of the engine host's monotonic clock. Spans: plan,
+    prepare, wait and commit of the loop's thread; step with forward, sample and copy of the device's, and in them
+    one for each static shape that ran, named by its phase, of category "compile" if something was captured or
+    compiled in it and else "device". Arguments: step; batch, query, context_blocks or count; tokens,
+    padding_tokens, blocks, padding_blocks; way (replayed, captured, eager); compilations. A scripted engine has
+    wait and commit alone.
+    """
+    @_builtins.property
+    def end(self) -> Global___ProfileEnd: ...
+    def __init__(
+        self,
+        *,
+        trace: _builtins.bytes = ...,
+        end: Global___ProfileEnd | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "payload", b"payload", "trace", b"trace"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "payload", b"payload", "trace", b"trace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["trace", "end"]  # noqa: Y015
+    _WhichOneofArgType_payload: _TypeAlias = _typing.Literal["payload", b"payload"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_payload) -> _WhichOneofReturnType_payload | None: ...
+
+Global___ProfileResponse: _TypeAlias = ProfileResponse  # noqa: Y015

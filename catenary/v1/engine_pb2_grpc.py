@@ -126,6 +126,11 @@ class EngineServiceStub:
                 request_serializer=catenary_dot_v1_dot_engine__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=catenary_dot_v1_dot_engine__pb2.GetStatusResponse.FromString,
                 _registered_method=True)
+        self.Profile = channel.unary_stream(
+                '/catenary.v1.EngineService/Profile',
+                request_serializer=catenary_dot_v1_dot_engine__pb2.ProfileRequest.SerializeToString,
+                response_deserializer=catenary_dot_v1_dot_engine__pb2.ProfileResponse.FromString,
+                _registered_method=True)
 
 
 class EngineServiceServicer:
@@ -139,6 +144,16 @@ class EngineServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Profile(self, request, context):
+        """Records what the engine's next steps spend their time on. An idle engine waits for steps; what there is by the end
+        of the time is sent. One at a time: another call is refused with OVERLOADED. A core that is starting or dead is
+        UNAVAILABLE, one that dies meanwhile ENGINE_LOST, one that is stuck in a step for half a minute beyond the time
+        TIMEOUT. A caller that goes away ends the profile.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EngineServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -146,6 +161,11 @@ def add_EngineServiceServicer_to_server(servicer, server):
                     servicer.GetStatus,
                     request_deserializer=catenary_dot_v1_dot_engine__pb2.GetStatusRequest.FromString,
                     response_serializer=catenary_dot_v1_dot_engine__pb2.GetStatusResponse.SerializeToString,
+            ),
+            'Profile': grpc.unary_stream_rpc_method_handler(
+                    servicer.Profile,
+                    request_deserializer=catenary_dot_v1_dot_engine__pb2.ProfileRequest.FromString,
+                    response_serializer=catenary_dot_v1_dot_engine__pb2.ProfileResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -176,6 +196,33 @@ class EngineService:
             '/catenary.v1.EngineService/GetStatus',
             catenary_dot_v1_dot_engine__pb2.GetStatusRequest.SerializeToString,
             catenary_dot_v1_dot_engine__pb2.GetStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Profile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/catenary.v1.EngineService/Profile',
+            catenary_dot_v1_dot_engine__pb2.ProfileRequest.SerializeToString,
+            catenary_dot_v1_dot_engine__pb2.ProfileResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -101,6 +101,12 @@ class EngineServiceStub:
     def __new__(cls, channel: _aio.Channel) -> EngineServiceAsyncStub: ...
     GetStatus: _grpc.UnaryUnaryMultiCallable[_engine_pb2.GetStatusRequest, _engine_pb2.GetStatusResponse]
     """State, load and start-up progress. Answers while the core is starting, busy or dead."""
+    Profile: _grpc.UnaryStreamMultiCallable[_engine_pb2.ProfileRequest, _engine_pb2.ProfileResponse]
+    """Records what the engine's next steps spend their time on. An idle engine waits for steps; what there is by the end
+    of the time is sent. One at a time: another call is refused with OVERLOADED. A core that is starting or dead is
+    UNAVAILABLE, one that dies meanwhile ENGINE_LOST, one that is stuck in a step for half a minute beyond the time
+    TIMEOUT. A caller that goes away ends the profile.
+    """
 
 @_typing.type_check_only
 class EngineServiceAsyncStub(EngineServiceStub):
@@ -109,6 +115,12 @@ class EngineServiceAsyncStub(EngineServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetStatus: _aio.UnaryUnaryMultiCallable[_engine_pb2.GetStatusRequest, _engine_pb2.GetStatusResponse]  # type: ignore[assignment]
     """State, load and start-up progress. Answers while the core is starting, busy or dead."""
+    Profile: _aio.UnaryStreamMultiCallable[_engine_pb2.ProfileRequest, _engine_pb2.ProfileResponse]  # type: ignore[assignment]
+    """Records what the engine's next steps spend their time on. An idle engine waits for steps; what there is by the end
+    of the time is sent. One at a time: another call is refused with OVERLOADED. A core that is starting or dead is
+    UNAVAILABLE, one that dies meanwhile ENGINE_LOST, one that is stuck in a step for half a minute beyond the time
+    TIMEOUT. A caller that goes away ends the profile.
+    """
 
 class EngineServiceServicer(metaclass=_abc_1.ABCMeta):
     """Served by every engine's servicer, for operators and supervisors. Needs the client role's secret."""
@@ -120,5 +132,17 @@ class EngineServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_engine_pb2.GetStatusResponse, _abc.Awaitable[_engine_pb2.GetStatusResponse]]:
         """State, load and start-up progress. Answers while the core is starting, busy or dead."""
+
+    @_abc_1.abstractmethod
+    def Profile(
+        self,
+        request: _engine_pb2.ProfileRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_engine_pb2.ProfileResponse], _abc.AsyncIterator[_engine_pb2.ProfileResponse]]:
+        """Records what the engine's next steps spend their time on. An idle engine waits for steps; what there is by the end
+        of the time is sent. One at a time: another call is refused with OVERLOADED. A core that is starting or dead is
+        UNAVAILABLE, one that dies meanwhile ENGINE_LOST, one that is stuck in a step for half a minute beyond the time
+        TIMEOUT. A caller that goes away ends the profile.
+        """
 
 def add_EngineServiceServicer_to_server(servicer: EngineServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

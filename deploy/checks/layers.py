@@ -20,6 +20,7 @@ PURE = (
     "services/engine/scheduler",
     "services/engine/kv",
     "services/engine/bucketing",
+    "services/engine/tracing",
 )
 MAX_LINES = 350
 

@@ -133,7 +133,9 @@ class EngineApp:
         config, faults = self._config, self.faults
         if script is not None and faults is not None:
             faults.drop_streams = lambda: self.hub.close_ports("the script dropped the stream")
-            return lambda restart: ScriptedCore(script, faults, restart=restart)
+            return lambda restart: ScriptedCore(
+                script, faults, restart=restart, profile_max_events=config.profile_max_events
+            )
         named = config.model_copy(update={"served_model_name": self._name})
         secrets = (CLIENT_SECRET_ENV, ENGINE_SECRET_ENV)
         env = {name: value for name, value in os.environ.items() if name not in secrets}

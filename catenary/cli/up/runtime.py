@@ -86,6 +86,17 @@ def remove_stale() -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
+def running() -> Iterator[RuntimeDirectory]:
+    """Yield this user's directories whose supervisor lives, oldest first."""
+    found = sorted(_own_directories(Path(tempfile.gettempdir())), key=lambda path: path.stat().st_ctime_ns)
+    for path in found:
+        with contextlib.suppress(FileNotFoundError), (path / LOCK_NAME).open(encoding="utf-8") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield RuntimeDirectory(path)
+
+
 def _own_directories(parent: Path) -> Iterator[Path]:
     for path in parent.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):

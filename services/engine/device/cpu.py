@@ -6,12 +6,14 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.profiler import ProfilerActivity
 
 from services.engine.device.base import DTYPES, Device, DeviceError, Forward, Function
 from services.engine.device.explicit import explicit_prefill
@@ -33,6 +35,7 @@ from services.engine.device.memory import (
     resident_bytes,
 )
 from services.engine.device.modes import ExecutionMode
+from services.engine.device.profiling import Event, torch_activities
 from services.engine.device.work import Submitted
 
 Result = TypeVar("Result")
@@ -117,6 +120,9 @@ class CpuDevice(Device):
 
     def out_of_memory(self, error: BaseException) -> bool:
         return super().out_of_memory(error) or "DefaultCPUAllocator: can't allocate memory" in str(error)
+
+    def profile(self) -> AbstractContextManager[list[Event]]:
+        return torch_activities(self, (ProfilerActivity.CPU,))
 
     def synchronize(self) -> None:
         self.submit(bool).result()

@@ -5,20 +5,25 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Iterable
+from contextlib import nullcontext
 
 from catenary.v1 import common_pb2
 from services.engine.link import (
+    CancelProfile,
     CapacityFacts,
     CoreFailed,
+    CoreLoad,
     CoreProgress,
     CoreReady,
     ModelFacts,
+    StartProfile,
     SubmitSequence,
 )
 from services.engine.scripted.faults import Faults
 from services.engine.scripted.machine import QueueFull, ScriptedMachine
 from services.engine.scripted.script import Script, Then
 from services.engine.servicer import Core, CoreEvent, CoreRefusal, CoreStartError, ProgressSink
+from services.engine.tracing import Profiler, StepTracer
 
 _EXIT_STATUS = 70
 _START_REPORTS = 10
@@ -27,11 +32,17 @@ _START_REPORTS = 10
 class ScriptedCore(Core):
     """One life of a scripted core. `faults` is shared by all lives of the engine."""
 
-    def __init__(self, script: Script, faults: Faults, *, restart: bool = False) -> None:
+    def __init__(
+        self, script: Script, faults: Faults, *, restart: bool = False, profile_max_events: int = 200_000
+    ) -> None:
         self._script = script
         self._faults = faults
         self._restart = restart
         self._machine = ScriptedMachine(script)
+        self._tracer = StepTracer()
+        self._profiler = Profiler(self._tracer, max_events=profile_max_events, device=lambda: nullcontext([]))
+        # The last step that was begun.
+        self._step = 0
         self._wake = asyncio.Event()
         self._stopped = False
 
@@ -83,10 +94,20 @@ class ScriptedCore(Core):
         self._machine.abort(keys)
         self._wake.set()
 
+    def profile(self, message: StartProfile | CancelProfile) -> None:
+        """Record spans of the next steps, or stop that."""
+        if isinstance(message, StartProfile):
+            self._profiler.start(message, self._step)
+        else:
+            self._profiler.cancel(message)
+        self._wake.set()
+
     async def events(self) -> AsyncIterator[CoreEvent]:
         """Step while there is work; end with CoreFailed at a crash."""
         faults, machine = self._faults, self._machine
         while not self._stopped:
+            for message in self._profiler.due():
+                yield message
             if faults.crash_reason is not None:
                 reason, faults.crash_reason = faults.crash_reason, None
                 yield CoreFailed(reason=reason)
@@ -101,12 +122,16 @@ class ScriptedCore(Core):
                 case Then.STALL:
                     faults.stall()
                     continue
-            await asyncio.sleep(machine.step_delay_s + faults.step_delay_s)
+            self._step = machine.load.steps + 1
+            with self._tracer.span("wait", self._step):
+                await asyncio.sleep(machine.step_delay_s + faults.step_delay_s)
             if faults.holding():
                 continue
-            step = machine.step()
+            with self._tracer.span("commit", self._step):
+                step = machine.step()
             if step is not None:
                 longest = machine.longest
+                self._note(step.load)
                 yield step
                 self._set_off(longest)
 
@@ -115,6 +140,11 @@ class ScriptedCore(Core):
         self._stopped = True
         self._wake.set()
 
+    def _note(self, load: CoreLoad) -> None:
+        self._tracer.counters("sequences", running=load.running, waiting=load.waiting)
+        self._tracer.counters("KV blocks", used=load.used_blocks)
+        self._profiler.ended(load.steps)
+
     async def _wait(self) -> None:
         self._wake.clear()
         self._faults.changed.clear()
@@ -122,7 +152,7 @@ class ScriptedCore(Core):
             return
         wake = [asyncio.ensure_future(e.wait()) for e in (self._wake, self._faults.changed)]
         try:
-            await asyncio.wait(wake, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(wake, return_when=asyncio.FIRST_COMPLETED, timeout=self._profiler.remaining)
         finally:
             for task in wake:
                 task.cancel()

@@ -7,9 +7,19 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from typing import TypeAlias
 
 from catenary.v1 import common_pb2
-from services.engine.link import CoreFailed, CoreProgress, CoreReady, CoreStep, SubmitSequence
+from services.engine.link import (
+    CancelProfile,
+    CoreFailed,
+    CoreProgress,
+    CoreReady,
+    CoreStep,
+    ProfileEnd,
+    ProfilePart,
+    StartProfile,
+    SubmitSequence,
+)
 
-CoreEvent: TypeAlias = CoreStep | CoreProgress | CoreFailed
+CoreEvent: TypeAlias = CoreStep | CoreProgress | ProfilePart | ProfileEnd | CoreFailed
 ProgressSink: TypeAlias = Callable[[CoreProgress], None]
 
 
@@ -42,6 +52,10 @@ class Core(ABC):
     @abstractmethod
     def abort(self, keys: Iterable[int]) -> None:
         """End sequences by key; each live one still gets its end row. Unknown keys are ignored."""
+
+    @abstractmethod
+    def profile(self, message: StartProfile | CancelProfile) -> None:
+        """Begin a profile, whose parts and end come in `events`, or give one up. Raises CoreRefusal."""
 
     @abstractmethod
     def events(self) -> AsyncIterator[CoreEvent]:

@@ -14,6 +14,7 @@ from services.engine.servicer.admission import Admission
 from services.engine.servicer.core_client import Core, CoreRefusal
 from services.engine.servicer.inadmissible import Inadmissible
 from services.engine.servicer.mailbox import Mailbox
+from services.engine.servicer.profiles import Profiles
 from services.engine.servicer.progress import ProgressWatch
 from services.engine.servicer.refusals import duplicate, engine_lost, full, not_taking
 from services.engine.servicer.sampling import SequenceLimits
@@ -55,6 +56,7 @@ class EngineHub:
         self._idle.set()
         self._alone = asyncio.Event()
         self._alone.set()
+        self.profiles = Profiles()
         self.facts = asyncio.Event()
         self.ready: CoreReady | None = None
         self.admission: Admission | None = None
@@ -133,6 +135,7 @@ class EngineHub:
         self._core, self.ready = core, ready
         self.admission = Admission(served_model_name, ready.model, ready.capacity, self._limits)
         self._watch.reset()
+        self.profiles.core_ready(core)
         self.facts.set()
         self.refresh()
 
@@ -144,6 +147,7 @@ class EngineHub:
         )
         self._core, self._load = None, CoreLoad()
         self._watch.reset()
+        self.profiles.core_lost()
         self._end_all(engine_lost("The engine's core died."))
         self.refresh()
 

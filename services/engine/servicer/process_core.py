@@ -14,12 +14,14 @@ from catenary.v1 import common_pb2
 from services.engine.link import (
     AbortSequences,
     AsyncLink,
+    CancelProfile,
     CoreFailed,
     CoreProgress,
     CoreReady,
     LinkClosed,
     LinkError,
     StartCore,
+    StartProfile,
     StopCore,
     SubmitSequence,
     ToCore,
@@ -85,11 +87,18 @@ class ProcessCore(Core):
 
     def submit(self, sequence: SubmitSequence) -> None:
         """Queue a sequence for the socket."""
+        self._put(sequence)
+
+    def profile(self, message: StartProfile | CancelProfile) -> None:
+        """Queue the message for the socket."""
+        self._put(message)
+
+    def _put(self, message: ToCore) -> None:
         try:
-            self._outbound.put_nowait(sequence)
+            self._outbound.put_nowait(message)
         except asyncio.QueueFull:
-            message = f"The engine is busy: {_MAX_QUEUED} commands wait for its core."
-            error = common_pb2.Error(code=common_pb2.ERROR_CODE_OVERLOADED, message=message, retryable=True)
+            text = f"The engine is busy: {_MAX_QUEUED} commands wait for its core."
+            error = common_pb2.Error(code=common_pb2.ERROR_CODE_OVERLOADED, message=text, retryable=True)
             raise CoreRefusal(error) from None
 
     def abort(self, keys: Iterable[int]) -> None:

@@ -1,18 +1,27 @@
-"""EngineService: state, load and start-up progress for operators and supervisors."""
+"""EngineService: state, load, start-up progress and profiles for operators and supervisors."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 import grpc
 
-from catenary.v1 import engine_pb2, engine_pb2_grpc
+from catenary.rpc import refuse
+from catenary.v1 import common_pb2, engine_pb2, engine_pb2_grpc
+from services.engine.link import ProfilePart
 from services.engine.servicer.hub import EngineHub
 from services.engine.servicer.identity import capacity, model_info
 
+_MAX_STEPS = 10_000
+_MAX_MS = 3_600_000
+# What a device's profiler sees, some thousand activities a step, stays in the core's memory until the end.
+_MAX_STEPS_WITH_DEVICE = 200
+
 
 class StatusService(engine_pb2_grpc.EngineServiceServicer):
-    """Answers from what the servicer knows; never asks the core."""
+    """The status comes from what the servicer knows; only a profile asks the core."""
 
     def __init__(self, hub: EngineHub, served_model_name: str) -> None:
         self._hub = hub
@@ -40,3 +49,25 @@ class StatusService(engine_pb2_grpc.EngineServiceServicer):
             response.activity = "warming up beside serving"
             response.progress = hub.graphs.warm / hub.graphs.to_warm
         return response
+
+    async def Profile(
+        self, request: engine_pb2.ProfileRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[engine_pb2.ProfileResponse]:
+        """The trace of the next steps."""
+        most_steps = _MAX_STEPS_WITH_DEVICE if request.device_activities else _MAX_STEPS
+        for name, value, most in (("steps", request.steps, most_steps), ("max_ms", request.max_ms, _MAX_MS)):
+            if not 1 <= value <= most:
+                text = f"{name} must be 1 to {most}, not {value}."
+                raise refuse(common_pb2.ERROR_CODE_INVALID_ARGUMENT, text, param=name)
+        profile = self._hub.profiles.run(
+            steps=request.steps,
+            seconds=request.max_ms / 1000,
+            device_activities=request.device_activities,
+        )
+        async with aclosing(profile) as messages:
+            async for message in messages:
+                if isinstance(message, ProfilePart):
+                    yield engine_pb2.ProfileResponse(trace=message.data)
+                else:
+                    end = engine_pb2.ProfileEnd(steps=message.steps, dropped_events=message.dropped_events)
+                    yield engine_pb2.ProfileResponse(end=end)

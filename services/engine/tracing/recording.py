@@ -29,14 +29,12 @@ class StepRecording:
         max_events: int,
         launched: int,
         device: DeviceProfile | None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Raises what the device's profiler raises."""
         self._tracer = tracer
-        self._clock = clock
         self._wanted = steps
         self._launched = launched
-        self._begun = clock()
+        self._begun = time.monotonic()
         self._deadline = self._begun + seconds
         self._buffer = EventBuffer(max_events)
         self._activities = None if device is None else device()
@@ -59,7 +57,7 @@ class StepRecording:
     @property
     def remaining(self) -> float:
         """Seconds until it ends in any case."""
-        return max(0.0, self._deadline - self._clock())
+        return max(0.0, self._deadline - time.monotonic())
 
     @property
     def dropped(self) -> int:
@@ -69,7 +67,7 @@ class StepRecording:
     @property
     def seconds(self) -> float:
         """Seconds since it began."""
-        return self._clock() - self._begun
+        return time.monotonic() - self._begun
 
     def finish(self) -> list[Event]:
         """Ends it and returns its events. Raises what the device's profiler raises."""

@@ -1,0 +1,65 @@
+"""Which engine is meant, and with what secret it is asked."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from catenary.cli.profile.config import ProfileConfig
+from catenary.cli.up.runtime import RuntimeDirectory, running
+from catenary.rpc import CLIENT_SECRET_ENV, TlsFiles, parse_address, read_secret
+from catenary.runtime import StartRefused
+
+_NAME = re.compile(r"engine-\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """An engine's status service."""
+
+    address: str
+    secret: str | None = field(repr=False)
+    tls: TlsFiles | None
+
+
+def find_engine(config: ProfileConfig) -> Target:
+    """Return the engine that the options mean. Raises StartRefused if there is none, or more than one."""
+    name = config.engine or "engine-0"
+    address = _engine_here(name) if _NAME.fullmatch(name) else name
+    try:
+        parse_address(address)
+    except ValueError as error:
+        raise StartRefused(f"--engine {address}: {error}") from None
+    return Target(address, _secret(config, address), _tls(config))
+
+
+def _engine_here(name: str) -> str:
+    having = [run for run in running() if _socket(run, name).exists()]
+    if len(having) == 1:
+        return having[0].socket(name)
+    if having:
+        found = ", ".join(run.socket(name) for run in having)
+        raise StartRefused(f"--engine: more than one catenary up runs on this machine: choose one of {found}")
+    raise StartRefused(
+        f"no catenary up of yours runs on this machine with an {name}: give --engine the address of an "
+        "engine's status service (its --listen)"
+    )
+
+
+def _socket(run: RuntimeDirectory, name: str) -> Path:
+    return Path(run.socket(name).removeprefix("unix:"))
+
+
+def _secret(config: ProfileConfig, address: str) -> str | None:
+    if config.client_secret_file is None:
+        for run in running():
+            if address.startswith(f"unix:{run.path}/"):
+                return read_secret(run.client_secret, CLIENT_SECRET_ENV, option="client_secret_file")
+    return read_secret(config.client_secret_file, CLIENT_SECRET_ENV, option="client_secret_file")
+
+
+def _tls(config: ProfileConfig) -> TlsFiles | None:
+    if config.tls_ca is None and config.tls_cert is None and config.tls_key is None:
+        return None
+    return TlsFiles(config.tls_cert, config.tls_key, config.tls_ca)

@@ -1,0 +1,133 @@
+"""What a trace says in numbers. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Event = dict[str, Any]
+
+# In the order in which a step goes through them.
+_ORDER = ("plan", "prepare", "wait", "commit", "step", "forward", "sample", "copy")
+_OURS = ("step", "device", "compile")
+
+
+@dataclass(slots=True)
+class SpanTime:
+    """All spans of one name inside the same others: how many, and milliseconds in all and of the longest.
+
+    `path` is the names of those around it, outermost first, then its own.
+    """
+
+    path: tuple[str, ...]
+    category: str
+    count: int = 0
+    total_ms: float = 0.0
+    longest_ms: float = 0.0
+
+    def add(self, ms: float) -> None:
+        self.count += 1
+        self.total_ms += ms
+        self.longest_ms = max(self.longest_ms, ms)
+
+
+@dataclass(slots=True)
+class BucketTime:
+    """All forwards of one bucket, with real and padded tokens and context blocks."""
+
+    phase: str
+    bucket: str
+    count: int = 0
+    total_ms: float = 0.0
+    tokens: int = 0
+    padding_tokens: int = 0
+    blocks: int = 0
+    padding_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """`seconds` from the first span's begin to the last one's end. Spans in the order of a step."""
+
+    seconds: float
+    steps: int
+    dropped_events: int
+    spans: tuple[SpanTime, ...] = ()
+    buckets: tuple[BucketTime, ...] = ()
+    compiled_steps: tuple[int, ...] = ()
+    device_events: int = 0
+
+    @property
+    def steps_per_second(self) -> float:
+        return self.steps / self.seconds if self.seconds else 0.0
+
+    def share(self, ms: float) -> float:
+        """Of the whole time."""
+        return ms / 1000 / self.seconds if self.seconds else 0.0
+
+    def padding(self, unit: str) -> float | None:
+        """The share of padding in all `tokens` or `blocks` of the forwards; None if there are none."""
+        return padding_share(self.buckets, unit)
+
+
+def padding_share(buckets: Iterable[BucketTime], unit: str) -> float | None:
+    """The share of padding in `tokens` or `blocks` of these buckets; None if they have none."""
+    listed = list(buckets)
+    padding = sum(int(getattr(bucket, f"padding_{unit}")) for bucket in listed)
+    whole = padding + sum(int(getattr(bucket, unit)) for bucket in listed)
+    return padding / whole if whole else None
+
+
+def summarise(events: Sequence[Event], *, steps: int, dropped_events: int) -> Summary:
+    """Read the events of an engine's trace; those of a device's own profiler are only counted."""
+    ours = [event for event in events if event["ph"] == "X" and "step" in event.get("args", {})]
+    spans: dict[tuple[str, ...], SpanTime] = {}
+    buckets: dict[tuple[str, str], BucketTime] = {}
+    compiled: set[int] = set()
+    for path, event in _with_paths(ours):
+        category, args, ms = event["cat"], event["args"], event["dur"] / 1000
+        spans.setdefault(path, SpanTime(path, category)).add(ms)
+        if args.get("compilations") or category == "compile":
+            compiled.add(args["step"])
+        if "tokens" in args:
+            key = event["name"].partition(" ")[0], args["bucket"]
+            _add(buckets.setdefault(key, BucketTime(*key)), args, ms)
+    begin = min((event["ts"] for event in ours), default=0.0)
+    end = max((event["ts"] + event["dur"] for event in ours), default=0.0)
+    return Summary(
+        seconds=(end - begin) / 1e6,
+        steps=steps,
+        dropped_events=dropped_events,
+        spans=tuple(sorted(spans.values(), key=lambda span: _place(span, spans))),
+        buckets=tuple(sorted(buckets.values(), key=lambda bucket: -bucket.total_ms)),
+        compiled_steps=tuple(sorted(compiled)),
+        device_events=sum(event["ph"] == "X" and event.get("cat") not in _OURS for event in events),
+    )
+
+
+def _add(bucket: BucketTime, args: dict[str, Any], ms: float) -> None:
+    bucket.count += 1
+    bucket.total_ms += ms
+    for name in ("tokens", "padding_tokens", "blocks", "padding_blocks"):
+        setattr(bucket, name, getattr(bucket, name) + args[name])
+
+
+def _with_paths(events: Iterable[Event]) -> Iterator[tuple[tuple[str, ...], Event]]:
+    """Each span with the names of those of its thread that it lies in, and its own."""
+    open_spans: dict[tuple[int, int], list[Event]] = {}
+    for event in sorted(events, key=lambda event: (event["ts"], -event["dur"])):
+        around = open_spans.setdefault((event["pid"], event["tid"]), [])
+        while around and around[-1]["ts"] + around[-1]["dur"] <= event["ts"]:
+            around.pop()
+        around.append(event)
+        yield tuple(span["name"] for span in around), event
+
+
+def _place(span: SpanTime, spans: Mapping[tuple[str, ...], SpanTime]) -> tuple[tuple[int, float, str], ...]:
+    """Where a span stands in a table: after the one around it, in the order of a step, then by time."""
+    outer = (spans[span.path[:depth]] for depth in range(1, len(span.path) + 1))
+    return tuple(
+        (_ORDER.index(one.path[-1]), 0.0, "") if one.path[-1] in _ORDER else (99, -one.total_ms, one.path[-1])
+        for one in outer
+    )
