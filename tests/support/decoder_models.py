@@ -294,9 +294,9 @@ def open_decoder(directory: Path, dtype: str = "float32", max_model_len: int | N
 
 def altered(model: DecoderModel, change: Change) -> DecoderModel:
     """The same weights under another spec."""
-    decoder = Decoder(change(model.decoder.spec), torch.device("cpu"), model.dtype)
+    decoder = Decoder(change(model.decoder.spec), model.device, model.dtype)
     decoder.load_state_dict(model.decoder.state_dict(), strict=False)
-    return DecoderModel(decoder, CpuDevice(1), model.dtype)
+    return DecoderModel(decoder, model.device, model.dtype)
 
 
 def prompt_logits(model: DecoderModel, token_ids: Sequence[int]) -> torch.Tensor:

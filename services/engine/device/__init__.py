@@ -6,15 +6,18 @@ from services.engine.device.base import DTYPES, Device, DeviceError, Forward
 from services.engine.device.cpu import CpuDevice
 from services.engine.device.features import NO_FEATURES, AttentionFeatures
 from services.engine.device.flat import HIDDEN
+from services.engine.device.kernels import ACTIVATIONS, Activation
 from services.engine.device.memory import MemoryFigures, MemoryUse
 from services.engine.device.modes import ExecutionMode, execution_mode
 from services.engine.device.shapes import ShapeKey, shape_key
 from services.engine.device.work import HostCopy, Submitted, failed
 
 __all__ = [
+    "ACTIVATIONS",
     "DTYPES",
     "HIDDEN",
     "NO_FEATURES",
+    "Activation",
     "AttentionFeatures",
     "CpuDevice",
     "Device",

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from services.engine.device.features import NO_FEATURES, AttentionFeatures
+from services.engine.device.kernels import rms_norm, rotate, sorted_experts
 from services.engine.device.memory import MemoryFigures, MemoryUse
 from services.engine.device.modes import ExecutionMode
 from services.engine.device.shapes import ShapeCounter
@@ -77,12 +78,14 @@ class Device(ABC):
         mask: torch.Tensor | None,
         scale: float,
         features: AttentionFeatures = NO_FEATURES,
+        lengths: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attention of a prefill bucket.
 
         query [B, heads, Q, d]; key [B, kv_heads, K, d]; value [B, kv_heads, K, dv] with dv <= d. mask: bool
         [B, 1, Q, K], True where a query may look; or float32 [B, heads, Q, K] to be added to the scores; or
-        None for plain causal with K = Q. Returns [B, heads, Q, dv].
+        None for plain causal with K = Q. lengths: int64 [B], how many of a row's first queries are its own,
+        where the caller knows; what comes out for the others may be anything. Returns [B, heads, Q, dv].
         """
 
     @abstractmethod
@@ -104,6 +107,37 @@ class Device(ABC):
         [J, 1 | heads, block_size] to be added to the scores, hugely negative where a row may not look.
         Returns [B, heads, dv].
         """
+
+    def rms_norm(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, *, unit_offset: bool = False
+    ) -> torch.Tensor:
+        """x / sqrt(mean(x^2) + eps) over the last dimension, in float32, times the weight; like x.
+
+        x [..., size], weight [size]. unit_offset: the scale is 1 + weight and applied in float32, before the
+        result is rounded (gemma); otherwise rounding may come first (llama).
+        """
+        return rms_norm(x, weight, eps, unit_offset=unit_offset)
+
+    def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """x [T, heads, d]; cos, sin [T, 1, r]. The first r of d dimensions rotated, halves paired; like x."""
+        return rotate(x, cos, sin)
+
+    def experts(
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        ids: torch.Tensor,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        activation: str,
+    ) -> torch.Tensor:
+        """Gated MLPs of the experts that each token chose, summed by weight.
+
+        x [T, hidden]; weights [T, k] and ids int64 [T, k] of the chosen experts; gate_up [experts, 2 * size,
+        hidden], the gates first; down [experts, hidden, size]; activation: a name of `ACTIVATIONS`. Returns
+        [T, hidden] like x. Shapes depend on the number of tokens alone.
+        """
+        return sorted_experts(x, weights, ids, gate_up, down, activation)
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Allocates a zeroed tensor for the life of the engine."""

@@ -149,6 +149,7 @@ class CpuDevice(Device):
         mask: torch.Tensor | None,
         scale: float,
         features: AttentionFeatures = NO_FEATURES,
+        lengths: torch.Tensor | None = None,
     ) -> torch.Tensor:
         special = features.softcap is not None or features.sinks is not None
         if special or (mask is not None and mask.dtype is not torch.bool):

@@ -40,6 +40,8 @@ class PagedModel(ABC):
         self.block_size = 0
         self._caches: tuple[LayerCache, ...] = ()
         self._windows: list[int | None] = []
+        # Slots from here on take the writes of padding.
+        self._padding_start = 0
 
     @abstractmethod
     def weight_bytes(self) -> int:
@@ -58,7 +60,8 @@ class PagedModel(ABC):
         """Allocates the caches, zeroed: `num_blocks` blocks and one more for padding, with id num_blocks."""
         self.block_size = block_size
         self._windows = sorted({layer.window for layer in self.layers}, key=lambda window: window or 0)
-        slots = (num_blocks + 1) * block_size
+        self._padding_start = num_blocks * block_size
+        slots = self._padding_start + block_size
         self._caches = tuple(
             LayerCache.allocate(self.device, spec, slots, self.dtype) for spec in self.layers
         )
@@ -104,7 +107,9 @@ class PagedModel(ABC):
         masks = prefill_masks(
             self._windows, context_lens, tokens.shape[0] // batch, context * self.block_size
         )
-        inputs = PrefillInputs(batch, self.block_size, slots, context_blocks, masks)
+        # Of use to a device only where a mask does not say it already.
+        lengths = None if context else (slots < self._padding_start).view(batch, -1).sum(1)
+        inputs = PrefillInputs(batch, self.block_size, slots, context_blocks, masks, lengths=lengths)
         return self._forward(tokens, positions, inputs)
 
     @torch.inference_mode()

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from services.engine.device import CpuDevice
 from services.engine.model import ModelError
 from services.engine.model.decoder import DecoderSpec, ExpertSpec, LayerPlan, RopeSpec, Shard
 from services.engine.model.decoder.experts import ExpertMlp
@@ -22,6 +23,7 @@ from services.engine.model.decoder.mlp import GatedMlp
 from services.engine.model.loading import Slot
 
 HIDDEN = 16
+DEVICE = CpuDevice(1)
 Kind = TypeVar("Kind", bound=nn.Module)
 SPEC = DecoderSpec(
     family="llama",
@@ -83,10 +85,10 @@ def test_mlp_partials_sum_to_the_whole(world: int) -> None:
 def test_expert_partials_sum_to_the_whole(world: int) -> None:
     if SPEC.experts is None:
         raise AssertionError
-    whole = randomized(ExpertMlp(SPEC, SPEC.experts, Shard()))
+    whole = randomized(ExpertMlp(SPEC, SPEC.experts, Shard(), DEVICE))
     total = torch.zeros(5, HIDDEN)
     for rank in range(world):
-        part = ExpertMlp(SPEC, SPEC.experts, Shard(rank, world))
+        part = ExpertMlp(SPEC, SPEC.experts, Shard(rank, world), DEVICE)
         fill(part, whole)
         total += part(x())
     assert torch.allclose(total, whole(x()), atol=1e-3)
@@ -138,5 +140,8 @@ def test_uneven_splits_are_refused() -> None:
         QKVParallelLinear(HIDDEN, 6, 2, 4, False, Shard(0, 3))
     with pytest.raises(ModelError, match="size of an expert"):
         ExpertMlp(
-            SPEC, replace(SPEC.experts or ExpertSpec(1, 1, 1, True, True), intermediate_size=30), Shard(0, 4)
+            SPEC,
+            replace(SPEC.experts or ExpertSpec(1, 1, 1, True, True), intermediate_size=30),
+            Shard(0, 4),
+            DEVICE,
         )

@@ -57,7 +57,7 @@ def _prefill(
     mask = inputs.masks[window]
     if features.alibi is not None:
         mask = _alibi_bias(mask, _required(inputs.distances), features.alibi)
-    out = layer.device.attend_prefill(query, key, value, mask, scale, features)
+    out = layer.device.attend_prefill(query, key, value, mask, scale, features, inputs.lengths)
     return out.transpose(1, 2).reshape(-1, out.shape[1], out.shape[3])
 
 

@@ -19,6 +19,7 @@ class PrefillInputs:
 
     masks: per window, bool [B, 1, Q, C * block_size + Q], or None where plain causal attention is meant.
     distances: float32 of the masks' shape, positions between query and key; only layers with ALiBi need it.
+    lengths: int64 [B], how many of a row's tokens are its own; a device may then skip the others.
     """
 
     batch: int
@@ -27,6 +28,7 @@ class PrefillInputs:
     context_blocks: torch.Tensor
     masks: Mapping[Window, torch.Tensor | None]
     distances: torch.Tensor | None = None
+    lengths: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

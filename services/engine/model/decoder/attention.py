@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from services.engine.device import Device
 from services.engine.model.attention import (
     NO_FEATURES,
     AttentionFeatures,
@@ -16,7 +17,6 @@ from services.engine.model.attention import (
 )
 from services.engine.model.decoder.linears import QKVParallelLinear, RowParallelLinear
 from services.engine.model.decoder.norms import RmsNorm
-from services.engine.model.decoder.rotary import rotate
 from services.engine.model.decoder.shard import Shard
 from services.engine.model.decoder.spec import DecoderSpec, LayerPlan
 
@@ -32,14 +32,17 @@ class DecoderAttention(nn.Module):
 
     cache: LayerCache
 
-    def __init__(self, spec: DecoderSpec, plan: LayerPlan, shard: Shard) -> None:
+    def __init__(self, spec: DecoderSpec, plan: LayerPlan, shard: Shard, device: Device) -> None:
         super().__init__()
+        self._device = device
         self.qkv = QKVParallelLinear(
             spec.hidden_size, spec.heads, spec.kv_heads, spec.head_dim, spec.qkv_bias, shard
         )
         self.output = RowParallelLinear(spec.heads * spec.head_dim, spec.hidden_size, spec.output_bias, shard)
         norms = [
-            RmsNorm(spec.head_dim, spec.norm_eps, unit_offset=spec.unit_offset_norm) if spec.qk_norm else None
+            RmsNorm(spec.head_dim, spec.norm_eps, device, unit_offset=spec.unit_offset_norm)
+            if spec.qk_norm
+            else None
             for _ in range(2)
         ]
         self.query_norm, self.key_norm = norms
@@ -65,7 +68,7 @@ class DecoderAttention(nn.Module):
         if self.query_norm is not None and self.key_norm is not None:
             normed = (self.query_norm(query_key[:, :heads]), self.key_norm(query_key[:, heads:]))
             query_key = torch.cat(normed, dim=1)
-        query_key = rotate(query_key, cos, sin)
+        query_key = self._device.rotate(query_key, cos, sin)
         mixed = attend(
             self.cache,
             query_key[:, :heads],

@@ -9,10 +9,10 @@ import torch
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from services.engine.device import ACTIVATIONS
 from services.engine.model.decoder.errors import UnsupportedByDecoder
 from services.engine.model.decoder.families import FAMILIES, Family, Windows
 from services.engine.model.decoder.keys import check_keys, check_rope_keys
-from services.engine.model.decoder.mlp import ACTIVATIONS
 from services.engine.model.decoder.spec import DecoderSpec, ExpertSpec, LayerPlan, RopeSpec
 
 _SLIDING = "sliding_attention"

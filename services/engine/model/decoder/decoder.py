@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import nn
 from torch.nn.functional import embedding, linear
 
+from services.engine.device import Device
 from services.engine.model.decoder.attention import BatchInputs
 from services.engine.model.decoder.layer import DecoderLayer
 from services.engine.model.decoder.norms import RmsNorm
@@ -32,27 +33,25 @@ class VocabTable(nn.Module):
 class Decoder(nn.Module):
     """Built without values, in `dtype` on `device`: `slots` says what has to be filled."""
 
-    def __init__(
-        self, spec: DecoderSpec, device: torch.device, dtype: torch.dtype, shard: Shard = ALONE
-    ) -> None:
+    def __init__(self, spec: DecoderSpec, device: Device, dtype: torch.dtype, shard: Shard = ALONE) -> None:
         super().__init__()
         self.spec = spec
         self._dtype = dtype
-        with _Defaults(device, dtype):
+        with _Defaults(device.torch_device, dtype):
             self.embedding = VocabTable(spec.vocab_size, spec.hidden_size)
-            layers = [DecoderLayer(spec, plan, shard) for plan in spec.layers]
+            layers = [DecoderLayer(spec, plan, shard, device) for plan in spec.layers]
             self.norm = RmsNorm(
                 spec.hidden_size,
                 spec.norm_eps,
+                device,
                 unit_offset=spec.unit_offset_norm,
                 residual_multiplier=spec.residual_multiplier,
             )
             self.head = self.embedding if spec.tied else VocabTable(spec.vocab_size, spec.hidden_size)
         self.layers = nn.ModuleList(layers)
         self.attentions = tuple(layer.attention for layer in layers)
-        self.rotaries = nn.ModuleList(Rotary(rope, device) for rope in spec.ropes)
-        # Told of each layer whose operations were given to the device.
-        self.layer_done: Callable[[int], None] = _pass
+        self.rotaries = nn.ModuleList(Rotary(rope, device.torch_device) for rope in spec.ropes)
+        self._device = device
         multiplier = torch.tensor(spec.embedding_multiplier)
         self._multiplier = float(multiplier.to(dtype) if spec.embedding_rounded else multiplier)
 
@@ -75,7 +74,7 @@ class Decoder(nn.Module):
         delta = torch.zeros_like(residual)
         for index, (layer, plan) in enumerate(zip(self.layers, self.spec.layers, strict=True)):
             delta, residual = layer(delta, residual, *waves[plan.rope], inputs)
-            self.layer_done(index)
+            self._device.layer_done(index)
         hidden: torch.Tensor = self.norm.fused(delta, residual)[0]
         return hidden
 
@@ -86,10 +85,6 @@ class Decoder(nn.Module):
             scores = scores / self.spec.logits_divisor
         cap = self.spec.logits_softcap
         return scores if cap is None else torch.tanh(scores / cap) * cap
-
-
-def _pass(index: int) -> None:
-    return
 
 
 class _Defaults:

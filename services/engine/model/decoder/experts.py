@@ -6,27 +6,12 @@ from collections.abc import Mapping
 
 import torch
 from torch import nn
-from torch.nn.functional import grouped_mm, linear
+from torch.nn.functional import linear
 
-from services.engine.model.decoder.mlp import ACTIVATIONS
+from services.engine.device import Device
 from services.engine.model.decoder.shard import Shard
 from services.engine.model.decoder.spec import DecoderSpec, ExpertSpec
 from services.engine.model.loading import Part
-
-
-# An operator of its own: torch.compile knows the grouped product in bfloat16 alone.
-@torch.library.custom_op("catenary::expert_linear", mutates_args=())
-def expert_linear(rows: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """rows [S, in] sorted by expert, weight [experts, out, in], ends int32 [experts] -> [S, out].
-
-    Expert e has the rows up to ends[e] that no earlier one has.
-    """
-    return grouped_mm(rows, weight.transpose(1, 2), offs=ends)
-
-
-@expert_linear.register_fake
-def _(rows: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    return rows.new_empty((rows.shape[0], weight.shape[1]))
 
 
 class Router(nn.Module):
@@ -58,7 +43,7 @@ class Experts(nn.Module):
     Every rank has a share of each expert.
     """
 
-    def __init__(self, spec: DecoderSpec, experts: ExpertSpec, shard: Shard) -> None:
+    def __init__(self, spec: DecoderSpec, experts: ExpertSpec, shard: Shard, device: Device) -> None:
         super().__init__()
         hidden, size, self.experts = spec.hidden_size, experts.intermediate_size, experts.count
         start, own = shard.split(size, "size of an expert")
@@ -71,7 +56,8 @@ class Experts(nn.Module):
             ),
             "down": (Part("whole", (hidden, size), 1, start, own, 0),),
         }
-        self._activation = ACTIVATIONS[spec.activation]
+        self._activation = spec.activation
+        self._device = device
         self._reduce = shard.reduce
 
     def placements(self) -> Mapping[str, tuple[Part, ...]]:
@@ -79,32 +65,18 @@ class Experts(nn.Module):
         return self._parts
 
     def forward(self, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """x [T, hidden], weights and ids [T, k] -> [T, hidden].
-
-        The T * k pairs are sorted by expert, so that an expert's rows lie together whatever their number: no
-        shape depends on the choice, no expert has a capacity, and only chosen experts are computed.
-        """
-        per_token = ids.shape[1]
-        chosen, order = torch.sort(ids.flatten(), stable=True)
-        bounds = torch.arange(self.experts, device=x.device)
-        ends = torch.searchsorted(chosen, bounds, right=True).to(torch.int32)
-        rows = x.index_select(0, order // per_token)
-        gate, up = expert_linear(rows, self.gate_up, ends).chunk(2, dim=-1)
-        inner = self._activation(gate) * up
-        results = expert_linear(inner, self.down, ends)
-        results = results * weights.flatten().index_select(0, order).unsqueeze(1)
-        back = torch.empty_like(results).index_copy_(0, order, results)
-        total = back.view(-1, per_token, x.shape[1]).sum(1, dtype=torch.float32)
-        return self._reduce(total.to(x.dtype))
+        """x [T, hidden], weights and ids [T, k] -> [T, hidden]."""
+        own = self._device.experts(x, weights, ids, self.gate_up, self.down, self._activation)
+        return self._reduce(own)
 
 
 class ExpertMlp(nn.Module):
     """Router and experts in the place of an MLP."""
 
-    def __init__(self, spec: DecoderSpec, experts: ExpertSpec, shard: Shard) -> None:
+    def __init__(self, spec: DecoderSpec, experts: ExpertSpec, shard: Shard, device: Device) -> None:
         super().__init__()
         self.router = Router(spec.hidden_size, experts)
-        self.experts = Experts(spec, experts, shard)
+        self.experts = Experts(spec, experts, shard, device)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]."""

@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from torch import nn
 
+from services.engine.device import Device
 from services.engine.model.decoder.attention import BatchInputs, DecoderAttention
 from services.engine.model.decoder.experts import ExpertMlp
 from services.engine.model.decoder.mlp import GatedMlp
@@ -22,15 +23,17 @@ class DecoderLayer(nn.Module):
     adds it. Nothing in it depends on which layer it is: layers of the same plan share compiled code.
     """
 
-    def __init__(self, spec: DecoderSpec, plan: LayerPlan, shard: Shard) -> None:
+    def __init__(self, spec: DecoderSpec, plan: LayerPlan, shard: Shard, device: Device) -> None:
         super().__init__()
-        norm = partial(RmsNorm, spec.hidden_size, spec.norm_eps, unit_offset=spec.unit_offset_norm)
+        norm = partial(RmsNorm, spec.hidden_size, spec.norm_eps, device, unit_offset=spec.unit_offset_norm)
         self.attention_norm = norm(residual_multiplier=spec.residual_multiplier)
-        self.attention = DecoderAttention(spec, plan, shard)
+        self.attention = DecoderAttention(spec, plan, shard, device)
         self.attention_post_norm = norm() if spec.sandwich_norms else None
         self.mlp_norm = norm(residual_multiplier=spec.residual_multiplier)
         self.mlp: GatedMlp | ExpertMlp = (
-            ExpertMlp(spec, spec.experts, shard) if plan.experts and spec.experts else GatedMlp(spec, shard)
+            ExpertMlp(spec, spec.experts, shard, device)
+            if plan.experts and spec.experts
+            else GatedMlp(spec, shard)
         )
         self.mlp_post_norm = norm() if spec.sandwich_norms else None
 

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
-from types import MappingProxyType
-
 import torch
 from torch import nn
-from torch.nn.functional import gelu, silu
 
+from services.engine.device import ACTIVATIONS
 from services.engine.model.decoder.linears import MergedColumnParallelLinear, RowParallelLinear
 from services.engine.model.decoder.shard import Shard
 from services.engine.model.decoder.spec import DecoderSpec
-
-Activation = Callable[[torch.Tensor], torch.Tensor]
-
-ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
-    {"silu": silu, "gelu": gelu, "gelu_pytorch_tanh": partial(gelu, approximate="tanh")}
-)
 
 
 class GatedMlp(nn.Module):

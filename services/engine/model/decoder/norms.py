@@ -6,22 +6,25 @@ from collections.abc import Mapping
 
 import torch
 from torch import nn
-from torch.nn.functional import rms_norm
 
+from services.engine.device import Device
 from services.engine.model.loading import Part
 
 
 class RmsNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps), computed in float32, times the weight.
-
-    unit_offset: the scale is 1 + weight and applied in float32, before the result is rounded (gemma);
-    otherwise rounding comes first (llama).
-    """
+    """A norm with the weight of a checkpoint, as `Device.rms_norm` describes it."""
 
     def __init__(
-        self, size: int, eps: float, *, unit_offset: bool = False, residual_multiplier: float = 1.0
+        self,
+        size: int,
+        eps: float,
+        device: Device,
+        *,
+        unit_offset: bool = False,
+        residual_multiplier: float = 1.0,
     ) -> None:
         super().__init__()
+        self._device = device
         self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
         self._eps = eps
         self._unit_offset = unit_offset
@@ -33,10 +36,7 @@ class RmsNorm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., size] -> [..., size]."""
-        if self._unit_offset:
-            wide = rms_norm(x.float(), self.weight.shape, eps=self._eps)
-            return (wide * (1.0 + self.weight.float())).to(x.dtype)
-        return self.weight * rms_norm(x, self.weight.shape, eps=self._eps)
+        return self._device.rms_norm(x, self.weight, self._eps, unit_offset=self._unit_offset)
 
     def fused(self, delta: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Adds `delta` to the residual stream and norms the sum: [T, size] x2 -> (normed, residual)."""

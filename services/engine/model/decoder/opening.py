@@ -43,7 +43,7 @@ def load_decoder(directory: Path, device: Device, *, dtype: str, max_model_len: 
     with Checkpoint(directory) as checkpoint:
         spec = _really_tied(spec, checkpoint)
         try:
-            decoder = Decoder(spec, device.torch_device, chosen)
+            decoder = Decoder(spec, device, chosen)
         except RuntimeError as error:
             raise ModelError(f"model {directory} cannot be loaded: {first_line(error)}") from None
         load_weights(checkpoint, rules_for(spec), decoder.slots())

@@ -23,7 +23,6 @@ class DecoderModel(PagedModel):
         self.vocab_size = decoder.spec.vocab_size
         self.hidden_size = decoder.spec.hidden_size
         self.decoder = decoder
-        decoder.layer_done = device.layer_done
         self.layers = tuple(attention.layer_spec() for attention in decoder.attentions)
 
     def weight_bytes(self) -> int:

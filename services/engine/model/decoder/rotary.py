@@ -25,16 +25,3 @@ class Rotary(nn.Module):
         angles = positions.unsqueeze(1).float() * self.frequencies
         angles = torch.cat((angles, angles), dim=-1).unsqueeze(1)
         return (angles.cos() * self._factor).to(dtype), (angles.sin() * self._factor).to(dtype)
-
-
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """x [T, heads, d]; cos, sin [T, 1, r]. The first r of d dimensions rotated, halves paired; like x."""
-    rotated = cos.shape[-1]
-    if rotated == x.shape[-1]:
-        return _rotate_all(x, cos, sin)
-    return torch.cat((_rotate_all(x[..., :rotated], cos, sin), x[..., rotated:]), dim=-1)
-
-
-def _rotate_all(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-second, first), dim=-1) * sin

@@ -1,0 +1,80 @@
+"""What models leave to their device beside attention, in torch's own operations: the defaults of `Device`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+
+import torch
+from torch.nn.functional import gelu, grouped_mm, silu
+from torch.nn.functional import rms_norm as torch_rms_norm
+
+Activation = Callable[[torch.Tensor], torch.Tensor]
+
+ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
+    {"silu": silu, "gelu": gelu, "gelu_pytorch_tanh": partial(gelu, approximate="tanh")}
+)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, unit_offset: bool) -> torch.Tensor:
+    """Implements `Device.rms_norm`."""
+    if unit_offset:
+        wide = torch_rms_norm(x.float(), weight.shape, eps=eps)
+        return (wide * (1.0 + weight.float())).to(x.dtype)
+    return weight * torch_rms_norm(x, weight.shape, eps=eps)
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Implements `Device.rotate`."""
+    rotated = cos.shape[-1]
+    if rotated == x.shape[-1]:
+        return _rotate_all(x, cos, sin)
+    return torch.cat((_rotate_all(x[..., :rotated], cos, sin), x[..., rotated:]), dim=-1)
+
+
+def _rotate_all(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+# An operator of its own: torch.compile knows the grouped product in bfloat16 alone.
+@torch.library.custom_op("catenary::expert_linear", mutates_args=())
+def expert_linear(rows: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """rows [S, in] sorted by expert, weight [experts, out, in], ends int32 [experts] -> [S, out].
+
+    Expert e has the rows up to ends[e] that no earlier one has.
+    """
+    return grouped_mm(rows, weight.transpose(1, 2), offs=ends)
+
+
+@expert_linear.register_fake
+def _(rows: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    return rows.new_empty((rows.shape[0], weight.shape[1]))
+
+
+def sorted_experts(
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    ids: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    activation: str,
+) -> torch.Tensor:
+    """Implements `Device.experts`.
+
+    The T * k pairs are sorted by expert, so that an expert's rows lie together whatever their number: no
+    shape depends on the choice, no expert has a capacity, and only chosen experts are computed.
+    """
+    per_token = ids.shape[1]
+    chosen, order = torch.sort(ids.flatten(), stable=True)
+    bounds = torch.arange(gate_up.shape[0], device=x.device)
+    ends = torch.searchsorted(chosen, bounds, right=True).to(torch.int32)
+    rows = x.index_select(0, order // per_token)
+    gate, up = expert_linear(rows, gate_up, ends).chunk(2, dim=-1)
+    inner = ACTIVATIONS[activation](gate) * up
+    results = expert_linear(inner, down, ends)
+    results = results * weights.flatten().index_select(0, order).unsqueeze(1)
+    back = torch.empty_like(results).index_copy_(0, order, results)
+    total = back.view(-1, per_token, x.shape[1]).sum(1, dtype=torch.float32)
+    return total.to(x.dtype)
