@@ -63,8 +63,11 @@ class ConstantModel(PagedModel):
         """It has none."""
         return 0
 
-    def compile_layers(self) -> None:
+    def compile_parts(self, *, norms_and_head: bool) -> None:
         """It has no layers."""
+
+    def compile_whole(self) -> None:
+        """It has no operations."""
 
     def _attach(self, caches: Sequence[LayerCache]) -> None:
         pass

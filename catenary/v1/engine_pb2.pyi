@@ -6,8 +6,10 @@ engines join by starting. Membership is the Attach stream plus a lease.
 """
 
 from catenary.v1 import common_pb2 as _common_pb2
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
@@ -398,6 +400,26 @@ Global___GetStatusRequest: _TypeAlias = GetStatusRequest  # noqa: Y015
 class GetStatusResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class DeviceCountersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     STATE_FIELD_NUMBER: _builtins.int
     ACTIVITY_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
@@ -406,6 +428,7 @@ class GetStatusResponse(_message.Message):
     LOAD_FIELD_NUMBER: _builtins.int
     ATTACHED_ROUTERS_FIELD_NUMBER: _builtins.int
     CORE_RESTARTS_FIELD_NUMBER: _builtins.int
+    DEVICE_COUNTERS_FIELD_NUMBER: _builtins.int
     state: Global___EngineState.ValueType
     activity: _builtins.str
     """What a starting engine is doing, for a progress line: "loading weights", "profiling"; and a serving one that still
@@ -423,6 +446,12 @@ class GetStatusResponse(_message.Message):
     def capacity(self) -> Global___Capacity: ...
     @_builtins.property
     def load(self) -> Global___LoadReport: ...
+    @_builtins.property
+    def device_counters(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """What the device did since the core's start, by name: captures, replays, mark_steps, backend_compilations,
+        graph_compilations, cpu_fallbacks. Empty for a device that has nothing to count.
+        """
+
     def __init__(
         self,
         *,
@@ -434,10 +463,11 @@ class GetStatusResponse(_message.Message):
         load: Global___LoadReport | None = ...,
         attached_routers: _builtins.int = ...,
         core_restarts: _builtins.int = ...,
+        device_counters: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_progress", b"_progress", "capacity", b"capacity", "load", b"load", "model", b"model", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_progress", b"_progress", "activity", b"activity", "attached_routers", b"attached_routers", "capacity", b"capacity", "core_restarts", b"core_restarts", "load", b"load", "model", b"model", "progress", b"progress", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_progress", b"_progress", "activity", b"activity", "attached_routers", b"attached_routers", "capacity", b"capacity", "core_restarts", b"core_restarts", "device_counters", b"device_counters", "load", b"load", "model", b"model", "progress", b"progress", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__progress: _TypeAlias = _typing.Literal["progress"]  # noqa: Y015
     _WhichOneofArgType__progress: _TypeAlias = _typing.Literal["_progress", b"_progress"]  # noqa: Y015

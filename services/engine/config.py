@@ -10,6 +10,7 @@ from pydantic import Field, field_serializer, field_validator, model_validator
 from catenary.config import settings
 from catenary.rpc import RpcConfig, TlsFiles, parse_address
 from services.engine.bucketing import AXIS_OPTIONS, BucketAxes, long_name
+from services.engine.hpu_options import HpuOptions
 
 _PADDING_OPTIONS = (
     "bucketing_pad_ratio",
@@ -20,7 +21,7 @@ _PADDING_OPTIONS = (
 )
 
 
-class EngineConfig(RpcConfig):
+class EngineConfig(HpuOptions, RpcConfig):
     """Options of `python -m services.engine`: flags, CATENARY_ENGINE_* variables, a YAML file, defaults."""
 
     model_config = settings(prefix="CATENARY_ENGINE_")

@@ -233,5 +233,5 @@ class CoreLoop:
             pending_prefill_tokens=load.pending_prefill_tokens,
             steps=self._steps,
             generated_tokens=self._generated,
-            graphs=graph_load(self._graphs, self._background),
+            graphs=graph_load(self._graphs, self._background, self._device),
         )

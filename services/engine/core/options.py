@@ -55,6 +55,18 @@ class CoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     graph_prompt_strategy: str
     graph_decode_strategy: str
     max_capture_tokens: int | None
+    layers_per_graph: int
+    regional_compilation: bool
+    compile_fullgraph: bool
+    compile_only_warmup: bool
+    weights_load_device: str
+    recipe_cache: str | None
+    recipe_cache_mib: int
+    recipe_cache_clear: bool
+    gc_threshold_multiplier: int
+    numa_binding: bool
+    log_step_compilations: str
+    log_step_fallbacks: str
     log_level: str
     log_format: str
 

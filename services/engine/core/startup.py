@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +12,14 @@ from msgspec.structs import replace
 import catenary
 from catenary.telemetry import get_logger
 from services.engine.bucketing import BucketPlan
+from services.engine.core.devices import device_of
 from services.engine.core.errors import StartError
 from services.engine.core.options import CoreOptions
 from services.engine.core.recording import ServingRecorder
 from services.engine.core.sizing import size_engine
 from services.engine.core.warming import WarmUpKind, warm_up, warm_up_kind
 from services.engine.core.weights import check_weights_fit
-from services.engine.device import Device, DeviceError, ExecutionMode, execution_mode, open_device
+from services.engine.device import Device, DeviceError, ExecutionMode
 from services.engine.graphs import BackgroundWarmUp, CodeCache, Graphs
 from services.engine.kv import BlockPool
 from services.engine.link import CapacityFacts, CoreReady, ModelFacts
@@ -77,7 +77,7 @@ class Engine:
 def start_engine(options: CoreOptions, progress: Progress, device: Device | None = None) -> Engine:
     """Loads everything, onto the device of the options unless one is given. Raises StartError."""
     try:
-        device = device or _open_device(options)
+        device = device or device_of(options)
         options = replace(options, block_size=options.block_size or device.default_block_size)
         return _start(options, progress, device)
     except (ModelError, DeviceError, InsufficientMemory, ValueError) as error:
@@ -89,16 +89,6 @@ def start_engine(options: CoreOptions, progress: Progress, device: Device | None
             f"the device's memory is full ({device.memory().free / _GIB:.2f} GiB are free) while "
             "the engine starts: lower kv-cache-gib or gpu-memory-utilization, or choose a smaller model"
         ) from error
-
-
-def _open_device(options: CoreOptions) -> Device:
-    mode = execution_mode(
-        options.device,
-        compiled=options.compile,
-        enforce_eager=options.enforce_eager,
-        lazy=os.environ.get("PT_HPU_LAZY_MODE"),
-    )
-    return open_device(options.device, threads=options.device_threads or None, mode=mode)
 
 
 def _start(options: CoreOptions, progress: Progress, device: Device) -> Engine:
@@ -138,6 +128,7 @@ def _start(options: CoreOptions, progress: Progress, device: Device) -> Engine:
 
     sizing = size_engine(options, device, model, limit, cache or default_cache_dir(), make_runner)
     kv, buckets = sizing.kv, sizing.buckets
+    device.expect_shapes(len(buckets.prefill) + len(buckets.decode))
     kind = warm_up_kind(options, device)
     graphs = Graphs(device, block_size=options.block_size, on_demand=kind is WarmUpKind.SKIP, tracer=tracer)
     runner = make_runner(kv.num_blocks, graphs)
@@ -195,7 +186,10 @@ def _open_code_cache(
 ) -> CodeCache | None:
     """Compiles the model's layers where the mode says so, into a cache for the next start."""
     if device.mode is ExecutionMode.COMPILE:
-        model.compile_layers()
+        if device.regional_compilation:
+            model.compile_parts(norms_and_head=device.compiles_parts)
+        else:
+            model.compile_whole()
     if not device.keeps_code:
         return None
     key = history_key(

@@ -72,7 +72,8 @@ def warm_up(
                 "a larger --block-size or --warmup background starts sooner",
                 shapes=warm.total,
             )
-        warm.run(progress)
+        with device.warming():
+            warm.run(progress)
         _refuse_unusable(warm.report)
     else:
         # What fails does so before a request comes.
@@ -84,7 +85,7 @@ def warm_up(
     return None
 
 
-def graph_load(graphs: Graphs, background: BackgroundWarmUp | None) -> GraphLoad:
+def graph_load(graphs: Graphs, background: BackgroundWarmUp | None, device: Device) -> GraphLoad:
     """The figures of the servicer's metrics."""
     prefill, decode = graphs.padding.prefill, graphs.padding.decode
     return GraphLoad(
@@ -94,6 +95,7 @@ def graph_load(graphs: Graphs, background: BackgroundWarmUp | None) -> GraphLoad
         to_warm=background.total if background else 0,
         prefill=PhaseLoad(prefill.tokens, prefill.padding_tokens, prefill.blocks, prefill.padding_blocks),
         decode=PhaseLoad(decode.tokens, decode.padding_tokens, decode.blocks, decode.padding_blocks),
+        device=device.counters(),
     )
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+
 from services.engine.device.base import DTYPES, Device, DeviceError, Forward
 from services.engine.device.cpu import CpuDevice
 from services.engine.device.features import NO_FEATURES, AttentionFeatures
 from services.engine.device.flat import HIDDEN
+from services.engine.device.hpu import HpuSettings, RecipeCache, StepLog, open_hpu, prepare_environment
 from services.engine.device.kernels import ACTIVATIONS, Activation
 from services.engine.device.memory import MemoryFigures, MemoryUse
 from services.engine.device.modes import ExecutionMode, execution_mode
@@ -25,9 +28,12 @@ __all__ = [
     "ExecutionMode",
     "Forward",
     "HostCopy",
+    "HpuSettings",
     "MemoryFigures",
     "MemoryUse",
+    "RecipeCache",
     "ShapeKey",
+    "StepLog",
     "Submitted",
     "execution_mode",
     "failed",
@@ -37,9 +43,23 @@ __all__ = [
 
 
 def open_device(
-    name: str, *, threads: int | None = None, mode: ExecutionMode = ExecutionMode.EAGER
+    name: str,
+    *,
+    threads: int | None = None,
+    mode: ExecutionMode = ExecutionMode.EAGER,
+    hpu: HpuSettings | None = None,
 ) -> Device:
-    """Opens the device that the `--device` option names, to execute in `mode`. Raises DeviceError."""
+    """Opens the device that the `--device` option names, to execute in `mode`.
+
+    `threads` are of a CPU, `hpu` of an HPU, real (hpu) or simulated (sim). Raises DeviceError.
+    """
     if name == "cpu":
         return CpuDevice(threads, mode)
+    if name == "sim":
+        # Imported when it is asked for: it registers a device with torch, for good. Like the bridge that it
+        # stands in for, it reads the environment once.
+        prepare_environment(mode)
+        importlib.import_module("services.engine.device.sim").install()
+    if name in ("hpu", "sim"):
+        return open_hpu(mode, hpu or HpuSettings())
     raise DeviceError(f"device {name!r} is not supported yet; choose cpu")

@@ -143,6 +143,29 @@ class Device(ABC):
         """Allocates a zeroed tensor for the life of the engine."""
         return torch.zeros(shape, dtype=dtype, device=self.torch_device)
 
+    @property
+    def loading_device(self) -> torch.device:
+        """Where weights are put while they are loaded; a finished model moves to `torch_device`."""
+        return self.torch_device
+
+    @property
+    def compiles_parts(self) -> bool:
+        """True if a compiled model's norms and head are compiled too, and not its layers alone."""
+        return False
+
+    @property
+    def regional_compilation(self) -> bool:
+        """True if the parts of a compiled model are compiled apart, and not its forward as a whole."""
+        return True
+
+    def expect_shapes(self, count: int) -> None:
+        """Told how many buckets there will be, before the first one is compiled."""
+        return
+
+    def warming(self) -> AbstractContextManager[None]:
+        """Put around a warm-up before serving. Every tensor of `zeros` may be zero again after it."""
+        return nullcontext()
+
     def compile(self, function: Function) -> Function:
         """Compiles a function that is called with static shapes; as it is in all modes but COMPILE."""
         return function

@@ -165,7 +165,8 @@ class PhaseLoad(Struct, frozen=True, array_like=True):
 class GraphLoad(Struct, frozen=True, array_like=True):
     """State of the static shapes. `first_seen` counts those that serving met and warm-up did not.
 
-    `warm` of `to_warm` shapes are visited by a warm-up that goes on beside serving, or is over.
+    `warm` of `to_warm` shapes are visited by a warm-up that goes on beside serving, or is over. `device`:
+    what the device counts, by name.
     """
 
     captured: int = 0
@@ -174,6 +175,7 @@ class GraphLoad(Struct, frozen=True, array_like=True):
     to_warm: int = 0
     prefill: PhaseLoad = PhaseLoad()
     decode: PhaseLoad = PhaseLoad()
+    device: dict[str, int] = {}
 
 
 class CoreLoad(Struct, frozen=True, array_like=True):

@@ -48,8 +48,15 @@ class PagedModel(ABC):
         """Bytes that the weights take on the device; tied ones count once."""
 
     @abstractmethod
-    def compile_layers(self) -> None:
-        """Sends each layer through `Device.compile`. Layers of the same kind share what is compiled."""
+    def compile_parts(self, *, norms_and_head: bool) -> None:
+        """Sends each layer, or also the final norm and the head, through `Device.compile`.
+
+        Layers of the same kind share what is compiled.
+        """
+
+    @abstractmethod
+    def compile_whole(self) -> None:
+        """Sends the forward through `Device.compile` as one piece, and the head as another."""
 
     def kv_bytes_per_token(self) -> int:
         """Bytes that one token's KV takes in all layers."""

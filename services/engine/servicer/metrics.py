@@ -1,4 +1,4 @@
-"""The engine's Prometheus metrics, read from the hub at each scrape. Labels: state, phase of a forward."""
+"""The engine's Prometheus metrics, read from the hub at each scrape. Labels: state, phase, event."""
 
 from __future__ import annotations
 
@@ -47,6 +47,7 @@ class EngineCollector(Collector):
         for name, (text, value) in counters.items():
             yield CounterMetricFamily(f"catenary_engine_{name}", text, value=value)
         yield from _shapes(self._hub.graphs)
+        yield _device(self._hub.graphs)
         states = GaugeMetricFamily(
             "catenary_engine_state", "1 for the state the engine is in.", labels=["state"]
         )
@@ -61,6 +62,17 @@ def _warm_up(hub: EngineHub) -> float:
     if hub.ready is None:
         return hub.progress.fraction or 0.0
     return hub.graphs.warm / hub.graphs.to_warm if hub.graphs.to_warm else 1.0
+
+
+def _device(graphs: GraphLoad) -> Metric:
+    family = CounterMetricFamily(
+        "catenary_engine_device_events",
+        "What the device did since the core's start: captures, replays, compilations, CPU fallbacks.",
+        labels=["event"],
+    )
+    for name, count in graphs.device.items():
+        family.add_metric([name], count)
+    return family
 
 
 def _shapes(graphs: GraphLoad) -> Iterator[Metric]:

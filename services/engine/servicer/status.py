@@ -37,6 +37,7 @@ class StatusService(engine_pb2_grpc.EngineServiceServicer):
             load=hub.load(),
             attached_routers=hub.attached_routers,
             core_restarts=hub.core_restarts,
+            device_counters=hub.graphs.device,
         )
         if hub.ready is not None:
             response.model.CopyFrom(model_info(self._name, hub.ready))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
@@ -37,7 +37,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.spec = spec
         self._dtype = dtype
-        with _Defaults(device.torch_device, dtype):
+        with _Defaults(device.loading_device, dtype):
             self.embedding = VocabTable(spec.vocab_size, spec.hidden_size)
             layers = [DecoderLayer(spec, plan, shard, device) for plan in spec.layers]
             self.norm = RmsNorm(
@@ -50,7 +50,8 @@ class Decoder(nn.Module):
             self.head = self.embedding if spec.tied else VocabTable(spec.vocab_size, spec.hidden_size)
         self.layers = nn.ModuleList(layers)
         self.attentions = tuple(layer.attention for layer in layers)
-        self.rotaries = nn.ModuleList(Rotary(rope, device.torch_device) for rope in spec.ropes)
+        self.rotaries = nn.ModuleList(Rotary(rope, device.loading_device) for rope in spec.ropes)
+        self.close: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = self._close
         self._device = device
         multiplier = torch.tensor(spec.embedding_multiplier)
         self._multiplier = float(multiplier.to(dtype) if spec.embedding_rounded else multiplier)
@@ -75,6 +76,10 @@ class Decoder(nn.Module):
         for index, (layer, plan) in enumerate(zip(self.layers, self.spec.layers, strict=True)):
             delta, residual = layer(delta, residual, *waves[plan.rope], inputs)
             self._device.layer_done(index)
+        return self.close(delta, residual)
+
+    def _close(self, delta: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """The normed sum of both, [T, hidden]."""
         hidden: torch.Tensor = self.norm.fused(delta, residual)[0]
         return hidden
 

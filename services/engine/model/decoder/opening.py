@@ -46,8 +46,8 @@ def load_decoder(directory: Path, device: Device, *, dtype: str, max_model_len: 
             decoder = Decoder(spec, device, chosen)
         except RuntimeError as error:
             raise ModelError(f"model {directory} cannot be loaded: {first_line(error)}") from None
-        load_weights(checkpoint, rules_for(spec), decoder.slots())
-    return DecoderModel(decoder.eval(), device, chosen)
+        load_weights(checkpoint, rules_for(spec), decoder.slots(), placed=device.flush)
+    return DecoderModel(decoder.to(device.torch_device).eval(), device, chosen)
 
 
 def _spec(directory: Path, config: PreTrainedConfig, raw: Mapping[str, Any]) -> DecoderSpec:

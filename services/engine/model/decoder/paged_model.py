@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -23,14 +23,24 @@ class DecoderModel(PagedModel):
         self.vocab_size = decoder.spec.vocab_size
         self.hidden_size = decoder.spec.hidden_size
         self.decoder = decoder
+        self._body: Callable[..., torch.Tensor] = decoder.forward
+        self._head: Callable[..., torch.Tensor] = decoder.logits
         self.layers = tuple(attention.layer_spec() for attention in decoder.attentions)
 
     def weight_bytes(self) -> int:
         return sum(parameter.nbytes for parameter in self.decoder.parameters())
 
-    def compile_layers(self) -> None:
-        for layer in self.decoder.layers:
-            layer.forward = self.device.compile(layer.forward)
+    def compile_parts(self, *, norms_and_head: bool) -> None:
+        compiled, decoder = self.device.compile, self.decoder
+        for layer in decoder.layers:
+            layer.forward = compiled(layer.forward)
+        if norms_and_head:
+            decoder.close = compiled(decoder.close)
+            self._head = compiled(self._head)
+
+    def compile_whole(self) -> None:
+        self._body = self.device.compile(self._body)
+        self._head = self.device.compile(self._head)
 
     def _attach(self, caches: Sequence[LayerCache]) -> None:
         for attention, cache in zip(self.decoder.attentions, caches, strict=True):
@@ -39,9 +49,8 @@ class DecoderModel(PagedModel):
     def _forward(
         self, tokens: torch.Tensor, positions: torch.Tensor, inputs: PrefillInputs | DecodeInputs
     ) -> torch.Tensor:
-        hidden: torch.Tensor = self.decoder(tokens, positions, inputs)
-        return hidden
+        return self._body(tokens, positions, inputs)
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.decoder.logits(hidden)
+        return self._head(hidden)

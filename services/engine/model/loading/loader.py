@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -16,14 +16,22 @@ Unit = tuple[str, str, int]
 
 
 @torch.no_grad()
-def load_weights(checkpoint: Checkpoint, rules: Sequence[Rule], slots: Mapping[str, Slot]) -> None:
-    """Copies every tensor of the checkpoint to its place.
+def load_weights(
+    checkpoint: Checkpoint,
+    rules: Sequence[Rule],
+    slots: Mapping[str, Slot],
+    *,
+    placed: Callable[[], None] = lambda: None,
+) -> None:
+    """Copies every tensor of the checkpoint to its place; `placed` is called after each.
 
     All names are judged before the first tensor is read. Raises ModelError, one line, if a tensor has no
     place, two have the same, a place stays empty, or a shape is not what the config says.
     """
     for name, match in _plan(checkpoint, rules, slots).items():
         _place(checkpoint, name, match, slots)
+        # A lazy device would hold every source until somebody asks it for a result.
+        placed()
 
 
 def _plan(checkpoint: Checkpoint, rules: Sequence[Rule], slots: Mapping[str, Slot]) -> dict[str, Match]:

@@ -41,9 +41,13 @@ class TransformersModel(PagedModel):
     def weight_bytes(self) -> int:
         return self._weight_bytes
 
-    def compile_layers(self) -> None:
+    def compile_parts(self, *, norms_and_head: bool) -> None:
+        # Which of its other modules make the final norm and the head is the architecture's own affair.
         for module in self._layer_modules():
             module.forward = self.device.compile(module.forward)
+
+    def compile_whole(self) -> None:
+        self._body.forward = self.device.compile(self._body.forward)
 
     def _layer_modules(self) -> list[Any]:
         attentions = {id(module) for module in self._modules}

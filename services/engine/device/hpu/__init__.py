@@ -1,0 +1,22 @@
+"""The device `hpu`. Importing this imports nothing of Habana's."""
+
+from __future__ import annotations
+
+from services.engine.device.hpu.device import HpuDevice
+from services.engine.device.hpu.environment import prepare_environment
+from services.engine.device.hpu.opening import open_hpu
+from services.engine.device.hpu.properties import GAUDI2, GAUDI3, HpuProperties, properties_of
+from services.engine.device.hpu.settings import HpuSettings, RecipeCache, StepLog
+
+__all__ = [
+    "GAUDI2",
+    "GAUDI3",
+    "HpuDevice",
+    "HpuProperties",
+    "HpuSettings",
+    "RecipeCache",
+    "StepLog",
+    "open_hpu",
+    "prepare_environment",
+    "properties_of",
+]

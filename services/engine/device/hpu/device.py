@@ -1,0 +1,161 @@
+"""The HPU: Intel Gaudi 2 and 3 through Habana's PyTorch bridge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from services.engine.device.base import Device, Forward, Function
+from services.engine.device.explicit import explicit_prefill
+from services.engine.device.features import NO_FEATURES, AttentionFeatures
+from services.engine.device.flat import flat_decode
+from services.engine.device.hpu.bridge import Bridge
+from services.engine.device.hpu.buffers import PersistentBuffers
+from services.engine.device.hpu.copies import EventCopy
+from services.engine.device.hpu.dtypes import DtypeChoice
+from services.engine.device.hpu.execution import execution_for
+from services.engine.device.hpu.memory import hbm_figures, measure_hbm, says_full
+from services.engine.device.hpu.properties import HpuProperties
+from services.engine.device.hpu.settings import HpuSettings
+from services.engine.device.hpu.steps import COMPILATIONS, FALLBACKS, StepMetrics
+from services.engine.device.memory import MemoryFigures, MemoryUse
+from services.engine.device.modes import ExecutionMode
+from services.engine.device.work import HostCopy
+
+
+class HpuDevice(Device):
+    """One card, which this process has acquired: `open_hpu` makes it.
+
+    The card has a queue of its own: the caller's thread enqueues and goes on.
+    """
+
+    name = "hpu"
+    torch_device = torch.device("hpu")
+    # There is no float64 on the card.
+    wide_dtype = torch.float32
+    static_shapes = True
+    default_block_size = 128
+
+    def __init__(
+        self, bridge: Bridge, properties: HpuProperties, mode: ExecutionMode, settings: HpuSettings
+    ) -> None:
+        super().__init__(mode)
+        self.properties = properties
+        self.settings = settings
+        self._bridge = bridge
+        self._buffers = PersistentBuffers()
+        self._execution = execution_for(mode, bridge, settings, self._buffers)
+        self._steps = StepMetrics(bridge.metrics, settings.log_compilations, settings.log_fallbacks)
+        self._dtypes = DtypeChoice()
+
+    @property
+    def loading_device(self) -> torch.device:
+        return torch.device("cpu") if self.settings.weights_on_host else self.torch_device
+
+    @property
+    def compiles_parts(self) -> bool:
+        return True
+
+    @property
+    def regional_compilation(self) -> bool:
+        return self.settings.regional_compilation
+
+    def choose_dtype(self, requested: str, checkpoint: torch.dtype | None) -> torch.dtype:
+        return self._dtypes.choose(requested, checkpoint)
+
+    def memory(self) -> MemoryFigures:
+        return hbm_figures(self._bridge.hpu)
+
+    def measure(self, work: Callable[[], object]) -> MemoryUse:
+        return measure_hbm(self._bridge.hpu, self.flush, work)
+
+    def out_of_memory(self, error: BaseException) -> bool:
+        return super().out_of_memory(error) or says_full(error)
+
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return self._buffers.add(super().zeros(shape, dtype))
+
+    def compile(self, function: Function) -> Function:
+        return self._execution.compile(function)
+
+    def expect_shapes(self, count: int) -> None:
+        self._execution.expect_shapes(count)
+
+    def capture(self, forward: Forward, tensors: Sequence[torch.Tensor]) -> Forward:
+        return self._execution.capture(forward, tensors)
+
+    def run_eagerly(self, forward: Forward, tensors: Sequence[torch.Tensor]) -> Any:
+        return self._execution.run_eagerly(forward, tensors)
+
+    def warming(self) -> AbstractContextManager[None]:
+        return self._execution.warming()
+
+    def flush(self) -> None:
+        self._execution.flush()
+
+    def layer_done(self, index: int) -> None:
+        self._execution.layer_done(index)
+
+    def step(self, number: int) -> AbstractContextManager[None]:
+        return self._steps.step(number)
+
+    def compilations(self) -> int:
+        return self._bridge.total(COMPILATIONS)
+
+    def counters(self) -> dict[str, int]:
+        common = {
+            "graph_compilations": self._bridge.total(COMPILATIONS),
+            "cpu_fallbacks": self._bridge.total(FALLBACKS),
+        }
+        return self._execution.counters() | common
+
+    def synchronize(self) -> None:
+        self.flush()
+        self._bridge.hpu.synchronize()
+
+    def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        # The bridge keeps the host's tensor until it is read. The memory behind it is filled again only when
+        # the step that this is for is finished.
+        return tensor.to(self.torch_device, non_blocking=True)
+
+    def begin_to_host(self, tensor: torch.Tensor) -> HostCopy:
+        self.host_copies += 1
+        self.flush()
+        host = tensor.to("cpu", non_blocking=True)
+        event = self._bridge.hpu.Event()
+        event.record()
+        return EventCopy(host, event)
+
+    def attend_prefill(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        scale: float,
+        features: AttentionFeatures = NO_FEATURES,
+        lengths: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        special = features.softcap is not None or features.sinks is not None
+        if special or (mask is not None and mask.dtype is not torch.bool):
+            return explicit_prefill(query, key, value, mask, scale, features)
+        return scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
+        )
+
+    def attend_decode(
+        self,
+        query: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        blocks: torch.Tensor,
+        rows: torch.Tensor,
+        bias: torch.Tensor,
+        scale: float,
+        features: AttentionFeatures = NO_FEATURES,
+    ) -> torch.Tensor:
+        return flat_decode(query, key_cache, value_cache, blocks, rows, bias, scale, features)

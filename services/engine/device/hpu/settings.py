@@ -1,0 +1,46 @@
+"""What an operator decides about an HPU. The options of the engine's configuration carry the same names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+
+class StepLog(Enum):
+    """Which steps are reported: none, those in which something happened, or all of them."""
+
+    OFF = "off"
+    NEW = "new"
+    ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeCache:
+    """A directory for compiled recipes of up to `max_mib` MiB; `clear` empties it at start."""
+
+    directory: Path
+    max_mib: int = 10_240
+    clear: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HpuSettings:
+    """layers_per_graph: decoder layers between two flushes of a lazy graph, 0 for none.
+
+    regional_compilation: compile each layer, norm and the head apart, else a forward as a whole.
+    compile_fullgraph: refuse what the compiler cannot take whole. compile_only_warmup: compile without
+    running, where forwards are compiled. weights_on_host: load weights to host memory before they move.
+    gc_threshold_multiplier: of Python's collection thresholds. numa_binding: run near the card.
+    """
+
+    layers_per_graph: int = 1
+    regional_compilation: bool = True
+    compile_fullgraph: bool = False
+    compile_only_warmup: bool = True
+    weights_on_host: bool = False
+    recipe_cache: RecipeCache | None = None
+    gc_threshold_multiplier: int = 16
+    numa_binding: bool = True
+    log_compilations: StepLog = StepLog.OFF
+    log_fallbacks: StepLog = StepLog.OFF
