@@ -41,10 +41,13 @@ chat: setup ## Talk to a running server from the terminal
 .PHONY: test
 test: setup ## Run all tests but the ones that take minutes
 	$(PYTEST) $(TESTS) -m "not long"
+	@# A process of its own: registering the simulated HPU changes torch for good.
+	$(if $(filter tests,$(TESTS)),$(PYTEST) tests/sim -m "not long")
 
 .PHONY: test-long
 test-long: setup ## Run the tests that take minutes
 	$(PYTEST) $(TESTS) -m long
+	$(if $(filter tests,$(TESTS)),$(PYTEST) tests/sim -m long)
 
 .PHONY: check
 check: setup ## Lint, types, contract, locks, generated files, import rules

@@ -1,0 +1,306 @@
+"""The simulated card of this process: every operation on its tensors passes through `Card.dispatch`.
+
+Results are computed on the CPU at once. What the card keeps of an HPU are its rules: what compiles, what
+waits for the host, what cannot be done, and how much memory there is.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol, TextIO
+
+import torch
+
+from services.engine.device.sim.copies import HostCopies, spoil
+from services.engine.device.sim.costs import compile_seconds
+from services.engine.device.sim.counters import Counters
+from services.engine.device.sim.errors import (
+    SimError,
+    dynamic_in_capture,
+    fallback_in_capture,
+    host_read_in_capture,
+    mixed_devices,
+)
+from services.engine.device.sim.memory import Hbm
+from services.engine.device.sim.modules import acquire
+from services.engine.device.sim.operations import Operation, describe
+from services.engine.device.sim.settings import SimSettings
+from services.engine.device.sim.tensor import DEVICE, SimTensor, send_operations_to
+from services.engine.device.sim.unwrapping import Call, unwrap
+
+_INT32 = torch.iinfo(torch.int32)
+_TRUE = ("1", "true", "True")
+
+
+class Recorder(Protocol):
+    """Takes operations while a graph is captured."""
+
+    def record(self, func: Any, args: Any, kwargs: Any, outputs: Any) -> None:
+        """One operation with the device's tensors."""
+
+
+class DiskCache(Protocol):
+    """Recipes of earlier processes."""
+
+    def lookup(self, recipe: str) -> bool:
+        """True if it is there."""
+
+    def store(self, recipe: str, size: int) -> None:
+        """Keeps it."""
+
+
+class Card:
+    """One HPU. `lazy`: PT_HPU_LAZY_MODE=1 when the bridge was loaded.
+
+    recorders: the captures that are going on, the innermost last. kernels: computations, on the CPU's
+    tensors, of operations that have no implementation of torch's.
+    """
+
+    def __init__(self, settings: SimSettings, environment: Mapping[str, str]) -> None:
+        self.settings = settings
+        self.lazy = environment.get("PT_HPU_LAZY_MODE", "0") == "1"
+        self.wide_integers = environment.get("PT_ENABLE_INT64_SUPPORT", "0") in _TRUE
+        self.hbm = Hbm(settings.hbm_bytes)
+        self.counters = Counters()
+        self.copies = HostCopies()
+        self.recorders: list[Recorder] = []
+        self.kernels: dict[Any, Callable[..., Any]] = {}
+        self.disk: DiskCache | None = None
+        self._operations: dict[Any, Operation] = {}
+        self._recipes: set[Any] = set()
+        self._collected: list[Any] = []
+        self._generation = 1
+        self._regions = 0
+        self._spoiled: list[weakref.ref[SimTensor]] | None = None
+        self._lock: TextIO | None = None
+
+    # The device
+
+    def touch(self) -> None:
+        """Acquires the card if that was not done yet. Raises SimError if another process has it."""
+        if self._lock is None:
+            self._lock = acquire(self.settings)
+
+    def release(self) -> None:
+        """Gives the card to other processes, as the end of this one does."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def synchronize(self, upto: int | None = None) -> None:
+        """Waits for the device: for all, or for the copies up to number `upto`."""
+        self.copies.finish(upto)
+
+    # Compilation
+
+    def compile(self, recipe: Any, *, operations: int) -> None:
+        """A recipe is wanted: compiled unless this process has it, or read where an earlier one stored it."""
+        if recipe in self._recipes:
+            return
+        self._recipes.add(recipe)
+        name, cached = repr(recipe), False
+        if self.disk is not None:
+            cached = self.disk.lookup(name)
+            if cached:
+                self.counters.recipe_hits += 1
+            else:
+                self.counters.recipe_misses += 1
+                self.disk.store(name, 1024 * max(1, operations))
+        self.counters.compile_seconds += compile_seconds(
+            operations, recipe_s=self.settings.recipe_s, cached=cached
+        )
+        if not cached:
+            self.counters.compilations += 1
+
+    def flush(self) -> None:
+        """Ends the collected operations of lazy mode: they are one recipe."""
+        self._generation += 1
+        if self._collected:
+            collected, self._collected = tuple(self._collected), []
+            self.compile(("lazy", collected), operations=len(collected))
+
+    @contextmanager
+    def region(self) -> Iterator[None]:
+        """Inside, operations belong to one compiled recipe, which somebody else accounts for."""
+        self._regions += 1
+        try:
+            yield
+        finally:
+            self._regions -= 1
+
+    @contextmanager
+    def compile_only(self) -> Iterator[None]:
+        """Inside, everything is compiled and nothing launched: what is written holds rubbish afterwards."""
+        before, self._spoiled = self._spoiled, []
+        try:
+            yield
+        finally:
+            written, self._spoiled = self._spoiled, before
+            for reference in written:
+                tensor = reference()
+                if tensor is not None:
+                    spoil(tensor.raw)
+
+    # Operations
+
+    def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Computes one operation of torch on tensors of this device."""
+        operation = self._operations.get(func)
+        if operation is None:
+            operation = self._operations[func] = describe(func, self.settings.unsupported)
+        call = unwrap(args, kwargs)
+        if call.tracing:
+            return _wrap_traced(operation, func(*call.args, **call.kwargs), args)
+        to_host = self._check(operation, call, args)
+        self.counters.operations += 1
+        result = self.kernels.get(func, func)(*call.args, **call.kwargs)
+        if to_host:
+            return self._to_host(operation, call, args, result)
+        outputs = self._wrap(operation, call, args, kwargs, result)
+        if self.recorders:
+            self.recorders[-1].record(func, args, kwargs, outputs)
+        elif not self._regions:
+            self._account(operation, call, outputs)
+        return outputs
+
+    def _check(self, operation: Operation, call: Call, args: tuple[Any, ...]) -> bool:
+        """Refuses what a card does not do, and tells whether the result goes to the host."""
+        copies = operation.name in ("aten._to_copy", "aten.copy_")
+        if call.host and not copies:
+            raise mixed_devices(operation.name)
+        to_host = operation.host_read
+        if copies and call.tensors:
+            to_host = call.device == "cpu" or (
+                operation.name == "aten.copy_" and not isinstance(args[0], SimTensor)
+            )
+        dynamic = operation.dynamic or (operation.indexing and call.bool_index)
+        if self.recorders:
+            if to_host:
+                raise host_read_in_capture(operation.name)
+            if dynamic:
+                raise dynamic_in_capture(operation.name)
+            if operation.fallback:
+                raise fallback_in_capture(operation.name)
+        if operation.fallback:
+            self.counters.fallbacks += 1
+            self.counters.fallback_ops[operation.name] += 1
+        if to_host or dynamic or operation.fallback:
+            self.counters.host_reads += 1
+            self.flush()
+        return to_host
+
+    def _to_host(self, operation: Operation, call: Call, args: tuple[Any, ...], result: Any) -> Any:
+        if not call.non_blocking:
+            self.synchronize()
+            return args[0] if operation.name == "aten.copy_" else result
+        self.copies.begin(result, result.clone())
+        return args[0] if operation.name == "aten.copy_" else result
+
+    def _wrap(
+        self,
+        operation: Operation,
+        call: Call,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+    ) -> Any:
+        if operation.writes:
+            written = [
+                args[position] if position < len(args) else kwargs[name]
+                for position, name in operation.writes
+            ]
+            for tensor in written:
+                if isinstance(tensor, SimTensor):
+                    self._settle(tensor)
+            if operation.returns == 0:
+                return None
+            return written[0] if operation.returns == 1 else tuple(written)
+        if call.device == "cpu":
+            return result
+        base = call.tensors[0] if operation.view and call.tensors else None
+        if isinstance(result, torch.Tensor):
+            return self._new(result, base)
+        if isinstance(result, (list, tuple)):
+            return type(result)(
+                self._new(one, base) if isinstance(one, torch.Tensor) else one for one in result
+            )
+        return result
+
+    def _new(self, raw: torch.Tensor, base: SimTensor | None) -> SimTensor:
+        if base is None:
+            return self.adopt(raw)
+        if base.is_inference() or not torch.is_inference_mode_enabled():
+            return SimTensor(raw, base.block)
+        # A view of a plain tensor is a plain one, in inference mode too.
+        with torch.inference_mode(False):
+            return SimTensor(raw, base.block)
+
+    def adopt(self, raw: torch.Tensor) -> SimTensor:
+        """A new tensor of the device with this data. Raises SimError if the memory is full."""
+        if raw.dtype in (torch.float64, torch.complex128):
+            raise SimError("float64 is not supported on hpu")
+        self.touch()
+        tensor = SimTensor(raw, self.hbm.take(raw.untyped_storage().nbytes()))
+        self._settle(tensor)
+        return tensor
+
+    def _settle(self, tensor: SimTensor) -> None:
+        """What the device makes of a result that was just written."""
+        raw = tensor.raw
+        if raw.dtype is torch.int64 and not self.wide_integers and raw.numel():
+            # Facts 4.7: int64 is int32 in silence.
+            low, high = torch.aminmax(raw)
+            if int(high) > _INT32.max or int(low) < _INT32.min:
+                raw.copy_(raw.to(torch.int32))
+        if self._spoiled is not None:
+            self._spoiled.append(weakref.ref(tensor))
+
+    def _account(self, operation: Operation, call: Call, outputs: Any) -> None:
+        if self.lazy:
+            self._collect(operation, call, outputs)
+        elif not operation.view:
+            self.compile(("eager", operation.name, call.signature()), operations=1)
+
+    def _collect(self, operation: Operation, call: Call, outputs: Any) -> None:
+        generation = self._generation
+        sources = tuple(tensor.made[1] if tensor.made[0] == generation else -1 for tensor in call.tensors)
+        self._collected.append((operation.name, call.signature(), sources))
+        made = (generation, len(self._collected))
+        for tensor in outputs if isinstance(outputs, (list, tuple)) else (outputs,):
+            if isinstance(tensor, SimTensor):
+                tensor.made = made
+
+
+def _wrap_traced(operation: Operation, result: Any, args: tuple[Any, ...]) -> Any:
+    """While dynamo traces, tensors are fake and nothing runs."""
+    if operation.writes:
+        return args[operation.writes[0][0]]
+    if isinstance(result, torch.Tensor):
+        return SimTensor(result)
+    if isinstance(result, (list, tuple)):
+        return type(result)(SimTensor(one) if isinstance(one, torch.Tensor) else one for one in result)
+    return result
+
+
+_card: Card | None = None
+
+
+def card() -> Card:
+    """The card of this process. Raises SimError before `reset` made it."""
+    if _card is None:
+        raise SimError(f"the simulated {DEVICE} is not installed")
+    return _card
+
+
+def reset(settings: SimSettings | None = None, environment: Mapping[str, str] | None = None) -> Card:
+    """A new card, as a new process would find it. Tensors of the one before stay usable."""
+    global _card
+    if _card is not None:
+        _card.release()
+    environment = os.environ if environment is None else environment
+    _card = Card(settings or SimSettings.read(environment), environment)
+    send_operations_to(_card.dispatch)
+    return _card

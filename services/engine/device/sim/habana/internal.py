@@ -1,0 +1,10 @@
+"""`habana_frameworks.torch.utils.internal` (facts 4.1)."""
+
+from __future__ import annotations
+
+from services.engine.device.sim.card import card
+
+
+def is_lazy() -> bool:
+    """Whether operations are collected until `mark_step`."""
+    return card().lazy

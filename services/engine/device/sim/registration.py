@@ -1,0 +1,40 @@
+"""Makes torch know the device `hpu`. Once per process, and for good."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from services.engine.device.sim.card import card
+from services.engine.device.sim.tensor import DEVICE, SimTensor
+
+# A Library takes its operations away when it is collected.
+_kept: list[Any] = []
+
+
+def register(module: ModuleType) -> None:
+    """`module` becomes torch.hpu."""
+    if _kept:
+        return
+    _setup_privateuseone_for_python_backend(DEVICE, backend_module=module)
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    _kept.append(library)
+    # What makes a tensor of the device without one at hand; all else is dispatched by the subclass.
+    library.impl("empty_strided", _empty_strided, "PrivateUse1")
+    library.impl("empty.memory_format", _empty, "PrivateUse1")
+    library.impl("_to_copy", _to_copy, "PrivateUse1")
+
+
+def _empty_strided(size: Any, stride: Any, *, dtype: Any = None, **_: Any) -> SimTensor:
+    return card().adopt(torch.empty_strided(size, stride, dtype=dtype))
+
+
+def _empty(size: Any, *, dtype: Any = None, memory_format: Any = None, **_: Any) -> SimTensor:
+    return card().adopt(torch.empty(size, dtype=dtype, memory_format=memory_format))
+
+
+def _to_copy(tensor: torch.Tensor, *, dtype: Any = None, **_: Any) -> SimTensor:
+    return card().adopt(tensor.to(dtype=dtype or tensor.dtype, copy=True))

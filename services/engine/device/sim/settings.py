@@ -1,0 +1,80 @@
+"""What the simulated card is like."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final
+
+VARIABLE: Final = "CATENARY_SIM"
+
+_GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class SimSettings:
+    """Read from `CATENARY_SIM`, as in "device=gaudi2,hbm_gib=2,version=1.23.0".
+
+    device: gaudi2 or gaudi3. version: of the simulated software. modules: cards of the host. unsupported:
+    operations that run on the host, as "aten.sort", joined by "+". missing: optional kernels that are not
+    there, joined by "+". driver: whether there is one. recipe_s: virtual seconds that every compilation
+    takes, beside what grows with its size.
+    """
+
+    device: str = "gaudi3"
+    hbm_gib: float = 8.0
+    version: str = "1.24.0"
+    modules: int = 8
+    driver: bool = True
+    unsupported: frozenset[str] = field(default_factory=frozenset)
+    missing: frozenset[str] = field(default_factory=frozenset)
+    recipe_s: float = 0.2
+    lock_directory: Path = field(default_factory=lambda: Path(tempfile.gettempdir()))
+
+    @property
+    def hbm_bytes(self) -> int:
+        """Memory of the card."""
+        return int(self.hbm_gib * _GIB)
+
+    @property
+    def version_tuple(self) -> tuple[int, ...]:
+        """The version as numbers."""
+        return tuple(int(part) for part in self.version.split("."))
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str] | None = None) -> SimSettings:
+        """Raises ValueError, one line, for an unknown name or a value of the wrong kind."""
+        text = (os.environ if environment is None else environment).get(VARIABLE, "")
+        known = {entry.name for entry in fields(cls)}
+        values: dict[str, Any] = {}
+        for part in filter(None, text.split(",")):
+            name, _, value = part.partition("=")
+            if name not in known:
+                raise ValueError(f"{VARIABLE} knows no {name!r}; known are {', '.join(sorted(known))}")
+            values[name] = _parse(name, value)
+        found = cls(**values)
+        if found.device not in ("gaudi2", "gaudi3"):
+            raise ValueError(f"{VARIABLE}: device must be gaudi2 or gaudi3, not {found.device!r}")
+        return found
+
+
+def _parse(name: str, value: str) -> Any:
+    try:
+        match name:
+            case "hbm_gib" | "recipe_s":
+                return float(value)
+            case "modules":
+                return int(value)
+            case "driver":
+                return {"0": False, "1": True}[value]
+            case "unsupported" | "missing":
+                return frozenset(filter(None, value.split("+")))
+            case "lock_directory":
+                return Path(value)
+            case _:
+                return value
+    except (ValueError, KeyError):
+        raise ValueError(f"{VARIABLE}: {name} cannot be {value!r}") from None

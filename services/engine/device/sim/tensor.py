@@ -1,0 +1,96 @@
+"""A tensor that reports the device `hpu` and computes on the CPU.
+
+PrivateUse1 is renamed to `hpu` and its operations are those of a wrapper subclass, so that each operation,
+and each look of the host at a result, passes through the card (facts/gaudi.md section 9).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+DEVICE: Final = "hpu"
+INDEXED: Final = "hpu:0"
+
+_composite: dict[Any, bool] = {}
+
+
+class SimTensor(torch.Tensor):
+    """Wraps the CPU tensor `raw`. `block` keeps its storage's share of the card's memory alive.
+
+    made: which operation since the last flush made it, by (generation, position).
+    """
+
+    raw: torch.Tensor
+    block: Any
+    made: tuple[int, int]
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls, raw: torch.Tensor, block: Any = None) -> SimTensor:
+        """Gives `raw` the device's name."""
+        tensor: SimTensor = torch.Tensor._make_wrapper_subclass(
+            cls,
+            raw.shape,
+            dtype=raw.dtype,
+            device=INDEXED,  # type: ignore[arg-type]
+            strides=raw.stride(),
+            storage_offset=raw.storage_offset(),
+        )
+        tensor.raw = raw
+        tensor.block = block
+        tensor.made = (0, 0)
+        return tensor
+
+    def __init__(self, raw: torch.Tensor, block: Any = None) -> None:
+        """`__new__` does all."""
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["raw"], None
+
+    @staticmethod
+    def __tensor_unflatten__(
+        inner: dict[str, torch.Tensor], context: None, size: Any, stride: Any
+    ) -> SimTensor:
+        return SimTensor(inner["raw"])
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if _decomposes(func):
+            # In inference mode these arrive whole, and a copy to the host would not be seen as one.
+            return func.decompose(*args, **(kwargs or {}))
+        return _dispatch(func, args, kwargs or {})
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"SimTensor({self.raw!r}, device='{INDEXED}')"
+
+    def tolist(self) -> Any:
+        """A copy to the host, as on a card."""
+        return self.cpu().tolist()
+
+
+def _decomposes(func: Any) -> bool:
+    known = _composite.get(func)
+    if known is None:
+        known = _composite[func] = torch._C._dispatch_has_kernel_for_dispatch_key(
+            func.name(), "CompositeImplicitAutograd"
+        )
+    return known
+
+
+def _nowhere(func: Any, args: Any, kwargs: Any) -> Any:
+    raise RuntimeError("the simulated hpu is not installed")
+
+
+_dispatch: Callable[[Any, Any, Any], Any] = _nowhere
+
+
+def send_operations_to(dispatch: Callable[[Any, Any, Any], Any]) -> None:
+    """From now on operations on the tensors go to this function of (operation, arguments, keywords)."""
+    global _dispatch
+    _dispatch = dispatch
