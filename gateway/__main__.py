@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
-from catenary.config import load
+from catenary.config import load, unknown_variables
 from catenary.runtime import mark_started, run
-from catenary.telemetry import configure_logging
+from catenary.telemetry import configure_logging, get_logger
 from gateway.app import GatewayApp
 from gateway.config import GatewayConfig
+
+log = get_logger(__name__)
 
 
 async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
     """Run a gateway until `stop` is set."""
     configure_logging(level=config.log_level, fmt=config.log_format, service="gateway")
+    for line in unknown_variables(os.environ, [GatewayConfig]):
+        log.warning(line)
     app = GatewayApp(config)
     await app.start()
     mark_started()

@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from catenary.config.describe import options_markdown
-from catenary.config.load import load
+from catenary.config.load import Fallback, Given, load
 from catenary.config.settings import ConfigError, ServiceConfig, env_name, flag_name, settings
+from catenary.config.unknown import unknown_variables
 
-__all__ = ["ConfigError", "ServiceConfig", "env_name", "flag_name", "load", "options_markdown", "settings"]
+__all__ = [
+    "ConfigError",
+    "Fallback",
+    "Given",
+    "ServiceConfig",
+    "env_name",
+    "flag_name",
+    "load",
+    "options_markdown",
+    "settings",
+    "unknown_variables",
+]

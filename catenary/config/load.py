@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,46 +22,53 @@ T = TypeVar("T", bound=ServiceConfig)
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
+class Given:
     """A value and how its operator would find it: a flag, a variable or a key of the file."""
 
     value: Any
     origin: str
 
 
-def load(cls: type[T], argv: Sequence[str] | None, *, prog: str) -> T:
+# From what the operator gave, by option name, to options that count where he gave nothing.
+Fallback = Callable[[Mapping[str, Any]], Mapping[str, Given]]
+
+
+def load(cls: type[T], argv: Sequence[str] | None, *, prog: str, fallback: Fallback | None = None) -> T:
     """Read the options of a service.
 
-    Precedence: flags, then environment, then the YAML file, then defaults. `argv` None: the process's own.
-    A bad value, an unknown flag or an unknown YAML key ends the process with code 2 and one line on stderr.
+    Precedence: flags, then environment, then the YAML file, then `fallback`, then defaults. `argv` None: the
+    process's own. A bad value, an unknown flag or an unknown YAML key ends the process with code 2 and one
+    line on stderr, and so does a ConfigError of `fallback`.
     """
     try:
-        return _load(cls, argv, prog=prog)
+        return _load(cls, argv, prog=prog, fallback=fallback)
     except ConfigError as error:
         sys.stderr.write(f"{prog}: {error}\n")
         sys.exit(error.exit_code)
 
 
-def _load(cls: type[T], argv: Sequence[str] | None, *, prog: str) -> T:
+def _load(cls: type[T], argv: Sequence[str] | None, *, prog: str, fallback: Fallback | None) -> T:
     flags = parse_flags(cls, argv, prog=prog)
     file = flags.pop("config", None) or os.environ.get(env_name(cls, "config")) or None
-    given: dict[str, _Given] = {}
+    given: dict[str, Given] = {}
     if file is not None:
         given |= _from_yaml(cls, Path(file))
     given |= _from_environment(cls)
-    given |= {name: _Given(value, flag_name(name)) for name, value in flags.items()}
+    given |= {name: Given(value, flag_name(name)) for name, value in flags.items()}
+    if fallback is not None:
+        given = dict(fallback({name: item.value for name, item in given.items()})) | given
     try:
         return cls(**{name: item.value for name, item in given.items()})
     except ValidationError as error:
         raise ConfigError(_first_problem(cls, error, given)) from None
 
 
-def _from_environment(cls: type[ServiceConfig]) -> dict[str, _Given]:
+def _from_environment(cls: type[ServiceConfig]) -> dict[str, Given]:
     names = {name: env_name(cls, name) for name in cls.model_fields}
-    return {name: _Given(os.environ[env], env) for name, env in names.items() if os.environ.get(env)}
+    return {name: Given(os.environ[env], env) for name, env in names.items() if os.environ.get(env)}
 
 
-def _from_yaml(cls: type[ServiceConfig], path: Path) -> dict[str, _Given]:
+def _from_yaml(cls: type[ServiceConfig], path: Path) -> dict[str, Given]:
     try:
         with path.open("rb") as file:
             text = file.read(MAX_YAML_BYTES + 1)
@@ -77,12 +84,12 @@ def _from_yaml(cls: type[ServiceConfig], path: Path) -> dict[str, _Given]:
         raise ConfigError(f"--config {path}: not valid YAML{where}") from None
     if not isinstance(data, dict | None):
         raise ConfigError(f"--config {path}: expected a mapping of options")
-    given: dict[str, _Given] = {}
+    given: dict[str, Given] = {}
     for key, value in (data or {}).items():
         name = str(key).replace("-", "_")
         if name not in cls.model_fields:
             raise ConfigError(f"--config {path}: unknown option {str(key)!r}{_hint(cls, name)}")
-        given[name] = _Given(value, f"{key} in {path}")
+        given[name] = Given(value, f"{key} in {path}")
     return given
 
 
@@ -91,7 +98,7 @@ def _hint(cls: type[ServiceConfig], name: str) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-def _first_problem(cls: type[ServiceConfig], error: ValidationError, given: dict[str, _Given]) -> str:
+def _first_problem(cls: type[ServiceConfig], error: ValidationError, given: dict[str, Given]) -> str:
     problems = error.errors(include_url=False)
     problem = problems[0]
     reason = str(problem["msg"]).removeprefix("Value error, ").replace("\n", " ")

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from catenary.config import load
+import os
+
+from catenary.config import unknown_variables
+from catenary.migration import load_moved
 from catenary.runtime import run
-from catenary.telemetry import configure_logging
+from catenary.telemetry import configure_logging, get_logger
 from services.engine.app import serve
 from services.engine.config import EngineConfig
+
+log = get_logger(__name__)
 
 
 def main() -> None:
     """Read the options and serve until a signal comes."""
-    config = load(EngineConfig, None, prog="services.engine")
+    config, warnings = load_moved(EngineConfig, None, prog="services.engine")
     configure_logging(level=config.log_level, fmt=config.log_format, service="engine")
+    for line in (*warnings, *unknown_variables(os.environ, [EngineConfig])):
+        log.warning(line)
     run(lambda stop: serve(config, stop))
 
 

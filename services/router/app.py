@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from contextlib import suppress
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
+from catenary.config import unknown_variables
 from catenary.rpc import Role, RpcServer
 from catenary.runtime import mark_started
 from catenary.telemetry import configure_logging, get_logger, new_id
@@ -167,6 +169,8 @@ class Router:
 async def serve(config: RouterConfig, stop: asyncio.Event) -> int:
     """Run a router until `stop` is set, then drain and end it. Returns the exit code."""
     configure_logging(level=config.log_level, fmt=config.log_format, service="router")
+    for line in unknown_variables(os.environ, [RouterConfig]):
+        _log.warning(line)
     router = Router(config, registry=REGISTRY)
     await router.start()
     mark_started()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
+from catenary.config import unknown_variables
 from catenary.rpc import Role, RpcServer
 from catenary.runtime import StartRefused, mark_started
 from catenary.telemetry import configure_logging, get_logger
@@ -87,6 +89,8 @@ class TokenizerService:
 async def serve(config: TokenizerConfig, stop: asyncio.Event) -> int:
     """Run the service until `stop` is set, then drain and end it. Returns the exit code."""
     configure_logging(level=config.log_level, fmt=config.log_format, service="tokenizer")
+    for line in unknown_variables(os.environ, [TokenizerConfig]):
+        _log.warning(line)
     service = TokenizerService(config)
     await service.start()
     mark_started()

@@ -14,6 +14,7 @@ from catenary.cli.up.runtime import CLIENT_SECRET_ENV, ENGINE_SECRET_ENV, Runtim
 # Where a gateway finds its API keys, and where `catenary up` itself may have found them.
 GATEWAY_KEY_ENV = "CATENARY_GATEWAY_API_KEY"
 UP_KEY_ENV = "CATENARY_UP_API_KEY"
+VLLM_KEY_ENV = "VLLM_API_KEY"
 # What all engines of a CPU machine take of its memory together.
 CPU_MEMORY_SHARE = 0.8
 
@@ -164,7 +165,7 @@ def _cpu_environment(config: UpConfig, cores: int) -> dict[str, str]:
 
 def without_secrets(inherited: Mapping[str, str]) -> dict[str, str]:
     """Return an environment without the secrets that a person may have given `catenary up` in it."""
-    secrets = (CLIENT_SECRET_ENV, ENGINE_SECRET_ENV, GATEWAY_KEY_ENV, UP_KEY_ENV)
+    secrets = (CLIENT_SECRET_ENV, ENGINE_SECRET_ENV, GATEWAY_KEY_ENV, UP_KEY_ENV, VLLM_KEY_ENV)
     return {name: value for name, value in inherited.items() if name not in secrets}
 
 

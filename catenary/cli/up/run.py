@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +16,29 @@ from catenary.cli.up.plan import Places
 from catenary.cli.up.ports import PortClaims
 from catenary.cli.up.reporter import Reporter, make_reporter
 from catenary.cli.up.runtime import RuntimeDirectory
-from catenary.config import load
+from catenary.config import unknown_variables
+from catenary.migration import load_moved
 from catenary.runtime import StartRefused, run
+
+SERVICE_PREFIXES = ("CATENARY_GATEWAY_", "CATENARY_ROUTER_", "CATENARY_TOKENIZER_", "CATENARY_ENGINE_")
 
 
 def run_up(argv: Sequence[str]) -> int:
     """Run `catenary up` until it is stopped."""
-    config = load(UpConfig, argv, prog="catenary up")
-    run(lambda stop: up(config, stop))
+    # The engines inherit the variables of both kinds and read them themselves.
+    config, warnings = load_moved(UpConfig, argv, prog="catenary up", beside="CATENARY_ENGINE_")
+    run(lambda stop: up(config, stop, warnings))
 
 
-async def up(config: UpConfig, stop: asyncio.Event) -> int:
+async def up(config: UpConfig, stop: asyncio.Event, warnings: Sequence[str] = ()) -> int:
     """Check, prepare, start, supervise, drain. Raises StartRefused for what keeps it from starting."""
     started = time.monotonic()
     ports = check_places(config)
     cache = cache_directory(config.cache_dir)
     check_directories(config, cache)
     reporter = make_reporter()
+    for line in warnings:
+        reporter.line(f"warning: {line}")
     try:
         model_dir = await unless_stopped(prepare(config, cache, reporter), stop)
         if model_dir is None:
@@ -40,6 +46,8 @@ async def up(config: UpConfig, stop: asyncio.Event) -> int:
         # Not before: a wrong option or model is to be refused without waiting for gRPC to load.
         from catenary.cli.up.deployment import Deployment
 
+        for line in unknown(os.environ):
+            reporter.line(f"warning: {line}")
         name = served_name(config.model, config.served_model_name)
         places = Places(model_dir, name, ports, cores=len(os.sched_getaffinity(0)))
         runtime = RuntimeDirectory.create()
@@ -50,6 +58,21 @@ async def up(config: UpConfig, stop: asyncio.Event) -> int:
     finally:
         reporter.close()
     return 0
+
+
+def unknown(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return a line for each CATENARY_* variable that neither this command nor a service reads."""
+    own = unknown_variables(environment, [UpConfig])
+    if not own and not any(name.startswith(SERVICE_PREFIXES) for name in environment):
+        return ()
+    # Only now: the option classes of all services take a quarter of a second to load.
+    from gateway.config import GatewayConfig
+    from services.engine.config import EngineConfig
+    from services.router.config import RouterConfig
+    from services.tokenizer.config import TokenizerConfig
+
+    classes = (UpConfig, GatewayConfig, RouterConfig, TokenizerConfig, EngineConfig)
+    return unknown_variables(environment, classes)
 
 
 def check_places(config: UpConfig) -> tuple[int, ...]:

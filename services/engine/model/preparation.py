@@ -16,6 +16,7 @@ from pathlib import Path
 from services.engine.model.checks import check_directory
 from services.engine.model.errors import ModelError
 from services.engine.model.locks import exclusive
+from services.engine.model.modelscope import fetch, known_directory
 from services.engine.model.sources import ModelSource, SourceKind, hub_is_offline, resolve_source
 
 # Part of a cache entry's name: raise it when the converter writes something else.
@@ -33,7 +34,7 @@ def default_cache_dir() -> Path:
 
 
 def prepare_model(model: str, *, cache_dir: Path | None = None, progress: Progress = lambda _: None) -> Path:
-    """Returns the checked directory of `model`: an alias, a .gguf file, a directory or a hub id.
+    """Returns the checked directory of `model`: an alias, a .gguf file, a directory or a hub's id.
 
     A GGUF file is converted once into the cache. Raises ModelError with one readable line.
     """
@@ -43,6 +44,8 @@ def prepare_model(model: str, *, cache_dir: Path | None = None, progress: Progre
         directory = _converted(source, cache, progress)
     elif source.kind is SourceKind.HUB:
         directory = _downloaded(source, progress)
+    elif source.kind is SourceKind.MODELSCOPE:
+        directory = _from_modelscope(source, cache, progress)
     else:
         directory = _path_of(source)
     check_directory(directory)
@@ -134,3 +137,26 @@ def _downloaded(source: ModelSource, progress: Progress) -> Path:
             f"model {source.hub_id!r} is no directory here and cannot be fetched from the hub{hint}: {reason}"
         ) from None
     return Path(path)
+
+
+def _from_modelscope(source: ModelSource, cache: Path, progress: Progress) -> Path:
+    """A model of ModelScope is fetched once, into MODELSCOPE_CACHE or our cache."""
+    hub_id = str(source.hub_id)
+    if (known := known_directory(hub_id, os.environ)) is not None:
+        return known
+    configured = os.environ.get("MODELSCOPE_CACHE", "").strip()
+    root = Path(configured).expanduser() / "models" if configured else cache / "modelscope"
+    target = root / hub_id
+    if target.is_dir():
+        return target
+    if hub_is_offline():
+        raise ModelError(f"model {hub_id!r} is not in {root}, and hub access is off: HF_HUB_OFFLINE")
+    try:
+        with exclusive(
+            target.parent / f".{target.name}.lock", lambda: progress(f"waiting for another fetch of {hub_id}")
+        ):
+            if not target.is_dir():
+                fetch(hub_id, target, os.environ, _HUB_FILES, progress)
+    except OSError as error:
+        raise ModelError(f"model cache {root} cannot be written: {error.strerror}") from None
+    return target

@@ -12,7 +12,10 @@ from pathlib import Path
 
 from services.engine.model.errors import ModelError
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+_MODELSCOPE_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+_MODELSCOPE_PREFIX = "modelscope:"
+_YES = frozenset({"1", "ON", "YES", "TRUE", "T", "Y"})
 
 
 class SourceKind(Enum):
@@ -21,11 +24,12 @@ class SourceKind(Enum):
     DIRECTORY = "directory"
     GGUF = "gguf"
     HUB = "hub"
+    MODELSCOPE = "modelscope"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A resolved model option. `path` is set for a directory or a GGUF file, `hub_id` for a hub model.
+    """A resolved model option. `path` is set for a directory or a GGUF file, `hub_id` for a model of a hub.
 
     `name` is what requests call the model unless the operator says otherwise. `sampling`: defaults that the
     model's authors advise and its file cannot hold.
@@ -62,8 +66,12 @@ _ALIASES = {
 def resolve_source(model: str) -> ModelSource:
     """Tells what `model` names, without reading more than directory entries.
 
-    Raises ModelError if it names nothing: an alias whose package is missing, a path that does not exist.
+    An id is one of Hugging Face's; of ModelScope's if it begins with `modelscope:`, or if VLLM_USE_MODELSCOPE
+    is true. Raises ModelError if it names nothing: an alias whose package is missing, a path that does not
+    exist.
     """
+    if model.startswith(_MODELSCOPE_PREFIX):
+        return _modelscope(model.removeprefix(_MODELSCOPE_PREFIX))
     alias = _ALIASES.get(model.lower())
     if alias is not None:
         file = _alias_file(model, alias)
@@ -79,13 +87,24 @@ def resolve_source(model: str) -> ModelSource:
         raise ModelError(f"model file {path} does not exist")
     if not _HUB_ID.fullmatch(model):
         raise ModelError(f"model directory {path} does not exist")
+    if _is_on("VLLM_USE_MODELSCOPE"):
+        return _modelscope(model)
     return ModelSource(SourceKind.HUB, model, hub_id=model)
 
 
 def hub_is_offline() -> bool:
     """True if the operator turned hub access off (HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE)."""
-    values = (os.environ.get("HF_HUB_OFFLINE", ""), os.environ.get("TRANSFORMERS_OFFLINE", ""))
-    return any(value.strip().upper() in {"1", "ON", "YES", "TRUE"} for value in values)
+    return _is_on("HF_HUB_OFFLINE") or _is_on("TRANSFORMERS_OFFLINE")
+
+
+def _is_on(variable: str) -> bool:
+    return os.environ.get(variable, "").strip().upper() in _YES
+
+
+def _modelscope(hub_id: str) -> ModelSource:
+    if not _MODELSCOPE_ID.fullmatch(hub_id):
+        raise ModelError(f"model {hub_id[:100]!r} is no id of ModelScope: these are GROUP/NAME")
+    return ModelSource(SourceKind.MODELSCOPE, hub_id, hub_id=hub_id)
 
 
 def _alias_file(model: str, alias: _Alias) -> Path:
