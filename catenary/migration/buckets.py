@@ -70,7 +70,8 @@ def _settings(variables: Variables, axes: tuple[str, ...]) -> dict[str, tuple[st
     for setting in _SETTINGS:
         for name in (axis_variable(axis, setting) for axis in axes):
             most = _MOST_PERCENT if setting == "PAD_PERCENT" else 2**31 - 1
-            least = 1 if setting == "STEP" else 0
+            # Only context may be none at all, and a padding cap of 0 is the axis' maximum.
+            least = 0 if (axes == ("PROMPT_CTX",) and setting != "STEP") or setting.startswith("PAD") else 1
             value = variables.integer(name, least=least, most=most)
             if value is None:
                 continue
@@ -111,16 +112,15 @@ def translate_buckets(variables: Variables) -> None:
             # It bounds the rows of a prefill themselves, whatever the strategy, and the axis ends there.
             name, value = found.pop("MAX")
             variables.give("max_prefill_batch", value, name)
-        kept: dict[str, int] = {}
+        kept: dict[str, str] = {}
         for setting, (name, value) in found.items():
             reason = _taken(strategy, option, setting, value)
             if reason:
                 variables.warn(f"{name} has no effect: {reason}")
             else:
-                kept[setting.lower()] = value
+                kept[name] = f"{setting.lower()}={value}"
         if kept:
-            text = ",".join(f"{setting}={value}" for setting, value in kept.items())
-            variables.give(option, text, ", ".join(name for name, _ in found.values()))
+            variables.give(option, ",".join(kept.values()), ", ".join(kept))
 
 
 def _axis_rows() -> list[Row]:

@@ -39,7 +39,7 @@ part "buf lint" "$bin/buf" lint
 part "stubs match protos" stubs_current
 part "wire compatible with the last release" wire_compatible
 part "lock files match pyproject.toml" "$bin/python" deploy/checks/locks.py
-part "docs/configuration.md is current" "$bin/python" docs/generate.py --check
+part "generated pages of docs/ are current" "$bin/python" docs/generate.py --check
 part "services import without torch" "$bin/python" deploy/checks/imports.py
 part "dependencies point one way" "$bin/python" deploy/checks/layers.py
 if [ ${#failed[@]} -gt 0 ]; then

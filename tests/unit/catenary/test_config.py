@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import Field, ValidationError
 
-from catenary.config import ServiceConfig, load, options_markdown, settings
+from catenary.config import Given, ServiceConfig, load, options_markdown, settings, unknown_variables
 
 
 class ExampleConfig(ServiceConfig):
@@ -218,3 +220,40 @@ def test_the_documentation_is_a_table_per_class() -> None:
     assert "Directory \\| of the model." in text
     rows = [line.replace("\\|", "") for line in text.splitlines() if line.startswith("|")]
     assert {row.count("|") for row in rows} == {6}
+
+
+def test_unknown_variables_are_named_with_the_nearest_known_one() -> None:
+    environment = {
+        "CATENARY_EXAMPLE_MAX_MODEL_LENGTH": "secret",
+        "CATENARY_EXAMPLE_WARM": "true",
+        "CATENARY_EXAMPLE_CONFIG": "file",
+        "CATENARY_EXAMPLE_OLD": "",
+        "CATENARY_CACHE": "/cache",
+        "CATENARY_ROUTER_ANYTHING": "another program's",
+        "CATENARY_ROUTR_LISTEN": "x",
+        "OTHER": "y",
+    }
+    assert unknown_variables(environment, [ExampleConfig]) == (
+        "CATENARY_EXAMPLE_MAX_MODEL_LENGTH is not a variable that anything reads "
+        "(did you mean CATENARY_EXAMPLE_MAX_MODEL_LEN?)",
+        "CATENARY_ROUTR_LISTEN is not a variable that anything reads (did you mean CATENARY_EXAMPLE_LISTEN?)",
+    )
+
+
+def test_fallback_counts_where_nothing_was_given(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[object] = []
+
+    def fallback(own: Mapping[str, Any]) -> Mapping[str, Given]:
+        seen.append(dict(own))
+        return {"max_model_len": Given("7", "FOREIGN"), "pool": Given("bad", "FOREIGN_POOL")}
+
+    monkeypatch.setenv("CATENARY_EXAMPLE_POOL", "2")
+    config = load(ExampleConfig, ["--warm", "false"], prog="example", fallback=fallback)
+    assert (config.max_model_len, config.pool, config.warm) == (7, 2.0, False)
+    assert seen == [{"pool": "2", "warm": "false"}]
+    monkeypatch.delenv("CATENARY_EXAMPLE_POOL")
+    with pytest.raises(SystemExit):
+        load(ExampleConfig, [], prog="example", fallback=fallback)
+    assert capsys.readouterr().err.startswith("example: FOREIGN_POOL 'bad': ")

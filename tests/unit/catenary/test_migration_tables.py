@@ -1,0 +1,86 @@
+"""The tables of what moves over from vLLM: complete, without doubt, and true to the tests that they name."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from catenary.migration import VARIABLES, Row, Status, row_of, translate
+
+ROOT = Path(__file__).resolve().parents[3]
+# Variables that a user of vLLM on Gaudi finds in its documentation or its scripts: all have a row.
+DOCUMENTED = """
+VLLM_GRAPH_RESERVED_MEM VLLM_GRAPH_PROMPT_RATIO VLLM_GRAPH_PROMPT_STRATEGY VLLM_GRAPH_DECODE_STRATEGY
+VLLM_SKIP_WARMUP VLLM_FULL_WARMUP VLLM_BUCKETING_STRATEGY VLLM_EXPONENTIAL_BUCKETING VLLM_ENABLE_BUCKETING
+VLLM_BUCKETING_FROM_FILE VLLM_PROMPT_BS_BUCKET_MAX VLLM_PROMPT_SEQ_BUCKET_MIN VLLM_PROMPT_QUERY_BUCKET_STEP
+VLLM_PROMPT_CTX_BUCKET_PAD_MAX VLLM_DECODE_BS_BUCKET_PAD_PERCENT VLLM_DECODE_BLOCK_BUCKET_MAX
+VLLM_DECODE_BLOCK_BUCKET_LIMIT VLLM_CONTIGUOUS_PA VLLM_PROFILER_ENABLED VLLM_PROFILE_FILE VLLM_PT_PROFILE
+VLLM_DELAYED_SAMPLING VLLM_ENGINE_ITERATION_TIMEOUT_S VLLM_RPC_TIMEOUT VLLM_USE_MODELSCOPE VLLM_API_KEY
+VLLM_LOGGING_LEVEL VLLM_USE_V1 VLLM_PROMPT_USE_FUSEDSDPA VLLM_PA_SOFTMAX_IMPL VLLM_MOE_CHUNK VLLM_COMPACT_GDN
+VLLM_ROW_PARALLEL_CHUNKS VLLM_MULTIMODAL_BUCKETS VLLM_SCALE_ADJUSTMENT VLLM_HPU_FORCE_CHANNEL_FP8
+VLLM_HPU_NIXL_STAGING_SLOTS VLLM_DEVELOPER_MODE VLLM_WORKER_MULTIPROC_METHOD VLLM_T_COMPILE_DYNAMIC_SHAPES
+VLLM_FUSEDSDPA_SLIDE_THLD VLLM_WEIGHT_LOAD_FORCE_SYNC VLLM_HANDLE_TOPK_DUPLICATES VLLM_DEFRAG_THRESHOLD
+PT_HPU_LAZY_MODE PT_HPU_ENABLE_LAZY_COLLECTIVES PT_HPU_WEIGHT_SHARING PT_HPUGRAPH_DISABLE_TENSOR_CACHE
+PT_HPU_METRICS_GC_DETAILS PT_HPU_SDPA_QKV_SLICE_MODE_FWD PT_HPU_SDPA_BC_FACTOR PT_HPU_POOL_STRATEGY
+RUNTIME_SCALE_PATCHING QUANT_CONFIG HABANA_VISIBLE_MODULES HLS_MODULE_ID HABANA_PROFILE MAX_EXPERTS_PER_SLICE
+HF_HOME HF_ENDPOINT HF_TOKEN HF_HUB_OFFLINE MODELSCOPE_CACHE MODELSCOPE_DOMAIN MODELSCOPE_API_TOKEN
+"""
+
+
+def functions(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+@pytest.mark.parametrize("row", VARIABLES, ids=lambda row: row.names[0])
+def test_supported_row_names_a_test_that_exists(row: Row) -> None:
+    assert row.names
+    assert row.note
+    if row.status in (Status.SUPPORTED, Status.PASSED_ON):
+        path, _, function = row.test.partition("::")
+        assert function in functions(ROOT / path)
+    else:
+        assert not row.test
+
+
+@pytest.mark.parametrize("name", DOCUMENTED.split())
+def test_documented_variable_has_a_row(name: str) -> None:
+    assert row_of(name) is not None
+
+
+def test_each_name_is_in_one_row() -> None:
+    names = [name for row in VARIABLES for name in row.names]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name.replace("*", "ANY")
+        for row in VARIABLES
+        if not row.status.has_effect and row.rule is None
+        for name in row.names
+    ],
+)
+def test_variable_without_effect_is_one_warning_line_without_its_value(name: str) -> None:
+    translation = translate({name: "some-value"})
+    assert not translation.options
+    (line,) = translation.warnings
+    assert line.startswith(f"{name} has no effect")
+    assert "some-value" not in line
+    assert "\n" not in line
+
+
+def test_unknown_variables_are_named_with_the_nearest_known_one() -> None:
+    environment = {"VLLM_GRAPH_RESERVED_MEN": "secret", "PT_HPU_NEW": "1", "PATH": "/bin", "VLLM_ODD": ""}
+    assert translate(environment).warnings == (
+        "PT_HPU_NEW is not known here and has no effect",
+        "VLLM_GRAPH_RESERVED_MEN is not known here and has no effect (did you mean VLLM_GRAPH_RESERVED_MEM?)",
+    )
+
+
+def test_nothing_set_is_nothing_said() -> None:
+    translation = translate({"PATH": "/bin", "HOME": "/root", "CATENARY_ENGINE_MODEL": "m"})
+    assert (dict(translation.options), translation.warnings) == ({}, ())

@@ -1,0 +1,84 @@
+"""`catenary up` with vLLM's variables: its own options from them, and what its services get."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from catenary.cli.up import UpConfig
+from catenary.cli.up.plan import ChildSpec, Places, Stage, child_environment, plan
+from catenary.cli.up.run import unknown
+from catenary.cli.up.runtime import RuntimeDirectory
+from catenary.migration import VARIABLES, Status, load_moved
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.startswith(("VLLM_", "CATENARY_UP_", "CATENARY_ENGINE_")):
+            monkeypatch.delenv(name)
+
+
+def load(*flags: str) -> tuple[UpConfig, tuple[str, ...]]:
+    return load_moved(UpConfig, flags, prog="catenary up", beside="CATENARY_ENGINE_")
+
+
+def specs(config: UpConfig, directory: Path) -> dict[str, ChildSpec]:
+    places = Places(Path("/models/m"), "m", (8000,))
+    return {spec.name: spec for spec in plan(config, RuntimeDirectory(directory), places)}
+
+
+def test_variables_reach_the_engine_as_they_are(tmp_path: Path) -> None:
+    passed = [
+        name.replace("*", "ANY") for row in VARIABLES if row.status is Status.PASSED_ON for name in row.names
+    ]
+    environment = dict.fromkeys(passed, "as it is") | {"VLLM_GRAPH_RESERVED_MEM": "0.2"}
+    engine = specs(load()[0], tmp_path)["engine-0"]
+    assert child_environment(engine, environment).items() >= environment.items()
+
+
+def test_api_key_reaches_the_gateway_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "k-one")
+    config, warnings = load()
+    assert (config.api_key, warnings) == (("k-one",), ())
+    for spec in specs(config, tmp_path).values():
+        environment = child_environment(spec, os.environ)
+        assert "VLLM_API_KEY" not in environment
+        assert ("k-one" in environment.values()) is (spec.stage is Stage.GATEWAY)
+        assert "k-one" not in spec.command
+    assert load("--api-key", "k-two")[0].api_key == ("k-two",)
+
+
+def test_variables_of_both_kinds_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_GPU_MEMORY_UTILIZATION", "0.8")
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
+    config, _ = load()
+    assert (config.gpu_memory_utilization, config.log_level) == (0.8, "debug")
+    # The engine inherits its own variable, so nothing may be passed to it as a flag.
+    monkeypatch.setenv("CATENARY_ENGINE_GPU_MEMORY_UTILIZATION", "0.5")
+    assert load()[0].gpu_memory_utilization is None
+    monkeypatch.setenv("CATENARY_UP_GPU_MEMORY_UTILIZATION", "0.6")
+    assert load()[0].gpu_memory_utilization == 0.6
+
+
+def test_engine_options_count_for_the_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_BUCKETING_STRATEGY", "lin")
+    assert load()[1] == ()
+    monkeypatch.setenv("CATENARY_ENGINE_BUCKETING_STRATEGY", "padding")
+    assert load()[1] == ("VLLM_BUCKETING_STRATEGY: the option bucketing_strategy wins",)
+
+
+def test_unknown_variables_of_all_services_are_named() -> None:
+    assert unknown({"CATENARY_UP_MODEL": "m", "CATENARY_CACHE": "/c"}) == ()
+    environment = {
+        "CATENARY_ENGINE_MAX_NUM_SEQ": "8",
+        "CATENARY_GATEWAY_PORT": "1",
+        "CATENARY_ENGIN_MODEL": "m",
+    }
+    assert unknown(environment) == (
+        "CATENARY_ENGINE_MAX_NUM_SEQ is not a variable that anything reads "
+        "(did you mean CATENARY_ENGINE_MAX_NUM_SEQS?)",
+        "CATENARY_ENGIN_MODEL is not a variable that anything reads (did you mean CATENARY_ENGINE_MODEL?)",
+    )
