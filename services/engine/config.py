@@ -78,7 +78,7 @@ class EngineConfig(HpuOptions, RpcConfig):
         0.9,
         gt=0,
         le=1,
-        description="Share of the memory that is free once the weights are loaded, for activations, graphs "
+        description="Share of the memory that is free beside the weights and the largest forward, for graphs "
         "and KV together. On a CPU KV gets never more than 2 GiB of it.",
     )
     kv_cache_gib: float | None = Field(

@@ -40,7 +40,7 @@ def core(directory: Path) -> LocalCore:
 
 def small_core(directory: Path, blocks: int, **options: Any) -> LocalCore:
     """A core whose pool has so many blocks."""
-    budget = (blocks + 1) * BLOCK_BYTES / 2**30
+    budget = blocks * BLOCK_BYTES / 2**30
     core = LocalCore(tiny_options(directory, kv_cache_gib=budget, max_model_len=96, **options))
     assert core.engine.ready.capacity.total_blocks == blocks
     return core

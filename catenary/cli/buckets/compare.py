@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from catenary.cli.buckets.config import BucketsConfig
-from catenary.cli.buckets.model import ModelSizes, read_sizes
+from catenary.cli.model_sizes import ModelSizes, read_sizes
 from services.engine.bucketing import (
     Bucket,
     BucketLimits,

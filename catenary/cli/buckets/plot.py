@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from catenary.cli.buckets.canvas import Canvas, Colour, PngCanvas, SvgCanvas
 from catenary.cli.buckets.compare import Comparison, Verdict
+from catenary.cli.drawing import Canvas, Colour, PngCanvas, SvgCanvas
 
 _CELLS = 64, 40
 _PANEL = 448, 280

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 from services.engine.bucketing.axes import AXES, OPTION_PREFIX, AxisOptions, BucketAxes
@@ -60,8 +61,8 @@ def most_of(axis: str, limits: BucketLimits) -> tuple[int, str]:
         case _ if limits.contiguous:
             return limits.num_blocks, "the KV pool has no more blocks"
         case _:
-            most = limits.max_num_seqs * limits.blocks_per_sequence
-            return most, "a batch has no more blocks (max_num_seqs, max_model_len, block_size)"
+            # Each batch's blocks end at what its rows can have, which the grid sees to.
+            return sys.maxsize, "no batch has more blocks"
 
 
 def _set(axis: str, chosen: AxisRange, options: AxisOptions, limits: BucketLimits) -> AxisRange:
@@ -79,7 +80,7 @@ def _set(axis: str, chosen: AxisRange, options: AxisOptions, limits: BucketLimit
         minimum = min(minimum, maximum)
     elif options.max is None and minimum > maximum:
         # Some strategies end an axis before the last value that can be needed.
-        maximum = most
+        maximum = min(minimum, most)
     if minimum > maximum:
         raise ValueError(f"{OPTION_PREFIX}{axis}: min {minimum} exceeds {maximum}: {reason}; lower min")
     if maximum // step > _MAX_VALUES:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from services.engine.bucketing.applying import beyond_limits, narrow_limits, with_axes
-from services.engine.bucketing.axes import OPTION_PREFIX, BucketAxes
+from services.engine.bucketing.axes import AXES, OPTION_PREFIX, BucketAxes
 from services.engine.bucketing.bucket import Bucket
 from services.engine.bucketing.bucket_file import read_bucket_file
 from services.engine.bucketing.coverage import missing_decode, missing_prefill, split_by_limits
@@ -44,7 +44,8 @@ class BucketPlan:
     Every single sequence within the limits has a bucket, and so has every decode batch within
     `max_decode_batch` and `max_decode_blocks`. A prefill of several sequences has one if `prefill_bucket`
     says so. `omitted` are buckets that were asked for and that no step within the limits fills. `notes` say
-    what else became of what was asked for, a line each.
+    what else became of what was asked for, a line each. `axes` are the values of each axis before their
+    product was cut to what steps can fill; empty for listed buckets.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class BucketPlan:
         block_size: int,
         omitted: Iterable[Bucket] = (),
         notes: Iterable[str] = (),
+        axes: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         def prefill_work(bucket: Bucket) -> int:
             reach = bucket.context_blocks * block_size + bucket.query
@@ -65,6 +67,7 @@ class BucketPlan:
         self.block_size = block_size
         self.omitted = tuple(omitted)
         self.notes = tuple(notes)
+        self.axes = {name: tuple(values) for name, values in (axes or {}).items()}
         self._prefill = BucketTable(prefill, prefill_work)
         self._decode = BucketTable(decode, decode_work)
 
@@ -182,7 +185,13 @@ def plan_from(
         )
         for bucket in buckets
     ]
-    return BucketPlan([*prefill, *more[0]], [*decode, *more[1]], limits.block_size, notes=[*notes, *said])
+    return BucketPlan(
+        [*prefill, *more[0]],
+        [*decode, *more[1]],
+        limits.block_size,
+        notes=[*notes, *said],
+        axes=dict(zip(AXES, axis_values, strict=True)),
+    )
 
 
 def plan_of(buckets: Iterable[Bucket], limits: BucketLimits) -> BucketPlan:

@@ -74,8 +74,12 @@ def size_engine(
         utilization=options.gpu_memory_utilization,
         kv_bytes=None if options.kv_cache_gib is None else math.floor(options.kv_cache_gib * _GIB),
         kv_limit=device.kv_limit,
+        padding=model.kv_bytes_per_token() * options.block_size,
     )
-    divide = partial(_divide, options, model, model_limit)
+    # More blocks than all sequences can use keep prefixes; a slice from the cache's start has no use for
+    # them, and a CPU's memory is not the engine's alone.
+    spare = options.enable_prefix_caching and not options.contiguous_kv and device.kv_limit is None
+    divide = partial(_divide, options, model, model_limit, spare)
     rough = divide(plan(activations=0, reserve=GraphReserve()))
     buckets = make_buckets(options, rough)
     activations = _activations(options, device, model, buckets, make_runner)
@@ -99,7 +103,9 @@ def size_engine(
     return Sizing(kv, buckets, memory, history, budget)
 
 
-def _divide(options: CoreOptions, model: PagedModel, model_limit: int, memory: MemoryPlan) -> KvPlan:
+def _divide(
+    options: CoreOptions, model: PagedModel, model_limit: int, spare: bool, memory: MemoryPlan
+) -> KvPlan:
     return plan_kv(
         budget_bytes=memory.kv,
         bytes_per_token=model.kv_bytes_per_token(),
@@ -107,6 +113,7 @@ def _divide(options: CoreOptions, model: PagedModel, model_limit: int, memory: M
         max_num_seqs=options.max_num_seqs,
         model_limit=model_limit,
         max_model_len=options.max_model_len,
+        spare=spare,
     )
 
 

@@ -41,3 +41,17 @@ def estimate_activations(
     states = decode.batch * model.hidden_size * model.item_size * _LIVE_STATES
     second = states + cached * (2 * model.kv_bytes_per_token + 2 * model.heads * _SCORE_BYTES)
     return max(first, second) + head
+
+
+def estimate_profile(
+    *, tokens: int, rows: int, mlp_width: int, hidden: int, vocab: int, item_size: int, gated: bool = True
+) -> int:
+    """Bytes that a run of `tokens` prompt tokens in `rows` prompts is measured to take beside weights and KV.
+
+    A layer is widest in its MLP: gate and up, which are one product, and their product, are alive together
+    (without a gate: before and after the activation). The head takes the last token of each prompt, in
+    float32. A published profile run of Llama 3.1 8B, 4 prompts of 1,024 tokens, took 355 MiB; this gives 340.
+    mlp_width: of all the experts that a token passes together.
+    """
+    widest = tokens * mlp_width * item_size * (3 if gated else 2)
+    return widest + rows * (hidden * item_size + 2 * vocab * _SCORE_BYTES)

@@ -1,7 +1,8 @@
 """How much of a device's free memory goes to activations, graphs and KV. Pure.
 
-The arithmetic of Gaudi users: gpu_memory_utilization scales what is FREE after the weights are loaded, not
-the whole device.
+The arithmetic of Gaudi users: gpu_memory_utilization scales what is FREE once the weights are loaded and the
+largest forward has its activations, not the whole device; graph_reserved_mem is a share of that; the rest is
+KV. The padding block is not part of the KV: it lies in what the utilization leaves free.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ class GraphReserve:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """All in bytes. usable = activations + graphs + kv + what a limit leaves unused."""
+    """All in bytes. free = activations + available; usable = graphs + kv + what a limit leaves unused.
+
+    `free`: with the weights loaded; `activations`: of the largest forward.
+    """
 
     total: int
     weights: int
@@ -46,9 +50,14 @@ class MemoryPlan:
     kv: int
 
     @property
+    def available(self) -> int:
+        """What is free beside weights and activations: what vLLM logs as free device memory."""
+        return max(0, self.free - self.activations)
+
+    @property
     def usable(self) -> int:
-        """What the engine may take of the free memory."""
-        return int(self.free * self.utilization)
+        """What graphs and KV may take of that."""
+        return int(self.available * self.utilization)
 
 
 def plan_memory(
@@ -59,26 +68,31 @@ def plan_memory(
     utilization: float,
     activations: int,
     reserve: GraphReserve,
+    padding: int = 0,
     kv_bytes: int | None = None,
     kv_limit: int | None = None,
 ) -> MemoryPlan:
     """Divides `free`, the bytes that are free once the weights are loaded.
 
-    kv_bytes: the operator's size for KV, which may take what the utilization would leave free; kv_limit: no
-    more than this unless the operator says so. The result's `kv` may be zero or negative: `plan_kv` refuses
-    it with the length that does not fit. Raises InsufficientMemory if `kv_bytes` does not fit.
+    padding: bytes of the padding block; kv_bytes: the operator's size for KV, which may take what the
+    utilization would leave free; kv_limit: no more than this unless the operator says so. The result's `kv`
+    may be zero or negative: `plan_kv` refuses it with the length that does not fit. Raises InsufficientMemory
+    if `kv_bytes` does not fit.
     """
-    usable = int(free * utilization)
+    usable = int(max(0, free - activations) * utilization)
     graphs = reserve.bytes_of(usable)
-    rest = usable - activations - graphs
+    # A utilization of 1 leaves nothing for the padding block.
+    room = free - activations - graphs - padding
+    rest = min(usable - graphs, room)
     if kv_bytes is None:
         kv = rest if kv_limit is None else min(rest, kv_limit)
     else:
         kv = kv_bytes
-        if kv > free - activations - graphs:
+        if kv > room:
             raise InsufficientMemory(
                 f"kv-cache-gib {kv / GIB:g} exceeds the memory that is free: {free / GIB:.2f} GiB, of which "
-                f"activations take {activations / GIB:.2f} GiB and graphs {graphs / GIB:.2f} GiB: lower it"
+                f"activations take {activations / GIB:.2f} GiB, graphs {graphs / GIB:.2f} GiB and the "
+                f"padding block {padding / GIB:.2f} GiB: lower it"
             )
     return MemoryPlan(
         total, weights, free, utilization, activations, graphs, reserve.measured is not None, kv

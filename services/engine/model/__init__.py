@@ -6,6 +6,7 @@ Backends, which do, are packages of their own below this one.
 from __future__ import annotations
 
 from services.engine.model.checks import check_directory, read_config
+from services.engine.model.configs import find_config
 from services.engine.model.errors import ModelError
 from services.engine.model.facts import DirectoryFacts, read_facts
 from services.engine.model.preparation import default_cache_dir, prepare_model
@@ -16,6 +17,7 @@ __all__ = [
     "ModelError",
     "check_directory",
     "default_cache_dir",
+    "find_config",
     "prepare_model",
     "read_config",
     "read_facts",

@@ -13,9 +13,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from catenary.cli.buckets.canvas import PngCanvas
-from catenary.cli.buckets.model import sizes_of
+from catenary.cli.drawing import PngCanvas
 from catenary.cli.main import main
+from catenary.cli.model_sizes import sizes_of
 from services.engine.bucketing import BucketLimits, Recorder, build_plan, covers_every_step
 from services.engine.bucketing.learning import chat_lengths
 

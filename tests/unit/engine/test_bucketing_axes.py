@@ -109,8 +109,14 @@ def test_the_published_log_has_24_prompt_and_48_decode_shapes() -> None:
             prefill_batch="min=1,step=32,max=4",
             prefill_query="min=128,step=128,max=1024",
             prefill_context="max=0",
+            decode_batch="min=1,step=128,max=4",
+            decode_blocks="min=128,step=128,max=2048",
         ),
     )
+    assert len(plan.axes["prefill_batch"]) * len(plan.axes["prefill_query"]) == 24
+    assert len(plan.axes["decode_batch"]) * len(plan.axes["decode_blocks"]) == 48
+    # Four sequences of 2,048 tokens have 64 blocks at the most, so that few of the 48 differ.
+    assert plan.decode == (Bucket(1, 1, 16), Bucket(2, 1, 32), Bucket(4, 1, 64))
     prompts = [bucket for bucket in plan.prefill if bucket.context_blocks == 0]
     assert len(prompts) == 24
     # A sequence of 2,048 tokens that lost its KV is computed again in two chunks: that takes one more.
@@ -170,7 +176,6 @@ def test_exponential_takes_a_first_length_of_one_and_a_bound_on_rows() -> None:
         ({"prefill_batch": "max=8"}, "bucket_prefill_batch ends at 4 and not at its max 8"),
         ({"prefill_query": "max=4096"}, "bucket_prefill_query ends at 2048 and not at its max 4096"),
         ({"decode_batch": "max=64"}, "bucket_decode_batch ends at 4 and not at its max 64"),
-        ({"decode_blocks": "max=2048"}, "bucket_decode_blocks ends at 64 and not at its max 2048"),
         ({"prefill_context": "max=99"}, "bucket_prefill_context ends at 16 and not at its max 99"),
         ({"decode_batch": "max=2"}, "covers every decode step, so (4, 1, 64) is added"),
         ({"decode_blocks": "min=1,max=9"}, "covers every decode step, so (4, 1, 64) is added"),

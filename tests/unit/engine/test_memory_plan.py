@@ -46,6 +46,45 @@ def test_example_a() -> None:
     assert round(memory.graphs / GIB, 2) == 15.83
     assert round(memory.kv / GIB, 2) == 23.75
     assert memory.kv // LLAMA_BLOCK == 1519
+    assert blocks_of(memory, 4, 2048) == 1519
+
+
+def blocks_of(memory: MemoryPlan, max_num_seqs: int, max_model_len: int) -> int:
+    """What an engine with prefix caching makes of it, on a device whose memory is its own."""
+    return plan_kv(
+        budget_bytes=memory.kv,
+        bytes_per_token=LLAMA_BLOCK // 128,
+        block_size=128,
+        max_num_seqs=max_num_seqs,
+        model_limit=131_072,
+        max_model_len=max_model_len,
+        spare=True,
+    ).num_blocks
+
+
+def test_example_a_from_what_was_logged_before_it() -> None:
+    # 94.62 GiB of a card, 14.97 GiB of weights, 504 MiB of the profile run.
+    weights, total = int(14.97 * GIB), int(94.62 * GIB)
+    memory = plan_memory(
+        total=total,
+        weights=weights,
+        free=total - weights,
+        utilization=0.5,
+        activations=504 * 2**20,
+        reserve=GraphReserve(0.4),
+        padding=LLAMA_BLOCK,
+    )
+    assert round(memory.available / GIB, 2) == 79.16
+    assert round(memory.usable / GIB, 2) == 39.58
+    assert round(memory.graphs / GIB, 2) == 15.83
+    assert round(memory.kv / GIB, 2) == 23.75
+    assert blocks_of(memory, 4, 2048) == 1519
+
+
+def test_the_padding_block_is_paid_even_if_all_is_usable() -> None:
+    memory = plan(10, 1.0, 0, activations=GIB, padding=LLAMA_BLOCK)
+    assert memory.kv == 9 * GIB - LLAMA_BLOCK
+    assert plan(10, 0.9, 0, activations=GIB, padding=LLAMA_BLOCK).kv == memory.available * 9 // 10
 
 
 def test_example_b() -> None:
@@ -68,7 +107,7 @@ def test_activations_and_a_measurement_of_graphs_come_off_the_kv() -> None:
     # With a tenth of headroom over the last run.
     assert memory.graphs == int(1.1 * GIB)
     assert memory.graphs_measured
-    assert memory.kv == 40 * GIB - 2 * GIB - int(1.1 * GIB)
+    assert memory.kv == int(48 * GIB * 0.8) - int(1.1 * GIB)
     assert plan(50, 0.8, 0.1, measured=100 * GIB).graphs == 20 * GIB
     assert plan(50, 0.8, 0.1, measured=0).graphs == 0
 
@@ -81,13 +120,13 @@ def test_a_device_may_limit_kv_and_the_operator_may_name_its_size() -> None:
     with pytest.raises(
         InsufficientMemory,
         match=r"kv-cache-gib 49 exceeds the memory that is free: 50\.00 GiB, of which activations take "
-        r"2\.00 GiB and graphs 0\.00 GiB: lower it",
+        r"2\.00 GiB, graphs 0\.00 GiB and the padding block 0\.00 GiB: lower it",
     ):
         plan(50, 0.5, 0, activations=2 * GIB, kv_bytes=49 * GIB)
 
 
 def test_a_sequence_that_does_not_fit_is_refused_with_the_numbers() -> None:
-    def divide(budget: int) -> KvPlan:
+    def divide(budget: int, *, spare: bool = False) -> KvPlan:
         return plan_kv(
             budget_bytes=budget,
             bytes_per_token=LLAMA_BLOCK // 128,
@@ -95,15 +134,20 @@ def test_a_sequence_that_does_not_fit_is_refused_with_the_numbers() -> None:
             max_num_seqs=4,
             model_limit=131_072,
             max_model_len=8192,
+            spare=spare,
         )
 
-    assert divide(2 * GIB) == KvPlan(num_blocks=127, max_model_len=8192)
+    assert divide(2 * GIB) == KvPlan(num_blocks=128, max_model_len=8192)
+    assert divide(GIB) == KvPlan(num_blocks=64, max_model_len=8192)
+    # Four sequences use no more; all of it is used to keep prefixes.
+    assert divide(50 * GIB).num_blocks == 256
+    assert divide(50 * GIB, spare=True).num_blocks == 3200
     with pytest.raises(
         InsufficientMemory,
-        match=r"a sequence of max-model-len 8192 needs 1\.02 GiB of KV cache and 1\.00 GiB are there for it, "
+        match=r"a sequence of max-model-len 8192 needs 1\.00 GiB of KV cache and 1\.00 GiB are there for it, "
         r"enough for 8064 tokens: lower max-model-len or raise kv-cache-gib",
     ):
-        divide(GIB)
+        divide(GIB - 1)
     # Nothing left at all, as after a model that fills the device.
     with pytest.raises(InsufficientMemory, match=r"0\.00 GiB are there for it, enough for 0 tokens"):
         divide(-GIB)
@@ -127,7 +171,8 @@ def test_the_parts_never_exceed_what_is_usable(
         activations=activations,
         reserve=GraphReserve(share, measured),
     )
-    assert memory.kv + memory.graphs + memory.activations == memory.usable <= free
+    assert memory.usable <= max(0, free - activations)
+    assert memory.kv + memory.graphs == min(memory.usable, free - activations)
 
 
 def test_the_table_says_where_each_number_comes_from() -> None:
@@ -136,9 +181,9 @@ def test_the_table_says_where_each_number_comes_from() -> None:
     text = "\n".join(lines)
     for part in (
         "weights                       15.00 GiB",
-        "usable                        45.00 GiB  gpu-memory-utilization 0.9",
         "activations                    1.00 GiB  measured",
-        "graphs                         4.50 GiB  reserved",
+        "usable                        44.10 GiB  gpu-memory-utilization 0.9",
+        "graphs                         4.41 GiB  reserved",
         "KV cache                      15.62 GiB  1000 blocks, sequences of up to 8192 tokens",
     ):
         assert part in text

@@ -103,7 +103,7 @@ def test_greedy_tokens_through_the_engine(
 
 
 def _limited(options: CoreOptions, *, blocks: int, per_block: int) -> CoreOptions:
-    return msgspec.structs.replace(options, kv_cache_gib=(blocks + 1) * per_block / 2**30)
+    return msgspec.structs.replace(options, kv_cache_gib=blocks * per_block / 2**30)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

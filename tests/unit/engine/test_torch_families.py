@@ -60,7 +60,7 @@ def run_engine(
     """All prompts together, arriving one by one, with too few blocks for all of them to the end."""
     core = LocalCore(
         tiny_options(
-            directory, kv_cache_gib=20 * BLOCK * per_token / 2**30, block_size=BLOCK, max_model_len=96
+            directory, kv_cache_gib=19 * BLOCK * per_token / 2**30, block_size=BLOCK, max_model_len=96
         )
     )
     preempted = 0

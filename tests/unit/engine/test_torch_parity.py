@@ -110,7 +110,7 @@ def test_preemption_and_late_arrivals_do_not_show(tmp_path: Path) -> None:
     directory = save_tiny_model("llama", tmp_path)
     # 30 blocks of 8 tokens for 6 sequences that grow to about 80 tokens each.
     per_token = 2 * 2 * 8 * 2 * 4
-    core = LocalCore(tiny_options(directory, kv_cache_gib=31 * 8 * per_token / 2**30, max_model_len=100))
+    core = LocalCore(tiny_options(directory, kv_cache_gib=30 * 8 * per_token / 2**30, max_model_len=100))
     assert core.engine.ready.capacity.total_blocks == 30
     batch = prompts(6, longest=40)
     keys = []

@@ -1,0 +1,63 @@
+"""What a model's config says about its sizes. No weights are read and no torch is imported."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from services.engine.memory import ModelShape, active_parameters, read_shape
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSizes:
+    """Sizes of a decoder. `max_position` is None if the config names no limit.
+
+    `parameters` are those that one token passes, estimated from the shapes: of experts, the chosen ones.
+    """
+
+    name: str
+    max_position: int | None
+    kv_bytes_per_token: int
+    parameters: int
+    parameter_bytes: int
+    attention_width: int
+    vocab_size: int
+
+
+def find_shape(model: str) -> tuple[ModelShape, Path]:
+    """The sizes in a model's config, by alias, directory, file or hub id, and where its directory is.
+
+    Raises ValueError, one line.
+    """
+    from services.engine.model import ModelError, find_config
+
+    try:
+        config, name, directory = find_config(model, progress=lambda line: print(line, file=sys.stderr))
+    except ModelError as error:
+        raise ValueError(str(error)) from None
+    return read_shape(config, name), directory
+
+
+def read_sizes(model: str) -> ModelSizes:
+    """Sizes of a model by its alias, directory, file or hub id. Raises ValueError, one line."""
+    return _sizes(find_shape(model)[0])
+
+
+def sizes_of(config: dict[str, Any], name: str) -> ModelSizes:
+    """Sizes from a parsed config. Raises ValueError for one that does not name them."""
+    return _sizes(read_shape(config, name))
+
+
+def _sizes(shape: ModelShape) -> ModelSizes:
+    width = 4 if shape.float32 else 2
+    return ModelSizes(
+        name=shape.name,
+        max_position=shape.max_position,
+        kv_bytes_per_token=shape.kv_values_per_token * width,
+        parameters=active_parameters(shape),
+        parameter_bytes=width,
+        attention_width=shape.layers * shape.heads * shape.head_dim,
+        vocab_size=shape.vocab,
+    )

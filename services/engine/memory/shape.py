@@ -1,0 +1,164 @@
+"""What a config.json says about a decoder's sizes. Pure: no weights are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+# Families whose config names no tie_word_embeddings when the head is the embedding.
+_TIED: Final = frozenset(
+    {"gemma", "gemma2", "gemma3_text", "gpt2", "gpt_bigcode", "opt", "starcoder2", "cohere", "cohere2"}
+)
+_UNGATED: Final = frozenset({"gpt2", "gpt_bigcode", "opt", "starcoder2", "phi", "gpt_neox", "gptj", "falcon"})
+_QUERY_BIAS: Final = frozenset({"qwen2", "qwen2_moe", "gpt_oss"})
+_HEAD_NORMS: Final = frozenset({"qwen3", "qwen3_moe", "gemma3_text"})
+_ROUTER_BIAS: Final = frozenset({"deepseek_v3", "glm4_moe", "gpt_oss", "ernie4_5_moe"})
+_FOUR_NORMS: Final = frozenset({"gemma2", "gemma3_text", "glm4"})
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """Ranks of attention over compressed keys and values; `query_rank` None: queries are not compressed."""
+
+    query_rank: int | None
+    kv_rank: int
+    plain_dim: int
+    rotary_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Sizes of a decoder. `inner` is a dense MLP's width, `expert_inner` one expert's.
+
+    `max_position` None: the config names no limit. `dense_layers`: those without experts. `recurrent`: some
+    layers keep a state that is not in KV blocks. `quantized`: the checkpoint's weights are.
+    """
+
+    name: str
+    model_type: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    inner: int
+    vocab: int
+    max_position: int | None
+    float32: bool
+    float16: bool
+    tied: bool
+    gated: bool
+    query_bias: bool
+    output_bias: bool
+    head_norms: bool
+    norms_each: int
+    experts: int
+    experts_chosen: int
+    expert_inner: int
+    shared_inner: int
+    shared_gate: bool
+    router_bias: bool
+    dense_layers: int
+    latent: LatentAttention | None
+    recurrent: bool
+    quantized: bool
+
+    @property
+    def kv_values_per_token(self) -> int:
+        """Key and value elements of one token over all layers."""
+        return self.layers * self.kv_values_of(self.kv_heads, self.heads)
+
+    def kv_values_of(self, kv_heads: int, heads: int) -> int:
+        """Key and value elements of one token in one layer with so many heads. Latent KV is kept expanded."""
+        if self.latent is not None:
+            return heads * (self.latent.plain_dim + self.latent.rotary_dim + self.latent.value_dim)
+        return 2 * kv_heads * self.head_dim
+
+
+def read_shape(config: Mapping[str, Any], name: str) -> ModelShape:
+    """The sizes in a parsed config. Raises ValueError, one line, for one that does not name them."""
+    inside = config.get("text_config")
+    text: Mapping[str, Any] = inside if isinstance(inside, dict) else config
+
+    def number(*names: str, default: int | None = None) -> int:
+        for key in names:
+            value = text.get(key)
+            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+                return value
+        if default is None:
+            raise ValueError(f"the config of {name} names no {names[0]}")
+        return default
+
+    kind = str(text.get("model_type") or config.get("model_type") or "")
+    layers, hidden = number("num_hidden_layers", "n_layer"), number("hidden_size", "n_embd")
+    heads = number("num_attention_heads", "n_head")
+    inner = number("intermediate_size", "n_inner", "ffn_dim", default=4 * hidden)
+    experts = number("num_local_experts", "num_experts", "n_routed_experts", default=0)
+    expert_inner = number("moe_intermediate_size", default=inner)
+    dtype = str(
+        text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype")
+    )
+    bias = bool(text.get("attention_bias"))
+    tied = text.get("tie_word_embeddings", config.get("tie_word_embeddings", kind in _TIED))
+    all_biased = kind in _UNGATED and text.get("use_bias", True) is not False
+    return ModelShape(
+        name=name,
+        model_type=kind,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=number("num_key_value_heads", default=1 if text.get("multi_query") else heads),
+        head_dim=number("head_dim", default=max(1, hidden // heads)),
+        inner=inner,
+        vocab=number("vocab_size"),
+        max_position=number("max_position_embeddings", "n_positions", default=0) or None,
+        float32=dtype.endswith("float32"),
+        float16=dtype.endswith("float16") and not dtype.endswith("bfloat16"),
+        tied=bool(tied),
+        gated=kind not in _UNGATED,
+        query_bias=bias or kind in _QUERY_BIAS or all_biased or bool(text.get("qkv_bias")),
+        output_bias=(bias and kind not in ("qwen3", "qwen3_moe")) or all_biased or kind == "gpt_oss",
+        head_norms=kind in _HEAD_NORMS,
+        norms_each=4 if kind in _FOUR_NORMS else 2,
+        experts=experts,
+        experts_chosen=number("num_experts_per_tok", default=1) if experts else 0,
+        expert_inner=expert_inner,
+        shared_inner=number("shared_expert_intermediate_size", default=0)
+        or number("n_shared_experts", default=0) * expert_inner,
+        shared_gate="shared_expert_intermediate_size" in text,
+        router_bias=kind in _ROUTER_BIAS,
+        dense_layers=_dense_layers(text, layers) if experts else layers,
+        latent=_latent(number) if "kv_lora_rank" in text else None,
+        recurrent=_is_recurrent(text),
+        quantized=any(config.get(key) for key in ("quantization_config", "compression_config")),
+    )
+
+
+def _latent(number: Any) -> LatentAttention:
+    return LatentAttention(
+        query_rank=number("q_lora_rank", default=0) or None,
+        kv_rank=number("kv_lora_rank"),
+        plain_dim=number("qk_nope_head_dim"),
+        rotary_dim=number("qk_rope_head_dim"),
+        value_dim=number("v_head_dim"),
+    )
+
+
+def _dense_layers(text: Mapping[str, Any], layers: int) -> int:
+    first = text.get("first_k_dense_replace")
+    if isinstance(first, int):
+        return min(first, layers)
+    step, alone = text.get("decoder_sparse_step"), text.get("mlp_only_layers")
+    step = step if isinstance(step, int) and step > 0 else 1
+    listed = {index for index in alone if isinstance(index, int)} if isinstance(alone, list) else set()
+    return sum(index in listed or (index + 1) % step != 0 for index in range(layers))
+
+
+def _is_recurrent(text: Mapping[str, Any]) -> bool:
+    kinds = text.get("layer_types")
+    named = kinds if isinstance(kinds, list) else []
+    return any("linear" in str(kind) or "mamba" in str(kind) for kind in named) or any(
+        key.startswith(("mamba_", "ssm_", "linear_num_")) for key in text
+    )
