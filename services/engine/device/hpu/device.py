@@ -34,7 +34,6 @@ class HpuDevice(Device):
     """
 
     name = "hpu"
-    torch_device = torch.device("hpu")
     # There is no float64 on the card.
     wide_dtype = torch.float32
     static_shapes = True
@@ -44,6 +43,8 @@ class HpuDevice(Device):
         self, bridge: Bridge, properties: HpuProperties, mode: ExecutionMode, settings: HpuSettings
     ) -> None:
         super().__init__(mode)
+        # Not before the bridge is loaded, which decides what the name means to torch.
+        self.torch_device = torch.device("hpu")
         self.properties = properties
         self.settings = settings
         self._bridge = bridge
