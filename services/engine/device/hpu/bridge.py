@@ -81,7 +81,7 @@ class MetricsModule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Bridge:
-    """The loaded bridge. `wrap_in_hpu_graph` is there in a lazy mode alone."""
+    """The loaded bridge. `wrap_in_hpu_graph` is there for the mode GRAPH alone."""
 
     version: str
     hpu: HpuModule
@@ -110,13 +110,12 @@ def load_bridge(mode: ExecutionMode) -> Bridge:
     prepare_environment(mode)
     root, core = _import("habana_frameworks.torch"), _import("habana_frameworks.torch.core")
     metrics = _import("habana_frameworks.torch.hpu.metrics")
-    lazy = mode in (ExecutionMode.LAZY, ExecutionMode.GRAPH)
     return Bridge(
         version=found.software,
         hpu=root.hpu,
         metrics=metrics,
         mark_step=core.mark_step,
-        wrap_in_hpu_graph=root.hpu.wrap_in_hpu_graph if lazy else None,
+        wrap_in_hpu_graph=root.hpu.wrap_in_hpu_graph if mode is ExecutionMode.GRAPH else None,
         setting=_settings(),
     )
 

@@ -119,8 +119,10 @@ class HpuDevice(Device):
         self._bridge.hpu.synchronize()
 
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        # The bridge keeps the host's tensor until it is read. The memory behind it is filled again only when
-        # the step that this is for is finished.
+        # What was collected goes first: the views that a step takes of what it sends would else make recipes
+        # together, as many as there are kinds of steps. The bridge keeps the host's tensor until it is read;
+        # the memory behind it is filled again only when the step that this is for is finished.
+        self.flush()
         return tensor.to(self.torch_device, non_blocking=True)
 
     def begin_to_host(self, tensor: torch.Tensor) -> HostCopy:

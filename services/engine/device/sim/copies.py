@@ -35,7 +35,9 @@ class HostCopies:
         left = []
         for number, target, data in self._waiting:
             if upto is None or number <= upto:
-                target.copy_(data)
+                # Begun in inference mode, as a rule, and waited for outside of it.
+                with torch.inference_mode():
+                    target.copy_(data)
             else:
                 left.append((number, target, data))
         self._waiting = left

@@ -32,14 +32,16 @@ class SimTensor(torch.Tensor):
     @staticmethod
     def __new__(cls, raw: torch.Tensor, block: Any = None) -> SimTensor:
         """Gives `raw` the device's name."""
-        tensor: SimTensor = torch.Tensor._make_wrapper_subclass(
-            cls,
-            raw.shape,
-            dtype=raw.dtype,
-            device=INDEXED,  # type: ignore[arg-type]
-            strides=raw.stride(),
-            storage_offset=raw.storage_offset(),
-        )
+        # Not as a tensor of inference mode: views of tensors from outside of it could not be made there.
+        with torch.inference_mode(False):
+            tensor: SimTensor = torch.Tensor._make_wrapper_subclass(
+                cls,
+                raw.shape,
+                dtype=raw.dtype,
+                device=INDEXED,  # type: ignore[arg-type]
+                strides=raw.stride(),
+                storage_offset=raw.storage_offset(),
+            )
         tensor.raw = raw
         tensor.block = block
         tensor.made = (0, 0)
