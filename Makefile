@@ -49,6 +49,10 @@ test-long: setup ## Run the tests that take minutes
 	$(PYTEST) $(TESTS) -m long
 	$(if $(filter tests,$(TESTS)),$(PYTEST) tests/sim -m long)
 
+.PHONY: gpu-check
+gpu-check: setup ## Test the cuda device on an NVIDIA GPU (a few minutes; says so where there is none)
+	$(BIN)/python deploy/gpu/check.py
+
 .PHONY: check
 check: setup ## Lint, types, contract, locks, generated files, import rules
 	deploy/checks/run.sh

@@ -6,6 +6,7 @@ import importlib
 
 from services.engine.device.base import DTYPES, Device, DeviceError, Forward
 from services.engine.device.cpu import CpuDevice
+from services.engine.device.cuda import CudaDevice
 from services.engine.device.features import NO_FEATURES, AttentionFeatures
 from services.engine.device.flat import HIDDEN
 from services.engine.device.hpu import HpuSettings, RecipeCache, StepLog, open_hpu, prepare_environment
@@ -62,4 +63,6 @@ def open_device(
         importlib.import_module("services.engine.device.sim").install()
     if name in ("hpu", "sim"):
         return open_hpu(mode, hpu or HpuSettings())
-    raise DeviceError(f"device {name!r} is not supported yet; choose cpu")
+    if name == "cuda":
+        return CudaDevice(mode)
+    raise DeviceError(f"device {name!r} is unknown; choose cpu, cuda, hpu or sim")

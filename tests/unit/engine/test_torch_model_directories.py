@@ -239,7 +239,7 @@ def test_attention_that_would_be_wrong_is_refused(tmp_path: Path) -> None:
         ({"kv_cache_gib": 5e-5, "max_model_len": 256}, "a sequence of max-model-len 256 needs"),
         ({"kv_cache_gib": 1e5}, "exceeds the"),
         ({"dtype": "int4"}, "dtype 'int4' is unknown"),
-        ({"device": "tpu"}, "device 'tpu' is not supported"),
+        ({"device": "tpu"}, "device 'tpu' is unknown"),
         ({"max_num_batched_tokens": 4}, "max_num_batched_tokens"),
         ({"bucketing_strategy": "magic"}, "unknown bucketing strategy"),
     ],

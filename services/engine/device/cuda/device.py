@@ -1,0 +1,151 @@
+"""The CUDA device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity
+
+from services.engine.device.base import DTYPES, Device, DeviceError, Forward, Function
+from services.engine.device.cuda.attention import fused_prefill
+from services.engine.device.cuda.copies import PinnedCopy
+from services.engine.device.cuda.graphs import CudaGraphs
+from services.engine.device.features import NO_FEATURES, AttentionFeatures
+from services.engine.device.flat import flat_decode
+from services.engine.device.inductor import allow_many_shapes, compiled_graphs, inductor, keep_code_in
+from services.engine.device.memory import MemoryFigures, MemoryUse
+from services.engine.device.modes import ExecutionMode
+from services.engine.device.profiling import Event, torch_activities
+from services.engine.device.work import HostCopy
+
+
+class CudaDevice(Device):
+    """One GPU, the first that CUDA_VISIBLE_DEVICES shows. Work is enqueued on its current stream."""
+
+    name = "cuda"
+    wide_dtype = torch.float64
+
+    def __init__(self, mode: ExecutionMode = ExecutionMode.GRAPH) -> None:
+        super().__init__(mode)
+        _check_available()
+        self.torch_device = torch.device("cuda", torch.cuda.current_device())
+        self._graphs = CudaGraphs()
+        if mode is ExecutionMode.COMPILE:
+            allow_many_shapes()
+
+    def choose_dtype(self, requested: str, checkpoint: torch.dtype | None) -> torch.dtype:
+        if requested == "auto":
+            # Tensor cores are made for half precision. bfloat16 holds the range of a float32 checkpoint.
+            native = torch.cuda.is_bf16_supported(including_emulation=False)
+            return torch.float16 if checkpoint is torch.float16 or not native else torch.bfloat16
+        if requested not in DTYPES:
+            raise DeviceError(f"dtype {requested!r} is unknown; choose auto, {', '.join(DTYPES)}")
+        return DTYPES[requested]
+
+    def memory(self) -> MemoryFigures:
+        free, total = torch.cuda.mem_get_info(self.torch_device)
+        # What the allocator keeps for later is free to this process.
+        kept = torch.cuda.memory_reserved(self.torch_device) - torch.cuda.memory_allocated(self.torch_device)
+        return MemoryFigures(total=total, free=free + kept)
+
+    def measure(self, work: Callable[[], object]) -> MemoryUse:
+        # A graph's memory stays reserved for its pool although no tensor holds it, so what is kept is told
+        # by what the allocator cannot give back.
+        self._settle()
+        reserved = torch.cuda.memory_reserved(self.torch_device)
+        allocated = torch.cuda.memory_allocated(self.torch_device)
+        torch.cuda.reset_peak_memory_stats(self.torch_device)
+        work()
+        self.synchronize()
+        peak = torch.cuda.max_memory_allocated(self.torch_device) - allocated
+        self._settle()
+        kept = torch.cuda.memory_reserved(self.torch_device) - reserved
+        return MemoryUse(kept=max(0, kept), peak=max(0, peak))
+
+    def _settle(self) -> None:
+        self.synchronize()
+        torch.cuda.empty_cache()
+
+    def compile(self, function: Function) -> Function:
+        return inductor(function) if self.mode is ExecutionMode.COMPILE else function
+
+    @property
+    def keeps_code(self) -> bool:
+        return self.mode is ExecutionMode.COMPILE
+
+    def keep_code(self, directory: Path) -> None:
+        keep_code_in(directory)
+
+    def compilations(self) -> int:
+        return compiled_graphs() if self.mode is ExecutionMode.COMPILE else 0
+
+    def capture(self, forward: Forward, tensors: Sequence[torch.Tensor]) -> Forward:
+        return self._graphs.capture(forward, tensors) if self.mode is ExecutionMode.GRAPH else forward
+
+    def run_eagerly(self, forward: Forward, tensors: Sequence[torch.Tensor]) -> Any:
+        if self.mode is not ExecutionMode.COMPILE:
+            return forward(*tensors)
+        with torch.compiler.set_stance("force_eager"):
+            return forward(*tensors)
+
+    def counters(self) -> dict[str, int]:
+        counts = {"captures": self._graphs.captures, "replays": self._graphs.replays}
+        if self.mode is ExecutionMode.COMPILE:
+            counts["backend_compilations"] = compiled_graphs()
+        return counts
+
+    def profile(self) -> AbstractContextManager[list[Event]]:
+        return torch_activities(self, (ProfilerActivity.CPU, ProfilerActivity.CUDA))
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.torch_device)
+
+    def host_buffer(self, count: int) -> torch.Tensor:
+        # Only pinned memory is copied while the host goes on.
+        return torch.zeros(count, dtype=torch.int64, pin_memory=True)
+
+    def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self.torch_device, non_blocking=True)
+
+    def begin_to_host(self, tensor: torch.Tensor) -> HostCopy:
+        self.host_copies += 1
+        return PinnedCopy(tensor)
+
+    def attend_prefill(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        scale: float,
+        features: AttentionFeatures = NO_FEATURES,
+        lengths: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        return fused_prefill(query, key, value, mask, scale, features)
+
+    def attend_decode(
+        self,
+        query: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        blocks: torch.Tensor,
+        rows: torch.Tensor,
+        bias: torch.Tensor,
+        scale: float,
+        features: AttentionFeatures = NO_FEATURES,
+    ) -> torch.Tensor:
+        return flat_decode(query, key_cache, value_cache, blocks, rows, bias, scale, features)
+
+
+def _check_available() -> None:
+    if torch.version.cuda is None:
+        raise DeviceError("this torch is built without CUDA: install a CUDA build of torch, or choose cpu")
+    if not torch.cuda.is_available():
+        raise DeviceError(
+            "no NVIDIA GPU can be used here: check that nvidia-smi lists one, that the driver fits CUDA "
+            f"{torch.version.cuda}, and CUDA_VISIBLE_DEVICES"
+        )
