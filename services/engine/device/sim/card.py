@@ -7,14 +7,14 @@ waits for the host, what cannot be done, and how much memory there is.
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol, TextIO
 
 import torch
 
-from services.engine.device.sim.copies import HostCopies, spoil
+from services.engine.device.sim.compile_only import without_launch
+from services.engine.device.sim.copies import HostCopies
 from services.engine.device.sim.costs import compile_seconds
 from services.engine.device.sim.counters import Counters
 from services.engine.device.sim.errors import (
@@ -24,9 +24,11 @@ from services.engine.device.sim.errors import (
     host_read_in_capture,
     mixed_devices,
 )
+from services.engine.device.sim.fused import provide
 from services.engine.device.sim.memory import Hbm
 from services.engine.device.sim.modules import acquire
 from services.engine.device.sim.operations import Operation, describe
+from services.engine.device.sim.recipes import open_cache
 from services.engine.device.sim.settings import SimSettings
 from services.engine.device.sim.tensor import DEVICE, SimTensor, send_operations_to
 from services.engine.device.sim.unwrapping import Call, unwrap
@@ -40,6 +42,9 @@ class Recorder(Protocol):
 
     def record(self, func: Any, args: Any, kwargs: Any, outputs: Any) -> None:
         """One operation with the device's tensors."""
+
+    def mark_step(self) -> None:
+        """Here one recipe ends."""
 
 
 class DiskCache(Protocol):
@@ -61,6 +66,7 @@ class Card:
 
     def __init__(self, settings: SimSettings, environment: Mapping[str, str]) -> None:
         self.settings = settings
+        self._environment = environment
         self.lazy = environment.get("PT_HPU_LAZY_MODE", "0") == "1"
         self.wide_integers = environment.get("PT_ENABLE_INT64_SUPPORT", "0") in _TRUE
         self.hbm = Hbm(settings.hbm_bytes)
@@ -74,7 +80,7 @@ class Card:
         self._collected: list[Any] = []
         self._generation = 1
         self._regions = 0
-        self._spoiled: list[weakref.ref[SimTensor]] | None = None
+        self.compiling_only = False
         self._lock: TextIO | None = None
 
     # The device
@@ -83,6 +89,7 @@ class Card:
         """Acquires the card if that was not done yet. Raises SimError if another process has it."""
         if self._lock is None:
             self._lock = acquire(self.settings)
+            self.disk = open_cache(self._environment, self.settings)
 
     def release(self) -> None:
         """Gives the card to other processes, as the end of this one does."""
@@ -133,16 +140,12 @@ class Card:
 
     @contextmanager
     def compile_only(self) -> Iterator[None]:
-        """Inside, everything is compiled and nothing launched: what is written holds rubbish afterwards."""
-        before, self._spoiled = self._spoiled, []
+        """Inside, everything is compiled and nothing launched: what is written holds garbage."""
+        before, self.compiling_only = self.compiling_only, True
         try:
             yield
         finally:
-            written, self._spoiled = self._spoiled, before
-            for reference in written:
-                tensor = reference()
-                if tensor is not None:
-                    spoil(tensor.raw)
+            self.compiling_only = before
 
     # Operations
 
@@ -156,7 +159,7 @@ class Card:
             return _wrap_traced(operation, func(*call.args, **call.kwargs), args)
         to_host = self._check(operation, call, args)
         self.counters.operations += 1
-        result = self.kernels.get(func, func)(*call.args, **call.kwargs)
+        result = self.compute(func, call.args, call.kwargs, copy=to_host or call.host)
         if to_host:
             return self._to_host(operation, call, args, result)
         outputs = self._wrap(operation, call, args, kwargs, result)
@@ -191,6 +194,15 @@ class Card:
             self.counters.host_reads += 1
             self.flush()
         return to_host
+
+    def compute(self, func: Any, args: Any, kwargs: Any, *, copy: bool = False) -> Any:
+        """The results of an operation over the CPU's tensors; of a `copy` from or to the host, or a launch.
+
+        In compile-only mode there are no launches.
+        """
+        if self.compiling_only and not copy:
+            return without_launch(func, args, kwargs)
+        return self.kernels.get(func, func)(*args, **kwargs)
 
     def _to_host(self, operation: Operation, call: Call, args: tuple[Any, ...], result: Any) -> Any:
         if not call.non_blocking:
@@ -249,14 +261,15 @@ class Card:
 
     def _settle(self, tensor: SimTensor) -> None:
         """What the device makes of a result that was just written."""
-        raw = tensor.raw
+        self.narrow(tensor.raw)
+
+    def narrow(self, raw: torch.Tensor) -> None:
+        """What becomes of integers that int32 cannot hold."""
         if raw.dtype is torch.int64 and not self.wide_integers and raw.numel():
             # Facts 4.7: int64 is int32 in silence.
             low, high = torch.aminmax(raw)
             if int(high) > _INT32.max or int(low) < _INT32.min:
                 raw.copy_(raw.to(torch.int32))
-        if self._spoiled is not None:
-            self._spoiled.append(weakref.ref(tensor))
 
     def _account(self, operation: Operation, call: Call, outputs: Any) -> None:
         if self.lazy:
@@ -302,5 +315,7 @@ def reset(settings: SimSettings | None = None, environment: Mapping[str, str] | 
         _card.release()
     environment = os.environ if environment is None else environment
     _card = Card(settings or SimSettings.read(environment), environment)
+    chosen = _card.settings
+    _card.kernels.update(provide(chosen.version_tuple, chosen.device, chosen.missing))
     send_operations_to(_card.dispatch)
     return _card

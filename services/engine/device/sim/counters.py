@@ -22,3 +22,6 @@ class Counters:
     mark_steps: int = 0
     host_reads: int = 0
     operations: int = 0
+    captures: int = 0
+    replays: int = 0
+    backend_compilations: int = 0

@@ -23,6 +23,8 @@ def mark_step(device_str: str = "", sync: bool = False) -> None:
         return
     there.counters.mark_steps += 1
     there.flush()
+    for capture in there.recorders:
+        capture.mark_step()
     if sync:
         there.synchronize()
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from services.engine.device.sim.card import card
 from services.engine.device.sim.errors import SimError
+from services.engine.device.sim.habana import graphs
 
 
 def is_available() -> bool:
@@ -165,3 +166,10 @@ def current_stream(device: Any = None) -> Stream:
 def stream(chosen: Stream) -> Iterator[None]:
     """Inside, work goes to this queue."""
     yield
+
+
+def __getattr__(name: str) -> Any:
+    # The bridge offers its graphs in lazy mode alone.
+    if name in graphs.NAMES:
+        return getattr(graphs, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

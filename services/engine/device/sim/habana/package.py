@@ -23,6 +23,12 @@ _MODULES: Final[dict[str, str | None]] = {
     "habana_frameworks.torch.core": "core",
     "habana_frameworks.torch.hpu": "hpu",
     "habana_frameworks.torch.hpu.metrics": "metrics",
+    "habana_frameworks.torch.hpu.graphs": "graphs",
+    "habana_frameworks.torch.hpex": None,
+    "habana_frameworks.torch.hpex.kernels": "kernels",
+    "habana_frameworks.torch.hpex.normalization": "normalization",
+    "habana_frameworks.torch.internal": None,
+    "habana_frameworks.torch.internal.bridge_config": "bridge_config",
     "habana_frameworks.torch.utils": None,
     "habana_frameworks.torch.utils.internal": "internal",
     "habana_frameworks.torch.utils.experimental": "experimental",
@@ -46,6 +52,10 @@ def install_package() -> None:
     sys.meta_path.append(_Finder())
 
 
+# Where torch.compile finds backends that nobody registered, without loading dynamo before it is needed.
+_ENTRY_POINTS: Final = (
+    "[torch_dynamo_backends]\nhpu_backend = services.engine.device.sim.compile_backend:hpu_backend\n"
+)
 _ANY: Final = DistributionFinder.Context()
 
 
@@ -53,6 +63,8 @@ class _Plugin(Distribution):
     """What pip would know of the vendor's plugin."""
 
     def read_text(self, filename: str) -> str | None:
+        if filename == "entry_points.txt":
+            return _ENTRY_POINTS
         if filename != "METADATA":
             return None
         release = torch.__version__.split("+")[0]

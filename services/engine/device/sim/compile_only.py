@@ -1,0 +1,91 @@
+"""Compile-only mode: recipes are made, nothing is launched (facts 2.2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+# Views of a host tensor whose schemas do not say so.
+_VIEWS = frozenset({torch.ops.aten._unsafe_view.default, torch.ops.aten._reshape_alias.default})
+_ROWS = frozenset({torch.ops.aten.index_copy_.default, torch.ops.aten.index_fill_.int_Scalar})
+_INTEGER = 0x7A7A7A7A
+
+
+def spoil(tensor: torch.Tensor) -> None:
+    """Fills a host tensor with what nobody should use: NaN, or a large integer, or True."""
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+        # A fill knows no FP8; all bits set are a NaN in every format.
+        if tensor.dtype.itemsize == 1:
+            tensor.view(torch.uint8).fill_(0xFF)
+        else:
+            tensor.fill_(torch.nan)
+    elif tensor.dtype is torch.bool:
+        tensor.fill_(True)
+    else:
+        tensor.fill_(_INTEGER % (torch.iinfo(tensor.dtype).max + 1))
+
+
+def without_launch(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The results that an operation leaves behind when it is compiled but not launched.
+
+    Over host tensors. Shapes are right and contents garbage, also those of what it would change in place; a
+    view is one. Raises what torch raises where the result's shape depends on data.
+    """
+    if _is_view(operation):
+        return operation(*args, **kwargs)
+    results = _shapes(operation, args, kwargs)
+    written = _written(operation, args, kwargs)
+    if not written:
+        return tree_map_only(torch.Tensor, _garbage, results)
+    if operation in _ROWS:
+        _spoil_rows(*args[:3])
+    else:
+        for tensor in written:
+            spoil(tensor)
+    if len(tree_leaves(results)) == 0:
+        return None
+    return written[0] if len(written) == 1 else type(results)(written)
+
+
+def _is_view(operation: Any) -> bool:
+    if operation in _VIEWS:
+        return True
+    aliases = [result.alias_info for result in operation._schema.returns]
+    return any(alias is not None and not alias.is_write for alias in aliases)
+
+
+def _written(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for index, argument in enumerate(operation._schema.arguments):
+        value = args[index] if index < len(args) else kwargs.get(argument.name)
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            found.extend(leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
+    return found
+
+
+def _shapes(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    meta_args, meta_kwargs = tree_map_only(torch.Tensor, _meta, (args, kwargs))
+    if "device" in meta_kwargs:
+        meta_kwargs["device"] = torch.device("meta")
+    return operation(*meta_args, **meta_kwargs)
+
+
+def _meta(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def _garbage(shape: torch.Tensor) -> torch.Tensor:
+    tensor = torch.empty_strided(shape.shape, shape.stride(), dtype=shape.dtype)
+    spoil(tensor)
+    return tensor
+
+
+def _spoil_rows(target: torch.Tensor, dim: int, index: torch.Tensor) -> None:
+    """Spoils the addressed rows alone: a cache may be large. All of it if the index is garbage itself."""
+    inside = bool(((index >= 0) & (index < target.shape[dim])).all())
+    if not inside or not target.dtype.is_floating_point or target.dtype.itemsize == 1:
+        spoil(target)
+    else:
+        target.index_fill_(dim, index, torch.nan)

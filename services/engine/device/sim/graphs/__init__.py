@@ -1,0 +1,8 @@
+"""HPU graphs: captured device work, and what wraps it (facts 4.2)."""
+
+from __future__ import annotations
+
+from services.engine.device.sim.graphs.graph import GraphError, HPUGraph, graph
+from services.engine.device.sim.graphs.wrap import wrap_in_hpu_graph, wrap_in_hpu_graph_func
+
+__all__ = ["GraphError", "HPUGraph", "graph", "wrap_in_hpu_graph", "wrap_in_hpu_graph_func"]

@@ -1,0 +1,16 @@
+"""`habana_frameworks.torch.hpu.graphs` (facts 4.2). It has contents in lazy mode alone."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from services.engine.device.sim import graphs
+from services.engine.device.sim.card import card
+
+NAMES: Final = ("HPUGraph", "graph", "make_graphed_callables", "wrap_in_hpu_graph", "wrap_in_hpu_graph_func")
+
+
+def __getattr__(name: str) -> Any:
+    if name in NAMES and card().lazy:
+        return getattr(graphs, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}: are you in lazy mode?")
