@@ -10,6 +10,7 @@ from pathlib import Path
 
 from catenary.cli.buckets import BucketsConfig
 from catenary.cli.chat import ChatConfig
+from catenary.cli.doctor import DoctorConfig
 from catenary.cli.profile import ProfileConfig
 from catenary.cli.up import UpConfig
 from catenary.config import options_markdown
@@ -42,6 +43,7 @@ def configuration() -> str:
         "catenary chat": ChatConfig,
         "catenary buckets": BucketsConfig,
         "catenary profile": ProfileConfig,
+        "catenary doctor": DoctorConfig,
         "Gateway (python -m gateway)": GatewayConfig,
         "Router (python -m services.router)": RouterConfig,
         "Tokenizer (python -m services.tokenizer)": TokenizerConfig,

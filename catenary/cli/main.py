@@ -14,6 +14,7 @@ usage: catenary COMMAND [OPTIONS]
   chat     talk to a server from the terminal
   buckets  compare the static shapes that an engine would have, and learn better ones
   profile  record what a running engine's steps spend their time on
+  doctor   check whether this host is set up for Gaudi cards, and say what to do
 
   catenary COMMAND --help lists a command's options
   catenary --version
@@ -43,6 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from catenary.cli.profile import run_profile
 
             return run_profile(rest)
+        case "doctor":
+            from catenary.cli.doctor import run_doctor
+
+            return run_doctor(rest)
         case "--version" | "-V" | "version":
             print(f"catenary {__version__}")
             return 0

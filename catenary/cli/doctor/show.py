@@ -1,0 +1,44 @@
+"""Results as lines and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from rich.console import Console
+from rich.text import Text
+
+from catenary.cli.doctor.result import Result, Status
+
+_STYLES = {
+    Status.OK: ("ok", "green"),
+    Status.WARNING: ("warning", "yellow"),
+    Status.PROBLEM: ("PROBLEM", "bold red"),
+    Status.NOT_APPLICABLE: ("-", "dim"),
+}
+
+
+def as_json(results: Sequence[Result]) -> str:
+    """One JSON object."""
+    checks = [{**asdict(result), "status": result.status.value} for result in results]
+    return json.dumps({"checks": checks, "summary": _counts(results)}, indent=2)
+
+
+def show(results: Sequence[Result], console: Console) -> None:
+    """A line for each check, and one below with what to do."""
+    width = max(len(result.check) for result in results)
+    for result in results:
+        word, style = _STYLES[result.status]
+        line = Text(f"{word:<9}", style=style) + Text(f"{result.check:<{width}}  {result.found}")
+        console.print(line, soft_wrap=True)
+        if result.advice:
+            console.print(Text(f"{'':<9}{'':<{width}}  -> {result.advice}"), soft_wrap=True)
+    counts = _counts(results)
+    console.print(f"{counts['problem']} problems, {counts['warning']} warnings", highlight=False)
+
+
+def _counts(results: Sequence[Result]) -> dict[str, int]:
+    found = Counter(result.status for result in results)
+    return {status.value: found[status] for status in Status}
