@@ -33,10 +33,11 @@ def check_packages(survey: Survey) -> Result:
             f"{PLUGIN} {plugin} is none of the known releases {known_releases()}",
             "use the image of one of those",
         )
-    if minor(torch) != release.torch:
+    if minor(torch) not in release.torches:
+        wanted = " or ".join(shown(version) for version in release.torches)
         return problem(
             name,
-            f"torch {torch} does not belong to {PLUGIN} {plugin}, which comes with {shown(release.torch)}",
+            f"torch {torch} does not belong to {PLUGIN} {plugin}, which comes with {wanted}",
             "another torch was installed over the vendor's: make the environment anew, with no package that "
             "brings a torch of its own",
         )

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+from torch.profiler import ProfilerActivity
 
 from services.engine.device.base import Device, Forward, Function
 from services.engine.device.explicit import explicit_prefill
@@ -24,6 +25,7 @@ from services.engine.device.hpu.settings import HpuSettings
 from services.engine.device.hpu.steps import COMPILATIONS, FALLBACKS, StepMetrics
 from services.engine.device.memory import MemoryFigures, MemoryUse
 from services.engine.device.modes import ExecutionMode
+from services.engine.device.profiling import Event, torch_activities
 from services.engine.device.work import HostCopy
 
 
@@ -113,6 +115,10 @@ class HpuDevice(Device):
             "cpu_fallbacks": self._bridge.total(FALLBACKS),
         }
         return self._execution.counters() | common
+
+    def profile(self) -> AbstractContextManager[list[Event]]:
+        # facts/gaudi.md 4.8: the bridge gives torch's profiler the card's activities under this name.
+        return torch_activities(self, (ProfilerActivity.CPU, ProfilerActivity.HPU))
 
     def synchronize(self) -> None:
         self.flush()
