@@ -25,7 +25,7 @@ def compiled(function: Any, options: Any = None) -> Any:
     return torch.compile(function, backend="hpu_backend", dynamic=False, options=options)
 
 
-def body(x: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+def layer(x: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
     cache.add_(x.sum())
     return torch.relu(x) * 2
 
@@ -33,7 +33,7 @@ def body(x: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
 @torch.inference_mode()
 def test_a_graph_is_one_recipe_for_each_shape(new_card: Any) -> None:
     card = new_card()
-    function = compiled(body, OPTIONS)
+    function = compiled(layer, OPTIONS)
     cache = torch.zeros(1, device="hpu")
     for length, recipes in ((3, 1), (4, 2), (3, 2)):
         x = torch.arange(-1.0, length - 1).to("hpu")
@@ -74,7 +74,7 @@ def test_compile_only_mode_counts_and_leaves_garbage(new_card: Any) -> None:
     from habana_frameworks.torch.internal.bridge_config import env_setting
 
     card = new_card()
-    function = compiled(body)
+    function = compiled(layer)
     x, where = torch.ones(3).to("hpu"), torch.tensor([1]).to("hpu")
     cache, rows = torch.zeros(1, device="hpu"), torch.zeros(3, 2, device="hpu")
     with env_setting("PT_COMPILE_ONLY_MODE", True):
@@ -128,3 +128,23 @@ def test_a_second_start_loads_recipes(new_card: Any, tmp_path: Path) -> None:
     sim.reset(sim.SimSettings(lock_directory=tmp_path), {"PT_HPU_RECIPE_CACHE_CONFIG": f"{tmp_path}/file/x"})
     with pytest.raises(RuntimeError, match="Recipe cache path is expected"):
         torch.ones(3).to("hpu")
+
+
+@torch.inference_mode()
+def test_tensors_made_in_a_compiled_function_are_of_the_device(new_card: Any) -> None:
+    new_card()
+
+    def body(x: torch.Tensor, nothing: torch.Tensor) -> torch.Tensor:
+        if nothing.shape[0]:
+            return nothing
+        position = torch.arange(x.shape[0], device=x.device)
+        mask = position.unsqueeze(1) >= position.unsqueeze(0)
+        return torch.where(mask, x, torch.zeros(1, device=x.device))
+
+    x = torch.ones(3, 3)
+    out = torch.compile(body, backend="hpu_backend", fullgraph=True, dynamic=False)(
+        x.to("hpu"), torch.zeros(0, device="hpu")
+    )
+    torch.testing.assert_close(out.cpu(), x.tril())
+    assert torch.arange(2, 8, 3, device="hpu").shape == (2,)
+    assert torch.eye(2, device="hpu").tolist() == [[1.0, 0.0], [0.0, 1.0]]

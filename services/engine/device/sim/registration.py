@@ -26,6 +26,12 @@ def register(module: ModuleType) -> None:
     library.impl("empty_strided", _empty_strided, "PrivateUse1")
     library.impl("empty.memory_format", _empty, "PrivateUse1")
     library.impl("_to_copy", _to_copy, "PrivateUse1")
+    # Torch's own would resize an empty tensor of the device, which a wrapper does not notice.
+    library.impl("arange", _arange_to, "PrivateUse1")
+    library.impl("arange.start", _arange, "PrivateUse1")
+    library.impl("arange.start_step", _arange, "PrivateUse1")
+    library.impl("linspace", _linspace, "PrivateUse1")
+    library.impl("eye.m", _eye, "PrivateUse1")
 
 
 def _empty_strided(size: Any, stride: Any, *, dtype: Any = None, **_: Any) -> SimTensor:
@@ -38,3 +44,19 @@ def _empty(size: Any, *, dtype: Any = None, memory_format: Any = None, **_: Any)
 
 def _to_copy(tensor: torch.Tensor, *, dtype: Any = None, **_: Any) -> SimTensor:
     return card().adopt(tensor.to(dtype=dtype or tensor.dtype, copy=True))
+
+
+def _arange_to(end: Any, *, dtype: Any = None, **_: Any) -> SimTensor:
+    return card().adopt(torch.arange(end, dtype=dtype))
+
+
+def _arange(start: Any, end: Any, step: Any = 1, *, dtype: Any = None, **_: Any) -> SimTensor:
+    return card().adopt(torch.arange(start, end, step, dtype=dtype))
+
+
+def _linspace(start: Any, end: Any, steps: int, *, dtype: Any = None, **_: Any) -> SimTensor:
+    return card().adopt(torch.linspace(start, end, steps, dtype=dtype))
+
+
+def _eye(n: int, m: int, *, dtype: Any = None, **_: Any) -> SimTensor:
+    return card().adopt(torch.eye(n, m, dtype=dtype))

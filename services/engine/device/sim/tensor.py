@@ -41,6 +41,8 @@ class SimTensor(torch.Tensor):
                 device=INDEXED,  # type: ignore[arg-type]
                 strides=raw.stride(),
                 storage_offset=raw.storage_offset(),
+                # Dynamo would empty the storage of its fake of an empty tensor, which takes a C++ hook.
+                storage_size=None if raw.numel() else 1,
             )
         tensor.raw = raw
         tensor.block = block

@@ -77,6 +77,10 @@ def _host_value(value: Any, call: Call) -> Any:
             call.tracing = True
         return raw
     if isinstance(value, torch.Tensor):
+        if value.device.type == DEVICE:
+            # Made by a traced function itself: dynamo's fake of a tensor of the device, not wrapped.
+            call.tracing = True
+            return _on_host(value)
         if value.dim():
             call.host = True
         call.parts.append((value.shape, value.dtype))
@@ -89,3 +93,8 @@ def _host_value(value: Any, call: Call) -> Any:
         return found
     call.parts.append(value)
     return value
+
+
+def _on_host(fake: Any) -> torch.Tensor:
+    with fake.fake_mode:
+        return torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype)
