@@ -29,7 +29,7 @@ class GraphExecution(LazyExecution):
 
     def capture(self, forward: Forward, tensors: Sequence[torch.Tensor]) -> Forward:
         self.flush()
-        graph = Graph(forward, tensors, self.buffers.alive(), self._wrap, self._replayed)
+        graph = Graph(forward, tensors, self.buffers.alive(), self._wrap, self._before_replay)
         self._recording = True
         try:
             graph.record()
@@ -46,8 +46,10 @@ class GraphExecution(LazyExecution):
     def counters(self) -> dict[str, int]:
         return super().counters() | {"captures": self._captures, "replays": self._replays}
 
-    def _replayed(self) -> None:
+    def _before_replay(self) -> None:
         self._replays += 1
+        # What made the inputs is one recipe, and their copies into the graph are another.
+        self.flush()
 
 
 class Graph:
@@ -64,10 +66,10 @@ class Graph:
         tensors: Sequence[torch.Tensor],
         buffers: list[torch.Tensor],
         wrap: Callable[..., Any],
-        replayed: Callable[[], None],
+        before_replay: Callable[[], None],
     ) -> None:
         self._inputs = tuple(tensor.clone() for tensor in tensors)
-        self._replayed = replayed
+        self._before_replay = before_replay
         # The buffers that the forward reads and writes beside its arguments: without the tensor cache the
         # bridge keeps what it is told of and frees the rest.
         self._kept = buffers
@@ -79,9 +81,9 @@ class Graph:
         return self._module(*self._inputs, cache_tensors_list=self._kept)
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
+        self._before_replay()
         for own, given in zip(self._inputs, tensors, strict=True):
             own.copy_(given)
-        self._replayed()
         return self._module(*self._inputs, cache_tensors_list=self._kept)
 
 
