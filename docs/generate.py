@@ -64,7 +64,12 @@ warning.
 
 *supported*: it does here what it does there; the test named beside it shows so. *passed on*: the Gaudi
 software or a hub's library reads it in Catenary's processes as in vLLM's. *equivalent*: something else does
-it.
+it. *refused*: it ends the start with one line that names it.
+
+`catenary vllm-serve MODEL ...` takes the options of `vllm serve`, `catenary gaudi-start -w MODEL ...` the
+letters of `start_gaudi_vllm_server.sh`. Both print the `catenary up` that they start; with `--dry-run` they
+print no more than that. What was asked for by an option or a letter wins over every variable; a script's
+default gives way to Catenary's variables and to vLLM's.
 
 """
 

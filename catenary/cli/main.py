@@ -10,11 +10,13 @@ from catenary import __version__
 USAGE = """\
 usage: catenary COMMAND [OPTIONS]
 
-  up       serve a model on this machine: gateway, router, tokenizer and engine under one supervisor
-  chat     talk to a server from the terminal
-  buckets  compare the static shapes that an engine would have, and learn better ones
-  profile  record what a running engine's steps spend their time on
-  doctor   check whether this host is set up for Gaudi cards, and say what to do
+  up           serve a model on this machine: gateway, router, tokenizer and engine under one supervisor
+  chat         talk to a server from the terminal
+  buckets      compare the static shapes that an engine would have, and learn better ones
+  profile      record what a running engine's steps spend their time on
+  doctor       check whether this host is set up for Gaudi cards, and say what to do
+  vllm-serve   up, with the options of vllm serve
+  gaudi-start  up, with the letters of start_gaudi_vllm_server.sh
 
   catenary COMMAND --help lists a command's options
   catenary --version
@@ -32,6 +34,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             from catenary.cli.up import run_up
 
             return run_up(rest)
+        case "vllm-serve":
+            from catenary.cli.vllm_serve import run_vllm_serve
+
+            return run_vllm_serve(rest)
+        case "gaudi-start":
+            from catenary.cli.gaudi_start import run_gaudi_start
+
+            return run_gaudi_start(rest)
         case "chat":
             from catenary.cli.chat import run_chat
 

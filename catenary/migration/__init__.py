@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from catenary.migration.launch import Launch
+from catenary.migration.letters import R1_SCRIPT, SCRIPT, launch_of
+from catenary.migration.letters import read as read_letters
 from catenary.migration.loading import load_moved
 from catenary.migration.markdown import tables_markdown
 from catenary.migration.rows import Row, Status
+from catenary.migration.serve import OPTIONS as SERVE_OPTIONS
+from catenary.migration.serve import parse as parse_serve
 from catenary.migration.translation import VARIABLES, Translation, row_of, translate
 
 __all__ = [
+    "R1_SCRIPT",
+    "SCRIPT",
+    "SERVE_OPTIONS",
     "VARIABLES",
+    "Launch",
     "Row",
     "Status",
     "Translation",
+    "launch_of",
     "load_moved",
+    "parse_serve",
+    "read_letters",
     "row_of",
     "tables_markdown",
     "translate",

@@ -6,20 +6,29 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from catenary.migration import absent, buckets, execution, memory, serving
+from catenary.migration.letters import R1_SCRIPT, SCRIPT
 from catenary.migration.rows import Row
+from catenary.migration.serve import OPTIONS
 
 _SECTIONS: Final[Mapping[str, Sequence[Row]]] = {
-    "Buckets": buckets.ROWS,
-    "Memory, graphs and long contexts": memory.ROWS,
-    "Warm-up, execution, logs and profiles": execution.ROWS,
-    "Server and model sources": serving.ROWS,
-    "Nothing to do": absent.ROWS,
+    "Variables: buckets": buckets.ROWS,
+    "Variables: memory, graphs and long contexts": memory.ROWS,
+    "Variables: warm-up, execution, logs and profiles": execution.ROWS,
+    "Variables: server and model sources": serving.ROWS,
+    "Variables with nothing to do": absent.ROWS,
+    "Options of `vllm serve`": [option.row for option in OPTIONS],
+    "Letters of `start_gaudi_vllm_server.sh`": [entry.row for entry in SCRIPT],
+    "Letters of the DeepSeek-R1 script (`--r1`)": [entry.row for entry in R1_SCRIPT],
 }
+_COLUMNS: Final = {"Variables": "variable", "Options": "option", "Letters": "letter"}
 
 
 def tables_markdown() -> str:
-    """One table for each group of variables. Each ends with a line break."""
-    return "\n".join(section(title, "variable", rows) for title, rows in _SECTIONS.items())
+    """One table for each group of variables, options and letters. Each ends with a line break."""
+    return "\n".join(
+        section(title, _COLUMNS[title.partition(" ")[0].rstrip(":")], rows)
+        for title, rows in _SECTIONS.items()
+    )
 
 
 def section(title: str, column: str, rows: Iterable[Row]) -> str:

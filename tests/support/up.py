@@ -76,20 +76,24 @@ def descendants(ancestor: int) -> dict[int, str]:
 
 
 class Up:
-    """A running `catenary up`."""
+    """A running `catenary up`, or another `command` that ends in one and takes no port as a flag."""
 
-    def __init__(self, scratch: Path, *options: str, **environment: str) -> None:
+    def __init__(self, scratch: Path, *options: str, command: str = "up", **environment: str) -> None:
         self.scratch = scratch
         self.port, self.router_port, self.tokenizer_port = free_port(), free_port(), free_port()
-        ports = f"--port {self.port} --router-port {self.router_port} --tokenizer-port {self.tokenizer_port}"
-        command = [sys.executable, "-m", "catenary.cli.main", "up", *ports.split(), *options]
+        places = {
+            "CATENARY_UP_PORT": str(self.port),
+            "CATENARY_UP_ROUTER_PORT": str(self.router_port),
+            "CATENARY_UP_TOKENIZER_PORT": str(self.tokenizer_port),
+            "CATENARY_UP_LOG_DIR": str(scratch / "logs"),
+        }
         self.process = subprocess.Popen(
-            [*command, "--log-dir", str(scratch / "logs")],
+            [sys.executable, "-m", "catenary.cli.main", command, *options],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=clean_environment() | {"TMPDIR": str(scratch)} | environment,
+            env=clean_environment() | {"TMPDIR": str(scratch)} | places | environment,
         )
         self.lines: list[str] = []
         self._arrived: queue.Queue[str] = queue.Queue()

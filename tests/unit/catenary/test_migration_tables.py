@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from catenary.migration import VARIABLES, Row, Status, row_of, translate
+from catenary.migration import R1_SCRIPT, SCRIPT, SERVE_OPTIONS, VARIABLES, Row, Status, row_of, translate
 
 ROOT = Path(__file__).resolve().parents[3]
+OPTIONS = tuple(option.row for option in SERVE_OPTIONS)
+LETTERS = tuple(entry.row for entry in (*SCRIPT, *R1_SCRIPT))
 # Variables that a user of vLLM on Gaudi finds in its documentation or its scripts: all have a row.
 DOCUMENTED = """
 VLLM_GRAPH_RESERVED_MEM VLLM_GRAPH_PROMPT_RATIO VLLM_GRAPH_PROMPT_STRATEGY VLLM_GRAPH_DECODE_STRATEGY
@@ -34,7 +36,7 @@ def functions(path: Path) -> set[str]:
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
-@pytest.mark.parametrize("row", VARIABLES, ids=lambda row: row.names[0])
+@pytest.mark.parametrize("row", [*VARIABLES, *OPTIONS, *LETTERS], ids=lambda row: row.names[0])
 def test_supported_row_names_a_test_that_exists(row: Row) -> None:
     assert row.names
     assert row.note
@@ -51,8 +53,14 @@ def test_documented_variable_has_a_row(name: str) -> None:
 
 
 def test_each_name_is_in_one_row() -> None:
-    names = [name for row in VARIABLES for name in row.names]
-    assert len(names) == len(set(names))
+    for rows in (VARIABLES, OPTIONS):
+        names = [name for row in rows for name in row.names]
+        assert len(names) == len(set(names))
+
+
+def test_all_letters_of_the_scripts_are_there() -> None:
+    assert {entry.letter for entry in SCRIPT} == set("wtmadqxpbguelcsf")
+    assert {entry.letter for entry in R1_SCRIPT} == set("wuplbcmsq") | {"t"}
 
 
 @pytest.mark.parametrize(

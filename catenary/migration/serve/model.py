@@ -1,0 +1,115 @@
+"""vLLM's options of the model and of what it is loaded from."""
+
+from __future__ import annotations
+
+from catenary.migration.launch import UP, Launch
+from catenary.migration.serve.numbers import count
+from catenary.migration.serve.rows import Kind, ServeOption, idle, only, refuse, sets, sets_engine, supported
+
+_TEST = "tests/unit/catenary/test_migration_serve.py::"
+_SETS = f"{_TEST}test_option_sets_a_variable"
+MODEL = f"{UP}MODEL"
+MODEL_OPTION = "--model"
+
+
+def _model_length(launch: Launch, option: str, value: str) -> None:
+    if value.lower() in ("auto", "-1"):
+        return
+    try:
+        launch.ask(f"{UP}MAX_MODEL_LEN", str(count(value)))
+    except ValueError as error:
+        raise refuse(option, value, str(error)) from None
+
+
+def _tokenizer(launch: Launch, option: str, value: str) -> None:
+    if value != launch.asked(MODEL):
+        raise refuse(option, value, "the tokenizer is that of the model's directory")
+
+
+def _names(launch: Launch, option: str, value: str) -> None:
+    names = value.split(",")
+    if len(names) != 1:
+        raise refuse(option, " ".join(names), "a model has one name here")
+    launch.ask(f"{UP}SERVED_MODEL_NAME", names[0])
+
+
+OPTIONS: tuple[ServeOption, ...] = (
+    sets(MODEL, "`--model`, or the word without a name", _SETS, MODEL_OPTION),
+    supported(
+        _names,
+        "`--served-model-name`; one name",
+        f"{_TEST}test_names_and_lengths",
+        "--served-model-name",
+        kind=Kind.WORDS,
+    ),
+    supported(
+        _model_length,
+        "`--max-model-len`; `16k` and `16K` too",
+        f"{_TEST}test_names_and_lengths",
+        "--max-model-len",
+    ),
+    sets(f"{UP}DTYPE", "`--dtype`", _SETS, "--dtype", half="float16", float="float32"),
+    supported(
+        _tokenizer,
+        "the model's own; another one is refused",
+        f"{_TEST}test_tokenizer_is_the_models",
+        "--tokenizer",
+    ),
+    sets("HF_HUB_CACHE", "where models of the Hugging Face hub are kept", _SETS, "--download-dir"),
+    sets_engine("model_backend", _SETS, "--model-impl", vllm="decoder"),
+    sets(f"{UP}CHAT_TEMPLATE", "`--chat-template`; a file", _SETS, "--chat-template"),
+    only("text generation is what an engine does", ("auto", "generate"), "--task", "--runner"),
+    only("text generation is what an engine does", ("auto", "none"), "--convert"),
+    only("quantized models are not done yet, FP8 among them", ("none",), "--quantization", "-q"),
+    only("the KV cache has the type of the computation", ("auto", "bfloat16"), "--kv-cache-dtype"),
+    only("weights come from safetensors files", ("auto", "safetensors", "hf"), "--load-format"),
+    only(
+        "download that revision and give its directory",
+        ("main", "master"),
+        "--revision",
+        "--tokenizer-revision",
+        "--code-revision",
+    ),
+    only("the fast tokenizer is the one there is", ("auto", "fast", "hf"), "--tokenizer-mode"),
+    only(
+        "defaults of sampling are those of the model's generation_config.json",
+        ("auto",),
+        "--generation-config",
+    ),
+    only("edit generation_config.json in the model's directory", (), "--override-generation-config"),
+    only(
+        "edit config.json in the model's directory",
+        (),
+        "--hf-overrides",
+        "--rope-scaling",
+        "--rope-theta",
+        "--hf-config-path",
+    ),
+    only("LoRA adapters are not done yet", ("false",), "--enable-lora", kind=Kind.FLAG),
+    only("LoRA adapters are not done yet", (), "--lora-modules", kind=Kind.WORDS),
+    only(
+        "speculative decoding is not done yet",
+        (),
+        "--speculative-config",
+        "--speculative-model",
+        "--num-speculative-tokens",
+    ),
+    only("the tokenizer is needed for text", ("false",), "--skip-tokenizer-init", kind=Kind.FLAG),
+    only(
+        "a model's window is part of what it computes", ("false",), "--disable-sliding-window", kind=Kind.FLAG
+    ),
+    only("pooling models are not served yet", (), "--override-pooler-config", "--pooler-config"),
+    idle(
+        "code from a model's repository is never run; a model that needs it is refused",
+        "--trust-remote-code",
+        kind=Kind.FLAG,
+    ),
+    idle(
+        "models take text alone so far",
+        "--limit-mm-per-prompt",
+        "--mm-processor-kwargs",
+        "--allowed-local-media-path",
+    ),
+    idle("a request without a seed is drawn anew; one with a seed repeats", "--seed"),
+    idle("set HF_TOKEN", "--hf-token"),
+)

@@ -1,0 +1,83 @@
+"""A row of the table of vLLM's options: how it is written, and what it asks a launch for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from catenary.config import ConfigError
+from catenary.migration.launch import ENGINE, Launch
+from catenary.migration.rows import Row, Status
+
+# Takes the option as it was written and its text; a flag's is true or false, a list's is joined by commas.
+Apply = Callable[[Launch, str, str], None]
+
+
+class Kind(Enum):
+    """VALUE takes one word, FLAG none (and has a --no- form), WORDS any number of them."""
+
+    VALUE = "value"
+    FLAG = "flag"
+    WORDS = "words"
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOption:
+    """An option and its other names."""
+
+    row: Row
+    kind: Kind
+    apply: Apply
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All ways to write it, without --no- forms."""
+        return self.row.names
+
+
+def refuse(option: str, value: str, reason: str) -> ConfigError:
+    """The refusal of an option by its name."""
+    return ConfigError(f"{option} {value[:60]}: {reason}" if value else f"{option}: {reason}")
+
+
+def sets(
+    variable: str, note: str, test: str, *names: str, kind: Kind = Kind.VALUE, **words: str
+) -> ServeOption:
+    """An option that a variable of ours stands for; `words` translate values, as far as they differ."""
+
+    def apply(launch: Launch, option: str, value: str) -> None:
+        launch.ask(variable, words.get(value, value))
+
+    return ServeOption(Row(names, Status.SUPPORTED, note, test=test), kind, apply)
+
+
+def sets_engine(option: str, test: str, *names: str, kind: Kind = Kind.VALUE, **words: str) -> ServeOption:
+    """An option that an option of the engine stands for."""
+    flag = f"`--{option.replace('_', '-')}` of the engine"
+    return sets(f"{ENGINE}{option.upper()}", flag, test, *names, kind=kind, **words)
+
+
+def idle(note: str, *names: str, kind: Kind = Kind.VALUE) -> ServeOption:
+    """An option that there is nothing to do for: it gives a warning."""
+
+    def apply(launch: Launch, option: str, value: str) -> None:
+        launch.warn(f"{option} has no effect: {note.replace('`', '')}")
+
+    return ServeOption(Row(names, Status.NOT_NEEDED, note), kind, apply)
+
+
+def only(reason: str, accepted: tuple[str, ...], *names: str, kind: Kind = Kind.VALUE) -> ServeOption:
+    """An option of which only those values are possible that are so anyway; others are refused."""
+
+    def apply(launch: Launch, option: str, value: str) -> None:
+        if value.lower() not in accepted:
+            raise refuse(option, "" if kind is Kind.FLAG else value, reason)
+
+    values = f"; {', '.join(f'`{word}`' for word in accepted)} changes nothing" if accepted else ""
+    return ServeOption(Row(names, Status.REFUSED, reason + values), kind, apply)
+
+
+def supported(apply: Apply, note: str, test: str, *names: str, kind: Kind = Kind.VALUE) -> ServeOption:
+    """An option with a rule of its own."""
+    return ServeOption(Row(names, Status.SUPPORTED, note, test=test), kind, apply)

@@ -1,0 +1,102 @@
+"""vLLM's options of memory, scheduling, parallelism and execution."""
+
+from __future__ import annotations
+
+from catenary.migration.launch import ENGINE, UP, Launch
+from catenary.migration.serve.numbers import count
+from catenary.migration.serve.rows import Kind, ServeOption, idle, only, refuse, sets, sets_engine, supported
+
+_TEST = "tests/unit/catenary/test_migration_serve.py::"
+_SETS = f"{_TEST}test_option_sets_a_variable"
+
+
+def _kv_bytes(launch: Launch, option: str, value: str) -> None:
+    try:
+        launch.ask(f"{ENGINE}KV_CACHE_GIB", f"{count(value) / 2**30:.6f}")
+    except ValueError as error:
+        raise refuse(option, value, str(error)) from None
+
+
+def _batched_tokens(launch: Launch, option: str, value: str) -> None:
+    try:
+        launch.ask(f"{ENGINE}MAX_NUM_BATCHED_TOKENS", str(count(value)))
+    except ValueError as error:
+        raise refuse(option, value, str(error)) from None
+
+
+OPTIONS: tuple[ServeOption, ...] = (
+    sets(f"{UP}GPU_MEMORY_UTILIZATION", "`--gpu-memory-utilization`", _SETS, "--gpu-memory-utilization"),
+    supported(
+        _kv_bytes,
+        "`--kv-cache-gib` of the engine",
+        f"{_TEST}test_names_and_lengths",
+        "--kv-cache-memory-bytes",
+    ),
+    supported(
+        _batched_tokens,
+        "`--max-num-batched-tokens` of the engine",
+        f"{_TEST}test_names_and_lengths",
+        "--max-num-batched-tokens",
+    ),
+    sets_engine("max_num_seqs", _SETS, "--max-num-seqs"),
+    sets_engine("max_prefill_batch", _SETS, "--max-num-prefill-seqs"),
+    sets_engine("block_size", _SETS, "--block-size"),
+    sets_engine("enable_prefix_caching", _SETS, "--enable-prefix-caching", kind=Kind.FLAG),
+    sets_engine("max_capture_tokens", _SETS, "--max-seq-len-to-capture", "--max-cudagraph-capture-size"),
+    sets_engine("enforce_eager", _SETS, "--enforce-eager", kind=Kind.FLAG),
+    sets_engine("async_stepping", _SETS, "--async-scheduling", kind=Kind.FLAG),
+    sets(
+        f"{UP}DEVICE",
+        "`--device`; absent: `hpu` where the Gaudi software is installed, else `cpu`",
+        _SETS,
+        "--device",
+    ),
+    sets(
+        f"{UP}ENGINES",
+        "`--engines`: the router spreads requests over them",
+        _SETS,
+        "--data-parallel-size",
+        "-dp",
+    ),
+    only("an engine on several cards is not done yet", ("1",), "--tensor-parallel-size", "-tp"),
+    only("an engine on several cards is not done yet", ("1",), "--pipeline-parallel-size", "-pp"),
+    only("an engine on several cards is not done yet", ("1",), "--decode-context-parallel-size", "-dcp"),
+    only("weights stay on the device", ("0",), "--cpu-offload-gb"),
+    only("--kv-cache-memory-bytes sizes the cache", (), "--num-gpu-blocks-override"),
+    only("sequences are taken first come, first served", ("fcfs",), "--scheduling-policy"),
+    only("prefill and decode run in one engine", (), "--kv-transfer-config"),
+    idle("prompts are always computed in chunks, beside decode", "--enable-chunked-prefill", kind=Kind.FLAG),
+    idle(
+        "prompts are always computed in chunks, beside decode",
+        "--max-num-partial-prefills",
+        "--max-long-partial-prefills",
+        "--long-prefill-token-threshold",
+    ),
+    idle("a sequence that loses its blocks is computed again", "--swap-space", "--preemption-mode"),
+    idle("buckets see to padding, whatever is scheduled", "--use-padding-aware-scheduling", kind=Kind.FLAG),
+    idle("there is one block manager", "--use-v2-block-manager", kind=Kind.FLAG),
+    idle(
+        "the next step is prepared while the device computes",
+        "--num-scheduler-steps",
+        "--multi-step-stream-outputs",
+        "--num-lookahead-slots",
+        "--scheduler-delay-factor",
+    ),
+    idle(
+        "an engine has one card and one process for it",
+        "--distributed-executor-backend",
+        "--worker-cls",
+        "--max-parallel-loading-workers",
+        "--data-parallel-backend",
+    ),
+    idle("an engine has one card, so it has all experts", "--enable-expert-parallel", kind=Kind.FLAG),
+    idle(
+        "buckets decide what is compiled; `--warmup` of the engine, when",
+        "--compilation-config",
+        "-O",
+        "--cuda-graph-sizes",
+        "--cudagraph-capture-sizes",
+        "--num-gpu-blocks",
+    ),
+    idle("blocks are known by a hash of 128 bits", "--prefix-caching-hash-algo"),
+)

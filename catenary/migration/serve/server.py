@@ -1,0 +1,75 @@
+"""vLLM's options of the HTTP server and of its logs."""
+
+from __future__ import annotations
+
+import json
+
+from catenary.migration.launch import API_KEY, GATEWAY, UP, Launch
+from catenary.migration.serve.rows import Kind, ServeOption, idle, only, refuse, sets, supported
+
+_TEST = "tests/unit/catenary/test_migration_serve.py::"
+_SETS = f"{_TEST}test_option_sets_a_variable"
+_LISTS = f"{_TEST}test_lists"
+
+
+def _origins(launch: Launch, option: str, value: str) -> None:
+    try:
+        origins = json.loads(value) if value.startswith("[") else value.split(",")
+    except (ValueError, RecursionError):
+        raise refuse(option, value, "must be a JSON list of texts") from None
+    if not all(isinstance(origin, str) and origin for origin in origins):
+        raise refuse(option, value, "must be a JSON list of texts")
+    launch.ask(f"{UP}CORS_ALLOW_ORIGINS", ",".join(origins))
+
+
+OPTIONS: tuple[ServeOption, ...] = (
+    sets(f"{UP}HOST", "`--host`; absent: 127.0.0.1, where vLLM takes every address", _SETS, "--host"),
+    sets(f"{UP}PORT", "`--port`", _SETS, "--port"),
+    sets(API_KEY, "`--api-key`", _LISTS, "--api-key", kind=Kind.WORDS),
+    sets(f"{UP}SSL_CERTFILE", "`--ssl-certfile`", _SETS, "--ssl-certfile"),
+    sets(f"{UP}SSL_KEYFILE", "`--ssl-keyfile`", _SETS, "--ssl-keyfile"),
+    sets(f"{GATEWAY}SSL_CA_CERTS", "`--ssl-ca-certs` of the gateway", _SETS, "--ssl-ca-certs"),
+    supported(_origins, "`--cors-allow-origins`", _LISTS, "--allowed-origins"),
+    sets(
+        f"{UP}GATEWAYS",
+        "`--gateways`; they listen on ports that follow one another",
+        _SETS,
+        "--api-server-count",
+        "-asc",
+    ),
+    only("tool calls are not parsed yet", ("false",), "--enable-auto-tool-choice", kind=Kind.FLAG),
+    only("tool calls are not parsed yet", (), "--tool-call-parser", "--tool-parser-plugin"),
+    only("reasoning is not told apart from the answer yet", ("false",), "--enable-reasoning", kind=Kind.FLAG),
+    only("reasoning is not told apart from the answer yet", (), "--reasoning-parser"),
+    only("a proxy in front does that", ("", "/"), "--root-path"),
+    only("no code of others runs in the gateway", (), "--middleware"),
+    only("answers have the role assistant", ("assistant",), "--response-role"),
+    only(
+        "token ids are asked for by the request", ("false",), "--return-tokens-as-token-ids", kind=Kind.FLAG
+    ),
+    only("a message's content is what the template asks for", ("auto",), "--chat-template-content-format"),
+    idle(
+        "logs never hold prompts or answers",
+        "--disable-log-requests",
+        "--enable-log-requests",
+        "--disable-log-stats",
+        "--enable-log-outputs",
+        "--disable-uvicorn-access-log",
+        kind=Kind.FLAG,
+    ),
+    idle("logs never hold prompts or answers", "--max-log-len"),
+    idle("`--log-level` of `catenary up`, or VLLM_LOGGING_LEVEL", "--uvicorn-log-level", "--log-config-file"),
+    idle("the gateway is always a process of its own", "--disable-frontend-multiprocessing", kind=Kind.FLAG),
+    idle(
+        "the gateway's limits are its options",
+        "--max-logprobs",
+        "--h11-max-incomplete-event-size",
+        "--h11-max-header-count",
+    ),
+    idle("the gateway serves no pages", "--disable-fastapi-docs", kind=Kind.FLAG),
+    idle(
+        "structured answers are not done yet, and a request for one is refused",
+        "--guided-decoding-backend",
+        "--structured-outputs-config",
+    ),
+)
