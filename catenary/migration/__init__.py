@@ -9,7 +9,7 @@ from catenary.migration.loading import load_moved
 from catenary.migration.markdown import tables_markdown
 from catenary.migration.rows import Row, Status
 from catenary.migration.serve import OPTIONS as SERVE_OPTIONS
-from catenary.migration.serve import parse as parse_serve
+from catenary.migration.serve import parse_serve
 from catenary.migration.translation import VARIABLES, Translation, row_of, translate
 
 __all__ = [

@@ -13,7 +13,7 @@ from typing import Final
 from catenary.config import ConfigError
 from catenary.migration.launch import ENGINE, UP, Launch
 from catenary.migration.rows import Row, Status
-from catenary.migration.serve import parse
+from catenary.migration.serve import parse_serve
 
 _TEST = "tests/unit/catenary/test_migration_letters.py::"
 _BLOCK = 128
@@ -273,7 +273,7 @@ def _extra(launch: Launch, letters: Letters) -> None:
         raise ConfigError("-e: a quotation mark has no partner") from None
     if any(not word.startswith("-") for word in words[:1]):
         raise ConfigError(f"-e {words[0][:60]!r}: must begin with an option of vllm serve")
-    parse(words, launch)
+    parse_serve(words, launch)
 
 
 _Rule = Callable[[Launch, Letters], None]

@@ -20,7 +20,7 @@ _MAX_FILE: Final = 1 << 20
 _CONFIG: Final = "--config"
 
 
-def parse(words: Sequence[str], launch: Launch) -> None:
+def parse_serve(words: Sequence[str], launch: Launch) -> None:
     """Asks the launch for all that the words say: options in any order, and a model without a name.
 
     A file of options (--config) counts before all others. Raises ConfigError, one line that names the option.
