@@ -135,7 +135,8 @@ ROWS = (
         "VLLM_HPU_FSDPA_SLICE_*",
     ),
     equivalent(
-        "`--trace-steps` writes every step, bucket by bucket",
+        "`catenary profile` records steps of a running engine, bucket by bucket; `--trace-steps` with "
+        "`--profile-steps START:COUNT` those of its start",
         "VLLM_PT_PROFILE",
         "VLLM_PROFILE_STEPS",
         "VLLM_PROFILE_PROMPT",

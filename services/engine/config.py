@@ -188,6 +188,12 @@ class EngineConfig(HpuOptions, RpcConfig):
         description="Write what every step does when to this file, as Chrome trace events "
         "(chrome://tracing, Perfetto). It grows as long as the engine runs.",
     )
+    profile_steps: str | None = Field(
+        None,
+        pattern=r"^[1-9]\d{0,8}:[1-9]\d{0,8}$",
+        description="With trace_steps: write COUNT steps from the START-th on (START:COUNT) and complete the "
+        "file. Steps count from 1 at the core's start.",
+    )
     profile_max_events: int = Field(
         200_000,
         ge=100,
@@ -313,6 +319,12 @@ class EngineConfig(HpuOptions, RpcConfig):
             raise ValueError(f"{given[0]} needs bucketing_strategy padding, not {self.bucketing_strategy}")
         axes = BucketAxes.parse({name: getattr(self, name) for name in AXIS_OPTIONS})
         axes.check_strategy(long_name(self.bucketing_strategy))
+        return self
+
+    @model_validator(mode="after")
+    def _steps_are_traced_into_a_file(self) -> Self:
+        if self.profile_steps is not None and self.trace_steps is None:
+            raise ValueError("profile_steps needs trace_steps, the file that they are written to")
         return self
 
     @model_validator(mode="after")

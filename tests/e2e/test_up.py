@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -89,6 +90,25 @@ def test_chat_in_the_terminal(up: Up) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "Paris" in done.stdout
+
+
+def test_profile_of_the_engine_while_it_answers(up: Up, tmp_path: Path) -> None:
+    secret = re.search(r"secret in (\S+)", "\n".join(up.lines))
+    assert secret is not None
+    command = [sys.executable, "-m", "catenary.cli.main", "profile", "--steps", "5", "--output", "trace.json"]
+    # Where this `catenary up` is the only one; the developer's own may run as well.
+    environment = os.environ | {"TMPDIR": str(Path(secret[1]).parents[1])}
+    with subprocess.Popen(
+        [*command, "--json"], cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=environment
+    ) as profile:
+        while profile.poll() is None:
+            assert up.ask().status_code == 200
+        out, _ = profile.communicate()
+    assert profile.returncode == 0
+    summary = json.loads(out)
+    assert summary["steps"] == 5
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    assert trace["otherData"]["steps"] == summary["steps"]
 
 
 def test_killed_engine_is_started_again_and_serves(up: Up) -> None:

@@ -52,11 +52,12 @@ def _socket(run: RuntimeDirectory, name: str) -> Path:
 
 
 def _secret(config: ProfileConfig, address: str) -> str | None:
-    if config.client_secret_file is None:
-        for run in running():
-            if address.startswith(f"unix:{run.path}/"):
-                return read_secret(run.client_secret, CLIENT_SECRET_ENV, option="client_secret_file")
-    return read_secret(config.client_secret_file, CLIENT_SECRET_ENV, option="client_secret_file")
+    file = config.client_secret_file
+    if file is None and address.startswith("unix:"):
+        # Beside the sockets of a `catenary up`, in a directory that only its owner can enter.
+        beside = RuntimeDirectory(Path(address.removeprefix("unix:")).parent).client_secret
+        file = beside if beside.is_file() else None
+    return read_secret(file, CLIENT_SECRET_ENV, option="client_secret_file")
 
 
 def _tls(config: ProfileConfig) -> TlsFiles | None:

@@ -46,6 +46,7 @@ class CoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     record_lengths: str | None
     async_stepping: bool
     trace_steps: str | None
+    profile_steps: str | None
     profile_max_events: int
     compile: bool
     enforce_eager: bool

@@ -113,7 +113,7 @@ def _start(options: CoreOptions, progress: Progress, device: Device) -> Engine:
     code = _open_code_cache(options, device, model, directory, cache or default_cache_dir())
     log.info("model loaded", backend=model.backend, weight_bytes=model.weight_bytes())
     progress("planning memory", 0.7)
-    tracer = _open_tracer(options.trace_steps)
+    tracer = _open_tracer(options.trace_steps, options.profile_steps)
 
     def make_runner(num_blocks: int, graphs: Graphs) -> Runner:
         return Runner(
@@ -208,9 +208,12 @@ def _open_code_cache(
     return code
 
 
-def _open_tracer(path: str | None) -> StepTracer:
+def _open_tracer(path: str | None, steps: str | None) -> StepTracer:
+    if not path:
+        return StepTracer()
+    start, count = map(int, steps.split(":")) if steps else (1, 0)
     try:
-        return StepTracer(*([EventFile(Path(path))] if path else ()))
+        return StepTracer(EventFile(Path(path), range(start, start + count) if count else None))
     except OSError as error:
         raise StartError(f"trace-steps {path} cannot be written: {error.strerror}") from None
 

@@ -39,28 +39,40 @@ class EventSink(ABC):
 
 
 class EventFile(EventSink):
-    """Writes each event as it comes.
+    """Writes each event as it comes; with `steps`, only those of these steps, after which it is complete.
 
     A file without its last bracket, left by a process that was killed, is still read.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, steps: range | None = None) -> None:
         """Raises OSError if the file cannot be written."""
         super().__init__()
-        # Open for the life of the engine.
+        self._steps = steps
+        self._inside = steps is None
+        # Open until then.
         self._file: TextIO | None = path.open("w", encoding="utf-8")
         self._file.write("[\n")
 
     def close(self) -> None:
         """Completes the file."""
         with self._lock:
-            if self._file is not None:
-                self._file.write(msgspec.json.encode(name_event("process_name", _PROCESS)).decode() + "\n]\n")
-                self._file.close()
-                self._file = None
+            self._complete()
+
+    def _complete(self) -> None:
+        if self._file is not None:
+            self._file.write(msgspec.json.encode(name_event("process_name", _PROCESS)).decode() + "\n]\n")
+            self._file.close()
+            self._file = None
 
     def _keep(self, event: Event) -> None:
-        if self._file is not None:
+        step = event["args"].get("step")
+        if self._steps is not None and step is not None:
+            # What belongs to no step is written beside those that do.
+            self._inside = step in self._steps
+            # Two steps are in flight at most.
+            if step >= self._steps.stop + 2:
+                self._complete()
+        if self._file is not None and (self._inside or event["ph"] == "M"):
             self._file.write(msgspec.json.encode(event).decode() + ",\n")
 
 

@@ -89,6 +89,19 @@ def test_a_file_is_json_with_each_thread_named_once(tmp_path: Path) -> None:
     assert [event["args"] for event in events if event["ph"] == "C"] == [{"running": 2, "waiting": 0}]
 
 
+def test_a_file_of_some_steps_is_complete_when_they_are_over(tmp_path: Path) -> None:
+    path = tmp_path / "steps.json"
+    tracer = StepTracer(EventFile(path, range(3, 5)))
+    for step in range(1, 9):
+        one_step(tracer, step)
+        tracer.counters("sequences", running=step)
+    events = json.loads(path.read_text())
+    assert {step for _, step in spans(events)} == {3, 4}
+    assert [event["args"]["running"] for event in events if event["ph"] == "C"] == [3, 4]
+    tracer.close()
+    assert json.loads(path.read_text()) == events
+
+
 @pytest.mark.parametrize("count", [0, 1, 1024, 1025, 5000])
 def test_a_trace_in_parts_is_one_document_in_order_with_names_first(count: int) -> None:
     events: list[Event] = [
