@@ -229,3 +229,22 @@ def test_a_capture_that_does_not_fit_raises(new_card: Any) -> None:
     with pytest.raises(RuntimeError, match="out of memory"):
         list(map(double, [x] * 20, range(20)))
     assert not card.recorders
+
+
+@pytest.mark.parametrize("cached", [True, False])
+@torch.inference_mode()
+def test_graphed_callables(lazy: Card, cached: bool) -> None:
+    import habana_frameworks.torch as ht
+
+    linear = nn.Linear(3, 2).to("hpu")
+    weight, bias = linear.weight.cpu(), linear.bias.cpu()
+    samples = ((torch.ones(1, 3).to("hpu"),), (torch.ones(2).to("hpu"),))
+    graphed, double = ht.hpu.make_graphed_callables(
+        (linear, lambda x: x * 2), samples, disable_tensor_cache=not cached
+    )
+    for _ in range(2):
+        x = torch.randn(1, 3)
+        torch.testing.assert_close(graphed(x.to("hpu")).cpu(), nn.functional.linear(x, weight, bias))
+        assert double(torch.full((2,), 4.0).to("hpu")).tolist() == [8.0, 8.0]
+    with pytest.raises(RuntimeError, match="must be a tuple of Tensors"):
+        ht.hpu.make_graphed_callables(linear, (3,))

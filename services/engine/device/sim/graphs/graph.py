@@ -30,9 +30,8 @@ class GraphError(RuntimeError):
 class HPUGraph:
     """One captured graph, from `capture_begin` to `reset`. Only in lazy mode.
 
-    A dry run leaves the launch of what it captures to the replay that has to follow it. In the simulator the
-    capture itself computes, since host code may look at shapes alone, and that replay is the one that does
-    nothing; the effects are the same, only earlier.
+    A dry run leaves the launch of what it captures to the replay that has to follow it. In the simulator
+    every capture computes: what a dry run's first replay would write is there before it.
     """
 
     def __init__(self) -> None:
@@ -41,7 +40,6 @@ class HPUGraph:
         self._program: Program | None = None
         self._memory: Block | None = None
         self._kept_share = _CACHED_SHARE
-        self._launch_pending = False
 
     def capture_begin(self, dry_run: bool = False) -> None:
         """Begins to capture the work given to the current stream. Raises GraphError inside a capture."""
@@ -49,7 +47,6 @@ class HPUGraph:
             raise GraphError("one capture at a time: end this one, or reset the graph, first")
         self._card.flush()
         self._program = Program()
-        self._launch_pending = dry_run
         self._kept_share = _KEPT_SHARE if dry_run else _CACHED_SHARE
         self._card.recorders.append(self._program)
 
@@ -114,9 +111,6 @@ class HPUGraph:
 
     def _replay(self, inputs: list[torch.Tensor]) -> None:
         program = self._captured()
-        if self._launch_pending:
-            self._launch_pending = False
-            return
         self._card.flush()
         self._card.counters.replays += 1
         program.replay(self._card, inputs)

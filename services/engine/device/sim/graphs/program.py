@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map_only
 
 from services.engine.device.sim.card import Card
 from services.engine.device.sim.tensor import SimTensor
@@ -144,19 +144,12 @@ class Program:
     def replay(self, device: Card, inputs: Sequence[torch.Tensor] = ()) -> None:
         """Runs the steps; `inputs` are the host tensors for the given ones."""
         made: dict[int, torch.Tensor] = {}
-
-        def host(leaf: Any) -> Any:
-            if isinstance(leaf, Made):
-                return made[leaf.index]
-            if isinstance(leaf, Given):
-                return inputs[leaf.index]
-            return leaf.raw if isinstance(leaf, SimTensor) else leaf
-
         for step in self.steps:
-            flat, spec = tree_flatten((step.arguments, step.keywords))
-            arguments, keywords = tree_unflatten([host(leaf) for leaf in flat], spec)
-            results, _ = tree_flatten(device.compute(step.operation, arguments, keywords))
-            for index, result in zip(step.results, results, strict=True):
+            arguments = [_host(value, made, inputs) for value in step.arguments]
+            keywords = {name: _host(value, made, inputs) for name, value in step.keywords.items()}
+            results = device.compute(step.operation, arguments, keywords)
+            several = results if isinstance(results, (list, tuple)) else (results,)
+            for index, result in zip(step.results, several, strict=True):
                 if index is not None:
                     device.narrow(result)
                     made[index] = result
@@ -164,6 +157,19 @@ class Program:
             tensor = reference()
             if tensor is not None:
                 tensor.raw.copy_(made[index])
+
+
+def _host(value: Any, made: dict[int, torch.Tensor], inputs: Sequence[torch.Tensor]) -> Any:
+    """An argument of a step with the host's tensors in it."""
+    if isinstance(value, SimTensor):
+        return value.raw
+    if isinstance(value, Made):
+        return made[value.index]
+    if isinstance(value, Given):
+        return inputs[value.index]
+    if isinstance(value, (list, tuple)):
+        return [_host(item, made, inputs) for item in value]
+    return value
 
 
 def _is_part(raw: torch.Tensor) -> bool:

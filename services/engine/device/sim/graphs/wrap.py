@@ -65,23 +65,19 @@ class _Wrapped:
         return captured.outputs
 
     def _capture(self, args: tuple[Any, ...], kwargs: dict[str, Any], kept: list[Any]) -> Captured:
-        options = self._options
-        tensor_cache = options.tensor_cache
-        dry_run = options.dry_run or not tensor_cache
+        tensor_cache = self._options.tensor_cache
+        dry_run = self._options.dry_run or not tensor_cache
         captured = HPUGraph()
         given = tensors_of((args, kwargs))
         with captured.capturing(dry_run):
             if not tensor_cache:
                 captured.mark_user_inputs(given)
             outputs = self._function(*args, **kwargs)
+        # The bridge replays a dry run here, to launch it: the simulator's capture has computed.
         if tensor_cache:
-            if dry_run:
-                captured.replay(options.asynchronous)
             return Captured(captured, (args, kwargs), outputs, tensor_cache)
         captured.mark_user_outputs([*kept, *tensors_of(outputs)])
-        unmatched = _unmatched(captured, given)
-        captured.replayV3(given, options.asynchronous)
-        return Captured(captured, unmatched, outputs, tensor_cache)
+        return Captured(captured, _unmatched(captured, given), outputs, tensor_cache)
 
     def _replay(self, captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if captured.tensor_cache:
