@@ -11,6 +11,7 @@ from pathlib import Path
 from catenary.cli.buckets import BucketsConfig
 from catenary.cli.chat import ChatConfig
 from catenary.cli.doctor import DoctorConfig
+from catenary.cli.plan import PlanConfig
 from catenary.cli.profile import ProfileConfig
 from catenary.cli.up import UpConfig
 from catenary.config import options_markdown
@@ -42,6 +43,7 @@ def configuration() -> str:
         "catenary up": UpConfig,
         "catenary chat": ChatConfig,
         "catenary buckets": BucketsConfig,
+        "catenary plan": PlanConfig,
         "catenary profile": ProfileConfig,
         "catenary doctor": DoctorConfig,
         "Gateway (python -m gateway)": GatewayConfig,

@@ -12,6 +12,7 @@ usage: catenary COMMAND [OPTIONS]
 
   up           serve a model on this machine: gateway, router, tokenizer and engine under one supervisor
   chat         talk to a server from the terminal
+  plan         what an engine would do with a model on a card: memory, buckets, warm-up, settings
   buckets      compare the static shapes that an engine would have, and learn better ones
   profile      record what a running engine's steps spend their time on
   doctor       check whether this host is set up for Gaudi cards, and say what to do
@@ -46,6 +47,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from catenary.cli.chat import run_chat
 
             return run_chat(rest)
+        case "plan":
+            from catenary.cli.plan import run_plan
+
+            return run_plan(rest)
         case "buckets":
             from catenary.cli.buckets import run_buckets
 

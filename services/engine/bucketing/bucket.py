@@ -20,3 +20,7 @@ class Bucket:
     def covers(self, batch: int, query: int, context_blocks: int) -> bool:
         """True if a forward of this size fits."""
         return self.batch >= batch and self.query >= query and self.context_blocks >= context_blocks
+
+    def prefill_tokens(self, block_size: int) -> int:
+        """Tokens that a prefill of this shape touches, context and padding included."""
+        return self.batch * (self.query + self.context_blocks * block_size)

@@ -25,10 +25,9 @@ def size_of(phase: Phase, key: Key, block_size: int) -> int:
     """Tokens that a computation of this static shape touches, padding included: its cost in a rough unit."""
     if isinstance(key, int):
         return key
-    context = key.context_blocks * block_size
     if phase is Phase.PREFILL:
-        return key.batch * (key.query + context)
-    return key.batch + context
+        return key.prefill_tokens(block_size)
+    return key.batch + key.context_blocks * block_size
 
 
 def name_of(phase: Phase, key: Key) -> str:

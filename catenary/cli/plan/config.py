@@ -1,0 +1,172 @@
+"""The options of `catenary plan`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from catenary.config import ServiceConfig, settings
+from services.engine.bucketing import AXIS_OPTIONS, BucketAxes, long_name
+
+PLOTS = (".svg", ".png")
+_FREE_EXCLUDES = ("device_memory_gib", "weights_gib", "profile_gib")
+
+
+class PlanConfig(ServiceConfig):
+    """How an engine would divide a card's memory, which buckets it would have, and how long it would warm up.
+
+    Options that an engine has too have its names. What a card would measure can be given; else it is
+    estimated.
+    """
+
+    model_config = settings(prefix="CATENARY_PLAN_")
+
+    model: str = Field(
+        "smollm2",
+        min_length=1,
+        description="Model whose config.json gives sizes: an alias, a directory, a config.json, a GGUF file "
+        "or a hub id, of which only the config is fetched.",
+    )
+    device: Literal["gaudi2", "gaudi3", "custom"] = Field(
+        "gaudi2", description="The card. custom needs device_memory_gib, memory_tb_s and compute_tflops."
+    )
+    device_memory_gib: float | None = Field(
+        None,
+        gt=0,
+        le=1_048_576,
+        description="Memory of one card as its runtime reports it. Absent: 94.62 for gaudi2, 126 for gaudi3.",
+    )
+    memory_tb_s: float | None = Field(
+        None, ge=0.0001, le=1_000_000, description="Memory bandwidth of a card in TB/s. Absent: the card's."
+    )
+    compute_tflops: float | None = Field(
+        None,
+        ge=0.0001,
+        le=1_000_000_000,
+        description="Matrix speed of a card in TFLOPS, bfloat16. Absent: the card's.",
+    )
+    tensor_parallel_size: int = Field(1, ge=1, le=1024, description="Cards that share the weights.")
+    dtype: Literal["auto", "bfloat16", "float16", "float32", "fp8", "int4"] = Field(
+        "auto", description="How weights are kept. auto, float16 and float32: bfloat16, as on the card."
+    )
+    kv_cache_dtype: Literal["auto", "fp8"] = Field("auto", description="How KV is kept. auto: bfloat16.")
+
+    weights_gib: float | None = Field(
+        None, gt=0, le=1_048_576, description="Weights on one card, measured. Absent: from the config."
+    )
+    profile_gib: float | None = Field(
+        None,
+        ge=0,
+        le=1_048_576,
+        description="Activations of the largest prefill, measured by a profile run. Absent: estimated.",
+    )
+    free_gib: float | None = Field(
+        None,
+        gt=0,
+        le=1_048_576,
+        description="Free memory beside weights and activations, measured: takes the place of these three.",
+    )
+    graph_gib: float | None = Field(
+        None,
+        ge=0,
+        le=1_048_576,
+        description="Memory for graphs, measured. Absent: graph_reserved_mem of what is usable.",
+    )
+    gpu_memory_utilization: float = Field(
+        0.9, gt=0, le=1, description="Share of the free memory for graphs and KV together."
+    )
+    graph_reserved_mem: float = Field(
+        0.1, ge=0, lt=1, description="Share of the usable memory that is set aside for graphs."
+    )
+    graph_prompt_ratio: float = Field(
+        0.3, ge=0, le=1, description="Share of the graph memory that prefill graphs get first."
+    )
+
+    max_model_len: int | None = Field(
+        None, ge=2, description="Longest sequence in tokens. Absent: the model's own, or what the KV holds."
+    )
+    max_num_seqs: int | None = Field(
+        None,
+        ge=1,
+        le=4096,
+        description="Sequences that run at once. Absent: as many of full length as the KV holds, up to 256.",
+    )
+    max_num_batched_tokens: int = Field(4096, ge=1, le=1_048_576, description="Tokens of one step.")
+    max_prefill_batch: int = Field(
+        4, ge=1, le=256, description="Sequences whose prompts are computed together in one forward."
+    )
+    block_size: int = Field(128, ge=1, le=1024, description="Tokens of one KV block.")
+    contiguous_kv: bool = Field(
+        False,
+        description="Decode fetches KV as one slice from the start of the cache, without prefix caching.",
+    )
+
+    bucketing_strategy: Literal["linear", "exponential", "padding", "file", "lin", "exp", "pad"] = Field(
+        "exponential", description="How the static shapes of the forwards are spaced."
+    )
+    bucketing_file: Path | None = Field(None, description="Bucket file of the strategy file.")
+    bucketing_pad_ratio: float = Field(
+        0.25, ge=0, le=0.5, description="Strategy padding: largest share of padding in a bucket."
+    )
+    bucket_prefill_batch: str | None = Field(
+        None,
+        max_length=128,
+        description="As an engine's, and so are the other four: min=N,step=N,max=N,pad_max=N,pad_percent=N.",
+    )
+    bucket_prefill_query: str | None = Field(
+        None, max_length=128, description="Tokens of a row of prefill buckets."
+    )
+    bucket_prefill_context: str | None = Field(
+        None, max_length=128, description="Context blocks of a row of prefill buckets."
+    )
+    bucket_decode_batch: str | None = Field(None, max_length=128, description="Rows of decode buckets.")
+    bucket_decode_blocks: str | None = Field(None, max_length=128, description="KV blocks of decode buckets.")
+
+    probe_timeout_s: float = Field(
+        900.0,
+        gt=0,
+        le=604_800,
+        description="How long whatever starts the engine waits for it: a start-up probe's failureThreshold "
+        "times its period.",
+    )
+    format: Literal["table", "json"] = Field(
+        "table", description="What to print; --json is short for --format json."
+    )
+    plot: Path | None = Field(None, description="Draw the memory into this .svg or .png file.")
+
+    def axes(self) -> BucketAxes:
+        """The settings of the axes. Raises ValueError, one line that names the option."""
+        return BucketAxes.parse({name: getattr(self, name) for name in AXIS_OPTIONS})
+
+    @field_validator("plot")
+    @classmethod
+    def _plot(cls, value: Path | None) -> Path | None:
+        if value is not None and value.suffix.lower() not in PLOTS:
+            raise ValueError("must end with .svg or .png")
+        return value
+
+    @model_validator(mode="after")
+    def _a_card_is_known(self) -> Self:
+        if self.device == "custom" and self.free_gib is None:
+            for name in ("device_memory_gib", "memory_tb_s", "compute_tflops"):
+                if getattr(self, name) is None:
+                    raise ValueError(f"device custom needs {name}")
+        if self.free_gib is not None:
+            for name in _FREE_EXCLUDES:
+                if getattr(self, name) is not None:
+                    raise ValueError(f"free_gib takes the place of {name}: give one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _options_agree(self) -> Self:
+        if self.max_num_seqs is not None and self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
+                f"({self.max_num_seqs}): every running sequence gets a token in a step"
+            )
+        if (self.bucketing_file is None) is (self.bucketing_strategy == "file"):
+            raise ValueError("bucketing_strategy file and bucketing_file need each other")
+        self.axes().check_strategy(long_name(self.bucketing_strategy))
+        return self

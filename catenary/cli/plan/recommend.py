@@ -1,0 +1,107 @@
+"""Settings to paste: as options of the engine and as variables of vLLM."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from catenary.cli.plan.planning import GIB, Planned
+from services.engine.bucketing import AXIS_OPTIONS, long_name
+from services.engine.memory import WeightScheme
+
+_LEAST_RESERVE = 0.01
+_MOST_RESERVE = 0.5
+_VLLM_STRATEGIES = {"linear": "lin", "exponential": "exp", "padding": "pad"}
+_VLLM_AXES = {
+    "bucket_prefill_batch": "VLLM_PROMPT_BS_BUCKET",
+    "bucket_prefill_query": "VLLM_PROMPT_QUERY_BUCKET",
+    "bucket_prefill_context": "VLLM_PROMPT_CTX_BUCKET",
+    "bucket_decode_batch": "VLLM_DECODE_BS_BUCKET",
+    "bucket_decode_blocks": "VLLM_DECODE_BLOCK_BUCKET",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """Options of `python -m services.engine`, and options and variables of `vllm serve` for the same."""
+
+    engine: Mapping[str, str]
+    vllm: Mapping[str, str]
+    variables: Mapping[str, str]
+
+
+def recommend(found: Planned) -> Recommendation:
+    """The plan's settings, with a graph reserve that fits what its graphs are expected to take."""
+    config, limits = found.config, found.limits
+    reserve = f"{reserve_for(found):g}"
+    strategy = long_name(config.bucketing_strategy)
+    engine = {
+        "model": config.model,
+        "device": "hpu",
+        "max-model-len": str(limits.max_model_len),
+        "max-num-seqs": str(limits.max_num_seqs),
+        "max-num-batched-tokens": str(limits.max_num_batched_tokens),
+        "max-prefill-batch": str(limits.max_prefill_seqs),
+        "block-size": str(limits.block_size),
+        "gpu-memory-utilization": f"{config.gpu_memory_utilization:g}",
+        "graph-reserved-mem": reserve,
+        "graph-prompt-ratio": f"{config.graph_prompt_ratio:g}",
+        "bucketing-strategy": strategy,
+    }
+    vllm = {
+        "max-model-len": engine["max-model-len"],
+        "max-num-seqs": engine["max-num-seqs"],
+        "max-num-batched-tokens": engine["max-num-batched-tokens"],
+        "gpu-memory-utilization": engine["gpu-memory-utilization"],
+        "block-size": engine["block-size"],
+        "tensor-parallel-size": str(config.tensor_parallel_size),
+        "dtype": "bfloat16",
+    }
+    if config.kv_cache_dtype == "fp8" or found.scheme is WeightScheme.FP8:
+        vllm |= {"quantization": "inc"} | (
+            {"kv-cache-dtype": "fp8_inc"} if config.kv_cache_dtype == "fp8" else {}
+        )
+    variables = {
+        "VLLM_GRAPH_RESERVED_MEM": reserve,
+        "VLLM_GRAPH_PROMPT_RATIO": engine["graph-prompt-ratio"],
+        "VLLM_PROMPT_BS_BUCKET_MAX": engine["max-prefill-batch"],
+        "VLLM_CONTIGUOUS_PA": str(config.contiguous_kv).lower(),
+        "VLLM_SKIP_WARMUP": "false",
+        "PT_HPU_RECIPE_CACHE_CONFIG": "/var/cache/recipes,false,16384",
+    }
+    if strategy == "file":
+        engine["bucketing-file"] = variables["VLLM_BUCKETING_FROM_FILE"] = str(config.bucketing_file)
+    else:
+        variables["VLLM_BUCKETING_STRATEGY"] = _VLLM_STRATEGIES[strategy]
+    if strategy == "padding":
+        engine["bucketing-pad-ratio"] = f"{config.bucketing_pad_ratio:g}"
+    if config.contiguous_kv:
+        engine |= {"contiguous-kv": "true", "enable-prefix-caching": "false"}
+    for option in AXIS_OPTIONS:
+        text = getattr(config, option)
+        if text is not None:
+            engine[option.replace("_", "-")] = text
+            for name, value in (part.split("=") for part in text.replace(" ", "").split(",")):
+                variables[f"{_VLLM_AXES[option]}_{name.upper()}"] = value
+    if config.tensor_parallel_size > 1:
+        seconds = 100 * math.ceil(max(3600, 2 * found.graphs.cold_s.high) / 100)
+        variables["PT_HPU_ENABLE_LAZY_COLLECTIVES"] = "true"
+        variables["VLLM_ENGINE_ITERATION_TIMEOUT_S"] = str(seconds)
+        variables["VLLM_RPC_TIMEOUT"] = str(1000 * seconds)
+    return Recommendation(engine, vllm, variables)
+
+
+def reserve_for(found: Planned) -> float:
+    """A graph reserve in hundredths of what is usable: the middle of the estimate, on a logarithmic scale."""
+    if "graph_gib" in found.measured:
+        share = found.memory.graphs / found.memory.usable
+    else:
+        low, high = found.graphs.bytes.low, found.graphs.bytes.high
+        share = math.sqrt(low * high) / found.memory.usable if found.memory.usable else _LEAST_RESERVE
+    return min(max(math.ceil(share * 100) / 100, _LEAST_RESERVE), _MOST_RESERVE)
+
+
+def gib(count: float) -> float:
+    """Bytes as GiB, to four places."""
+    return round(count / GIB, 4)

@@ -1,0 +1,219 @@
+"""A plan as JSON and as tables."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+from catenary.cli.plan.planning import GIB, Planned
+from catenary.cli.plan.recommend import Recommendation, gib, recommend
+from catenary.cli.plan.traps import find_traps
+from services.engine.bucketing import Bucket
+from services.engine.memory import count_weights
+
+_MIB = 2**20
+
+
+def as_json(found: Planned) -> str:
+    """One JSON object, a line for each key; docs/gaudi.md has its schema."""
+    lines = (f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in document(found).items())
+    return "{\n" + ",\n".join(lines) + "\n}"
+
+
+def document(found: Planned) -> dict[str, Any]:
+    """What `as_json` prints."""
+    memory, config, limits, graphs = found.memory, found.config, found.limits, found.graphs
+    settings = recommend(found)
+    return {
+        "model": found.shape.name,
+        "device": found.card.name,
+        "tensor_parallel_size": config.tensor_parallel_size,
+        "weight_dtype": found.scheme.value,
+        "measured": list(found.measured),
+        "device_memory_gib": gib(memory.total),
+        "weights_gib": gib(memory.weights),
+        "profile_gib": gib(memory.activations),
+        "free_gib": gib(memory.available),
+        "usable_gib": gib(memory.usable),
+        "graph_gib": gib(memory.graphs),
+        "kv_gib": gib(memory.kv),
+        "margin_gib": gib(memory.available - memory.usable),
+        "padding_block_gib": gib(found.block_bytes),
+        "kv_blocks": found.kv.num_blocks,
+        "block_size": limits.block_size,
+        "block_mib": round(found.block_bytes / _MIB, 4),
+        "kv_tokens": found.kv.num_blocks * limits.block_size,
+        "max_model_len": limits.max_model_len,
+        "max_num_seqs": limits.max_num_seqs,
+        "largest_max_model_len": found.longest,
+        "largest_max_num_seqs": found.most_seqs,
+        "prompt_buckets": _triples(found.plan.prefill),
+        "decode_buckets": _triples(found.plan.decode),
+        "axes": {name: list(values) for name, values in found.plan.axes.items()},
+        "graphs": {
+            "prompt": graphs.prefill,
+            "decode": graphs.decode,
+            "eager_prompts": graphs.eager_prefills,
+            "least_gib": gib(graphs.bytes.low),
+            "most_gib": gib(graphs.bytes.high),
+            "kept_gib": gib(graphs.kept_bytes),
+            "prompt_gib": gib(memory.graphs * config.graph_prompt_ratio),
+            "decode_gib": gib(memory.graphs * (1 - config.graph_prompt_ratio)),
+        },
+        "warmup": {
+            "cold_least_s": round(graphs.cold_s.low, 1),
+            "cold_most_s": round(graphs.cold_s.high, 1),
+            "cached_least_s": round(graphs.cached_s.low, 1),
+            "cached_most_s": round(graphs.cached_s.high, 1),
+        },
+        "decode_tokens_per_second_bound": _bound(found),
+        "recommended": {
+            "engine": dict(settings.engine),
+            "vllm": dict(settings.vllm),
+            "variables": dict(settings.variables),
+        },
+        "vllm_autocalc": None
+        if found.rules is None
+        else {name: getattr(found.rules, name) for name in found.rules.__slots__},
+        "warnings": [{"name": trap.name, "text": trap.text} for trap in find_traps(found)],
+    }
+
+
+def as_table(found: Planned) -> str:
+    """Tables and lines for people."""
+    # Not at the top: --json and --help need no tables.
+    from rich.console import Console
+
+    text = io.StringIO()
+    console = Console(file=text, width=118, highlight=False, soft_wrap=False)
+    limits, config = found.limits, found.config
+    weights = count_weights(found.shape, config.tensor_parallel_size)
+    console.print(
+        f"{found.shape.name} on {config.tensor_parallel_size} x {found.card.name}: "
+        f"{weights.total / 1e9:.2f} billion "
+        f"parameters a card in {found.scheme.value}; {limits.max_num_seqs} sequences of up to "
+        f"{limits.max_model_len} tokens, {limits.max_num_batched_tokens} tokens a step",
+        markup=False,
+    )
+    console.print(_memory_table(found))
+    console.print(_bucket_table(found))
+    _estimates(found, console)
+    settings = recommend(found)
+    console.print("\nSettings for Catenary:", markup=False)
+    console.print(command(settings), markup=False, soft_wrap=True)
+    console.print("\nThe same for vLLM:", markup=False)
+    console.print(vllm_lines(found.config.model, settings), markup=False, soft_wrap=True)
+    for trap in find_traps(found):
+        console.print(f"\nwarning ({trap.name}): {trap.text}", markup=False)
+    return text.getvalue().rstrip()
+
+
+def command(settings: Recommendation) -> str:
+    """The engine's command line."""
+    return "python -m services.engine " + " ".join(
+        f"--{name} {value}" for name, value in settings.engine.items()
+    )
+
+
+def vllm_lines(model: str, settings: Recommendation) -> str:
+    """The variables, and the command line of `vllm serve`."""
+    exports = "\n".join(f"export {name}={value}" for name, value in settings.variables.items())
+    options = " ".join(f"--{name} {value}" for name, value in settings.vllm.items())
+    return f"{exports}\nvllm serve {model} {options}"
+
+
+def _memory_table(found: Planned) -> Any:
+    from rich.table import Table
+
+    memory, config = found.memory, found.config
+    table = Table(title="memory of one card", title_justify="left")
+    table.add_column("")
+    table.add_column("GiB", justify="right")
+    table.add_column("from")
+
+    def origin(name: str, otherwise: str) -> str:
+        return "given" if name in found.measured else otherwise
+
+    rows = [
+        ("card", memory.total, origin("device_memory_gib", "what its runtime reports")),
+        ("weights", memory.weights, origin("weights_gib", "the config, and 0.6 % as loaded")),
+        (
+            "largest prefill",
+            memory.activations,
+            origin("profile_gib", "estimated: MLP and head of a profile run"),
+        ),
+        ("free", memory.available, origin("free_gib", "the card without both")),
+        ("usable", memory.usable, f"gpu-memory-utilization {config.gpu_memory_utilization:g}"),
+        ("graphs", memory.graphs, origin("graph_gib", f"graph-reserved-mem {config.graph_reserved_mem:g}")),
+        (
+            "KV",
+            memory.kv,
+            f"{found.kv.num_blocks} blocks of {found.limits.block_size} tokens, "
+            f"{found.block_bytes / _MIB:g} MiB each",
+        ),
+        ("left free", memory.available - memory.usable, "padding block, context of long prefills, safety"),
+    ]
+    for name, size, note in rows:
+        if size or name not in ("weights", "largest prefill"):
+            table.add_row(name, f"{size / GIB:.2f}", note)
+    return table
+
+
+def _bucket_table(found: Planned) -> Any:
+    from rich.table import Table
+
+    table = Table(title=f"buckets, strategy {found.config.bucketing_strategy}", title_justify="left")
+    for name in ("phase", "shapes", "rows", "tokens of a row", "blocks"):
+        table.add_column(name, justify="right" if name == "shapes" else "left")
+    for phase, buckets in (("prefill", found.plan.prefill), ("decode", found.plan.decode)):
+        columns = zip(*((b.batch, b.query, b.context_blocks) for b in buckets), strict=True)
+        table.add_row(phase, str(len(buckets)), *(_listed(sorted(set(values))) for values in columns))
+    return table
+
+
+def _estimates(found: Planned, console: Any) -> None:
+    graphs, limits = found.graphs, found.limits
+    lines = [
+        f"the KV holds {found.kv.num_blocks * limits.block_size} tokens: {found.most_seqs} sequences of "
+        f"{limits.max_model_len} (largest max-num-seqs), one of up to {found.longest} (largest "
+        "max-model-len)",
+        f"graphs: {graphs.prefill} prefill and {graphs.decode} decode, {graphs.bytes.low / GIB:.2f} to "
+        f"{graphs.bytes.high / GIB:.2f} GiB; {graphs.kept_bytes / GIB:.2f} GiB if captures keep what lies "
+        "between",
+        f"warm-up: {_time(graphs.cold_s.low)} to {_time(graphs.cold_s.high)} cold, "
+        f"{_time(graphs.cached_s.low)} to {_time(graphs.cached_s.high)} with a recipe cache",
+    ]
+    if (bound := _bound(found)) is not None:
+        lines.append(
+            f"one sequence decodes at most {bound:g} tokens a second: its weights are read once for each"
+        )
+    if (rules := found.rules) is not None:
+        lines.append(
+            f"vLLM's container would choose max-num-seqs {rules.max_num_seqs}, gpu-memory-utilization "
+            f"{rules.gpu_memory_utilization:g}, VLLM_GRAPH_RESERVED_MEM {rules.graph_reserved_mem:g}, "
+            f"VLLM_DECODE_BLOCK_BUCKET_MAX {rules.decode_block_max}"
+        )
+    for line in lines:
+        console.print(line, markup=False)
+
+
+def _bound(found: Planned) -> float | None:
+    """Tokens a second of one sequence, if the memory's speed alone counts."""
+    if not found.card.bytes_per_second:
+        return None
+    return round(found.card.bytes_per_second / found.active_weight_bytes, 1)
+
+
+def _listed(values: list[int]) -> str:
+    if len(values) > 12:
+        return f"{values[0]}, {values[1]} .. {values[-1]} ({len(values)} values)"
+    return ", ".join(map(str, values))
+
+
+def _triples(buckets: tuple[Bucket, ...]) -> list[list[int]]:
+    return [[bucket.batch, bucket.query, bucket.context_blocks] for bucket in buckets]
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
