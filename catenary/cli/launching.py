@@ -9,8 +9,9 @@ from pathlib import Path
 
 from catenary.config import ConfigError
 from catenary.migration import Launch, Row
+from catenary.migration.launch import ENGINE
 
-RECIPES = "PT_HPU_RECIPE_CACHE_CONFIG"
+RECIPES = f"{ENGINE}RECIPE_CACHE"
 
 
 def start(program: str, make: Callable[[], Launch], *, dry: bool) -> int:
@@ -36,9 +37,8 @@ def start(program: str, make: Callable[[], Launch], *, dry: bool) -> int:
     return run_up(flags)
 
 
-def _make_cache(setting: str) -> None:
+def _make_cache(directory: str) -> None:
     """Make the recipe cache's directory. Raises ConfigError if it cannot be made."""
-    directory = setting.split(",")[0]
     if not directory:
         return
     try:

@@ -102,9 +102,10 @@ def translate_buckets(variables: Variables) -> None:
     """Gives the bucketing options. Raises ConfigError for values out of range."""
     strategy = _strategy(variables)
     if variables.boolean("VLLM_ENABLE_BUCKETING") is False:
+        # As in vLLM there is no warm-up without buckets.
+        variables.give("warmup", "skip", "VLLM_ENABLE_BUCKETING")
         variables.warn(
-            "VLLM_ENABLE_BUCKETING=false has no effect: every forward is padded to a bucket here; "
-            "--warmup skip starts without compiling any"
+            "VLLM_ENABLE_BUCKETING=false skips the warm-up; forwards are padded to buckets even so"
         )
     for option, axes in _AXES.items():
         found = _settings(variables, axes)
@@ -195,10 +196,11 @@ ROWS = (
     *_axis_rows(),
     Row(
         ("VLLM_ENABLE_BUCKETING",),
-        Status.EQUIVALENT,
-        "true is what always happens. false has no effect, and a line says so: every forward is padded to a "
-        "bucket; `--warmup skip` starts without compiling any",
+        Status.SUPPORTED,
+        "false: `--warmup skip`, and a line says that forwards are padded to buckets even so. true is what "
+        "always happens",
         translate_buckets,
+        f"{_TEST}test_without_buckets_there_is_no_warm_up",
     ),
     equivalent(
         "the padding limit of one vLLM branch. `VLLM_BUCKETING_STRATEGY=pad` with `*_BUCKET_PAD_PERCENT` "

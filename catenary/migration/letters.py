@@ -95,7 +95,7 @@ SCRIPT: Final[tuple[Letter, ...]] = (
     _letter(
         "l", _OK, "strategy `padding` with `--bucketing-pad-ratio`, 0 to 0.5", "test_padding_limit", "0.25"
     ),
-    _letter("c", _OK, "directory of the recipe cache: PT_HPU_RECIPE_CACHE_CONFIG", "test_recipe_cache", ""),
+    _letter("c", _OK, "`--recipe-cache` of the engine", "test_recipe_cache", ""),
     _letter("s", _OK, "`--warmup skip` of the engine", _SETS, switch=True),
     _letter("f", _OK, "`--trace-steps` of the engine", "test_profile_is_a_trace", switch=True),
 )
@@ -105,7 +105,7 @@ R1_SCRIPT: Final[tuple[Letter, ...]] = (
     _letter("p", _OK, "`--port`", "test_r1_letters", "8688"),
     _letter("l", _OK, "`--max-model-len`, and tokens of a step", "test_r1_letters", "16384"),
     _letter("b", _OK, "`--max-num-seqs` of the engine", "test_r1_letters", "64"),
-    _letter("c", _OK, "directory of the recipe cache: PT_HPU_RECIPE_CACHE_CONFIG", "test_recipe_cache", ""),
+    _letter("c", _OK, "`--recipe-cache` of the engine", "test_recipe_cache", ""),
     _letter("m", _OK, "`--max-prefill-batch` of the engine", "test_r1_letters", "1"),
     _letter("s", _OK, "`--warmup skip` of the engine", "test_r1_letters", switch=True),
     _letter("q", _NO, f"FP8: {_FP8}", switch=True),
@@ -145,11 +145,13 @@ def launch_of(letters: Letters) -> Launch:
     launch.default(f"{UP}DEVICE", "hpu")
     launch.default(f"{ENGINE}BLOCK_SIZE", str(_BLOCK))
     launch.default("PT_HPU_LAZY_MODE", "1")
+    if not letters.r1:
+        launch.default(f"{ENGINE}ALLOW_LONG_MAX_MODEL_LEN", "true")
     for rule in _R1_RULES if letters.r1 else _RULES:
         rule(launch, letters)
     if letters["c"]:
-        megabytes = 16384 if letters.r1 else 40960
-        launch.ask("PT_HPU_RECIPE_CACHE_CONFIG", f"{letters['c']},false,{megabytes}")
+        launch.ask(f"{ENGINE}RECIPE_CACHE", letters["c"])
+        launch.ask(f"{ENGINE}RECIPE_CACHE_MIB", "16384" if letters.r1 else "40960")
     if "s" in letters.given:
         launch.ask(f"{ENGINE}WARMUP", "skip")
     return launch

@@ -70,6 +70,12 @@ ROWS = (
         "`--stall-limit-s`: an engine without a step for so long reports STALLED and is not killed",
         _COPIED,
     ),
+    copied(
+        "VLLM_ALLOW_LONG_MAX_MODEL_LEN",
+        "allow_long_max_model_len",
+        "`--allow-long-max-model-len` of the engine, where the model's positions can be computed",
+        "tests/unit/engine/test_torch_long_context.py::test_model_goes_beyond_its_context_where_that_is_allowed",
+    ),
     unneeded(
         "no call between processes waits for a step: heartbeats go on while a shape compiles",
         "VLLM_RPC_TIMEOUT",

@@ -55,6 +55,11 @@ class EngineConfig(HpuOptions, RpcConfig):
     max_model_len: int | None = Field(
         None, ge=2, description="Longest sequence, prompt and completion, in tokens. Absent: the model's own."
     )
+    allow_long_max_model_len: bool = Field(
+        False,
+        description="Take a max_model_len beyond the context that the model was trained for, where its "
+        "positions can be computed. What it writes there may make no sense.",
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Computation type. auto: what the model and the device are best at."
     )

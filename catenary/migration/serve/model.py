@@ -57,6 +57,7 @@ OPTIONS: tuple[ServeOption, ...] = (
     ),
     sets("HF_HUB_CACHE", "where models of the Hugging Face hub are kept", _SETS, "--download-dir"),
     sets_engine("model_backend", _SETS, "--model-impl", vllm="decoder"),
+    sets_engine("weights_load_device", _SETS, "--weights-load-device", hpu="device"),
     sets(f"{UP}CHAT_TEMPLATE", "`--chat-template`; a file", _SETS, "--chat-template"),
     only("text generation is what an engine does", ("auto", "generate"), "--task", "--runner"),
     only("text generation is what an engine does", ("auto", "none"), "--convert"),

@@ -15,6 +15,7 @@ class CoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     cache_dir: str | None
     max_model_len: int | None
+    allow_long_max_model_len: bool
     dtype: str
     model_backend: str
     device: str

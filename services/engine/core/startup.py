@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from msgspec.structs import replace
@@ -32,6 +33,7 @@ from services.engine.model import (
     prepare_model,
     read_facts,
 )
+from services.engine.model.context import why_not_longer
 from services.engine.model.opening import open_model
 from services.engine.model.paged import PagedModel
 from services.engine.runner import KvLayout, Runner
@@ -99,7 +101,7 @@ def _start(options: CoreOptions, progress: Progress, device: Device) -> Engine:
     facts = read_facts(directory, config)
     if facts.ignored_sampling:
         log.warning("defaults of generation_config.json are not honoured", names=list(facts.ignored_sampling))
-    limit = _context_limit(options, facts)
+    limit = _context_limit(options, facts, config)
     recorder = ServingRecorder(Path(options.record_lengths).expanduser() if options.record_lengths else None)
     check_weights_fit(directory, config, options.dtype, device)
     progress("loading weights", 0.3)
@@ -154,14 +156,21 @@ def _start(options: CoreOptions, progress: Progress, device: Device) -> Engine:
     )
 
 
-def _context_limit(options: CoreOptions, facts: DirectoryFacts) -> int:
-    """Tokens of the longest sequence that the model knows. Raises StartError if the options want more."""
-    limit = facts.max_position or options.max_model_len or _DEFAULT_CONTEXT
-    if options.max_model_len is not None and options.max_model_len > limit:
-        raise StartError(
-            f"max-model-len {options.max_model_len} exceeds the model's context of {limit} tokens"
-        )
-    return limit
+def _context_limit(options: CoreOptions, facts: DirectoryFacts, config: Mapping[str, Any]) -> int:
+    """Tokens of the longest sequence that the model knows, or is asked to go to beyond that.
+
+    Raises StartError if the options want more and do not allow it, or the model cannot.
+    """
+    limit, wanted = facts.max_position or options.max_model_len or _DEFAULT_CONTEXT, options.max_model_len
+    if wanted is None or wanted <= limit:
+        return limit
+    refusal = f"max-model-len {wanted} exceeds the model's context of {limit} tokens"
+    if not options.allow_long_max_model_len:
+        raise StartError(refusal)
+    if reason := why_not_longer(config):
+        raise StartError(f"{refusal}, and allow-long-max-model-len does not help: {reason}")
+    log.warning("sequences may be longer than the model was trained for", max_model_len=wanted, trained=limit)
+    return wanted
 
 
 def _make_scheduler(options: CoreOptions, kv: KvPlan, buckets: BucketPlan) -> Scheduler:

@@ -16,6 +16,7 @@ DEFAULTS = {
     "CATENARY_UP_MAX_MODEL_LEN": "16384",
     "CATENARY_UP_GPU_MEMORY_UTILIZATION": "0.9",
     "CATENARY_ENGINE_BLOCK_SIZE": "128",
+    "CATENARY_ENGINE_ALLOW_LONG_MAX_MODEL_LEN": "true",
     "CATENARY_ENGINE_MAX_NUM_BATCHED_TOKENS": "16384",
     "CATENARY_ENGINE_MAX_NUM_SEQS": "128",
     "CATENARY_ENGINE_MAX_PREFILL_BATCH": "1",
@@ -97,9 +98,12 @@ def test_padding_limit() -> None:
 
 
 def test_recipe_cache() -> None:
-    assert changes("-c", "/cache") == {"PT_HPU_RECIPE_CACHE_CONFIG": "/cache,false,40960"}
+    assert changes("-c", "/cache") == {
+        "CATENARY_ENGINE_RECIPE_CACHE": "/cache",
+        "CATENARY_ENGINE_RECIPE_CACHE_MIB": "40960",
+    }
     found = variables("--r1", "-t", "1", "-c", "/cache")
-    assert found["PT_HPU_RECIPE_CACHE_CONFIG"] == "/cache,false,16384"
+    assert found["CATENARY_ENGINE_RECIPE_CACHE_MIB"] == "16384"
 
 
 def test_profile_is_a_trace() -> None:

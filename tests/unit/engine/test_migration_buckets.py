@@ -203,10 +203,13 @@ def test_minimum_over_the_maximum_names_both(moved: Moved) -> None:
     assert refusal == "VLLM_DECODE_BS_BUCKET_MIN 9: must not exceed VLLM_DECODE_BS_BUCKET_MAX 8"
 
 
-def test_buckets_cannot_be_switched_off(moved: Moved) -> None:
+def test_without_buckets_there_is_no_warm_up(moved: Moved) -> None:
     assert moved.load(VLLM_ENABLE_BUCKETING="true") == moved.load()
-    moved.load(VLLM_ENABLE_BUCKETING="false")
-    assert moved.warnings[0].startswith("VLLM_ENABLE_BUCKETING=false has no effect: every forward is padded")
+    assert moved.load(VLLM_ENABLE_BUCKETING="false").warmup == "skip"
+    assert moved.warnings == (
+        "VLLM_ENABLE_BUCKETING=false skips the warm-up; forwards are padded to buckets even so",
+    )
+    assert moved.load("--warmup", "full", VLLM_ENABLE_BUCKETING="false").warmup == "full"
 
 
 _AXES = ("PROMPT_BS", "PROMPT_QUERY", "PROMPT_SEQ", "PROMPT_CTX", "DECODE_BS", "DECODE_BLOCK")
