@@ -541,8 +541,8 @@ class ProfileResponse(_message.Message):
     prepare, wait and commit of the loop's thread; step with forward, sample and copy of the device's, and in them
     one for each static shape that ran, named by its phase, of category "compile" if something was captured or
     compiled in it and else "device". Arguments: step; batch, query, context_blocks or count; tokens,
-    padding_tokens, blocks, padding_blocks; way (replayed, captured, eager); compilations. A scripted engine has
-    wait and commit alone.
+    padding_tokens, blocks, padding_blocks; way (replayed, captured, compiled, eager); compilations. A scripted
+    engine has wait and commit alone.
     """
     @_builtins.property
     def end(self) -> Global___ProfileEnd: ...

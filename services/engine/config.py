@@ -11,6 +11,7 @@ from catenary.config import settings
 from catenary.rpc import RpcConfig, TlsFiles, parse_address
 from services.engine.bucketing import AXIS_OPTIONS, BucketAxes, long_name
 from services.engine.hpu_options import HpuOptions
+from services.engine.servicer_options import ServicerOptions
 
 _PADDING_OPTIONS = (
     "bucketing_pad_ratio",
@@ -21,7 +22,7 @@ _PADDING_OPTIONS = (
 )
 
 
-class EngineConfig(HpuOptions, RpcConfig):
+class EngineConfig(HpuOptions, ServicerOptions, RpcConfig):
     """Options of `python -m services.engine`: flags, CATENARY_ENGINE_* variables, a YAML file, defaults."""
 
     model_config = settings(prefix="CATENARY_ENGINE_")
@@ -247,53 +248,6 @@ class EngineConfig(HpuOptions, RpcConfig):
     scripted: str | None = Field(
         None,
         description="Replay a script instead of running a model: a YAML or JSON file, or the word default.",
-    )
-
-    stall_limit_s: float = Field(
-        30.0, gt=0, le=86_400, description="An engine with work and no step for so long reports STALLED."
-    )
-    core_restart_backoff_s: float = Field(
-        1.0,
-        gt=0,
-        le=3_600,
-        description="Wait before a dead core is started again; doubles with each failure.",
-    )
-    core_restart_backoff_max_s: float = Field(30.0, gt=0, le=3_600, description="Longest such wait.")
-    core_stop_s: float = Field(
-        10.0, gt=0, le=600, description="Time that a core has to end by itself before it is killed."
-    )
-    attach_timeout_s: float = Field(
-        10.0, gt=0, le=600, description="Time that a router has to answer when the engine attaches."
-    )
-    attach_backoff_s: float = Field(
-        0.2,
-        gt=0,
-        le=3_600,
-        description="Wait before a lost router is dialled again; doubles with each failure.",
-    )
-    attach_backoff_max_s: float = Field(5.0, gt=0, le=3_600, description="Longest such wait.")
-    attach_refused_backoff_s: float = Field(
-        30.0,
-        gt=0,
-        le=86_400,
-        description="Wait after a router refused the engine (another schema revision, a wrong secret).",
-    )
-    orphan_timeout_s: float = Field(
-        60.0,
-        gt=0,
-        le=3_600,
-        description="A router silent for so long loses its sequences here, even if its lease is longer.",
-    )
-    max_stop_token_ids: int = Field(
-        64, ge=0, le=4_096, description="Stop token ids that a sequence may bring."
-    )
-    max_logit_bias: int = Field(
-        1_024, ge=0, le=1_000_000, description="Tokens that a sequence may give a logit bias."
-    )
-    max_bad_words: int = Field(256, ge=0, le=100_000, description="Bad words that a sequence may bring.")
-    max_bad_word_tokens: int = Field(32, ge=1, le=4_096, description="Longest bad word in tokens.")
-    remembered_handles: int = Field(
-        16_384, ge=1, le=10_000_000, description="Ended sequences that late aborts are still answered for."
     )
 
     def tls(self) -> TlsFiles | None:

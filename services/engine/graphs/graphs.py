@@ -10,7 +10,7 @@ import torch
 
 from catenary.telemetry import get_logger
 from services.engine.bucketing import Bucket
-from services.engine.device import Device, Forward, ShapeKey, shape_key
+from services.engine.device import Device, ExecutionMode, Forward, ShapeKey, shape_key
 from services.engine.graphs.padding import PaddingCounter, PhaseWork
 from services.engine.graphs.phase import Key, Phase, name_of, size_of
 from services.engine.graphs.spans import describe
@@ -107,7 +107,8 @@ class Graphs:
             result, way = replay(*tensors), "replayed"
         elif self._captures((phase, key)):
             result = self._capture((phase, key), shape, forward, tensors)
-            way = "captured" if shape in self._replays else "eager"
+            made = "compiled" if self._device.mode is ExecutionMode.COMPILE else "captured"
+            way = made if shape in self._replays else "eager"
         else:
             result, way = self._device.run_eagerly(forward, tensors), "eager"
         if self._serving and self._warming != (phase, key):

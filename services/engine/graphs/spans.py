@@ -15,7 +15,7 @@ def describe(
 ) -> None:
     """Tells a computation's shape, its work and whether it was captured or compiled.
 
-    `way` is replayed, captured or eager.
+    `way` is replayed, captured, compiled or eager.
     """
     if isinstance(key, Bucket):
         span.args["bucket"] = f"batch {key.batch}, query {key.query}, blocks {key.context_blocks}"
@@ -28,7 +28,5 @@ def describe(
     if warming:
         span.args["warm_up"] = True
     span.category = "device"
-    if way == "captured":
-        span.mark_compiled("captured")
-    elif compilations:
-        span.mark_compiled("compiled")
+    if compilations or way in ("captured", "compiled"):
+        span.mark_compiled("captured" if way == "captured" else "compiled")
