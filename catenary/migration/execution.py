@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from catenary.config import ConfigError
 from catenary.migration.rows import Row, Status, copied, equivalent, passed_on, unneeded
 from catenary.migration.variables import Variables
@@ -41,9 +43,24 @@ def _translate_level(variables: Variables) -> None:
         variables.give("log_level", level, name)
 
 
+def _profiled_steps(variables: Variables) -> str | None:
+    """The steps of VLLM_PROFILE_STEPS, FIRST,LAST and both of them too, as START:COUNT."""
+    name = "VLLM_PROFILE_STEPS"
+    if (text := variables.text(name)) is None:
+        return None
+    match = re.fullmatch(r"([0-9]{1,9}) *, *([0-9]{1,9})", text)
+    if match is None or int(match[2]) < int(match[1]):
+        raise ConfigError(f"{name} {text[:40]!r}: must be FIRST,LAST")
+    # Steps count from 1 here.
+    return f"{int(match[1]) + 1}:{int(match[2]) - int(match[1]) + 1}"
+
+
 def _translate_profiler(variables: Variables) -> None:
-    file = variables.text("VLLM_PROFILE_FILE")
-    if variables.boolean("VLLM_PROFILER_ENABLED"):
+    file, steps = variables.text("VLLM_PROFILE_FILE"), _profiled_steps(variables)
+    if steps is not None and "trace_steps" not in variables.own:
+        variables.give("profile_steps", steps, "VLLM_PROFILE_STEPS")
+        variables.give("trace_steps", file or _TRACE, "VLLM_PROFILE_STEPS")
+    elif variables.boolean("VLLM_PROFILER_ENABLED"):
         variables.give("trace_steps", file or _TRACE, "VLLM_PROFILER_ENABLED")
     elif file is not None:
         variables.warn("VLLM_PROFILE_FILE has no effect: VLLM_PROFILER_ENABLED is not true")
@@ -94,6 +111,13 @@ ROWS = (
         _translate_profiler,
         f"{_TEST}test_profiler_writes_a_trace",
     ),
+    Row(
+        ("VLLM_PROFILE_STEPS",),
+        Status.SUPPORTED,
+        "`--profile-steps` with `--trace-steps`: the file is complete after these steps",
+        _translate_profiler,
+        f"{_TEST}test_profiled_steps",
+    ),
     passed_on(
         "read by the Gaudi software",
         "tests/unit/cli/test_migration_up.py::test_variables_reach_the_engine_as_they_are",
@@ -132,13 +156,12 @@ ROWS = (
         "VLLM_FP32_SOFTMAX",
         "VLLM_ATTENTION_BACKEND",
         "VLLM_FUSEDSDPA_SLIDE_THLD",
-        "VLLM_HPU_FSDPA_SLICE_*",
+        "VLLM_HPU_FSDPA_*",
     ),
     equivalent(
         "`catenary profile` records steps of a running engine, bucket by bucket; `--trace-steps` with "
         "`--profile-steps START:COUNT` those of its start",
         "VLLM_PT_PROFILE",
-        "VLLM_PROFILE_STEPS",
         "VLLM_PROFILE_PROMPT",
         "VLLM_PROFILE_DECODE",
         "VLLM_TORCH_PROFILER_DIR",

@@ -142,6 +142,18 @@ def test_profiler_writes_a_trace(moved: Moved) -> None:
     assert moved.warnings == ("VLLM_PROFILE_FILE has no effect: VLLM_PROFILER_ENABLED is not true",)
 
 
+def test_profiled_steps(moved: Moved) -> None:
+    config = moved.load(VLLM_PROFILE_STEPS="0,5")
+    assert (config.profile_steps, config.trace_steps) == ("1:6", Path("server_events.json"))
+    config = moved.load(VLLM_PROFILE_STEPS="3, 3", VLLM_PROFILER_ENABLED="1", VLLM_PROFILE_FILE="t.json")
+    assert (config.profile_steps, config.trace_steps) == ("4:1", Path("t.json"))
+    assert not moved.warnings
+    config = moved.load("--trace-steps", "ours.json", VLLM_PROFILE_STEPS="0,5")
+    assert (config.profile_steps, config.trace_steps) == (None, Path("ours.json"))
+    for bad in ("5", "5,4", "a,b", "1,2,3"):
+        assert moved.refusal(VLLM_PROFILE_STEPS=bad) == f"VLLM_PROFILE_STEPS '{bad}': must be FIRST,LAST"
+
+
 def test_own_options_win_wherever_they_stand(moved: Moved, tmp_path: Path) -> None:
     foreign = {"VLLM_GRAPH_RESERVED_MEM": "0.4"}
     file = tmp_path / "options.yaml"
