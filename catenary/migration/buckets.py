@@ -203,6 +203,11 @@ ROWS = (
         f"{_TEST}test_without_buckets_there_is_no_warm_up",
     ),
     equivalent(
+        "both phases have the strategy of `VLLM_BUCKETING_STRATEGY`",
+        "VLLM_PROMPT_BUCKETING_STRATEGY",
+        "VLLM_DECODE_BUCKETING_STRATEGY",
+    ),
+    equivalent(
         "the padding limit of one vLLM branch. `VLLM_BUCKETING_STRATEGY=pad` with `*_BUCKET_PAD_PERCENT` "
         "bounds padding",
         "VLLM_PROMPT_*_BUCKET_LIMIT",
