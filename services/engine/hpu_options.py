@@ -46,6 +46,25 @@ class HpuOptions(BaseModel):
     numa_binding: bool = Field(
         True, description="HPU: keep the core on the CPUs of its card's NUMA node, where that is known."
     )
+    kernels: str = Field(
+        "",
+        description="HPU: fused kernels to switch, such as sdpa=off,block_softmax=on. Names: sdpa, "
+        "sdpa_sinks, sliced_sdpa, rms_norm, rotary, experts, block_softmax, block_softmax_adjustment, "
+        "index_reduce. What is off runs in torch's own operations.",
+    )
+    attention_softmax: Literal["fast", "fp32"] = Field(
+        "fast", description="HPU: the softmax of a prompt's fused attention: bfloat16, or float32 and slower."
+    )
+    attention_slice_from: int = Field(
+        8192,
+        ge=0,
+        le=16_777_216,
+        description="HPU: keys from which on a prompt with cached context is attended in slices, which takes "
+        "less memory. 0: never.",
+    )
+    attention_slice_chunk: int = Field(
+        4096, ge=1024, le=16_777_216, description="HPU: queries and keys of such a slice, at most."
+    )
     log_step_compilations: Literal["off", "new", "all"] = Field(
         "off", description="HPU: log graph compilations of steps: of those that have any, or of all."
     )

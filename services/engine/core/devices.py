@@ -7,7 +7,16 @@ from pathlib import Path
 
 from catenary.telemetry import get_logger
 from services.engine.core.options import CoreOptions
-from services.engine.device import Device, HpuSettings, RecipeCache, StepLog, execution_mode, open_device
+from services.engine.device import (
+    AttentionSettings,
+    Device,
+    HpuSettings,
+    RecipeCache,
+    Softmax,
+    StepLog,
+    execution_mode,
+    open_device,
+)
 
 log = get_logger(__name__)
 
@@ -44,4 +53,8 @@ def hpu_settings(options: CoreOptions) -> HpuSettings:
         numa_binding=options.numa_binding,
         log_compilations=StepLog(options.log_step_compilations),
         log_fallbacks=StepLog(options.log_step_fallbacks),
+        attention=AttentionSettings(
+            Softmax(options.attention_softmax), options.attention_slice_from, options.attention_slice_chunk
+        ),
+        kernels=options.kernels,
     )

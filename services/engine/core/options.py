@@ -67,6 +67,10 @@ class CoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     recipe_cache_clear: bool
     gc_threshold_multiplier: int
     numa_binding: bool
+    kernels: str
+    attention_softmax: str
+    attention_slice_from: int
+    attention_slice_chunk: int
     log_step_compilations: str
     log_step_fallbacks: str
     log_level: str

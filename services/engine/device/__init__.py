@@ -9,7 +9,15 @@ from services.engine.device.cpu import CpuDevice
 from services.engine.device.cuda import CudaDevice
 from services.engine.device.features import NO_FEATURES, AttentionFeatures
 from services.engine.device.flat import HIDDEN
-from services.engine.device.hpu import HpuSettings, RecipeCache, StepLog, open_hpu, prepare_environment
+from services.engine.device.hpu import (
+    AttentionSettings,
+    HpuSettings,
+    RecipeCache,
+    Softmax,
+    StepLog,
+    open_hpu,
+    prepare_environment,
+)
 from services.engine.device.kernels import ACTIVATIONS, Activation
 from services.engine.device.memory import MemoryFigures, MemoryUse
 from services.engine.device.modes import ExecutionMode, execution_mode
@@ -23,6 +31,7 @@ __all__ = [
     "NO_FEATURES",
     "Activation",
     "AttentionFeatures",
+    "AttentionSettings",
     "CpuDevice",
     "Device",
     "DeviceError",
@@ -34,6 +43,7 @@ __all__ = [
     "MemoryUse",
     "RecipeCache",
     "ShapeKey",
+    "Softmax",
     "StepLog",
     "Submitted",
     "execution_mode",

@@ -10,25 +10,13 @@ import torch
 
 from services.engine.device import CpuDevice
 from services.engine.device import explicit as explicit_module
-from services.engine.model.attention import (
-    AttentionFeatures,
-    DecodeInputs,
-    LayerCache,
-    LayerSpec,
-    PrefillInputs,
-    attend,
-    decode_biases,
-    decode_distances,
-    prefill_distances,
-    prefill_masks,
-)
+from services.engine.model.attention import AttentionFeatures, PrefillInputs, attend
 from services.engine.model.transformers_backend import UnsupportedAttention
 from services.engine.model.transformers_backend.attention import paged_attention
+from tests.support.paged_sequences import SCALE, Heads, Sequences
 
 BLOCK = 4
-BLOCKS = 24
 HEADS = 6
-SCALE = 0.3
 
 FEATURES = {
     "plain": AttentionFeatures(),
@@ -42,104 +30,10 @@ FEATURES = {
 CASES = list(itertools.product(FEATURES, (None, 5), (8, 3)))
 
 
-class Sequences:
-    """Random query, key and value of whole sequences, and one layer's paged cache for them."""
-
-    def __init__(self, lengths: list[int], value_dim: int, dtype: torch.dtype = torch.float32) -> None:
-        torch.manual_seed(5)
-        total = sum(lengths)
-        self.lengths = lengths
-        self.starts = list(itertools.accumulate(lengths, initial=0))
-        self.query = torch.randn(total, HEADS, 8).to(dtype)
-        self.key = torch.randn(total, 2, 8).to(dtype)
-        self.value = torch.randn(total, 2, value_dim).to(dtype)
-        spec = LayerSpec(2, 8, value_dim, None)
-        self.layer = LayerCache.allocate(CpuDevice(1), spec, (BLOCKS + 1) * BLOCK, dtype)
-        ids = torch.randperm(BLOCKS).tolist()
-        self.tables = [[ids.pop() for _ in range(-(-length // BLOCK))] for length in lengths]
-
-    def slots(self, row: int, positions: range) -> list[int]:
-        return [self.tables[row][at // BLOCK] * BLOCK + at % BLOCK for at in positions]
-
-    def expected(self, row: int, features: AttentionFeatures, window: int | None) -> torch.Tensor:
-        """Plain causal attention over one whole sequence in float64, [length, heads, dv]."""
-        first, last = self.starts[row], self.starts[row + 1]
-        query = self.query[first:last].double()
-        key, value = (
-            tensor[first:last].double().repeat_interleave(3, 1) for tensor in (self.key, self.value)
-        )
-        scores = torch.einsum("qhd,khd->hqk", query, key) * SCALE
-        if features.softcap is not None:
-            scores = features.softcap * torch.tanh(scores / features.softcap)
-        behind = torch.arange(last - first).unsqueeze(1) - torch.arange(last - first)
-        if features.alibi is not None:
-            scores = scores - features.alibi.double().view(-1, 1, 1) * behind
-        hidden = (behind < 0) | (behind >= (window or 10**9))
-        scores = scores.masked_fill(hidden, float("-inf"))
-        if features.sinks is not None:
-            sinks = features.sinks.double().view(-1, 1, 1).expand(HEADS, last - first, 1)
-            scores = torch.cat((scores, sinks), -1)
-        weights = scores.softmax(-1)[..., : last - first]
-        return torch.einsum("hqk,khd->qhd", weights, value)
-
-    def prefill(
-        self, starts: list[int], query: int, context: int, features: AttentionFeatures, window: int | None
-    ) -> torch.Tensor:
-        """One chunk of each sequence from its start on, up to `query` tokens: [rows, query, heads, dv]."""
-        rows = len(self.lengths)
-        picked, slots = [], []
-        for row, start in enumerate(starts):
-            end = min(start + query, self.lengths[row])
-            padding = query - (end - start)
-            picked += [*range(self.starts[row] + start, self.starts[row] + end), *[0] * padding]
-            slots += [*self.slots(row, range(start, end)), *[BLOCKS * BLOCK] * padding]
-        blocks = [[*table, *[BLOCKS] * context][:context] for table in self.tables]
-        lens = torch.tensor(starts)
-        inputs = PrefillInputs(
-            rows,
-            BLOCK,
-            torch.tensor(slots),
-            torch.tensor(blocks, dtype=torch.int64).view(rows, context),
-            prefill_masks([window], lens, query, context * BLOCK),
-            prefill_distances(lens, query, context * BLOCK) if features.alibi is not None else None,
-        )
-        index = torch.tensor(picked)
-        tensors = (self.query[index], self.key[index], self.value[index])
-        out = attend(self.layer, *tensors, inputs, window=window, scale=SCALE, features=features)
-        return out.view(rows, query, HEADS, -1)
-
-    def decode(self, features: AttentionFeatures, window: int | None, padded: int = 2) -> torch.Tensor:
-        """The last token of every sequence, with padded rows and blocks: [rows, heads, dv]."""
-        rows = len(self.lengths)
-        blocks, owners, starts = [], [], []
-        for row, table in enumerate(self.tables):
-            blocks += table
-            owners += [row] * len(table)
-            starts += range(0, len(table) * BLOCK, BLOCK)
-        batch = rows + padded
-        block_rows = torch.tensor(owners + [batch] * padded)
-        block_starts = torch.tensor(starts + [0] * padded)
-        positions = torch.tensor([length - 1 for length in self.lengths] + [0] * padded)
-        slots = [self.slots(row, range(length - 1, length))[0] for row, length in enumerate(self.lengths)]
-        distances = None
-        if features.alibi is not None:
-            distances = decode_distances(positions, block_rows, block_starts, BLOCK)
-        inputs = DecodeInputs(
-            torch.tensor(slots + [BLOCKS * BLOCK] * padded),
-            torch.tensor(blocks + [BLOCKS] * padded),
-            block_rows,
-            decode_biases([window], positions, block_rows, block_starts, BLOCK),
-            distances,
-        )
-        index = torch.tensor([last - 1 for last in self.starts[1:]] + [0] * padded)
-        tensors = (self.query[index], self.key[index], self.value[index])
-        return attend(self.layer, *tensors, inputs, window=window, scale=SCALE, features=features)[:rows]
-
-
 @pytest.mark.parametrize(("name", "window", "value_dim"), CASES)
 def test_chunks_and_decode_equal_plain_attention(name: str, window: int | None, value_dim: int) -> None:
     features = FEATURES[name]
-    batch = Sequences([1, 5, 13, 23], value_dim)
+    batch = Sequences([1, 5, 13, 23], Heads(value_dim=value_dim), CpuDevice(1))
     expected = [batch.expected(row, features, window) for row in range(4)]
     first = batch.prefill([0, 0, 0, 0], 6, 0, features, window)
     second = batch.prefill([0, 0, 6, 6], 8, 2, features, window)
@@ -160,7 +54,7 @@ def test_chunks_and_decode_equal_plain_attention(name: str, window: int | None, 
 @pytest.mark.parametrize("name", FEATURES)
 def test_a_row_does_not_depend_on_its_neighbours(name: str) -> None:
     features = FEATURES[name]
-    batch = Sequences([9, 17], 8)
+    batch = Sequences([9, 17], Heads(), CpuDevice(1))
     whole = batch.prefill([0, 0], 20, 0, features, None)
     decoded = batch.decode(features, None)
     with torch.no_grad():
@@ -174,7 +68,7 @@ def test_a_row_does_not_depend_on_its_neighbours(name: str) -> None:
 
 @pytest.mark.parametrize("name", FEATURES)
 def test_a_feature_that_is_switched_off_shows(name: str) -> None:
-    batch = Sequences([13], 8)
+    batch = Sequences([13], Heads(), CpuDevice(1))
     plain = batch.prefill([0], 13, 0, FEATURES["plain"], None)
     outs = (batch.prefill([0], 13, 0, FEATURES[name], None), batch.prefill([0], 13, 0, FEATURES[name], 5))
     assert torch.equal(outs[0], plain) is (name == "plain")
@@ -182,7 +76,7 @@ def test_a_feature_that_is_switched_off_shows(name: str) -> None:
 
 
 def test_long_contexts_are_done_in_slices_of_queries(monkeypatch: pytest.MonkeyPatch) -> None:
-    batch = Sequences([23], 8)
+    batch = Sequences([23], Heads(), CpuDevice(1))
     whole = batch.prefill([0], 23, 0, FEATURES["all"], 5)
     monkeypatch.setattr(explicit_module, "_MAX_SCORES", 3 * HEADS * 23)
     sliced = batch.prefill([0], 23, 0, FEATURES["all"], 5)
@@ -191,7 +85,7 @@ def test_long_contexts_are_done_in_slices_of_queries(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_features_in_half_precision(dtype: torch.dtype) -> None:
-    batch = Sequences([23, 5], 3, dtype)
+    batch = Sequences([23, 5], Heads(value_dim=3), CpuDevice(1), dtype)
     expected = [batch.expected(row, FEATURES["all"], None)[-1] for row in range(2)]
     prefill = batch.prefill([0, 0], 23, 0, FEATURES["all"], None)
     decoded = batch.decode(FEATURES["all"], None)
@@ -201,7 +95,7 @@ def test_features_in_half_precision(dtype: torch.dtype) -> None:
 
 
 def test_alibi_without_distances_is_refused() -> None:
-    batch = Sequences([5], 8)
+    batch = Sequences([5], Heads(), CpuDevice(1))
     inputs = PrefillInputs(
         1, BLOCK, torch.zeros(5, dtype=torch.int64), torch.zeros((1, 0), dtype=torch.int64), {None: None}
     )

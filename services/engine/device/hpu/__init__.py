@@ -6,15 +6,17 @@ from services.engine.device.hpu.device import HpuDevice
 from services.engine.device.hpu.environment import prepare_environment
 from services.engine.device.hpu.opening import open_hpu
 from services.engine.device.hpu.properties import GAUDI2, GAUDI3, HpuProperties, properties_of
-from services.engine.device.hpu.settings import HpuSettings, RecipeCache, StepLog
+from services.engine.device.hpu.settings import AttentionSettings, HpuSettings, RecipeCache, Softmax, StepLog
 
 __all__ = [
     "GAUDI2",
     "GAUDI3",
+    "AttentionSettings",
     "HpuDevice",
     "HpuProperties",
     "HpuSettings",
     "RecipeCache",
+    "Softmax",
     "StepLog",
     "open_hpu",
     "prepare_environment",

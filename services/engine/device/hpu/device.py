@@ -7,19 +7,20 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 from torch.profiler import ProfilerActivity
 
 from services.engine.device.base import Device, Forward, Function
-from services.engine.device.explicit import explicit_prefill
 from services.engine.device.features import NO_FEATURES, AttentionFeatures
-from services.engine.device.flat import flat_decode
+from services.engine.device.hpu import kernels
+from services.engine.device.hpu.attention_decode import attend_decode
+from services.engine.device.hpu.attention_prefill import attend_prefill
 from services.engine.device.hpu.bridge import Bridge
 from services.engine.device.hpu.buffers import PersistentBuffers
 from services.engine.device.hpu.copies import EventCopy
 from services.engine.device.hpu.dtypes import DtypeChoice
 from services.engine.device.hpu.execution import execution_for
 from services.engine.device.hpu.memory import hbm_figures, measure_hbm, says_full
+from services.engine.device.hpu.probing import Kernels
 from services.engine.device.hpu.properties import HpuProperties
 from services.engine.device.hpu.settings import HpuSettings
 from services.engine.device.hpu.steps import COMPILATIONS, FALLBACKS, StepMetrics
@@ -42,11 +43,17 @@ class HpuDevice(Device):
     default_block_size = 128
 
     def __init__(
-        self, bridge: Bridge, properties: HpuProperties, mode: ExecutionMode, settings: HpuSettings
+        self,
+        bridge: Bridge,
+        properties: HpuProperties,
+        mode: ExecutionMode,
+        settings: HpuSettings,
+        kernels: Kernels,
     ) -> None:
         super().__init__(mode)
         # Not before the bridge is loaded, which decides what the name means to torch.
         self.torch_device = torch.device("hpu")
+        self.kernels = kernels
         self.properties = properties
         self.settings = settings
         self._bridge = bridge
@@ -149,12 +156,8 @@ class HpuDevice(Device):
         features: AttentionFeatures = NO_FEATURES,
         lengths: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        special = features.softcap is not None or features.sinks is not None
-        if special or (mask is not None and mask.dtype is not torch.bool):
-            return explicit_prefill(query, key, value, mask, scale, features)
-        return scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
-        )
+        attention = self.settings.attention
+        return attend_prefill(self.kernels, attention, query, key, value, mask, scale, features, lengths)
 
     def attend_decode(
         self,
@@ -167,4 +170,23 @@ class HpuDevice(Device):
         scale: float,
         features: AttentionFeatures = NO_FEATURES,
     ) -> torch.Tensor:
-        return flat_decode(query, key_cache, value_cache, blocks, rows, bias, scale, features)
+        return attend_decode(self.kernels, query, key_cache, value_cache, blocks, rows, bias, scale, features)
+
+    def rms_norm(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, *, unit_offset: bool = False
+    ) -> torch.Tensor:
+        return kernels.rms_norm(self.kernels, x, weight, eps, unit_offset=unit_offset)
+
+    def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        return kernels.rotate(self.kernels, x, cos, sin)
+
+    def experts(
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        ids: torch.Tensor,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        activation: str,
+    ) -> torch.Tensor:
+        return kernels.experts(self.kernels, x, weights, ids, gate_up, down, activation)

@@ -11,6 +11,7 @@ from services.engine.device.hpu.collector import relax_collector
 from services.engine.device.hpu.device import HpuDevice
 from services.engine.device.hpu.driver import Driver
 from services.engine.device.hpu.environment import spawn_children
+from services.engine.device.hpu.probing import parse_switches, probe_kernels
 from services.engine.device.hpu.properties import properties_of
 from services.engine.device.hpu.recipes import check_given_cache, use_recipe_cache
 from services.engine.device.hpu.settings import HpuSettings
@@ -23,6 +24,7 @@ log = get_logger(__name__)
 
 def open_hpu(mode: ExecutionMode, settings: HpuSettings, *, local_rank: int = 0) -> HpuDevice:
     """Acquires the card of this rank. Raises DeviceError, one line that says what to do."""
+    switches = parse_switches(settings.kernels)
     found = installed()
     if settings.recipe_cache is not None and found is not None:
         use_recipe_cache(settings.recipe_cache, found.software, local_rank)
@@ -37,4 +39,5 @@ def open_hpu(mode: ExecutionMode, settings: HpuSettings, *, local_rank: int = 0)
     if settings.numa_binding:
         bind_near(module)
     log.info("HPU acquired", card=name, software=bridge.version, mode=mode.value, module=module)
-    return HpuDevice(bridge, properties, mode, settings)
+    kernels = probe_kernels(properties, bridge.version, switches)
+    return HpuDevice(bridge, properties, mode, settings, kernels)

@@ -24,6 +24,24 @@ class RecipeCache:
     clear: bool = False
 
 
+class Softmax(Enum):
+    """The softmax of fused attention over a prompt: in the model's type, or in float32."""
+
+    FAST = "fast"
+    FP32 = "fp32"
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSettings:
+    """slice_from: keys from which on a prompt with context is attended in slices; 0 for never. slice_chunk:
+    queries and keys of a slice.
+    """
+
+    softmax: Softmax = Softmax.FAST
+    slice_from: int = 8192
+    slice_chunk: int = 4096
+
+
 @dataclass(frozen=True, slots=True)
 class HpuSettings:
     """layers_per_graph: decoder layers between two flushes of a lazy graph, 0 for none.
@@ -32,6 +50,7 @@ class HpuSettings:
     compile_fullgraph: refuse what the compiler cannot take whole. compile_only_warmup: compile without
     running, where forwards are compiled. weights_on_host: load weights to host memory before they move.
     gc_threshold_multiplier: of Python's collection thresholds. numa_binding: run near the card.
+    kernels: fused kernels to switch on or off, as `parse_switches` reads them.
     """
 
     layers_per_graph: int = 1
@@ -44,3 +63,5 @@ class HpuSettings:
     numa_binding: bool = True
     log_compilations: StepLog = StepLog.OFF
     log_fallbacks: StepLog = StepLog.OFF
+    attention: AttentionSettings = AttentionSettings()
+    kernels: str = ""

@@ -1,0 +1,188 @@
+"""Flat paged attention of a decode: dense, in shapes that are known beforehand.
+
+Rows and their blocks are joined by products with a one-hot matrix, which the matrix engine does, in place of
+gathers and scatters. Source: facts/gaudi.md 3.3, with two differences. A sink counts once for a row, not
+once for each of its blocks. And since 0 * NaN is NaN, what is not a number is taken out before a product and
+put back into the row that it belongs to: a row's result owes nothing to its neighbours.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from services.engine.device.features import AttentionFeatures
+from services.engine.device.flat import HIDDEN
+from services.engine.device.hpu.probing import Kernels
+
+# Below any score that a model gives, and near enough to zero to be rounded without harm.
+_LOWEST = -1e9
+
+# Elements of an intermediate that the search for maxima without index_reduce may have.
+_MAX_ELEMENTS = 2**25
+
+
+def attend_decode(
+    kernels: Kernels,
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    blocks: torch.Tensor,
+    rows: torch.Tensor,
+    bias: torch.Tensor,
+    scale: float,
+    features: AttentionFeatures,
+) -> torch.Tensor:
+    """Implements `Device.attend_decode`."""
+    batch, heads, _ = query.shape
+    count, _, block_size = bias.shape
+    kv_heads = key_cache.shape[1]
+    # [J, B]: one where a block belongs to a row; padding belongs to none. Remade in each layer: it is a
+    # thousandth of what a layer reads of its cache.
+    owners = (rows.unsqueeze(1) == torch.arange(batch, device=rows.device)).to(query.dtype)
+    usable = torch.isfinite(query)
+    key = _fetch(key_cache, blocks, count, block_size)
+    scores = _scores(query.masked_fill(~usable, 0.0), key, owners, scale)
+    if features.softcap is not None:
+        scores = torch.tanh(scores / features.softcap) * features.softcap
+    value = _fetch(value_cache, blocks, count, block_size)
+    adjusting = kernels.block_softmax_adjustment is not None and features.sinks is None
+    if adjusting and kernels.block_softmax is not None and bias.shape[1] == 1:
+        weights, share = _fused_softmax(kernels, scores, bias, rows, batch, kv_heads, query.dtype)
+        total = None
+    else:
+        weights, highest, sums = local_softmax(scores + bias, query.dtype if adjusting else torch.float32)
+        if adjusting:
+            share, total = _fused_share(kernels, highest, sums, rows, batch, query.dtype), None
+        else:
+            share, total = row_share(kernels, highest, sums, rows, owners, features.sinks)
+    weights = weights.view(count, kv_heads, heads // kv_heads, block_size)
+    partial = torch.matmul(weights.to(value.dtype), value).view(count, heads, -1)
+    out = _join(partial.float() * share.unsqueeze(-1), owners)
+    if total is not None:
+        # A padded row owns no block: its sum is zero.
+        out = out / total.clamp_min(1e-30).unsqueeze(-1)
+    return out.masked_fill(~usable.all(-1, keepdim=True), math.nan).to(query.dtype)
+
+
+def _fetch(cache: torch.Tensor, blocks: torch.Tensor, count: int, block_size: int) -> torch.Tensor:
+    """[slots, kv_heads, d] -> [count, kv_heads, block_size, d]. Without ids it is a view of the cache."""
+    paged = cache.view(-1, block_size, cache.shape[1], cache.shape[2])
+    fetched = paged.index_select(0, blocks) if blocks.shape[0] else paged.narrow(0, 0, count)
+    return fetched.transpose(1, 2)
+
+
+def _scores(query: torch.Tensor, key: torch.Tensor, owners: torch.Tensor, scale: float) -> torch.Tensor:
+    """query [B, heads, d], key [J, kv_heads, block_size, d] -> float32 [J, heads, block_size]."""
+    batch, heads, dim = query.shape
+    count, kv_heads = key.shape[:2]
+    # As in `flat_decode`: a power of two loses nothing in half precision, the rest waits for float32.
+    mantissa, exponent = math.frexp(scale)
+    by_block = torch.matmul(owners, (query * 2.0**exponent).reshape(batch, heads * dim))
+    grouped = by_block.view(count, kv_heads, heads // kv_heads, dim)
+    return torch.matmul(grouped, key.transpose(2, 3)).float().view(count, heads, -1) * mantissa
+
+
+def local_softmax(
+    scores: torch.Tensor, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Exponentials of each block alone, their pivots and sums: the twin of block_softmax.
+
+    scores [J, heads, block_size] float32, biases added. Returns exponentials like scores, pivots and sums
+    float32 [J, heads]. A pivot is the block's maximum as `dtype` holds it, so that nothing is lost when
+    it is handed on in that type.
+    """
+    highest = scores.amax(-1).clamp_min(_LOWEST).to(dtype).float()
+    weights = torch.exp(scores - highest.unsqueeze(-1))
+    return weights, highest, weights.sum(-1)
+
+
+def row_share(
+    kernels: Kernels,
+    highest: torch.Tensor,
+    sums: torch.Tensor,
+    rows: torch.Tensor,
+    owners: torch.Tensor,
+    sinks: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What brings each block to its row's pivot [J, heads], and each row's sum [B, heads]; float32.
+
+    The twin of block_softmax_adjustment, which gives the one divided by the other. highest and sums [J,
+    heads]; rows [J]; owners [J, B].
+    """
+    batch = owners.shape[1]
+    pivot = _row_pivots(kernels, highest, rows, batch)
+    if sinks is not None:
+        pivot = torch.maximum(pivot, sinks.float())
+    share = torch.exp(highest - pivot.index_select(0, rows))
+    part = sums * share
+    part = part.masked_fill(~torch.isfinite(part), 0.0)
+    total = torch.matmul(owners.float().t(), part)
+    if sinks is not None:
+        total = total + torch.exp(sinks.float() - pivot[:batch])
+    return share, total
+
+
+def _row_pivots(kernels: Kernels, highest: torch.Tensor, rows: torch.Tensor, batch: int) -> torch.Tensor:
+    """The largest pivot of each row's blocks, [B + 1, heads]; the last row is that of padding."""
+    heads = highest.shape[1]
+    if kernels.index_reduce:
+        pivot = torch.full((batch + 1, heads), HIDDEN, dtype=torch.float32, device=highest.device)
+        return pivot.index_reduce_(0, rows, highest, "amax")
+    mine = (rows.unsqueeze(1) == torch.arange(batch + 1, device=rows.device)).unsqueeze(2)
+    step = max(1, _MAX_ELEMENTS // mine.numel())
+    parts = [
+        highest[:, None, first : first + step].masked_fill(~mine, HIDDEN).amax(0)
+        for first in range(0, heads, step)
+    ]
+    return torch.cat(parts, dim=1)
+
+
+def _fused_share(
+    kernels: Kernels,
+    highest: torch.Tensor,
+    sums: torch.Tensor,
+    rows: torch.Tensor,
+    batch: int,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Share over sum of `row_share` by the kernel, [J, heads]. It is exact in the model's type alone."""
+    count, heads = highest.shape
+    shape = [count, heads, 1, 1, 1]
+    # Padding is one more row, since what the kernel makes of a row that is not in the batch is not told.
+    share: torch.Tensor = kernels.block_softmax_adjustment(
+        highest.to(dtype).view(shape), sums.to(dtype).view(shape), rows, batch + 1, shape
+    )
+    return share.view(count, heads).float()
+
+
+def _fused_softmax(
+    kernels: Kernels,
+    scores: torch.Tensor,
+    bias: torch.Tensor,
+    rows: torch.Tensor,
+    batch: int,
+    kv_heads: int,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Exponentials [J, heads, block_size] and shares over sums [J, heads] by the two kernels together."""
+    count, heads, block_size = scores.shape
+    grouped = scores.to(dtype).view(count, kv_heads, heads // kv_heads, 1, block_size)
+    weights, highest, sums = kernels.block_softmax(
+        grouped, bias.to(dtype).view(count, 1, 1, 1, block_size), rows
+    )
+    share: torch.Tensor = kernels.block_softmax_adjustment(
+        highest, sums, rows, batch + 1, [count, kv_heads, heads // kv_heads, 1, 1]
+    )
+    return weights.view(count, heads, block_size), share.reshape(count, heads).float()
+
+
+def _join(parts: torch.Tensor, owners: torch.Tensor) -> torch.Tensor:
+    """Sums the blocks of each row: parts float32 [J, heads, d], owners [J, B] -> float32 [B, heads, d]."""
+    count, heads, dim = parts.shape
+    finite = torch.isfinite(parts)
+    clean = parts.masked_fill(~finite, 0.0).to(owners.dtype)
+    joined = torch.matmul(owners.t(), clean.view(count, heads * dim)).float().view(-1, heads, dim)
+    spoiled = torch.matmul(owners.t(), (1.0 - finite.float().amin(-1)).to(owners.dtype))
+    return joined.masked_fill((spoiled > 0).unsqueeze(-1), math.nan)

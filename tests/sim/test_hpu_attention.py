@@ -1,0 +1,183 @@
+"""Attention on the simulated HPU, fused and plain, equals plain attention over each sequence alone."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from services.engine.device import AttentionFeatures, AttentionSettings, sim
+from services.engine.device.hpu import HpuDevice
+from services.engine.device.hpu.attention_prefill import softmax_mode
+from services.engine.device.hpu.settings import Softmax
+from services.engine.device.sim.fused import NOISE
+from tests.sim.conftest import NewCard
+from tests.support.hpu_devices import CHOICES, open_choice
+from tests.support.paged_sequences import Heads, Sequences
+
+ALL = ("softcap", "sinks", "alibi")
+FEATURES: dict[str, tuple[str, ...]] = {"none": (), **{name: (name,) for name in ALL}, "all": ALL}
+LENGTHS = [1, 5, 12, 23]
+
+
+@pytest.fixture(autouse=True)
+def _inference(new_card: NewCard) -> Iterator[None]:
+    new_card()
+    with torch.inference_mode():
+        yield
+
+
+def _close(found: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) -> None:
+    torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize(("choice", "name"), list(itertools.product(CHOICES, FEATURES)))
+def test_chunks_and_decodes_equal_plain_attention(choice: str, name: str) -> None:
+    device = open_choice(choice)
+    for heads, window in ((Heads(), None), (Heads(value_dim=3), 5)):
+        features = heads.features(*FEATURES[name])
+        batch = Sequences(LENGTHS, heads, device)
+        chunks = [
+            ((0, 0, 0, 0), batch.prefill([0, 0, 0, 0], 6, 0, features, window)),
+            ((0, 0, 6, 6), batch.prefill([0, 0, 6, 6], 8, 2, features, window)),
+            ((0, 0, 7, 14), batch.prefill([0, 0, 7, 14], 12, 5, features, window)),
+        ]
+        decoded = batch.decode(features, window)
+        slice_ = batch.decode(features, window, contiguous=True)
+        for row, length in enumerate(LENGTHS):
+            expected = batch.expected(row, features, window)
+            for starts, out in chunks:
+                start = starts[row]
+                count = min(length - start, out.shape[1])
+                _close(out[row, :count], expected[start : start + count])
+            _close(decoded[row], expected[-1])
+            _close(slice_[row], expected[-1])
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize(
+    "heads",
+    [
+        Heads(1, 1, 64, 64, block=1),
+        Heads(4, 4, 80, 80, block=16),
+        Heads(8, 1, 128, 128, block=128),
+        Heads(8, 2, 256, 256, block=128),
+        Heads(4, 2, 192, 128, block=32),
+    ],
+    ids=str,
+)
+def test_head_and_block_sizes(choice: str, heads: Heads) -> None:
+    """One token alone, the last token of a block, the first one of the next."""
+    block, features = heads.block, AttentionFeatures()
+    batch = Sequences([1, block, block + 1], heads, open_choice(choice))
+    whole = batch.prefill([0, 0, 0], block + 1, 0, features, None)
+    decoded = batch.decode(features, None, padded=1)
+    for row, length in enumerate(batch.lengths):
+        expected = batch.expected(row, features, None)
+        _close(whole[row, :length], expected, 1e-4)
+        _close(decoded[row], expected[-1], 1e-4)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_a_row_does_not_depend_on_its_neighbours(choice: str) -> None:
+    batch = Sequences([9, 17], Heads(), open_choice(choice))
+    features = AttentionFeatures()
+    whole = batch.prefill([0, 0], 20, 0, features, None)
+    decoded = batch.decode(features, None)
+    batch.query[9:] *= 50
+    batch.key[9:] *= 50
+    batch.value[9:] *= 50
+    changed = batch.prefill([0, 0], 20, 0, features, None)
+    torch.testing.assert_close(changed[0, :9], whole[0, :9], atol=0, rtol=0)
+    torch.testing.assert_close(batch.decode(features, None)[0], decoded[0], atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("spoiled", ["query", "key", "value"])
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_what_is_no_number_stays_in_its_row(choice: str, spoiled: str, number: float) -> None:
+    batch = Sequences([9, 17], Heads(), open_choice(choice))
+    features = AttentionFeatures()
+    batch.prefill([0, 0], 17, 0, features, None)
+    # The last token of the second sequence: the decode writes it, or asks with it.
+    getattr(batch, spoiled)[-1] = number
+    for contiguous in (False, True):
+        out = batch.decode(features, None, contiguous=contiguous)
+        _close(out[0], batch.expected(0, features, None)[-1])
+        assert not out[1].isfinite().all()
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_blocks_of_nobody_may_hold_anything(choice: str) -> None:
+    batch = Sequences([9, 17], Heads(), open_choice(choice))
+    features = AttentionFeatures()
+    batch.prefill([0, 0], 17, 0, features, None)
+    used = {id_ for table in batch.tables for id_ in table}
+    free = torch.tensor([id_ for id_ in range(batch.blocks) if id_ not in used])
+    for cache in (batch.layer.key, batch.layer.value):
+        paged = cache.view(-1, batch.heads.block, *cache.shape[1:])
+        paged.index_fill_(0, free.to("hpu"), torch.nan)
+    out = batch.decode(features, None, contiguous=True)
+    for row in range(2):
+        _close(out[row], batch.expected(row, features, None)[-1])
+
+
+@pytest.mark.parametrize(
+    ("choice", "name", "window"), list(itertools.product(CHOICES, ("none", "all"), (None, 5)))
+)
+def test_bfloat16(choice: str, name: str, window: int | None) -> None:
+    """With a window, blocks of which nothing is seen: no rounding makes anything of them."""
+    heads = Heads(value_dim=3)
+    features = heads.features(*FEATURES[name])
+    batch = Sequences([23, 5], heads, open_choice(choice), torch.bfloat16)
+    first = batch.prefill([0, 0], 23, 0, features, window)
+    second = batch.prefill([14, 4], 12, 4, features, window)
+    decoded = batch.decode(features, window)
+    for row, length in enumerate(batch.lengths):
+        expected = batch.expected(row, features, window)[-1]
+        _close(first[row, length - 1], expected, 0.03)
+        _close(second[row, length - 1 - (14, 4)[row]], expected, 0.03)
+        _close(decoded[row], expected, 0.03)
+
+
+def test_padded_queries_are_skipped_where_nothing_masks_them() -> None:
+    batch = Sequences([3, 9], Heads(), open_choice("default"))
+    out = batch.prefill([0, 0], 16, 0, AttentionFeatures(), None)
+    assert (out[0, 3:] == NOISE).all()
+    assert (out[1, 9:] == NOISE).all()
+    assert not (out[1, :9] == NOISE).any()
+
+
+def test_a_padded_row_has_one_token_of_its_own() -> None:
+    """Its length is 0, and nothing divided by nothing would be no number."""
+    device = open_choice("default")
+    x = torch.randn(2, 2, 4, 8)
+    there, lengths = x.to("hpu"), torch.tensor([4, 0]).to("hpu")
+    out = device.attend_prefill(there, there, there, None, 0.3, AttentionFeatures(), lengths).cpu()
+    torch.testing.assert_close(out[1, :, 0], x[1, :, 0])
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_nothing_is_read_by_the_host_and_nothing_runs_on_it(choice: str) -> None:
+    device = open_choice(choice)
+    for name in FEATURES:
+        batch = Sequences(LENGTHS, Heads(), device)
+        features = batch.heads.features(*FEATURES[name])
+        before = _counted(device)
+        batch.prefill([0, 0, 6, 6], 8, 2, features, 5)
+        batch.decode(features, 5)
+        # Two results are read.
+        assert _counted(device) == (before[0] + 2, before[1])
+
+
+def _counted(device: HpuDevice) -> tuple[int, int]:
+    return sim.card().counters.host_reads, device.counters()["cpu_fallbacks"]
+
+
+def test_the_modes_of_softmax() -> None:
+    """Float32 inside of the kernel is for bfloat16 alone; other types have the kernel's own way."""
+    assert softmax_mode(AttentionSettings(), torch.bfloat16) == "fast"
+    assert softmax_mode(AttentionSettings(softmax=Softmax.FP32), torch.bfloat16) == "fp32"
+    assert softmax_mode(AttentionSettings(softmax=Softmax.FP32), torch.float32) == "None"
