@@ -15,7 +15,7 @@ from services.engine.bucketing import AXIS_OPTIONS, Bucket, BucketPlan
 from services.engine.core.buckets import make_buckets
 from services.engine.core.options import CoreOptions
 from services.engine.device import Device
-from services.engine.graphs import Graphs, Phase, name_of, size_of
+from services.engine.graphs import Graphs, Key, Phase, name_of, size_of
 from services.engine.memory import (
     GraphHistory,
     GraphReserve,
@@ -36,8 +36,8 @@ log = get_logger(__name__)
 
 _GIB = 2**30
 
-MakeRunner = Callable[[int, Graphs], Runner]
-"""Makes a runner with a KV pool of so many blocks."""
+MakeRunner = Callable[[int, Graphs, BucketPlan], Runner]
+"""Makes a runner with a KV pool of so many blocks, for these buckets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,21 +141,21 @@ def _activations(
         return estimate_activations(
             figures, prefill, decode, block_size=options.block_size, rows=options.max_num_seqs
         )
-    runner = make_runner(1, Graphs(device, block_size=options.block_size, on_demand=False))
-    return max(
-        _profile(device, runner, Phase.PREFILL, prefill), _profile(device, runner, Phase.DECODE, decode)
-    )
+    runner = make_runner(1, Graphs(device, block_size=options.block_size, on_demand=False), buckets)
+    tails = [(phase, max(counts)) for phase, counts in runner.tail_counts.items()]
+    shapes = ((Phase.PREFILL, prefill), (Phase.DECODE, decode), *tails)
+    return runner.tail_bytes + max(_profile(device, runner, phase, key) for phase, key in shapes)
 
 
-def _profile(device: Device, runner: Runner, phase: Phase, bucket: Bucket) -> int:
+def _profile(device: Device, runner: Runner, phase: Phase, key: Key) -> int:
     free = device.memory().free
     try:
-        return device.measure(lambda: runner.dummy(phase, bucket)).peak
+        return device.measure(lambda: runner.dummy(phase, key)).peak
     except Exception as error:
         if not device.out_of_memory(error):
             raise
         raise InsufficientMemory(
-            f"the largest {name_of(phase, bucket)} does not fit the {free / _GIB:.2f} GiB that are free "
+            f"the largest {name_of(phase, key)} does not fit the {free / _GIB:.2f} GiB that are free "
             "beside the weights: lower max-num-batched-tokens, max-num-seqs or max-model-len"
         ) from error
 

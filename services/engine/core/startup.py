@@ -117,7 +117,7 @@ def _start(options: CoreOptions, progress: Progress, device: Device) -> Engine:
     progress("planning memory", 0.7)
     tracer = _open_tracer(options.trace_steps, options.profile_steps)
 
-    def make_runner(num_blocks: int, graphs: Graphs) -> Runner:
+    def make_runner(num_blocks: int, graphs: Graphs, buckets: BucketPlan) -> Runner:
         return Runner(
             model,
             device,
@@ -125,6 +125,7 @@ def _start(options: CoreOptions, progress: Progress, device: Device) -> Engine:
             graphs,
             max_num_seqs=options.max_num_seqs,
             max_block_moves=options.max_block_moves,
+            prefill_buckets=buckets.prefill,
             tracer=tracer,
         )
 
@@ -133,7 +134,7 @@ def _start(options: CoreOptions, progress: Progress, device: Device) -> Engine:
     device.expect_shapes(len(buckets.prefill) + len(buckets.decode))
     kind = warm_up_kind(options, device)
     graphs = Graphs(device, block_size=options.block_size, on_demand=kind is WarmUpKind.SKIP, tracer=tracer)
-    runner = make_runner(kv.num_blocks, graphs)
+    runner = make_runner(kv.num_blocks, graphs, buckets)
 
     def warming(done: int, total: int) -> None:
         progress(f"warming up, {done} of {total} shapes", 0.8 + 0.2 * done / max(1, total))

@@ -43,10 +43,10 @@ class WarmUpKind(Enum):
 
 
 def warm_up_kind(options: CoreOptions, device: Device) -> WarmUpKind:
-    """What the option says; by default FULL where there is something to capture."""
+    """What the option says; by default FULL where there is something to capture or compile."""
     if options.warmup is not None:
         return WarmUpKind(options.warmup)
-    return WarmUpKind.FULL if device.mode.captures else WarmUpKind.SKIP
+    return WarmUpKind.FULL if device.mode.captures or device.static_shapes else WarmUpKind.SKIP
 
 
 def warm_up(
@@ -112,7 +112,8 @@ def _warm_up(
         Phase.PREFILL, buckets.prefill, CaptureOrder(options.graph_prompt_strategy), size
     )
     decode = shapes_in_order(Phase.DECODE, buckets.decode, CaptureOrder(options.graph_decode_strategy), size)
-    rest = [*count_shapes(Phase.HEAD, runner.row_counts), *decode]
+    rest = [shape for phase, counts in runner.tail_counts.items() for shape in count_shapes(phase, counts)]
+    rest += decode
     # What is never captured, but still has to be seen: it may be compiled behind our back.
     eager: list[Shape] = count_shapes(Phase.CLEAR, runner.clear_counts)
     eager += count_shapes(Phase.MOVE, runner.move_counts)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 
-ShapeKey = tuple[str, tuple[tuple[tuple[int, ...], torch.dtype], ...]]
+ShapeKey = tuple[str, Hashable, tuple[tuple[tuple[int, ...], torch.dtype], ...]]
 
 
-def shape_key(phase: str, tensors: Sequence[torch.Tensor]) -> ShapeKey:
-    """What makes two forwards of a phase the same to a compiler: shapes and dtypes of their inputs."""
-    return phase, tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors)
+def shape_key(phase: str, tensors: Sequence[torch.Tensor], name: Hashable = None) -> ShapeKey:
+    """What makes two forwards of a phase the same to a compiler: shapes and dtypes of their inputs.
+
+    `name` is that of the static shape: inputs of several may lie in tensors of one length.
+    """
+    return phase, name, tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors)
 
 
 class ShapeCounter:

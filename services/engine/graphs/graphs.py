@@ -99,7 +99,7 @@ class Graphs:
         self, phase: Phase, key: Key, forward: Forward, tensors: Sequence[torch.Tensor]
     ) -> tuple[Any, str]:
         """The result, and the way to it."""
-        shape = shape_key(phase.value, tensors)
+        shape = shape_key(phase.value, tensors, key)
         compilations = self._device.compilations()
         first = self._device.shapes.note_key(shape)
         replay = self._replays.get(shape)

@@ -8,17 +8,29 @@ from services.engine.bucketing import Bucket
 
 
 class Phase(Enum):
-    """PREFILL and DECODE run in buckets; HEAD (logits) for a number of rows, CLEAR and MOVE of blocks."""
+    """PREFILL and DECODE run in buckets; HEAD (logits) for a number of rows, CLEAR and MOVE of blocks.
+
+    The others are what sampling is made of where shapes are static, `sampling.static` says for what counts.
+    """
 
     PREFILL = "prefill"
     DECODE = "decode"
     HEAD = "head"
     CLEAR = "clear"
     MOVE = "move"
+    GREEDY = "greedy"
+    EDIT = "edit"
+    PENDING = "pending"
+    DRAW = "draw"
+    FILTER = "filter"
+    FINISH = "finish"
+    LOGPROBS = "logprobs"
+    SCORE = "score"
+    RESULT = "result"
 
 
 Key = Bucket | int
-"""A bucket, or the count of a HEAD, a CLEAR or a MOVE."""
+"""A bucket, or the count that the phase's shape follows from."""
 
 
 def size_of(phase: Phase, key: Key, block_size: int) -> int:

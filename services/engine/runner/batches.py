@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from services.engine.bucketing import Bucket
 from services.engine.kv import BlockMove
 from services.engine.runner.layout import KvLayout
-from services.engine.runner.staging import Ints, StagingBuffer
+from services.engine.runner.staging import Ints, Staged, StagingBuffer
 from services.engine.runner.tables import BlockTables
 from services.engine.scheduler import DecodeRow, PrefillChunk
 
@@ -31,10 +30,9 @@ class BatchBuilder:
         self._tables = tables
         self._spare_row = spare_row
 
-    def prefill(
-        self, chunks: Sequence[PrefillChunk], bucket: Bucket, staging: StagingBuffer
-    ) -> tuple[torch.Tensor, ...]:
-        """The first five arguments of `PagedModel.prefill`, then picks and targets, int64 [B] each.
+    def prefill(self, chunks: Sequence[PrefillChunk], bucket: Bucket, staging: StagingBuffer) -> Staged:
+        """The first five arguments of `PagedModel.prefill`, the fourth one flat, then picks and targets,
+        int64 [B] each.
 
         The hidden state of flat token picks[b] goes to row targets[b] of the buffer: sampling chunks have its
         first rows, in order.
@@ -67,12 +65,11 @@ class BatchBuilder:
                 picks[row] = last - 1
                 targets[row] = sampled
                 sampled += 1
-        sent = staging.send()
-        return (*sent[:3], sent[3].view(batch, context), *sent[4:])
+        return staging.send()
 
     def decode(
         self, rows: Sequence[DecodeRow], bucket: Bucket, first_target: int, staging: StagingBuffer
-    ) -> tuple[torch.Tensor, ...]:
+    ) -> Staged:
         """The arguments of `PagedModel.decode`, then rows of last tokens and targets, int64 [B] each.
 
         A token that is PENDING is taken from its row of the last tokens. Hidden states go to the rows
@@ -102,9 +99,7 @@ class BatchBuilder:
         self._fill_blocks(table, last_rows[:count], last_block + 1, (blocks, owners, starts), batch)
         return staging.send()
 
-    def moves(
-        self, moves: Sequence[BlockMove], count: int, staging: StagingBuffer
-    ) -> tuple[torch.Tensor, ...]:
+    def moves(self, moves: Sequence[BlockMove], count: int, staging: StagingBuffer) -> Staged:
         """Sources and targets of block copies, int64 [count] each, padded with the padding block."""
         sources, targets = staging.lay_out(count, count)
         sources[: len(moves)] = [move.source for move in moves]
@@ -112,12 +107,12 @@ class BatchBuilder:
         sources[len(moves) :] = targets[len(moves) :] = self._layout.padding_block
         return staging.send()
 
-    def ids(self, ids: list[int], padding: int, count: int, staging: StagingBuffer) -> torch.Tensor:
+    def ids(self, ids: list[int], padding: int, count: int, staging: StagingBuffer) -> Staged:
         """int64 [count]: `ids`, then as many times `padding` as it takes."""
         (section,) = staging.lay_out(count)
         section[: len(ids)] = ids
         section[len(ids) :] = padding
-        return staging.send()[0]
+        return staging.send()
 
     def _fill_blocks(
         self, table: Ints, rows: Ints, counts: Ints, sections: tuple[Ints, Ints, Ints], batch: int

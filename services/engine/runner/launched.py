@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from services.engine.device import Submitted
-from services.engine.runner.execution import StepOutput
 from services.engine.runner.prompts import PromptScores, read_scores
+from services.engine.runner.tail import StepCopy
 from services.engine.sampling import RowParams, SampledToken, unpack
 from services.engine.scheduler import Sequence, StepPlan
 
@@ -33,9 +33,7 @@ class LaunchedStep:
     `number` counts launched steps from 1.
     """
 
-    def __init__(
-        self, number: int, plan: StepPlan, rows: list[RowParams], work: Submitted[StepOutput]
-    ) -> None:
+    def __init__(self, number: int, plan: StepPlan, rows: list[RowParams], work: Submitted[StepCopy]) -> None:
         self.number = number
         self.plan = plan
         self._rows = rows
@@ -45,15 +43,14 @@ class LaunchedStep:
     def result(self) -> StepResult:
         """Waits for the step. Raises what it raised."""
         try:
-            output = self._work.result()
-            parts = output.copy.wait()
+            parts = self._work.result().wait()
         finally:
             self.finished = True
-        broken = self._broken(parts.pop(0)) if output.has_prefill else ()
-        prompts = read_scores(parts.pop(0), self.plan.prefills) if output.has_prompts else ()
-        if not output.has_samples:
+        broken = () if parts.harmless is None else self._broken(parts.harmless)
+        prompts = () if parts.prompts is None else read_scores(parts.prompts, self.plan.prefills)
+        if parts.samples is None:
             return StepResult((), broken, prompts)
-        tokens = unpack(parts.pop(0), self._rows)
+        tokens = unpack(parts.samples, self._rows)
         return StepResult(tuple(zip(self.plan.sampling(), tokens, strict=True)), broken, prompts)
 
     def _broken(self, harmless: torch.Tensor) -> tuple[Sequence, ...]:

@@ -6,12 +6,15 @@ step, which therefore needs no word from the host about them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from services.engine.device import Device
 from services.engine.model.paged import PagedModel
 from services.engine.runner.batches import PENDING
 from services.engine.runner.layout import KvLayout
+from services.engine.sampling.static import StaticBuffers
 
 
 class Phases:
@@ -33,12 +36,25 @@ class Phases:
         Returns hidden states [B * Q, hidden_size], and bool [B]: whether those of the row's own tokens are
         all numbers. A key or value that is not shows in its token's hidden state.
         """
-        tokens, positions, slots, context_blocks, context_lens, picks, targets = tensors
+        tokens, positions, slots, blocks, context_lens, picks, targets = tensors
+        batch = context_lens.shape[0]
+        context_blocks = blocks.view(batch, blocks.shape[0] // batch)
         hidden = self._model.prefill(tokens, positions, slots, context_blocks, context_lens)
         self.hidden.index_copy_(0, targets, hidden.index_select(0, picks))
         # The maximum is NaN if anything in it is.
         harmless = hidden.amax(-1).isfinite() | (slots >= self._layout.padding_start)
-        return hidden, harmless.view(context_lens.shape[0], -1).all(-1)
+        return hidden, harmless.view(batch, -1).all(-1)
+
+    def prefill_static(self, buffers: StaticBuffers) -> Callable[..., None]:
+        """`prefill` for a device of static shapes: what it returns is kept in these buffers instead."""
+
+        def run(*tensors: torch.Tensor) -> None:
+            hidden, harmless = self.prefill(*tensors)
+            for buffer, values in ((buffers.chunk, hidden), (buffers.harmless, harmless)):
+                rows = torch.arange(values.shape[0], device=values.device)
+                buffer.index_copy_(0, rows, values.to(buffer.dtype))
+
+        return run
 
     def decode(self, *tensors: torch.Tensor) -> None:
         """tensors: as `BatchBuilder.decode` builds them."""

@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
-from services.engine.runner.staging import StagingBuffer
+from services.engine.runner.staging import Ints, StagingBuffer
 from services.engine.sampling import unpack_prompt
 from services.engine.scheduler import PrefillChunk
 from services.engine.scheduler import Sequence as EngineSequence
@@ -64,31 +65,44 @@ def scored_tokens(chunk: PrefillChunk) -> int:
     return max(0, min(chunk.end, sequence.prompt_len - 1) - chunk.start)
 
 
-def request_scores(
-    chunks: Sequence[PrefillChunk], query: int, rows: int, staging: StagingBuffer
-) -> PromptRequests | None:
-    """Inputs for the prompt tokens that these chunks of a prefill with `query` tokens a row predict."""
+def scored_places(chunks: Sequence[PrefillChunk], query: int) -> tuple[Ints, Ints] | None:
+    """What these chunks of a prefill with `query` tokens a row predict, None if nothing that anyone asks for.
+
+    int64 [N] each: flat indexes of hidden states, and the prompt tokens that come after them.
+    """
     counts = [scored_tokens(chunk) for chunk in chunks]
     total = sum(counts)
     if not total:
         return None
-    padded = -(-total // rows) * rows
-    picks, targets = staging.lay_out(padded, padded)
-    picks[total:] = 0
-    targets[total:] = 0
+    picks, targets = np.empty(total, dtype=np.int64), np.empty(total, dtype=np.int64)
     done = 0
     for row, (chunk, count) in enumerate(zip(chunks, counts, strict=True)):
         picks[done : done + count] = range(row * query, row * query + count)
         first = chunk.start + 1
         targets[done : done + count] = chunk.sequence.token_ids[first : first + count]
         done += count
+    return picks, targets
+
+
+def request_scores(
+    chunks: Sequence[PrefillChunk], query: int, rows: int, staging: StagingBuffer
+) -> PromptRequests | None:
+    """Inputs for what `scored_places` finds."""
+    places = scored_places(chunks, query)
+    if places is None:
+        return None
+    total = len(places[0])
+    padded = -(-total // rows) * rows
+    for section, values in zip(staging.lay_out(padded, padded), places, strict=True):
+        section[:total] = values
+        section[total:] = 0
     most = max(chunk.sequence.params.sampling.prompt_logprobs for chunk in chunks)
-    sent_picks, sent_targets = staging.send()
-    return PromptRequests(sent_picks, sent_targets, rows, most)
+    picks, targets = staging.send().tensors()
+    return PromptRequests(picks, targets, rows, most)
 
 
 def read_scores(host: torch.Tensor, chunks: Sequence[PrefillChunk]) -> tuple[PromptScores, ...]:
-    """What `request_scores` asked for, from the rows of the packed result [total or more, 1 + 2 * n]."""
+    """What `scored_places` found, from the rows of the packed result [total or more, 1 + 2 * n]."""
     results: list[PromptScores] = []
     done = 0
     for chunk in chunks:

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import partial
-
-import torch
 
 from services.engine.bucketing import Bucket
 from services.engine.device import Device, failed
 from services.engine.graphs import Graphs, Key, Phase, PhaseWork
 from services.engine.model.paged import PagedModel
 from services.engine.runner.batches import BatchBuilder, begun_by_decode, begun_by_prefill
+from services.engine.runner.dynamic import DynamicTails
 from services.engine.runner.execution import StepExecutor, StepInputs
 from services.engine.runner.launched import LaunchedStep
 from services.engine.runner.layout import KvLayout, padded_count, static_counts
 from services.engine.runner.phases import Phases
-from services.engine.runner.prompts import request_scores, slice_rows
 from services.engine.runner.rows import row_params
 from services.engine.runner.staging import StepStaging
+from services.engine.runner.static import StaticTails
 from services.engine.runner.tables import BlockTables
-from services.engine.sampling import RowParams, SequenceStates, prepare
+from services.engine.runner.tail import NoTail, TailRequest, Tails
+from services.engine.sampling import RowParams, SequenceStates
 from services.engine.scheduler import StepPlan
 from services.engine.tracing import StepTracer
 
@@ -43,6 +44,7 @@ class Runner:
         *,
         max_num_seqs: int,
         max_block_moves: int = 1,
+        prefill_buckets: Sequence[Bucket] = (),
         tracer: StepTracer | None = None,
     ) -> None:
         self._model = model
@@ -52,44 +54,67 @@ class Runner:
         self._tracer = tracer or StepTracer()
         model.allocate_kv(layout.num_blocks, layout.block_size)
         self._phases = Phases(model, device, layout, max_num_seqs)
-        self._executor = StepExecutor(model, device, graphs, self._phases, self._tracer)
         self._states = SequenceStates(max_num_seqs)
         self._builder = BatchBuilder(layout, BlockTables(max_num_seqs), self._phases.spare_row)
+        self._tails = self._make_tails(static_counts(max_num_seqs), prefill_buckets)
+        self._executor = StepExecutor(model, device, graphs, self._phases, self._tails.prefill, self._tracer)
         # One for the step that is computed, one for that which waits for it.
         self._staging = (StepStaging(device), StepStaging(device))
         self._launched: list[LaunchedStep | None] = [None, None]
         self.launches = 0
-        self.row_counts = static_counts(max_num_seqs)
         # A running sequence begins one block in a step at most, and a prefill begins the padding block anew.
         self.clear_counts = static_counts(max_num_seqs + 1)
         self.move_counts = static_counts(max_block_moves) if layout.contiguous else ()
 
+    def _make_tails(self, row_counts: tuple[int, ...], prefill: Sequence[Bucket]) -> Tails:
+        model, device, phases, graphs = self._model, self._device, self._phases, self._graphs
+        if not device.static_shapes:
+            return DynamicTails(phases, device, graphs, self._builder, model.vocab_size, row_counts)
+        return StaticTails(
+            model,
+            phases,
+            device,
+            graphs,
+            row_counts,
+            prefill_rows=max(bucket.batch for bucket in prefill),
+            prefill_tokens=max(bucket.batch * bucket.query for bucket in prefill),
+        )
+
+    @property
+    def tail_counts(self) -> Mapping[Phase, tuple[int, ...]]:
+        """Static shapes of what comes after the forwards, which `dummy` runs."""
+        return self._tails.counts
+
+    @property
+    def tail_bytes(self) -> int:
+        """Device memory that is held for it."""
+        return self._tails.bytes
+
     def dummy(self, phase: Phase, key: Key) -> None:
         """Runs one computation of a step on padding alone and waits for it, for profiling and warm-up.
 
-        `key` is a bucket, or one of `row_counts` for the head, or of `clear_counts` or `move_counts`. Raises
+        `key` is a bucket, or one of the phase's `tail_counts`, or of `clear_counts` or `move_counts`. Raises
         what the computation raises.
         """
         # Made here, as a step's: a tensor made in inference mode is another kind to a compiler.
-        inputs = None if phase is Phase.HEAD else self._dummy_inputs(phase, key)
-        self._device.submit(partial(self._run_dummy, inputs, key)).result()
+        inputs = self._dummy_inputs(phase, key)
+        self._device.submit(partial(self._executor.rehearse, inputs)).result()
 
     def _dummy_inputs(self, phase: Phase, key: Key) -> StepInputs:
         staging, padding = StepStaging(self._device), self._layout.padding_block
+        if isinstance(key, int) and phase in self._tails.counts:
+            return StepInputs(self._tails.dummy(phase, key))
+        inputs = StepInputs(NoTail())
         if isinstance(key, Bucket):
             if phase is Phase.PREFILL:
-                return StepInputs(prefill=(key, self._builder.prefill((), key, staging.prefill)))
-            return StepInputs(decode=(key, self._builder.decode((), key, 0, staging.decode)))
-        if phase is Phase.CLEAR:
-            return StepInputs(clear=self._builder.ids([], padding, key, staging.clear))
-        return StepInputs(moves=self._builder.moves((), key, staging.moves))
-
-    @torch.inference_mode()
-    def _run_dummy(self, inputs: StepInputs | None, key: Key) -> None:
-        if inputs is not None:
-            self._executor.forward(inputs)
-        elif isinstance(key, int):
-            self._executor.head(self._phases.hidden[:key])
+                inputs.prefill = key, self._builder.prefill((), key, staging.prefill)
+            else:
+                inputs.decode = key, self._builder.decode((), key, 0, staging.decode)
+        elif phase is Phase.CLEAR:
+            inputs.clear = self._builder.ids([], padding, key, staging.clear)
+        else:
+            inputs.moves = self._builder.moves((), key, staging.moves)
+        return inputs
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Prepares a step and gives it to the device. What goes wrong in either is raised by its result.
@@ -104,7 +129,7 @@ class Runner:
         rows: list[RowParams] = []
         try:
             with self._tracer.span("prepare", self.launches):
-                inputs = self._prepare(plan, self._staging[turn])
+                inputs = self._prepare(plan, turn)
             rows = inputs.sampled
             work = self._device.submit(partial(self._executor.run, inputs, self.launches))
         except Exception as error:
@@ -113,8 +138,9 @@ class Runner:
         self._launched[turn] = launched
         return launched
 
-    def _prepare(self, plan: StepPlan, staging: StepStaging) -> StepInputs:
-        inputs = StepInputs(sampled=row_params(plan, self._states))
+    def _prepare(self, plan: StepPlan, turn: int) -> StepInputs:
+        staging, sampled, query = self._staging[turn], row_params(plan, self._states), 0
+        inputs = StepInputs(NoTail(), sampled=sampled)
         if plan.moves:
             count = padded_count(len(plan.moves), self.move_counts)
             inputs.moves = self._builder.moves(plan.moves, count, staging.moves)
@@ -123,23 +149,19 @@ class Runner:
             bucket, inputs.work[Phase.PREFILL] = self._prefill_bucket(plan)
             begun += [*begun_by_prefill(plan.prefills, self._layout), self._layout.padding_block]
             inputs.prefill = bucket, self._builder.prefill(plan.prefills, bucket, staging.prefill)
-            rows = slice_rows(self.row_counts)
-            inputs.prompts = request_scores(plan.prefills, bucket.query, rows, staging.prompts)
+            query = bucket.query
         if plan.decodes:
             bucket, inputs.work[Phase.DECODE] = self._decode_bucket(plan)
             begun += begun_by_decode(plan.decodes, self._layout)
-            first = len(inputs.sampled) - len(plan.decodes)
+            first = len(sampled) - len(plan.decodes)
             inputs.decode = bucket, self._builder.decode(plan.decodes, bucket, first, staging.decode)
         if begun:
             count = padded_count(len(begun), self.clear_counts)
             inputs.clear = self._builder.ids(begun, self._layout.padding_block, count, staging.clear)
-        if inputs.sampled:
-            count = padded_count(len(inputs.sampled), self.row_counts)
-            last_rows = [sequence.row for sequence in plan.sampling()]
-            inputs.sampling = (
-                self._builder.ids(last_rows, self._phases.spare_row, count, staging.rows),
-                prepare(inputs.sampled, count, self._model.vocab_size, self._device),
-            )
+        last_rows = [sequence.row for sequence in plan.sampling()]
+        inputs.tail = self._tails.prepare(
+            TailRequest(plan.prefills, query, sampled, last_rows, staging, turn)
+        )
         return inputs
 
     def _prefill_bucket(self, plan: StepPlan) -> tuple[Bucket, PhaseWork]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,27 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 # Sections begin at multiples of so many numbers, 128 bytes: accelerators read aligned memory faster.
 _ALIGNMENT = 16
 _FIRST_CAPACITY = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """Inputs on the device: sections (start, length) of one int64 tensor, the only input of a graph."""
+
+    tensor: torch.Tensor
+    sections: tuple[tuple[int, int], ...]
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """The sections."""
+        return _split(self.sections, self.tensor)
+
+    def taking(self, forward: Callable[..., Any]) -> Callable[[torch.Tensor], Any]:
+        """`forward`, which takes the sections, as a function of the one tensor: it is cut up inside."""
+        sections = self.sections
+        return lambda tensor: forward(*_split(sections, tensor))
+
+
+def _split(sections: tuple[tuple[int, int], ...], tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return tuple(tensor[start : start + length] for start, length in sections)
 
 
 class StagingBuffer:
@@ -37,11 +60,10 @@ class StagingBuffer:
         array: Ints = self._host.numpy()
         return tuple(array[start : start + length] for start, length in self._sections)
 
-    def send(self) -> tuple[torch.Tensor, ...]:
+    def send(self) -> Staged:
         """The sections on the device, after one copy."""
         start, length = self._sections[-1]
-        sent = self._device.to_device(self._host[: start + length])
-        return tuple(sent[start : start + length] for start, length in self._sections)
+        return Staged(self._device.to_device(self._host[: start + length]), tuple(self._sections))
 
 
 class StepStaging:

@@ -51,7 +51,7 @@ def _add(scores: torch.Tensor, edits: Edits, pending: torch.Tensor | None) -> No
 def _penalize(scores: torch.Tensor, given: Penalties, pending: torch.Tensor | None) -> None:
     """Penalises every seen token once by its counts, the pending one included."""
     flat = given.rows * scores.shape[1] + given.ids
-    after = _penalized(
+    after = penalized(
         scores.view(-1).index_select(0, flat),
         given.generated,
         given.repetition.index_select(0, given.rows),
@@ -65,7 +65,7 @@ def _penalize(scores: torch.Tensor, given: Penalties, pending: torch.Tensor | No
     repeats = torch.where(given.ids == pending.index_select(0, given.rows), given.generated, 0.0)
     earlier = torch.zeros_like(given.presence).scatter_reduce(0, given.rows, repeats, "amax")
     token = pending.clamp_min(0).unsqueeze(1)
-    raised = _penalized(
+    raised = penalized(
         scores.gather(1, token).squeeze(1), earlier + 1, given.repetition, given.frequency, given.presence
     )
     scores.view(-1).index_copy_(0, flat, after)
@@ -73,7 +73,7 @@ def _penalize(scores: torch.Tensor, given: Penalties, pending: torch.Tensor | No
     scores.scatter_(1, token, torch.where(pending >= 0, raised, kept).unsqueeze(1))
 
 
-def _penalized(
+def penalized(
     scores: torch.Tensor,
     generated: torch.Tensor,
     repetition: torch.Tensor,

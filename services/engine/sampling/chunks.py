@@ -10,6 +10,8 @@ from typing import Final
 
 import torch
 
+from services.engine.sampling.search import Search
+
 # Of the largest values each chunk holds few, so small ones leave less to look at.
 _CHUNK: Final = 64
 _SMALL_CHUNK: Final = 16
@@ -52,31 +54,22 @@ def total(weights: torch.Tensor, wide: torch.dtype) -> torch.Tensor:
     return _sums(weights).cumsum(-1, dtype=wide)[:, -1]
 
 
-def invert(weights: torch.Tensor, uniform: torch.Tensor, wide: torch.dtype) -> torch.Tensor:
+def invert(weights: torch.Tensor, uniform: torch.Tensor, wide: torch.dtype, search: Search) -> torch.Tensor:
     """The index, int64 [D], at which the cumulative weight of a row [D, W] exceeds uniform [D] times its sum.
 
     An index without weight is never returned if the row has any.
     """
     if weights.shape[1] < 8 * _CHUNK:
         cumulative = weights.cumsum(-1, dtype=wide)
-        return _first_above(cumulative, uniform * cumulative[:, -1]).squeeze(1)
+        return search.first_above(cumulative, uniform * cumulative[:, -1]).squeeze(1)
     cumulative = _sums(weights).cumsum(-1, dtype=wide)
     target = uniform * cumulative[:, -1]
-    chunk = _first_above(cumulative, target)
+    chunk = search.first_above(cumulative, target)
     before = torch.where(chunk > 0, cumulative.gather(1, (chunk - 1).clamp_min(0)), 0.0).squeeze(1)
     ids = _members(chunk, weights.shape[1])
     places = chunk * _CHUNK + torch.arange(_CHUNK, device=weights.device)
     members = torch.where(places < weights.shape[1], weights.gather(1, ids), 0.0).cumsum(-1, dtype=wide)
-    return ids.gather(1, _first_above(members, (target - before).clamp_min(0))).squeeze(1)
-
-
-def _first_above(cumulative: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """The first index of each row whose running sum exceeds the target [D], int64 [D, 1]."""
-    # The target may be rounded up to the sum or, where it comes from other sums, beyond: the last weight
-    # that counts is meant then.
-    end = cumulative[:, -1:]
-    target = torch.minimum(target.unsqueeze(1), torch.nextafter(end, torch.zeros_like(end)))
-    return torch.searchsorted(cumulative, target, right=True).clamp_max(cumulative.shape[1] - 1)
+    return ids.gather(1, search.first_above(members, (target - before).clamp_min(0))).squeeze(1)
 
 
 def _split(values: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -15,11 +15,14 @@ import torch
 from services.engine.device import Device
 from services.engine.sampling.chunks import invert, largest, total
 from services.engine.sampling.inputs import Draws, Filters
+from services.engine.sampling.search import IndexedSearch, Search
 from services.engine.sampling.wide import draw_wide
 
 # What the filters leave of most rows is among so many candidates. The number is fixed, never taken from the
 # batch, so that a row is treated alike whoever is beside it.
 CANDIDATES: Final = 256
+
+_SEARCH: Final = IndexedSearch()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,7 @@ class Scaled:
 
 def draw_plain(scaled: Scaled, device: Device) -> torch.Tensor:
     """Draws int64 [D] from the whole distributions."""
-    return invert(scaled.all().exp_(), scaled.draws.uniform, device.wide_dtype)
+    return invert(scaled.all().exp_(), scaled.draws.uniform, device.wide_dtype, _SEARCH)
 
 
 def draw_filtered(scaled: Scaled, filters: Filters, device: Device) -> torch.Tensor:
@@ -65,18 +68,20 @@ def draw_filtered(scaled: Scaled, filters: Filters, device: Device) -> torch.Ten
 
     A row whose candidates do not hold all that its filters leave is drawn again from the whole vocabulary.
     """
-    tokens, sufficient = _draw_candidates(scaled.all(), scaled.draws.uniform, filters, device.wide_dtype)
+    tokens, sufficient = draw_candidates(
+        scaled.all(), scaled.draws.uniform, filters, device.wide_dtype, _SEARCH
+    )
     again = device.rows_to_redo(~sufficient)
     if not again.shape[0]:
         return tokens
     uniform = scaled.draws.uniform.index_select(0, again)
-    redone = draw_wide(scaled.some(again), filters.select(again), uniform, device.wide_dtype)
+    redone = draw_wide(scaled.some(again), filters.select(again), uniform, device.wide_dtype, _SEARCH)
     known = tokens.index_select(0, again)
     return tokens.index_copy(0, again, torch.where(sufficient.index_select(0, again), known, redone))
 
 
-def _draw_candidates(
-    scaled: torch.Tensor, uniform: torch.Tensor, filters: Filters, wide: torch.dtype
+def draw_candidates(
+    scaled: torch.Tensor, uniform: torch.Tensor, filters: Filters, wide: torch.dtype, search: Search
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draws among the best CANDIDATES tokens of scaled [D, V], which is overwritten.
 
@@ -104,7 +109,7 @@ def _draw_candidates(
     sufficient = sufficient | ((off | closed) & (weights[:, -1:] < smallest).squeeze(1))
     if whole:
         sufficient = sufficient | off | ~filters.exact
-    picked = invert(torch.where(kept, weights, 0.0), uniform, wide)
+    picked = invert(torch.where(kept, weights, 0.0), uniform, wide, search)
     return ids.gather(1, picked.unsqueeze(1)).squeeze(1), sufficient
 
 

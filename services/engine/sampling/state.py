@@ -26,6 +26,10 @@ class TokenCounts:
         self._ids: Int64s = np.zeros(_FIRST_CAPACITY, dtype=np.int64)
         self._generated: Floats = np.zeros(_FIRST_CAPACITY, dtype=np.float32)
 
+    def place(self, token: int) -> int | None:
+        """Where `update` lists a token that it has counted."""
+        return self._index.get(token)
+
     def update(self) -> tuple[Int64s, Floats]:
         """Counts what was appended since the last call.
 
@@ -48,11 +52,13 @@ class TokenCounts:
 class SequenceState:
     """A sequence's options, prepared, and the counts of its tokens.
 
-    `token_ids` is the sequence's own list, which grows. Ids must be below the vocabulary's size.
+    `token_ids` is the sequence's own list, which grows. Ids must be below the vocabulary's size. The first
+    `biases` edits are those of `logit_bias`, with each id once; the others are bans.
     """
 
     __slots__ = (
         "allowed",
+        "biases",
         "counts",
         "edit_ids",
         "edit_values",
@@ -69,6 +75,7 @@ class SequenceState:
         self.token_ids = token_ids
         self.greedy = options.temperature == 0.0
         # What is added to logits at every step.
+        self.biases = len(options.logit_bias)
         edits = [*options.logit_bias, *[(word[0], -np.inf) for word in options.bad_words if len(word) == 1]]
         self.edit_ids = np.array([token for token, _ in edits], dtype=np.int64)
         self.edit_values = np.array([value for _, value in edits], dtype=np.float32)

@@ -14,8 +14,8 @@ from services.engine.bucketing import Bucket
 from services.engine.device import CpuDevice
 from services.engine.link import SamplingOptions
 from services.engine.runner.batches import PENDING, BatchBuilder, begun_by_decode, begun_by_prefill
+from services.engine.runner.dynamic import PackedCopy
 from services.engine.runner.layout import KvLayout, padded_count, static_counts
-from services.engine.runner.packing import PackedCopy
 from services.engine.runner.prompts import request_scores, slice_rows
 from services.engine.runner.staging import StagingBuffer
 from services.engine.runner.tables import BlockTables
@@ -71,7 +71,7 @@ def test_decode_inputs(seed: int, block_size: int, count: int, spare: int) -> No
         ]
         owned = [block for row in rows for block in row.sequence.block_table]
         bucket = Bucket(count + spare, 1, len(owned) + 2 * spare)
-        tensors = setting.builder.decode(rows, bucket, 2, setting.staging)
+        tensors = setting.builder.decode(rows, bucket, 2, setting.staging).tensors()
         tokens, positions, slots, blocks, owners, starts, last_rows, targets = (t.tolist() for t in tensors)
         padding = [setting.layout.padding_block] * (2 * spare)
         assert tokens == [PENDING if row.token is None else row.token for row in rows] + [0] * spare
@@ -99,9 +99,9 @@ def test_prefill_inputs(seed: int, block_size: int, count: int, spare: int) -> N
         query = max(chunk.length for chunk in chunks) + spare
         context = max(-(-chunk.start // block_size) for chunk in chunks) + spare
         bucket = Bucket(count + spare, query, context)
-        tensors = setting.builder.prefill(chunks, bucket, setting.staging)
+        tensors = setting.builder.prefill(chunks, bucket, setting.staging).tensors()
         tokens, positions, slots, blocks, lengths, picks, targets = (t.tolist() for t in tensors)
-        assert tensors[3].shape == (bucket.batch, context)
+        assert len(blocks) == bucket.batch * context
         assert lengths == [chunk.start for chunk in chunks] + [0] * spare
         sampling = [k for k, chunk in enumerate(chunks) if chunk.samples]
         for row, chunk in enumerate(chunks):
@@ -112,8 +112,9 @@ def test_prefill_inputs(seed: int, block_size: int, count: int, spare: int) -> N
             rest = slots[row * query + chunk.length : (row + 1) * query]
             assert all(slot // block_size == setting.layout.padding_block for slot in rest)
             cached = -(-chunk.start // block_size)
-            assert blocks[row][:cached] == chunk.sequence.block_table[:cached]
-            assert set(blocks[row][cached:]) <= {setting.layout.padding_block}
+            before = blocks[row * context : (row + 1) * context]
+            assert before[:cached] == chunk.sequence.block_table[:cached]
+            assert set(before[cached:]) <= {setting.layout.padding_block}
             assert targets[row] == (sampling.index(row) if chunk.samples else ROWS)
             assert picks[row] == (row * query + chunk.length - 1 if chunk.samples else 0)
         assert targets[count:] == [ROWS] * spare
@@ -167,16 +168,16 @@ def test_a_buffer_is_filled_again_and_grows() -> None:
     first, second = staging.lay_out(3, 5)
     first[:] = 1
     second[:] = range(5)
-    sent = staging.send()
+    sent = staging.send().tensors()
     assert [tensor.tolist() for tensor in sent] == [[1, 1, 1], [0, 1, 2, 3, 4]]
     (large,) = staging.lay_out(5000)
     large[:] = 7
-    assert staging.send()[0].sum() == 35_000
+    assert staging.send().tensors()[0].sum() == 35_000
     # What was sent before the growth is still there.
     assert sent[1].tolist() == [0, 1, 2, 3, 4]
     nothing, one = staging.lay_out(0, 1)
     one[:] = 4
-    assert [tensor.tolist() for tensor in staging.send()] == [[], [4]]
+    assert [tensor.tolist() for tensor in staging.send().tensors()] == [[], [4]]
     assert nothing.size == 0
 
 
@@ -185,7 +186,8 @@ def test_one_copy_carries_everything() -> None:
     parts = [torch.tensor([True, False]), torch.arange(6.0).view(2, 3), torch.tensor([[2**24 - 1]])]
     back = PackedCopy(device, parts).wait()
     assert device.host_copies == 1
-    for part, other in zip(parts, back, strict=True):
+    for part, other in zip(parts, (back.harmless, back.prompts, back.samples), strict=True):
+        assert other is not None
         assert part.shape == other.shape
         assert torch.equal(part.double(), other.double())
 

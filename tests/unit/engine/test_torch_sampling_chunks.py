@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from services.engine.sampling.chunks import first_argmax, invert, largest, total
+from services.engine.sampling.search import ComparingSearch, IndexedSearch, Search
 
 WIDTHS = [1, 2, 63, 64, 65, 127, 128, 129, 511, 512, 513, 640, 8191, 8192, 8193, 9001]
+SEARCHES = [IndexedSearch(), ComparingSearch()]
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -26,14 +28,15 @@ def test_reductions_equal_the_plain_ones(width: int) -> None:
     assert all(len(set(row)) == count for row in ids.tolist())
 
 
+@pytest.mark.parametrize("search", SEARCHES)
 @pytest.mark.parametrize("width", WIDTHS)
-def test_inversion_over_chunks(width: int) -> None:
+def test_inversion_over_chunks(width: int, search: Search) -> None:
     generator = torch.Generator().manual_seed(width)
     weights = torch.randint(0, 3, (200, width), generator=generator).float()
     weights[:, -1] = 1.0
     uniform = torch.rand(200, generator=generator, dtype=torch.float64)
     uniform[0], uniform[1] = 0.0, math.nextafter(1.0, 0.0)
-    found = invert(weights, uniform, torch.float64)
+    found = invert(weights, uniform, torch.float64, search)
     cumulative = weights.double().cumsum(-1)
     expected = (cumulative <= (uniform * cumulative[:, -1]).unsqueeze(1)).sum(-1)
     assert found.equal(expected)
@@ -41,14 +44,38 @@ def test_inversion_over_chunks(width: int) -> None:
 
 @pytest.mark.parametrize("width", [70, 5000])
 @pytest.mark.parametrize("at", [0, 1, 63, 64, 69])
-def test_the_only_weight_is_found_by_any_number(width: int, at: int) -> None:
+@pytest.mark.parametrize("search", SEARCHES)
+def test_the_only_weight_is_found_by_any_number(search: Search, width: int, at: int) -> None:
     weights = torch.zeros(3, width)
     weights[:, at] = 1e-30
     uniform = torch.tensor([0.0, 0.5, math.nextafter(1.0, 0.0)], dtype=torch.float64)
-    assert invert(weights, uniform, torch.float64).tolist() == [at] * 3
+    assert invert(weights, uniform, torch.float64, search).tolist() == [at] * 3
 
 
 def test_nan_is_the_largest() -> None:
     values = torch.zeros(1, 1000)
     values[0, 777] = math.nan
     assert first_argmax(values).tolist() == [777]
+
+
+@pytest.mark.parametrize("integers", [torch.int32, torch.int64])
+def test_both_searches_find_the_same_threshold(integers: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(5)
+    scores = -torch.rand(60, 300, generator=generator).mul_(20).exp_().mul_(1e-6)
+    scores[:, :40] = scores[:, 40:80]
+    scores[5:9, 100:] = -torch.inf
+    scores[:, 7] = 0.0
+    scores[9] = 0.0
+    scores[10:12] = -torch.finfo(torch.float32).max
+    weights = torch.randint(0, 1000, scores.shape, generator=generator).to(integers)
+    total = weights.sum(-1, dtype=integers)
+    for share in (0.0, 0.3, 0.9, 1.0):
+        target = (total.double() * share).to(integers).clamp_min(1)
+        indexed, comparing = (
+            search.magnitudes(scores)
+            <= search.threshold(search.magnitudes(scores), weights, target).unsqueeze(1)
+            for search in SEARCHES
+        )
+        assert indexed.equal(comparing)
+        reached = torch.where(comparing, weights, 0).sum(-1)
+        assert (reached >= target).all()

@@ -24,12 +24,17 @@ from services.engine.sampling.chunks import invert
 from services.engine.sampling.draw import Scaled, draw_filtered, draw_plain
 from services.engine.sampling.inputs import Draws, Filters
 from services.engine.sampling.numbers import uniforms
+from services.engine.sampling.search import ComparingSearch, IndexedSearch, Search
 from services.engine.sampling.wide import draw_wide
 from tests.support.sampling import CPU, row, run
 
+SEARCHES = [IndexedSearch(), ComparingSearch()]
 
-def drawn(scores: torch.Tensor, numbers: list[float], *, wide: bool = False, **options: Any) -> list[int]:
-    """The tokens for these uniform numbers from one row of scores [V]."""
+
+def drawn(
+    scores: torch.Tensor, numbers: list[float], *, wide: Search | None = None, **options: Any
+) -> list[int]:
+    """The tokens for these uniform numbers from one row of scores [V]; `wide`: of the whole vocabulary."""
     chosen = SamplingOptions(**options)
     count, size = len(numbers), scores.shape[0]
     filters = Filters(
@@ -49,8 +54,8 @@ def drawn(scores: torch.Tensor, numbers: list[float], *, wide: bool = False, **o
     )
     rows = scores.expand(count, -1).contiguous()
     scaled = Scaled(rows, rows.amax(-1), draws)
-    if wide:
-        tokens = draw_wide(scaled.all(), filters, draws.uniform, torch.float64)
+    if wide is not None:
+        tokens = draw_wide(scaled.all(), filters, draws.uniform, torch.float64, wide)
     elif chosen.top_k or chosen.top_p < 1 or chosen.min_p:
         tokens = draw_filtered(scaled, filters, CPU)
     else:
@@ -102,7 +107,7 @@ FILTERS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("vocab", [12, 700])
 @pytest.mark.parametrize("options", FILTERS, ids=str)
-@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("wide", [None, SEARCHES[0]], ids=["candidates", "wide"])
 def test_draws_follow_the_distribution_of_transformers(
     vocab: int, options: dict[str, Any], wide: bool
 ) -> None:
@@ -114,9 +119,9 @@ def test_draws_follow_the_distribution_of_transformers(
     assert not found[expected == 0].any()
 
 
-@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("wide", [None, SEARCHES[0]], ids=["candidates", "wide"])
 @pytest.mark.parametrize("count", [2, 5, 600])
-def test_ties_at_the_threshold_of_top_k(count: int, wide: bool) -> None:
+def test_ties_at_the_threshold_of_top_k(count: int, wide: Search | None) -> None:
     """Three better tokens, then `count` equal ones, in a shuffled order."""
     order = torch.randperm(700, generator=torch.Generator().manual_seed(count))
     scores = torch.full((700,), -1.0)
@@ -130,8 +135,8 @@ def test_ties_at_the_threshold_of_top_k(count: int, wide: bool) -> None:
     assert set(exact.nonzero().flatten().tolist()) == {*order[:3].tolist(), int(ties[0])}
 
 
-@pytest.mark.parametrize("wide", [False, True])
-def test_the_nucleus_keeps_all_that_are_as_good_as_its_last_token(wide: bool) -> None:
+@pytest.mark.parametrize("wide", [None, SEARCHES[0]], ids=["candidates", "wide"])
+def test_the_nucleus_keeps_all_that_are_as_good_as_its_last_token(wide: Search | None) -> None:
     scores = torch.tensor([3.0, 1.0, 1.0, 1.0, 0.0])
     found = frequencies(scores, top_p=0.75, wide=wide)
     weights = scores.exp() * torch.tensor([1, 1, 1, 1, 0])
@@ -154,7 +159,7 @@ def test_a_token_outside_the_filters_is_never_drawn(
     values = torch.tensor(scores * copies, dtype=torch.float32)
     options = {"top_k": top_k, "top_p": top_p, "min_p": min_p, "keep_top_k_duplicates": not exact}
     weights = torch.softmax(values.double(), 0)
-    for wide in (False, True):
+    for wide in (None, *SEARCHES):
         token = drawn(values, [number], wide=wide, **options)[0]
         better = values > values[token]
         equals_before = int((values[:token] == values[token]).sum())
@@ -163,13 +168,18 @@ def test_a_token_outside_the_filters_is_never_drawn(
         assert float(weights[token]) >= min_p * float(weights.max()) * (1 - 1e-5)
 
 
+@pytest.mark.parametrize("search", SEARCHES)
 @settings(deadline=None)
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=20).filter(any), st.floats(0, 1, exclude_max=True))
-def test_inversion_picks_a_token_with_weight(weights: list[float], number: float) -> None:
+@given(
+    weights=st.lists(st.floats(0, 1), min_size=1, max_size=20).filter(any),
+    number=st.floats(0, 1, exclude_max=True),
+)
+def test_inversion_picks_a_token_with_weight(search: Search, weights: list[float], number: float) -> None:
     index = invert(
         torch.tensor([weights], dtype=torch.float64),
         torch.tensor([number], dtype=torch.float64),
         torch.float64,
+        search,
     )
     assert weights[int(index)] > 0
 

@@ -1,0 +1,144 @@
+"""The tail of a step where shapes cost nothing: what a step does not need is not computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from services.engine.device import Device, Forward
+from services.engine.graphs import Graphs, Phase
+from services.engine.runner.batches import BatchBuilder
+from services.engine.runner.layout import padded_count
+from services.engine.runner.phases import Phases
+from services.engine.runner.prompts import PromptRequests, request_scores, slice_rows
+from services.engine.runner.staging import Staged
+from services.engine.runner.tail import StepParts, TailRequest
+from services.engine.sampling import SamplerInputs, prepare, prompt_logprobs, sample
+
+
+class DynamicTails:
+    """Implements `Tails`: logits come in static shapes, what follows them does not."""
+
+    def __init__(
+        self,
+        phases: Phases,
+        device: Device,
+        graphs: Graphs,
+        builder: BatchBuilder,
+        vocab_size: int,
+        row_counts: tuple[int, ...],
+    ) -> None:
+        self.phases = phases
+        self.device = device
+        self._graphs = graphs
+        self._builder = builder
+        self._vocab_size = vocab_size
+        self._row_counts = row_counts
+
+    @property
+    def counts(self) -> Mapping[Phase, tuple[int, ...]]:
+        return {Phase.HEAD: self._row_counts}
+
+    @property
+    def prefill(self) -> Forward:
+        return self.phases.prefill
+
+    @property
+    def bytes(self) -> int:
+        return 0
+
+    def prepare(self, request: TailRequest) -> DynamicTail:
+        prompts: PromptRequests | None = None
+        if request.prefills:
+            rows = slice_rows(self._row_counts)
+            prompts = request_scores(request.prefills, request.query, rows, request.staging.prompts)
+        sampling: tuple[Staged, SamplerInputs] | None = None
+        if request.sampled:
+            count = padded_count(len(request.sampled), self._row_counts)
+            spare = self.phases.spare_row
+            sampling = (
+                self._builder.ids(request.last_rows, spare, count, request.staging.rows),
+                prepare(request.sampled, count, self._vocab_size, self.device),
+            )
+        return DynamicTail(self, prompts, sampling)
+
+    def dummy(self, phase: Phase, count: int) -> DynamicTail:
+        return DynamicTail(self, None, None, count)
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [R, hidden_size], R one of the static counts -> logits [R, vocab_size]."""
+        logits: torch.Tensor = self._graphs.run(Phase.HEAD, hidden.shape[0], self.phases.head, (hidden,))
+        return logits
+
+
+class DynamicTail:
+    """Implements `StepTail`."""
+
+    def __init__(
+        self,
+        tails: DynamicTails,
+        prompts: PromptRequests | None,
+        sampling: tuple[Staged, SamplerInputs] | None,
+        dummy_rows: int = 0,
+    ) -> None:
+        self._tails = tails
+        self._prompts = prompts
+        self._sampling = sampling
+        self._dummy_rows = dummy_rows
+        self._harmless: torch.Tensor | None = None
+        self._scores: torch.Tensor | None = None
+        self._samples: torch.Tensor | None = None
+
+    def after_prefill(self, result: Any) -> None:
+        hidden, self._harmless = result
+        if self._prompts is not None:
+            self._scores = self._score(hidden, self._prompts)
+
+    def sample(self) -> None:
+        tails = self._tails
+        if self._sampling is None:
+            if self._dummy_rows:
+                tails.head(tails.phases.hidden[: self._dummy_rows])
+            return
+        staged, inputs = self._sampling
+        (last_rows,) = staged.tensors()
+        logits = tails.head(tails.phases.hidden[: last_rows.shape[0]])
+        batch = sample(logits, inputs, tails.phases.last_tokens, tails.device)
+        tails.phases.keep_tokens(last_rows, batch.tokens)
+        self._samples = batch.packed
+
+    def copy(self) -> PackedCopy:
+        return PackedCopy(self._tails.device, (self._harmless, self._scores, self._samples))
+
+    def _score(self, hidden: torch.Tensor, requests: PromptRequests) -> torch.Tensor:
+        """Packed scores of prompt tokens, slice by slice: the logits of a whole chunk would be large."""
+        parts: list[torch.Tensor] = []
+        for start in range(0, requests.picks.shape[0], requests.rows):
+            picks = requests.picks[start : start + requests.rows]
+            targets = requests.targets[start : start + requests.rows]
+            logits = self._tails.head(hidden.index_select(0, picks))
+            parts.append(prompt_logprobs(logits, targets, requests.alternatives, self._tails.device))
+        return torch.cat(parts)
+
+
+class PackedCopy:
+    """Several tensors on their way to the host as one, in the widest float: ids below 2**24 stay exact."""
+
+    def __init__(self, device: Device, parts: Sequence[torch.Tensor | None]) -> None:
+        self._shapes = [None if part is None else part.shape for part in parts]
+        flat = [part.flatten().to(device.wide_dtype) for part in parts if part is not None]
+        self._copy = device.begin_to_host(torch.cat(flat) if len(flat) > 1 else flat[0])
+
+    def wait(self) -> StepParts:
+        """The tensors on the host, once they are there, in their shapes."""
+        host, start = self._copy.wait(), 0
+        parts: list[torch.Tensor | None] = []
+        for shape in self._shapes:
+            if shape is None:
+                parts.append(None)
+                continue
+            parts.append(host[start : start + shape.numel()].view(shape))
+            start += shape.numel()
+        return StepParts(*parts)

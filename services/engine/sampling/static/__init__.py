@@ -1,0 +1,9 @@
+"""Sampling in few static shapes, for devices on which each new one costs a compilation."""
+
+from __future__ import annotations
+
+from services.engine.sampling.static.buffers import StaticBuffers, StaticSizes, allocate
+from services.engine.sampling.static.program import Call, StaticProgram
+from services.engine.sampling.static.stages import Stages
+
+__all__ = ["Call", "Stages", "StaticBuffers", "StaticProgram", "StaticSizes", "allocate"]

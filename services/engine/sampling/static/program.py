@@ -1,0 +1,227 @@
+"""Which static computations a step's sampling is made of, with their inputs. On the host.
+
+Each computation has a few counts of its own, of rows, of drawn rows, of entries: what a step needs is put
+together from them, so that the number of shapes is a sum and not a product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from services.engine.device import Device
+from services.engine.graphs import Phase
+from services.engine.link import SamplingOptions
+from services.engine.sampling.adjust import NO_TOKEN
+from services.engine.sampling.numbers import uniforms
+from services.engine.sampling.rows import RowParams
+from services.engine.sampling.state import Floats, Int64s, SequenceState
+from services.engine.sampling.static.entries import (
+    allowed_entries,
+    banned_entries,
+    changed_entries,
+    no_entries,
+    widths,
+)
+
+Tensors = tuple[torch.Tensor, ...]
+
+# Rows that are drawn, or whose log probabilities are wanted: more of them are done in slices of the largest
+# count, for what is computed between holds several copies of their scores.
+_DRAWN: Final = (1, 4, 16, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One computation: its static shape's name, and its inputs on the device."""
+
+    phase: Phase
+    key: int
+    tensors: Tensors
+
+
+class StaticProgram:
+    """Makes the calls for the rising numbers of rows `row_counts`.
+
+    score_rows: prompt tokens that are scored at once, of as many as `score_places` in a step. `turn` is 1 or
+    2, for the steps that may be in flight.
+    """
+
+    def __init__(
+        self, device: Device, vocab_size: int, row_counts: Sequence[int], score_rows: int, score_places: int
+    ) -> None:
+        self._device = device
+        self._vocab_size = vocab_size
+        self._row_counts = tuple(row_counts)
+        self._spare = max_rows = self._row_counts[-1]
+        self._drawn = tuple(sorted({min(count, max_rows) for count in _DRAWN}))
+        self._widths = widths(max_rows * vocab_size)
+        self._score_rows = score_rows
+        self._score_places = score_places
+
+    @property
+    def counts(self) -> dict[Phase, tuple[int, ...]]:
+        """All static shapes."""
+        per_row = (Phase.HEAD, Phase.GREEDY, Phase.FINISH)
+        per_drawn = (Phase.DRAW, Phase.FILTER, Phase.LOGPROBS)
+        return {
+            **dict.fromkeys(per_row, self._row_counts),
+            **dict.fromkeys(per_drawn, self._drawn),
+            Phase.EDIT: self._widths,
+            Phase.PENDING: (1,),
+            Phase.SCORE: (1, 2),
+            Phase.RESULT: (1, 2),
+        }
+
+    def sampling(self, rows: list[RowParams], last_rows: Sequence[int]) -> list[Call]:
+        """The calls for these rows, in the order of the hidden states; last_rows: their last tokens."""
+        count = _least(self._row_counts, len(rows))
+        if all(row.state.simple and not row.masked_ids for row in rows):
+            return [self._greedy(last_rows, count)]
+        restricted = [index for index, row in enumerate(rows) if row.state.allowed.size]
+        calls = [self._head(restricted, count), *self._edits(rows)]
+        drawn = [index for index, row in enumerate(rows) if not row.state.greedy]
+        filtered = [index for index in drawn if rows[index].state.is_filtered(self._vocab_size)]
+        plain = sorted({*drawn}.difference(filtered))
+        calls += [self._draw(rows, index) for index in self._slices(plain)]
+        calls += [self._filter(rows, index) for index in self._slices(filtered)]
+        calls.append(self._finish(last_rows, drawn, count))
+        asked = [index for index, row in enumerate(rows) if row.state.options.top_logprobs >= 0]
+        return calls + [self._logprobs(index) for index in self._slices(asked)]
+
+    def scores(self, picks: np.ndarray[Any, Any], targets: np.ndarray[Any, Any], turn: int) -> list[Call]:
+        """The calls that score prompt tokens, int64 [N], after the hidden states `picks` of the prefill."""
+        starts = range(0, len(picks), self._score_rows)
+        return [self._score(picks[start:], targets[start:], start, turn) for start in starts]
+
+    def result(self, turn: int, harmless: torch.Tensor) -> Call:
+        """The call that puts together what a step reports, of which the given buffer is a part."""
+        return Call(Phase.RESULT, turn, (harmless,))
+
+    def dummy(self, phase: Phase, key: int, harmless: torch.Tensor) -> Call:
+        """A call of this shape on padding alone."""
+        nothing = np.zeros(0, dtype=np.int64)
+        row = RowParams(SequenceState(SamplingOptions(), [], 0), 0)
+        made: dict[Phase, Callable[[], Call]] = {
+            Phase.HEAD: lambda: self._head([], key),
+            Phase.GREEDY: lambda: self._greedy([], key),
+            Phase.FINISH: lambda: self._finish([], [], key),
+            Phase.EDIT: lambda: self._edit(*no_entries(key, self._spare), self._row_inputs([])),
+            Phase.PENDING: lambda: Call(phase, key, self._row_inputs([])),
+            Phase.DRAW: lambda: self._draw([row], [0] * key),
+            Phase.FILTER: lambda: self._filter([row], [0] * key),
+            Phase.LOGPROBS: lambda: self._logprobs([0] * key),
+            Phase.SCORE: lambda: self._score(nothing, nothing, 0, key),
+            Phase.RESULT: lambda: self.result(key, harmless),
+        }
+        return made[phase]()
+
+    def _edits(self, rows: list[RowParams]) -> list[Call]:
+        """The calls that change single logits: what is allowed first, what is banned last."""
+        lists = allowed_entries(rows), changed_entries(rows), banned_entries(rows, self._vocab_size)
+        allowed, changed, banned = (list(one.slices(self._widths, self._spare)) for one in lists)
+        waiting = any(row.state.penalized and row.pending_row is not None for row in rows)
+        if not (allowed or changed or banned or waiting):
+            return []
+        shared = self._row_inputs(rows)
+        calls = [self._edit(*one, shared) for one in allowed]
+        if waiting:
+            calls.append(Call(Phase.PENDING, 1, shared))
+        return calls + [self._edit(*one, shared) for one in (*changed, *banned)]
+
+    def _row_inputs(self, rows: list[RowParams]) -> Tensors:
+        """What edits know of rows, the spare one included: penalties float32 [3, S], pending int64 [S]."""
+        penalties = np.zeros((3, self._spare + 1), dtype=np.float32)
+        penalties[0] = 1.0
+        pending = np.full(self._spare + 1, NO_TOKEN, dtype=np.int64)
+        for index, row in enumerate(rows):
+            options = row.state.options
+            if row.state.penalized:
+                penalties[:, index] = (
+                    options.repetition_penalty,
+                    options.frequency_penalty,
+                    options.presence_penalty,
+                )
+            if row.pending_row is not None:
+                pending[index] = row.pending_row
+        return self._send(penalties), self._send(pending)
+
+    def _head(self, restricted: list[int], count: int) -> Call:
+        given = np.zeros(count, dtype=np.bool_)
+        given[restricted] = True
+        return Call(Phase.HEAD, count, (self._send(given),))
+
+    def _greedy(self, last_rows: Sequence[int], count: int) -> Call:
+        return Call(Phase.GREEDY, count, (self._send(self._kept(last_rows, count)),))
+
+    def _finish(self, last_rows: Sequence[int], drawn: list[int], count: int) -> Call:
+        given = np.zeros((2, count), dtype=np.int64)
+        given[0] = self._kept(last_rows, count)
+        given[1, drawn] = 1
+        return Call(Phase.FINISH, count, (self._send(given),))
+
+    def _kept(self, last_rows: Sequence[int], count: int) -> Int64s:
+        kept = np.full(count, self._spare, dtype=np.int64)
+        kept[: len(last_rows)] = last_rows
+        return kept
+
+    def _edit(self, ints: Int64s, floats: Floats, shared: Tensors) -> Call:
+        return Call(Phase.EDIT, ints.shape[1], (self._send(ints), self._send(floats), *shared))
+
+    def _draw(self, rows: list[RowParams], index: list[int]) -> Call:
+        options = [rows[i].state.options for i in index]
+        floats = np.stack(([one.temperature for one in options], self._uniform(rows, index)))
+        return Call(Phase.DRAW, len(index), (self._send(np.array(index)), self._send_wide(floats)))
+
+    def _filter(self, rows: list[RowParams], index: list[int]) -> Call:
+        options = [rows[i].state.options for i in index]
+        top_k = [one.top_k if one.top_k < self._vocab_size else 0 for one in options]
+        exact = [not one.keep_top_k_duplicates and k > 0 for one, k in zip(options, top_k, strict=True)]
+        floats = np.stack(
+            (
+                [one.temperature for one in options],
+                self._uniform(rows, index),
+                [one.top_p for one in options],
+                [one.min_p for one in options],
+            )
+        )
+        ints = np.array((index, top_k, exact), dtype=np.int64)
+        return Call(Phase.FILTER, len(index), (self._send(ints), self._send_wide(floats)))
+
+    @staticmethod
+    def _uniform(rows: list[RowParams], index: list[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
+        return uniforms([rows[i].state.options.seed for i in index], [rows[i].position for i in index])
+
+    def _logprobs(self, index: list[int]) -> Call:
+        return Call(Phase.LOGPROBS, len(index), (self._send(np.array(index)),))
+
+    def _score(self, picks: Int64s, targets: Int64s, start: int, turn: int) -> Call:
+        """Scores the first of these tokens; what they get goes to the places from `start` on."""
+        count = min(len(picks), self._score_rows)
+        ints = np.zeros((3, self._score_rows), dtype=np.int64)
+        ints[0, :count] = picks[:count]
+        ints[1, :count] = targets[:count]
+        # Beyond the last place there is one for padding.
+        ints[2] = self._score_places
+        ints[2, :count] = np.arange(start, start + count)
+        return Call(Phase.SCORE, turn, (self._send(ints),))
+
+    def _slices(self, index: list[int]) -> list[list[int]]:
+        """The rows in static counts; the first of a slice fills it up."""
+        largest = self._drawn[-1]
+        parts = [index[start : start + largest] for start in range(0, len(index), largest)]
+        return [part + part[:1] * (_least(self._drawn, len(part)) - len(part)) for part in parts]
+
+    def _send(self, values: np.ndarray[Any, Any]) -> torch.Tensor:
+        return self._device.to_device(torch.from_numpy(values))
+
+    def _send_wide(self, values: np.ndarray[Any, Any]) -> torch.Tensor:
+        return self._device.to_device(torch.from_numpy(values).to(self._device.wide_dtype))
+
+
+def _least(counts: tuple[int, ...], needed: int) -> int:
+    return next(count for count in counts if count >= needed)

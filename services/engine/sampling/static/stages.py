@@ -1,0 +1,202 @@
+"""The computations of a step outside its forwards, each of a static shape: in, out and between are buffers.
+
+Each may run twice in a row with the same inputs, as a capture does, and the second time changes nothing. What
+varies from step to step comes in as tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from services.engine.device import Device, Forward
+from services.engine.graphs import Phase
+from services.engine.sampling.adjust import NO_TOKEN, penalized
+from services.engine.sampling.chunks import first_argmax, invert
+from services.engine.sampling.draw import draw_candidates
+from services.engine.sampling.inputs import Filters
+from services.engine.sampling.logprobs import logprob_columns
+from services.engine.sampling.rows import RowStatus
+from services.engine.sampling.search import ComparingSearch
+from services.engine.sampling.static.buffers import StaticBuffers
+from services.engine.sampling.static.entries import NOT_SEEN
+from services.engine.sampling.wide import draw_wide
+
+Head = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Stages:
+    """`head` gives logits; hidden [S, hidden_size] and last_tokens int64 [S] are the runner's."""
+
+    def __init__(
+        self,
+        head: Head,
+        hidden: torch.Tensor,
+        last_tokens: torch.Tensor,
+        buffers: StaticBuffers,
+        device: Device,
+    ) -> None:
+        self._head = head
+        self._hidden = hidden
+        self._last_tokens = last_tokens
+        self._buffers = buffers
+        self._device = device
+        self._search = ComparingSearch()
+        self._forwards: dict[Phase, Sequence[Forward]] = {
+            Phase.HEAD: (self.head,),
+            Phase.EDIT: (self.edit,),
+            Phase.PENDING: (self.pending,),
+            Phase.DRAW: (self.draw,),
+            Phase.FILTER: (self.filter,),
+            Phase.FINISH: (self.finish,),
+            Phase.GREEDY: (self.greedy,),
+            Phase.LOGPROBS: (self.logprobs,),
+            Phase.SCORE: (self.score(0), self.score(1)),
+            Phase.RESULT: (self.result(0), self.result(1)),
+        }
+
+    def forward(self, phase: Phase, key: int) -> Forward:
+        """The function of a static shape. `key` counts what it is for from 1, or tells the shape alone."""
+        forwards = self._forwards[phase]
+        return forwards[key - 1] if len(forwards) > 1 else forwards[0]
+
+    def head(self, restricted: torch.Tensor) -> None:
+        """restricted bool [R]: rows of which nothing is allowed yet. Scores the first R hidden states."""
+        rows = self._rows(restricted.shape[0])
+        logits = self._head(self._hidden[: restricted.shape[0]]).float()
+        self._buffers.raw.index_copy_(0, rows, logits)
+        self._buffers.scores.index_copy_(0, rows, logits.masked_fill(restricted.unsqueeze(1), -torch.inf))
+
+    def edit(
+        self, ints: torch.Tensor, floats: torch.Tensor, penalties: torch.Tensor, pending_rows: torch.Tensor
+    ) -> None:
+        """A slice of entries as `Entries` gives them; penalties, pending_rows as of `pending`.
+
+        What is banned already stays so, but for what is allowed: so bans come last and allowed ids first.
+        """
+        rows, ids, conditions, allow = ints
+        added, generated = floats
+        pending = self._pending(pending_rows).index_select(0, rows)
+        repeated = ids == pending
+        place = rows * self._buffers.raw.shape[1] + ids
+        values = self._buffers.raw.view(-1).index_select(0, place) + added
+        counts = generated.clamp_min(0.0) + repeated
+        seen = (generated > NOT_SEEN) | repeated
+        values = torch.where(seen, penalized(values, counts, *penalties.index_select(1, rows)), values)
+        before = self._buffers.scores.view(-1).index_select(0, place)
+        values = values.masked_fill((before == -torch.inf) & (allow == 0), -torch.inf)
+        holds = (conditions == NO_TOKEN) | (conditions == pending)
+        self._buffers.scores.index_put_((rows.masked_fill(~holds, self._spare), ids), values)
+
+    def pending(self, penalties: torch.Tensor, pending_rows: torch.Tensor) -> None:
+        """Penalises the tokens that wait on the device as if each were new; `edit` knows better if not.
+
+        penalties float32 [3, S]: repetition, frequency and presence, 1, 0 and 0 where there is none.
+        pending_rows int64 [S]: which of the last tokens is a row's newest, NO_TOKEN if the host knows it.
+        """
+        pending = self._pending(pending_rows)
+        rows = self._rows(pending.shape[0])
+        ids = pending.clamp_min(0)
+        place = rows * self._buffers.raw.shape[1] + ids
+        values = self._buffers.raw.view(-1).index_select(0, place)
+        values = penalized(values, torch.ones_like(values), *penalties)
+        before = self._buffers.scores.view(-1).index_select(0, place)
+        values = values.masked_fill(before == -torch.inf, -torch.inf)
+        self._buffers.scores.index_put_((rows.masked_fill(pending < 0, self._spare), ids), values)
+
+    def draw(self, index: torch.Tensor, floats: torch.Tensor) -> None:
+        """index int64 [D]: rows; floats [2, D], wide: temperature, uniform. Draws from all tokens."""
+        temperature, uniform = floats
+        scaled = self._scaled(index, temperature)
+        drawn = invert(scaled.exp_(), uniform, self._device.wide_dtype, self._search)
+        self._buffers.tokens.index_copy_(0, index, drawn)
+
+    def filter(self, ints: torch.Tensor, floats: torch.Tensor) -> None:
+        """ints [3, D]: rows, top_k, exact; floats [4, D], wide: temperature, uniform, top_p, min_p."""
+        index, top_k, exact = ints
+        temperature, uniform, top_p, min_p = floats
+        filters = Filters(top_k, exact == 1, top_p, min_p, any_top_k=True, any_exact=True, any_top_p=True)
+        scaled = self._scaled(index, temperature)
+        wide = self._device.wide_dtype
+        # To ask which rows the candidates do not suffice for would be to wait: all are drawn both ways.
+        tokens, sufficient = draw_candidates(scaled.clone(), uniform, filters, wide, self._search)
+        others = draw_wide(scaled, filters, uniform, wide, self._search)
+        self._buffers.tokens.index_copy_(0, index, torch.where(sufficient, tokens, others))
+
+    def finish(self, ints: torch.Tensor) -> None:
+        """ints [2, R]: rows of the last tokens, and 1 where a row was drawn; the others take their best."""
+        last_rows, drawn = ints
+        count = last_rows.shape[0]
+        scores = self._buffers.scores[:count]
+        best_ids = first_argmax(scores)
+        best = scores.gather(1, best_ids.unsqueeze(1)).squeeze(1)
+        tokens = torch.where(drawn == 1, self._buffers.tokens[:count], best_ids)
+        self._keep(last_rows, tokens, best, self._buffers.raw[:count].amax(-1))
+
+    def greedy(self, last_rows: torch.Tensor) -> None:
+        """Head and finish in one, for rows that take their best token as it is: int64 [R]."""
+        logits = self._head(self._hidden[: last_rows.shape[0]]).float()
+        tokens = first_argmax(logits)
+        best = logits.gather(1, tokens.unsqueeze(1)).squeeze(1)
+        self._keep(last_rows, tokens, best, best)
+
+    def logprobs(self, index: torch.Tensor) -> None:
+        """Log probabilities of the sampled tokens, and the best alternatives, of these rows, int64 [D]."""
+        raw = self._buffers.raw.index_select(0, index)
+        tokens = self._buffers.tokens.index_select(0, index)
+        columns = logprob_columns(raw, tokens, True, self._device)
+        self._buffers.columns.index_copy_(0, index, columns)
+
+    def score(self, turn: int) -> Callable[[torch.Tensor], None]:
+        """Prompt log probabilities, for every other step.
+
+        Takes int64 [3, rows]: hidden states of the last prefill, the tokens after them, where results go.
+        """
+
+        def run(ints: torch.Tensor) -> None:
+            picks, targets, places = ints
+            logits = self._head(self._buffers.chunk.index_select(0, picks)).float()
+            columns = logprob_columns(logits, targets, True, self._device)
+            self._buffers.prompts[turn].index_copy_(0, places, columns)
+
+        return run
+
+    def result(self, turn: int) -> Callable[[torch.Tensor], None]:
+        """Puts all that every other step reports in one tensor. Takes the buffer `harmless`."""
+
+        def run(harmless: torch.Tensor) -> None:
+            samples = torch.cat((self._buffers.head, self._buffers.columns), dim=1)
+            self._buffers.results[turn].copy_(torch.cat((harmless, samples.flatten())))
+
+        return run
+
+    @property
+    def _spare(self) -> int:
+        return self._buffers.tokens.shape[0] - 1
+
+    def _rows(self, count: int) -> torch.Tensor:
+        return torch.arange(count, device=self._device.torch_device)
+
+    def _pending(self, pending_rows: torch.Tensor) -> torch.Tensor:
+        waiting = self._last_tokens.index_select(0, pending_rows.clamp_min(0))
+        return waiting.masked_fill(pending_rows < 0, NO_TOKEN)
+
+    def _scaled(self, index: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+        """Scores of rows, less their best, by their temperature. New, so that it may be changed in place."""
+        scores = self._buffers.scores.index_select(0, index)
+        shifted = scores - scores.amax(-1, keepdim=True)
+        return shifted.div_(temperature.float().clamp_min(1e-30).unsqueeze(1))
+
+    def _keep(
+        self, last_rows: torch.Tensor, tokens: torch.Tensor, best: torch.Tensor, largest: torch.Tensor
+    ) -> None:
+        # The maximum is NaN if anything in the row is, infinite if something overflowed.
+        status = torch.full_like(tokens, int(RowStatus.SAMPLED))
+        status = status.masked_fill(best == -torch.inf, int(RowStatus.NOTHING_LEFT))
+        status = status.masked_fill(largest.isnan() | (largest == torch.inf), int(RowStatus.NOT_FINITE))
+        rows = self._rows(tokens.shape[0])
+        self._buffers.tokens.index_copy_(0, rows, tokens)
+        self._last_tokens.index_copy_(0, last_rows, tokens)
+        head = torch.stack((tokens, status), dim=1).to(self._device.wide_dtype)
+        self._buffers.head.index_copy_(0, rows, head)

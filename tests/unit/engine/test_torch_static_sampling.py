@@ -1,0 +1,200 @@
+"""Sampling in static shapes gives what sampling in dynamic shapes gives, row by row."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.engine.device import CpuDevice
+from services.engine.runner.layout import static_counts
+from services.engine.sampling import RowParams, SampledToken
+from services.engine.sampling.static import StaticProgram
+from tests.support.graph_device import GraphDevice
+from tests.support.sampling import row, run
+from tests.support.static_sampling import STATIC_CPU, ShapeWatch, StaticCpu, StaticSampler, run_static
+
+VOCAB = 700
+LAST_TOKENS = [17, 4, 30]
+
+
+def random_row(rng: random.Random) -> RowParams:
+    """Any mixture of parameters."""
+    tokens = [rng.randrange(60) for _ in range(rng.randint(1, 40))]
+    options: dict[str, Any] = {"seed": rng.randrange(1000)}
+
+    def perhaps(share: float, **some: Any) -> None:
+        if rng.random() < share:
+            options.update(some)
+
+    perhaps(0.3, temperature=0.0)
+    perhaps(0.3, temperature=rng.choice([0.01, 0.7, 5.0]))
+    perhaps(0.4, top_p=rng.choice([0.0001, 0.5, 0.95, 0.9999]))
+    perhaps(0.4, top_k=rng.choice([1, 5, 255, 256, 300, 699, 700, 10_000]))
+    perhaps(0.3, keep_top_k_duplicates=False)
+    perhaps(0.3, min_p=rng.choice([0.001, 0.2, 1.0]))
+    perhaps(0.3, repetition_penalty=rng.choice([0.5, 1.4]))
+    perhaps(0.3, frequency_penalty=rng.choice([-0.5, 1.5]))
+    perhaps(0.3, presence_penalty=rng.choice([-2.0, 0.7]))
+    perhaps(0.3, logit_bias=tuple((token, rng.uniform(-9, 9)) for token in rng.sample(range(60), 9)))
+    perhaps(0.4, top_logprobs=rng.choice([0, 3, 20]))
+    perhaps(0.2, allowed_token_ids=tuple(rng.sample(range(VOCAB), rng.choice([1, 30, 400]))))
+    words = [(rng.randrange(60),), (tokens[-1], 5), (17, 5), (4, 6), (tokens[-1], 17, 8), (30, 5)]
+    perhaps(0.4, bad_words=tuple(rng.sample(words, 4)))
+    masked = frozenset(rng.sample(range(VOCAB + 9), 4)) if rng.random() < 0.2 else ()
+    pending = rng.choice([None, 0, 1, 2])
+    length = rng.randint(0, len(tokens))
+    return row(tokens=tokens, prompt_len=length, masked_ids=masked, pending_row=pending, **options)
+
+
+def random_logits(rng: random.Random, count: int, vocab: int = VOCAB) -> torch.Tensor:
+    """Peaked or flat; sometimes as coarse as bfloat16, which makes ties."""
+    generator = torch.Generator().manual_seed(rng.randrange(10**6))
+    logits = torch.randn(count, vocab, generator=generator) * rng.choice([0.01, 1.0, 6.0])
+    return logits.bfloat16().float() if rng.random() < 0.5 else logits
+
+
+def same(one: list[SampledToken], other: list[SampledToken]) -> None:
+    assert [r.status for r in one] == [r.status for r in other]
+    assert one == other
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 10**6), st.integers(1, 6), st.integers(0, 2))
+def test_the_two_ways_agree(seed: int, count: int, spare: int) -> None:
+    rng = random.Random(seed)
+    rows = [random_row(rng) for _ in range(count)]
+    logits = random_logits(rng, count + spare)
+    same(run_static(logits, rows, last_tokens=LAST_TOKENS), run(logits, rows, last_tokens=LAST_TOKENS))
+
+
+class Narrow(CpuDevice):
+    wide_dtype = torch.float32
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(0, 10**6))
+def test_they_agree_without_float64(seed: int) -> None:
+    rng = random.Random(seed)
+    rows = [random_row(rng) for _ in range(4)]
+    logits = random_logits(rng, 4)
+    static = run_static(logits, rows, last_tokens=LAST_TOKENS, device=StaticCpu(wide=torch.float32))
+    same(static, run(logits, rows, last_tokens=LAST_TOKENS, device=Narrow(1)))
+
+
+@pytest.mark.parametrize("vocab", [5, 64, 130, 8300])
+def test_they_agree_for_small_and_large_vocabularies(vocab: int) -> None:
+    rng = random.Random(vocab)
+    options: list[dict[str, Any]] = [
+        {},
+        {"temperature": 0.0, "top_logprobs": 3},
+        {"top_p": 0.9},
+        {"top_k": 3, "keep_top_k_duplicates": False, "top_logprobs": 20},
+        {"top_p": 0.999, "temperature": 4.0},
+        {"min_p": 0.1, "logit_bias": ((4, 1.5),)},
+    ]
+    rows = [row(seed=seed, **chosen) for seed in range(3) for chosen in options]
+    logits = random_logits(rng, len(rows), vocab)
+    same(run_static(logits, rows), run(logits, rows))
+
+
+def test_values_that_are_no_numbers_give_the_same_status() -> None:
+    logits = torch.randn(6, 40, generator=torch.Generator().manual_seed(3))
+    logits[0, 3], logits[1, 4], logits[2] = torch.nan, torch.inf, -torch.inf
+    logits[3, 7] = torch.nan
+    rows = [
+        row(),
+        row(temperature=0.0),
+        row(top_p=0.5),
+        row(allowed_token_ids=(1, 2)),
+        row(allowed_token_ids=(1, 2), masked_ids={1, 2}, top_k=3),
+        row(temperature=0.0, bad_words=tuple((token,) for token in range(40))),
+    ]
+    same(run_static(logits, rows), run(logits, rows))
+    plain = [row(temperature=0.0)] * 6
+    same(run_static(logits, plain), run(logits, plain))
+
+
+def test_a_row_does_not_depend_on_its_neighbours() -> None:
+    rng = random.Random(8)
+    rows = [random_row(rng) for _ in range(9)]
+    logits = random_logits(rng, 9)
+    sampler = StaticSampler(9, VOCAB)
+    together = sampler.run(logits, rows, LAST_TOKENS)
+    for index in range(9):
+        # Whatever the buffers hold of the rows before.
+        alone = sampler.run(logits[index : index + 1], rows[index : index + 1], LAST_TOKENS)
+        same(alone, together[index : index + 1])
+
+
+def test_lists_longer_than_the_largest_slice() -> None:
+    rng = random.Random(1)
+    vocab = 9000
+    rows = [
+        row(tokens=list(range(5, 8900)), prompt_len=9, repetition_penalty=1.3, presence_penalty=0.4),
+        row(temperature=0.0, allowed_token_ids=tuple(range(3, 8000)), logit_bias=((4, 9.0), (8500, 99.0))),
+        row(tokens=rng.choices(range(vocab), k=9000), frequency_penalty=1.0, pending_row=1),
+        row(temperature=0.0, bad_words=tuple((token,) for token in range(8000))),
+    ]
+    logits = random_logits(rng, 4, vocab)
+    same(run_static(logits, rows, last_tokens=LAST_TOKENS), run(logits, rows, last_tokens=LAST_TOKENS))
+
+
+def test_more_drawn_rows_than_a_slice_holds() -> None:
+    rng = random.Random(2)
+    rows = [row(seed=seed, top_logprobs=seed % 3 - 1, top_p=rng.choice([1.0, 0.9])) for seed in range(150)]
+    logits = random_logits(rng, 150)
+    same(run_static(logits, rows), run(logits, rows))
+
+
+def test_each_computation_may_be_captured_and_replayed() -> None:
+    class StaticGraphs(GraphDevice):
+        static_shapes = True
+
+    rng = random.Random(4)
+    device = StaticGraphs()
+    sampler = StaticSampler(4, VOCAB, device)
+    for _ in range(30):
+        rows = [random_row(rng) for _ in range(4)]
+        logits = random_logits(rng, 4)
+        same(sampler.run(logits, rows, LAST_TOKENS), run(logits, rows, last_tokens=LAST_TOKENS))
+    shapes = sum(len(counts) for counts in sampler.program.counts.values())
+    assert len(device.replays) <= shapes
+    assert device.eager == 0
+
+
+def test_after_all_shapes_were_visited_there_is_no_new_operation() -> None:
+    rng = random.Random(6)
+    sampler = StaticSampler(4, VOCAB, StaticCpu(wide=torch.float32))
+    watch = sampler.watch = ShapeWatch()
+    sampler.visit()
+    known = set(watch.seen)
+    sampler.graphs.serve()
+    for _ in range(60):
+        rows = [random_row(rng) for _ in range(rng.randint(1, 4))]
+        sampler.run(random_logits(rng, 4), rows, LAST_TOKENS)
+    assert not watch.seen - known
+    assert sampler.graphs.first_seen == 0
+    dtypes = {found for described in known for found in _dtypes(described)}
+    assert torch.float64 not in dtypes
+
+
+def _dtypes(described: Any) -> Iterator[torch.dtype]:
+    if isinstance(described, torch.dtype):
+        yield described
+    elif isinstance(described, tuple):
+        for one in described:
+            yield from _dtypes(one)
+
+
+@pytest.mark.parametrize(
+    ("rows", "vocab", "most"), [(32, 128_256, 40), (256, 151_936, 50), (4096, 32_000, 70)]
+)
+def test_the_shapes_are_few(rows: int, vocab: int, most: int) -> None:
+    program = StaticProgram(STATIC_CPU, vocab, static_counts(rows), 64, 2048)
+    assert sum(len(counts) for counts in program.counts.values()) <= most
