@@ -79,10 +79,11 @@ class StaticSampler:
     @torch.inference_mode()
     def visit(self) -> None:
         """Runs every static shape on padding."""
+        names = [(phase, count) for phase, counts in self.program.counts.items() for count in counts]
+        calls = [self.program.dummy(*name, self.buffers.harmless) for name in names]
         with self.watch:
-            for phase, counts in self.program.counts.items():
-                for count in counts:
-                    self._run(self.program.dummy(phase, count, self.buffers.harmless))
+            for call in calls:
+                self._run(call)
 
     def _run(self, call: Call) -> None:
         self.graphs.run(call.phase, call.key, self._stages.forward(call.phase, call.key), call.tensors)

@@ -142,8 +142,8 @@ def _activations(
             figures, prefill, decode, block_size=options.block_size, rows=options.max_num_seqs
         )
     runner = make_runner(1, Graphs(device, block_size=options.block_size, on_demand=False), buckets)
-    tails = [(phase, max(counts)) for phase, counts in runner.tail_counts.items()]
-    shapes = ((Phase.PREFILL, prefill), (Phase.DECODE, decode), *tails)
+    shapes: list[tuple[Phase, Key]] = [(Phase.PREFILL, prefill), (Phase.DECODE, decode)]
+    shapes += [(phase, max(counts)) for phase, counts in runner.tail_counts.items()]
     return runner.tail_bytes + max(_profile(device, runner, phase, key) for phase, key in shapes)
 
 

@@ -13,7 +13,7 @@ from services.engine.graphs import Graphs, Key, Phase, PhaseWork
 from services.engine.model.paged import PagedModel
 from services.engine.runner.phases import Phases
 from services.engine.runner.staging import Staged
-from services.engine.runner.tail import StepCopy, StepTail
+from services.engine.runner.tail import StepCopy, StepTail, Tails
 from services.engine.sampling import RowParams
 from services.engine.tracing import StepTracer
 
@@ -42,14 +42,14 @@ class StepExecutor:
         device: Device,
         graphs: Graphs,
         phases: Phases,
-        prefill: Forward,
+        tails: Tails,
         tracer: StepTracer,
     ) -> None:
         self._model = model
         self._device = device
         self._graphs = graphs
         self._phases = phases
-        self._prefill = prefill
+        self._tails = tails
         self._tracer = tracer
 
     @torch.inference_mode()
@@ -58,7 +58,7 @@ class StepExecutor:
         with self._tracer.span("step", step) as span, self._device.step(step):
             compilations = 0 if span is None else self._device.compilations()
             with self._tracer.span("forward"):
-                self._forward(inputs)
+                self.forward(inputs)
             if inputs.sampled:
                 with self._tracer.span("sample"):
                     inputs.tail.sample()
@@ -72,10 +72,10 @@ class StepExecutor:
     @torch.inference_mode()
     def rehearse(self, inputs: StepInputs) -> None:
         """Computes a step of padding."""
-        self._forward(inputs)
+        self.forward(inputs)
         inputs.tail.sample()
 
-    def _forward(self, inputs: StepInputs) -> None:
+    def forward(self, inputs: StepInputs) -> None:
         """All of a step but its sampling."""
         if inputs.moves is not None:
             self._run(Phase.MOVE, inputs.moves.sections[0][1], self._model.copy_blocks, inputs.moves)
@@ -87,7 +87,9 @@ class StepExecutor:
             self._run(Phase.CLEAR, inputs.clear.sections[0][1], self._model.clear_blocks, inputs.clear)
         if inputs.prefill is not None:
             bucket, staged = inputs.prefill
-            result = self._run(Phase.PREFILL, bucket, self._prefill, staged, inputs.work.get(Phase.PREFILL))
+            result = self._run(
+                Phase.PREFILL, bucket, self._tails.prefill, staged, inputs.work.get(Phase.PREFILL)
+            )
             inputs.tail.after_prefill(result)
         if inputs.decode is not None:
             bucket, staged = inputs.decode

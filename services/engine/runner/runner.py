@@ -57,7 +57,7 @@ class Runner:
         self._states = SequenceStates(max_num_seqs)
         self._builder = BatchBuilder(layout, BlockTables(max_num_seqs), self._phases.spare_row)
         self._tails = self._make_tails(static_counts(max_num_seqs), prefill_buckets)
-        self._executor = StepExecutor(model, device, graphs, self._phases, self._tails.prefill, self._tracer)
+        self._executor = StepExecutor(model, device, graphs, self._phases, self._tails, self._tracer)
         # One for the step that is computed, one for that which waits for it.
         self._staging = (StepStaging(device), StepStaging(device))
         self._launched: list[LaunchedStep | None] = [None, None]

@@ -82,7 +82,7 @@ def penalized(
 ) -> torch.Tensor:
     """All [N]. Repetition as in CTRL (arXiv 1909.05858), the others as OpenAI's reference defines them."""
     scores = torch.where(scores < 0, scores * repetition, scores / repetition)
-    return scores - frequency * generated - torch.where(generated > 0, presence, 0.0)
+    return scores - frequency * generated - presence.masked_fill(generated <= 0, 0.0)
 
 
 def _keep_allowed(scores: torch.Tensor, allowed: Allowed) -> torch.Tensor:

@@ -65,10 +65,10 @@ def invert(weights: torch.Tensor, uniform: torch.Tensor, wide: torch.dtype, sear
     cumulative = _sums(weights).cumsum(-1, dtype=wide)
     target = uniform * cumulative[:, -1]
     chunk = search.first_above(cumulative, target)
-    before = torch.where(chunk > 0, cumulative.gather(1, (chunk - 1).clamp_min(0)), 0.0).squeeze(1)
+    before = cumulative.gather(1, (chunk - 1).clamp_min(0)).masked_fill(chunk == 0, 0.0).squeeze(1)
     ids = _members(chunk, weights.shape[1])
     places = chunk * _CHUNK + torch.arange(_CHUNK, device=weights.device)
-    members = torch.where(places < weights.shape[1], weights.gather(1, ids), 0.0).cumsum(-1, dtype=wide)
+    members = weights.gather(1, ids).masked_fill(places >= weights.shape[1], 0.0).cumsum(-1, dtype=wide)
     return ids.gather(1, search.first_above(members, (target - before).clamp_min(0))).squeeze(1)
 
 

@@ -93,14 +93,14 @@ def draw_candidates(
     weights = scores.exp().to(wide)
     off = filters.top_k == 0
     kept, closed = _best_k(scores, filters)
-    cumulative = torch.where(kept, weights, 0.0).cumsum(-1)
+    cumulative = weights.masked_fill(~kept, 0.0).cumsum(-1)
     sufficient = closed
     if filters.any_top_p:
         # top-p is a share of all weights, or of those that top-k keeps.
         needed = filters.top_p * torch.where(off, total(scaled.exp_(), wide), cumulative[:, -1])
         # Position of the nucleus' last token.
         last = (cumulative < needed.unsqueeze(1)).sum(-1, keepdim=True).clamp_max(width - 1)
-        border = torch.where(filters.top_p.unsqueeze(1) < 1, scores.gather(1, last), -torch.inf)
+        border = scores.gather(1, last).masked_fill(filters.top_p.unsqueeze(1) >= 1, -torch.inf)
         kept = kept & (scores >= border)
         reached = cumulative[:, -1] >= needed
         sufficient = sufficient | (off & reached & (border > scores[:, -1:]).squeeze(1))
@@ -109,7 +109,7 @@ def draw_candidates(
     sufficient = sufficient | ((off | closed) & (weights[:, -1:] < smallest).squeeze(1))
     if whole:
         sufficient = sufficient | off | ~filters.exact
-    picked = invert(torch.where(kept, weights, 0.0), uniform, wide, search)
+    picked = invert(weights.masked_fill(~kept, 0.0), uniform, wide, search)
     return ids.gather(1, picked.unsqueeze(1)).squeeze(1), sufficient
 
 

@@ -25,14 +25,14 @@ def draw_wide(
     kept = torch.ones_like(scaled, dtype=torch.bool)
     if filters.any_top_k:
         kept = _best_k(magnitudes, filters, search)
-        masses = torch.where(kept, masses, 0)
+        masses = masses.masked_fill(~kept, 0)
     total = masses.sum(-1, dtype=integers)
     needed = (filters.top_p * total.to(wide)).ceil().to(integers).clamp_min(1)
     border = search.threshold(magnitudes, masses, torch.minimum(needed, total))
     kept &= (magnitudes <= border.unsqueeze(1)) | (filters.top_p >= 1).unsqueeze(1)
     smallest = filters.min_p * probabilities.amax(-1).to(wide)
     kept &= probabilities.to(wide) >= smallest.unsqueeze(1)
-    return invert(torch.where(kept, probabilities, 0.0), uniform, wide, search)
+    return invert(probabilities.masked_fill(~kept, 0.0), uniform, wide, search)
 
 
 def _best_k(magnitudes: torch.Tensor, filters: Filters, search: Search) -> torch.Tensor:

@@ -143,14 +143,14 @@ def test_after_a_full_warm_up_no_traffic_meets_a_new_shape(
     assert figures.decode.padding_blocks > 0
 
 
-def wider_than(rows: int) -> Any:
-    """True for prefill tensors of more tokens, and for decode tensors of more rows."""
-    return lambda tensors: len(tensors) > 1 and tensors[0].shape[0] > rows
+def larger_than(numbers: int) -> Any:
+    """True for forwards of more inputs: 81 are a prefill of 16 tokens without context, a decode is more."""
+    return lambda tensors: tensors[0].dtype is torch.int64 and tensors[0].numel() > numbers
 
 
 def test_memory_that_is_short_at_warm_up_makes_the_plan_smaller(directory: Path, tmp_path: Path) -> None:
     expected = answers(start(directory, tmp_path, None, warmup="skip"))
-    device = GraphDevice(fails=wider_than(8))
+    device = GraphDevice(fails=larger_than(81))
     core = start(directory, tmp_path, device, warmup="full")
     captured = core.engine.graphs.captured(Phase.PREFILL)
     assert captured
@@ -159,7 +159,7 @@ def test_memory_that_is_short_at_warm_up_makes_the_plan_smaller(directory: Path,
 
 
 def test_a_device_on_which_nothing_runs_refuses_to_start(directory: Path, tmp_path: Path) -> None:
-    device = GraphDevice(fails_eagerly=wider_than(4))
+    device = GraphDevice(fails_eagerly=larger_than(40))
     with pytest.raises(
         StartError,
         match=r"the largest prefill batch_size:\d+ query_len:\d+ num_blocks:\d+ does not fit the 1\.00 GiB "
@@ -173,7 +173,7 @@ class LateShortage(GraphDevice):
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         if len(shape) == 3 and shape[0] > 16:
-            self.fails = self.fails_eagerly = wider_than(0)
+            self.fails = self.fails_eagerly = larger_than(40)
         return super().zeros(shape, dtype)
 
 
@@ -190,7 +190,7 @@ def test_memory_that_ends_while_serving_ends_the_step_and_not_the_engine(
 ) -> None:
     device = GraphDevice(mode=ExecutionMode.EAGER)
     core = start(directory, tmp_path, device, warmup="skip")
-    device.fails_eagerly = wider_than(16)
+    device.fails_eagerly = larger_than(120)
     for _ in range(5):
         large = core.submit([5] * 40)
         core.run()
