@@ -11,7 +11,7 @@ from catenary.telemetry import configure_logging, get_logger
 from gateway.app import GatewayApp
 from gateway.config import GatewayConfig
 
-log = get_logger(__name__)
+log = get_logger("gateway")
 
 
 async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:

@@ -11,7 +11,7 @@ from catenary.telemetry import configure_logging, get_logger
 from services.engine.app import serve
 from services.engine.config import EngineConfig
 
-log = get_logger(__name__)
+log = get_logger("services.engine")
 
 
 def main() -> None:

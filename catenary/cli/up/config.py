@@ -37,7 +37,9 @@ class UpConfig(ServiceConfig):
         default=None, gt=0, le=1, description="Share of the device's memory that an engine may use."
     )
     chat_template: Path | None = Field(default=None, description="File with a chat template for the model.")
-    device: Literal["cpu", "cuda", "hpu"] = Field(default="cpu", description="Device of the engines.")
+    device: Literal["cpu", "cuda", "hpu", "sim"] = Field(
+        default="cpu", description="Device of the engines. sim: an HPU simulated on the CPU."
+    )
 
     host: str = Field(default="127.0.0.1", description="Address that the gateways listen on.")
     port: int = Field(

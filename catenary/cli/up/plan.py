@@ -146,7 +146,7 @@ def _engine(
         name=name,
         command=_command("services.engine", options),
         stage=Stage.FLEET,
-        default_environment=_cpu_environment(config, places.cores) if config.device == "cpu" else {},
+        default_environment=_cpu_environment(config, places.cores) if config.device in ("cpu", "sim") else {},
         status_target=runtime.socket(name),
     )
 
