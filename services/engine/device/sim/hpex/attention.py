@@ -59,11 +59,12 @@ def _forward(
     return out.flatten(1, 2) if grouped else out
 
 
-class FusedSDPA:
+class FusedSDPA(torch.autograd.Function):
     """The bridge's attention, up to software 1.22: no window and no sinks."""
 
     @staticmethod
-    def apply(
+    def forward(
+        ctx: Any,
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
@@ -89,11 +90,12 @@ class FusedSDPA:
         )
 
 
-class FusedSDPAWithWindow:
+class FusedSDPAWithWindow(torch.autograd.Function):
     """The bridge's attention from software 1.23 on."""
 
     @staticmethod
-    def apply(
+    def forward(
+        ctx: Any,
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
