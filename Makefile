@@ -15,6 +15,8 @@ TORCH_INDEX ?=
 ARGS ?=
 # Tests to run, as in: make test TESTS=tests/unit
 TESTS ?= tests
+# Mutations to run, as in: make mutants MUTANTS=dynamo-limit
+MUTANTS ?=
 # OpenMP threads that spin while they wait would starve the services that the tests run beside them.
 export OMP_WAIT_POLICY ?= PASSIVE
 PYTEST := $(BIN)/python -m pytest
@@ -52,6 +54,10 @@ test-long: setup ## Run the tests that take minutes
 .PHONY: gpu-check
 gpu-check: setup ## Test the cuda device on an NVIDIA GPU (a few minutes; says so where there is none)
 	$(BIN)/python deploy/gpu/check.py
+
+.PHONY: mutants
+mutants: setup ## Break the HPU code in stored ways: each time a test must notice (MUTANTS="name")
+	$(BIN)/python deploy/mutants/run.py $(MUTANTS)
 
 .PHONY: check
 check: setup ## Lint, types, contract, locks, generated files, import rules

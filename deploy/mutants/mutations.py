@@ -1,0 +1,82 @@
+"""The stored mutations: at least one for each trap of issue GAUDI's simulator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """One wrong edit: in `file`, `old` (found exactly once) becomes `new`; then `test` must fail.
+
+    `reason` says what would happen on a card, with the row of facts/gaudi.md.
+    """
+
+    trap: str
+    reason: str
+    file: str
+    old: str
+    new: str
+    test: str
+
+
+_HPU = "services/engine/device/hpu"
+_TRAPS = "tests/sim/test_sim_traps.py"
+
+MUTATIONS: tuple[Mutation, ...] = (
+    Mutation(
+        trap="varying-number",
+        reason="4.2: numbers are part of a graph's key by value, so each step would capture, and leak, anew",
+        file=f"{_HPU}/execution/graph.py",
+        old="            own.copy_(given)\n"
+        "        return self._module(*self._inputs, cache_tensors_list=self._kept)",
+        new="            own.copy_(given)\n"
+        "        step = torch.randint(2**31, ()).item()\n"
+        "        return self._module(*self._inputs, cache_tensors_list=[*self._kept, step])",
+        test=f"{_TRAPS}::test_a_bucket_is_captured_once_whatever_its_inputs_are",
+    ),
+    Mutation(
+        trap="untrimmed-arguments",
+        reason="4.2: the view of every tensor given is in the key, of those that are not needed too",
+        file=f"{_HPU}/execution/graph.py",
+        old="            own.copy_(given)\n"
+        "        return self._module(*self._inputs, cache_tensors_list=self._kept)",
+        new="            own.copy_(given)\n"
+        "        return self._module(*self._inputs, cache_tensors_list=[*self._kept, *tensors])",
+        test=f"{_TRAPS}::test_a_bucket_is_captured_once_whatever_its_inputs_are",
+    ),
+    Mutation(
+        trap="inputs-not-cloned",
+        reason="4.2: a replay copies into the captured inputs, which here would be somebody else's",
+        file=f"{_HPU}/execution/graph.py",
+        old="self._inputs = tuple(tensor.clone() for tensor in tensors)",
+        new="self._inputs = tuple(tensors)",
+        test=f"{_TRAPS}::test_a_replay_leaves_its_callers_tensors_alone",
+    ),
+    Mutation(
+        trap="buffers-not-named",
+        reason="4.2: without the tensor cache a graph frees what it writes and was not told to keep",
+        file=f"{_HPU}/execution/graph.py",
+        old='        """Records the forward, which runs once."""\n'
+        "        return self._module(*self._inputs, cache_tensors_list=self._kept)",
+        new='        """Records the forward, which runs once."""\n'
+        "        return self._module(*self._inputs, cache_tensors_list=[])",
+        test=f"{_TRAPS}::test_buffers_that_a_graph_writes_stay_usable",
+    ),
+    Mutation(
+        trap="compile-only-garbage",
+        reason="2.2: what was written while nothing was launched is garbage, the KV's padding block too",
+        file=f"{_HPU}/execution/compiled.py",
+        old="        finally:\n            self.buffers.clear()",
+        new="        finally:\n            pass",
+        test=f"{_TRAPS}::test_after_a_warm_up_that_only_compiled_the_kv_is_clear",
+    ),
+    Mutation(
+        trap="dynamo-limit",
+        reason="2.2: beyond 8 shapes dynamo stops compiling without a word",
+        file=f"{_HPU}/execution/compiled.py",
+        old="config.recompile_limit = max(config.recompile_limit, 1 + each * count)",
+        new="config.recompile_limit = max(config.recompile_limit, 1)",
+        test=f"{_TRAPS}::test_every_bucket_is_compiled_beyond_dynamos_own_limit",
+    ),
+)
