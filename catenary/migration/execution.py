@@ -147,18 +147,6 @@ ROWS = (
         "HCCL_SOCKET_IFNAME",
     ),
     equivalent(
-        "the attention kernels are chosen by probing the device",
-        "VLLM_PROMPT_USE_FUSEDSDPA",
-        "VLLM_PROMPT_USE_FLEX_ATTENTION",
-        "VLLM_FUSED_BLOCK_SOFTMAX",
-        "VLLM_FUSED_BLOCK_SOFTMAX_ADJUSTMENT",
-        "VLLM_PA_SOFTMAX_IMPL",
-        "VLLM_FP32_SOFTMAX",
-        "VLLM_ATTENTION_BACKEND",
-        "VLLM_FUSEDSDPA_SLIDE_THLD",
-        "VLLM_HPU_FSDPA_*",
-    ),
-    equivalent(
         "`catenary profile` records steps of a running engine, bucket by bucket; `--trace-steps` with "
         "`--profile-steps START:COUNT` those of its start",
         "VLLM_PT_PROFILE",

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from catenary.migration.hpu import recipe_cache
+from services.engine.device.hpu.probing import parse_switches
 from tests.support.moved import Moved, moved
 
 __all__ = ["moved"]
@@ -76,6 +77,34 @@ def test_logs_of_steps(moved: Moved) -> None:
     )
     assert logs(VLLM_HPU_LOG_STEP_CPU_FALLBACKS="false") == ("off", "off")
     assert "must be true or false" in moved.refusal(VLLM_HPU_LOG_STEP_CPU_FALLBACKS="some")
+
+
+def test_kernels_are_switched(moved: Moved) -> None:
+    assert moved.load(VLLM_PROMPT_USE_FUSEDSDPA="false").kernels == "sdpa=off"
+    # Insisting on it would keep a device without it from starting; vLLM's scripts always set it.
+    assert moved.load(VLLM_PROMPT_USE_FUSEDSDPA="true").kernels == ""
+    config = moved.load(VLLM_FUSED_BLOCK_SOFTMAX="0", VLLM_FUSED_BLOCK_SOFTMAX_ADJUSTMENT="1")
+    assert config.kernels == "block_softmax=off,block_softmax_adjustment=on"
+    assert parse_switches(config.kernels) == {"block_softmax": False, "block_softmax_adjustment": True}
+    assert moved.load("--kernels", "rotary=off", VLLM_PROMPT_USE_FUSEDSDPA="0").kernels == "rotary=off"
+    assert "must be true or false" in moved.refusal(VLLM_PROMPT_USE_FUSEDSDPA="maybe")
+
+
+def test_softmax_of_fused_attention(moved: Moved) -> None:
+    assert moved.load(VLLM_FP32_SOFTMAX="true").attention_softmax == "fp32"
+    assert moved.load(VLLM_FP32_SOFTMAX="false").attention_softmax == "fast"
+
+
+def test_long_prompts_are_attended_in_slices(moved: Moved) -> None:
+    def slices(**environment: str) -> tuple[int, int]:
+        config = moved.load(**{f"VLLM_HPU_FSDPA_SLICE_{name}": text for name, text in environment.items()})
+        return config.attention_slice_from, config.attention_slice_chunk
+
+    assert slices(SEQ_LEN_THLD="16384", CHUNK_SIZE="2048") == (16384, 2048)
+    assert slices(SEQ_LEN_THLD="16384", ENABLED="false")[0] == 0
+    assert slices(ENABLED="true") == slices()
+    refusal = moved.refusal(VLLM_HPU_FSDPA_SLICE_CHUNK_SIZE="100")
+    assert refusal.startswith("VLLM_HPU_FSDPA_SLICE_CHUNK_SIZE '100': ")
 
 
 def test_compile_only_mode_is_refused(moved: Moved) -> None:
