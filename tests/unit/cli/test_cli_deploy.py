@@ -17,16 +17,16 @@ ROOT = Path(__file__).resolve().parents[3]
 COMPOSE = Path(sys.executable).with_name("docker-compose")
 
 
-def compose_config(profile: str) -> dict[str, dict[str, Any]]:
-    environment = {"PATH": os.environ["PATH"], "COMPOSE_PROFILES": profile}
+def compose_config(profile: str, **variables: str) -> dict[str, dict[str, Any]]:
+    environment = {"PATH": os.environ["PATH"], "COMPOSE_PROFILES": profile, **variables}
     command = [str(COMPOSE), "-f", str(ROOT / "docker-compose.yml"), "config", "--format", "json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=environment)
     config: dict[str, dict[str, Any]] = json.loads(done.stdout)
     return config
 
 
-def compose_services(profile: str) -> dict[str, dict[str, Any]]:
-    return compose_config(profile)["services"]
+def compose_services(profile: str, **variables: str) -> dict[str, dict[str, Any]]:
+    return compose_config(profile, **variables)["services"]
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +50,17 @@ def test_profiles_choose_the_engine(services: dict[str, dict[str, Any]]) -> None
     assert engine["cap_add"] == ["SYS_NICE"]
     assert engine["environment"]["HABANA_VISIBLE_DEVICES"] == "all"
     assert engine["environment"]["CATENARY_ENGINE_DEVICE"] == "hpu"
+    assert engine["environment"]["CATENARY_ENGINE_RECIPE_CACHE"].startswith("/cache/")
+    assert "/cache" in [volume["target"] for volume in engine["volumes"]]
+    assert engine["ulimits"]["memlock"] == -1
+
+
+def test_the_gaudi_image_is_chosen_by_release_and_cores_by_a_variable() -> None:
+    assert not [name for name in compose_services("hpu")["engine-hpu"]["build"]["args"] if "GAUDI" in name]
+    chosen = {"GAUDI_VERSION": "1.23.0", "GAUDI_TORCH": "2.9.0", "GAUDI_OS": "rhel9.6"}
+    engine = compose_services("hpu", CATENARY_CPUSET="0-55", **chosen)["engine-hpu"]
+    assert chosen.items() <= engine["build"]["args"].items()
+    assert engine["cpuset"] == "0-55"
 
 
 def test_a_build_reads_nothing_beyond_its_context_and_asks_for_no_privilege() -> None:
