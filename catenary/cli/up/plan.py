@@ -15,6 +15,9 @@ from catenary.cli.up.runtime import CLIENT_SECRET_ENV, ENGINE_SECRET_ENV, Runtim
 GATEWAY_KEY_ENV = "CATENARY_GATEWAY_API_KEY"
 UP_KEY_ENV = "CATENARY_UP_API_KEY"
 VLLM_KEY_ENV = "VLLM_API_KEY"
+# The card that a process takes, and those that it may choose from.
+MODULE_ENV = "HLS_MODULE_ID"
+MODULES_ENV = "HABANA_VISIBLE_MODULES"
 # What all engines of a CPU machine take of its memory together.
 CPU_MEMORY_SHARE = 0.8
 
@@ -46,12 +49,16 @@ class ChildSpec:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """What was found out before the start: the model's directory and name, the ports, the CPU's cores."""
+    """What was found out before the start: the model's directory and name, the ports, the CPU's cores.
+
+    `modules` are the ids of the Gaudi cards that the engines may take, empty if they are not limited.
+    """
 
     model_dir: Path
     model_name: str
     gateway_ports: tuple[int, ...]
     cores: int = 1
+    modules: tuple[str, ...] = ()
 
 
 def _command(module: str, options: Mapping[str, object]) -> tuple[str, ...]:
@@ -75,7 +82,7 @@ def plan(config: UpConfig, runtime: RuntimeDirectory, places: Places) -> tuple[C
     return (
         _router(config, runtime, rpc),
         *(_tokenizer(config, runtime, places, rpc, name) for name in tokenizers),
-        *(_engine(config, runtime, places, rpc, f"engine-{index}") for index in range(config.engines)),
+        *(_engine(config, runtime, places, rpc, index) for index in range(config.engines)),
         *(
             ChildSpec(
                 name=f"gateway-{index}",
@@ -127,8 +134,9 @@ def _tokenizer(
 
 
 def _engine(
-    config: UpConfig, runtime: RuntimeDirectory, places: Places, rpc: Mapping[str, object], name: str
+    config: UpConfig, runtime: RuntimeDirectory, places: Places, rpc: Mapping[str, object], index: int
 ) -> ChildSpec:
+    name = f"engine-{index}"
     options = {
         **rpc,
         "listen": runtime.socket(name),
@@ -146,6 +154,7 @@ def _engine(
         name=name,
         command=_command("services.engine", options),
         stage=Stage.FLEET,
+        environment={MODULE_ENV: places.modules[index]} if places.modules else {},
         default_environment=_cpu_environment(config, places.cores) if config.device in ("cpu", "sim") else {},
         status_target=runtime.socket(name),
     )

@@ -12,7 +12,7 @@ from typing import Any
 from catenary.cli.up.config import UpConfig
 from catenary.cli.up.layout import cache_directory, require_writable
 from catenary.cli.up.model import prepare_model, served_name
-from catenary.cli.up.plan import Places
+from catenary.cli.up.plan import MODULE_ENV, MODULES_ENV, Places
 from catenary.cli.up.ports import PortClaims
 from catenary.cli.up.reporter import Reporter, make_reporter
 from catenary.cli.up.runtime import RuntimeDirectory
@@ -34,6 +34,7 @@ async def up(config: UpConfig, stop: asyncio.Event, warnings: Sequence[str] = ()
     """Check, prepare, start, supervise, drain. Raises StartRefused for what keeps it from starting."""
     started = time.monotonic()
     ports = check_places(config)
+    modules = modules_of(config, os.environ)
     cache = cache_directory(config.cache_dir)
     check_directories(config, cache)
     reporter = make_reporter()
@@ -49,7 +50,8 @@ async def up(config: UpConfig, stop: asyncio.Event, warnings: Sequence[str] = ()
         for line in unknown(os.environ):
             reporter.line(f"warning: {line}")
         name = served_name(config.model, config.served_model_name)
-        places = Places(model_dir, name, ports, cores=len(os.sched_getaffinity(0)))
+        cores = len(os.sched_getaffinity(0))
+        places = Places(model_dir, name, ports, cores=cores, modules=modules)
         runtime = RuntimeDirectory.create()
         try:
             await Deployment(config, runtime, places, reporter, cache, started).run(stop)
@@ -89,6 +91,26 @@ def check_places(config: UpConfig) -> tuple[int, ...]:
         if port := getattr(config, option):
             claims.claim("127.0.0.1", port, option.replace("_", "-"))
     return ports
+
+
+def modules_of(config: UpConfig, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return a Gaudi card's module for each of several engines, none if each may take any free one.
+
+    Raises StartRefused if there are more engines than cards for them.
+    """
+    if config.engines == 1 or config.device not in ("hpu", "sim"):
+        return ()
+    if one := environment.get(MODULE_ENV):
+        raise StartRefused(
+            f"{MODULE_ENV}={one} is one card for {config.engines} engines: list them in {MODULES_ENV} instead"
+        )
+    listed = environment.get(MODULES_ENV, "")
+    if listed in ("", "all"):
+        return ()
+    modules = tuple(dict.fromkeys(part.strip() for part in listed.split(",")))
+    if len(modules) < config.engines:
+        raise StartRefused(f"{MODULES_ENV}={listed} has fewer cards than the {config.engines} engines need")
+    return modules
 
 
 def check_directories(config: UpConfig, cache: Path) -> None:

@@ -9,9 +9,10 @@ import pytest
 
 from catenary.cli.up import UpConfig
 from catenary.cli.up.plan import ChildSpec, Places, Stage, child_environment, plan
-from catenary.cli.up.run import unknown
+from catenary.cli.up.run import modules_of, unknown
 from catenary.cli.up.runtime import RuntimeDirectory
 from catenary.migration import VARIABLES, Status, load_moved
+from catenary.runtime import StartRefused
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +69,21 @@ def test_engine_options_count_for_the_warnings(monkeypatch: pytest.MonkeyPatch) 
     assert load()[1] == ()
     monkeypatch.setenv("CATENARY_ENGINE_BUCKETING_STRATEGY", "padding")
     assert load()[1] == ("VLLM_BUCKETING_STRATEGY: the option bucketing_strategy wins",)
+
+
+def test_engines_share_the_visible_modules(tmp_path: Path) -> None:
+    two = UpConfig(device="hpu", engines=2)
+    assert modules_of(two, {}) == modules_of(two, {"HABANA_VISIBLE_MODULES": "all"}) == ()
+    assert modules_of(UpConfig(device="hpu"), {"HABANA_VISIBLE_MODULES": "4"}) == ()
+    assert modules_of(UpConfig(engines=2), {"HLS_MODULE_ID": "4"}) == ()
+    modules = modules_of(two, {"HABANA_VISIBLE_MODULES": "4, 6"})
+    places = Places(Path("/models/m"), "m", (8000,), modules=modules)
+    started = {spec.name: spec for spec in plan(two, RuntimeDirectory(tmp_path), places)}
+    assert [started[f"engine-{i}"].environment["HLS_MODULE_ID"] for i in (0, 1)] == ["4", "6"]
+    with pytest.raises(StartRefused, match="HLS_MODULE_ID=4 is one card for 2 engines"):
+        modules_of(two, {"HLS_MODULE_ID": "4"})
+    with pytest.raises(StartRefused, match="HABANA_VISIBLE_MODULES=4 has fewer cards than the 2 engines"):
+        modules_of(two, {"HABANA_VISIBLE_MODULES": "4"})
 
 
 def test_unknown_variables_of_all_services_are_named() -> None:
