@@ -43,6 +43,8 @@ class Device(ABC):
     measures_activations = True
     # Whether each new shape costs a compilation, so that all of a step runs in few static shapes.
     static_shapes = False
+    # Whether torch's grouped product runs on it, with the sorting that goes before.
+    groups_products = True
     # Tokens of a KV block unless the operator names a size.
     default_block_size = 32
 

@@ -40,6 +40,7 @@ class HpuDevice(Device):
     # There is no float64 on the card.
     wide_dtype = torch.float32
     static_shapes = True
+    groups_products = False
     default_block_size = 128
 
     def __init__(

@@ -19,6 +19,8 @@ from services.engine.model.transformers_backend.paged_model import TransformersM
 # Not annotated by transformers.
 _logging: Any = logging
 
+_PADDING_CHECK = "warn_if_padding_and_no_attention_mask"
+
 
 def load_model(
     directory: Path, device: Device, *, dtype: str, max_model_len: int | None
@@ -33,7 +35,7 @@ def load_model(
     kind: Any = model_class(directory, raw)
     config = load_config(directory, raw["model_type"], kind, max_model_len)
     model, chosen = load_module(kind, directory, config, device, dtype=dtype, attention=IMPLEMENTATION)
-    use_static_experts(model)
+    use_static_experts(model, device)
     model.to(device.torch_device).eval().requires_grad_(False)
     return TransformersModel(model, device, chosen)
 
@@ -65,7 +67,15 @@ def load_module(
     missing = sorted(str(name) for name in report["missing_keys"])
     if missing:
         raise ModelError(f"model {directory} has no weights for {missing[0]} and {len(missing) - 1} more")
+    for module in model.modules():
+        # It looks for padding among the tokens of each forward: a device would have to be waited for.
+        if hasattr(module, _PADDING_CHECK):
+            setattr(module, _PADDING_CHECK, _warn_of_nothing)
     return model, chosen
+
+
+def _warn_of_nothing(*arguments: object) -> None:
+    return
 
 
 def checkpoint_dtype(value: Any) -> torch.dtype | None:
