@@ -7,14 +7,14 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from catenary.config import ServiceConfig, settings
-from services.engine.bucketing import AXIS_OPTIONS, BucketAxes, long_name
+from catenary.config import settings
+from services.engine.bucketing_options import BucketingOptions
 
 PLOTS = (".svg", ".png")
 _FREE_EXCLUDES = ("device_memory_gib", "weights_gib", "profile_gib")
 
 
-class PlanConfig(ServiceConfig):
+class PlanConfig(BucketingOptions):
     """How an engine would divide a card's memory, which buckets it would have, and how long it would warm up.
 
     Options that an engine has too have its names. What a card would measure can be given; else it is
@@ -103,27 +103,6 @@ class PlanConfig(ServiceConfig):
         description="Decode fetches KV as one slice from the start of the cache, without prefix caching.",
     )
 
-    bucketing_strategy: Literal["linear", "exponential", "padding", "file", "lin", "exp", "pad"] = Field(
-        "exponential", description="How the static shapes of the forwards are spaced."
-    )
-    bucketing_file: Path | None = Field(None, description="Bucket file of the strategy file.")
-    bucketing_pad_ratio: float = Field(
-        0.25, ge=0, le=0.5, description="Strategy padding: largest share of padding in a bucket."
-    )
-    bucket_prefill_batch: str | None = Field(
-        None,
-        max_length=128,
-        description="As an engine's, and so are the other four: min=N,step=N,max=N,pad_max=N,pad_percent=N.",
-    )
-    bucket_prefill_query: str | None = Field(
-        None, max_length=128, description="Tokens of a row of prefill buckets."
-    )
-    bucket_prefill_context: str | None = Field(
-        None, max_length=128, description="Context blocks of a row of prefill buckets."
-    )
-    bucket_decode_batch: str | None = Field(None, max_length=128, description="Rows of decode buckets.")
-    bucket_decode_blocks: str | None = Field(None, max_length=128, description="KV blocks of decode buckets.")
-
     probe_timeout_s: float = Field(
         900.0,
         gt=0,
@@ -135,10 +114,6 @@ class PlanConfig(ServiceConfig):
         "table", description="What to print; --json is short for --format json."
     )
     plot: Path | None = Field(None, description="Draw the memory into this .svg or .png file.")
-
-    def axes(self) -> BucketAxes:
-        """The settings of the axes. Raises ValueError, one line that names the option."""
-        return BucketAxes.parse({name: getattr(self, name) for name in AXIS_OPTIONS})
 
     @field_validator("plot")
     @classmethod
@@ -166,7 +141,4 @@ class PlanConfig(ServiceConfig):
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
                 f"({self.max_num_seqs}): every running sequence gets a token in a step"
             )
-        if (self.bucketing_file is None) is (self.bucketing_strategy == "file"):
-            raise ValueError("bucketing_strategy file and bucketing_file need each other")
-        self.axes().check_strategy(long_name(self.bucketing_strategy))
         return self

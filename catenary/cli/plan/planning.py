@@ -12,7 +12,7 @@ from catenary.cli.plan.autocalc import Autocalc, AutocalcInputs, autocalc
 from catenary.cli.plan.cards import CARDS, Card
 from catenary.cli.plan.config import PlanConfig
 from catenary.cli.plan.graphs import GraphEstimate, estimate_graphs
-from services.engine.bucketing import BucketLimits, BucketPlan, PaddingOptions, build_plan
+from services.engine.bucketing import BucketLimits, BucketPlan, build_plan
 from services.engine.memory import (
     GraphReserve,
     InsufficientMemory,
@@ -111,7 +111,7 @@ def make_plan(config: PlanConfig) -> Planned:
     plan = build_plan(
         config.bucketing_strategy,
         limits,
-        padding=PaddingOptions(ratio=config.bucketing_pad_ratio),
+        padding=config.padding(),
         file=config.bucketing_file,
         axes=config.axes(),
     )
