@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from catenary.cli.drawing import Canvas, Colour, PngCanvas, SvgCanvas
-from catenary.cli.plan.planning import GIB, Planned
+from catenary.cli.plan.dividing import GIB
+from catenary.cli.plan.planning import Planned
 
 _SIZE = 900, 210
 _MARGIN = 30

@@ -6,7 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from catenary.cli.plan.planning import GIB, Planned
+from catenary.cli.plan.config import PlanConfig
+from catenary.cli.plan.dividing import GIB
+from catenary.cli.plan.planning import Planned
 from services.engine.bucketing import AXIS_OPTIONS, long_name
 from services.engine.memory import WeightScheme
 
@@ -47,6 +49,7 @@ def recommend(found: Planned) -> Recommendation:
         "gpu-memory-utilization": f"{config.gpu_memory_utilization:g}",
         "graph-reserved-mem": reserve,
         "graph-prompt-ratio": f"{config.graph_prompt_ratio:g}",
+        "recipe-cache": "~/.cache/catenary/recipes",
         "bucketing-strategy": strategy,
     }
     vllm = {
@@ -59,9 +62,9 @@ def recommend(found: Planned) -> Recommendation:
         "dtype": "bfloat16",
     }
     if config.kv_cache_dtype == "fp8" or found.scheme is WeightScheme.FP8:
-        vllm |= {"quantization": "inc"} | (
-            {"kv-cache-dtype": "fp8_inc"} if config.kv_cache_dtype == "fp8" else {}
-        )
+        vllm["quantization"] = "inc"
+    if config.kv_cache_dtype == "fp8":
+        vllm["kv-cache-dtype"] = "fp8_inc"
     variables = {
         "VLLM_GRAPH_RESERVED_MEM": reserve,
         "VLLM_GRAPH_PROMPT_RATIO": engine["graph-prompt-ratio"],
@@ -75,7 +78,7 @@ def recommend(found: Planned) -> Recommendation:
     else:
         variables["VLLM_BUCKETING_STRATEGY"] = _VLLM_STRATEGIES[strategy]
     if strategy == "padding":
-        engine["bucketing-pad-ratio"] = f"{config.bucketing_pad_ratio:g}"
+        engine |= _padding_options(config)
     if config.contiguous_kv:
         engine |= {"contiguous-kv": "true", "enable-prefix-caching": "false"}
     for option in AXIS_OPTIONS:
@@ -90,6 +93,14 @@ def recommend(found: Planned) -> Recommendation:
         variables["VLLM_ENGINE_ITERATION_TIMEOUT_S"] = str(seconds)
         variables["VLLM_RPC_TIMEOUT"] = str(1000 * seconds)
     return Recommendation(engine, vllm, variables)
+
+
+def _padding_options(config: PlanConfig) -> dict[str, str]:
+    caps = ("max_rows", "max_tokens", "max_context", "max_blocks")
+    given = {name: getattr(config, f"bucketing_pad_{name}") for name in caps}
+    return {"bucketing-pad-ratio": f"{config.bucketing_pad_ratio:g}"} | {
+        f"bucketing-pad-{name.replace('_', '-')}": str(cap) for name, cap in given.items() if cap is not None
+    }
 
 
 def reserve_for(found: Planned) -> float:

@@ -17,9 +17,10 @@ def run_plan(argv: Sequence[str]) -> int:
     """Run `catenary plan`; 2 with one line on stderr for what cannot be done or does not fit."""
     config = load(PlanConfig, [_JSON if word == "--json" else word for word in argv], prog=_NAME)
     # Not before: a wrong option is to be refused without waiting for the engine's packages.
+    from catenary.cli.plan.document import as_json
     from catenary.cli.plan.picture import draw
     from catenary.cli.plan.planning import make_plan
-    from catenary.cli.plan.show import as_json, as_table
+    from catenary.cli.plan.show import as_table
 
     try:
         found = make_plan(config)

@@ -1,83 +1,18 @@
-"""A plan as JSON and as tables."""
+"""A plan as tables and lines for people."""
 
 from __future__ import annotations
 
 import io
-import json
 from typing import Any
 
-from catenary.cli.plan.planning import GIB, Planned
-from catenary.cli.plan.recommend import Recommendation, gib, recommend
+from catenary.cli.plan.dividing import GIB
+from catenary.cli.plan.document import decode_bound, prefill_bound
+from catenary.cli.plan.planning import Planned
+from catenary.cli.plan.recommend import Recommendation, recommend
 from catenary.cli.plan.traps import find_traps
-from services.engine.bucketing import Bucket
 from services.engine.memory import count_weights
 
 _MIB = 2**20
-
-
-def as_json(found: Planned) -> str:
-    """One JSON object, a line for each key; docs/gaudi.md has its schema."""
-    lines = (f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in document(found).items())
-    return "{\n" + ",\n".join(lines) + "\n}"
-
-
-def document(found: Planned) -> dict[str, Any]:
-    """What `as_json` prints."""
-    memory, config, limits, graphs = found.memory, found.config, found.limits, found.graphs
-    settings = recommend(found)
-    return {
-        "model": found.shape.name,
-        "device": found.card.name,
-        "tensor_parallel_size": config.tensor_parallel_size,
-        "weight_dtype": found.scheme.value,
-        "measured": list(found.measured),
-        "device_memory_gib": gib(memory.total),
-        "weights_gib": gib(memory.weights),
-        "profile_gib": gib(memory.activations),
-        "free_gib": gib(memory.available),
-        "usable_gib": gib(memory.usable),
-        "graph_gib": gib(memory.graphs),
-        "kv_gib": gib(memory.kv),
-        "margin_gib": gib(memory.available - memory.usable),
-        "padding_block_gib": gib(found.block_bytes),
-        "kv_blocks": found.kv.num_blocks,
-        "block_size": limits.block_size,
-        "block_mib": round(found.block_bytes / _MIB, 4),
-        "kv_tokens": found.kv.num_blocks * limits.block_size,
-        "max_model_len": limits.max_model_len,
-        "max_num_seqs": limits.max_num_seqs,
-        "largest_max_model_len": found.longest,
-        "largest_max_num_seqs": found.most_seqs,
-        "prompt_buckets": _triples(found.plan.prefill),
-        "decode_buckets": _triples(found.plan.decode),
-        "axes": {name: list(values) for name, values in found.plan.axes.items()},
-        "graphs": {
-            "prompt": graphs.prefill,
-            "decode": graphs.decode,
-            "eager_prompts": graphs.eager_prefills,
-            "least_gib": gib(graphs.bytes.low),
-            "most_gib": gib(graphs.bytes.high),
-            "kept_gib": gib(graphs.kept_bytes),
-            "prompt_gib": gib(memory.graphs * config.graph_prompt_ratio),
-            "decode_gib": gib(memory.graphs * (1 - config.graph_prompt_ratio)),
-        },
-        "warmup": {
-            "cold_least_s": round(graphs.cold_s.low, 1),
-            "cold_most_s": round(graphs.cold_s.high, 1),
-            "cached_least_s": round(graphs.cached_s.low, 1),
-            "cached_most_s": round(graphs.cached_s.high, 1),
-        },
-        "decode_tokens_per_second_bound": _bound(found),
-        "recommended": {
-            "engine": dict(settings.engine),
-            "vllm": dict(settings.vllm),
-            "variables": dict(settings.variables),
-        },
-        "vllm_autocalc": None
-        if found.rules is None
-        else {name: getattr(found.rules, name) for name in found.rules.__slots__},
-        "warnings": [{"name": trap.name, "text": trap.text} for trap in find_traps(found)],
-    }
 
 
 def as_table(found: Planned) -> str:
@@ -98,6 +33,8 @@ def as_table(found: Planned) -> str:
     )
     console.print(_memory_table(found))
     console.print(_bucket_table(found))
+    if found.choices:
+        console.print(_choice_table(found))
     _estimates(found, console)
     settings = recommend(found)
     console.print("\nSettings for Catenary:", markup=False)
@@ -172,6 +109,19 @@ def _bucket_table(found: Planned) -> Any:
     return table
 
 
+def _choice_table(found: Planned) -> Any:
+    from rich.table import Table
+
+    table = Table(title="what would fit otherwise", title_justify="left")
+    for name in ("cards", "weights", "GiB a card", "KV blocks", "longest sequence", "of that length at once"):
+        table.add_column(name, justify="left" if name == "weights" else "right")
+    for choice in found.choices:
+        cells = (choice.kv_blocks, choice.max_model_len, choice.max_num_seqs)
+        fits = (f"{choice.weights / GIB:.2f}", *map(str, cells)) if choice.kv_blocks else ("does not fit",)
+        table.add_row(str(choice.cards), choice.scheme.value, *fits)
+    return table
+
+
 def _estimates(found: Planned, console: Any) -> None:
     graphs, limits = found.graphs, found.limits
     lines = [
@@ -184,9 +134,12 @@ def _estimates(found: Planned, console: Any) -> None:
         f"warm-up: {_time(graphs.cold_s.low)} to {_time(graphs.cold_s.high)} cold, "
         f"{_time(graphs.cached_s.low)} to {_time(graphs.cached_s.high)} with a recipe cache",
     ]
-    if (bound := _bound(found)) is not None:
+    decode, prefill = decode_bound(found), prefill_bound(found)
+    if decode is not None and prefill is not None:
         lines.append(
-            f"one sequence decodes at most {bound:g} tokens a second: its weights are read once for each"
+            f"bounds: one sequence decodes at most {decode:g} tokens a second (a card reads its weights for "
+            "each), "
+            f"prompts are computed at {prefill} tokens a second at the most"
         )
     if (rules := found.rules) is not None:
         lines.append(
@@ -198,21 +151,10 @@ def _estimates(found: Planned, console: Any) -> None:
         console.print(line, markup=False)
 
 
-def _bound(found: Planned) -> float | None:
-    """Tokens a second of one sequence, if the memory's speed alone counts."""
-    if not found.card.bytes_per_second:
-        return None
-    return round(found.card.bytes_per_second / found.active_weight_bytes, 1)
-
-
 def _listed(values: list[int]) -> str:
     if len(values) > 12:
         return f"{values[0]}, {values[1]} .. {values[-1]} ({len(values)} values)"
     return ", ".join(map(str, values))
-
-
-def _triples(buckets: tuple[Bucket, ...]) -> list[list[int]]:
-    return [[bucket.batch, bucket.query, bucket.context_blocks] for bucket in buckets]
 
 
 def _time(seconds: float) -> str:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from catenary.cli.plan.cards import CARDS_PER_NODE
-from catenary.cli.plan.planning import GIB, Planned
+from catenary.cli.plan.dividing import GIB
+from catenary.cli.plan.planning import Planned
 from services.engine.bucketing import LONG_CONTEXT
 from services.engine.memory import WeightScheme
 
@@ -62,6 +63,19 @@ def _model(found: Planned) -> Iterator[Trap]:
             f"{found.card.name} keeps FP8 numbers up to {found.card.fp8_max}, checkpoints have up to 448: "
             "weights "
             "are halved and their scales doubled at load",
+        )
+
+
+def _latent(found: Planned) -> Iterator[Trap]:
+    latent = found.shape.latent
+    if latent is not None:
+        expanded = found.shape.kv_values_of(found.shape.kv_heads, found.shape.heads)
+        times = expanded / (latent.kv_rank + latent.rotary_dim)
+        yield Trap(
+            "expanded-latent-kv",
+            f"the engine keeps the keys and values of latent attention for each head: {times:.0f} times the "
+            "KV "
+            "that an engine keeps that caches the latents",
         )
 
 
@@ -199,6 +213,7 @@ def _times(found: Planned) -> Iterator[Trap]:
 _CHECKS: Final[tuple[Callable[[Planned], Iterator[Trap]], ...]] = (
     _not_served,
     _model,
+    _latent,
     _cards,
     _lengths,
     _buckets,

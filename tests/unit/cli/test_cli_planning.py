@@ -119,6 +119,8 @@ def test_example_b_follows_from_the_config_alone(model: Path, capsys: pytest.Cap
     assert planned(capsys, model, "--max-num-seqs", "64", "--max-model-len", "4096")["kv_blocks"] == 4107
     # Decoding reads 15 GiB for a token; published: at most 153 a second.
     assert 150 < found["decode_tokens_per_second_bound"] < 153
+    # 432 TFLOPS for two operations with each of the layers' 6.98 billion parameters.
+    assert 30_900 < found["prefill_tokens_per_second_bound"] < 31_000
 
 
 def test_gaudi_3_and_what_is_given_instead(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -184,6 +186,16 @@ def test_a_plan_without_traps_warns_of_nothing(model: Path, capsys: pytest.Captu
         ({"quantization_config": {"quant_method": "fp8"}}, "not-served"),
         ({"layer_types": ["linear_attention"] * 32}, "recurrent-layers"),
         ({"torch_dtype": "float32"}, "forced-bfloat16"),
+        (
+            {
+                "model_type": "deepseek_v3",
+                "kv_lora_rank": 512,
+                "qk_nope_head_dim": 128,
+                "qk_rope_head_dim": 64,
+                "v_head_dim": 128,
+            },
+            "expanded-latent-kv",
+        ),
     ],
 )
 def test_traps_of_a_checkpoint(
@@ -205,6 +217,36 @@ def test_shares_of_cards_and_fewer_bits(model: Path, capsys: pytest.CaptureFixtu
     assert four < eight < whole["weights_gib"]
 
 
+def test_what_would_fit_otherwise(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = planned(capsys, model, "--max-model-len", "8192")
+    choices = {
+        (choice["tensor_parallel_size"], choice["weight_dtype"]): choice for choice in found["choices"]
+    }
+    assert set(choices) == {(cards, name) for cards in (1, 2, 4, 8) for name in ("bfloat16", "fp8", "int4")}
+    own = choices[1, "bfloat16"]
+    assert (own["kv_blocks"], own["max_num_seqs"]) == (found["kv_blocks"], found["largest_max_num_seqs"])
+    for cards in (1, 2, 4):
+        assert choices[2 * cards, "fp8"]["kv_blocks"] > choices[cards, "fp8"]["kv_blocks"]
+        assert choices[cards, "int4"]["weights_gib"] < choices[cards, "fp8"]["weights_gib"]
+    tight = planned(capsys, model, "--device-memory-gib", "12", "--dtype", "int4")
+    fits = {(c["tensor_parallel_size"], c["weight_dtype"]): c["kv_blocks"] > 0 for c in tight["choices"]}
+    assert not fits[1, "bfloat16"]
+    assert fits[2, "bfloat16"]
+    assert fits[1, "int4"]
+    assert planned(capsys, model, "--free-gib", "50")["choices"] == []
+
+
+def test_the_checkpoints_files_correct_what_the_config_says(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (model / "config.json").write_text(json.dumps(LLAMA | {"num_hidden_layers": 1, "vocab_size": 1000}))
+    expected = planned(capsys, model)["weights_gib"]
+    size = 1_000_000 + int(expected / 1.006 * 2**30)
+    with (model / "model.safetensors").open("wb") as file:
+        file.truncate(size)
+    assert planned(capsys, model)["weights_gib"] == pytest.approx(size * 1.006 / 2**30, rel=1e-3)
+
+
 def test_recommended_settings_are_options_that_exist(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from services.engine.config import EngineConfig
 
@@ -217,6 +259,17 @@ def test_recommended_settings_are_options_that_exist(model: Path, capsys: pytest
     assert variables["VLLM_PROMPT_QUERY_BUCKET_STEP"] == "128"
     assert variables["VLLM_BUCKETING_STRATEGY"] == "lin"
     assert float(variables["VLLM_GRAPH_RESERVED_MEM"]) < 0.4
+    padded = planned(
+        capsys,
+        model,
+        "--max-model-len=2048",
+        "--bucketing-strategy=padding",
+        "--bucketing-pad-max-tokens=256",
+        "--bucket-decode-batch=pad_percent=10",
+    )["recommended"]
+    EngineConfig(**{name.replace("-", "_"): value for name, value in padded["engine"].items()})
+    assert padded["engine"]["bucketing-pad-max-tokens"] == "256"
+    assert padded["variables"]["VLLM_DECODE_BS_BUCKET_PAD_PERCENT"] == "10"
 
 
 def test_the_table_has_everything_to_paste(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -230,6 +283,7 @@ def test_the_table_has_everything_to_paste(model: Path, capsys: pytest.CaptureFi
         "vllm serve",
         "warning (length-off-blocks): max-model-len 5000 is not a multiple",
         "vLLM's container would choose",
+        "what would fit otherwise",
     ):
         assert part in said
 
