@@ -13,6 +13,7 @@ from services.engine.bucketing_options import BucketingOptions
 from services.engine.hpu_options import HpuOptions
 from services.engine.servicer_options import ServicerOptions
 
+
 class EngineConfig(BucketingOptions, HpuOptions, ServicerOptions, RpcConfig):
     """Options of `python -m services.engine`: flags, CATENARY_ENGINE_* variables, a YAML file, defaults."""
 

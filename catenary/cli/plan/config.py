@@ -87,6 +87,9 @@ class PlanConfig(BucketingOptions):
     max_model_len: int | None = Field(
         None, ge=2, description="Longest sequence in tokens. Absent: the model's own, or what the KV holds."
     )
+    allow_long_max_model_len: bool = Field(
+        False, description="Take a max_model_len beyond the context that the model was trained for."
+    )
     max_num_seqs: int | None = Field(
         None,
         ge=1,

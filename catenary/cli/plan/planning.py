@@ -87,9 +87,12 @@ def make_plan(config: PlanConfig) -> Planned:
     memory = divide_memory(config, shape, card, scheme, file_bytes=file_bytes)
     limit = shape.max_position or config.max_model_len or _DEFAULT_CONTEXT
     if config.max_model_len is not None and config.max_model_len > limit:
-        raise ValueError(
-            f"max-model-len {config.max_model_len} exceeds the model's context of {limit} tokens"
-        )
+        if not config.allow_long_max_model_len:
+            raise ValueError(
+                f"max-model-len {config.max_model_len} exceeds the model's context of {limit} tokens: lower it, "
+                "or set allow-long-max-model-len"
+            )
+        limit = config.max_model_len
     kv, seqs = divide_kv(config, memory, block_bytes, limit)
     limits = BucketLimits(
         block_size=config.block_size,

@@ -73,6 +73,9 @@ def recommend(found: Planned) -> Recommendation:
         "VLLM_SKIP_WARMUP": "false",
         "PT_HPU_RECIPE_CACHE_CONFIG": "/var/cache/recipes,false,16384",
     }
+    if config.allow_long_max_model_len:
+        engine["allow-long-max-model-len"] = "true"
+        variables["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1"
     if strategy == "file":
         engine["bucketing-file"] = variables["VLLM_BUCKETING_FROM_FILE"] = str(config.bucketing_file)
     else:

@@ -143,6 +143,9 @@ def test_without_limits_the_largest_are_chosen(model: Path, capsys: pytest.Captu
     # 128 sequences of 32 blocks, of 4,107.
     assert (short["largest_max_num_seqs"], short["max_num_seqs"]) == (128, 128)
     assert planned(capsys, model, "--max-model-len", "20000")["max_num_seqs"] == 16
+    beyond = planned(capsys, model, "--max-model-len", "140000", "--allow-long-max-model-len")
+    assert beyond["max_model_len"] == 140_000
+    assert beyond["recommended"]["variables"]["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] == "1"
     tight = planned(capsys, model, "--free-gib", "10")
     assert tight["max_model_len"] == tight["kv_tokens"] == tight["largest_max_model_len"] < 131_072
     assert "short-kv" in names(tight)
