@@ -89,8 +89,8 @@ def make_plan(config: PlanConfig) -> Planned:
     if config.max_model_len is not None and config.max_model_len > limit:
         if not config.allow_long_max_model_len:
             raise ValueError(
-                f"max-model-len {config.max_model_len} exceeds the model's context of {limit} tokens: lower it, "
-                "or set allow-long-max-model-len"
+                f"max-model-len {config.max_model_len} exceeds the model's context of {limit} tokens: lower "
+                "it, or set allow-long-max-model-len"
             )
         limit = config.max_model_len
     kv, seqs = divide_kv(config, memory, block_bytes, limit)
