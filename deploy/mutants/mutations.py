@@ -22,6 +22,7 @@ class Mutation:
 
 _HPU = "services/engine/device/hpu"
 _TRAPS = "tests/sim/test_sim_traps.py"
+_SERVED = "tests/sim/test_sim_traps_served.py"
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
@@ -78,5 +79,39 @@ MUTATIONS: tuple[Mutation, ...] = (
         old="config.recompile_limit = max(config.recompile_limit, 1 + each * count)",
         new="config.recompile_limit = max(config.recompile_limit, 1)",
         test=f"{_TRAPS}::test_every_bucket_is_compiled_beyond_dynamos_own_limit",
+    ),
+    Mutation(
+        trap="output-not-copied",
+        reason="4.2: a graph's results are overwritten by its next replay, or freed: they must be copied",
+        file="services/engine/runner/phases.py",
+        old="                buffer.index_copy_(0, rows, values.to(buffer.dtype))",
+        new="                buffer.index_copy_(0, rows, values.to(buffer.dtype))\n"
+        '            object.__setattr__(buffers, "chunk", hidden)',
+        test=f"{_SERVED}::test_scores_of_prompts_and_tokens_are_those_of_the_cpu",
+    ),
+    Mutation(
+        trap="graph-memory-ignored",
+        reason="2.1: nothing keeps graphs inside of a reserve: without one the KV leaves them no memory",
+        file="services/engine/core/sizing.py",
+        old="prior = GraphReserve(options.graph_reserved_mem if device.budgets_graphs else 0.0)",
+        new="prior = GraphReserve(0.0)",
+        test=f"{_SERVED}::test_memory_for_graphs_is_set_aside_before_the_kv",
+    ),
+    Mutation(
+        trap="int64-overflow",
+        reason="4.7: int64 is int32 on the card, without a word",
+        file="services/engine/sampling/wide.py",
+        old="torch.float32: (torch.int32, 2.0**30)",
+        new="torch.float32: (torch.int64, 2.0**40)",
+        test=f"{_TRAPS}::test_sums_of_probabilities_fit_the_integers_of_the_device",
+    ),
+    Mutation(
+        trap="cpu-fallback",
+        reason="4.2 and 4.4: what has no kernel runs on the host, which no graph can hold",
+        file="services/engine/sampling/static/stages.py",
+        old="        self._search = ComparingSearch()",
+        new="        from services.engine.sampling.search import IndexedSearch\n\n"
+        "        self._search = IndexedSearch()",
+        test=f"{_SERVED}::test_nothing_is_compiled_or_captured_after_warm_up_and_nothing_falls_back",
     ),
 )

@@ -27,6 +27,8 @@ ROOT = HERE.parents[1]
 # Of pytest: all passed, and some test failed. Others mean that it could not run the test at all.
 _PASSED, _FAILED = 0, 1
 
+# What takes long to load. Nothing of ours: it would be that of the unmutated tree.
+_PRELOADED = ["pytest", "torch", "torch._dynamo", "transformers.models.llama.modeling_llama"]
 _SERVER = multiprocessing.get_context("forkserver")
 
 
@@ -122,7 +124,9 @@ def main() -> int:
     if unknown := set(options.traps) - {m.trap for m in MUTATIONS}:
         parser.error(f"no mutation called {', '.join(sorted(unknown))}")
     os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-    _SERVER.set_forkserver_preload(["pytest", "torch", "torch._dynamo"])
+    # Tests' processes end at once, with semaphores that they do not give back.
+    os.environ["PYTHONWARNINGS"] = "ignore:resource_tracker"
+    _SERVER.set_forkserver_preload(_PRELOADED)
     started = time.monotonic()
     wrong = 0
     with ThreadPoolExecutor(options.jobs) as pool:

@@ -12,6 +12,9 @@ import pytest
 import torch
 
 from services.engine.device import Device, ExecutionMode, open_device, sim
+from services.engine.sampling.inputs import Filters
+from services.engine.sampling.search import ComparingSearch
+from services.engine.sampling.wide import draw_wide
 
 Opener = Callable[[ExecutionMode], Device]
 
@@ -94,3 +97,22 @@ def test_every_bucket_is_compiled_beyond_dynamos_own_limit(opened: Opener) -> No
         for length in range(1, 13):
             function(torch.ones(length).to("hpu"))
     assert sim.card().counters.backend_compilations == 12
+
+
+def test_sums_of_probabilities_fit_the_integers_of_the_device(opened: Opener) -> None:
+    device = opened(ExecutionMode.EAGER)
+    rows, vocabulary = 6, 300
+    generator = torch.Generator().manual_seed(4)
+    scaled = torch.randn(rows, vocabulary, generator=generator) * 2
+    scaled -= scaled.amax(-1, keepdim=True)
+    uniform = torch.rand(rows, generator=generator)
+    top_p = torch.linspace(0.3, 0.95, rows)
+
+    def draw(place: torch.device) -> torch.Tensor:
+        zeros = torch.zeros(rows, dtype=torch.int64)
+        values = (zeros, zeros == 1, top_p, torch.zeros(rows), scaled, uniform)
+        top_k, exact, share, least, scores, number = (value.to(place) for value in values)
+        filters = Filters(top_k, exact, share, least, any_top_k=False, any_exact=False, any_top_p=True)
+        return draw_wide(scores, filters, number, torch.float32, ComparingSearch()).cpu()
+
+    assert torch.equal(draw(device.torch_device), draw(torch.device("cpu")))
