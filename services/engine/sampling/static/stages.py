@@ -132,14 +132,14 @@ class Stages:
         best_ids = first_argmax(scores)
         best = scores.gather(1, best_ids.unsqueeze(1)).squeeze(1)
         tokens = torch.where(drawn == 1, self._buffers.tokens[:count], best_ids)
-        self._keep(last_rows, tokens, best, self._buffers.raw[:count].amax(-1))
+        self._keep(last_rows, tokens, best, self._buffers.raw[:count])
 
     def greedy(self, last_rows: torch.Tensor) -> None:
         """Head and finish in one, for rows that take their best token as it is: int64 [R]."""
         logits = self._head(self._hidden[: last_rows.shape[0]]).float()
         tokens = first_argmax(logits)
         best = logits.gather(1, tokens.unsqueeze(1)).squeeze(1)
-        self._keep(last_rows, tokens, best, best)
+        self._keep(last_rows, tokens, best, logits)
 
     def logprobs(self, index: torch.Tensor) -> None:
         """Log probabilities of the sampled tokens, and the best alternatives, of these rows, int64 [D]."""
@@ -189,12 +189,13 @@ class Stages:
         return shifted.div_(temperature.float().clamp_min(1e-30).unsqueeze(1))
 
     def _keep(
-        self, last_rows: torch.Tensor, tokens: torch.Tensor, best: torch.Tensor, largest: torch.Tensor
+        self, last_rows: torch.Tensor, tokens: torch.Tensor, best: torch.Tensor, raw: torch.Tensor
     ) -> None:
-        # The maximum is NaN if anything in the row is, infinite if something overflowed.
+        # Not by the maximum: whether that is NaN where one of the row is, a device need not say.
+        unusable = (raw.isnan() | (raw == torch.inf)).any(-1)
         status = torch.full_like(tokens, int(RowStatus.SAMPLED))
         status = status.masked_fill(best == -torch.inf, int(RowStatus.NOTHING_LEFT))
-        status = status.masked_fill(largest.isnan() | (largest == torch.inf), int(RowStatus.NOT_FINITE))
+        status = status.masked_fill(unusable, int(RowStatus.NOT_FINITE))
         rows = self._rows(tokens.shape[0])
         self._buffers.tokens.index_copy_(0, rows, tokens)
         self._last_tokens.index_copy_(0, last_rows, tokens)
