@@ -114,4 +114,49 @@ MUTATIONS: tuple[Mutation, ...] = (
         "        self._search = IndexedSearch()",
         test=f"{_SERVED}::test_nothing_is_compiled_or_captured_after_warm_up_and_nothing_falls_back",
     ),
+    Mutation(
+        trap="host-read",
+        reason="4.2: while a graph is captured the host cannot look at what is computed",
+        file=f"{_HPU}/attention_decode.py",
+        old="    usable = torch.isfinite(query)\n",
+        new="    usable = torch.isfinite(query)\n"
+        "    if bool(usable.all()):\n"
+        "        usable = torch.ones_like(usable)\n",
+        test=f"{_TRAPS}::test_a_decode_can_be_captured_and_equals_the_cpus",
+    ),
+    Mutation(
+        trap="data-dependent-shape",
+        reason="4.2: shapes in a graph are static: padding is masked, not left out",
+        file=f"{_HPU}/attention_decode.py",
+        old="    owners = (rows.unsqueeze(1)",
+        new="    own = rows < batch\n"
+        "    blocks, rows, bias = blocks[own], rows[own], bias[own]\n"
+        "    count = bias.shape[0]\n"
+        "    owners = (rows.unsqueeze(1)",
+        test=f"{_TRAPS}::test_a_decode_can_be_captured_and_equals_the_cpus",
+    ),
+    Mutation(
+        trap="host-tensor",
+        reason="9: a card does not compute with tensors of the host",
+        file=f"{_HPU}/attention_decode.py",
+        old="    owners = (rows.unsqueeze(1) == torch.arange(batch, device=rows.device))",
+        new="    owners = (rows.unsqueeze(1) == torch.arange(batch))",
+        test=f"{_TRAPS}::test_a_decode_can_be_captured_and_equals_the_cpus",
+    ),
+    Mutation(
+        trap="mask-and-lengths",
+        reason="3.4: FusedSDPA takes valid_seq_len without a mask alone",
+        file=f"{_HPU}/attention_prefill.py",
+        old="    if mask is None and lengths is not None:",
+        new="    if lengths is not None:",
+        test=f"{_TRAPS}::test_a_mask_and_lengths_are_not_given_to_the_kernel_together",
+    ),
+    Mutation(
+        trap="second-process",
+        reason="4.3: a process owns a whole card; the next one must be told so, not of mismatched releases",
+        file=f"{_HPU}/acquiring.py",
+        old='        if "acquire" in text.lower():',
+        new='        if "busy" in text.lower():',
+        test=f"{_TRAPS}::test_a_card_of_another_process_is_named_as_taken",
+    ),
 )

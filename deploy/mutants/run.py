@@ -86,7 +86,7 @@ def _pytest(tree: str, tests: list[str], log: str) -> None:
     os.chdir(tree)
     os.environ["PYTHONPATH"] = tree
     sys.path[:] = [tree, *(path for path in sys.path if Path(path).resolve() not in (ROOT, HERE))]
-    code = pytest.main(["-x", "-p", "no:cacheprovider", "--rootdir", tree, *tests])
+    code = pytest.main(["-x", "--show-capture=no", "-p", "no:cacheprovider", "--rootdir", tree, *tests])
     sys.stdout.flush()
     os._exit(int(code))
 

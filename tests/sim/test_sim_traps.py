@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
-from services.engine.device import Device, ExecutionMode, open_device, sim
+from services.engine.device import HIDDEN, Device, DeviceError, ExecutionMode, open_device, sim
+from services.engine.device.sim.modules import acquire
 from services.engine.sampling.inputs import Filters
 from services.engine.sampling.search import ComparingSearch
 from services.engine.sampling.wide import draw_wide
@@ -116,3 +118,41 @@ def test_sums_of_probabilities_fit_the_integers_of_the_device(opened: Opener) ->
         return draw_wide(scores, filters, number, torch.float32, ComparingSearch()).cpu()
 
     assert torch.equal(draw(device.torch_device), draw(torch.device("cpu")))
+
+
+def test_a_decode_can_be_captured_and_equals_the_cpus(opened: Opener) -> None:
+    device = opened(ExecutionMode.GRAPH)
+    generator = torch.Generator().manual_seed(6)
+    query = torch.randn(3, 4, 8, generator=generator)
+    caches = torch.randn(2, 20, 2, 8, generator=generator)
+    # Two blocks of row 0, one of row 1, padding; row 2 is padding too.
+    blocks, rows = torch.tensor([2, 0, 3, 4]), torch.tensor([0, 0, 1, 3])
+    bias = torch.zeros(4, 1, 4)
+    bias[1, :, 2:] = HIDDEN
+
+    def attend(on: Device, *tensors: torch.Tensor) -> torch.Tensor:
+        first, keys, values, ids, owners, biases = tensors
+        return on.attend_decode(first, keys, values, ids, owners, biases, 0.35)
+
+    tensors = (query, *caches, blocks, rows, bias)
+    on_card = [tensor.to("hpu") for tensor in tensors]
+    replay = device.capture(lambda *given: attend(device, *given), on_card)
+    expected = attend(open_device("cpu"), *tensors)
+    torch.testing.assert_close(replay(*on_card).cpu()[:2], expected[:2])
+    assert sim.card().counters.captures == 1
+
+
+def test_a_mask_and_lengths_are_not_given_to_the_kernel_together(opened: Opener) -> None:
+    device = opened(ExecutionMode.EAGER)
+    query = torch.randn(1, 2, 4, 8)
+    mask = torch.ones(1, 1, 4, 4, dtype=torch.bool).tril()
+    tensors = [value.to("hpu") for value in (query, mask, torch.tensor([3]))]
+    out = device.attend_prefill(tensors[0], tensors[0], tensors[0], tensors[1], 0.35, lengths=tensors[2])
+    expected = scaled_dot_product_attention(query, query, query, attn_mask=mask, scale=0.35)
+    torch.testing.assert_close(out.cpu(), expected)
+
+
+def test_a_card_of_another_process_is_named_as_taken(opened: Opener, tmp_path: Path) -> None:
+    taken = acquire(sim.SimSettings(lock_directory=tmp_path))
+    with taken, pytest.raises(DeviceError, match="is taken by another process, and none can be shared"):
+        opened(ExecutionMode.EAGER)
