@@ -68,12 +68,12 @@ class StaticSampler:
     def __init__(self, rows: int, vocab: int, device: Device = STATIC_CPU) -> None:
         self.graphs = Graphs(device, block_size=8)
         self.buffers = allocate(device, StaticSizes(rows, 1, 1, 1), vocab, vocab, torch.float32)
-        self.hidden = torch.zeros(rows + 1, vocab)
-        self.last_tokens = torch.zeros(rows + 4, dtype=torch.int64)
+        self.hidden = device.zeros((rows + 1, vocab), torch.float32)
+        self.last_tokens = device.zeros((rows + 4,), torch.int64)
         self.program = StaticProgram(device, vocab, (rows,), 1, 1)
         # A hidden state is its own logits.
         self._stages = Stages(lambda hidden: hidden, self.hidden, self.last_tokens, self.buffers, device)
-        self._rows = rows
+        self._device, self._rows, self._vocab = device, rows, vocab
         self.watch: AbstractContextManager[Any] = nullcontext()
 
     @torch.inference_mode()
@@ -93,13 +93,16 @@ class StaticSampler:
         self, logits: torch.Tensor, rows: list[RowParams], last_tokens: Sequence[int] = (0,)
     ) -> list[SampledToken]:
         """Samples the first rows of logits [R, V], and checks that the tokens are kept."""
-        self.hidden[: logits.shape[0]] = logits
-        self.last_tokens[: len(last_tokens)] = torch.tensor(last_tokens)
+        hidden = torch.zeros(self._rows + 1, self._vocab)
+        hidden[: logits.shape[0]] = logits
+        self.hidden.copy_(self._device.to_device(hidden))
+        tokens = torch.tensor([*last_tokens, *[0] * (self._rows + 4 - len(last_tokens))])
+        self.last_tokens.copy_(self._device.to_device(tokens))
         calls = self.program.sampling(rows, [self._rows + 3] * len(rows))
         with self.watch:
             for call in (*calls, self.program.result(1, self.buffers.harmless)):
                 self._run(call)
-        _, packed = self.buffers.unpack(self.buffers.results[0])
+        _, packed = self.buffers.unpack(self._device.to_host(self.buffers.results[0]))
         return unpack(packed, rows)
 
 

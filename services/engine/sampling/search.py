@@ -99,7 +99,7 @@ class ComparingSearch:
             inside = weights.masked_fill(magnitudes >= trial.unsqueeze(1), 0)
             return inside.sum(-1, dtype=weights.dtype) < target
 
-        power = torch.full_like(magnitudes[:, 0], _TINY)
+        power = magnitudes.new_full((magnitudes.shape[0],), _TINY)
         normal = short(power)
         for step in _EXPONENTS:
             trial = power * 2.0**step

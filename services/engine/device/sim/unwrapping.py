@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 import torch
@@ -91,7 +92,8 @@ def _host_value(value: Any, call: Call) -> Any:
         if any(isinstance(one, torch.Tensor) and one.dtype in (torch.bool, torch.uint8) for one in found):
             call.bool_index = True
         return found
-    call.parts.append(value)
+    # NaN is not equal to itself, but the same constant to a compiler.
+    call.parts.append("nan" if isinstance(value, float) and math.isnan(value) else value)
     return value
 
 

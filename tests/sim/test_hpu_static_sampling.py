@@ -1,0 +1,59 @@
+"""Sampling in static shapes on the simulated HPU: nothing is compiled once all shapes were visited."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from services.engine.device import CpuDevice, ExecutionMode, HpuSettings
+from services.engine.device.hpu import GAUDI3, HpuDevice
+from services.engine.device.hpu.bridge import load_bridge
+from services.engine.device.hpu.probing import parse_switches, probe_kernels
+from tests.sim.conftest import NewCard
+from tests.support.sampling import run
+from tests.support.sampling_rows import LAST_TOKENS, VOCAB, random_logits, random_row
+from tests.support.static_sampling import StaticSampler
+
+
+class Narrow(CpuDevice):
+    """A CPU that adds up in float32, as an HPU has to."""
+
+    wide_dtype = torch.float32
+
+
+def open_mode(mode: ExecutionMode) -> HpuDevice:
+    bridge = load_bridge(mode)
+    kernels = probe_kernels(GAUDI3, bridge.version, parse_switches(""))
+    return HpuDevice(bridge, GAUDI3, mode, HpuSettings(), kernels)
+
+
+@pytest.mark.parametrize("mode", [ExecutionMode.EAGER, ExecutionMode.LAZY, ExecutionMode.GRAPH])
+def test_after_all_shapes_were_visited_nothing_is_compiled(
+    mode: ExecutionMode, new_card: NewCard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lazy = mode is not ExecutionMode.EAGER
+    monkeypatch.setenv("PT_HPU_LAZY_MODE", "1" if lazy else "0")
+    new_card(lazy=lazy)
+    device = open_mode(mode)
+    sampler = StaticSampler(4, VOCAB, device)
+    rng = random.Random(3)
+    sampler.visit()
+    # The test itself moves logits to the device, in a shape of its own.
+    sampler.run(random_logits(rng, 1), [random_row(rng)], LAST_TOKENS)
+    sampler.graphs.serve()
+    compiled, fallbacks = device.compilations(), device.counters()["cpu_fallbacks"]
+    for _ in range(12):
+        rows = [random_row(rng) for _ in range(rng.randint(1, 4))]
+        logits = random_logits(rng, 4)
+        found = sampler.run(logits, rows, LAST_TOKENS)
+        expected = run(logits, rows, last_tokens=LAST_TOKENS, device=Narrow(1))
+        assert [one.token_id for one in found] == [one.token_id for one in expected]
+        assert found == expected
+    assert device.compilations() == compiled
+    assert sampler.graphs.first_seen == 0
+    assert device.counters()["cpu_fallbacks"] == fallbacks == 0
+    if mode is ExecutionMode.GRAPH:
+        shapes = sum(len(counts) for counts in sampler.program.counts.values())
+        assert device.counters()["captures"] == shapes
