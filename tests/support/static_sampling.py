@@ -76,7 +76,6 @@ class StaticSampler:
         self._device, self._rows, self._vocab = device, rows, vocab
         self.watch: AbstractContextManager[Any] = nullcontext()
 
-    @torch.inference_mode()
     def visit(self) -> None:
         """Runs every static shape on padding."""
         names = [(phase, count) for phase, counts in self.program.counts.items() for count in counts]
@@ -85,10 +84,11 @@ class StaticSampler:
             for call in calls:
                 self._run(call)
 
+    @torch.inference_mode()
     def _run(self, call: Call) -> None:
+        # Inputs are made outside of inference mode, as a runner's are.
         self.graphs.run(call.phase, call.key, self._stages.forward(call.phase, call.key), call.tensors)
 
-    @torch.inference_mode()
     def run(
         self, logits: torch.Tensor, rows: list[RowParams], last_tokens: Sequence[int] = (0,)
     ) -> list[SampledToken]:

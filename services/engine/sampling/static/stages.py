@@ -6,7 +6,7 @@ varies from step to step comes in as tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
@@ -43,7 +43,7 @@ class Stages:
         self._buffers = buffers
         self._device = device
         self._search = ComparingSearch()
-        self._forwards: dict[Phase, Sequence[Forward]] = {
+        forwards: dict[Phase, tuple[Forward, ...]] = {
             Phase.HEAD: (self.head,),
             Phase.EDIT: (self.edit,),
             Phase.PENDING: (self.pending,),
@@ -55,6 +55,7 @@ class Stages:
             Phase.SCORE: (self.score(0), self.score(1)),
             Phase.RESULT: (self.result(0), self.result(1)),
         }
+        self._forwards = {phase: tuple(map(device.compile, some)) for phase, some in forwards.items()}
 
     def forward(self, phase: Phase, key: int) -> Forward:
         """The function of a static shape. `key` counts what it is for from 1, or tells the shape alone."""
