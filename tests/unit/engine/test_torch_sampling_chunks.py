@@ -11,7 +11,7 @@ from services.engine.sampling.chunks import first_argmax, invert, largest, total
 from services.engine.sampling.search import ComparingSearch, IndexedSearch, Search
 
 WIDTHS = [1, 2, 63, 64, 65, 127, 128, 129, 511, 512, 513, 640, 8191, 8192, 8193, 9001]
-SEARCHES = [IndexedSearch(), ComparingSearch()]
+SEARCHES: list[Search] = [IndexedSearch(), ComparingSearch()]
 
 
 @pytest.mark.parametrize("width", WIDTHS)

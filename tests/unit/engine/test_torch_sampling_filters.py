@@ -28,7 +28,7 @@ from services.engine.sampling.search import ComparingSearch, IndexedSearch, Sear
 from services.engine.sampling.wide import draw_wide
 from tests.support.sampling import CPU, row, run
 
-SEARCHES = [IndexedSearch(), ComparingSearch()]
+SEARCHES: list[Search] = [IndexedSearch(), ComparingSearch()]
 
 
 def drawn(

@@ -110,7 +110,12 @@ def test_nothing_is_new_after_warm_up(directory: Path) -> None:
     scheduler: Any = core.engine.scheduler
     preempted: list[object] = []
     preempt = scheduler._planner.preempt
-    scheduler._planner.preempt = lambda victim: (preempted.append(victim), preempt(victim))
+
+    def noted(victim: object) -> None:
+        preempted.append(victim)
+        preempt(victim)
+
+    scheduler._planner.preempt = noted
     found = serve(core)
     assert preempted
     assert not device.watch.seen - known
