@@ -1,0 +1,185 @@
+"""Opening an HPU: each thing that is wrong gives one line that says what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from services.engine.device import DeviceError, ExecutionMode, HpuSettings, RecipeCache
+from services.engine.device.hpu import GAUDI2, GAUDI3, HpuDevice, bridge, opening, properties_of
+from services.engine.device.hpu.driver import Driver
+from services.engine.device.hpu.environment import prepare_environment
+from services.engine.device.hpu.versions import Installed, check_versions
+from tests.support.sim_device import Host
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Host:
+    return Host(monkeypatch, tmp_path)
+
+
+def refusal(host: Host, **settings: object) -> str:
+    with pytest.raises(DeviceError) as caught:
+        host.open(**settings)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("device", "known"), [("gaudi2", GAUDI2), ("gaudi3", GAUDI3)])
+def test_a_card_and_its_properties(host: Host, device: str, known: object) -> None:
+    opened = host.open(device=device, hbm_gib=2)
+    assert isinstance(opened, HpuDevice)
+    assert opened.properties is known
+    assert (opened.memory().total, opened.torch_device.type) == (2 * 2**30, "hpu")
+    assert (opened.wide_dtype, opened.default_block_size, opened.static_shapes) == (torch.float32, 128, True)
+
+
+def test_variants_of_a_card_and_cards_that_are_too_old() -> None:
+    assert properties_of("GAUDI2E") is GAUDI2
+    with pytest.raises(DeviceError, match="GAUDI is not supported: Gaudi 2 and Gaudi 3 are"):
+        properties_of("GAUDI")
+
+
+def test_software_that_is_too_old(host: Host) -> None:
+    text = refusal(host, version="1.21.3")
+    assert text == "Habana software 1.21.3 is too old: install 1.22, 1.23, 1.24, driver and container alike"
+
+
+@pytest.mark.parametrize("version", ["1.22.2", "1.23.0", "1.24.1", "1.25.0"])
+def test_software_that_is_served(host: Host, version: str) -> None:
+    assert host.open(version=version).name == "hpu"
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (Installed("1.23.0.695", "2.9.0+hpu_1.23.0-695.git1234567"), None),
+        (Installed("1.24.0.1", "2.10.1"), None),
+        (Installed("1.24.1.7", "2.11.0"), None),
+        (Installed("1.23.0.695", "2.9.0+hpu_1.22.0-740.gitab"), "torch 2.9.0+hpu_1.22.0-740.gitab was built"),
+        (
+            Installed("1.23.0.695", "2.13.0"),
+            "Habana software 1.23.0.695 goes with torch 2.9, not torch 2.13.0",
+        ),
+        (Installed("1.24.0", "2.9.1"), "goes with torch 2.10 or 2.11, not torch 2.9.1"),
+        (Installed("1.24.0", "2.9.1", "==2.10.0"), "needs torch==2.10.0, not torch 2.9.1"),
+        (Installed("what", "2.9.0"), "has the version 'what', which cannot be read"),
+    ],
+)
+def test_versions_that_go_together(found: Installed, expected: str | None) -> None:
+    if expected is None:
+        check_versions(found)
+        return
+    with pytest.raises(DeviceError) as caught:
+        check_versions(found)
+    assert expected in str(caught.value)
+
+
+def test_no_package(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bridge, "installed", lambda: None)
+    assert refusal(host).startswith(
+        "the package habana-torch-plugin is not installed for this Python: run in"
+    )
+
+
+def test_a_library_of_the_driver_that_is_missing(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str) -> None:
+        raise OSError("libSynapse.so: cannot open shared object file")
+
+    monkeypatch.setattr(bridge.importlib, "import_module", broken)
+    text = "Habana's bridge cannot be loaded (libSynapse.so: cannot open shared object file): the image and"
+    with pytest.raises(DeviceError) as caught:
+        bridge.load_bridge(ExecutionMode.EAGER)
+    assert str(caught.value).startswith(text)
+
+
+def driver_files(root: Path, *, cards: int) -> Path:
+    (root / "sys/module/habanalabs").mkdir(parents=True)
+    (root / "sys/module/habanalabs/version").write_text("1.24.0-1a2b3c\n")
+    (root / "dev/accel").mkdir(parents=True)
+    for index in range(cards):
+        (root / f"dev/accel/accel{index}").touch()
+        (root / f"dev/accel/accel_controlD{index}").touch()
+    return root
+
+
+def test_no_card(host: Host, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(opening, "Driver", lambda root: Driver(tmp_path / "nothing"))
+    assert refusal(host, driver=0).startswith("there is no HPU: the driver habanalabs is not loaded; install")
+    root = driver_files(tmp_path / "empty", cards=0)
+    monkeypatch.setattr(opening, "Driver", lambda _: Driver(root))
+    assert "start the container with --runtime=habana" in refusal(host, driver=0)
+    other = driver_files(tmp_path / "cards", cards=2)
+    monkeypatch.setattr(opening, "Driver", lambda _: Driver(other))
+    expected = "Habana software 1.24.0 sees none of the 2 cards of driver 1.24.0-1a2b3c: use the image"
+    assert refusal(host, driver=0).startswith(expected)
+
+
+def test_a_busy_card(host: Host, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    other = host.other_process()
+    other.touch()
+    root = driver_files(tmp_path / "host", cards=1)
+    for pid, target, name in ((71, "/dev/accel/accel0", "python3"), (72, "/dev/null", "bash")):
+        process = root / f"proc/{pid}"
+        (process / "fd").mkdir(parents=True)
+        (process / "fd/5").symlink_to(target)
+        (process / "comm").write_text(f"{name}\n")
+    monkeypatch.setattr(opening, "Driver", lambda _: Driver(root))
+    text = refusal(host)
+    assert text.startswith(
+        "every visible HPU is taken by another process, and none can be shared (synStatus=8"
+    )
+    assert "processes that have one open: 71 (python3): stop that process, or choose a free card" in text
+    monkeypatch.setenv("HABANA_VISIBLE_MODULES", "0,1")
+    assert refusal(host).startswith("the HPU of module 0 is taken by another process")
+    monkeypatch.delenv("HLS_MODULE_ID")
+    monkeypatch.setenv("HABANA_VISIBLE_MODULES", "1")
+    assert host.open().name == "hpu"
+    other.release()
+
+
+def test_module_numbers_that_are_none(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HABANA_VISIBLE_MODULES", "0,x")
+    assert refusal(host) == "HABANA_VISIBLE_MODULES must be a list of module numbers such as 0,1, not 'x'"
+
+
+def test_a_lazy_mode_that_does_not_go_with_the_options() -> None:
+    with pytest.raises(DeviceError, match="PT_HPU_LAZY_MODE=1 does not go with execution mode compile"):
+        prepare_environment(ExecutionMode.COMPILE, {"PT_HPU_LAZY_MODE": "1"})
+
+
+def test_the_environment_of_the_bridge() -> None:
+    given = {"PT_HPU_WEIGHT_SHARING": "1"}
+    prepare_environment(ExecutionMode.GRAPH, given)
+    assert given["PT_HPU_LAZY_MODE"] == "1"
+    assert given["PT_HPU_ENABLE_LAZY_COLLECTIVES"] == "true"
+    # What the operator has set stays.
+    assert (given["PT_HPU_WEIGHT_SHARING"], given["EXPERIMENTAL_WEIGHT_SHARING"]) == ("1", "0")
+
+
+def test_a_recipe_cache_that_cannot_be_written(host: Host, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    cache = HpuSettings(recipe_cache=RecipeCache(tmp_path / "file" / "recipes"))
+    expected = f"recipe cache {tmp_path}/file/recipes cannot be written (Not a directory): make it writable"
+    assert refusal(host, hpu=cache).startswith(expected)
+
+
+def test_a_recipe_cache_whose_disk_is_full(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 5 * 2**20}))
+    text = refusal(host, hpu=HpuSettings(recipe_cache=RecipeCache(tmp_path)))
+    assert text == (
+        f"the disk of recipe cache {tmp_path} is full: 5 MiB are free and recipes need at least 64: free "
+        "space, or name another directory with --recipe-cache"
+    )
+    # The operator's own variable is looked at too.
+    monkeypatch.setenv("PT_HPU_RECIPE_CACHE_CONFIG", f"{tmp_path},false,512")
+    assert "is full" in refusal(host)
+
+
+def test_a_recipe_cache_with_a_comma(host: Host, tmp_path: Path) -> None:
+    text = refusal(host, hpu=HpuSettings(recipe_cache=RecipeCache(tmp_path / "a,b")))
+    assert "has a comma in its name" in text

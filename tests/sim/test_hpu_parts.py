@@ -1,0 +1,221 @@
+"""What an HPU device is made of, part by part."""
+
+from __future__ import annotations
+
+import gc
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from services.engine.device import DeviceError, ExecutionMode, HpuSettings, RecipeCache, StepLog
+from services.engine.device.hpu import collector, steps, topology
+from services.engine.device.hpu.dtypes import DtypeChoice
+from services.engine.device.hpu.environment import spawn_children
+from tests.support.sim_device import Host
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Host:
+    return Host(monkeypatch, tmp_path)
+
+
+class Log:
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, dict[str, Any]]] = []
+
+    def info(self, text: str, **values: Any) -> None:
+        self.lines.append((text, values))
+
+    warning = info
+
+
+@pytest.mark.parametrize(
+    ("requested", "checkpoint", "chosen", "said"),
+    [
+        ("auto", torch.bfloat16, torch.bfloat16, ""),
+        ("auto", None, torch.bfloat16, ""),
+        ("auto", torch.float16, torch.bfloat16, "a checkpoint in float16 runs in bfloat16 on an HPU"),
+        ("auto", torch.float32, torch.bfloat16, "a checkpoint in float32 runs in bfloat16 on an HPU"),
+        (
+            "float16",
+            torch.float16,
+            torch.bfloat16,
+            "an HPU computes in bfloat16 what was asked for in float16",
+        ),
+        ("float32", torch.bfloat16, torch.float32, "float32 was asked for"),
+        ("bfloat16", torch.float32, torch.bfloat16, ""),
+    ],
+)
+def test_dtypes(
+    requested: str,
+    checkpoint: torch.dtype | None,
+    chosen: torch.dtype,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = Log()
+    monkeypatch.setattr("services.engine.device.hpu.dtypes.log", log)
+    choice = DtypeChoice()
+    assert {choice.choose(requested, checkpoint) for _ in range(2)} == {chosen}
+    assert [text.startswith(said) for text, _ in log.lines] == ([True] if said else [])
+
+
+def test_a_dtype_that_nobody_knows() -> None:
+    with pytest.raises(DeviceError, match="dtype 'int3' is unknown; choose auto, float32"):
+        DtypeChoice().choose("int3", None)
+
+
+def test_the_module_of_a_rank() -> None:
+    given = {"HABANA_VISIBLE_MODULES": "4,6"}
+    assert topology.choose_module(1, given) == 6
+    assert given["HLS_MODULE_ID"] == "6"
+    assert topology.choose_module(0, {"HLS_MODULE_ID": "3", "HABANA_VISIBLE_MODULES": "1"}) == 3
+    assert topology.choose_module(0, {}) is None
+    assert topology.choose_module(0, {"HABANA_VISIBLE_MODULES": "all"}) is None
+    with pytest.raises(DeviceError, match="names 2 modules and rank 2 needs one more"):
+        topology.choose_module(2, {"HABANA_VISIBLE_MODULES": "4,6"})
+
+
+def test_binding_to_the_cpus_near_a_card(tmp_path: Path) -> None:
+    allowed = os.sched_getaffinity(0)
+    first = min(allowed)
+    folder = tmp_path / "sys/bus/pci/devices/0000:97:00.0"
+    folder.mkdir(parents=True)
+    (folder / "local_cpulist").write_text(f"{first},{first + 4096}-{first + 4099}\n")
+    try:
+        cards = {2: "0000:97:00.0", 5: "0000:E1:00.0"}
+        # Which card it is is not known: it stays.
+        assert topology.bind_near(None, lambda: cards, tmp_path) == set()
+        assert topology.bind_near(5, lambda: cards, tmp_path) == set()
+        assert os.sched_getaffinity(0) == allowed
+        assert topology.bind_near(2, lambda: cards, tmp_path) == {first}
+        assert os.sched_getaffinity(0) == {first}
+    finally:
+        os.sched_setaffinity(0, allowed)
+    # One card alone is the one.
+    one = {2: "0000:97:00.0"}
+    assert topology.bind_near(None, lambda: one, tmp_path) == {first}
+    os.sched_setaffinity(0, allowed)
+    assert topology.parse_cpus("0-2,8,10-11\n") == {0, 1, 2, 8, 10, 11}
+
+
+def test_cards_by_hl_smi(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tool = tmp_path / "hl-smi"
+    tool.write_text("#!/bin/sh\n[ \"$*\" = '-Q module_id,bus_id -f csv,noheader' ] || exit 1\n")
+    with tool.open("a") as file:
+        file.write("echo '3, 0000:97:00.0'\necho '1, 0000:17:00.0'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    assert topology.bus_ids() == {3: "0000:97:00.0", 1: "0000:17:00.0"}
+    tool.write_text("#!/bin/sh\nexit 3\n")
+    assert topology.bus_ids() == {}
+
+
+def test_cards_by_pyhlml(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Library:
+        open = 0
+
+        def hlmlInit(self) -> None:
+            self.open += 1
+
+        def hlmlShutdown(self) -> None:
+            self.open -= 1
+
+        def hlmlDeviceGetCount(self) -> int:
+            return 2
+
+        def hlmlDeviceGetHandleByIndex(self, index: int) -> int:
+            return index
+
+        def hlmlDeviceGetModuleID(self, handle: int) -> int:
+            return 7 - handle
+
+        def hlmlDeviceGetPCIInfo(self, handle: int) -> Any:
+            return type("Info", (), {"bus_id": f"0000:0{handle}:00.0".encode()})
+
+    library = Library()
+    monkeypatch.setitem(__import__("sys").modules, "pyhlml", library)
+    assert topology.bus_ids() == {7: "0000:00:00.0", 6: "0000:01:00.0"}
+    assert library.open == 0
+
+
+def test_collection_thresholds_are_multiplied_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = gc.get_threshold()
+    monkeypatch.setattr(collector, "_ORIGINAL", (700, 10, 10))
+    try:
+        for _ in range(2):
+            collector.relax_collector(16)
+            assert gc.get_threshold() == (11_200, 160, 160)
+    finally:
+        gc.set_threshold(*before)
+
+
+def test_children_are_spawned() -> None:
+    import multiprocessing
+
+    spawn_children()
+    assert multiprocessing.get_start_method() == "spawn"
+
+
+def test_steps_that_compile_or_fall_back_are_logged(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Log()
+    monkeypatch.setattr(steps, "log", log)
+    settings = HpuSettings(log_compilations=StepLog.NEW, log_fallbacks=StepLog.ALL)
+    device = host.open(hpu=settings, unsupported="aten.sin")
+    x = device.to_device(torch.ones(3))
+    with device.step(1):
+        torch.sin(x)
+    with device.step(2):
+        torch.sin(x)
+    with device.step(3):
+        x + x
+    compilations = [values["step"] for text, values in log.lines if text == "graph compilations of a step"]
+    fallbacks = [(v["step"], v["count"], v["ops"]) for text, v in log.lines if text.startswith("CPU fall")]
+    assert compilations == [1, 3]
+    assert fallbacks == [(1, 1, {"aten.sin": 1}), (2, 1, {"aten.sin": 1}), (3, 0, {})]
+    assert device.counters()["cpu_fallbacks"] == 2
+
+
+def test_a_copy_to_the_host_is_void_until_it_is_waited_for(host: Host) -> None:
+    device = host.open()
+    x = device.to_device(torch.arange(4))
+    copy = device.begin_to_host(x + 1)
+    assert copy.wait().tolist() == [1, 2, 3, 4]
+    assert device.host_copies == 1
+    assert device.to_host(x).tolist() == [0, 1, 2, 3]
+
+
+def test_memory_of_a_piece_of_work(host: Host) -> None:
+    device = host.open(ExecutionMode.LAZY, hbm_gib=1)
+    kept: list[torch.Tensor] = []
+
+    def work() -> None:
+        kept.append(device.zeros((2**18,), torch.float32))
+        torch.zeros(2**19, dtype=torch.float32, device=device.torch_device)
+
+    use = device.measure(work)
+    assert (use.kept, use.peak) == (2**20, 3 * 2**20)
+    with pytest.raises(RuntimeError) as caught:
+        device.zeros((2**29,), torch.float32)
+    assert device.out_of_memory(caught.value)
+    assert not device.out_of_memory(RuntimeError("a shape that does not fit"))
+
+
+def test_recipes_are_kept_for_the_next_process(host: Host, tmp_path: Path) -> None:
+    cache = RecipeCache(tmp_path / "recipes", max_mib=100)
+    compilations = []
+    for clear in (False, False, True):
+        settings = HpuSettings(recipe_cache=RecipeCache(cache.directory, 100, clear))
+        device = host.open(hpu=settings)
+        before = device.compilations()
+        torch.ones(5, device=device.torch_device) + 1
+        compilations.append(device.compilations() - before)
+        os.environ.pop("PT_HPU_RECIPE_CACHE_CONFIG")
+    assert compilations[0] > 0
+    assert compilations == [compilations[0], 0, compilations[0]]
+    assert (cache.directory / "1.24.0" / "rank0").is_dir()
