@@ -69,11 +69,19 @@ def unwrap(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     return call
 
 
+def _strides(raw: torch.Tensor) -> tuple[int, ...]:
+    """Those that say where something lies: along a dimension of one element any number will do."""
+    shape, strides = raw.shape, raw.stride()
+    if 1 not in shape:
+        return strides
+    return tuple(stride if size != 1 else 0 for size, stride in zip(shape, strides, strict=True))
+
+
 def _host_value(value: Any, call: Call) -> Any:
     if type(value) is SimTensor:
         raw = value.raw
         call.tensors.append(value)
-        call.parts.append((raw.shape, raw.dtype, raw.stride()))
+        call.parts.append((raw.shape, raw.dtype, _strides(raw)))
         if type(raw) is not torch.Tensor:
             call.tracing = True
         return raw
