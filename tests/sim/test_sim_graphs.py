@@ -163,6 +163,24 @@ def test_without_tensor_cache_less_memory_stays_and_parts_of_captured_tensors_ar
 
 
 @torch.inference_mode()
+def test_graphs_of_many_tokens_take_more_than_those_of_few(lazy: Card) -> None:
+    import habana_frameworks.torch as ht
+
+    linear = nn.Linear(64, 1024).to("hpu")
+    taken = []
+    for tokens in (8, 8192):
+        x = torch.ones(tokens, 64, device="hpu")
+        function = ht.hpu.wrap_in_hpu_graph_func(linear.forward, disable_tensor_cache=True)
+        out = function(x)
+        taken.append(lazy.hbm.in_use)
+        del function
+        taken[-1] -= lazy.hbm.in_use
+        del out
+    assert taken[0] < 1.01 * 2**20
+    assert taken[1] == pytest.approx(2**20 + tokens * 1024 * 4 / 20, rel=0.01)
+
+
+@torch.inference_mode()
 def test_without_tensor_cache_a_written_buffer_must_be_named(lazy: Card) -> None:
     module = wrapped(disable_tensor_cache=True)
     module(torch.ones(2, 3).to("hpu"), slots(0, 1))

@@ -14,6 +14,9 @@ from services.engine.device.sim.card import Card
 from services.engine.device.sim.tensor import SimTensor
 from services.engine.device.sim.unwrapping import unwrap
 
+# Products with a model's weights; those of attention are batches of products.
+_PRODUCTS = frozenset({torch.ops.aten.mm.default, torch.ops.aten.addmm.default})
+
 
 @dataclass(frozen=True, slots=True)
 class Made:
@@ -43,6 +46,9 @@ class Step:
 class Program:
     """The steps of one capture. Replaying runs them again: no Python of the forward does.
 
+    recipes: what is compiled, by the steps between two flushes. made_bytes: of new tensors, and product_bytes
+    of those that are products with weights.
+
     A replay makes the intermediate tensors anew and frees them at its end; in-place operations act on what
     was captured; results that somebody still holds get the new values. That is what is seen of a graph whose
     tensors all stay where they were captured.
@@ -51,6 +57,7 @@ class Program:
     steps: list[Step] = field(default_factory=list)
     recipes: list[tuple[Any, ...]] = field(default_factory=list)
     made_bytes: int = 0
+    product_bytes: int = 0
     _made: int = 0
     _open: list[Any] = field(default_factory=list)
     _first: int = 0
@@ -71,7 +78,10 @@ class Program:
         arguments = tree_map_only(SimTensor, self._reference, args)
         keywords = tree_map_only(SimTensor, self._reference, kwargs)
         read = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, SimTensor)]
+        before = self.made_bytes
         results = tuple(self._result(item, read) for item in tree_flatten(outputs)[0])
+        if operation in _PRODUCTS:
+            self.product_bytes += self.made_bytes - before
         for tensor in _written(operation, args, kwargs):
             if _storage(tensor) not in self._own:
                 self._written[_storage(tensor)] = tensor.raw

@@ -112,7 +112,8 @@ def wrap_in_hpu_graph(
 
     The first call of a key captures and computes. Later ones copy their tensors into those of the first call
     and replay, or with `disable_tensor_cache` replay on the new tensors. What they return are the tensors of
-    the first call: the next replay overwrites them. Beyond `max_graphs` keys the module runs as it was. Adds
+    the first call: the next replay overwrites them. Beyond `max_graphs` keys the module runs as it was.
+    `asynchronous` only says whether the host waits for a replay, which cannot be seen here. Adds
     `clear_cache()` and `clear_inputs()`.
     """
     original = module.forward
