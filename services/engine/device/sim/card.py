@@ -15,25 +15,21 @@ import torch
 
 from services.engine.device.sim.compile_only import without_launch
 from services.engine.device.sim.copies import HostCopies
-from services.engine.device.sim.costs import compile_seconds
+from services.engine.device.sim.costs import compile_seconds, elements_of
 from services.engine.device.sim.counters import Counters
-from services.engine.device.sim.errors import (
-    SimError,
-    dynamic_in_capture,
-    fallback_in_capture,
-    host_read_in_capture,
-    mixed_devices,
-)
+from services.engine.device.sim.errors import SimError
 from services.engine.device.sim.fused import provide
+from services.engine.device.sim.lazy import Collected
 from services.engine.device.sim.memory import Hbm
-from services.engine.device.sim.modules import acquire
+from services.engine.device.sim.modules import acquire, visible_modules
 from services.engine.device.sim.operations import Operation, describe
 from services.engine.device.sim.recipes import open_cache
+from services.engine.device.sim.results import Results
+from services.engine.device.sim.rules import check_capture, depends_on_data, falls_back, goes_to_host
 from services.engine.device.sim.settings import SimSettings
 from services.engine.device.sim.tensor import DEVICE, SimTensor, send_operations_to
 from services.engine.device.sim.unwrapping import Call, unwrap
 
-_INT32 = torch.iinfo(torch.int32)
 _TRUE = ("1", "true", "True")
 
 
@@ -68,8 +64,11 @@ class Card:
         self.settings = settings
         self._environment = environment
         self.lazy = environment.get("PT_HPU_LAZY_MODE", "0") == "1"
-        self.wide_integers = environment.get("PT_ENABLE_INT64_SUPPORT", "0") in _TRUE
+        # Unless it is told, the bridge has int64 outside of lazy mode alone: IsInt64Supported in common/utils of
+        # gaudi-pytorch-bridge; facts 4.7 speaks of lazy mode.
+        self.wide_integers = environment.get("PT_ENABLE_INT64_SUPPORT", "0" if self.lazy else "1") in _TRUE
         self.hbm = Hbm(settings.hbm_bytes)
+        self._results = Results(self.hbm, self.touch, wide_integers=self.wide_integers)
         self.counters = Counters()
         self.copies = HostCopies()
         self.recorders: list[Recorder] = []
@@ -77,18 +76,24 @@ class Card:
         self.disk: DiskCache | None = None
         self._operations: dict[Any, Operation] = {}
         self._recipes: set[Any] = set()
-        self._collected: list[Any] = []
-        self._generation = 1
+        self._collected = Collected()
         self._regions = 0
         self.compiling_only = False
         self._lock: TextIO | None = None
 
     # The device
 
+    def device_count(self) -> int:
+        """Modules that this process may take: none without a driver, or where a visible one is not there."""
+        try:
+            return len(visible_modules(self._environment, self.settings)) if self.settings.driver else 0
+        except SimError:
+            return 0
+
     def touch(self) -> None:
         """Acquires the card if that was not done yet. Raises SimError if another process has it."""
         if self._lock is None:
-            self._lock = acquire(self.settings)
+            self._lock = acquire(self.settings, self._environment)
             self.disk = open_cache(self._environment, self.settings)
 
     def release(self) -> None:
@@ -105,11 +110,14 @@ class Card:
 
     def compile(self, recipe: Any, *, operations: int) -> None:
         """A recipe is wanted: compiled unless this process has it, or read where an earlier one stored it."""
-        if recipe in self._recipes:
-            return
-        self._recipes.add(recipe)
-        name, cached = repr(recipe), False
+        if recipe not in self._recipes:
+            self._recipes.add(recipe)
+            self._compile(recipe, operations)
+
+    def _compile(self, recipe: Any, operations: int) -> None:
+        cached = False
         if self.disk is not None:
+            name = repr(recipe)
             cached = self.disk.lookup(name)
             if cached:
                 self.counters.recipe_hits += 1
@@ -117,17 +125,17 @@ class Card:
                 self.counters.recipe_misses += 1
                 self.disk.store(name, 1024 * max(1, operations))
         self.counters.compile_seconds += compile_seconds(
-            operations, recipe_s=self.settings.recipe_s, cached=cached
+            operations, elements_of(recipe), recipe_s=self.settings.recipe_s, cached=cached
         )
         if not cached:
             self.counters.compilations += 1
 
     def flush(self) -> None:
         """Ends the collected operations of lazy mode: they are one recipe."""
-        self._generation += 1
-        if self._collected:
-            collected, self._collected = tuple(self._collected), []
-            self.compile(("lazy", collected), operations=len(collected))
+        collected = self._collected.take()
+        if collected and collected not in self._recipes:
+            self._recipes.add(collected)
+            self._compile(("lazy", self._collected.written_out(collected)), len(collected))
 
     @contextmanager
     def region(self) -> Iterator[None]:
@@ -153,7 +161,7 @@ class Card:
         """Computes one operation of torch on tensors of this device."""
         operation = self._operations.get(func)
         if operation is None:
-            operation = self._operations[func] = describe(func, self.settings.unsupported)
+            operation = self._operations[func] = describe(func, self.settings)
         call = unwrap(args, kwargs)
         if call.tracing:
             return _wrap_traced(operation, func(*call.args, **call.kwargs), args)
@@ -162,7 +170,9 @@ class Card:
         result = self.compute(func, call.args, call.kwargs, copy=to_host or call.host)
         if to_host:
             return self._to_host(operation, call, args, result)
-        outputs = self._wrap(operation, call, args, kwargs, result)
+        if call.host and call.non_blocking:
+            self.copies.lend(call.args[1])
+        outputs = self._results.wrap(operation, call, args, kwargs, result)
         if self.recorders:
             self.recorders[-1].record(func, args, kwargs, outputs)
         elif not self._regions:
@@ -171,26 +181,15 @@ class Card:
 
     def _check(self, operation: Operation, call: Call, args: tuple[Any, ...]) -> bool:
         """Refuses what a card does not do, and tells whether the result goes to the host."""
-        copies = operation.name in ("aten._to_copy", "aten.copy_")
-        if call.host and not copies:
-            raise mixed_devices(operation.name)
-        to_host = operation.host_read
-        if copies and call.tensors:
-            to_host = call.device == "cpu" or (
-                operation.name == "aten.copy_" and not isinstance(args[0], SimTensor)
-            )
-        dynamic = operation.dynamic or (operation.indexing and call.bool_index)
+        to_host = goes_to_host(operation, call, args)
+        dynamic = depends_on_data(operation, call)
+        fallback = falls_back(operation, call, wide_integers=self.wide_integers)
         if self.recorders:
-            if to_host:
-                raise host_read_in_capture(operation.name)
-            if dynamic:
-                raise dynamic_in_capture(operation.name)
-            if operation.fallback:
-                raise fallback_in_capture(operation.name)
-        if operation.fallback:
+            check_capture(operation, to_host=to_host, dynamic=dynamic, fallback=fallback)
+        if fallback:
             self.counters.fallbacks += 1
-            self.counters.fallback_ops[operation.name] += 1
-        if to_host or dynamic or operation.fallback:
+            self.counters.fallback_ops[operation.vendor] += 1
+        if to_host or dynamic or fallback:
             self.counters.host_reads += 1
             self.flush()
         return to_host
@@ -205,86 +204,25 @@ class Card:
         return self.kernels.get(func, func)(*args, **kwargs)
 
     def _to_host(self, operation: Operation, call: Call, args: tuple[Any, ...], result: Any) -> Any:
-        if not call.non_blocking:
+        if call.non_blocking:
+            self.copies.begin(result, result.clone())
+        else:
             self.synchronize()
-            return args[0] if operation.name == "aten.copy_" else result
-        self.copies.begin(result, result.clone())
         return args[0] if operation.name == "aten.copy_" else result
-
-    def _wrap(
-        self,
-        operation: Operation,
-        call: Call,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        result: Any,
-    ) -> Any:
-        if operation.writes:
-            written = [
-                args[position] if position < len(args) else kwargs[name]
-                for position, name in operation.writes
-            ]
-            for tensor in written:
-                if isinstance(tensor, SimTensor):
-                    self._settle(tensor)
-            if operation.returns == 0:
-                return None
-            return written[0] if operation.returns == 1 else tuple(written)
-        if call.device == "cpu":
-            return result
-        base = call.tensors[0] if operation.view and call.tensors else None
-        if isinstance(result, torch.Tensor):
-            return self._new(result, base)
-        if isinstance(result, (list, tuple)):
-            return type(result)(
-                self._new(one, base) if isinstance(one, torch.Tensor) else one for one in result
-            )
-        return result
-
-    def _new(self, raw: torch.Tensor, base: SimTensor | None) -> SimTensor:
-        if base is None:
-            return self.adopt(raw)
-        if base.is_inference() or not torch.is_inference_mode_enabled():
-            return SimTensor(raw, base.block)
-        # A view of a plain tensor is a plain one, in inference mode too.
-        with torch.inference_mode(False):
-            return SimTensor(raw, base.block)
 
     def adopt(self, raw: torch.Tensor) -> SimTensor:
         """A new tensor of the device with this data. Raises SimError if the memory is full."""
-        if raw.dtype in (torch.float64, torch.complex128):
-            raise SimError("float64 is not supported on hpu")
-        self.touch()
-        tensor = SimTensor(raw, self.hbm.take(raw.untyped_storage().nbytes()))
-        self._settle(tensor)
-        return tensor
-
-    def _settle(self, tensor: SimTensor) -> None:
-        """What the device makes of a result that was just written."""
-        self.narrow(tensor.raw)
+        return self._results.new(raw)
 
     def narrow(self, raw: torch.Tensor) -> None:
-        """What becomes of integers that int32 cannot hold."""
-        if raw.dtype is torch.int64 and not self.wide_integers and raw.numel():
-            # Facts 4.7: int64 is int32 in silence.
-            low, high = torch.aminmax(raw)
-            if int(high) > _INT32.max or int(low) < _INT32.min:
-                raw.copy_(raw.to(torch.int32))
+        """What becomes of values that the device cannot hold."""
+        self._results.narrow(raw)
 
     def _account(self, operation: Operation, call: Call, outputs: Any) -> None:
         if self.lazy:
-            self._collect(operation, call, outputs)
+            self._collected.add(operation, call, outputs)
         elif not operation.view:
-            self.compile(("eager", operation.name, call.signature()), operations=1)
-
-    def _collect(self, operation: Operation, call: Call, outputs: Any) -> None:
-        generation = self._generation
-        sources = tuple(tensor.made[1] if tensor.made[0] == generation else -1 for tensor in call.tensors)
-        self._collected.append((operation.name, call.signature(), sources))
-        made = (generation, len(self._collected))
-        for tensor in outputs if isinstance(outputs, (list, tuple)) else (outputs,):
-            if isinstance(tensor, SimTensor):
-                tensor.made = made
+            self.compile(("eager", operation.vendor, call.signature()), operations=1)
 
 
 def _wrap_traced(operation: Operation, result: Any, args: tuple[Any, ...]) -> Any:

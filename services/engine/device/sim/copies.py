@@ -1,4 +1,4 @@
-"""Copies to the host that do not wait: what they bring is there once the device has been waited for."""
+"""Copies that do not wait. Those to the host have brought their data once the device has been waited for."""
 
 from __future__ import annotations
 
@@ -6,15 +6,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-
-def spoil(tensor: torch.Tensor) -> None:
-    """Fills a tensor with what nobody may rely on."""
-    if tensor.dtype.is_floating_point:
-        tensor.fill_(float("nan"))
-    elif tensor.dtype is torch.bool:
-        tensor.fill_(True)
-    else:
-        tensor.fill_(torch.iinfo(tensor.dtype).max)
+from services.engine.device.sim.compile_only import spoil
+from services.engine.device.sim.errors import changed_while_read
 
 
 @dataclass(slots=True)
@@ -23,6 +16,7 @@ class HostCopies:
 
     begun: int = 0
     _waiting: list[tuple[int, torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    _lent: list[tuple[int, torch.Tensor, torch.Tensor]] = field(default_factory=list)
 
     def begin(self, target: torch.Tensor, data: torch.Tensor) -> None:
         """`target` holds rubbish until a wait."""
@@ -30,8 +24,22 @@ class HostCopies:
         self.begun += 1
         self._waiting.append((self.begun, target, data))
 
+    def lend(self, source: torch.Tensor) -> None:
+        """The device reads this host tensor some time before the next wait: it must not change until then."""
+        self.begun += 1
+        self._lent.append((self.begun, source, source.clone()))
+
     def finish(self, upto: int | None = None) -> None:
-        """Completes the copies that were begun as number `upto` or before; None: all."""
+        """Completes the copies that were begun as number `upto` or before; None: all.
+
+        Raises SimError if memory that was lent has changed.
+        """
+        lent, self._lent = self._lent, []
+        for number, source, data in lent:
+            if upto is not None and number > upto:
+                self._lent.append((number, source, data))
+            elif not torch.equal(_bytes(source), _bytes(data)):
+                raise changed_while_read()
         left = []
         for number, target, data in self._waiting:
             if upto is None or number <= upto:
@@ -41,3 +49,7 @@ class HostCopies:
             else:
                 left.append((number, target, data))
         self._waiting = left
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)

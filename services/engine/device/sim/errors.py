@@ -14,9 +14,9 @@ def out_of_memory(wanted: int, free: int) -> SimError:
     )
 
 
-def acquire_failed(module: int) -> SimError:
-    """Another process has the module (facts 7.8)."""
-    return SimError(f"synStatus=8 [Device not found] Device acquire failed. module id {module}")
+def acquire_failed(why: str) -> SimError:
+    """Another process has the module, or there is none (facts 4.3 and 7.8)."""
+    return SimError(f"synStatus=8 [Device not found] Device acquire failed. {why}")
 
 
 def host_read_in_capture(name: str) -> SimError:
@@ -31,7 +31,17 @@ def dynamic_in_capture(name: str) -> SimError:
 
 def fallback_in_capture(name: str) -> SimError:
     """Facts 4.2: no CPU operations while a graph is captured."""
-    return SimError(f"{name} falls back to the CPU inside of an HPU graph capture")
+    return SimError(f"cpu fallback is not supported during hpu graph capturing: {name}")
+
+
+def view_update_in_capture(name: str) -> SimError:
+    """Facts 4.2: what is older than the capture cannot be updated through a view of it."""
+    return SimError(f"{name} updates a view in place, which is not supported during hpu graph capturing")
+
+
+def changed_while_read() -> SimError:
+    """A copy to the device that does not wait reads the host's memory later."""
+    return SimError("host memory changed before a non-blocking copy to the device had read it")
 
 
 def mixed_devices(name: str) -> SimError:

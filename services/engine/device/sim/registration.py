@@ -9,6 +9,7 @@ import torch
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from services.engine.device.sim.card import card
+from services.engine.device.sim.compile_only import spoil
 from services.engine.device.sim.tensor import DEVICE, SimTensor
 
 # A Library takes its operations away when it is collected.
@@ -35,11 +36,16 @@ def register(module: ModuleType) -> None:
 
 
 def _empty_strided(size: Any, stride: Any, *, dtype: Any = None, **_: Any) -> SimTensor:
-    return card().adopt(torch.empty_strided(size, stride, dtype=dtype))
+    return _rubbish(torch.empty_strided(size, stride, dtype=dtype))
 
 
 def _empty(size: Any, *, dtype: Any = None, memory_format: Any = None, **_: Any) -> SimTensor:
-    return card().adopt(torch.empty(size, dtype=dtype, memory_format=memory_format))
+    return _rubbish(torch.empty(size, dtype=dtype, memory_format=memory_format))
+
+
+def _rubbish(raw: torch.Tensor) -> SimTensor:
+    spoil(raw)
+    return card().adopt(raw)
 
 
 def _to_copy(tensor: torch.Tensor, *, dtype: Any = None, **_: Any) -> SimTensor:

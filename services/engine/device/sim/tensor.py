@@ -20,17 +20,19 @@ _composite: dict[Any, bool] = {}
 class SimTensor(torch.Tensor):
     """Wraps the CPU tensor `raw`. `block` keeps its storage's share of the card's memory alive.
 
-    made: which operation since the last flush made it, by (generation, position).
+    derived: whether it is a view of another tensor. made: which operation since the last flush made it, by
+    (generation, position).
     """
 
     raw: torch.Tensor
     block: Any
+    derived: bool
     made: tuple[int, int]
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
-    def __new__(cls, raw: torch.Tensor, block: Any = None) -> SimTensor:
+    def __new__(cls, raw: torch.Tensor, block: Any = None, derived: bool = False) -> SimTensor:
         """Gives `raw` the device's name."""
         # Not as a tensor of inference mode: views of tensors from outside of it could not be made there.
         with torch.inference_mode(False):
@@ -46,10 +48,11 @@ class SimTensor(torch.Tensor):
             )
         tensor.raw = raw
         tensor.block = block
+        tensor.derived = derived
         tensor.made = (0, 0)
         return tensor
 
-    def __init__(self, raw: torch.Tensor, block: Any = None) -> None:
+    def __init__(self, raw: torch.Tensor, block: Any = None, derived: bool = False) -> None:
         """`__new__` does all."""
 
     def __tensor_flatten__(self) -> tuple[list[str], None]:

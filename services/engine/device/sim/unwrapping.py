@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Final
 
 import torch
@@ -10,20 +9,23 @@ import torch
 from services.engine.device.sim.tensor import DEVICE, SimTensor
 
 _CPU: Final = torch.device("cpu")
+_MASKS: Final = (torch.bool, torch.uint8)
 
 
 class Call:
     """Arguments with the CPU's tensors in place of the device's.
 
     tensors: the device's tensors, in order. host: whether a host tensor with dimensions is among them; one
-    without is taken as a number. device: what the keyword names, "" without. bool_index: whether a list of
-    indices holds bools. tracing: the tensors are dynamo's fakes.
+    without is taken as a number. double: whether one of the device's is float64. device: what the keyword
+    names, "" without. bool_index: whether a list of indices holds bools. tracing: the tensors are dynamo's
+    fakes.
     """
 
     __slots__ = (
         "args",
         "bool_index",
         "device",
+        "double",
         "host",
         "kwargs",
         "non_blocking",
@@ -38,6 +40,7 @@ class Call:
         self.tensors: list[SimTensor] = []
         self.parts: list[Any] = []
         self.host = False
+        self.double = False
         self.tracing = False
         self.bool_index = False
         self.non_blocking = False
@@ -58,6 +61,7 @@ def unwrap(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
             call.device = "" if value is None else torch.device(value).type
             call.kwargs[name] = _CPU if call.device == DEVICE else value
         elif name == "pin_memory":
+            # There is no pinned memory for this device (facts 4.3).
             call.kwargs[name] = False
         else:
             call.kwargs[name] = _host_value(value, call)
@@ -80,8 +84,11 @@ def _strides(raw: torch.Tensor) -> tuple[int, ...]:
 def _host_value(value: Any, call: Call) -> Any:
     if type(value) is SimTensor:
         raw = value.raw
+        dtype = raw.dtype
         call.tensors.append(value)
-        call.parts.append((raw.shape, raw.dtype, _strides(raw)))
+        call.parts.append((raw.shape, dtype, _strides(raw)))
+        if dtype is torch.float64:
+            call.double = True
         if type(raw) is not torch.Tensor:
             call.tracing = True
         return raw
@@ -97,11 +104,11 @@ def _host_value(value: Any, call: Call) -> Any:
     if isinstance(value, (list, tuple)):
         call.parts.append(len(value))
         found = [_host_value(one, call) for one in value]
-        if any(isinstance(one, torch.Tensor) and one.dtype in (torch.bool, torch.uint8) for one in found):
+        if any(isinstance(one, torch.Tensor) and one.dtype in _MASKS for one in found):
             call.bool_index = True
         return found
-    # NaN is not equal to itself, but the same constant to a compiler.
-    call.parts.append("nan" if isinstance(value, float) and math.isnan(value) else value)
+    # With its type: 1, 1.0 and True are equal. NaN is not even equal to itself.
+    call.parts.append((type(value), value if value == value else "nan"))
     return value
 
 

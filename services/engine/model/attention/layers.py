@@ -36,11 +36,21 @@ class LayerCache:
 
     def clear_blocks(self, blocks: torch.Tensor, block_size: int) -> None:
         """Zeroes blocks. blocks int64 [N] on the device; an id may come more than once."""
+        slots = _slots(blocks, block_size)
         for tensor in (self.key, self.value):
-            tensor.view(-1, block_size, *tensor.shape[1:]).index_fill_(0, blocks, 0)
+            tensor.index_fill_(0, slots, 0)
 
     def copy_blocks(self, sources: torch.Tensor, targets: torch.Tensor, block_size: int) -> None:
         """Copies blocks, int64 [N] each: all sources are read before a target is written."""
+        read, written = _slots(sources, block_size), _slots(targets, block_size)
         for tensor in (self.key, self.value):
-            paged = tensor.view(-1, block_size, *tensor.shape[1:])
-            paged.index_copy_(0, targets, paged.index_select(0, sources))
+            tensor.index_copy_(0, written, tensor.index_select(0, read))
+
+
+def _slots(blocks: torch.Tensor, block_size: int) -> torch.Tensor:
+    """The slots of blocks, int64 [N * block_size].
+
+    Caches are not written through a view by blocks: an HPU graph cannot update a view in place.
+    """
+    within = torch.arange(block_size, device=blocks.device)
+    return (blocks.unsqueeze(-1) * block_size + within).flatten()

@@ -11,6 +11,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from services.engine.device.sim.card import Card
+from services.engine.device.sim.errors import view_update_in_capture
 from services.engine.device.sim.tensor import SimTensor
 from services.engine.device.sim.unwrapping import unwrap
 
@@ -74,7 +75,7 @@ class Program:
                 self._own.add(_storage(tensor))
 
     def record(self, operation: Any, args: Any, kwargs: Any, outputs: Any) -> None:
-        """Adds a step. Arguments and outputs are the device's tensors."""
+        """Adds a step. Arguments and outputs are the device's tensors. Raises SimError for views' updates."""
         arguments = tree_map_only(SimTensor, self._reference, args)
         keywords = tree_map_only(SimTensor, self._reference, kwargs)
         read = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, SimTensor)]
@@ -84,6 +85,8 @@ class Program:
             self.product_bytes += self.made_bytes - before
         for tensor in _written(operation, args, kwargs):
             if _storage(tensor) not in self._own:
+                if tensor.derived:
+                    raise view_update_in_capture(str(operation))
                 self._written[_storage(tensor)] = tensor.raw
         self.steps.append(Step(operation, tuple(arguments), dict(keywords), results))
         sources = tuple(self._source(tensor) for tensor in read)

@@ -17,9 +17,8 @@ def is_available() -> bool:
 
 
 def device_count() -> int:
-    """Cards of the host: 0 without a driver."""
-    settings = card().settings
-    return settings.modules if settings.driver else 0
+    """Cards that this process may take: 0 without a driver."""
+    return card().device_count()
 
 
 def current_device() -> int:
@@ -128,7 +127,9 @@ class Event:
         """Makes a stream wait; the host goes on."""
 
     def query(self) -> bool:
-        """True once the point is passed. The simulated device is idle when nobody waits for it."""
+        """True once the point is passed: the simulated device has done all that it was given."""
+        if self._copies is not None:
+            card().synchronize(self._copies)
         return True
 
 
