@@ -193,8 +193,8 @@ def test_settings_that_make_no_sense_are_named(text: str) -> None:
 
 
 def test_settings_are_read_from_one_variable() -> None:
-    text = "device=gaudi2,hbm_gib=0.5,version=1.23.0,modules=2,driver=0,recipe_s=3,unsupported=aten.sort+aten.topk"
+    text = "device=gaudi2,hbm_gib=0.5,version=1.23.0,modules=2,driver=0,unsupported=aten.sort+aten.topk"
     found = sim.SimSettings.read({"CATENARY_SIM": text})
     assert (found.device, found.hbm_bytes, found.version_tuple) == ("gaudi2", 2**29, (1, 23, 0))
-    assert (found.modules, found.driver, found.recipe_s) == (2, False, 3.0)
+    assert (found.modules, found.driver, found.recipe_s) == (2, False, 0.2)
     assert found.unsupported == {"aten.sort", "aten.topk"}

@@ -25,7 +25,7 @@ def first_argmax(values: torch.Tensor) -> torch.Tensor:
     largest = torch.cat((whole.amax(-1), rest.amax(-1, keepdim=True)), dim=1)
     ids = _members(largest.argmax(-1, keepdim=True), values.shape[1])
     # Where the last chunk is short its last member repeats: the first of equals is meant.
-    return ids.gather(1, values.gather(1, ids).argmax(-1, keepdim=True)).squeeze(1)
+    return pick(ids, values.gather(1, ids).argmax(-1, keepdim=True)).squeeze(1)
 
 
 def largest(values: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -46,7 +46,15 @@ def largest(values: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tenso
     rest = torch.arange(columns * _SMALL_CHUNK, values.shape[1], device=values.device)
     ids = torch.cat((ids, rest.expand(values.shape[0], -1)), dim=1)
     best = values.gather(1, ids).topk(count, dim=-1)
-    return best.values, ids.gather(1, best.indices)
+    return best.values, pick(ids, best.indices)
+
+
+def pick(ids: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """The ids, int64 [D, W] below 2**31, at places int64 [D, N] of their rows.
+
+    By way of int32: an HPU has no kernel that gathers int64, and would do it on the host.
+    """
+    return ids.to(torch.int32).gather(1, places).to(torch.int64)
 
 
 def total(weights: torch.Tensor, wide: torch.dtype) -> torch.Tensor:
@@ -69,7 +77,7 @@ def invert(weights: torch.Tensor, uniform: torch.Tensor, wide: torch.dtype, sear
     ids = _members(chunk, weights.shape[1])
     places = chunk * _CHUNK + torch.arange(_CHUNK, device=weights.device)
     members = weights.gather(1, ids).masked_fill(places >= weights.shape[1], 0.0).cumsum(-1, dtype=wide)
-    return ids.gather(1, search.first_above(members, (target - before).clamp_min(0))).squeeze(1)
+    return pick(ids, search.first_above(members, (target - before).clamp_min(0))).squeeze(1)
 
 
 def _split(values: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:

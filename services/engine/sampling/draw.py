@@ -13,7 +13,7 @@ from typing import Final
 import torch
 
 from services.engine.device import Device
-from services.engine.sampling.chunks import invert, largest, total
+from services.engine.sampling.chunks import invert, largest, pick, total
 from services.engine.sampling.inputs import Draws, Filters
 from services.engine.sampling.search import IndexedSearch, Search
 from services.engine.sampling.wide import draw_wide
@@ -110,7 +110,7 @@ def draw_candidates(
     if whole:
         sufficient = sufficient | off | ~filters.exact
     picked = invert(weights.masked_fill(~kept, 0.0), uniform, wide, search)
-    return ids.gather(1, picked.unsqueeze(1)).squeeze(1), sufficient
+    return pick(ids, picked.unsqueeze(1)).squeeze(1), sufficient
 
 
 def _best_k(scores: torch.Tensor, filters: Filters) -> tuple[torch.Tensor, torch.Tensor]:
