@@ -152,7 +152,10 @@ def test_a_mask_and_lengths_are_not_given_to_the_kernel_together(opened: Opener)
     torch.testing.assert_close(out.cpu(), expected)
 
 
-def test_a_card_of_another_process_is_named_as_taken(opened: Opener, tmp_path: Path) -> None:
-    taken = acquire(sim.SimSettings(lock_directory=tmp_path))
+def test_a_card_of_another_process_is_named_as_taken(
+    opened: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CATENARY_SIM", f"lock_directory={tmp_path},modules=1")
+    taken = acquire(sim.SimSettings(lock_directory=tmp_path, modules=1), {})
     with taken, pytest.raises(DeviceError, match="is taken by another process, and none can be shared"):
         opened(ExecutionMode.EAGER)
