@@ -127,7 +127,7 @@ def test_a_busy_card(host: Host, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         (process / "fd/5").symlink_to(target)
         (process / "comm").write_text(f"{name}\n")
     monkeypatch.setattr(opening, "Driver", lambda _: Driver(root))
-    text = refusal(host)
+    text = refusal(host, modules=1)
     assert text.startswith(
         "every visible HPU is taken by another process, and none can be shared (synStatus=8"
     )

@@ -177,7 +177,7 @@ def test_steps_that_compile_or_fall_back_are_logged(host: Host, monkeypatch: pyt
     compilations = [values["step"] for text, values in log.lines if text == "graph compilations of a step"]
     fallbacks = [(v["step"], v["count"], v["ops"]) for text, v in log.lines if text.startswith("CPU fall")]
     assert compilations == [1, 3]
-    assert fallbacks == [(1, 1, {"aten.sin": 1}), (2, 1, {"aten.sin": 1}), (3, 0, {})]
+    assert fallbacks == [(1, 1, {"aten::sin": 1}), (2, 1, {"aten::sin": 1}), (3, 0, {})]
     assert device.counters()["cpu_fallbacks"] == 2
 
 
