@@ -125,19 +125,31 @@ CODE = (
 
 
 def test_another_process_cannot_have_the_card(new_card: NewCard) -> None:
-    """A process acquires all of one card, so a second one fails where no other module is visible."""
-    card = new_card()
+    """A process acquires all of one card, so a second one fails that may take no other module."""
+    settings = new_card().settings
     torch.ones(1, device="hpu")
-    taken = os.environ | {"CATENARY_SIM": f"lock_directory={card.settings.lock_directory}"}
+    environment = os.environ | {
+        "CATENARY_SIM": f"lock_directory={settings.lock_directory}",
+        "HLS_MODULE_ID": "0",
+    }
+    run = subprocess.run([sys.executable, "-c", CODE], env=environment, capture_output=True, text=True)
+    assert "Device acquire failed" in run.stderr.splitlines()[-1]
 
-    def other(**modules: str) -> str:
-        run = subprocess.run(
-            [sys.executable, "-c", CODE], env=taken | modules, capture_output=True, text=True
-        )
-        return run.stderr.splitlines()[-1] if run.returncode else ""
 
-    assert "Device acquire failed" in other(HLS_MODULE_ID="0")
-    assert other(HABANA_VISIBLE_MODULES="0,1") == "", "the other visible one is free"
+def test_the_driver_takes_the_first_visible_card_that_is_free(new_card: NewCard) -> None:
+    settings = new_card().settings
+    torch.ones(1, device="hpu")
+    held: list[sim.Card] = []
+    for modules, free in (("0", False), ("0,1", True), ("0,1", False), ("0,1,2", True)):
+        other = sim.Card(settings, {"HABANA_VISIBLE_MODULES": modules})
+        if free:
+            other.touch()
+            held.append(other)
+        else:
+            with pytest.raises(RuntimeError, match=f"module id {modules}"):
+                other.touch()
+    for card in held:
+        card.release()
 
 
 @pytest.mark.parametrize(
