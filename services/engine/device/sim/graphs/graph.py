@@ -93,7 +93,7 @@ class HPUGraph:
 
     def get_user_input_match_indices(self) -> list[int]:
         """Which of the marked inputs the graph uses; `replayV3` finds the others in their captured place."""
-        return sorted(self._captured().used_inputs())
+        return sorted(self._captured().used_inputs)
 
     def replay(self, asynchronous: bool = False) -> None:
         """Runs the captured work again, on the tensors it was captured with."""

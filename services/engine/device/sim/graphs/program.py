@@ -48,7 +48,7 @@ class Program:
     """The steps of one capture. Replaying runs them again: no Python of the forward does.
 
     recipes: what is compiled, by the steps between two flushes. made_bytes: of new tensors, and product_bytes
-    of those that are products with weights.
+    of those that are products with weights. used_inputs: which of the given ones the steps read or write.
 
     A replay makes the intermediate tensors anew and frees them at its end; in-place operations act on what
     was captured; results that somebody still holds get the new values. That is what is seen of a graph whose
@@ -59,6 +59,7 @@ class Program:
     recipes: list[tuple[Any, ...]] = field(default_factory=list)
     made_bytes: int = 0
     product_bytes: int = 0
+    used_inputs: frozenset[int] = frozenset()
     _made: int = 0
     _open: list[Any] = field(default_factory=list)
     _first: int = 0
@@ -127,6 +128,8 @@ class Program:
     def end(self) -> None:
         """Ends the last recipe, and forgets what only the capture needed."""
         self.mark_step()
+        leaves = (leaf for step in self.steps for leaf in tree_flatten((step.arguments, step.keywords))[0])
+        self.used_inputs = frozenset(leaf.index for leaf in leaves if isinstance(leaf, Given))
         self._index.clear()
         self._held = {index: ref for index, ref in self._held.items() if ref() is not None}
 
@@ -148,11 +151,6 @@ class Program:
         lost.extend(raw for storage, raw in self._written.items() if storage not in storages)
         self._written.clear()
         return lost
-
-    def used_inputs(self) -> frozenset[int]:
-        """Which of the inputs the steps read or write."""
-        leaves = (leaf for step in self.steps for leaf in tree_flatten((step.arguments, step.keywords))[0])
-        return frozenset(leaf.index for leaf in leaves if isinstance(leaf, Given))
 
     def replay(self, device: Card, inputs: Sequence[torch.Tensor] = ()) -> None:
         """Runs the steps; `inputs` are the host tensors for the given ones."""
