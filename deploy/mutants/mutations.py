@@ -99,7 +99,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         trap="int64-overflow",
-        reason="4.7: int64 is int32 on the card, without a word",
+        reason="4.7: in lazy mode int64 is int32, without a word",
         file="services/engine/sampling/wide.py",
         old="torch.float32: (torch.int32, 2.0**30)",
         new="torch.float32: (torch.int64, 2.0**40)",
