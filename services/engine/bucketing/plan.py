@@ -201,9 +201,13 @@ def plan_of(buckets: Iterable[Bucket], limits: BucketLimits) -> BucketPlan:
     step, one last bucket is added to a phase.
     """
     prefill, decode, omitted = split_by_limits(buckets, limits)
-    prefill += missing_prefill(prefill, limits)
-    decode += missing_decode(decode, limits)
-    return BucketPlan(prefill, decode, limits.block_size, omitted)
+    more = missing_prefill(prefill, limits), missing_decode(decode, limits)
+    notes = [
+        f"the listed buckets do not cover every {phase} step, so {_shape(bucket)} is added: list one like it"
+        for phase, buckets in zip(("prefill", "decode"), more, strict=True)
+        for bucket in buckets
+    ]
+    return BucketPlan([*prefill, *more[0]], [*decode, *more[1]], limits.block_size, omitted, notes)
 
 
 def covers_every_step(plan: BucketPlan, limits: BucketLimits) -> bool:

@@ -148,7 +148,10 @@ class WarmUp:
         for phase in Phase:
             self._log_phase(phase)
         for text, shapes in (
-            ("buckets over the graph budget run eagerly or in a larger one", report.over_budget),
+            (
+                "buckets over the graph budget run eagerly or in a larger one: raise graph-reserved-mem",
+                report.over_budget,
+            ),
             ("buckets without memory for a capture run eagerly or in another one", report.out_of_memory),
             ("buckets without memory to run at all", report.unusable),
         ):
