@@ -132,6 +132,8 @@ def test_host_code_in_a_capture_is_an_error_and_leaves_no_graph(lazy: Card) -> N
         (lambda y: y.cpu(), "reads a device tensor on the host"),
         (lambda y: y[y > 0], "shape that depends on data"),
         (lambda y: y.nonzero(), "shape that depends on data"),
+        (lambda y: y + torch.ones(4).to("hpu"), "a copy from the host inside"),
+        (lambda y: y.copy_(torch.ones(4)), "a copy from the host inside"),
     ):
         wrapped_body = ht.hpu.wrap_in_hpu_graph_func(body)
         with pytest.raises(RuntimeError, match=message):

@@ -185,7 +185,7 @@ class Card:
         dynamic = depends_on_data(operation, call)
         fallback = falls_back(operation, call, wide_integers=self.wide_integers)
         if self.recorders:
-            check_capture(operation, to_host=to_host, dynamic=dynamic, fallback=fallback)
+            check_capture(operation, call, to_host=to_host, dynamic=dynamic, fallback=fallback)
         if fallback:
             self.counters.fallbacks += 1
             self.counters.fallback_ops[operation.vendor] += 1

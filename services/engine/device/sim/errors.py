@@ -29,6 +29,11 @@ def dynamic_in_capture(name: str) -> SimError:
     return SimError(f"{name} has a shape that depends on data inside of an HPU graph capture")
 
 
+def host_copy_in_capture() -> SimError:
+    """Facts 4.2: what the host holds now is no part of a graph, which would go on with it for ever."""
+    return SimError("a copy from the host inside of an HPU graph capture")
+
+
 def fallback_in_capture(name: str) -> SimError:
     """Facts 4.2: no CPU operations while a graph is captured."""
     return SimError(f"cpu fallback is not supported during hpu graph capturing: {name}")

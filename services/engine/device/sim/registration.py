@@ -10,6 +10,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 from services.engine.device.sim.card import card
 from services.engine.device.sim.compile_only import spoil
+from services.engine.device.sim.errors import host_copy_in_capture
 from services.engine.device.sim.tensor import DEVICE, SimTensor
 
 # A Library takes its operations away when it is collected.
@@ -49,6 +50,8 @@ def _rubbish(raw: torch.Tensor) -> SimTensor:
 
 
 def _to_copy(tensor: torch.Tensor, *, dtype: Any = None, **_: Any) -> SimTensor:
+    if card().recorders:
+        raise host_copy_in_capture()
     return card().adopt(tensor.to(dtype=dtype or tensor.dtype, copy=True))
 
 

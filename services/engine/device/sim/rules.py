@@ -9,6 +9,7 @@ import torch
 from services.engine.device.sim.errors import (
     dynamic_in_capture,
     fallback_in_capture,
+    host_copy_in_capture,
     host_read_in_capture,
     mixed_devices,
 )
@@ -43,8 +44,10 @@ def falls_back(operation: Operation, call: Call, *, wide_integers: bool) -> bool
     return False
 
 
-def check_capture(operation: Operation, *, to_host: bool, dynamic: bool, fallback: bool) -> None:
+def check_capture(operation: Operation, call: Call, *, to_host: bool, dynamic: bool, fallback: bool) -> None:
     """Raises SimError for what cannot be captured into an HPU graph (facts 4.2)."""
+    if call.host:
+        raise host_copy_in_capture()
     if to_host:
         raise host_read_in_capture(operation.name)
     if dynamic:
