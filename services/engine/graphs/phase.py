@@ -21,6 +21,7 @@ class Phase(Enum):
     GREEDY = "greedy"
     EDIT = "edit"
     PENDING = "pending"
+    PENALIZE = "penalize"
     DRAW = "draw"
     FILTER = "filter"
     FINISH = "finish"

@@ -184,20 +184,18 @@ def _penalties(rows: list[RowParams], padded_rows: int, device: Device) -> Penal
         return None
     columns = np.zeros((3, padded_rows), dtype=np.float32)
     columns[0] = 1.0
-    parts: list[tuple[Int64s, Floats]] = []
-    for index in owners:
-        state = rows[index].state
-        options = state.options
-        columns[:, index] = options.repetition_penalty, options.frequency_penalty, options.presence_penalty
-        if state.counts is not None:
-            parts.append(state.counts.update())
-    total = sum(len(ids) for ids, _ in parts)
-    missing = _width(total) - total
+    options = [row.state.options for row in rows]
+    columns[0, : len(rows)] = [one.repetition_penalty for one in options]
+    columns[1, : len(rows)] = [one.frequency_penalty for one in options]
+    columns[2, : len(rows)] = [one.presence_penalty for one in options]
+    parts = [counts.update() for row in rows if (counts := row.state.counts) is not None]
+    lengths = [len(ids) for ids, _ in parts]
+    width = _width(sum(lengths))
     repetition, frequency, presence = _send(device, columns)
     return Penalties(
-        rows=_send(device, _pad(np.repeat(owners, [len(ids) for ids, _ in parts]), missing)),
-        ids=_send(device, _pad(np.concatenate([ids for ids, _ in parts]), missing)),
-        generated=_send(device, _pad(np.concatenate([counts for _, counts in parts]), missing)),
+        rows=_send(device, _filled([np.repeat(owners, lengths)], width)),
+        ids=_send(device, _filled([ids for ids, _ in parts], width)),
+        generated=_send(device, _filled([counts for _, counts in parts], width)),
         repetition=repetition,
         frequency=frequency,
         presence=presence,
@@ -259,6 +257,15 @@ def _power(count: int) -> int:
 
 def _width(count: int) -> int:
     return max(_LEAST_ENTRIES, _power(count))
+
+
+def _filled(parts: list[np.ndarray[Any, Any]], width: int) -> np.ndarray[Any, Any]:
+    """The parts one after the other, then the first entry as often as it takes; each is written once."""
+    total = sum(map(len, parts))
+    values: np.ndarray[Any, Any] = np.empty(width, dtype=parts[0].dtype)
+    np.concatenate(parts, out=values[:total])
+    values[total:] = values[0]
+    return values
 
 
 def _pad(values: np.ndarray[Any, Any], missing: int) -> np.ndarray[Any, Any]:

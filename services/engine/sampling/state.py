@@ -26,9 +26,10 @@ class TokenCounts:
         self._ids: Int64s = np.zeros(_FIRST_CAPACITY, dtype=np.int64)
         self._generated: Floats = np.zeros(_FIRST_CAPACITY, dtype=np.float32)
 
-    def place(self, token: int) -> int | None:
-        """Where `update` lists a token that it has counted."""
-        return self._index.get(token)
+    def generated(self, token: int) -> float:
+        """How often a token is in the output that `update` has counted, -1 if not in the prompt either."""
+        index = self._index.get(token)
+        return -1.0 if index is None else float(self._generated[index])
 
     def update(self) -> tuple[Int64s, Floats]:
         """Counts what was appended since the last call.

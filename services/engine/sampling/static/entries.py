@@ -76,12 +76,11 @@ class Entries:
         ints[2] = np.concatenate(conditions)
         ints[3] = self.allow
         floats = np.stack((np.concatenate(added), np.concatenate(generated)))
-        for start in range(0, total, lengths[-1]):
-            part = slice(start, start + lengths[-1])
-            count = len(ints[0, part])
-            padded, values = no_entries(next(length for length in lengths if length >= count), spare_row)
-            padded[:, :count] = ints[:, part]
-            values[:, :count] = floats[:, part]
+        for start, stop in _slices(total, lengths):
+            padded, values = no_entries(stop - start, spare_row)
+            count = min(stop, total) - start
+            padded[:, :count] = ints[:, start:stop]
+            values[:, :count] = floats[:, start:stop]
             yield padded, values
 
 
@@ -103,26 +102,38 @@ def allowed_entries(rows: list[RowParams]) -> Entries:
     return entries
 
 
-def changed_entries(rows: list[RowParams]) -> Entries:
-    """Biases, and the tokens that penalised rows have seen."""
+def biased_entries(rows: list[RowParams]) -> Entries:
+    """Biases, with what `seen_slices` tells of the same tokens: they take the place of its entries."""
     entries = Entries()
     for index, row in enumerate(rows):
         state = row.state
         ids, values = state.edit_ids[: state.biases], state.edit_values[: state.biases]
-        if state.counts is None:
-            entries.add(index, ids, added=values)
-            continue
-        seen, generated = state.counts.update()
-        added = np.zeros(len(seen), dtype=np.float32)
-        unseen = np.ones(len(ids), dtype=np.bool_)
-        for at, token in enumerate(ids.tolist()):
-            place = state.counts.place(token)
-            if place is not None:
-                added[place] = values[at]
-                unseen[at] = False
-        entries.add(index, seen, added=added, generated=generated)
-        entries.add(index, ids[unseen], added=values[unseen])
+        generated: Floats | float = NOT_SEEN
+        if state.counts is not None and ids.size:
+            generated = np.array([state.counts.generated(token) for token in ids.tolist()], dtype=np.float32)
+        entries.add(index, ids, added=values, generated=generated)
     return entries
+
+
+def seen_slices(
+    rows: list[RowParams], lengths: tuple[int, ...], spare_row: int
+) -> Iterator[tuple[Int64s, Int64s, Floats]]:
+    """All tokens that penalised rows have seen, in slices: rows, ids int64 [W], how often generated [W].
+
+    There may be hundreds for each row, so each is written once.
+    """
+    owners = [index for index, row in enumerate(rows) if row.state.counts is not None]
+    parts = [state.counts.update() for row in rows if (state := row.state).counts is not None]
+    total = sum(len(ids) for ids, _ in parts)
+    if not total:
+        return
+    steps = list(_slices(total, lengths))
+    owner, ids, generated = no_seen(steps[-1][1], spare_row)
+    owner[:total] = np.repeat(owners, [len(part) for part, _ in parts])
+    np.concatenate([part for part, _ in parts], out=ids[:total])
+    np.concatenate([part for _, part in parts], out=generated[:total])
+    for start, stop in steps:
+        yield owner[start:stop], ids[start:stop], generated[start:stop]
 
 
 def banned_entries(rows: list[RowParams], vocab_size: int) -> Entries:
@@ -143,3 +154,19 @@ def banned_entries(rows: list[RowParams], vocab_size: int) -> Entries:
 
 def _whole(values: Any, ids: Int64s, dtype: type) -> np.ndarray[Any, Any]:
     return np.broadcast_to(np.asarray(values, dtype=dtype), ids.shape)
+
+
+def no_seen(width: int, spare_row: int) -> tuple[Int64s, Int64s, Floats]:
+    """A slice of padding, as `seen_slices` gives them."""
+    return (
+        np.full(width, spare_row, dtype=np.int64),
+        np.zeros(width, dtype=np.int64),
+        np.full(width, NOT_SEEN, dtype=np.float32),
+    )
+
+
+def _slices(total: int, lengths: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """Where slices of these rising lengths begin and end, the last of them beyond `total` entries."""
+    for start in range(0, total, lengths[-1]):
+        left = min(total - start, lengths[-1])
+        yield start, start + next(length for length in lengths if length >= left)

@@ -23,8 +23,10 @@ from services.engine.sampling.state import Floats, Int64s, SequenceState
 from services.engine.sampling.static.entries import (
     allowed_entries,
     banned_entries,
-    changed_entries,
+    biased_entries,
     no_entries,
+    no_seen,
+    seen_slices,
     widths,
 )
 
@@ -72,6 +74,7 @@ class StaticProgram:
             **dict.fromkeys(per_row, self._row_counts),
             **dict.fromkeys(per_drawn, self._drawn),
             Phase.EDIT: self._widths,
+            Phase.PENALIZE: self._widths,
             Phase.PENDING: (1,),
             Phase.SCORE: (1, 2),
             Phase.RESULT: (1, 2),
@@ -111,6 +114,7 @@ class StaticProgram:
             Phase.GREEDY: lambda: self._greedy([], key),
             Phase.FINISH: lambda: self._finish([], [], key),
             Phase.EDIT: lambda: self._edit(*no_entries(key, self._spare), self._row_inputs([])),
+            Phase.PENALIZE: lambda: self._penalize(*no_seen(key, self._spare), self._row_inputs([])),
             Phase.PENDING: lambda: Call(phase, key, self._row_inputs([])),
             Phase.DRAW: lambda: self._draw([row], [0] * key),
             Phase.FILTER: lambda: self._filter([row], [0] * key),
@@ -122,32 +126,30 @@ class StaticProgram:
 
     def _edits(self, rows: list[RowParams]) -> list[Call]:
         """The calls that change single logits: what is allowed first, what is banned last."""
-        lists = allowed_entries(rows), changed_entries(rows), banned_entries(rows, self._vocab_size)
-        allowed, changed, banned = (list(one.slices(self._widths, self._spare)) for one in lists)
+        # Biases look up what was counted for penalties.
+        seen = list(seen_slices(rows, self._widths, self._spare))
+        lists = allowed_entries(rows), biased_entries(rows), banned_entries(rows, self._vocab_size)
+        allowed, biased, banned = (list(one.slices(self._widths, self._spare)) for one in lists)
         waiting = any(row.state.penalized and row.pending_row is not None for row in rows)
-        if not (allowed or changed or banned or waiting):
+        if not (allowed or seen or waiting or biased or banned):
             return []
         shared = self._row_inputs(rows)
         calls = [self._edit(*one, shared) for one in allowed]
         if waiting:
             calls.append(Call(Phase.PENDING, 1, shared))
-        return calls + [self._edit(*one, shared) for one in (*changed, *banned)]
+        calls += [self._penalize(*one, shared) for one in seen]
+        return calls + [self._edit(*one, shared) for one in (*biased, *banned)]
 
     def _row_inputs(self, rows: list[RowParams]) -> Tensors:
         """What edits know of rows, the spare one included: penalties float32 [3, S], pending int64 [S]."""
         penalties = np.zeros((3, self._spare + 1), dtype=np.float32)
         penalties[0] = 1.0
         pending = np.full(self._spare + 1, NO_TOKEN, dtype=np.int64)
-        for index, row in enumerate(rows):
-            options = row.state.options
-            if row.state.penalized:
-                penalties[:, index] = (
-                    options.repetition_penalty,
-                    options.frequency_penalty,
-                    options.presence_penalty,
-                )
-            if row.pending_row is not None:
-                pending[index] = row.pending_row
+        given = [row.state.options for row in rows]
+        penalties[0, : len(rows)] = [options.repetition_penalty for options in given]
+        penalties[1, : len(rows)] = [options.frequency_penalty for options in given]
+        penalties[2, : len(rows)] = [options.presence_penalty for options in given]
+        pending[: len(rows)] = [NO_TOKEN if row.pending_row is None else row.pending_row for row in rows]
         return self._send(penalties), self._send(pending)
 
     def _head(self, restricted: list[int], count: int) -> Call:
@@ -171,6 +173,10 @@ class StaticProgram:
 
     def _edit(self, ints: Int64s, floats: Floats, shared: Tensors) -> Call:
         return Call(Phase.EDIT, ints.shape[1], (self._send(ints), self._send(floats), *shared))
+
+    def _penalize(self, rows: Int64s, ids: Int64s, generated: Floats, shared: Tensors) -> Call:
+        sent = self._send(rows), self._send(ids), self._send(generated)
+        return Call(Phase.PENALIZE, len(ids), (*sent, *shared))
 
     def _draw(self, rows: list[RowParams], index: list[int]) -> Call:
         options = [rows[i].state.options for i in index]

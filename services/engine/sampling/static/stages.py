@@ -47,6 +47,7 @@ class Stages:
             Phase.HEAD: (self.head,),
             Phase.EDIT: (self.edit,),
             Phase.PENDING: (self.pending,),
+            Phase.PENALIZE: (self.penalize,),
             Phase.DRAW: (self.draw,),
             Phase.FILTER: (self.filter,),
             Phase.FINISH: (self.finish,),
@@ -79,19 +80,31 @@ class Stages:
         rows, ids, conditions, allow = ints
         added, generated = floats
         pending = self._pending(pending_rows).index_select(0, rows)
-        repeated = ids == pending
-        place = rows * self._buffers.raw.shape[1] + ids
-        values = self._buffers.raw.view(-1).index_select(0, place) + added
-        counts = generated.clamp_min(0.0) + repeated
-        seen = (generated > NOT_SEEN) | repeated
-        values = torch.where(seen, penalized(values, counts, *penalties.index_select(1, rows)), values)
-        before = self._buffers.scores.view(-1).index_select(0, place)
+        values = self._of(self._buffers.raw, rows, ids) + added
+        values = self._penalized(values, rows, generated, ids == pending, penalties)
+        before = self._of(self._buffers.scores, rows, ids)
         values = values.masked_fill((before == -torch.inf) & (allow == 0), -torch.inf)
         holds = (conditions == NO_TOKEN) | (conditions == pending)
         self._buffers.scores.index_put_((rows.masked_fill(~holds, self._spare), ids), values)
 
+    def penalize(
+        self,
+        rows: torch.Tensor,
+        ids: torch.Tensor,
+        generated: torch.Tensor,
+        penalties: torch.Tensor,
+        pending_rows: torch.Tensor,
+    ) -> None:
+        """A slice as `seen_slices` gives it; penalties, pending_rows as of `pending`."""
+        repeated = ids == self._pending(pending_rows).index_select(0, rows)
+        values = self._of(self._buffers.raw, rows, ids)
+        values = self._penalized(values, rows, generated, repeated, penalties)
+        before = self._of(self._buffers.scores, rows, ids)
+        values = values.masked_fill(before == -torch.inf, -torch.inf)
+        self._buffers.scores.index_put_((rows, ids), values)
+
     def pending(self, penalties: torch.Tensor, pending_rows: torch.Tensor) -> None:
-        """Penalises the tokens that wait on the device as if each were new; `edit` knows better if not.
+        """Penalises the tokens that wait on the device as if each were new; `penalize` knows better if not.
 
         penalties float32 [3, S]: repetition, frequency and presence, 1, 0 and 0 where there is none.
         pending_rows int64 [S]: which of the last tokens is a row's newest, NO_TOKEN if the host knows it.
@@ -99,10 +112,9 @@ class Stages:
         pending = self._pending(pending_rows)
         rows = self._rows(pending.shape[0])
         ids = pending.clamp_min(0)
-        place = rows * self._buffers.raw.shape[1] + ids
-        values = self._buffers.raw.view(-1).index_select(0, place)
+        values = self._of(self._buffers.raw, rows, ids)
         values = penalized(values, torch.ones_like(values), *penalties)
-        before = self._buffers.scores.view(-1).index_select(0, place)
+        before = self._of(self._buffers.scores, rows, ids)
         values = values.masked_fill(before == -torch.inf, -torch.inf)
         self._buffers.scores.index_put_((rows.masked_fill(pending < 0, self._spare), ids), values)
 
@@ -182,6 +194,23 @@ class Stages:
     def _pending(self, pending_rows: torch.Tensor) -> torch.Tensor:
         waiting = self._last_tokens.index_select(0, pending_rows.clamp_min(0))
         return waiting.masked_fill(pending_rows < 0, NO_TOKEN)
+
+    @staticmethod
+    def _of(matrix: torch.Tensor, rows: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """Entries [W] of a matrix [S, V]."""
+        return matrix.view(-1).index_select(0, rows * matrix.shape[1] + ids)
+
+    @staticmethod
+    def _penalized(
+        values: torch.Tensor,
+        rows: torch.Tensor,
+        generated: torch.Tensor,
+        repeated: torch.Tensor,
+        penalties: torch.Tensor,
+    ) -> torch.Tensor:
+        """values [W], penalised where their tokens were seen; `repeated` ones once more than generated."""
+        after = penalized(values, generated.clamp_min(0.0) + repeated, *penalties.index_select(1, rows))
+        return torch.where((generated > NOT_SEEN) | repeated, after, values)
 
     def _scaled(self, index: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
         """Scores of rows, less their best, by their temperature. New, so that it may be changed in place."""
