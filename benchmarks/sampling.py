@@ -1,6 +1,7 @@
 """What a step's sampling costs: milliseconds a call, by batch and by what the rows ask for.
 
 python -m benchmarks.sampling --threads 2
+python -m benchmarks.sampling --static    as on a device of static shapes
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import torch
 
 from services.engine.device import CpuDevice, Device
 from services.engine.link import SamplingOptions
+from services.engine.runner.layout import static_counts
 from services.engine.sampling import RowParams, SequenceState, prepare, sample
+from services.engine.sampling.static import Stages, StaticProgram, StaticSizes, allocate
 
 HISTORY = 512
 
@@ -40,7 +43,7 @@ def timed(call: Callable[[], object], repeats: int) -> float:
 
 
 def measure(
-    options: SamplingOptions, batch: int, vocab: int, repeats: int, device: Device
+    options: SamplingOptions, batch: int, vocab: int, repeats: int, device: Device, *, static: bool
 ) -> tuple[float, float]:
     """Milliseconds of the device's pass, and of the host's preparation of it."""
     generator = torch.Generator().manual_seed(batch)
@@ -51,9 +54,29 @@ def measure(
     histories = torch.randint(vocab, (batch, HISTORY), generator=generator).tolist()
     states = [SequenceState(options, history, HISTORY // 2) for history in histories]
     rows = [RowParams(state, HISTORY, pending_row=0) for state in states]
+    if static:
+        return measure_static(logits, rows, repeats, device)
     inputs = prepare(rows, batch, vocab, device)
     device_ms = timed(lambda: sample(logits, inputs, last_tokens, device), repeats)
     return device_ms, timed(lambda: prepare(rows, batch, vocab, device), repeats)
+
+
+def measure_static(
+    logits: torch.Tensor, rows: list[RowParams], repeats: int, device: Device
+) -> tuple[float, float]:
+    """The same where shapes are static. The logits are given, as in the other one: a head costs nothing."""
+    batch, vocab = logits.shape
+    program = StaticProgram(device, vocab, static_counts(batch), 1, 1)
+    buffers = allocate(device, StaticSizes(batch, 1, 1, 1), vocab, vocab, torch.float32)
+    stages = Stages(lambda hidden: hidden, logits, torch.zeros(batch + 1, dtype=torch.int64), buffers, device)
+    last_rows = list(range(batch))
+    calls = [*program.sampling(rows, last_rows), program.result(1, buffers.harmless)]
+
+    def run() -> None:
+        for call in calls:
+            stages.forward(call.phase, call.key)(*call.tensors)
+
+    return timed(run, repeats), timed(lambda: program.sampling(rows, last_rows), repeats)
 
 
 def main() -> None:
@@ -63,11 +86,15 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--static", action="store_true", help="the computations of few static shapes")
     args = parser.parse_args()
     device = CpuDevice(args.threads)
     print(f"{'ms a call (host preparation)':30}" + "".join(f"{f'B={batch}':>18}" for batch in args.batches))
     for name, options in CASES.items():
-        figures = [measure(options, batch, args.vocab, args.repeats, device) for batch in args.batches]
+        figures = [
+            measure(options, batch, args.vocab, args.repeats, device, static=args.static)
+            for batch in args.batches
+        ]
         print(f"{name:30}" + "".join(f"{f'{ms:.2f} ({host:.2f})':>18}" for ms, host in figures))
 
 

@@ -24,6 +24,7 @@ class Phase(Enum):
     PENALIZE = "penalize"
     DRAW = "draw"
     FILTER = "filter"
+    FILTER_WIDE = "filter_wide"
     FINISH = "finish"
     LOGPROBS = "logprobs"
     SCORE = "score"

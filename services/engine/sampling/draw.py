@@ -68,8 +68,9 @@ def draw_filtered(scaled: Scaled, filters: Filters, device: Device) -> torch.Ten
 
     A row whose candidates do not hold all that its filters leave is drawn again from the whole vocabulary.
     """
+    chosen = scaled.all()
     tokens, sufficient = draw_candidates(
-        scaled.all(), scaled.draws.uniform, filters, device.wide_dtype, _SEARCH
+        chosen, candidates(chosen), scaled.draws.uniform, filters, device.wide_dtype, _SEARCH
     )
     again = device.rows_to_redo(~sufficient)
     if not again.shape[0]:
@@ -80,16 +81,26 @@ def draw_filtered(scaled: Scaled, filters: Filters, device: Device) -> torch.Ten
     return tokens.index_copy(0, again, torch.where(sufficient.index_select(0, again), known, redone))
 
 
+def candidates(scaled: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The best CANDIDATES tokens of scaled [D, V], from the best down: scores and ids [D, W]."""
+    return largest(scaled, min(CANDIDATES, scaled.shape[1]))
+
+
 def draw_candidates(
-    scaled: torch.Tensor, uniform: torch.Tensor, filters: Filters, wide: torch.dtype, search: Search
+    scaled: torch.Tensor,
+    best: tuple[torch.Tensor, torch.Tensor],
+    uniform: torch.Tensor,
+    filters: Filters,
+    wide: torch.dtype,
+    search: Search,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draws among the best CANDIDATES tokens of scaled [D, V], which is overwritten.
+    """Draws among the `candidates` of scaled [D, V], which is overwritten.
 
     Returns int64 [D] tokens, and bool [D]: no other token is left by the row's filters.
     """
-    width = min(CANDIDATES, scaled.shape[1])
+    scores, ids = best
+    width = scores.shape[1]
     whole = width == scaled.shape[1]
-    scores, ids = largest(scaled, width)
     weights = scores.exp().to(wide)
     off = filters.top_k == 0
     kept, closed = _best_k(scores, filters)

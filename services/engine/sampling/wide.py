@@ -15,16 +15,25 @@ _INTEGERS: Final = {torch.float64: (torch.int64, 2.0**52), torch.float32: (torch
 
 
 def draw_wide(
-    scaled: torch.Tensor, filters: Filters, uniform: torch.Tensor, wide: torch.dtype, search: Search
+    scaled: torch.Tensor,
+    filters: Filters,
+    uniform: torch.Tensor,
+    wide: torch.dtype,
+    search: Search,
+    *,
+    kth: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Draws int64 [D] from scaled float32 [D, V], whose best score is 0, by `filters`."""
+    """Draws int64 [D] from scaled float32 [D, V], whose best score is 0, by `filters`.
+
+    kth float32 [D]: the score of the top_k-th best, where it is known; anything where top-k is off.
+    """
     magnitudes = search.magnitudes(scaled)
     probabilities = torch.softmax(scaled, dim=-1)
     integers, scale = _INTEGERS[wide]
     masses = (probabilities.to(wide) * scale).to(integers)
     kept = torch.ones_like(scaled, dtype=torch.bool)
     if filters.any_top_k:
-        kept = _best_k(magnitudes, filters, search)
+        kept = _best_k(magnitudes, filters, search, None if kth is None else search.magnitudes(kth))
         masses = masses.masked_fill(~kept, 0)
     total = masses.sum(-1, dtype=integers)
     needed = (filters.top_p * total.to(wide)).ceil().to(integers).clamp_min(1)
@@ -35,10 +44,14 @@ def draw_wide(
     return invert(probabilities.masked_fill(~kept, 0.0), uniform, wide, search)
 
 
-def _best_k(magnitudes: torch.Tensor, filters: Filters, search: Search) -> torch.Tensor:
-    """Bool [D, V]: the tokens that top-k keeps."""
-    ones = torch.ones_like(magnitudes, dtype=torch.int32)
-    border = search.threshold(magnitudes, ones, filters.top_k.to(torch.int32)).unsqueeze(1)
+def _best_k(
+    magnitudes: torch.Tensor, filters: Filters, search: Search, border: torch.Tensor | None
+) -> torch.Tensor:
+    """Bool [D, V]: the tokens that top-k keeps, up to the magnitude `border` [D] if that is known."""
+    if border is None:
+        ones = torch.ones_like(magnitudes, dtype=torch.int32)
+        border = search.threshold(magnitudes, ones, filters.top_k.to(torch.int32))
+    border = border.unsqueeze(1)
     off = (filters.top_k == 0).unsqueeze(1)
     if not filters.any_exact:
         return off | (magnitudes <= border)

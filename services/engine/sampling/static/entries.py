@@ -98,7 +98,8 @@ def allowed_entries(rows: list[RowParams]) -> Entries:
     """The ids that some rows are restricted to."""
     entries = Entries(allow=True)
     for index, row in enumerate(rows):
-        entries.add(index, row.state.allowed)
+        if row.state.allowed.size:
+            entries.add(index, row.state.allowed)
     return entries
 
 
@@ -107,9 +108,11 @@ def biased_entries(rows: list[RowParams]) -> Entries:
     entries = Entries()
     for index, row in enumerate(rows):
         state = row.state
+        if not state.biases:
+            continue
         ids, values = state.edit_ids[: state.biases], state.edit_values[: state.biases]
         generated: Floats | float = NOT_SEEN
-        if state.counts is not None and ids.size:
+        if state.counts is not None:
             generated = np.array([state.counts.generated(token) for token in ids.tolist()], dtype=np.float32)
         entries.add(index, ids, added=values, generated=generated)
     return entries
@@ -144,7 +147,8 @@ def banned_entries(rows: list[RowParams], vocab_size: int) -> Entries:
         if row.masked_ids:
             masked = np.array([token for token in row.masked_ids if token < vocab_size], dtype=np.int64)
             entries.add(index, masked, added=-np.inf)
-        entries.add(index, state.edit_ids[state.biases :], added=-np.inf)
+        if len(state.edit_ids) > state.biases:
+            entries.add(index, state.edit_ids[state.biases :], added=-np.inf)
         if state.phrases:
             found = np.array(state.completions(pending=row.pending_row is not None), dtype=np.int64)
             found = found.reshape(-1, 2)
@@ -153,7 +157,7 @@ def banned_entries(rows: list[RowParams], vocab_size: int) -> Entries:
 
 
 def _whole(values: Any, ids: Int64s, dtype: type) -> np.ndarray[Any, Any]:
-    return np.broadcast_to(np.asarray(values, dtype=dtype), ids.shape)
+    return values if isinstance(values, np.ndarray) else np.full(len(ids), values, dtype)
 
 
 def no_seen(width: int, spare_row: int) -> tuple[Int64s, Int64s, Floats]:

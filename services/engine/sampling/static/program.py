@@ -17,6 +17,7 @@ from services.engine.device import Device
 from services.engine.graphs import Phase
 from services.engine.link import SamplingOptions
 from services.engine.sampling.adjust import NO_TOKEN
+from services.engine.sampling.draw import CANDIDATES
 from services.engine.sampling.numbers import uniforms
 from services.engine.sampling.rows import RowParams
 from services.engine.sampling.state import Floats, Int64s, SequenceState
@@ -69,7 +70,7 @@ class StaticProgram:
     def counts(self) -> dict[Phase, tuple[int, ...]]:
         """All static shapes."""
         per_row = (Phase.HEAD, Phase.GREEDY, Phase.FINISH)
-        per_drawn = (Phase.DRAW, Phase.FILTER, Phase.LOGPROBS)
+        per_drawn = (Phase.DRAW, Phase.FILTER, Phase.FILTER_WIDE, Phase.LOGPROBS)
         return {
             **dict.fromkeys(per_row, self._row_counts),
             **dict.fromkeys(per_drawn, self._drawn),
@@ -90,8 +91,12 @@ class StaticProgram:
         drawn = [index for index, row in enumerate(rows) if not row.state.greedy]
         filtered = [index for index in drawn if rows[index].state.is_filtered(self._vocab_size)]
         plain = sorted({*drawn}.difference(filtered))
+        # To find a threshold beyond the candidates takes as long as all else in the filters.
+        wide = [i for i in filtered if CANDIDATES < rows[i].state.options.top_k < self._vocab_size]
+        narrow = sorted({*filtered}.difference(wide)) if wide else filtered
         calls += [self._draw(rows, index) for index in self._slices(plain)]
-        calls += [self._filter(rows, index) for index in self._slices(filtered)]
+        calls += [self._filter(Phase.FILTER, rows, index) for index in self._slices(narrow)]
+        calls += [self._filter(Phase.FILTER_WIDE, rows, index) for index in self._slices(wide)]
         calls.append(self._finish(last_rows, drawn, count))
         asked = [index for index, row in enumerate(rows) if row.state.options.top_logprobs >= 0]
         return calls + [self._logprobs(index) for index in self._slices(asked)]
@@ -117,7 +122,8 @@ class StaticProgram:
             Phase.PENALIZE: lambda: self._penalize(*no_seen(key, self._spare), self._row_inputs([])),
             Phase.PENDING: lambda: Call(phase, key, self._row_inputs([])),
             Phase.DRAW: lambda: self._draw([row], [0] * key),
-            Phase.FILTER: lambda: self._filter([row], [0] * key),
+            Phase.FILTER: lambda: self._filter(phase, [row], [0] * key),
+            Phase.FILTER_WIDE: lambda: self._filter(phase, [row], [0] * key),
             Phase.LOGPROBS: lambda: self._logprobs([0] * key),
             Phase.SCORE: lambda: self._score(nothing, nothing, 0, key),
             Phase.RESULT: lambda: self.result(key, harmless),
@@ -183,7 +189,7 @@ class StaticProgram:
         floats = np.stack(([one.temperature for one in options], self._uniform(rows, index)))
         return Call(Phase.DRAW, len(index), (self._send(np.array(index)), self._send_wide(floats)))
 
-    def _filter(self, rows: list[RowParams], index: list[int]) -> Call:
+    def _filter(self, phase: Phase, rows: list[RowParams], index: list[int]) -> Call:
         options = [rows[i].state.options for i in index]
         top_k = [one.top_k if one.top_k < self._vocab_size else 0 for one in options]
         exact = [not one.keep_top_k_duplicates and k > 0 for one, k in zip(options, top_k, strict=True)]
@@ -196,7 +202,7 @@ class StaticProgram:
             )
         )
         ints = np.array((index, top_k, exact), dtype=np.int64)
-        return Call(Phase.FILTER, len(index), (self._send(ints), self._send_wide(floats)))
+        return Call(phase, len(index), (self._send(ints), self._send_wide(floats)))
 
     @staticmethod
     def _uniform(rows: list[RowParams], index: list[int]) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -14,7 +14,7 @@ from services.engine.device import Device, Forward
 from services.engine.graphs import Phase
 from services.engine.sampling.adjust import NO_TOKEN, penalized
 from services.engine.sampling.chunks import first_argmax, invert
-from services.engine.sampling.draw import draw_candidates
+from services.engine.sampling.draw import candidates, draw_candidates
 from services.engine.sampling.inputs import Filters
 from services.engine.sampling.logprobs import logprob_columns
 from services.engine.sampling.rows import RowStatus
@@ -50,6 +50,7 @@ class Stages:
             Phase.PENALIZE: (self.penalize,),
             Phase.DRAW: (self.draw,),
             Phase.FILTER: (self.filter,),
+            Phase.FILTER_WIDE: (self.filter_wide,),
             Phase.FINISH: (self.finish,),
             Phase.GREEDY: (self.greedy,),
             Phase.LOGPROBS: (self.logprobs,),
@@ -126,15 +127,28 @@ class Stages:
         self._buffers.tokens.index_copy_(0, index, drawn)
 
     def filter(self, ints: torch.Tensor, floats: torch.Tensor) -> None:
-        """ints [3, D]: rows, top_k, exact; floats [4, D], wide: temperature, uniform, top_p, min_p."""
+        """ints [3, D]: rows, top_k up to CANDIDATES, exact; floats [4, D], wide: temperature, uniform, top_p,
+        min_p.
+        """
+        self._filter(ints, floats, known=True)
+
+    def filter_wide(self, ints: torch.Tensor, floats: torch.Tensor) -> None:
+        """The same for any top_k."""
+        self._filter(ints, floats, known=False)
+
+    def _filter(self, ints: torch.Tensor, floats: torch.Tensor, *, known: bool) -> None:
+        """`known`: the candidates tell the score of each row's top_k-th best."""
         index, top_k, exact = ints
         temperature, uniform, top_p, min_p = floats
         filters = Filters(top_k, exact == 1, top_p, min_p, any_top_k=True, any_exact=True, any_top_p=True)
         scaled = self._scaled(index, temperature)
         wide = self._device.wide_dtype
         # To ask which rows the candidates do not suffice for would be to wait: all are drawn both ways.
-        tokens, sufficient = draw_candidates(scaled.clone(), uniform, filters, wide, self._search)
-        others = draw_wide(scaled, filters, uniform, wide, self._search)
+        best = candidates(scaled)
+        tokens, sufficient = draw_candidates(scaled.clone(), best, uniform, filters, wide, self._search)
+        place = (top_k - 1).clamp(0, best[0].shape[1] - 1).unsqueeze(1)
+        kth = best[0].gather(1, place).squeeze(1) if known else None
+        others = draw_wide(scaled, filters, uniform, wide, self._search, kth=kth)
         self._buffers.tokens.index_copy_(0, index, torch.where(sufficient, tokens, others))
 
     def finish(self, ints: torch.Tensor) -> None:
