@@ -103,8 +103,8 @@ def load_bridge(mode: ExecutionMode) -> Bridge:
     found = installed()
     if found is None:
         raise DeviceError(
-            f"the package {PLUGIN} is not installed for this Python: run in Habana's PyTorch image "
-            "(vault.habana.ai/gaudi-docker), or choose another device"
+            f"the package {PLUGIN} is not installed for this Python: run in Habana's PyTorch image, "
+            "or choose another device"
         )
     check_versions(found)
     prepare_environment(mode)
