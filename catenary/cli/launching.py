@@ -19,7 +19,8 @@ def start(program: str, make: Callable[[], Launch], *, dry: bool) -> int:
     try:
         launch = make()
         variables = launch.variables(os.environ)
-        _make_cache(variables.get(RECIPES, ""))
+        if not dry:
+            _make_cache(variables.get(RECIPES, ""))
     except ConfigError as error:
         sys.stderr.write(f"{program}: {error}\n")
         return error.exit_code

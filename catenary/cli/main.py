@@ -26,9 +26,18 @@ Each service also runs alone: python -m gateway, services.router, services.token
 """
 
 
+_INTERRUPTED = 130
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand and return its exit code; 2 for a wrong command line."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    """Run one subcommand and return its exit code; 2 for a wrong command line, 130 after a Ctrl-C."""
+    try:
+        return _run(list(sys.argv[1:] if argv is None else argv))
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+
+
+def _run(arguments: list[str]) -> int:
     command, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
     match command:
         case "up":

@@ -58,6 +58,11 @@ def open_files_limit() -> int | None:
     return None if hard == resource.RLIM_INFINITY else hard
 
 
+def _open_at_once(path: str, flags: int) -> int:
+    # A pipe in a place of a file would wait for its writer for ever.
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 @dataclass(frozen=True)
 class Host:
     """Where the checks look. Tests give a tree of their own, and answers in place of commands."""
@@ -77,7 +82,7 @@ class Host:
     def text(self, name: str) -> str | None:
         """A file's text without the space around it; None if it cannot be read."""
         try:
-            with self.path(name).open("rb") as file:
+            with open(self.path(name), "rb", opener=_open_at_once) as file:
                 return file.read(MAX_FILE_BYTES).decode("utf-8", "replace").strip()
         except OSError:
             return None

@@ -51,6 +51,8 @@ def divide_memory(
         weights = _weights(config, shape, scheme, file_bytes)
         profile = _profile(config, shape) if config.profile_gib is None else round(config.profile_gib * GIB)
         free = total - weights
+    if config.free_gib is not None and free < block_bytes_of(config, shape):
+        raise ValueError(f"free-gib {config.free_gib:g} is less than a KV block: give what the card has free")
     if free - profile <= 0:
         raise ValueError(_too_large(config, shape, card, scheme, weights, profile))
     share = config.graph_reserved_mem

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,6 +17,7 @@ from catenary.runtime import StartRefused
 _NAME = "catenary profile"
 _JSON = "--format=json"
 _INTERRUPTED = 130
+_TERMINATED = 143
 
 
 def run_profile(argv: Sequence[str]) -> int:
@@ -24,6 +26,8 @@ def run_profile(argv: Sequence[str]) -> int:
     # Not before: a wrong option is to be refused without waiting for gRPC to load.
     from catenary.cli.profile.fetch import ProfileError
 
+    # As Ctrl-C: nothing is left half written.
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         return _profile(config)
     except StartRefused as error:
@@ -34,6 +38,10 @@ def run_profile(argv: Sequence[str]) -> int:
         return 1
     except KeyboardInterrupt:
         return _INTERRUPTED
+
+
+def _terminate(number: int, frame: object) -> None:
+    raise SystemExit(_TERMINATED)
 
 
 def _profile(config: ProfileConfig) -> int:

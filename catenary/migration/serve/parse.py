@@ -38,10 +38,15 @@ def parse_serve(words: Sequence[str], launch: Launch) -> None:
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Options by their full names with their text."""
-    left = list(words)
+    left, bare = list(words), ""
     while left:
         word = left.pop(0)
         if not word.startswith("-"):
+            if bare:
+                raise ConfigError(
+                    f"unexpected argument {word!r}: the model is {bare!r} already, a switch has no value"
+                )
+            bare = word
             yield model.MODEL_OPTION, word
             continue
         if word.startswith("-O") and len(word) > 2:

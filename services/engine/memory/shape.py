@@ -14,6 +14,9 @@ _UNGATED: Final = frozenset({"gpt2", "gpt_bigcode", "opt", "starcoder2", "phi", 
 _QUERY_BIAS: Final = frozenset({"qwen2", "qwen2_moe", "gpt_oss"})
 _HEAD_NORMS: Final = frozenset({"qwen3", "qwen3_moe", "gemma3_text"})
 _ROUTER_BIAS: Final = frozenset({"deepseek_v3", "glm4_moe", "gpt_oss", "ernie4_5_moe"})
+# No model comes near these: larger numbers are mistakes, and loops run over the parts.
+_MOST: Final = 2**40
+_MOST_PARTS: Final = 65_536
 _FOUR_NORMS: Final = frozenset({"gemma2", "gemma3_text", "glm4"})
 
 
@@ -78,24 +81,37 @@ class ModelShape:
 
 
 def read_shape(config: Mapping[str, Any], name: str) -> ModelShape:
-    """The sizes in a parsed config. Raises ValueError, one line, for one that does not name them."""
+    """The sizes in a parsed config. Raises ValueError, one line, for one without them or with nonsense.
+
+    An absent size, null, and 0 of something optional (as experts) are the same.
+    """
     inside = config.get("text_config")
     text: Mapping[str, Any] = inside if isinstance(inside, dict) else config
 
-    def number(*names: str, default: int | None = None) -> int:
+    def number(*names: str, default: int | None = None, most: int = _MOST) -> int:
         for key in names:
             value = text.get(key)
-            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-                return value
+            if value is None or (value == 0 and default is not None):
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= most:
+                raise ValueError(
+                    f"the config of {name} has {key} {_short(value)}, which must be an integer, 1 to {most}"
+                )
+            return value
         if default is None:
             raise ValueError(f"the config of {name} names no {names[0]}")
         return default
 
     kind = str(text.get("model_type") or config.get("model_type") or "")
-    layers, hidden = number("num_hidden_layers", "n_layer"), number("hidden_size", "n_embd")
-    heads = number("num_attention_heads", "n_head")
+    layers, hidden = number("num_hidden_layers", "n_layer", most=_MOST_PARTS), number("hidden_size", "n_embd")
+    heads = number("num_attention_heads", "n_head", most=_MOST_PARTS)
+    kv_heads = number(
+        "num_key_value_heads", default=1 if text.get("multi_query") else heads, most=_MOST_PARTS
+    )
+    if heads % kv_heads:
+        raise ValueError(f"the config of {name} has {kv_heads} KV heads that do not divide its {heads} heads")
     inner = number("intermediate_size", "n_inner", "ffn_dim", default=4 * hidden)
-    experts = number("num_local_experts", "num_experts", "n_routed_experts", default=0)
+    experts = number("num_local_experts", "num_experts", "n_routed_experts", default=0, most=_MOST_PARTS)
     expert_inner = number("moe_intermediate_size", default=inner)
     dtype = str(
         text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype")
@@ -109,7 +125,7 @@ def read_shape(config: Mapping[str, Any], name: str) -> ModelShape:
         layers=layers,
         hidden=hidden,
         heads=heads,
-        kv_heads=number("num_key_value_heads", default=1 if text.get("multi_query") else heads),
+        kv_heads=kv_heads,
         head_dim=number("head_dim", default=max(1, hidden // heads)),
         inner=inner,
         vocab=number("vocab_size"),
@@ -123,7 +139,7 @@ def read_shape(config: Mapping[str, Any], name: str) -> ModelShape:
         head_norms=kind in _HEAD_NORMS,
         norms_each=4 if kind in _FOUR_NORMS else 2,
         experts=experts,
-        experts_chosen=number("num_experts_per_tok", default=1) if experts else 0,
+        experts_chosen=number("num_experts_per_tok", default=1, most=experts) if experts else 0,
         expert_inner=expert_inner,
         shared_inner=number("shared_expert_intermediate_size", default=0)
         or number("n_shared_experts", default=0) * expert_inner,
@@ -134,6 +150,11 @@ def read_shape(config: Mapping[str, Any], name: str) -> ModelShape:
         recurrent=_is_recurrent(text),
         quantized=any(config.get(key) for key in ("quantization_config", "compression_config")),
     )
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."
 
 
 def _latent(number: Any) -> LatentAttention:

@@ -10,6 +10,7 @@ from typing import Any
 from services.engine.model.errors import ModelError
 
 _MAX_HEADER_BYTES = 100 * 2**20
+_MAX_JSON_BYTES = 256 * 2**20
 _INDEX = "model.safetensors.index.json"
 _QUANTIZATION = ("quantization_config", "compression_config")
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
@@ -20,6 +21,11 @@ _INTEGERS = frozenset({"BOOL", "U8", "I32", "I64"})
 def read_json(path: Path) -> dict[str, Any]:
     """Reads one JSON object of a model directory. Raises ModelError if it is missing or broken."""
     try:
+        # A pipe would never answer, and a device never end.
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise ModelError(f"{path} is not a file")
+        if path.is_file() and path.stat().st_size > _MAX_JSON_BYTES:
+            raise ModelError(f"{path} is larger than {_MAX_JSON_BYTES} bytes")
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelError(f"model directory {path.parent} has no {path.name}") from None
