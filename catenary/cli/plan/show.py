@@ -25,9 +25,8 @@ def as_table(found: Planned) -> str:
     limits, config = found.limits, found.config
     weights = count_weights(found.shape, config.tensor_parallel_size)
     console.print(
-        f"{found.shape.name} on {config.tensor_parallel_size} x {found.card.name}: "
-        f"{weights.total / 1e9:.2f} billion "
-        f"parameters a card in {found.scheme.value}; {limits.max_num_seqs} sequences of up to "
+        f"{found.shape.name} on {config.tensor_parallel_size} x {found.card.name}: {weights.total / 1e9:.2f} "
+        f"billion parameters a card in {found.scheme.value}; {limits.max_num_seqs} sequences of up to "
         f"{limits.max_model_len} tokens, {limits.max_num_batched_tokens} tokens a step",
         markup=False,
     )
@@ -138,8 +137,7 @@ def _estimates(found: Planned, console: Any) -> None:
     if decode is not None and prefill is not None:
         lines.append(
             f"bounds: one sequence decodes at most {decode:g} tokens a second (a card reads its weights for "
-            "each), "
-            f"prompts are computed at {prefill} tokens a second at the most"
+            f"each), prompts are computed at {prefill} tokens a second at the most"
         )
     if (rules := found.rules) is not None:
         lines.append(

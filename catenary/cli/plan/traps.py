@@ -61,8 +61,7 @@ def _model(found: Planned) -> Iterator[Trap]:
         yield Trap(
             "fp8-range",
             f"{found.card.name} keeps FP8 numbers up to {found.card.fp8_max}, checkpoints have up to 448: "
-            "weights "
-            "are halved and their scales doubled at load",
+            "weights are halved and their scales doubled at load",
         )
 
 
@@ -74,8 +73,7 @@ def _latent(found: Planned) -> Iterator[Trap]:
         yield Trap(
             "expanded-latent-kv",
             f"the engine keeps the keys and values of latent attention for each head: {times:.0f} times the "
-            "KV "
-            "that an engine keeps that caches the latents",
+            "KV that an engine keeps that caches the latents",
         )
 
 
@@ -86,8 +84,7 @@ def _cards(found: Planned) -> Iterator[Trap]:
         yield Trap(
             "few-kv-heads",
             f"{shape.name} has {shape.kv_heads} KV heads for {cards} cards: each is kept {copies} times, so "
-            "that "
-            f"more than {shape.kv_heads} cards add no room for KV",
+            f"that more than {shape.kv_heads} cards add no room for KV",
         )
     if cards > CARDS_PER_NODE:
         yield Trap(
@@ -104,16 +101,14 @@ def _lengths(found: Planned) -> Iterator[Trap]:
         yield Trap(
             "length-off-blocks",
             f"max-model-len {limits.max_model_len} is not a multiple of the block of {limits.block_size} "
-            "tokens: the "
-            f"last block of a full sequence stays partly empty; {max(rounded, limits.block_size)} wastes "
-            "nothing",
+            "tokens: the last block of a full sequence stays partly empty; "
+            f"{max(rounded, limits.block_size)} wastes nothing",
         )
     if config.max_model_len is None and limits.max_model_len < found.model_limit:
         yield Trap(
             "short-kv",
             f"the KV holds {limits.max_model_len} tokens and the model knows {found.model_limit}: longer "
-            "sequences "
-            "are refused",
+            "sequences are refused",
         )
     if config.max_num_seqs is not None and config.max_num_seqs > found.most_seqs:
         yield Trap(
@@ -137,9 +132,8 @@ def _buckets(found: Planned) -> Iterator[Trap]:
         yield Trap(
             "decode-beyond-kv",
             f"{len(beyond)} of {len(plan.decode)} decode buckets hold up to {plan.max_decode_blocks} blocks "
-            "and the KV "
-            f"has {pool}: only sequences that share prefixes fill them; with strategy linear or padding, set "
-            f"--bucket-decode-blocks max={pool}",
+            f"and the KV has {pool}: only sequences that share prefixes fill them; with strategy linear or "
+            f"padding, set --bucket-decode-blocks max={pool}",
         )
     for note in plan.notes:
         yield Trap("buckets", note)
@@ -158,10 +152,8 @@ def _buckets(found: Planned) -> Iterator[Trap]:
         yield Trap(
             "eager-prefills",
             f"{found.graphs.eager_prefills} of {len(plan.prefill)} prefill buckets have more tokens with "
-            "their "
-            f"context than --max-capture-tokens ({found.config.max_num_batched_tokens}) and run without a "
-            "graph: "
-            "such prefills are bound by compute, and their graphs would be very large",
+            f"their context than --max-capture-tokens ({found.config.max_num_batched_tokens}) and run "
+            "without a graph: such prefills are bound by compute, and their graphs would be very large",
         )
 
 
@@ -180,8 +172,8 @@ def _memory(found: Planned) -> Iterator[Trap]:
         yield Trap(
             "graphs-beyond-reserve",
             f"the graphs take at least {graphs.bytes.low / GIB:.2f} GiB and {memory.graphs / GIB:.2f} GiB "
-            "are "
-            "set aside: those that do not fit run eagerly; raise graph-reserved-mem or have fewer buckets",
+            "are set aside: those that do not fit run eagerly; raise graph-reserved-mem or have fewer "
+            "buckets",
         )
     elif graphs.bytes.high < memory.graphs / 2:
         yield Trap(
@@ -199,8 +191,8 @@ def _times(found: Planned) -> Iterator[Trap]:
             "probe-timeout",
             f"warm-up {sure} {cold.low:.0f} to {cold.high:.0f} s and a start-up probe of "
             f"{found.config.probe_timeout_s:g} s would kill the engine: allow {2 * cold.high:.0f} s, keep a "
-            "recipe "
-            f"cache on a local disk ({cached.low:.0f} to {cached.high:.0f} s), or use --warmup background",
+            f"recipe cache on a local disk ({cached.low:.0f} to {cached.high:.0f} s), or use --warmup "
+            "background",
         )
     if found.config.tensor_parallel_size > 1 and cold.high > _ITERATION_TIMEOUT_S:
         yield Trap(
