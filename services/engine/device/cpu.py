@@ -12,13 +12,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.profiler import ProfilerActivity
 
 from services.engine.device.base import DTYPES, Device, DeviceError, Forward, Function
-from services.engine.device.explicit import explicit_prefill
 from services.engine.device.features import NO_FEATURES, AttentionFeatures
 from services.engine.device.flat import flat_decode
+from services.engine.device.fused import fused_prefill
 from services.engine.device.inductor import (
     allow_many_shapes,
     compiled_graphs,
@@ -151,21 +150,7 @@ class CpuDevice(Device):
         features: AttentionFeatures = NO_FEATURES,
         lengths: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        special = features.softcap is not None or features.sinks is not None
-        if special or (mask is not None and mask.dtype is not torch.bool):
-            return explicit_prefill(query, key, value, mask, scale, features)
-        # The fused kernel wants values as wide as keys.
-        dim, missing = value.shape[-1], key.shape[-1] - value.shape[-1]
-        out = scaled_dot_product_attention(
-            query,
-            key,
-            pad(value, (0, missing)) if missing else value,
-            attn_mask=mask,
-            is_causal=mask is None,
-            scale=scale,
-            enable_gqa=True,
-        )
-        return out[..., :dim]
+        return fused_prefill(query, key, value, mask, scale, features, groups_masked=True)
 
     def attend_decode(
         self,

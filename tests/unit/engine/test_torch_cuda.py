@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from services.engine.device import AttentionFeatures, CpuDevice, DeviceError, open_device
-from services.engine.device.cuda.attention import fused_prefill
+from services.engine.device.fused import fused_prefill
 
 ROOT = Path(__file__).parents[3]
 
@@ -39,7 +39,8 @@ def test_prefill_attention_equals_the_cpus(kind: str, value_dim: int) -> None:
     mask = {"bool": lower, "float": torch.where(lower, 0.0, -1e30).expand(2, 6, 5, 5)}.get(kind)
     features = AttentionFeatures(softcap=2.0 if kind == "softcap" else None)
     expected = CpuDevice(1).attend_prefill(query, key, value, mask, 0.3, features)
-    torch.testing.assert_close(fused_prefill(query, key, value, mask, 0.3, features), expected)
+    given = fused_prefill(query, key, value, mask, 0.3, features, groups_masked=False)
+    torch.testing.assert_close(given, expected)
 
 
 def test_the_gpu_check_says_that_there_is_nothing_to_check(monkeypatch: pytest.MonkeyPatch) -> None:

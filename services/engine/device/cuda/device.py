@@ -11,11 +11,11 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from services.engine.device.base import DTYPES, Device, DeviceError, Forward, Function
-from services.engine.device.cuda.attention import fused_prefill
 from services.engine.device.cuda.copies import PinnedCopy
 from services.engine.device.cuda.graphs import CudaGraphs
 from services.engine.device.features import NO_FEATURES, AttentionFeatures
 from services.engine.device.flat import flat_decode
+from services.engine.device.fused import fused_prefill
 from services.engine.device.inductor import allow_many_shapes, compiled_graphs, inductor, keep_code_in
 from services.engine.device.memory import MemoryFigures, MemoryUse
 from services.engine.device.modes import ExecutionMode
@@ -125,7 +125,7 @@ class CudaDevice(Device):
         features: AttentionFeatures = NO_FEATURES,
         lengths: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        return fused_prefill(query, key, value, mask, scale, features)
+        return fused_prefill(query, key, value, mask, scale, features, groups_masked=False)
 
     def attend_decode(
         self,
