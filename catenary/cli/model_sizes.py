@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from services.engine.memory import ModelShape, active_parameters, read_shape
 
@@ -42,15 +41,11 @@ def find_shape(model: str) -> tuple[ModelShape, Path]:
 
 def read_sizes(model: str) -> ModelSizes:
     """Sizes of a model by its alias, directory, file or hub id. Raises ValueError, one line."""
-    return _sizes(find_shape(model)[0])
+    return sizes_of(find_shape(model)[0])
 
 
-def sizes_of(config: dict[str, Any], name: str) -> ModelSizes:
-    """Sizes from a parsed config. Raises ValueError for one that does not name them."""
-    return _sizes(read_shape(config, name))
-
-
-def _sizes(shape: ModelShape) -> ModelSizes:
+def sizes_of(shape: ModelShape) -> ModelSizes:
+    """The sizes that follow from a shape."""
     width = 4 if shape.float32 else 2
     return ModelSizes(
         name=shape.name,

@@ -43,7 +43,6 @@ class SmiTable:
 
     tool: str | None
     driver: str | None
-    nic_driver: str | None
     cards: tuple[SmiCard, ...]
     processes: tuple[SmiProcess, ...]
 
@@ -64,7 +63,6 @@ def parse_table(text: str) -> SmiTable:
     return SmiTable(
         versions.get("HL-SMI"),
         versions.get("Driver"),
-        versions.get("Nic Driver"),
         tuple(cards),
         tuple(processes),
     )

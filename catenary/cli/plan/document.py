@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from catenary.cli.plan.choices import Choice
 from catenary.cli.plan.planning import Planned
 from catenary.cli.plan.recommend import gib, recommend
 from catenary.cli.plan.traps import find_traps
@@ -22,7 +23,7 @@ def as_json(found: Planned) -> str:
 
 def document(found: Planned) -> dict[str, Any]:
     """What `as_json` prints."""
-    memory, config, limits, graphs = found.memory, found.config, found.limits, found.graphs
+    memory, config, limits = found.memory, found.config, found.limits
     settings = recommend(found)
     return {
         "model": found.shape.name,
@@ -50,35 +51,16 @@ def document(found: Planned) -> dict[str, Any]:
         "prompt_buckets": _triples(found.plan.prefill),
         "decode_buckets": _triples(found.plan.decode),
         "axes": {name: list(values) for name, values in found.plan.axes.items()},
-        "graphs": {
-            "prompt": graphs.prefill,
-            "decode": graphs.decode,
-            "eager_prompts": graphs.eager_prefills,
-            "least_gib": gib(graphs.bytes.low),
-            "most_gib": gib(graphs.bytes.high),
-            "kept_gib": gib(graphs.kept_bytes),
-            "prompt_gib": gib(memory.graphs * config.graph_prompt_ratio),
-            "decode_gib": gib(memory.graphs * (1 - config.graph_prompt_ratio)),
-        },
+        "graphs": _graphs(found),
         "warmup": {
-            "cold_least_s": round(graphs.cold_s.low, 1),
-            "cold_most_s": round(graphs.cold_s.high, 1),
-            "cached_least_s": round(graphs.cached_s.low, 1),
-            "cached_most_s": round(graphs.cached_s.high, 1),
+            "cold_least_s": round(found.graphs.cold_s.low, 1),
+            "cold_most_s": round(found.graphs.cold_s.high, 1),
+            "cached_least_s": round(found.graphs.cached_s.low, 1),
+            "cached_most_s": round(found.graphs.cached_s.high, 1),
         },
         "decode_tokens_per_second_bound": decode_bound(found),
         "prefill_tokens_per_second_bound": prefill_bound(found),
-        "choices": [
-            {
-                "tensor_parallel_size": choice.cards,
-                "weight_dtype": choice.scheme.value,
-                "weights_gib": gib(choice.weights),
-                "kv_blocks": choice.kv_blocks,
-                "max_model_len": choice.max_model_len,
-                "max_num_seqs": choice.max_num_seqs,
-            }
-            for choice in found.choices
-        ],
+        "choices": [_choice(choice) for choice in found.choices],
         "recommended": {
             "engine": dict(settings.engine),
             "vllm": dict(settings.vllm),
@@ -106,6 +88,31 @@ def prefill_bound(found: Planned) -> float | None:
     layers = active_parameters(found.shape) - found.shape.vocab * found.shape.hidden
     each = 2 * layers / found.config.tensor_parallel_size
     return round(found.card.flops_per_second / each)
+
+
+def _graphs(found: Planned) -> dict[str, int | float]:
+    graphs, reserve, ratio = found.graphs, found.memory.graphs, found.config.graph_prompt_ratio
+    return {
+        "prompt": graphs.prefill,
+        "decode": graphs.decode,
+        "eager_prompts": graphs.eager_prefills,
+        "least_gib": gib(graphs.bytes.low),
+        "most_gib": gib(graphs.bytes.high),
+        "kept_gib": gib(graphs.kept_bytes),
+        "prompt_gib": gib(reserve * ratio),
+        "decode_gib": gib(reserve * (1 - ratio)),
+    }
+
+
+def _choice(choice: Choice) -> dict[str, Any]:
+    return {
+        "tensor_parallel_size": choice.cards,
+        "weight_dtype": choice.scheme.value,
+        "weights_gib": gib(choice.weights),
+        "kv_blocks": choice.kv_blocks,
+        "max_model_len": choice.max_model_len,
+        "max_num_seqs": choice.max_num_seqs,
+    }
 
 
 def _triples(buckets: tuple[Bucket, ...]) -> list[list[int]]:

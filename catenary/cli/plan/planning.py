@@ -25,6 +25,7 @@ from services.engine.memory import (
 )
 
 _DEFAULT_CONTEXT: Final = 4096
+_MEASURABLE: Final = ("device_memory_gib", "weights_gib", "profile_gib", "free_gib", "graph_gib")
 _COMPUTED = {
     "auto": WeightScheme.BFLOAT16,
     "float16": WeightScheme.BFLOAT16,
@@ -85,14 +86,7 @@ def make_plan(config: PlanConfig) -> Planned:
     heads, kv_heads = heads_per_card(shape, config.tensor_parallel_size)
     block_bytes = block_bytes_of(config, shape)
     memory = divide_memory(config, shape, card, scheme, file_bytes=file_bytes)
-    limit = shape.max_position or config.max_model_len or _DEFAULT_CONTEXT
-    if config.max_model_len is not None and config.max_model_len > limit:
-        if not config.allow_long_max_model_len:
-            raise ValueError(
-                f"max-model-len {config.max_model_len} exceeds the model's context of {limit} tokens: lower "
-                "it, or set allow-long-max-model-len"
-            )
-        limit = config.max_model_len
+    limit = _context_limit(config, shape)
     kv, seqs = divide_kv(config, memory, block_bytes, limit)
     limits = BucketLimits(
         block_size=config.block_size,
@@ -130,14 +124,23 @@ def make_plan(config: PlanConfig) -> Planned:
         peak=_peak(shape, heads, kv_heads, plan, limits),
         block_bytes=block_bytes,
         model_limit=limit,
-        measured=tuple(
-            name
-            for name in ("device_memory_gib", "weights_gib", "profile_gib", "free_gib", "graph_gib")
-            if getattr(config, name) is not None
-        ),
+        measured=tuple(name for name in _MEASURABLE if getattr(config, name) is not None),
         rules=_rules(config, shape, card, limits, memory),
         choices=find_choices(config, shape, card, limit, file_bytes=file_bytes),
     )
+
+
+def _context_limit(config: PlanConfig, shape: ModelShape) -> int:
+    """Tokens of the longest sequence that the model knows, or is asked to go to beyond that."""
+    limit, wanted = shape.max_position or config.max_model_len or _DEFAULT_CONTEXT, config.max_model_len
+    if wanted is None or wanted <= limit:
+        return limit
+    if not config.allow_long_max_model_len:
+        raise ValueError(
+            f"max-model-len {wanted} exceeds the model's context of {limit} tokens: lower it, or set "
+            "allow-long-max-model-len"
+        )
+    return wanted
 
 
 def _card(config: PlanConfig) -> Card:

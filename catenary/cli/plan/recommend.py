@@ -15,6 +15,14 @@ from services.engine.memory import WeightScheme
 _LEAST_RESERVE = 0.01
 _MOST_RESERVE = 0.5
 _VLLM_STRATEGIES = {"linear": "lin", "exponential": "exp", "padding": "pad"}
+# Options that have one name and meaning in both.
+_SHARED_OPTIONS = (
+    "max-model-len",
+    "max-num-seqs",
+    "max-num-batched-tokens",
+    "gpu-memory-utilization",
+    "block-size",
+)
 _VLLM_AXES = {
     "bucket_prefill_batch": "VLLM_PROMPT_BS_BUCKET",
     "bucket_prefill_query": "VLLM_PROMPT_QUERY_BUCKET",
@@ -52,19 +60,6 @@ def recommend(found: Planned) -> Recommendation:
         "recipe-cache": "~/.cache/catenary/recipes",
         "bucketing-strategy": strategy,
     }
-    vllm = {
-        "max-model-len": engine["max-model-len"],
-        "max-num-seqs": engine["max-num-seqs"],
-        "max-num-batched-tokens": engine["max-num-batched-tokens"],
-        "gpu-memory-utilization": engine["gpu-memory-utilization"],
-        "block-size": engine["block-size"],
-        "tensor-parallel-size": str(config.tensor_parallel_size),
-        "dtype": "bfloat16",
-    }
-    if config.kv_cache_dtype == "fp8" or found.scheme is WeightScheme.FP8:
-        vllm["quantization"] = "inc"
-    if config.kv_cache_dtype == "fp8":
-        vllm["kv-cache-dtype"] = "fp8_inc"
     variables = {
         "VLLM_GRAPH_RESERVED_MEM": reserve,
         "VLLM_GRAPH_PROMPT_RATIO": engine["graph-prompt-ratio"],
@@ -95,7 +90,17 @@ def recommend(found: Planned) -> Recommendation:
         variables["PT_HPU_ENABLE_LAZY_COLLECTIVES"] = "true"
         variables["VLLM_ENGINE_ITERATION_TIMEOUT_S"] = str(seconds)
         variables["VLLM_RPC_TIMEOUT"] = str(1000 * seconds)
-    return Recommendation(engine, vllm, variables)
+    return Recommendation(engine, _vllm_options(found, engine), variables)
+
+
+def _vllm_options(found: Planned, engine: Mapping[str, str]) -> dict[str, str]:
+    options = {name: engine[name] for name in _SHARED_OPTIONS}
+    options |= {"tensor-parallel-size": str(found.config.tensor_parallel_size), "dtype": "bfloat16"}
+    if found.config.kv_cache_dtype == "fp8" or found.scheme is WeightScheme.FP8:
+        options["quantization"] = "inc"
+    if found.config.kv_cache_dtype == "fp8":
+        options["kv-cache-dtype"] = "fp8_inc"
+    return options
 
 
 def _padding_options(config: PlanConfig) -> dict[str, str]:

@@ -94,13 +94,8 @@ def start_engine(options: CoreOptions, progress: Progress, device: Device | None
 
 
 def _start(options: CoreOptions, progress: Progress, device: Device) -> Engine:
-    progress("looking for the model", 0.1)
     cache = Path(options.cache_dir).expanduser() if options.cache_dir else None
-    directory = prepare_model(options.model, cache_dir=cache, progress=lambda line: progress(line, None))
-    config = check_directory(directory)
-    facts = read_facts(directory, config)
-    if facts.ignored_sampling:
-        log.warning("defaults of generation_config.json are not honoured", names=list(facts.ignored_sampling))
+    directory, config, facts = _find_model(options.model, cache, progress)
     limit = _context_limit(options, facts, config)
     recorder = ServingRecorder(Path(options.record_lengths).expanduser() if options.record_lengths else None)
     check_weights_fit(directory, config, options.dtype, device)
@@ -155,6 +150,18 @@ def _start(options: CoreOptions, progress: Progress, device: Device) -> Engine:
         ready=_ready(options, model, facts, kv),
         code=code,
     )
+
+
+def _find_model(
+    model: str, cache: Path | None, progress: Progress
+) -> tuple[Path, Mapping[str, Any], DirectoryFacts]:
+    progress("looking for the model", 0.1)
+    directory = prepare_model(model, cache_dir=cache, progress=lambda line: progress(line, None))
+    config = check_directory(directory)
+    facts = read_facts(directory, config)
+    if facts.ignored_sampling:
+        log.warning("defaults of generation_config.json are not honoured", names=list(facts.ignored_sampling))
+    return directory, config, facts
 
 
 def _context_limit(options: CoreOptions, facts: DirectoryFacts, config: Mapping[str, Any]) -> int:

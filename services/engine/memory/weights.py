@@ -18,7 +18,6 @@ class WeightScheme(Enum):
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
-    FLOAT16 = "float16"
     FP8 = "fp8"
     INT4 = "int4"
 

@@ -18,6 +18,7 @@ from catenary.cli.main import main
 from catenary.cli.model_sizes import sizes_of
 from services.engine.bucketing import BucketLimits, Recorder, build_plan, covers_every_step
 from services.engine.bucketing.learning import chat_lengths
+from services.engine.memory import read_shape
 
 SIZES: dict[str, Any] = {
     "model_type": "llama",
@@ -214,13 +215,13 @@ def test_too_few_lengths_or_step_times_are_refused(
 
 
 def test_sizes_of_a_config() -> None:
-    sizes = sizes_of(SIZES, "some")
+    sizes = sizes_of(read_shape(SIZES, "some"))
     assert sizes.kv_bytes_per_token == 2 * 30 * 3 * 64 * 2 == 23_040
     assert 130e6 < sizes.parameters < 140e6
     latent = SIZES | {"kv_lora_rank": 8, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 24}
-    assert sizes_of(latent, "some").kv_bytes_per_token == 30 * 9 * (32 + 16 + 24) * 2
+    assert sizes_of(read_shape(latent, "some")).kv_bytes_per_token == 30 * 9 * (32 + 16 + 24) * 2
     old = {"n_layer": 2, "n_embd": 48, "n_head": 4, "vocab_size": 99, "n_positions": 64, "dtype": "float32"}
-    assert sizes_of(old, "old").kv_bytes_per_token == 2 * 2 * 48 * 4
-    assert sizes_of(old, "old").max_position == 64
+    assert sizes_of(read_shape(old, "old")).kv_bytes_per_token == 2 * 2 * 48 * 4
+    assert sizes_of(read_shape(old, "old")).max_position == 64
     with pytest.raises(ValueError, match="the config of odd names no num_hidden_layers"):
-        sizes_of({"hidden_size": 3}, "odd")
+        read_shape({"hidden_size": 3}, "odd")

@@ -228,11 +228,7 @@ OLD_TABLE = """\
 
 def test_tables_of_hl_smi_are_read_as_far_as_they_go() -> None:
     table = parse_table(OLD_TABLE)
-    assert (table.tool, table.driver, table.nic_driver) == (
-        "hl-1.6.0-fw-36.3.2.0-1-gda631d8",
-        "1.6.0-3c06a7c",
-        None,
-    )
+    assert (table.tool, table.driver) == ("hl-1.6.0-fw-36.3.2.0-1-gda631d8", "1.6.0-3c06a7c")
     first, second = table.cards
     assert (first.ecc_errors, first.celsius, first.used_mib, first.total_mib) == (2, 35, 32454, 32768)
     assert (second.bus_id, second.ecc_errors, second.used_mib) == ("0000:b3:00.0", None, None)

@@ -13,20 +13,8 @@ from xml.etree import ElementTree
 import pytest
 
 from catenary.cli.main import main
+from tests.support.llama_config import LLAMA
 
-# Llama 3.1 8B, published.
-LLAMA: dict[str, Any] = {
-    "model_type": "llama",
-    "num_hidden_layers": 32,
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "intermediate_size": 14336,
-    "vocab_size": 128_256,
-    "tie_word_embeddings": False,
-    "max_position_embeddings": 131_072,
-    "torch_dtype": "bfloat16",
-}
 LOGGED = (
     "--device-memory-gib=94.62",
     "--weights-gib=14.97",

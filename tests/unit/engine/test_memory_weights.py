@@ -14,19 +14,8 @@ from services.engine.memory import (
     heads_per_card,
     read_shape,
 )
+from tests.support.llama_config import LLAMA
 
-LLAMA: dict[str, Any] = {
-    "model_type": "llama",
-    "num_hidden_layers": 32,
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "intermediate_size": 14336,
-    "vocab_size": 128_256,
-    "tie_word_embeddings": False,
-    "max_position_embeddings": 131_072,
-    "torch_dtype": "bfloat16",
-}
 QWEN = LLAMA | {
     "model_type": "qwen2",
     "num_hidden_layers": 48,

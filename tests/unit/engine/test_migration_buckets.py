@@ -15,7 +15,6 @@ from services.engine.bucketing import (
     BucketAxes,
     BucketLimits,
     BucketPlan,
-    PaddingOptions,
     build_plan,
     parse_axis,
 )
@@ -39,10 +38,12 @@ def plan_of(config: EngineConfig) -> BucketPlan:
         max_prefill_seqs=config.max_prefill_batch,
         contiguous=config.contiguous_kv,
     )
-    axes = BucketAxes.parse({name: getattr(config, name) for name in AXIS_OPTIONS})
-    padding = PaddingOptions(ratio=config.bucketing_pad_ratio)
     return build_plan(
-        config.bucketing_strategy, limits, padding=padding, file=config.bucketing_file, axes=axes
+        config.bucketing_strategy,
+        limits,
+        padding=config.padding(),
+        file=config.bucketing_file,
+        axes=config.axes(),
     )
 
 

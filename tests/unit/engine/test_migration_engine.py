@@ -31,9 +31,7 @@ GIB = 2**30
         ("VLLM_DELAYED_SAMPLING", "True", "async_stepping", True),
     ],
 )
-def test_variable_sets_its_option(
-    variable: str, text: str, option: str, value: object, moved: Moved, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_variable_sets_its_option(variable: str, text: str, option: str, value: object, moved: Moved) -> None:
     config = moved.load(**{variable: text})
     assert getattr(config, option) == value
     assert not moved.warnings
