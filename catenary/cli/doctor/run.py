@@ -11,15 +11,14 @@ from catenary.cli.doctor.hccl import BandwidthOptions, check_bandwidth, has_brid
 from catenary.cli.doctor.host import Host, command_runner
 from catenary.cli.doctor.result import Result, Status
 from catenary.cli.doctor.survey import survey
-from catenary.config import load
+from catenary.cli.output import load_options
 
 _NAME = "catenary doctor"
-_JSON = "--format=json"
 
 
 def run_doctor(argv: Sequence[str]) -> int:
     """Run `catenary doctor`: 0 if there is no problem, 1 if there is one, 2 for wrong options."""
-    config = load(DoctorConfig, [_JSON if word == "--json" else word for word in argv], prog=_NAME)
+    config = load_options(DoctorConfig, argv, prog=_NAME)
     if not config.root.is_dir():
         print(f"{_NAME}: --root {config.root} is not a directory", file=sys.stderr)
         return 2

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
+from catenary.cli.output import load_options, write_file
 from catenary.cli.plan.config import PlanConfig
-from catenary.config import load
 
 _NAME = "catenary plan"
-_JSON = "--format=json"
 
 
 def run_plan(argv: Sequence[str]) -> int:
     """Run `catenary plan`; 2 with one line on stderr for what cannot be done or does not fit."""
-    config = load(PlanConfig, [_JSON if word == "--json" else word for word in argv], prog=_NAME)
+    config = load_options(PlanConfig, argv, prog=_NAME)
     # Not before: a wrong option is to be refused without waiting for the engine's packages.
     from catenary.cli.plan.document import as_json
     from catenary.cli.plan.picture import draw
@@ -26,15 +24,8 @@ def run_plan(argv: Sequence[str]) -> int:
         found = make_plan(config)
         print(as_json(found) if config.format == "json" else as_table(found))
         if config.plot is not None:
-            _write(config.plot, draw(found, config.plot.suffix.lower()))
+            write_file(config.plot, draw(found, config.plot.suffix.lower()), "--plot")
     except ValueError as error:
         print(f"{_NAME}: {error}", file=sys.stderr)
         return 2
     return 0
-
-
-def _write(path: Path, data: bytes) -> None:
-    try:
-        path.write_bytes(data)
-    except OSError as error:
-        raise ValueError(f"--plot {path} cannot be written: {error.strerror}") from None

@@ -10,19 +10,18 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from catenary.cli.output import load_options
 from catenary.cli.profile.config import ProfileConfig
-from catenary.config import load
 from catenary.runtime import StartRefused
 
 _NAME = "catenary profile"
-_JSON = "--format=json"
 _INTERRUPTED = 130
 _TERMINATED = 143
 
 
 def run_profile(argv: Sequence[str]) -> int:
     """Run `catenary profile`: 1 with one line on stderr if the engine gives none, 2 for wrong options."""
-    config = load(ProfileConfig, [_JSON if word == "--json" else word for word in argv], prog=_NAME)
+    config = load_options(ProfileConfig, argv, prog=_NAME)
     # Not before: a wrong option is to be refused without waiting for gRPC to load.
     from catenary.cli.profile.fetch import ProfileError
 
