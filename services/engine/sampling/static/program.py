@@ -70,10 +70,12 @@ class StaticProgram:
     def counts(self) -> dict[Phase, tuple[int, ...]]:
         """All static shapes."""
         per_row = (Phase.HEAD, Phase.GREEDY, Phase.FINISH)
-        per_drawn = (Phase.DRAW, Phase.FILTER, Phase.FILTER_WIDE, Phase.LOGPROBS)
+        per_drawn = (Phase.DRAW, Phase.FILTER, Phase.LOGPROBS)
         return {
             **dict.fromkeys(per_row, self._row_counts),
             **dict.fromkeys(per_drawn, self._drawn),
+            # Hardly anybody wants that many: one shape has to do.
+            Phase.FILTER_WIDE: self._drawn[-1:],
             Phase.EDIT: self._widths,
             Phase.PENALIZE: self._widths,
             Phase.PENDING: (1,),
@@ -96,7 +98,9 @@ class StaticProgram:
         narrow = sorted({*filtered}.difference(wide)) if wide else filtered
         calls += [self._draw(rows, index) for index in self._slices(plain)]
         calls += [self._filter(Phase.FILTER, rows, index) for index in self._slices(narrow)]
-        calls += [self._filter(Phase.FILTER_WIDE, rows, index) for index in self._slices(wide)]
+        calls += [
+            self._filter(Phase.FILTER_WIDE, rows, index) for index in self._slices(wide, self._drawn[-1:])
+        ]
         calls.append(self._finish(last_rows, drawn, count))
         asked = [index for index, row in enumerate(rows) if row.state.options.top_logprobs >= 0]
         return calls + [self._logprobs(index) for index in self._slices(asked)]
@@ -222,11 +226,11 @@ class StaticProgram:
         ints[2, :count] = np.arange(start, start + count)
         return Call(Phase.SCORE, turn, (self._send(ints),))
 
-    def _slices(self, index: list[int]) -> list[list[int]]:
-        """The rows in static counts; the first of a slice fills it up."""
-        largest = self._drawn[-1]
-        parts = [index[start : start + largest] for start in range(0, len(index), largest)]
-        return [part + part[:1] * (_least(self._drawn, len(part)) - len(part)) for part in parts]
+    def _slices(self, index: list[int], counts: tuple[int, ...] | None = None) -> list[list[int]]:
+        """The rows in static counts, those of drawn rows by default; the first of a slice fills it up."""
+        counts = counts or self._drawn
+        parts = [index[start : start + counts[-1]] for start in range(0, len(index), counts[-1])]
+        return [part + part[:1] * (_least(counts, len(part)) - len(part)) for part in parts]
 
     def _send(self, values: np.ndarray[Any, Any]) -> torch.Tensor:
         return self._device.to_device(torch.from_numpy(values))
