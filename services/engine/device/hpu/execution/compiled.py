@@ -27,6 +27,7 @@ class CompiledExecution(Execution):
 
     def __init__(self, bridge: Bridge, settings: HpuSettings, buffers: PersistentBuffers) -> None:
         super().__init__(bridge, settings, buffers)
+        self._before = _compiled_graphs()
         self.expect_shapes(0)
 
     def compile(self, function: Function) -> Function:
@@ -66,4 +67,9 @@ class CompiledExecution(Execution):
             self.buffers.clear()
 
     def counters(self) -> dict[str, int]:
-        return {"backend_compilations": int(torch._dynamo.utils.counters["stats"]["unique_graphs"])}
+        return {"backend_compilations": _compiled_graphs() - self._before}
+
+
+def _compiled_graphs() -> int:
+    """How many graphs dynamo has given to the backend in this process."""
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
