@@ -14,6 +14,9 @@ from services.engine.device.hpu import HpuDevice
 from tests.support.sim_device import EAGER, Host
 from tests.support.torch_engine import VOCAB, LocalCore, Output, save_tiny_model, tiny_options
 
+# Half a minute in mode compile, and three times that on a machine that has other work.
+pytestmark = pytest.mark.timeout(600)
+
 MAX_LEN = 512
 REQUESTS = 500
 LIMITS: dict[str, Any] = {
