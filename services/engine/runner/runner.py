@@ -70,6 +70,8 @@ class Runner:
         model, device, phases, graphs = self._model, self._device, self._phases, self._graphs
         if not device.static_shapes:
             return DynamicTails(phases, device, graphs, self._builder, model.vocab_size, row_counts)
+        if not prefill:
+            raise ValueError("a device of static shapes has to know the prefill buckets beforehand")
         return StaticTails(
             model,
             phases,

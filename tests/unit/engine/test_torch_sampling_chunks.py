@@ -58,6 +58,13 @@ def test_nan_is_the_largest() -> None:
     assert first_argmax(values).tolist() == [777]
 
 
+@pytest.mark.parametrize("search", SEARCHES)
+def test_a_target_beyond_the_sum_means_the_last_weight(search: Search) -> None:
+    cumulative = torch.tensor([[1.0, 2.0, 2.0, 2.0], [0.0, 3.0, 4.0, 4.0]])
+    for target in ([2.0, 4.0], [2.5, 9.0]):
+        assert search.first_above(cumulative, torch.tensor(target)).tolist() == [[1], [2]]
+
+
 @pytest.mark.parametrize("integers", [torch.int32, torch.int64])
 def test_both_searches_find_the_same_threshold(integers: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(5)

@@ -65,6 +65,19 @@ def test_they_agree_for_small_and_large_vocabularies(vocab: int) -> None:
     same(run_static(logits, rows), run(logits, rows))
 
 
+def test_they_agree_where_all_tokens_are_alike() -> None:
+    rows = [
+        row(seed=seed, top_k=top_k, top_p=top_p, keep_top_k_duplicates=keeps)
+        for seed in range(3)
+        for top_k in (0, 3, 256, 300)
+        for top_p in (0.3, 1.0)
+        for keeps in (False, True)
+    ]
+    best = torch.arange(100, 400)
+    for logits in (torch.zeros(len(rows), VOCAB), torch.zeros(len(rows), VOCAB).index_fill_(1, best, 5.0)):
+        same(run_static(logits, rows), run(logits, rows))
+
+
 def test_values_that_are_no_numbers_give_the_same_status() -> None:
     logits = torch.randn(6, 40, generator=torch.Generator().manual_seed(3))
     logits[0, 3], logits[1, 4], logits[2] = torch.nan, torch.inf, -torch.inf

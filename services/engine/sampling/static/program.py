@@ -135,7 +135,7 @@ class StaticProgram:
         return made[phase]()
 
     def _edits(self, rows: list[RowParams]) -> list[Call]:
-        """The calls that change single logits: what is allowed first, what is banned last."""
+        """The calls that change single logits: what is allowed first."""
         # Biases look up what was counted for penalties.
         seen = list(seen_slices(rows, self._widths, self._spare))
         lists = allowed_entries(rows), biased_entries(rows), banned_entries(rows, self._vocab_size)

@@ -76,7 +76,7 @@ class Stages:
     ) -> None:
         """A slice of entries as `Entries` gives them; penalties, pending_rows as of `pending`.
 
-        What is banned already stays so, but for what is allowed: so bans come last and allowed ids first.
+        What is banned already stays so, but for what is allowed, which therefore comes first.
         """
         rows, ids, conditions, allow = ints
         added, generated = floats
