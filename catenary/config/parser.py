@@ -12,6 +12,8 @@ from pydantic.fields import FieldInfo
 from catenary.config.describe import default_text, placeholder
 from catenary.config.settings import ConfigError, ServiceConfig, env_name, flag_name, is_boolean, is_list
 
+_PRECEDENCE = "Flags win over the environment, that over the YAML file, that over the defaults."
+
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
@@ -23,7 +25,7 @@ def build_parser(cls: type[ServiceConfig], *, prog: str) -> argparse.ArgumentPar
     parser = _Parser(
         prog=prog,
         description=(cls.__doc__ or "").strip().split("\n")[0],
-        epilog="Flags win over the environment, that over the YAML file, that over the defaults.",
+        epilog=". ".join(filter(None, [cls.elsewhere, _PRECEDENCE])).replace("%", "%%"),
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=100),
@@ -63,7 +65,9 @@ def _unknown(cls: type[ServiceConfig], word: str) -> str:
     if not word.startswith("-"):
         return "unexpected argument; options are written as --name value (see --help)"
     close = difflib.get_close_matches(word, [flag_name(name) for name in cls.model_fields], n=1)
-    return f"unknown option {word}" + (f" (did you mean {close[0]}?)" if close else "")
+    if close:
+        return f"unknown option {word} (did you mean {close[0]}?)"
+    return f"unknown option {word}" + (f"; {cls.elsewhere}" if cls.elsewhere else "")
 
 
 def parse_flags(cls: type[ServiceConfig], argv: Sequence[str] | None, *, prog: str) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin
 
 from pydantic import Field, field_validator
 from pydantic.fields import FieldInfo
@@ -44,6 +44,9 @@ class ServiceConfig(BaseSettings):
     """
 
     model_config = settings("CATENARY_")
+
+    # For programs that start others: how to set an option that is one of theirs.
+    elsewhere: ClassVar[str] = ""
 
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Lowest level that is logged."

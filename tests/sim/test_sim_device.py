@@ -198,7 +198,13 @@ def test_constants_are_folded_nowhere(new_card: NewCard) -> None:
     assert linear.weight.device.type == "cpu"
 
 
-@pytest.mark.parametrize("text", ["colour=red", "hbm_gib=much", "device=gaudi9", "modules=x", "driver=2"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("colour=red", "hbm_gib=much", "hbm_gib=nan", "hbm_gib=0", "device=gaudi9", "driver=2"),
+        *("modules=x", "modules=0", "version=new", "version=1"),
+    ],
+)
 def test_settings_that_make_no_sense_are_named(text: str) -> None:
     with pytest.raises(ValueError, match="CATENARY_SIM"):
         sim.SimSettings.read({"CATENARY_SIM": text})

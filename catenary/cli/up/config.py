@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -18,6 +18,11 @@ class UpConfig(ServiceConfig):
     """
 
     model_config = settings(prefix="CATENARY_UP_")
+
+    elsewhere: ClassVar[str] = (
+        "options of one service are variables, as CATENARY_ENGINE_MAX_NUM_SEQS=8 for the engine's "
+        "--max-num-seqs (docs/configuration.md); catenary vllm-serve takes those of vllm serve"
+    )
 
     model: str = Field(
         default="smollm2",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -61,13 +63,34 @@ class SimSettings:
         return found
 
 
+def _release(value: str) -> str:
+    if not re.fullmatch(r"\d+(\.\d+)+", value):
+        raise ValueError
+    return value
+
+
+def _positive(value: str) -> float:
+    number = float(value)
+    if not 0 < number < math.inf:
+        raise ValueError
+    return number
+
+
+def _cards(value: str) -> int:
+    if int(value) < 1:
+        raise ValueError
+    return int(value)
+
+
 def _parse(name: str, value: str) -> Any:
     try:
         match name:
             case "hbm_gib" | "recipe_s":
-                return float(value)
+                return _positive(value)
             case "modules":
-                return int(value)
+                return _cards(value)
+            case "version":
+                return _release(value)
             case "driver":
                 return {"0": False, "1": True}[value]
             case "unsupported" | "missing":
