@@ -204,6 +204,11 @@ def test_memory_of_a_piece_of_work(host: Host) -> None:
         device.zeros((2**29,), torch.float32)
     assert device.out_of_memory(caught.value)
     assert not device.out_of_memory(RuntimeError("a shape that does not fit"))
+    for text in (
+        "[Rank:0] FATAL ERROR :: MODULE:PT_DEVMEM Allocation failed for size::234881024 (224)MB",
+        "FATAL ERROR :: MODULE:SYNHELPER workspace Allocation of size ::14493510400 failed!",
+    ):
+        assert device.out_of_memory(RuntimeError(text))
 
 
 def test_recipes_are_kept_for_the_next_process(host: Host, tmp_path: Path) -> None:

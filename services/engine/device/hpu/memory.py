@@ -7,8 +7,10 @@ from collections.abc import Callable
 from services.engine.device.hpu.bridge import HpuModule
 from services.engine.device.memory import MemoryFigures, MemoryUse
 
-# What the bridge says when a tensor, or the workspace of a recipe, finds no room.
-_FULL = ("allocation failed for size", "out of memory", "no memory", "memory allocation failed")
+# What the bridge says when a tensor finds no room, or the workspace of a recipe: "MODULE:PT_DEVMEM Allocation
+# failed for size::234881024 (224)MB", "MODULE:SYNHELPER workspace Allocation of size ::14493510400 failed!"
+# (optimum-habana issue 1469, Model-References issue 10).
+_FULL = ("allocation failed for size", "workspace allocation of size", "out of memory")
 
 
 def hbm_figures(hpu: HpuModule) -> MemoryFigures:

@@ -20,6 +20,8 @@ _BACKEND = "hpu_backend"
 _ENTRIES_REGIONAL = 5
 _ENTRIES_WHOLE = 3
 _ACCUMULATED = 8
+# Stages of sampling have shapes of their own, whose number does not follow from the buckets'.
+_LEAST_ENTRIES = 64
 
 
 class CompiledExecution(Execution):
@@ -44,7 +46,7 @@ class CompiledExecution(Execution):
     def expect_shapes(self, count: int) -> None:
         each = _ENTRIES_REGIONAL if self.settings.regional_compilation else _ENTRIES_WHOLE
         config = torch._dynamo.config
-        config.recompile_limit = max(config.recompile_limit, 1 + each * count)
+        config.recompile_limit = max(config.recompile_limit, _LEAST_ENTRIES, 1 + each * count)
         config.accumulated_recompile_limit = max(
             config.accumulated_recompile_limit, _ACCUMULATED * config.recompile_limit
         )
