@@ -36,7 +36,8 @@ def find_shape(model: str) -> tuple[ModelShape, Path]:
         config, name, directory = find_config(model, progress=lambda line: print(line, file=sys.stderr))
     except ModelError as error:
         raise ValueError(str(error)) from None
-    return read_shape(config, name), directory
+    # A directory's name may hold anything; it is shown in one line.
+    return read_shape(config, "".join(c if c.isprintable() else "?" for c in name)), directory
 
 
 def read_sizes(model: str) -> ModelSizes:

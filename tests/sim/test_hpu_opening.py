@@ -88,6 +88,7 @@ def test_a_library_of_the_driver_that_is_missing(host: Host, monkeypatch: pytest
     def broken(name: str) -> None:
         raise OSError("libSynapse.so: cannot open shared object file")
 
+    monkeypatch.setattr(bridge, "installed", lambda: Installed("1.24.0", "2.10.0"))
     monkeypatch.setattr(bridge.importlib, "import_module", broken)
     text = "Habana's bridge cannot be loaded (libSynapse.so: cannot open shared object file): the image and"
     with pytest.raises(DeviceError) as caught:

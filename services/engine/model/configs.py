@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from services.engine.model.checks import read_config
 from services.engine.model.errors import ModelError
-from services.engine.model.preparation import prepare_model
+from services.engine.model.preparation import modelscope_config, prepare_model
 from services.engine.model.sources import SourceKind, hub_is_offline, resolve_source
 
 
@@ -30,16 +31,20 @@ def find_config(model: str, *, progress: Callable[[str], None]) -> tuple[dict[st
         case SourceKind.HUB:
             progress(f"fetching the config of {source.hub_id}")
             directory = _fetch(str(source.hub_id))
+        case SourceKind.MODELSCOPE:
+            directory = modelscope_config(source, progress)
     return read_config(directory), source.name, directory
 
 
 def _fetch(hub_id: str) -> Path:
     # The hub client costs a fifth of a second, which models on disk do not need.
-    import huggingface_hub  # noqa: PLC0415
+    from huggingface_hub import hf_hub_download  # noqa: PLC0415
 
+    # The reason is told once, at the end, and not for each of the client's tries.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     offline = hub_is_offline()
     try:
-        return Path(huggingface_hub.hf_hub_download(hub_id, "config.json", local_files_only=offline)).parent
+        return Path(hf_hub_download(hub_id, "config.json", local_files_only=offline)).parent
     except Exception as error:
         hint = " (hub access is off: HF_HUB_OFFLINE)" if offline else ""
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

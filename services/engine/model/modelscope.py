@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urlsplit
 
 from services.engine.model.errors import ModelError
 from services.engine.model.http import Client, HttpStatus
@@ -42,11 +42,15 @@ class _File:
 def endpoint(environment: Mapping[str, str]) -> str:
     """Base URL of ModelScope: MODELSCOPE_DOMAIN, a host or an http(s) URL, or the public one.
 
-    Raises ModelError for another scheme.
+    Raises ModelError for another scheme, and for what cannot be read.
     """
     domain = environment.get("MODELSCOPE_DOMAIN", "").strip().rstrip("/") or DEFAULT_DOMAIN
     url = domain if "://" in domain else f"https://{domain}"
-    if not url.startswith(("http://", "https://")):
+    try:
+        readable = urlsplit(url).scheme in ("http", "https") and urlsplit(url).hostname
+    except ValueError:
+        readable = None
+    if not readable:
         raise ModelError(f"MODELSCOPE_DOMAIN {domain[:100]!r} must be a host name or an http(s) URL")
     return url
 

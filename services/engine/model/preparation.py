@@ -139,13 +139,30 @@ def _downloaded(source: ModelSource, progress: Progress) -> Path:
     return Path(path)
 
 
+def modelscope_config(source: ModelSource, progress: Progress) -> Path:
+    """A directory with the config.json of a model of ModelScope: the model's, or one with nothing else."""
+    hub_id, cache = str(source.hub_id), default_cache_dir()
+    directories = (known_directory(hub_id, os.environ), _modelscope_root(cache) / hub_id)
+    for directory in directories:
+        if directory is not None and directory.is_dir():
+            return directory
+    return _fetched(hub_id, cache / "modelscope-configs", ["config.json"], progress)
+
+
 def _from_modelscope(source: ModelSource, cache: Path, progress: Progress) -> Path:
     """A model of ModelScope is fetched once, into MODELSCOPE_CACHE or our cache."""
     hub_id = str(source.hub_id)
     if (known := known_directory(hub_id, os.environ)) is not None:
         return known
+    return _fetched(hub_id, _modelscope_root(cache), _HUB_FILES, progress)
+
+
+def _modelscope_root(cache: Path) -> Path:
     configured = os.environ.get("MODELSCOPE_CACHE", "").strip()
-    root = Path(configured).expanduser() / "models" if configured else cache / "modelscope"
+    return Path(configured).expanduser() / "models" if configured else cache / "modelscope"
+
+
+def _fetched(hub_id: str, root: Path, patterns: list[str], progress: Progress) -> Path:
     target = root / hub_id
     if target.is_dir():
         return target
@@ -156,7 +173,7 @@ def _from_modelscope(source: ModelSource, cache: Path, progress: Progress) -> Pa
             target.parent / f".{target.name}.lock", lambda: progress(f"waiting for another fetch of {hub_id}")
         ):
             if not target.is_dir():
-                fetch(hub_id, target, os.environ, _HUB_FILES, progress)
+                fetch(hub_id, target, os.environ, patterns, progress)
     except OSError as error:
         raise ModelError(f"model cache {root} cannot be written: {error.strerror}") from None
     return target

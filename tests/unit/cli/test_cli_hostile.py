@@ -63,6 +63,13 @@ def test_null_is_an_absent_size(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert json.loads(capsys.readouterr().out)["block_mib"] == round(2 * 2 * 2 * 16 * 128 * 2 / 2**20, 4)
 
 
+def test_name_of_a_directory_stays_in_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = tmp_path / "a\nb\x1b[31m"
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(CONFIG))
+    assert "heads of a?b?[31m" in refused(capsys, "--model", str(directory), "--tensor-parallel-size", "3")
+
+
 def test_config_that_is_a_pipe_or_a_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tmp_path / "config.json"
     os.mkfifo(config)

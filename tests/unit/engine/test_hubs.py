@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from services.engine.model import ModelError, modelscope, prepare_model, resolve_source
+from services.engine.model import ModelError, find_config, modelscope, prepare_model, resolve_source
 from services.engine.model.sources import SourceKind
 from tests.support.hub import Hub, serving, tiny_files
 from tests.support.service_process import clean_environment
@@ -51,6 +51,16 @@ def test_model_is_fetched_from_modelscope(hub: Hub, tmp_path: Path) -> None:
     assert prepare_model(MODEL) == directory
     assert len(hub.requests) == asked
     assert not [path for path in directory.parent.iterdir() if "partial" in path.name]
+
+
+def test_config_alone_is_fetched(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CATENARY_CACHE", str(tmp_path / "ours"))
+    config, name, directory = find_config(MODEL, progress=lambda _: None)
+    assert (config["model_type"], name) == ("llama", "group/some-name.1")
+    assert [path.name for path in directory.iterdir()] == ["config.json"]
+    # It is not taken for the model, whose own config is used once it is there.
+    assert find_config(MODEL, progress=lambda _: None)[2] == directory != prepare_model(MODEL)
+    assert find_config(MODEL, progress=lambda _: None)[2] == prepare_model(MODEL)
 
 
 def test_modelscope_cache_names_the_directory(
@@ -155,8 +165,9 @@ def test_token_is_sent_to_modelscope_alone(hub: Hub, monkeypatch: pytest.MonkeyP
 def test_unreachable_hub_is_one_line(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MODELSCOPE_DOMAIN", "http://127.0.0.1:1")
     assert "cannot be fetched from http://127.0.0.1:1" in refusal()
-    monkeypatch.setenv("MODELSCOPE_DOMAIN", "ftp://127.0.0.1")
-    assert "host name or an http(s) URL" in refusal()
+    for domain in ("ftp://127.0.0.1", "http://[::1", ":::"):
+        monkeypatch.setenv("MODELSCOPE_DOMAIN", domain)
+        assert "host name or an http(s) URL" in refusal()
 
 
 def test_offline_looks_into_the_cache_only(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
