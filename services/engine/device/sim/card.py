@@ -74,7 +74,8 @@ class Card:
         self.recorders: list[Recorder] = []
         self.kernels: dict[Any, Callable[..., Any]] = {}
         self.disk: DiskCache | None = None
-        self._operations: dict[Any, Operation] = {}
+        # By identity, which is faster than an overload's hash.
+        self._operations: dict[int, Operation] = {}
         self._recipes: set[Any] = set()
         self._collected = Collected()
         self._regions = 0
@@ -159,13 +160,14 @@ class Card:
 
     def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Computes one operation of torch on tensors of this device."""
-        operation = self._operations.get(func)
+        operation = self._operations.get(id(func))
         if operation is None:
-            operation = self._operations[func] = describe(func, self.settings)
+            operation = self._operations[id(func)] = describe(func, self.settings)
         call = unwrap(args, kwargs)
         if call.tracing:
             return _wrap_traced(operation, func(*call.args, **call.kwargs), args)
-        to_host = self._check(operation, call, args)
+        special = not operation.plain or call.host or call.double or self.recorders
+        to_host = self._check(operation, call, args) if special else False
         self.counters.operations += 1
         result = self.compute(func, call.args, call.kwargs, copy=to_host or call.host)
         if to_host:

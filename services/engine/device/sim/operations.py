@@ -46,8 +46,9 @@ _KEEP_RANGE: Final = frozenset(_KEEP_RANGE_NAMES.split())
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """name: as "aten.add"; vendor: as the bridge names it, "aten::add.Tensor".
+    """name: as "aten.add"; vendor: as the bridge names it, "aten::add.Tensor". overload: torch's object.
 
+    plain: nothing below up to without_int64 applies.
     host_read: returns a number to the host. copies: between tensors, perhaps to or from the host. dynamic: a
     shape that depends on data; indexing: one with bool indices. fallback: no kernel; without_int64: none for
     int64. view: results share the storage of the first argument; shows: in another shape. empty: results hold
@@ -57,6 +58,8 @@ class Operation:
 
     name: str
     vendor: str
+    overload: Any
+    plain: bool
     host_read: bool
     copies: bool
     dynamic: bool
@@ -92,15 +95,20 @@ def describe(func: Any, settings: SimSettings) -> Operation:
     empty, copies, host_read = name in _EMPTY, name in _COPIES, name in _HOST_READS
     kernel = has_kernel(func, moves=view or empty or copies or host_read)
     short = schema.name.rpartition("::")[2]
+    special = {
+        "host_read": host_read,
+        "copies": copies,
+        "dynamic": name in _DYNAMIC,
+        "indexing": name in _INDEXING,
+        "fallback": not kernel or name in settings.unsupported,
+        "without_int64": without_int64(short, settings.device),
+    }
     return Operation(
         name=name,
         vendor=func.name(),
-        host_read=host_read,
-        copies=copies,
-        dynamic=name in _DYNAMIC,
-        indexing=name in _INDEXING,
-        fallback=not kernel or name in settings.unsupported,
-        without_int64=without_int64(short, settings.device),
+        overload=func,
+        plain=not any(special.values()),
+        **special,
         view=view,
         shows=view and name not in _SAME,
         empty=empty,

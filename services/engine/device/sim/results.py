@@ -80,14 +80,7 @@ class Results:
     def _one(self, operation: Operation, call: Call, raw: torch.Tensor) -> SimTensor:
         if operation.view and call.tensors:
             base = call.tensors[0]
-            return self._view(raw, base, derived=base.derived or operation.shows)
+            return SimTensor(raw, base.block, base.derived or operation.shows)
         if operation.empty:
             spoil(raw)
         return self.new(raw, narrow=not operation.keeps_range)
-
-    def _view(self, raw: torch.Tensor, base: SimTensor, *, derived: bool) -> SimTensor:
-        if base.is_inference() or not torch.is_inference_mode_enabled():
-            return SimTensor(raw, base.block, derived)
-        # A view of a plain tensor is a plain one, in inference mode too.
-        with torch.inference_mode(False):
-            return SimTensor(raw, base.block, derived)

@@ -13,8 +13,15 @@ import torch
 
 DEVICE: Final = "hpu"
 INDEXED: Final = "hpu:0"
+# The same, for torch had no such name when this was loaded.
+_DEVICE: Final = torch.device("privateuseone", 0)
 
-_composite: dict[Any, bool] = {}
+# No operation of lazy mode made it.
+NOT_MADE: Final = (0, 0)
+
+# By identity, which is faster than an overload's hash; each is kept so that no other takes its place.
+_composite: dict[int, tuple[Any, bool]] = {}
+_IMPLICIT: Final = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
 class SimTensor(torch.Tensor):
@@ -35,12 +42,13 @@ class SimTensor(torch.Tensor):
     def __new__(cls, raw: torch.Tensor, block: Any = None, derived: bool = False) -> SimTensor:
         """Gives `raw` the device's name."""
         # Not as a tensor of inference mode: views of tensors from outside of it could not be made there.
-        with torch.inference_mode(False):
+        # Torch's own context manager takes as long as all else here.
+        with torch._C._InferenceMode(False):
             tensor: SimTensor = torch.Tensor._make_wrapper_subclass(
                 cls,
                 raw.shape,
                 dtype=raw.dtype,
-                device=INDEXED,  # type: ignore[arg-type]
+                device=_DEVICE,
                 strides=raw.stride(),
                 storage_offset=raw.storage_offset(),
                 # Dynamo would empty the storage of its fake of an empty tensor, which takes a C++ hook.
@@ -49,7 +57,7 @@ class SimTensor(torch.Tensor):
         tensor.raw = raw
         tensor.block = block
         tensor.derived = derived
-        tensor.made = (0, 0)
+        tensor.made = NOT_MADE
         return tensor
 
     def __init__(self, raw: torch.Tensor, block: Any = None, derived: bool = False) -> None:
@@ -68,9 +76,12 @@ class SimTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if _decomposes(func):
+        known = _composite.get(id(func))
+        if known is None:
+            known = _composite[id(func)] = func, _decomposes(func)
+        if known[1]:
             # In inference mode these arrive whole, and a copy to the host would not be seen as one.
-            return func.decompose(*args, **(kwargs or {}))
+            return func._op_dk(_IMPLICIT, *args, **(kwargs or {}))
         return _dispatch(func, args, kwargs or {})
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -82,12 +93,7 @@ class SimTensor(torch.Tensor):
 
 
 def _decomposes(func: Any) -> bool:
-    known = _composite.get(func)
-    if known is None:
-        known = _composite[func] = torch._C._dispatch_has_kernel_for_dispatch_key(
-            func.name(), "CompositeImplicitAutograd"
-        )
-    return known
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
 
 
 def _nowhere(func: Any, args: Any, kwargs: Any) -> Any:
