@@ -27,7 +27,8 @@ class SimSettings:
     """
 
     device: str = "gaudi3"
-    hbm_gib: float = 8.0
+    # An engine fills what it finds, and it is memory of this machine.
+    hbm_gib: float = 2.0
     version: str = "1.24.0"
     modules: int = 8
     driver: bool = True
