@@ -23,10 +23,10 @@ class CompiledRegion:
         self._card = device
         self._module = module
         self._code = hashlib.sha256(module.code.encode()).hexdigest()
-        self._compiled: set[str] = set()
+        self._compiled: set[tuple[Any, ...]] = set()
 
     def __call__(self, *args: Any) -> Any:
-        recipe = f"graph {self._code} {' '.join(map(_shape, args))}"
+        recipe = ("compiled", self._code, *map(_shape, args))
         if recipe not in self._compiled:
             self._compiled.add(recipe)
             self._card.counters.backend_compilations += 1
@@ -35,10 +35,10 @@ class CompiledRegion:
             return self._module(*args)
 
 
-def _shape(value: Any) -> str:
+def _shape(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return f"{value.dtype}{tuple(value.shape)}{tuple(value.stride())}"
-    return repr(value)
+        return value.shape, value.dtype, value.stride()
+    return type(value), repr(value)
 
 
 def hpu_backend(
