@@ -21,7 +21,9 @@ class Host:
         self._patch = patch
         self._directory = directory
         for name in ("HLS_MODULE_ID", "HABANA_VISIBLE_MODULES", "PT_HPU_RECIPE_CACHE_CONFIG"):
-            patch.delenv(name, raising=False)
+            # Set first, so that the end takes back what an engine sets.
+            patch.setenv(name, "")
+            patch.delenv(name)
 
     def prepare(self, mode: ExecutionMode, **settings: Any) -> None:
         """Makes the next card one with these settings, for a process of this mode."""
