@@ -76,7 +76,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         trap="dynamo-limit",
         reason="2.2: beyond 8 shapes dynamo stops compiling without a word",
         file=f"{_HPU}/execution/compiled.py",
-        old="config.recompile_limit = max(config.recompile_limit, 1 + each * count)",
+        old="config.recompile_limit = max(config.recompile_limit, _LEAST_ENTRIES, 1 + each * count)",
         new="config.recompile_limit = max(config.recompile_limit, 1)",
         test=f"{_TRAPS}::test_every_bucket_is_compiled_beyond_dynamos_own_limit",
     ),
@@ -113,6 +113,22 @@ MUTATIONS: tuple[Mutation, ...] = (
         new="        from services.engine.sampling.search import IndexedSearch\n\n"
         "        self._search = IndexedSearch()",
         test=f"{_SERVED}::test_nothing_is_compiled_or_captured_after_warm_up_and_nothing_falls_back",
+    ),
+    Mutation(
+        trap="int64-gather",
+        reason="4.4: outside of lazy mode int64 is int64, which the bridge gathers on the host",
+        file="services/engine/sampling/chunks.py",
+        old="    return ids.to(torch.int32).gather(1, places).to(torch.int64)",
+        new="    return ids.gather(1, places)",
+        test=f"{_TRAPS}::test_the_largest_scores_are_found_on_the_device",
+    ),
+    Mutation(
+        trap="view-update",
+        reason="4.2: a graph cannot update what is older than its capture through a view",
+        file="services/engine/model/attention/layers.py",
+        old="            tensor.index_fill_(0, slots, 0)",
+        new="            tensor.view(-1, block_size, *tensor.shape[1:]).index_fill_(0, blocks, 0)",
+        test=f"{_TRAPS}::test_blocks_are_cleared_and_copied_in_a_graph",
     ),
     Mutation(
         trap="host-read",

@@ -14,6 +14,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from services.engine.device import HIDDEN, Device, DeviceError, ExecutionMode, open_device, sim
 from services.engine.device.sim.modules import acquire
+from services.engine.model.attention import LayerCache, LayerSpec
+from services.engine.sampling.chunks import largest
 from services.engine.sampling.inputs import Filters
 from services.engine.sampling.search import ComparingSearch
 from services.engine.sampling.wide import draw_wide
@@ -119,6 +121,32 @@ def test_sums_of_probabilities_fit_the_integers_of_the_device(opened: Opener) ->
         return draw_wide(scores, filters, number, torch.float32, ComparingSearch()).cpu()
 
     assert torch.equal(draw(device.torch_device), draw(torch.device("cpu")))
+
+
+def test_the_largest_scores_are_found_on_the_device(opened: Opener) -> None:
+    device = opened(ExecutionMode.EAGER)
+    scores = torch.randn(2, 400)
+    values, ids = largest(device.to_device(scores), 3)
+    expected = scores.topk(3)
+    assert torch.equal(values.cpu(), expected.values)
+    assert torch.equal(ids.cpu(), expected.indices)
+    assert sim.card().counters.fallbacks == 0
+
+
+def test_blocks_are_cleared_and_copied_in_a_graph(opened: Opener) -> None:
+    device = opened(ExecutionMode.GRAPH)
+    cache = LayerCache.allocate(device, LayerSpec(1, 2, 2, None), 12, torch.float32)
+    cache.key.copy_(torch.arange(24.0).view(12, 1, 2).to("hpu"))
+
+    def run(cleared: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        cache.clear_blocks(cleared, 4)
+        cache.copy_blocks(source, target, 4)
+        return cleared
+
+    blocks = [torch.tensor([block]).to("hpu") for block in (1, 2, 0)]
+    device.capture(run, blocks)(*blocks)
+    kept = torch.arange(16.0, 24.0)
+    assert torch.equal(cache.key.cpu().flatten(), torch.cat((kept, torch.zeros(8), kept)))
 
 
 def test_a_decode_can_be_captured_and_equals_the_cpus(opened: Opener) -> None:
