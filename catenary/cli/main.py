@@ -65,8 +65,9 @@ def _run(arguments: list[str]) -> int:
 
             return run_buckets(rest)
         case "profile":
-            from catenary.cli.profile import run_profile
+            from catenary.cli.profile import end_on_sigterm, run_profile
 
+            end_on_sigterm()
             return run_profile(rest)
         case "doctor":
             from catenary.cli.doctor import run_doctor

@@ -25,8 +25,6 @@ def run_profile(argv: Sequence[str]) -> int:
     # Not before: a wrong option is to be refused without waiting for gRPC to load.
     from catenary.cli.profile.fetch import ProfileError
 
-    # As Ctrl-C: nothing is left half written.
-    signal.signal(signal.SIGTERM, _terminate)
     try:
         return _profile(config)
     except StartRefused as error:
@@ -37,6 +35,11 @@ def run_profile(argv: Sequence[str]) -> int:
         return 1
     except KeyboardInterrupt:
         return _INTERRUPTED
+
+
+def end_on_sigterm() -> None:
+    """Makes SIGTERM end this process as Ctrl-C does: nothing is left half written. For the main thread."""
+    signal.signal(signal.SIGTERM, _terminate)
 
 
 def _terminate(number: int, frame: object) -> None:

@@ -14,7 +14,6 @@ import catenary.cli.buckets
 from catenary.cli.doctor.host import Host
 from catenary.cli.main import main
 from catenary.cli.plan import run_plan
-from catenary.cli.profile import run as profile
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
@@ -133,7 +132,7 @@ def test_terminated_profile_leaves_no_file(
     before = signal.getsignal(signal.SIGTERM)
     try:
         with pytest.raises(SystemExit) as caught:
-            profile.run_profile(["--engine", "127.0.0.1:9", "--output", str(tmp_path / "trace.json")])
+            main(["profile", "--engine", "127.0.0.1:9", "--output", str(tmp_path / "trace.json")])
     finally:
         signal.signal(signal.SIGTERM, before)
     assert caught.value.code == 143
