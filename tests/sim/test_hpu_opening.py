@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Host:
     return Host(monkeypatch, tmp_path)
 
 
-def refusal(host: Host, **settings: object) -> str:
+def refusal(host: Host, **settings: Any) -> str:
     with pytest.raises(DeviceError) as caught:
         host.open(**settings)
     assert "\n" not in str(caught.value)
@@ -89,7 +90,7 @@ def test_a_library_of_the_driver_that_is_missing(host: Host, monkeypatch: pytest
         raise OSError("libSynapse.so: cannot open shared object file")
 
     monkeypatch.setattr(bridge, "installed", lambda: Installed("1.24.0", "2.10.0"))
-    monkeypatch.setattr(bridge.importlib, "import_module", broken)
+    monkeypatch.setattr("importlib.import_module", broken)
     text = "Habana's bridge cannot be loaded (libSynapse.so: cannot open shared object file): the image and"
     with pytest.raises(DeviceError) as caught:
         bridge.load_bridge(ExecutionMode.EAGER)
