@@ -83,6 +83,18 @@ def test_a_replay_overwrites_what_the_last_one_returned(lazy: Card) -> None:
 
 
 @torch.inference_mode()
+def test_a_cast_that_names_the_device_is_replayed(lazy: Card) -> None:
+    import habana_frameworks.torch as ht
+
+    class Cast(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.to(device=x.device, dtype=torch.bfloat16) * 2
+
+    module = ht.hpu.wrap_in_hpu_graph(Cast())
+    assert [module(*on_hpu(torch.full((2,), value))).tolist() for value in (1.0, 3.0)] == [[2, 2], [6, 6]]
+
+
+@torch.inference_mode()
 def test_numbers_are_keys_by_value_and_each_takes_memory(lazy: Card) -> None:
     module = wrapped()
     x, where = on_hpu(torch.ones(2, 3))[0], slots(0, 1)

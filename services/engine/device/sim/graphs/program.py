@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 
 from services.engine.device.sim.card import Card
 from services.engine.device.sim.errors import view_update_in_capture
-from services.engine.device.sim.tensor import SimTensor
+from services.engine.device.sim.tensor import DEVICE, SimTensor
 from services.engine.device.sim.unwrapping import unwrap
 
 # Products with a model's weights; those of attention are batches of products.
@@ -180,6 +180,8 @@ def _host(value: Any, made: dict[int, torch.Tensor], inputs: Sequence[torch.Tens
         return inputs[value.index]
     if isinstance(value, (list, tuple)):
         return [_host(item, made, inputs) for item in value]
+    if isinstance(value, torch.device) and value.type == DEVICE:
+        return torch.device("cpu")
     return value
 
 
