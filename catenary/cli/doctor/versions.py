@@ -1,31 +1,15 @@
 """Which versions of the vendor's software fit together.
 
 From the vendor's support matrices and from release notes of its vLLM plugin: facts/gaudi.md, section 6, and
-facts/dependencies.md. services/engine/device/hpu refuses the same pairs of torch and software when an engine
-starts; this is for hosts on which none has been started yet, and knows drivers and Pythons as well.
+facts/dependencies.md. An engine refuses the same pairs of torch and software when it starts; this is for
+hosts on which none has been started yet, and knows drivers as well.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
-Version = tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """A release of the Gaudi software: the torch that its updates bring, and the Pythons of its images."""
-
-    torches: tuple[Version, ...]
-    pythons: tuple[Version, ...]
-
-
-RELEASES: dict[Version, Release] = {
-    (1, 22): Release(((2, 7),), ((3, 10), (3, 11), (3, 12))),
-    (1, 23): Release(((2, 9),), ((3, 10), (3, 11), (3, 12))),
-    (1, 24): Release(((2, 10), (2, 11)), ((3, 10), (3, 11), (3, 12))),
-}
+from catenary.gaudi_releases import RELEASES, Version
 
 _NUMBERS = re.compile(r"(\d+)\.(\d+)")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from catenary.cli.doctor.result import Result, not_applicable, ok, problem, warning
 from catenary.cli.doctor.survey import Survey
-from catenary.cli.doctor.versions import RELEASES, known_releases, minor, shown
+from catenary.cli.doctor.versions import known_releases, minor, shown
+from catenary.gaudi_releases import RELEASES
 
 PLUGIN = "habana-torch-plugin"
 # What runs the engines of this version (pyproject.toml).

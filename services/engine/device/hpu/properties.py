@@ -1,6 +1,6 @@
-"""What is known of each kind of card.
+"""The kinds of card.
 
-Source: the vendor's public specifications, facts/gaudi.md (head) and 4.3.
+Source: facts/gaudi.md 4.3.
 """
 
 from __future__ import annotations
@@ -12,16 +12,13 @@ from services.engine.device.base import DeviceError
 
 @dataclass(frozen=True, slots=True)
 class HpuProperties:
-    """One kind of card: HBM in bytes, its bandwidth in bytes a second, and the largest float8 e4m3 number."""
+    """One kind of card, by the name that the driver gives it."""
 
     name: str
-    hbm_bytes: int
-    bandwidth: float
-    float8_max: float
 
 
-GAUDI2 = HpuProperties("GAUDI2", 96 * 2**30, 2.45e12, 240.0)
-GAUDI3 = HpuProperties("GAUDI3", 128 * 2**30, 3.7e12, 448.0)
+GAUDI2 = HpuProperties("GAUDI2")
+GAUDI3 = HpuProperties("GAUDI3")
 
 
 def properties_of(name: str) -> HpuProperties:

@@ -14,6 +14,7 @@ import torch
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
+from catenary.gaudi_releases import RELEASES
 from catenary.telemetry import get_logger
 from services.engine.device.base import DeviceError
 
@@ -21,12 +22,7 @@ log = get_logger(__name__)
 
 PLUGIN = "habana-torch-plugin"
 
-_Release = tuple[int, int]
-_TORCH: dict[_Release, tuple[_Release, ...]] = {
-    (1, 22): ((2, 7),),
-    (1, 23): ((2, 9),),
-    (1, 24): ((2, 10), (2, 11)),
-}
+_TORCH = {version: release.torches for version, release in RELEASES.items()}
 # A vendor's build of torch names the software it was built for: 2.9.0+hpu_1.23.0-695.
 _BUILT_FOR = re.compile(r"\+hpu[_.](\d+)\.(\d+)")
 
@@ -105,5 +101,5 @@ def _required_torch(requirements: list[str]) -> str | None:
     return None
 
 
-def _text(release: _Release) -> str:
+def _text(release: tuple[int, int]) -> str:
     return f"{release[0]}.{release[1]}"
