@@ -133,6 +133,72 @@ FINISH_REASON_ERROR: FinishReason.ValueType  # 4
 """Failed; `SequenceEnd.error` says why."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
+class _ConstraintKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ConstraintKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ConstraintKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CONSTRAINT_KIND_UNSPECIFIED: _ConstraintKind.ValueType  # 0
+    CONSTRAINT_KIND_JSON_SCHEMA: _ConstraintKind.ValueType  # 1
+    """A JSON schema: the output is a JSON value that it allows."""
+    CONSTRAINT_KIND_REGEX: _ConstraintKind.ValueType  # 2
+    """A regular expression that the whole output matches."""
+    CONSTRAINT_KIND_GRAMMAR: _ConstraintKind.ValueType  # 3
+    """A context-free grammar in Lark's or, if it has a rule `root ::=`, in GBNF's notation."""
+    CONSTRAINT_KIND_STRUCTURAL_TAG: _ConstraintKind.ValueType  # 4
+    """A JSON object: free text in which tags may stand whose content is constrained.
+      triggers: texts; after one of them only one of the tags that begin with it may follow.
+      structures: [{begin, schema, end}], a tag is `begin`, a JSON value of `schema` (absent: free text up to `end`), `end`.
+      at_least_one: true: the output begins with a tag and cannot end without one. Absent: false.
+      stop_after_first: true: the output ends with the first tag. Absent: false.
+    """
+
+class ConstraintKind(_ConstraintKind, metaclass=_ConstraintKindEnumTypeWrapper):
+    """What kind of text `Constraint.source` is."""
+
+CONSTRAINT_KIND_UNSPECIFIED: ConstraintKind.ValueType  # 0
+CONSTRAINT_KIND_JSON_SCHEMA: ConstraintKind.ValueType  # 1
+"""A JSON schema: the output is a JSON value that it allows."""
+CONSTRAINT_KIND_REGEX: ConstraintKind.ValueType  # 2
+"""A regular expression that the whole output matches."""
+CONSTRAINT_KIND_GRAMMAR: ConstraintKind.ValueType  # 3
+"""A context-free grammar in Lark's or, if it has a rule `root ::=`, in GBNF's notation."""
+CONSTRAINT_KIND_STRUCTURAL_TAG: ConstraintKind.ValueType  # 4
+"""A JSON object: free text in which tags may stand whose content is constrained.
+  triggers: texts; after one of them only one of the tags that begin with it may follow.
+  structures: [{begin, schema, end}], a tag is `begin`, a JSON value of `schema` (absent: free text up to `end`), `end`.
+  at_least_one: true: the output begins with a tag and cannot end without one. Absent: false.
+  stop_after_first: true: the output ends with the first tag. Absent: false.
+"""
+Global___ConstraintKind: _TypeAlias = ConstraintKind  # noqa: Y015
+
+class _ModelTask:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ModelTaskEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ModelTask.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    MODEL_TASK_UNSPECIFIED: _ModelTask.ValueType  # 0
+    MODEL_TASK_GENERATE: _ModelTask.ValueType  # 1
+    """Sequences go on."""
+    MODEL_TASK_EMBED: _ModelTask.ValueType  # 2
+    """A document becomes a vector of length 1."""
+    MODEL_TASK_SCORE: _ModelTask.ValueType  # 3
+    """A query with a document becomes one number."""
+
+class ModelTask(_ModelTask, metaclass=_ModelTaskEnumTypeWrapper):
+    """What a model is served for."""
+
+MODEL_TASK_UNSPECIFIED: ModelTask.ValueType  # 0
+MODEL_TASK_GENERATE: ModelTask.ValueType  # 1
+"""Sequences go on."""
+MODEL_TASK_EMBED: ModelTask.ValueType  # 2
+"""A document becomes a vector of length 1."""
+MODEL_TASK_SCORE: ModelTask.ValueType  # 3
+"""A query with a document becomes one number."""
+Global___ModelTask: _TypeAlias = ModelTask  # noqa: Y015
+
 class _AbortOutcome:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -464,6 +530,156 @@ class ResponseOptions(_message.Message):
 Global___ResponseOptions: _TypeAlias = ResponseOptions  # noqa: Y015
 
 @_typing.final
+class Constraint(_message.Message):
+    """What the generated text must be. The tokenizer service has compiled it, under limits, before an engine gets it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    kind: Global___ConstraintKind.ValueType
+    source: _builtins.str
+    after: _builtins.str
+    """The constraint holds behind the first place where this text was generated, and anything may stand before it: the
+    end of a reasoning that comes first. Absent: from the first token on.
+    """
+    def __init__(
+        self,
+        *,
+        kind: Global___ConstraintKind.ValueType = ...,
+        source: _builtins.str = ...,
+        after: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "after", b"after"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "after", b"after", "kind", b"kind", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__after: _TypeAlias = _typing.Literal["after"]  # noqa: Y015
+    _WhichOneofArgType__after: _TypeAlias = _typing.Literal["_after", b"_after"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__after) -> _WhichOneofReturnType__after | None: ...
+
+Global___Constraint: _TypeAlias = Constraint  # noqa: Y015
+
+@_typing.final
+class BeamSearch(_message.Message):
+    """Generates by beam search in place of sampling. Scores are sums of log probabilities (of the model's distribution
+    after penalties, bias and bans) divided by the number of generated tokens to the power of `length_penalty`.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WIDTH_FIELD_NUMBER: _builtins.int
+    LENGTH_PENALTY_FIELD_NUMBER: _builtins.int
+    EARLY_STOPPING_FIELD_NUMBER: _builtins.int
+    RESULTS_FIELD_NUMBER: _builtins.int
+    width: _builtins.int
+    """Beams, 1 to the engine's limit (max_beam_width)."""
+    length_penalty: _builtins.float
+    """In [-10, 10]; 1 is the mean."""
+    early_stopping: _builtins.bool
+    """The search ends with the first `width` finished beams; false: when no running beam can become better than these."""
+    results: _builtins.int
+    """Hypotheses to report, 1 to width."""
+    def __init__(
+        self,
+        *,
+        width: _builtins.int = ...,
+        length_penalty: _builtins.float = ...,
+        early_stopping: _builtins.bool = ...,
+        results: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["early_stopping", b"early_stopping", "length_penalty", b"length_penalty", "results", b"results", "width", b"width"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BeamSearch: _TypeAlias = BeamSearch  # noqa: Y015
+
+@_typing.final
+class Hypothesis(_message.Message):
+    """A finished beam."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    STOP_TOKEN_ID_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    score: _builtins.float
+    """As `BeamSearch` says."""
+    reason: Global___FinishReason.ValueType
+    """STOP or LENGTH."""
+    stop_token_id: _builtins.int
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Generated tokens, the stop token included."""
+
+    @_builtins.property
+    def logprobs(self) -> Global___LogprobColumns:
+        """Of all its tokens, if ResponseOptions.top_logprobs is present; `rows` is [0]."""
+
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        score: _builtins.float = ...,
+        reason: Global___FinishReason.ValueType = ...,
+        stop_token_id: _builtins.int | None = ...,
+        logprobs: Global___LogprobColumns | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "logprobs", b"logprobs", "stop_token_id", b"stop_token_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "logprobs", b"logprobs", "reason", b"reason", "score", b"score", "stop_token_id", b"stop_token_id", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__stop_token_id: _TypeAlias = _typing.Literal["stop_token_id"]  # noqa: Y015
+    _WhichOneofArgType__stop_token_id: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stop_token_id) -> _WhichOneofReturnType__stop_token_id | None: ...
+
+Global___Hypothesis: _TypeAlias = Hypothesis  # noqa: Y015
+
+@_typing.final
+class Pooling(_message.Message):
+    """Asks for a vector in place of generated tokens. The sequence's tokens are the whole document; it ends with
+    SequenceEnd.vector and FINISH_REASON_STOP. Sampling, stopping and response options are left out.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASK_FIELD_NUMBER: _builtins.int
+    DIMENSIONS_FIELD_NUMBER: _builtins.int
+    SECOND_START_FIELD_NUMBER: _builtins.int
+    task: Global___ModelTask.ValueType
+    """EMBED or SCORE, one that the model is served for."""
+    dimensions: _builtins.int
+    """EMBED: keep so many leading numbers, and scale them to length 1. Absent: all."""
+    second_start: _builtins.int
+    """Index of the first token of the second of two texts, for models that tell them apart. Absent: one text."""
+    def __init__(
+        self,
+        *,
+        task: Global___ModelTask.ValueType = ...,
+        dimensions: _builtins.int | None = ...,
+        second_start: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions", "_second_start", b"_second_start", "dimensions", b"dimensions", "second_start", b"second_start"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions", "_second_start", b"_second_start", "dimensions", b"dimensions", "second_start", b"second_start", "task", b"task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__dimensions: _TypeAlias = _typing.Literal["dimensions"]  # noqa: Y015
+    _WhichOneofArgType__dimensions: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions"]  # noqa: Y015
+    _WhichOneofReturnType__second_start: _TypeAlias = _typing.Literal["second_start"]  # noqa: Y015
+    _WhichOneofArgType__second_start: _TypeAlias = _typing.Literal["_second_start", b"_second_start"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dimensions) -> _WhichOneofReturnType__dimensions | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__second_start) -> _WhichOneofReturnType__second_start | None: ...
+
+Global___Pooling: _TypeAlias = Pooling  # noqa: Y015
+
+@_typing.final
 class SequenceSpec(_message.Message):
     """A sequence to generate. It carries all that is needed to go on from any point, so that a peer's death is repaired
     by submitting it again with the emitted tokens appended.
@@ -481,6 +697,9 @@ class SequenceSpec(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
+    CONSTRAINT_FIELD_NUMBER: _builtins.int
+    BEAM_SEARCH_FIELD_NUMBER: _builtins.int
+    POOLING_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Server-made id for logs and traces; unique per sequence."""
     model: _builtins.str
@@ -503,6 +722,20 @@ class SequenceSpec(_message.Message):
     def stopping(self) -> Global___StoppingParams: ...
     @_builtins.property
     def response(self) -> Global___ResponseOptions: ...
+    @_builtins.property
+    def constraint(self) -> Global___Constraint:
+        """Absent: any text."""
+
+    @_builtins.property
+    def beam_search(self) -> Global___BeamSearch:
+        """Present: `sampling` counts for penalties, bias and bans alone, and nothing is emitted before the end, which has
+        the hypotheses. Not together with a constraint.
+        """
+
+    @_builtins.property
+    def pooling(self) -> Global___Pooling:
+        """Present: nothing is generated."""
+
     def __init__(
         self,
         *,
@@ -516,10 +749,13 @@ class SequenceSpec(_message.Message):
         traceparent: _builtins.str | None = ...,
         priority: _builtins.int | None = ...,
         cache_salt: _builtins.str | None = ...,
+        constraint: Global___Constraint | None = ...,
+        beam_search: Global___BeamSearch | None = ...,
+        pooling: Global___Pooling | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_priority", b"_priority", "_prompt_len", b"_prompt_len", "_traceparent", b"_traceparent", "cache_salt", b"cache_salt", "priority", b"priority", "prompt_len", b"prompt_len", "response", b"response", "sampling", b"sampling", "stopping", b"stopping", "traceparent", b"traceparent"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_priority", b"_priority", "_prompt_len", b"_prompt_len", "_traceparent", b"_traceparent", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "constraint", b"constraint", "pooling", b"pooling", "priority", b"priority", "prompt_len", b"prompt_len", "response", b"response", "sampling", b"sampling", "stopping", b"stopping", "traceparent", b"traceparent"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_priority", b"_priority", "_prompt_len", b"_prompt_len", "_traceparent", b"_traceparent", "cache_salt", b"cache_salt", "model", b"model", "priority", b"priority", "prompt_len", b"prompt_len", "request_id", b"request_id", "response", b"response", "sampling", b"sampling", "stopping", b"stopping", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_priority", b"_priority", "_prompt_len", b"_prompt_len", "_traceparent", b"_traceparent", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "constraint", b"constraint", "model", b"model", "pooling", b"pooling", "priority", b"priority", "prompt_len", b"prompt_len", "request_id", b"request_id", "response", b"response", "sampling", b"sampling", "stopping", b"stopping", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cache_salt: _TypeAlias = _typing.Literal["cache_salt"]  # noqa: Y015
     _WhichOneofArgType__cache_salt: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt"]  # noqa: Y015
@@ -550,7 +786,13 @@ class Submit(_message.Message):
 
     HANDLE_FIELD_NUMBER: _builtins.int
     SPEC_FIELD_NUMBER: _builtins.int
+    SAME_PROMPT_AS_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
+    same_prompt_as: _builtins.int
+    """Handle of a live sequence that was submitted on this stream before, with the same prompt, model and cache_salt.
+    Both go to one engine, which computes the prompt once and lets them share its blocks. A hint: the sequence is
+    computed alone where that cannot be done, for instance because the other one has ended.
+    """
     @_builtins.property
     def spec(self) -> Global___SequenceSpec: ...
     def __init__(
@@ -558,12 +800,15 @@ class Submit(_message.Message):
         *,
         handle: _builtins.int = ...,
         spec: Global___SequenceSpec | None = ...,
+        same_prompt_as: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_same_prompt_as", b"_same_prompt_as", "same_prompt_as", b"same_prompt_as", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_same_prompt_as", b"_same_prompt_as", "handle", b"handle", "same_prompt_as", b"same_prompt_as", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__same_prompt_as: _TypeAlias = _typing.Literal["same_prompt_as"]  # noqa: Y015
+    _WhichOneofArgType__same_prompt_as: _TypeAlias = _typing.Literal["_same_prompt_as", b"_same_prompt_as"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__same_prompt_as) -> _WhichOneofReturnType__same_prompt_as | None: ...
 
 Global___Submit: _TypeAlias = Submit  # noqa: Y015
 
@@ -632,16 +877,24 @@ class SequenceEnd(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_ID_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    HYPOTHESES_FIELD_NUMBER: _builtins.int
+    VECTOR_FIELD_NUMBER: _builtins.int
     row: _builtins.int
     """Index of the row in `StepOutput.handles`."""
     reason: Global___FinishReason.ValueType
     stop_token_id: _builtins.int
     """The stop token that ended the sequence, for FINISH_REASON_STOP."""
+    vector: _builtins.bytes
+    """Of a pooled sequence: its numbers as little-endian float32."""
     @_builtins.property
     def usage(self) -> Global___Usage: ...
     @_builtins.property
     def error(self) -> Global___Error:
         """Set for FINISH_REASON_ERROR; a router passes on INTERNAL for a missing one, and cuts texts at 512 characters."""
+
+    @_builtins.property
+    def hypotheses(self) -> _containers.RepeatedCompositeFieldContainer[Global___Hypothesis]:
+        """Of a beam search that ended with STOP or LENGTH: what was found, best first. Usage counts the tokens of all."""
 
     def __init__(
         self,
@@ -651,14 +904,21 @@ class SequenceEnd(_message.Message):
         usage: Global___Usage | None = ...,
         stop_token_id: _builtins.int | None = ...,
         error: Global___Error | None = ...,
+        hypotheses: _abc.Iterable[Global___Hypothesis] | None = ...,
+        vector: _builtins.bytes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "error", b"error", "stop_token_id", b"stop_token_id", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "_vector", b"_vector", "error", b"error", "stop_token_id", b"stop_token_id", "usage", b"usage", "vector", b"vector"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "error", b"error", "reason", b"reason", "row", b"row", "stop_token_id", b"stop_token_id", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "_vector", b"_vector", "error", b"error", "hypotheses", b"hypotheses", "reason", b"reason", "row", b"row", "stop_token_id", b"stop_token_id", "usage", b"usage", "vector", b"vector"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__stop_token_id: _TypeAlias = _typing.Literal["stop_token_id"]  # noqa: Y015
     _WhichOneofArgType__stop_token_id: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id"]  # noqa: Y015
+    _WhichOneofReturnType__vector: _TypeAlias = _typing.Literal["vector"]  # noqa: Y015
+    _WhichOneofArgType__vector: _TypeAlias = _typing.Literal["_vector", b"_vector"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__stop_token_id) -> _WhichOneofReturnType__stop_token_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__vector) -> _WhichOneofReturnType__vector | None: ...
 
 Global___SequenceEnd: _TypeAlias = SequenceEnd  # noqa: Y015
 
@@ -830,6 +1090,10 @@ class ModelInfo(_message.Message):
     EOS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
     TOKENIZER_SHA256_FIELD_NUMBER: _builtins.int
+    TASKS_FIELD_NUMBER: _builtins.int
+    EMBEDDING_WIDTH_FIELD_NUMBER: _builtins.int
+    EMBEDDING_DIMENSIONS_FIELD_NUMBER: _builtins.int
+    ANY_DIMENSIONS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name that requests use; 1 to 256 characters."""
     max_model_len: _builtins.int
@@ -840,9 +1104,21 @@ class ModelInfo(_message.Message):
     """Computation type: float32, bfloat16 or float16; at most 64 characters."""
     tokenizer_sha256: _builtins.str
     """SHA-256 of tokenizer.json in hex, or empty (scripted engine). A gateway that decodes with another one refuses."""
+    embedding_width: _builtins.int
+    """Numbers of a vector (EMBED); 0 for a model that makes none."""
+    any_dimensions: _builtins.bool
+    """Any width from 1 on may be asked for."""
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The model's own end-of-sequence tokens; at most 64."""
+
+    @_builtins.property
+    def tasks(self) -> _containers.RepeatedScalarFieldContainer[Global___ModelTask.ValueType]:
+        """What it is served for; empty means GENERATE."""
+
+    @_builtins.property
+    def embedding_dimensions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Smaller widths that Pooling.dimensions may ask for; empty with `any_dimensions` false: none."""
 
     def __init__(
         self,
@@ -853,10 +1129,14 @@ class ModelInfo(_message.Message):
         eos_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         dtype: _builtins.str = ...,
         tokenizer_sha256: _builtins.str = ...,
+        tasks: _abc.Iterable[Global___ModelTask.ValueType] | None = ...,
+        embedding_width: _builtins.int = ...,
+        embedding_dimensions: _abc.Iterable[_builtins.int] | None = ...,
+        any_dimensions: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "max_model_len", b"max_model_len", "name", b"name", "tokenizer_sha256", b"tokenizer_sha256", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["any_dimensions", b"any_dimensions", "dtype", b"dtype", "embedding_dimensions", b"embedding_dimensions", "embedding_width", b"embedding_width", "eos_token_ids", b"eos_token_ids", "max_model_len", b"max_model_len", "name", b"name", "tasks", b"tasks", "tokenizer_sha256", b"tokenizer_sha256", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -52,6 +52,16 @@ class TokenizerServiceStub:
                 request_serializer=catenary_dot_v1_dot_tokenizer__pb2.DetokenizeRequest.SerializeToString,
                 response_deserializer=catenary_dot_v1_dot_tokenizer__pb2.DetokenizeResponse.FromString,
                 _registered_method=True)
+        self.CheckConstraint = channel.unary_unary(
+                '/catenary.v1.TokenizerService/CheckConstraint',
+                request_serializer=catenary_dot_v1_dot_tokenizer__pb2.CheckConstraintRequest.SerializeToString,
+                response_deserializer=catenary_dot_v1_dot_tokenizer__pb2.CheckConstraintResponse.FromString,
+                _registered_method=True)
+        self.ListTokenizers = channel.unary_unary(
+                '/catenary.v1.TokenizerService/ListTokenizers',
+                request_serializer=catenary_dot_v1_dot_tokenizer__pb2.ListTokenizersRequest.SerializeToString,
+                response_deserializer=catenary_dot_v1_dot_tokenizer__pb2.ListTokenizersResponse.FromString,
+                _registered_method=True)
         self.GetTokenizer = channel.unary_stream(
                 '/catenary.v1.TokenizerService/GetTokenizer',
                 request_serializer=catenary_dot_v1_dot_tokenizer__pb2.GetTokenizerRequest.SerializeToString,
@@ -86,6 +96,20 @@ class TokenizerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CheckConstraint(self, request, context):
+        """Compiles a constraint, and fails with INVALID_ARGUMENT or UNSUPPORTED if it cannot be honoured.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListTokenizers(self, request, context):
+        """What this service knows of its models.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetTokenizer(self, request, context):
         """The tokenizer file, in chunks; the checksum comes with the last one. Gateways decode with it.
         """
@@ -110,6 +134,16 @@ def add_TokenizerServiceServicer_to_server(servicer, server):
                     servicer.Detokenize,
                     request_deserializer=catenary_dot_v1_dot_tokenizer__pb2.DetokenizeRequest.FromString,
                     response_serializer=catenary_dot_v1_dot_tokenizer__pb2.DetokenizeResponse.SerializeToString,
+            ),
+            'CheckConstraint': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckConstraint,
+                    request_deserializer=catenary_dot_v1_dot_tokenizer__pb2.CheckConstraintRequest.FromString,
+                    response_serializer=catenary_dot_v1_dot_tokenizer__pb2.CheckConstraintResponse.SerializeToString,
+            ),
+            'ListTokenizers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTokenizers,
+                    request_deserializer=catenary_dot_v1_dot_tokenizer__pb2.ListTokenizersRequest.FromString,
+                    response_serializer=catenary_dot_v1_dot_tokenizer__pb2.ListTokenizersResponse.SerializeToString,
             ),
             'GetTokenizer': grpc.unary_stream_rpc_method_handler(
                     servicer.GetTokenizer,
@@ -201,6 +235,60 @@ class TokenizerService:
             '/catenary.v1.TokenizerService/Detokenize',
             catenary_dot_v1_dot_tokenizer__pb2.DetokenizeRequest.SerializeToString,
             catenary_dot_v1_dot_tokenizer__pb2.DetokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckConstraint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/catenary.v1.TokenizerService/CheckConstraint',
+            catenary_dot_v1_dot_tokenizer__pb2.CheckConstraintRequest.SerializeToString,
+            catenary_dot_v1_dot_tokenizer__pb2.CheckConstraintResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTokenizers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/catenary.v1.TokenizerService/ListTokenizers',
+            catenary_dot_v1_dot_tokenizer__pb2.ListTokenizersRequest.SerializeToString,
+            catenary_dot_v1_dot_tokenizer__pb2.ListTokenizersResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -34,6 +34,7 @@ class Admission:
             raise Inadmissible(message, "model", common_pb2.ERROR_CODE_MODEL_NOT_FOUND)
         if len(spec.request_id) > MAX_REQUEST_ID:
             raise Inadmissible(f"request_id is longer than {MAX_REQUEST_ID} characters.", "request_id")
+        _refuse_unsupported(spec)
         prompt_len = self._prompt_len(spec)
         max_tokens, min_tokens = self._lengths(spec, prompt_len)
         return SubmitSequence(
@@ -105,3 +106,16 @@ def _cache_salt(spec: common_pb2.SequenceSpec) -> str:
     if len(spec.cache_salt) > MAX_CACHE_SALT:
         raise Inadmissible(f"cache_salt is longer than {MAX_CACHE_SALT} characters.", "cache_salt")
     return spec.cache_salt
+
+
+def _refuse_unsupported(spec: common_pb2.SequenceSpec) -> None:
+    parts = {
+        "constraint": spec.HasField("constraint"),
+        "beam_search": spec.HasField("beam_search"),
+        "pooling": spec.HasField("pooling"),
+    }
+    for name, given in parts.items():
+        if given:
+            raise Inadmissible(
+                f"This engine does not support {name}.", name, common_pb2.ERROR_CODE_UNSUPPORTED
+            )
