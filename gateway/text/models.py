@@ -10,6 +10,7 @@ from catenary.backoff import Backoff
 from catenary.telemetry import get_logger
 from catenary.v1 import router_pb2
 from gateway.errors import ApiError, model_not_found, unavailable
+from gateway.text.traits import TokenizerTraits
 from gateway.text.vocabulary import Vocabulary
 
 _log = get_logger(__name__)
@@ -27,6 +28,11 @@ class Model:
     max_model_len: int
     vocab_size: int
     vocabulary: Vocabulary
+
+    @property
+    def traits(self) -> TokenizerTraits:
+        """What its tokenizer service tells of it."""
+        return self.vocabulary.traits
 
 
 class ModelBoard:

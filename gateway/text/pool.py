@@ -14,6 +14,7 @@ from catenary.telemetry import get_logger
 from catenary.v1 import common_pb2, tokenizer_pb2
 from gateway.errors import ApiError, from_wire, internal, timed_out, unavailable
 from gateway.text.target import TokenizerTarget
+from gateway.text.traits import TokenizerTraits
 from gateway.text.vocabulary import Vocabulary
 
 _log = get_logger(__name__)
@@ -144,4 +145,9 @@ def _away() -> ApiError:
 def _load(data: bytes, digest: tokenizer_pb2.TokenizerDigest) -> Vocabulary:
     if len(data) != digest.size or hashlib.sha256(data).hexdigest() != digest.sha256:
         raise ValueError("tokenizer file does not match its checksum")
-    return Vocabulary(data, sha256=digest.sha256, special_ids=digest.special_token_ids)
+    return Vocabulary(
+        data,
+        sha256=digest.sha256,
+        special_ids=digest.special_token_ids,
+        traits=TokenizerTraits.of(digest),
+    )

@@ -9,6 +9,7 @@ import msgspec
 from tokenizers import Tokenizer
 
 from gateway.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from gateway.text.traits import TokenizerTraits
 
 _SPACE_MARK = "\u2581"
 
@@ -23,13 +24,21 @@ class Vocabulary:
     `sha256` is the file's checksum. Control tokens (`special_ids` and those that the file marks) are left
     out of visible text."""
 
-    def __init__(self, tokenizer_json: bytes, *, sha256: str, special_ids: Iterable[int] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer_json: bytes,
+        *,
+        sha256: str,
+        special_ids: Iterable[int] = (),
+        traits: TokenizerTraits | None = None,
+    ) -> None:
         try:
             self._tokenizer = Tokenizer.from_str(tokenizer_json.decode())
             decoder = msgspec.json.decode(tokenizer_json, type=_DecoderField).decoder
         except Exception as error:  # the library raises bare Exception
             raise ValueError("not a tokenizer file") from error
         self.sha256 = sha256
+        self.traits = TokenizerTraits() if traits is None else traits
         self._byte_level = _is_byte_level(decoder)
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = frozenset(special_ids) | {index for index, token in added.items() if token.special}
