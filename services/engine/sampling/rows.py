@@ -39,7 +39,8 @@ class RowParams(Struct, gc=False):
 class SampledToken(Struct, frozen=True, gc=False):
     """One row's result. `token_id` is None unless `status` is SAMPLED.
 
-    NOT_FINITE: a logit is NaN or positive infinity. NOTHING_LEFT: bans and allowed ids leave no token.
+    NOT_FINITE: a logit is NaN or positive infinity, or penalties made it so. NOTHING_LEFT: bans and allowed
+    ids leave no token.
     `logprob` and `top` (ids with their log probabilities, best first) are of the model's own distribution,
     before bias, penalties, bans, temperature and filters; `logprob` is None if the row did not ask.
     """

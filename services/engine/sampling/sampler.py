@@ -52,7 +52,8 @@ def sample(
         drawn = draw_filtered(Scaled(scores, best, draws), filters, device)
         tokens.index_copy_(0, draws.index, drawn)
     status = torch.where(best == -torch.inf, RowStatus.NOTHING_LEFT, RowStatus.SAMPLED)
-    unusable = largest.isnan() | (largest == torch.inf)
+    # Penalties and biases may overflow what was finite.
+    unusable = largest.isnan() | (largest == torch.inf) | (best == torch.inf)
     status = status.masked_fill(unusable, RowStatus.NOT_FINITE)
     return SampledBatch(tokens, _pack(raw, tokens, status, inputs, device))
 

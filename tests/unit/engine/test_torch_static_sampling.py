@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from services.engine.device import CpuDevice
 from services.engine.runner.layout import static_counts
-from services.engine.sampling import SampledToken
+from services.engine.sampling import RowStatus, SampledToken
 from services.engine.sampling.static import StaticProgram
 from tests.support.graph_device import GraphDevice
 from tests.support.sampling import row, run
@@ -93,6 +93,22 @@ def test_values_that_are_no_numbers_give_the_same_status() -> None:
     same(run_static(logits, rows), run(logits, rows))
     plain = [row(temperature=0.0)] * 6
     same(run_static(logits, plain), run(logits, plain))
+
+
+def test_scores_that_overflow_fail_alone() -> None:
+    logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(3))
+    logits[:, 7] = 3e38
+    # A hundred times as large is more than a float holds.
+    seen: dict[str, Any] = {"tokens": [7], "repetition_penalty": 0.01}
+    broken = [row(**seen), row(**seen, temperature=0.0), row(**seen, top_p=0.5)]
+    broken.append(row(tokens=[2], repetition_penalty=0.01, pending_row=0))
+    sound = row(allowed_token_ids=(1, 2))
+    for rows in (broken, [*broken, sound]):
+        given = logits[: len(rows)]
+        static, dynamic = run_static(given, rows, last_tokens=[7]), run(given, rows, last_tokens=[7])
+        same(static, dynamic)
+        assert [one.status for one in static[:4]] == [RowStatus.NOT_FINITE] * 4
+        assert all(one.status is RowStatus.SAMPLED for one in static[4:])
 
 
 def test_a_row_does_not_depend_on_its_neighbours() -> None:

@@ -236,7 +236,8 @@ class Stages:
         self, last_rows: torch.Tensor, tokens: torch.Tensor, best: torch.Tensor, raw: torch.Tensor
     ) -> None:
         # Not by the maximum: whether that is NaN where one of the row is, a device need not say.
-        unusable = (raw.isnan() | (raw == torch.inf)).any(-1)
+        # What is drawn from may have overflowed where the raw logits are finite.
+        unusable = (raw.isnan() | (raw == torch.inf)).any(-1) | (best == torch.inf)
         status = torch.full_like(tokens, int(RowStatus.SAMPLED))
         status = status.masked_fill(best == -torch.inf, int(RowStatus.NOTHING_LEFT))
         status = status.masked_fill(unusable, int(RowStatus.NOT_FINITE))
