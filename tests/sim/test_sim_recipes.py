@@ -13,7 +13,9 @@ from services.engine.device.sim.recipes import RecipeCache, RecipeCacheConfig
 MIB = 2**20
 
 
-def opened(directory: Path, version: str = "1.24.0", device: str = "gaudi3", rank: int = 0, **more: object):
+def opened(
+    directory: Path, version: str = "1.24.0", device: str = "gaudi3", rank: int = 0, **more: object
+) -> RecipeCache:
     return RecipeCache(
         RecipeCacheConfig(str(directory), **more),  # type: ignore[arg-type]
         rank=rank,
@@ -53,6 +55,39 @@ def test_the_oldest_recipes_make_room(tmp_path: Path) -> None:
             os.utime(path, (second, second))
             known.add(path)
     assert [cache.lookup(name) for name in "abc"] == [False, True, True]
+
+
+def test_what_earlier_starts_stored_counts(tmp_path: Path) -> None:
+    first = opened(tmp_path / "cache", max_mib=2)
+    for name in "ab":
+        first.store(name, MIB)
+    for path in first.directory.iterdir():
+        os.utime(path, (1, 1))
+    opened(tmp_path / "cache", max_mib=2).store("c", 2 * MIB)
+    assert [first.lookup(name) for name in "abc"] == [False, False, True]
+
+
+def test_the_directory_is_not_listed_at_each_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = opened(tmp_path / "cache", max_mib=2)
+
+    def refuse(*args: object) -> None:
+        raise AssertionError("the directory is listed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "glob", refuse)
+        for name in "ab":
+            cache.store(name, MIB)
+        with pytest.raises(AssertionError, match="is listed"):
+            cache.store("c", MIB)
+
+
+def test_another_engine_may_take_recipes_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = opened(tmp_path / "cache", max_mib=1)
+    cache.store("a", 10)
+    gone = cache.directory / "gone.recipe"
+    monkeypatch.setattr(Path, "glob", lambda *_: iter([gone, *sorted(cache.directory.iterdir())]))
+    cache.store("b", MIB)
+    assert not gone.exists()
 
 
 def test_a_directory_that_cannot_be_made_is_fatal(tmp_path: Path) -> None:

@@ -83,7 +83,9 @@ class RecipeCache:
             raise RuntimeError(f"Recipe cache path is expected: {self.directory}")
         if config.delete:
             for path in self.directory.iterdir():
-                path.unlink()
+                path.unlink(missing_ok=True)
+        # Bytes of recipes, as far as this process knows: no listing at each of thousands of recipes.
+        self._bytes = sum(size for _, size, _ in self._recipes())
 
     def lookup(self, recipe: str) -> bool:
         """True if an earlier start stored the recipe. Raises RuntimeError if the files are unusable."""
@@ -110,17 +112,28 @@ class RecipeCache:
         except OSError as error:
             log.warning("a compiled recipe could not be cached", path=str(path), error=error.strerror)
             return
-        self._evict()
+        self._bytes += size
+        if self._bytes > self._most:
+            self._evict()
 
     def _evict(self) -> None:
-        recipes = sorted(self.directory.glob(f"*{_RECIPE}"), key=lambda path: path.stat().st_mtime_ns)
-        total = sum(path.stat().st_size for path in recipes)
-        for path in recipes:
-            if total <= self._most:
+        recipes = sorted(self._recipes())
+        self._bytes = sum(size for _, size, _ in recipes)
+        for _, size, path in recipes:
+            if self._bytes <= self._most:
                 return
-            total -= path.stat().st_size
-            path.unlink()
+            self._bytes -= size
+            path.unlink(missing_ok=True)
             path.with_suffix(_METADATA).unlink(missing_ok=True)
+
+    def _recipes(self) -> list[tuple[int, int, Path]]:
+        """Time of writing in ns, bytes and path of each. Another engine may take some away meanwhile."""
+        found: list[tuple[int, int, Path]] = []
+        for path in self.directory.glob(f"*{_RECIPE}"):
+            with contextlib.suppress(FileNotFoundError):
+                facts = path.stat()
+                found.append((facts.st_mtime_ns, facts.st_size, path))
+        return found
 
     def _path(self, recipe: str, suffix: str) -> Path:
         name = hashlib.sha256(f"{self._identity}/{recipe}".encode()).hexdigest()[:32]
