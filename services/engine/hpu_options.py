@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
 
 class HpuOptions(BaseModel):
@@ -71,3 +71,10 @@ class HpuOptions(BaseModel):
     log_step_fallbacks: Literal["off", "new", "all"] = Field(
         "off", description="HPU: log operations that ran on the CPU: of steps that have any, or of all."
     )
+
+    @model_validator(mode="after")
+    def _recipes_have_a_directory(self) -> Self:
+        for name in ("recipe_cache_mib", "recipe_cache_clear"):
+            if self.recipe_cache is None and getattr(self, name) != HpuOptions.model_fields[name].default:
+                raise ValueError(f"{name} needs recipe_cache, the directory that recipes are kept in")
+        return self

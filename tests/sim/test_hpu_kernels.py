@@ -137,13 +137,15 @@ def test_which_kernels_are_used_where(new_card: NewCard) -> None:
     new_card(version="1.22.1")
     assert used("1.22.1") == everything - {"sdpa_sinks"}
     new_card(missing=frozenset({"FusedSDPA", "rms_norm", "mixture_of_experts", "rotary_pos_embedding"}))
-    assert used("1.24.0") == {"sliced_sdpa", "block_softmax_adjustment", "index_reduce"}
+    # Slices are a way of the fused attention.
+    assert used("1.24.0") == {"block_softmax_adjustment", "index_reduce"}
 
 
 def test_kernels_are_switched_by_name() -> None:
     switches = parse_switches("sdpa=off, block_softmax=on,")
     kernels = probe_kernels(GAUDI3, "1.24.0", switches)
     assert (kernels.sdpa, bool(kernels.block_softmax)) == (None, True)
+    assert (kernels.sdpa_sinks, kernels.sliced_sdpa) == (False, None)
     assert parse_switches("") == {}
 
 
@@ -161,6 +163,17 @@ def test_switching_on_what_is_not_there_is_refused(new_card: NewCard) -> None:
     new_card()
     with pytest.raises(DeviceError, match="needs block_softmax_adjustment=on"):
         probe_kernels(GAUDI2, "1.24.0", parse_switches("block_softmax=on"))
+
+
+@pytest.mark.parametrize("name", ["sdpa_sinks", "sliced_sdpa"])
+def test_switching_on_a_part_of_what_is_off_is_refused(name: str) -> None:
+    with pytest.raises(DeviceError, match=rf"^kernels: {name}=on needs sdpa=on$"):
+        probe_kernels(GAUDI3, "1.24.0", parse_switches(f"{name}=on,sdpa=off"))
+
+
+def test_a_kernel_that_is_switched_twice_is_refused() -> None:
+    with pytest.raises(DeviceError, match=r"^kernels: sdpa is switched twice$"):
+        parse_switches("sdpa=on,sdpa=off")
 
 
 @pytest.mark.parametrize("choice", CHOICES)

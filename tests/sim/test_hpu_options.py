@@ -10,6 +10,7 @@ import pytest
 import structlog
 import torch
 
+from services.engine.config import EngineConfig
 from services.engine.core import devices
 from services.engine.device import ExecutionMode, HpuSettings, StepLog
 from services.engine.device.hpu import HpuDevice
@@ -162,3 +163,34 @@ def test_options_of_hpus_say_so_on_other_devices() -> None:
             "device": "cpu",
         }
     ]
+
+
+@pytest.mark.parametrize(
+    ("mode", "idle"),
+    [
+        (ExecutionMode.LAZY, ["regional_compilation", "compile_fullgraph", "compile_only_warmup"]),
+        (ExecutionMode.COMPILE, ["layers_per_graph"]),
+    ],
+)
+def test_options_of_other_modes_say_so(host: Host, mode: ExecutionMode, idle: list[str]) -> None:
+    host.prepare(mode)
+    options = core_options(
+        device="sim",
+        compile=mode is ExecutionMode.COMPILE,
+        enforce_eager=mode in EAGER,
+        layers_per_graph=4,
+        regional_compilation=False,
+        compile_fullgraph=True,
+        compile_only_warmup=False,
+    )
+    with structlog.testing.capture_logs() as logs:
+        devices.device_of(options).close()
+    said = [line for line in logs if line["event"] == "options that change nothing in this execution mode"]
+    assert [(line["options"], line["mode"]) for line in said] == [(idle, mode.value)]
+
+
+@pytest.mark.parametrize("options", [{"recipe_cache_clear": True}, {"recipe_cache_mib": 5}])
+def test_what_is_said_of_a_recipe_cache_needs_one(options: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(options))} needs recipe_cache"):
+        EngineConfig(**options)
+    assert EngineConfig(recipe_cache=tmp_path, **options).recipe_cache == tmp_path

@@ -10,6 +10,7 @@ from services.engine.core.options import CoreOptions
 from services.engine.device import (
     AttentionSettings,
     Device,
+    ExecutionMode,
     HpuSettings,
     RecipeCache,
     Softmax,
@@ -22,6 +23,16 @@ log = get_logger(__name__)
 
 _HPUS = ("hpu", "sim")
 
+# Settings that tell in some modes alone.
+_LAZY = (ExecutionMode.LAZY, ExecutionMode.GRAPH)
+_COMPILED = (ExecutionMode.COMPILE,)
+_MODES = {
+    "layers_per_graph": _LAZY,
+    "regional_compilation": _COMPILED,
+    "compile_fullgraph": _COMPILED,
+    "compile_only_warmup": _COMPILED,
+}
+
 
 def device_of(options: CoreOptions) -> Device:
     """Opens it. Raises DeviceError, or ValueError for options that contradict each other."""
@@ -32,9 +43,23 @@ def device_of(options: CoreOptions) -> Device:
         lazy=os.environ.get("PT_HPU_LAZY_MODE"),
     )
     settings = hpu_settings(options)
-    if options.device not in _HPUS and settings != HpuSettings():
-        log.warning("options that concern HPUs alone change nothing here", device=options.device)
+    _name_idle(options.device, mode, settings)
     return open_device(options.device, threads=options.device_threads or None, mode=mode, hpu=settings)
+
+
+def _name_idle(device: str, mode: ExecutionMode, settings: HpuSettings) -> None:
+    default = HpuSettings()
+    if device not in _HPUS:
+        if settings != default:
+            log.warning("options that concern HPUs alone change nothing here", device=device)
+        return
+    idle = [
+        name
+        for name, modes in _MODES.items()
+        if mode not in modes and getattr(settings, name) != getattr(default, name)
+    ]
+    if idle:
+        log.warning("options that change nothing in this execution mode", options=idle, mode=mode.value)
 
 
 def hpu_settings(options: CoreOptions) -> HpuSettings:

@@ -23,6 +23,8 @@ log = get_logger(__name__)
 
 # First software whose adjustment is exact enough, and on Gaudi 3 alone.
 _ADJUSTMENT_SINCE = (1, 22, 0, 494)
+# Kernels that are of no use without another.
+_NEEDS = {"sdpa_sinks": "sdpa", "sliced_sdpa": "sdpa", "block_softmax": "block_softmax_adjustment"}
 # Arguments of FusedSDPA before those that came later: the window and the sinks.
 _SDPA_ARGUMENTS = 13
 
@@ -62,6 +64,8 @@ def parse_switches(text: str) -> dict[str, bool]:
             raise DeviceError(
                 f"kernels: {part!r} is not understood; write NAME=on or NAME=off with {', '.join(SWITCHES)}"
             )
+        if name in switches:
+            raise DeviceError(f"kernels: {name} is switched twice")
         switches[name] = value == "on"
     return switches
 
@@ -78,8 +82,11 @@ def probe_kernels(properties: HpuProperties, version: str, switches: Mapping[str
             found[name] = None
         elif not found[name]:
             raise DeviceError(f"kernels: {name}=on, but Habana software {version} has no such kernel here")
-    if found["block_softmax"] and not found["block_softmax_adjustment"]:
-        raise DeviceError("kernels: block_softmax=on needs block_softmax_adjustment=on")
+    for name, needed in _NEEDS.items():
+        if found[name] and not found[needed]:
+            if switches.get(name):
+                raise DeviceError(f"kernels: {name}=on needs {needed}=on")
+            found[name] = None
     kernels = Kernels(**{name: value for name, value in found.items() if value})
     used = [name for name in SWITCHES if getattr(kernels, name)]
     log.info("HPU kernels", fused=used, plain=[name for name in SWITCHES if name not in used])
