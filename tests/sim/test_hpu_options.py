@@ -194,3 +194,17 @@ def test_what_is_said_of_a_recipe_cache_needs_one(options: dict[str, Any], tmp_p
     with pytest.raises(ValueError, match=f"{next(iter(options))} needs recipe_cache"):
         EngineConfig(**options)
     assert EngineConfig(recipe_cache=tmp_path, **options).recipe_cache == tmp_path
+
+
+def test_what_graphs_took_is_no_measure_for_other_graphs(start: Start, tmp_path: Path) -> None:
+    others: list[dict[str, Any]] = [
+        {},
+        {"kernels": "sdpa=off"},
+        {"max_capture_tokens": 16},
+        {"contiguous_kv": True, "enable_prefix_caching": False},
+    ]
+    for count, options in enumerate(others, 1):
+        start(ExecutionMode.GRAPH, **options).engine.close()
+        assert len(list((tmp_path / "graphs").iterdir())) == count
+    start(ExecutionMode.GRAPH).engine.close()
+    assert len(list((tmp_path / "graphs").iterdir())) == len(others)

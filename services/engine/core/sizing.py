@@ -177,6 +177,8 @@ def _history_key(options: CoreOptions, device: Device, model: PagedModel, model_
             options.max_num_seqs,
             options.max_num_batched_tokens,
             options.max_prefill_batch,
+            options.max_capture_tokens,
+            options.contiguous_kv,
             options.bucketing_strategy,
             options.bucketing_file,
             options.bucketing_pad_ratio,
@@ -185,5 +187,11 @@ def _history_key(options: CoreOptions, device: Device, model: PagedModel, model_
             options.bucketing_pad_max_context,
             options.bucketing_pad_max_blocks,
             *(getattr(options, name) for name in AXIS_OPTIONS),
+        ),
+        attention=(
+            options.kernels,
+            options.attention_softmax,
+            options.attention_slice_from,
+            options.attention_slice_chunk,
         ),
     )
