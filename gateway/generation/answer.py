@@ -10,7 +10,7 @@ from catenary.telemetry import get_logger
 from gateway.errors import ApiError, internal
 from gateway.generation.generation import Generation
 from gateway.http.disconnect import ClientGone
-from gateway.streaming.delta import ChoiceDelta, ChoiceResult
+from gateway.streaming.delta import ChoiceResult
 from gateway.streaming.sequence_text import LogprobEntry
 from gateway.streaming.sse import DONE, HEADERS, error_event
 from gateway.streaming.writer import AnyWriter
@@ -18,19 +18,15 @@ from gateway.streaming.writer import AnyWriter
 _log = get_logger(__name__)
 
 
-async def collect(generation: Generation, first: list[ChoiceDelta]) -> list[ChoiceResult]:
-    """All choices, whole. `first`: what `next` has returned already."""
+async def collect(generation: Generation) -> list[ChoiceResult]:
+    """All choices of a generation that was started, whole."""
     count = generation.plan.count
     texts: list[list[str]] = [[] for _ in range(count)]
     entries: list[list[LogprobEntry]] = [[] for _ in range(count)]
-    deltas = first
-    while True:
-        for delta in deltas:
+    while not generation.done:
+        for delta in await generation.next():
             texts[delta.index].append(delta.text)
             entries[delta.index] += delta.entries
-        if generation.done:
-            break
-        deltas = await generation.next()
     wanted = generation.plan.top_count is not None
     return [
         ChoiceResult(
@@ -44,25 +40,21 @@ async def send_stream(
     send: Send,
     generation: Generation,
     writer: AnyWriter,
-    first: list[ChoiceDelta],
     *,
     on_error: Callable[[str], None],
 ) -> None:
-    """Send the deltas of a generation as server-sent events.
-
-    It begins once the engine has answered for the first time, so that whatever can be refused has been. An
-    error after that is an event, followed by [DONE].
+    """Send the deltas of a generation that was started as server-sent events. An error is an event, followed
+    by [DONE].
 
     Args:
         send: of the request.
         generation: what yields the deltas.
         writer: how they are written.
-        first: what `generation.next` has returned already.
         on_error: called with the code of an error that only the stream could tell.
     """
     await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
     try:
-        await _send_deltas(send, generation, writer, first)
+        await _send_deltas(send, generation, writer)
     except ClientGone:
         raise
     except Exception as failure:
@@ -76,20 +68,16 @@ async def send_stream(
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _send_deltas(
-    send: Send, generation: Generation, writer: AnyWriter, first: list[ChoiceDelta]
-) -> None:
+async def _send_deltas(send: Send, generation: Generation, writer: AnyWriter) -> None:
     fields = generation.plan.fields
     running = generation.usage if fields.wants_running_usage else lambda: None
     data = writer.opening(generation.plan.count, running())
-    deltas = first
-    while True:
-        data += b"".join(writer.delta(delta, running()) for delta in deltas)
-        if generation.done:
-            break
-        if data:
+    while not generation.done:
+        for delta in await generation.next():
+            data += writer.delta(delta, running())
+        if data and not generation.done:
             await _send_part(send, data)
-        deltas, data = await generation.next(), b""
+            data = b""
     if fields.wants_usage:
         data += writer.usage(generation.usage())
     await _send_part(send, data + DONE)

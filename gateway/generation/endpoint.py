@@ -10,6 +10,7 @@ from gateway.schemas.limits import RequestLimits
 from gateway.streaming.writer import AnyWriter
 from gateway.text.models import Model
 from gateway.text.pool import TokenizerPool
+from gateway.text.rendered import Rendered
 
 T = TypeVar("T", bound=GenerationFields)
 
@@ -31,5 +32,5 @@ class Endpoint(ABC, Generic[T]):
         """The checked request. Raises ApiError."""
 
     @abstractmethod
-    async def render(self, fields: T, model: Model, pool: TokenizerPool, request_id: str) -> list[list[int]]:
-        """Token ids of each prompt. Raises ApiError."""
+    async def render(self, fields: T, model: Model, pool: TokenizerPool, request_id: str) -> Rendered:
+        """The request's prompts. Raises ApiError."""

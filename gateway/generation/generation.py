@@ -34,7 +34,8 @@ class _Choice:
 class Generation:
     """Use as an async context manager: leaving it aborts what has not ended, whatever the reason.
 
-    `next` waits for output; an error of one sequence is an error of the request.
+    `start` submits and waits for the engine's first answer, `next` yields that and then waits for more
+    output until all is `done`; an error of one sequence is an error of the request.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Generation:
         deadline: float,
         on_tokens: Callable[[int, int], None],
     ) -> None:
-        """Nothing is sent before `submit`.
+        """Nothing is sent before `start`.
 
         Args:
             plan: what to generate.
@@ -62,6 +63,7 @@ class Generation:
         self._inbox = Inbox(max_unread_tokens)
         self._choices: list[_Choice] = []
         self._open = plan.count
+        self._first: list[ChoiceDelta] | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -75,8 +77,8 @@ class Generation:
 
     @property
     def done(self) -> bool:
-        """Whether every choice has ended."""
-        return self._open == 0
+        """Whether every choice has ended and `next` has told of it."""
+        return self._open == 0 and self._first is None
 
     @property
     def finish_reasons(self) -> list[str | None]:
@@ -87,17 +89,33 @@ class Generation:
         """Make `next` raise."""
         self._inbox.interrupt(error)
 
-    def submit(self, traceparent: str | None) -> None:
-        """Send all sequences to the router. Raises ApiError; what was sent before it is aborted on exit."""
+    async def start(self, traceparent: str | None) -> None:
+        """Send all sequences to the router, and wait until an engine has answered for the first time: what
+        can be refused has been then.
+
+        Raises ApiError, or the error of `interrupt`; what was sent before it is aborted on exit.
+        """
+        self._submit(traceparent)
+        self._first = await self._wait()
+
+    def _submit(self, traceparent: str | None) -> None:
         stops, min_tokens = self.plan.fields.stops, self.plan.fields.min_tokens or 0
         for index, spec in enumerate(self.plan.specs(traceparent)):
-            handle = self._session.submit(spec, self._inbox.feed(index))
+            sample = index % self.plan.n
+            first = self._choices[index - sample].handle if sample else None
+            handle = self._session.submit(spec, self._inbox.feed(index), first)
             prompt = self.plan.prompts[index // self.plan.n]
             detokenizer = self.plan.model.vocabulary.detokenizer(prompt)
             self._choices.append(_Choice(handle, SequenceText(detokenizer, stops, min_tokens)))
 
     async def next(self) -> list[ChoiceDelta]:
         """The next output, maybe without text. Raises ApiError, or the error of `interrupt`."""
+        if (first := self._first) is not None:
+            self._first = None
+            return first
+        return await self._wait()
+
+    async def _wait(self) -> list[ChoiceDelta]:
         try:
             async with asyncio.timeout_at(self._deadline):
                 feeds = await self._inbox.wait()

@@ -23,6 +23,7 @@ class GenerationPlan:
     n: int
     fields: GenerationFields
     cache_salt: str = ""
+    constraint: common_pb2.Constraint | None = None
 
     @property
     def top_count(self) -> int | None:
@@ -80,6 +81,7 @@ class GenerationPlan:
             response=response,
             traceparent=traceparent,
             cache_salt=self.cache_salt,
+            constraint=self.constraint,
         )
 
 
@@ -92,6 +94,7 @@ def make_plan(
     default_max_tokens: int | None,
     param: str,
     cache_salt: str,
+    constraint: common_pb2.Constraint | None = None,
 ) -> GenerationPlan:
     """Check what needs the model and the rendered prompts. Raises ApiError 400.
 
@@ -103,13 +106,14 @@ def make_plan(
         default_max_tokens: for a request without a limit; cut to what the context has room for; None: that.
         param: name of the field that the prompts came from.
         cache_salt: cached KV is shared only with requests that have the same one.
+        constraint: what the text of every choice must be; it was checked.
     """
     _check_ids(fields.stop_token_ids or (), model, "stop_token_ids")
     limits = []
     for prompt in prompts:
         limits.append(_token_limit(len(prompt), model.max_model_len, fields, default_max_tokens, param))
         _check_ids(prompt, model, param)
-    return GenerationPlan(request_id, model, prompts, limits, fields.choices, fields, cache_salt)
+    return GenerationPlan(request_id, model, prompts, limits, fields.choices, fields, cache_salt, constraint)
 
 
 def _token_limit(prompt: int, context: int, fields: GenerationFields, default: int | None, param: str) -> int:

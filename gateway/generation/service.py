@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
@@ -28,9 +29,20 @@ from gateway.streaming.delta import ChoiceResult
 from gateway.streaming.writer import AnyWriter
 from gateway.text.models import ModelBoard
 from gateway.text.pool import TokenizerPool
+from gateway.text.rendered import Rendered
 
 _log = get_logger(__name__)
 LARGE_LOGPROBS = 5000
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A request that an engine has taken. `failed` counts, by its code, an error that was told to the client
+    in place of raising it."""
+
+    generation: Generation
+    rendered: Rendered
+    failed: Callable[[str], None]
 
 
 class GenerationService:
@@ -85,55 +97,75 @@ class GenerationService:
 
     async def serve(self, endpoint: Endpoint[T], scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Raises ApiError before the answer has begun, ClientGone at any time."""
-        deadline = asyncio.get_running_loop().time() + self._config.request_timeout_s
-        with self._place():
+        deadline = self.deadline()
+        with self.place():
             body = await read_json_object(Request(scope, receive), self._body)
             fields = endpoint.parse(body, self._limits)
-            model = self._models.require(fields.model)
             del body
-            timer = RequestTimer(self._metrics, model.name)
-            request_id = new_id(endpoint.id_prefix)
-            try:
-                async with ClientWatch(receive) as watch:
-                    render = endpoint.render(fields, model, self._tokenizers, request_id)
-                    prompts = await watch.run(render)
-                    plan = make_plan(
-                        request_id=request_id,
-                        model=model,
-                        prompts=prompts,
-                        fields=fields,
-                        default_max_tokens=endpoint.default_max_tokens,
-                        param=endpoint.prompt_param,
-                        cache_salt=cache_salt_of(scope),
-                    )
-                    writer = endpoint.writer(
-                        answer_id=request_id,
-                        created=int(time.time()),
-                        model=model.name,
-                        vocabulary=model.vocabulary,
-                        with_usage=fields.wants_usage,
-                    )
-                    with self._generation(plan, timer, deadline) as generation:
-                        watch.on_gone(lambda: generation.interrupt(ClientGone()))
-                        async with generation:
-                            await self._run(generation, writer, timer, send)
-            except ApiError as error:
-                timer.failed(error.code or "")
-                raise
-            except ClientGone as error:
-                timer.failed("slow_reader" if isinstance(error, SlowReader) else "disconnect")
-                raise
+            async with (
+                ClientWatch(receive) as watch,
+                self.run(
+                    endpoint, fields, cache_salt=cache_salt_of(scope), deadline=deadline, watch=watch
+                ) as running,
+            ):
+                await _answer(endpoint, running, send)
 
-    async def _run(self, generation: Generation, writer: AnyWriter, timer: RequestTimer, send: Send) -> None:
-        generation.submit(current_traceparent())
-        # Nothing is sent before the engine's first answer: until then a refusal is a status, not an event.
-        first = await generation.next()
-        timer.accept(generation.plan.prompt_tokens)
-        if generation.plan.fields.stream:
-            await send_stream(send, generation, writer, first, on_error=timer.failed)
-        else:
-            results = await collect(generation, first)
-            await send_json(send, await _encode(writer, results, generation))
+    def deadline(self) -> float:
+        """The loop's time at which a request that begins now is given up."""
+        return asyncio.get_running_loop().time() + self._config.request_timeout_s
+
+    @asynccontextmanager
+    async def run(
+        self,
+        endpoint: Endpoint[T],
+        fields: T,
+        *,
+        cache_salt: str,
+        deadline: float,
+        watch: ClientWatch | None = None,
+    ) -> AsyncIterator[Running]:
+        """Generate for a request: entered once an engine has answered for the first time; what has not ended
+        when it is left is aborted. It is counted in the metrics.
+
+        Args:
+            endpoint: how the request is rendered.
+            fields: the request, checked by `endpoint.parse`.
+            cache_salt: of the client's credentials.
+            deadline: the loop's time at which it is given up.
+            watch: of the client's connection; None for a request that nobody waits for.
+
+        Raises:
+            ApiError: it is refused, or failed; also at `generation.next`.
+            ClientGone: the client of `watch` hung up; also at `generation.next`.
+        """
+        model = self._models.require(fields.model)
+        timer = RequestTimer(self._metrics, model.name)
+        request_id = new_id(endpoint.id_prefix)
+        try:
+            render = endpoint.render(fields, model, self._tokenizers, request_id)
+            rendered = await (render if watch is None else watch.run(render))
+            plan = make_plan(
+                request_id=request_id,
+                model=model,
+                prompts=rendered.prompts,
+                fields=fields,
+                default_max_tokens=endpoint.default_max_tokens,
+                param=endpoint.prompt_param,
+                cache_salt=cache_salt,
+            )
+            with self._generation(plan, timer, deadline) as generation:
+                if watch is not None:
+                    watch.on_gone(lambda: generation.interrupt(ClientGone()))
+                async with generation:
+                    await generation.start(current_traceparent())
+                    timer.accept(plan.prompt_tokens)
+                    yield Running(generation, rendered, timer.failed)
+        except ApiError as error:
+            timer.failed(error.code or "")
+            raise
+        except ClientGone as error:
+            timer.failed("slow_reader" if isinstance(error, SlowReader) else "disconnect")
+            raise
 
     @contextmanager
     def _generation(self, plan: GenerationPlan, timer: RequestTimer, deadline: float) -> Iterator[Generation]:
@@ -157,7 +189,9 @@ class GenerationService:
                 timer.finished(generation.finish_reasons, generation.usage(), plan.count)
 
     @contextmanager
-    def _place(self) -> Iterator[None]:
+    def place(self) -> Iterator[None]:
+        """A place among the requests at work, which every request needs. Raises ApiError: the server is
+        stopping (503), or all places are taken (429)."""
         if self.draining:
             raise unavailable("The server is shutting down.")
         if self._active >= self._config.max_requests:
@@ -170,6 +204,23 @@ class GenerationService:
             self._active -= 1
             if not self._active:
                 self._idle.set()
+
+
+async def _answer(endpoint: Endpoint[T], running: Running, send: Send) -> None:
+    generation = running.generation
+    plan = generation.plan
+    writer = endpoint.writer(
+        answer_id=plan.request_id,
+        created=int(time.time()),
+        model=plan.model.name,
+        vocabulary=plan.model.vocabulary,
+        with_usage=plan.fields.wants_usage,
+    )
+    if plan.fields.stream:
+        await send_stream(send, generation, writer, on_error=running.failed)
+    else:
+        results = await collect(generation)
+        await send_json(send, await _encode(writer, results, generation))
 
 
 async def _encode(writer: AnyWriter, results: list[ChoiceResult], generation: Generation) -> bytes:

@@ -71,8 +71,13 @@ class RouterSession:
         """Sequences that were submitted and have not ended."""
         return len(self._feeds)
 
-    def submit(self, spec: common_pb2.SequenceSpec, feed: SequenceFeed) -> int:
+    def submit(
+        self, spec: common_pb2.SequenceSpec, feed: SequenceFeed, same_prompt_as: int | None = None
+    ) -> int:
         """Send a sequence to the router; its output goes to `feed`. Returns its handle.
+
+        `same_prompt_as`: the handle of one that was submitted before with the same prompt, which may be
+        computed once for both.
 
         Raises ApiError: not connected (503), or too much waits to be sent (429).
         """
@@ -82,7 +87,8 @@ class RouterSession:
             raise overloaded(f"More than {self._max_outbound} sequences wait to be sent to the router.")
         handle = next(self._handles)
         self._feeds[handle] = feed
-        message = router_pb2.SessionRequest(submit=common_pb2.Submit(handle=handle, spec=spec))
+        submit = common_pb2.Submit(handle=handle, spec=spec, same_prompt_as=same_prompt_as)
+        message = router_pb2.SessionRequest(submit=submit)
         self._unsent[handle] = message
         self._send(message)
         return handle

@@ -18,6 +18,7 @@ from gateway.schemas.unsupported import CHAT
 from gateway.streaming.chat import ChatWriter
 from gateway.text.models import Model
 from gateway.text.pool import TokenizerPool
+from gateway.text.rendered import Rendered
 
 
 class ChatEndpoint(Endpoint[ChatRequest]):
@@ -32,7 +33,7 @@ class ChatEndpoint(Endpoint[ChatRequest]):
 
     async def render(
         self, fields: ChatRequest, model: Model, pool: TokenizerPool, request_id: str
-    ) -> list[list[int]]:
+    ) -> Rendered:
         messages = [
             tokenizer_pb2.ChatMessage(
                 role=message.role,

@@ -19,6 +19,7 @@ from gateway.schemas.unsupported import COMPLETION
 from gateway.streaming.completion import CompletionWriter
 from gateway.text.models import Model
 from gateway.text.pool import TokenizerPool
+from gateway.text.rendered import Rendered
 
 
 class CompletionEndpoint(Endpoint[CompletionRequest]):
@@ -34,10 +35,10 @@ class CompletionEndpoint(Endpoint[CompletionRequest]):
 
     async def render(
         self, fields: CompletionRequest, model: Model, pool: TokenizerPool, request_id: str
-    ) -> list[list[int]]:
+    ) -> Rendered:
         texts = [prompt for prompt in fields.prompt if isinstance(prompt, str)]
         if not texts:
-            return [prompt for prompt in fields.prompt if isinstance(prompt, list)]
+            return Rendered.of_ids([prompt for prompt in fields.prompt if isinstance(prompt, list)])
         return await pool.render(
             tokenizer_pb2.RenderRequest(
                 request_id=request_id,

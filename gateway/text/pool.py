@@ -13,6 +13,7 @@ from catenary.rpc import TlsFiles, error_of, open_channel
 from catenary.telemetry import get_logger
 from catenary.v1 import common_pb2, tokenizer_pb2
 from gateway.errors import ApiError, from_wire, internal, timed_out, unavailable
+from gateway.text.rendered import Rendered
 from gateway.text.target import TokenizerTarget
 from gateway.text.traits import TokenizerTraits
 from gateway.text.vocabulary import Vocabulary
@@ -68,8 +69,8 @@ class TokenizerPool:
             for target in self._targets:
                 group.create_task(target.watch())
 
-    async def render(self, request: tokenizer_pb2.RenderRequest) -> list[list[int]]:
-        """Token ids of each prompt. Raises ApiError."""
+    async def render(self, request: tokenizer_pb2.RenderRequest) -> Rendered:
+        """The request's prompts, in order. Raises ApiError."""
         if not self.answering:
             # Rather than wait for one that is frozen until the time is up.
             raise _away()
@@ -78,12 +79,16 @@ class TokenizerPool:
             return await target.stub.Render(request, timeout=self._render_timeout_s)
 
         response = await self._anywhere(call, request.model)
-        prompts = [list(prompt.token_ids) for prompt in response.prompts]
         expected = len(request.completion.prompts) if request.HasField("completion") else 1
-        if len(prompts) != expected:
-            _log.error("tokenizer sent another number of prompts", expected=expected, got=len(prompts))
+        if len(response.prompts) != expected:
+            _log.error(
+                "tokenizer sent another number of prompts", expected=expected, got=len(response.prompts)
+            )
             raise internal()
-        return prompts
+        return Rendered(
+            [list(prompt.token_ids) for prompt in response.prompts],
+            [prompt.text_tail for prompt in response.prompts],
+        )
 
     async def fetch(self, model: str) -> Vocabulary:
         """The model's tokenizer file. Raises ApiError if no service has it, ValueError if it is damaged."""

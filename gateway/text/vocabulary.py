@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -60,11 +60,26 @@ class Vocabulary:
         """As `token_bytes`, but empty for a control token."""
         return b"" if token_id in self._special else self.token_bytes(token_id)
 
-    def detokenizer(self, prompt: Sequence[int]) -> Detokenizer:
-        """A decoder for one sequence that goes on from `prompt`."""
+    def detokenizer(self, prompt: Sequence[int], *, shown: Container[int] = frozenset()) -> Detokenizer:
+        """A decoder for one sequence that goes on from `prompt`; control tokens among `shown` are visible."""
         if self._byte_level:
-            return ByteDetokenizer(self.visible_bytes, prompt)
-        return WindowDetokenizer(self._decode, self.is_special, prompt)
+            return ByteDetokenizer(self._reader(shown), prompt)
+        return WindowDetokenizer(self._decode, self._hider(shown), prompt)
+
+    def _reader(self, shown: Container[int]) -> Callable[[int], bytes]:
+        if not shown:
+            return self.visible_bytes
+
+        def read(token_id: int) -> bytes:
+            hidden = token_id in self._special and token_id not in shown
+            return b"" if hidden else self.token_bytes(token_id)
+
+        return read
+
+    def _hider(self, shown: Container[int]) -> Callable[[int], bool]:
+        if not shown:
+            return self.is_special
+        return lambda token_id: token_id in self._special and token_id not in shown
 
     def decode(self, ids: Sequence[int]) -> str:
         """Visible text of `ids`, all at once."""

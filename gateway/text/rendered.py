@@ -1,0 +1,19 @@
+"""Prompts as a tokenizer service rendered them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """Token ids of each prompt, and the last characters of each: by these a parser knows what the answer to
+    a chat begins in. Prompts that were no chat have an empty tail."""
+
+    prompts: list[list[int]]
+    text_tails: list[str]
+
+    @classmethod
+    def of_ids(cls, prompts: list[list[int]]) -> Rendered:
+        """Prompts that came as ids."""
+        return cls(prompts, [""] * len(prompts))
