@@ -13,7 +13,7 @@ from catenary.v1 import tokenizer_pb2_grpc
 from services.tokenizer import metrics
 from services.tokenizer.config import TokenizerConfig
 from services.tokenizer.execution import TaskRunner
-from services.tokenizer.rendering import ModelFilesError, read_model_files
+from services.tokenizer.rendering import JsonLimits, ModelFilesError, TemplateBudget, read_model_files
 from services.tokenizer.servicer import TokenizerServicer
 from services.tokenizer.workers import PoolLimits, WorkerPool, WorkerSetup
 
@@ -44,6 +44,8 @@ class TokenizerService:
             max_rendered_chars=config.max_rendered_chars,
             max_answer_tokens=config.max_answer_tokens,
             memory_bytes=config.worker_memory_mib * MIB,
+            json_limits=JsonLimits(max_depth=config.max_json_depth, max_values=config.max_json_values),
+            request_templates=_template_budget(config),
         )
         self.pool = WorkerPool(setup, _pool_limits(config), on_change=self._on_pool_change)
 
@@ -59,7 +61,7 @@ class TokenizerService:
             self._config,
             TaskRunner(self._config, self.pool),
             tokenizer_json=self._files.tokenizer_json,
-            special_token_ids=ready.special_token_ids,
+            ready=ready,
         )
         tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(servicer, self._server.grpc)
         try:
@@ -98,6 +100,16 @@ async def serve(config: TokenizerConfig, stop: asyncio.Event) -> int:
     await service.drain()
     await service.stop()
     return 0
+
+
+def _template_budget(config: TokenizerConfig) -> TemplateBudget | None:
+    if not config.allow_request_templates:
+        return None
+    return TemplateBudget(
+        max_bytes=config.max_template_kib << 10,
+        seconds=config.template_timeout_s,
+        memory_bytes=config.template_memory_mib * MIB,
+    )
 
 
 def _pool_limits(config: TokenizerConfig) -> PoolLimits:

@@ -57,6 +57,24 @@ class TokenizerConfig(RpcConfig):
     max_answer_tokens: int = Field(
         1_048_576, ge=1, le=1 << 24, description="Token ids that all texts of a request may come to."
     )
+    max_tool_calls: int = Field(16_384, ge=0, le=1 << 22, description="Tool calls of a chat together.")
+    max_json_depth: int = Field(
+        64, ge=1, le=256, description="Nesting of tools, documents, template variables and call arguments."
+    )
+    max_json_values: int = Field(
+        200_000, ge=1, le=1 << 24, description="Values in each of those, the inner ones counted too."
+    )
+    allow_request_templates: bool = Field(
+        False,
+        description="Take chat templates from requests: code of callers, run in a sandbox under limits.",
+    )
+    max_template_kib: int = Field(64, ge=1, le=16_384, description="Source of such a template, in KiB.")
+    template_timeout_s: float = Field(
+        2, gt=0, le=600, description="Seconds that such a template may compile, and may render."
+    )
+    template_memory_mib: int = Field(
+        256, ge=16, le=65_536, description="Memory that such a template may take, in MiB."
+    )
     max_token_ids: int = Field(262_144, ge=1, le=1 << 24, description="Token ids of a Detokenize request.")
 
     @property

@@ -38,13 +38,13 @@ class TaskRunner:
         self._config = config
         self._pool = pool
 
-    async def tokens(self, kind: str, sized: SizedTask) -> list[list[int]]:
-        """Token ids of each prompt of a task that gives them."""
+    async def tokens(self, kind: str, sized: SizedTask) -> TokenLists:
+        """The answer to a task that gives token ids."""
         answer = await self._run(kind, sized)
         if not isinstance(answer, TokenLists):
             raise _internal()
         metrics.TOKENS.labels(kind).inc(sum(map(len, answer.prompts)))
-        return answer.prompts
+        return answer
 
     async def text(self, kind: str, sized: SizedTask) -> str:
         """Text of a task that gives one."""

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from catenary.rpc import RpcError, refuse
 from catenary.v1 import common_pb2, tokenizer_pb2
+from services.tokenizer.chats import read_options, read_turn, texts_of
 from services.tokenizer.config import TokenizerConfig
-from services.tokenizer.rendering import ChatTurn
+from services.tokenizer.rendering import PromptLimits
 from services.tokenizer.workers import ChatTask, CompletionTask, DetokenizeTask, Task, TokenizeTask
-
-ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +40,12 @@ class RequestReader:
     def render(self, request: tokenizer_pb2.RenderRequest) -> SizedTask:
         """A chat or completion."""
         self.check_model(request.model)
-        limit = request.max_prompt_tokens if request.HasField("max_prompt_tokens") else None
+        limits = _prompt_limits(request)
         match request.WhichOneof("input"):
             case "chat":
-                return self._chat(request.chat, limit)
+                return self._chat(request.chat, limits)
             case "completion":
-                return self._completion(request.completion, limit)
+                return self._completion(request.completion, limits)
             case _:
                 raise _invalid("A chat or a completion is required.", "input")
 
@@ -64,44 +63,51 @@ class RequestReader:
         task = DetokenizeTask(list(request.token_ids), request.skip_special_tokens)
         return SizedTask(task, 4 * len(task.token_ids))
 
-    def _chat(self, chat: tokenizer_pb2.ChatInput, limit: int | None) -> SizedTask:
+    def _chat(self, chat: tokenizer_pb2.ChatInput, limits: PromptLimits) -> SizedTask:
+        config = self._config
         if not chat.messages:
             raise _invalid("There must be at least one message.", "messages")
-        _check_count(len(chat.messages), self._config.max_messages, "messages", "messages")
+        _check_count(len(chat.messages), config.max_messages, "messages", "messages")
         parts = sum(len(message.content) for message in chat.messages)
-        _check_count(parts, self._config.max_content_parts, "content parts", "messages")
-        turns = [_turn(index, message) for index, message in enumerate(chat.messages)]
-        size = self._check_size(
-            (text for turn in turns for text in (turn.content, turn.name or "")), "messages"
-        )
-        prompt = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True
-        return SizedTask(ChatTask(turns, prompt, limit), size)
+        _check_count(parts, config.max_content_parts, "content parts", "messages")
+        calls = sum(len(message.tool_calls) for message in chat.messages)
+        _check_count(calls, config.max_tool_calls, "tool calls", "messages")
+        turns = [read_turn(index, message) for index, message in enumerate(chat.messages)]
+        size = self._check_size((text for turn in turns for text in texts_of(turn)), "messages")
+        for text, param in (
+            (chat.tools_json, "tools"),
+            (chat.documents_json, "documents"),
+            (chat.template_variables_json, "chat_template_kwargs"),
+            (chat.chat_template, "chat_template"),
+        ):
+            size += self._check_size([text], param, given=size)
+        return SizedTask(ChatTask(turns, read_options(chat), limits), size)
 
-    def _completion(self, completion: tokenizer_pb2.CompletionInput, limit: int | None) -> SizedTask:
+    def _completion(self, completion: tokenizer_pb2.CompletionInput, limits: PromptLimits) -> SizedTask:
         if not completion.prompts:
             raise _invalid("There must be at least one prompt.", "prompt")
         _check_count(len(completion.prompts), self._config.max_prompts, "prompts", "prompt")
         size = self._check_size(completion.prompts, "prompt")
         add_special = completion.add_special_tokens if completion.HasField("add_special_tokens") else True
-        return SizedTask(CompletionTask(list(completion.prompts), add_special, limit), size)
+        return SizedTask(CompletionTask(list(completion.prompts), add_special, limits), size)
 
-    def _check_size(self, texts: Iterable[str], param: str) -> int:
+    def _check_size(self, texts: Iterable[str], param: str, given: int = 0) -> int:
+        """UTF-8 bytes of the texts, which with `given` others of the request are not too many."""
         size = sum(len(text.encode()) for text in texts)
-        if size > self._config.max_text_bytes:
+        if given + size > self._config.max_text_bytes:
             raise _invalid(
-                f"The text has {size} bytes; at most {self._config.max_text_bytes} are allowed.", param
+                f"The text has {given + size} bytes; at most {self._config.max_text_bytes} are allowed.",
+                param,
             )
         return size
 
 
-def _turn(index: int, message: tokenizer_pb2.ChatMessage) -> ChatTurn:
-    if message.role not in ROLES:
-        raise _invalid(f"A role must be one of: {', '.join(ROLES)}.", f"messages[{index}].role")
-    for position, part in enumerate(message.content):
-        if part.WhichOneof("part") is None:
-            raise _invalid("A content part must hold text.", f"messages[{index}].content[{position}]")
-    text = "".join(part.text for part in message.content)
-    return ChatTurn(message.role, text, message.name if message.HasField("name") else None)
+def _prompt_limits(request: tokenizer_pb2.RenderRequest) -> PromptLimits:
+    limit = request.max_prompt_tokens if request.HasField("max_prompt_tokens") else None
+    kept = request.truncate_to if request.HasField("truncate_to") else None
+    if kept == 0:
+        raise _invalid("Of a prompt at least one token must be kept.", "truncate_prompt_tokens")
+    return PromptLimits(limit, kept)
 
 
 def _check_count(count: int, limit: int, what: str, param: str) -> None:

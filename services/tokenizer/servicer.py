@@ -13,6 +13,7 @@ from catenary.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from services.tokenizer.config import TokenizerConfig
 from services.tokenizer.execution import TaskRunner
 from services.tokenizer.requests import RequestReader
+from services.tokenizer.workers import WorkerReady
 
 CHUNK_BYTES = 1024 * 1024
 
@@ -22,7 +23,10 @@ _log = get_logger(__name__)
 
 
 class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
-    """Answers for one model. `tokenizer_json` is the file that the workers were given."""
+    """Answers for one model.
+
+    `tokenizer_json` is the file that the workers were given, `ready` what they found.
+    """
 
     def __init__(
         self,
@@ -30,7 +34,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         runner: TaskRunner,
         *,
         tokenizer_json: bytes,
-        special_token_ids: list[int],
+        ready: WorkerReady,
     ) -> None:
         self._runner = runner
         self._reader = RequestReader(config)
@@ -39,30 +43,43 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
             sha256=hashlib.sha256(tokenizer_json).hexdigest(),
             size=len(tokenizer_json),
             model=config.model_name,
-            special_token_ids=special_token_ids,
+            special_token_ids=ready.special_token_ids,
+            has_chat_template=ready.has_chat_template,
+            template_variables=ready.template_variables,
         )
 
     async def Render(
         self, request: tokenizer_pb2.RenderRequest, context: _Context
     ) -> tokenizer_pb2.RenderResponse:
         kind = request.WhichOneof("input") or "render"
-        prompts = await self._runner.tokens(kind, self._reader.render(request))
-        _log.debug("rendered", render_id=request.request_id[:128], tokens=[len(ids) for ids in prompts])
+        answer = await self._runner.tokens(kind, self._reader.render(request))
+        _log.debug(
+            "rendered", render_id=request.request_id[:128], tokens=[len(ids) for ids in answer.prompts]
+        )
+        tails = answer.tails or [""] * len(answer.prompts)
         return tokenizer_pb2.RenderResponse(
-            prompts=[tokenizer_pb2.RenderedPrompt(token_ids=ids) for ids in prompts]
+            prompts=[
+                tokenizer_pb2.RenderedPrompt(token_ids=ids, text_tail=tail)
+                for ids, tail in zip(answer.prompts, tails, strict=True)
+            ]
         )
 
     async def Tokenize(
         self, request: tokenizer_pb2.TokenizeRequest, context: _Context
     ) -> tokenizer_pb2.TokenizeResponse:
-        (ids,) = await self._runner.tokens("tokenize", self._reader.tokenize(request))
-        return tokenizer_pb2.TokenizeResponse(token_ids=ids)
+        answer = await self._runner.tokens("tokenize", self._reader.tokenize(request))
+        return tokenizer_pb2.TokenizeResponse(token_ids=answer.prompts[0])
 
     async def Detokenize(
         self, request: tokenizer_pb2.DetokenizeRequest, context: _Context
     ) -> tokenizer_pb2.DetokenizeResponse:
         text = await self._runner.text("detokenize", self._reader.detokenize(request))
         return tokenizer_pb2.DetokenizeResponse(text=text)
+
+    async def ListTokenizers(
+        self, request: tokenizer_pb2.ListTokenizersRequest, context: _Context
+    ) -> tokenizer_pb2.ListTokenizersResponse:
+        return tokenizer_pb2.ListTokenizersResponse(tokenizers=[self._digest])
 
     async def GetTokenizer(
         self, request: tokenizer_pb2.GetTokenizerRequest, context: _Context

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from services.tokenizer.rendering import ChatTurn, Renderer, read_model_files
+from services.tokenizer.rendering import ChatOptions, ChatTurn, Renderer, read_model_files
 
 pytestmark = pytest.mark.model
 
@@ -87,20 +87,20 @@ def expected(reference: Any, dialogue: list[ChatTurn], generate: bool, **options
 @pytest.mark.parametrize("generate", [True, False])
 def test_chats(renderer: Renderer, reference: Any, generate: bool) -> None:
     for dialogue in dialogues(TEXTS):
-        ours = renderer.chat(dialogue, add_generation_prompt=generate, max_prompt_tokens=None)
+        ours = renderer.chat(dialogue, ChatOptions(add_generation_prompt=generate)).ids
         assert ours == expected(reference, dialogue, generate)
 
 
 def test_chats_that_spell_control_tokens(renderer: Renderer, reference: Any) -> None:
     for dialogue in dialogues([*SPELLINGS, *TEXTS[:8]]):
-        ours = renderer.chat(dialogue, add_generation_prompt=True, max_prompt_tokens=None)
+        ours = renderer.chat(dialogue, ChatOptions()).ids
         assert ours == expected(reference, dialogue, True, sanitize_control_tokens=True)
 
 
 def test_completions(renderer: Renderer, reference: Any) -> None:
     texts = [text for text in [*TEXTS, *SPELLINGS] if text]
     for add_special_tokens in (True, False):
-        ours = renderer.completion(texts, add_special_tokens=add_special_tokens, max_prompt_tokens=None)
+        ours = renderer.completion(texts, add_special_tokens=add_special_tokens)
         assert ours == [reference.encode(text, add_special_tokens=add_special_tokens) for text in texts]
 
 

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from services.tokenizer.rendering.budget import TemplateBudget
 from services.tokenizer.rendering.errors import ModelFilesError, RefusalCode, RenderRefused
 from services.tokenizer.rendering.files import ModelFiles, read_model_files
-from services.tokenizer.rendering.renderer import Renderer
-from services.tokenizer.rendering.template import ChatTurn
+from services.tokenizer.rendering.renderer import RenderedChat, Renderer
+from services.tokenizer.rendering.turns import ChatOptions, ChatTurn, PromptLimits, TurnCall
+from services.tokenizer.rendering.values import JsonLimits
 
 __all__ = [
+    "ChatOptions",
     "ChatTurn",
+    "JsonLimits",
     "ModelFiles",
     "ModelFilesError",
+    "PromptLimits",
     "RefusalCode",
     "RenderRefused",
+    "RenderedChat",
     "Renderer",
+    "TemplateBudget",
+    "TurnCall",
     "read_model_files",
 ]

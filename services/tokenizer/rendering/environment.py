@@ -14,20 +14,44 @@ from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import Macro
+from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
+
+_MAX_REPEATED = 1_000_000
+_MAX_BITS = 100_000
 
 
 class TemplateRefusal(TemplateError):
     """The template called raise_exception: its own words for what is wrong with the messages."""
 
 
-def sandbox() -> ImmutableSandboxedEnvironment:
+class Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's strictest sandbox, in which no single product or power can take long or fill the memory."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Raises SecurityError for a product of more than a million items or a hundred thousand bits."""
+        if operator == "*":
+            items, times = (right, left) if isinstance(left, int) else (left, right)
+            if isinstance(times, int) and isinstance(items, str | list | tuple):
+                _check_size(len(items) * times, _MAX_REPEATED)
+            elif isinstance(left, int) and isinstance(right, int):
+                _check_size(left.bit_length() + right.bit_length(), _MAX_BITS)
+        elif isinstance(left, int) and isinstance(right, int):
+            _check_size(left.bit_length() * right, _MAX_BITS)
+        return super().call_binop(context, operator, left, right)
+
+
+def _check_size(size: int, most: int) -> None:
+    if size > most:
+        raise SecurityError("a product or power is too large")
+
+
+def sandbox() -> Sandbox:
     """A fresh environment with the globals and filters that chat templates use."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
-    )
+    environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now

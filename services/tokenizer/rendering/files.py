@@ -11,6 +11,8 @@ import msgspec
 from services.tokenizer.rendering.errors import ModelFilesError
 
 MAX_FILE_BYTES = 512 * 1024 * 1024
+MAX_NAMED_TEMPLATES = 64
+DEFAULT_TEMPLATE = "default"
 
 
 class ModelFiles(msgspec.Struct, frozen=True):
@@ -23,6 +25,14 @@ class ModelFiles(msgspec.Struct, frozen=True):
     special_tokens: dict[str, str]
     # add_bos_token of the configuration; None: as tokenizer.json says.
     add_bos: bool | None
+    # Further templates, such as the one for chats with tools (tool_use).
+    named_templates: dict[str, str] = {}
+
+    @property
+    def templates(self) -> dict[str, str]:
+        """All templates by name; the usual one is `default`."""
+        own = {} if self.chat_template is None else {DEFAULT_TEMPLATE: self.chat_template}
+        return self.named_templates | own
 
 
 def read_model_files(directory: Path, *, chat_template: Path | None = None) -> ModelFiles:
@@ -36,13 +46,16 @@ def read_model_files(directory: Path, *, chat_template: Path | None = None) -> M
     if not path.is_file():
         raise ModelFilesError(f"{directory} has no tokenizer.json; {_advice(directory)}")
     config = _read_object(directory / "tokenizer_config.json")
-    template = _read_text(chat_template) if chat_template is not None else _own_template(directory, config)
+    templates = _own_templates(directory, config)
+    if chat_template is not None:
+        templates = {DEFAULT_TEMPLATE: _read_text(chat_template)}
     add_bos = config.get("add_bos_token")
     return ModelFiles(
         tokenizer_json=_read(path),
-        chat_template=template,
+        chat_template=templates.pop(DEFAULT_TEMPLATE, None),
         special_tokens=_special_tokens(_read_object(directory / "special_tokens_map.json") | config),
         add_bos=add_bos if isinstance(add_bos, bool) else None,
+        named_templates=templates,
     )
 
 
@@ -56,21 +69,25 @@ def _advice(directory: Path) -> str:
     )
 
 
-def _own_template(directory: Path, config: dict[str, Any]) -> str | None:
-    """The newest place wins, as in transformers: a file of its own, then the configurations."""
-    path = directory / "chat_template.jinja"
-    if path.is_file():
-        return _read_text(path)
+def _own_templates(directory: Path, config: dict[str, Any]) -> dict[str, str]:
+    """The newest place wins, as in transformers: files of their own, then the configurations."""
+    files = {DEFAULT_TEMPLATE: directory / "chat_template.jinja"}
+    files |= {path.stem: path for path in sorted(directory.glob("additional_chat_templates/*.jinja"))}
+    if len(files) > MAX_NAMED_TEMPLATES:
+        raise ModelFilesError(f"{directory} has more than {MAX_NAMED_TEMPLATES} chat templates")
+    found = {name: _read_text(path) for name, path in files.items() if path.is_file()}
     for source in (_read_object(directory / "chat_template.json"), config):
-        template = source.get("chat_template")
-        if isinstance(template, list):
-            named = {
-                entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)
-            }
-            template = named.get("default")
-        if isinstance(template, str):
-            return template
-    return None
+        found = found or _templates_in(source.get("chat_template"))
+    return found
+
+
+def _templates_in(value: Any) -> dict[str, str]:
+    """A configuration holds one template, or a list of named ones."""
+    if isinstance(value, str):
+        return {DEFAULT_TEMPLATE: value}
+    entries = [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
+    named = [(entry.get("name"), entry.get("template")) for entry in entries[:MAX_NAMED_TEMPLATES]]
+    return {name: text for name, text in named if isinstance(name, str) and isinstance(text, str)}
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:

@@ -3,67 +3,91 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from services.tokenizer.rendering.budget import TemplateBudget
+from services.tokenizer.rendering.continuing import Continuation
 from services.tokenizer.rendering.errors import RefusalCode, RenderRefused
 from services.tokenizer.rendering.files import ModelFiles
+from services.tokenizer.rendering.inputs import ChatInputs, read_inputs
 from services.tokenizer.rendering.markers import Markers
-from services.tokenizer.rendering.template import ChatTemplate, ChatTurn
+from services.tokenizer.rendering.template import ChatTemplate
+from services.tokenizer.rendering.templates import Templates
+from services.tokenizer.rendering.turns import ChatOptions, ChatTurn, PromptLimits
+from services.tokenizer.rendering.values import JsonLimits
 from services.tokenizer.rendering.vocabulary import Vocabulary
+
+TAIL_CHARS = 256
+_NO_LIMITS = PromptLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedChat:
+    """`ids`: at least one. `tail`: the prompt's last characters."""
+
+    ids: list[int]
+    tail: str
 
 
 class Renderer:
     """Renders for one model. Raises ModelFilesError if its files cannot be used.
 
-    `max_rendered_chars` bounds what a template may write, `max_answer_tokens` the ids that one call gives.
+    `max_rendered_chars` bounds what a template may write, `max_answer_tokens` the ids that one call gives,
+    `json_limits` the data in a request, `request_templates` the templates in one (None: there may be none).
     """
 
     def __init__(
-        self, files: ModelFiles, *, max_rendered_chars: int, max_answer_tokens: int | None = None
+        self,
+        files: ModelFiles,
+        *,
+        max_rendered_chars: int,
+        max_answer_tokens: int | None = None,
+        json_limits: JsonLimits | None = None,
+        request_templates: TemplateBudget | None = None,
     ) -> None:
         self.vocabulary = Vocabulary(files)
         self._max_answer_tokens = max_answer_tokens
-        self._template = (
-            ChatTemplate(files.chat_template, files.special_tokens, max_chars=max_rendered_chars)
-            if files.chat_template is not None
-            else None
-        )
+        self._json_limits = json_limits or JsonLimits()
+        self._templates = Templates(files, max_chars=max_rendered_chars, budget=request_templates)
 
     @property
     def has_chat_template(self) -> bool:
         """Whether chats can be rendered."""
-        return self._template is not None
+        return bool(self._templates)
+
+    @property
+    def template_variables(self) -> tuple[str, ...]:
+        """Variables of the chat template that a request may set."""
+        return self._templates.variables
 
     def chat(
-        self, turns: Sequence[ChatTurn], *, add_generation_prompt: bool, max_prompt_tokens: int | None
-    ) -> list[int]:
-        """Token ids of a chat, at least one. What a caller wrote never becomes a control token.
+        self, turns: Sequence[ChatTurn], options: ChatOptions, limits: PromptLimits = _NO_LIMITS
+    ) -> RenderedChat:
+        """A chat's prompt. What a caller wrote never becomes a control token.
 
         Raises RenderRefused.
         """
-        if self._template is None:
-            raise RenderRefused(
-                "This model has no chat template: use completions, or have the server started with one.",
-                param="messages",
-                code=RefusalCode.UNSUPPORTED,
-            )
-        texts = [text for turn in turns for text in (turn.content, turn.name) if text]
-        if not any(self.vocabulary.control.spans(text) for text in texts):
+        template = self._templates.choose(options.chat_template, has_tools=bool(options.tools))
+        inputs = read_inputs(turns, options, template.style, self._json_limits)
+        markers = self._markers(inputs)
+        if markers is None:
             # One pass over the whole prompt: exactly the ids of transformers' apply_chat_template.
-            prompt = self._template.render(turns, add_generation_prompt=add_generation_prompt)
-            self._refuse_early(prompt, param="messages", limit=max_prompt_tokens)
-            ids = self.vocabulary.encode(prompt, add_special_tokens=False)
-            return self._checked(ids, param="messages", limit=max_prompt_tokens)
-        markers = Markers.draw(texts)
-        marked = [self._mark(turn, markers) for turn in turns]
-        prompt = self._template.render(marked, add_generation_prompt=add_generation_prompt)
-        self._refuse_early(markers.strip(prompt), param="messages", limit=max_prompt_tokens)
-        control = self.vocabulary.control
-        pieces = markers.split(prompt, leading=control.leading, trailing=control.trailing)
-        ids = self.vocabulary.encode_pieces(pieces)
-        return self._checked(ids, param="messages", limit=max_prompt_tokens)
+            prompt = shown = _prompt(template, inputs, options)
+        else:
+            prompt = _marked_prompt(template, self._marked(inputs, markers), options, markers)
+            shown = markers.strip(prompt)
+        self._refuse_early(shown, param="messages", limits=limits)
+        if markers is None:
+            ids = self.vocabulary.encode(prompt, add_special_tokens=options.add_special_tokens)
+        else:
+            control = self.vocabulary.control
+            pieces = markers.split(prompt, leading=control.leading, trailing=control.trailing)
+            ids = self.vocabulary.encode_pieces(pieces)
+            ids = self.vocabulary.framed(ids, shown) if options.add_special_tokens else ids
+        return RenderedChat(self._checked(ids, param="messages", limits=limits), shown[-TAIL_CHARS:])
 
     def completion(
-        self, prompts: Sequence[str], *, add_special_tokens: bool, max_prompt_tokens: int | None
+        self, prompts: Sequence[str], *, add_special_tokens: bool, limits: PromptLimits = _NO_LIMITS
     ) -> list[list[int]]:
         """Token ids of each prompt, in order, each at least one. Spelled control tokens become themselves.
 
@@ -72,17 +96,17 @@ class Renderer:
         answer: list[list[int]] = []
         given = 0
         for prompt in prompts:
-            self._refuse_early(prompt, param="prompt", limit=max_prompt_tokens, given=given)
+            self._refuse_early(prompt, param="prompt", limits=limits, given=given)
             ids = self.vocabulary.encode(prompt, add_special_tokens=add_special_tokens)
-            answer.append(self._checked(ids, param="prompt", limit=max_prompt_tokens, given=given))
-            given += len(ids)
+            answer.append(self._checked(ids, param="prompt", limits=limits, given=given))
+            given += len(answer[-1])
         return answer
 
     def tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of `text`, perhaps none. Raises RenderRefused."""
-        self._refuse_early(text, param="text", limit=None)
+        self._refuse_early(text, param="text", limits=_NO_LIMITS)
         ids = self.vocabulary.encode(text, add_special_tokens=add_special_tokens)
-        self._check_count(len(ids), param="text", limit=None)
+        self._check_count(len(ids), param="text", limits=_NO_LIMITS)
         return ids
 
     def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
@@ -92,30 +116,37 @@ class Renderer:
             raise RenderRefused(f"Token ids must be between 0 and {highest}.", param="tokens")
         return self.vocabulary.decode(ids, skip_special_tokens=skip_special_tokens)
 
-    def _mark(self, turn: ChatTurn, markers: Markers) -> ChatTurn:
+    def _markers(self, inputs: ChatInputs) -> Markers | None:
+        """Marks for a chat that spells a control token, else None."""
+        texts = list(inputs.strings())
+        if not any(self.vocabulary.control.spans(text) for text in texts):
+            return None
+        return Markers.draw(texts)
+
+    def _marked(self, inputs: ChatInputs, markers: Markers) -> ChatInputs:
         spans = self.vocabulary.control.spans
-        name = turn.name and markers.wrap(turn.name, spans(turn.name))
-        return ChatTurn(turn.role, markers.wrap(turn.content, spans(turn.content)), name)
+        return inputs.map(lambda text: markers.wrap(text, spans(text)))
 
-    def _refuse_early(self, text: str, *, param: str, limit: int | None, given: int = 0) -> None:
-        if limit is not None or self._max_answer_tokens is not None:
+    def _refuse_early(self, text: str, *, param: str, limits: PromptLimits, given: int = 0) -> None:
+        if limits.max_tokens is not None or self._max_answer_tokens is not None:
             least = self.vocabulary.least_tokens(text)
-            self._check_count(least, param=param, limit=limit, given=given, exact=False)
+            self._check_count(least, param=param, limits=limits, given=given, exact=False)
 
-    def _checked(self, ids: list[int], *, param: str, limit: int | None, given: int = 0) -> list[int]:
+    def _checked(self, ids: list[int], *, param: str, limits: PromptLimits, given: int = 0) -> list[int]:
         if not ids:
             raise RenderRefused("The prompt is empty: it has no tokens.", param=param)
-        self._check_count(len(ids), param=param, limit=limit, given=given)
-        return ids
+        self._check_count(len(ids), param=param, limits=limits, given=given)
+        return ids[len(ids) - limits.kept(len(ids)) :]
 
     def _check_count(
-        self, count: int, *, param: str, limit: int | None, given: int = 0, exact: bool = True
+        self, count: int, *, param: str, limits: PromptLimits, given: int = 0, exact: bool = True
     ) -> None:
         """Refuse a text of `count` tokens, or more if not `exact`, after `given` tokens of earlier texts."""
         least = "" if exact else "at least "
-        if limit is not None and count > limit:
+        count = limits.kept(count)
+        if limits.max_tokens is not None and count > limits.max_tokens:
             raise RenderRefused(
-                f"The prompt has {least}{count} tokens, but at most {limit} fit.",
+                f"The prompt has {least}{count} tokens, but at most {limits.max_tokens} fit.",
                 param=param,
                 code=RefusalCode.CONTEXT_LENGTH_EXCEEDED,
             )
@@ -125,3 +156,19 @@ class Renderer:
                 f"{self._max_answer_tokens} (max-answer-tokens).",
                 param=param,
             )
+
+
+def _prompt(template: ChatTemplate, inputs: ChatInputs, options: ChatOptions) -> str:
+    if not options.continue_final_message:
+        return template.render(inputs, add_generation_prompt=options.add_generation_prompt)
+    continuation = Continuation.of(inputs.messages)
+    tagged = inputs.with_messages(continuation.tagged(inputs.messages))
+    return continuation.cut(template.render(tagged, add_generation_prompt=False))
+
+
+def _marked_prompt(template: ChatTemplate, inputs: ChatInputs, options: ChatOptions, markers: Markers) -> str:
+    try:
+        return _prompt(template, inputs, options)
+    except RenderRefused as refused:
+        # A template that refuses in its own words may quote the messages.
+        raise RenderRefused(markers.strip(refused.message), param=refused.param, code=refused.code) from None

@@ -1,61 +1,113 @@
-"""A model's chat template, compiled once."""
+"""A chat template, compiled once."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from enum import Enum
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import msgspec
+from jinja2 import meta
 from jinja2.exceptions import SecurityError, TemplateError
 
+from services.tokenizer.rendering.budget import BudgetSpent, TemplateBudget, bounded
 from services.tokenizer.rendering.environment import TemplateRefusal, sandbox
-from services.tokenizer.rendering.errors import ModelFilesError, RenderRefused
+from services.tokenizer.rendering.errors import RenderRefused
+from services.tokenizer.rendering.inputs import ChatInputs
+from services.tokenizer.rendering.probes import detect_style
 
 MAX_TEMPLATE_MESSAGE = 500
+MAX_SHOWN_NAME = 64
+_OURS = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+# Words of transformers' own call. A caller who sets one means that, not a variable of the template.
+_RESERVED = frozenset(
+    {
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "conversations",
+        "kwargs",
+        "max_length",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "tokenize",
+        "tokenizer",
+        "tokenizer_kwargs",
+        "truncation",
+    }
+)
+_SPECIAL_TOKENS = frozenset(
+    f"{name}_token" for name in ("bos", "cls", "eos", "image", "mask", "pad", "sep", "unk")
+)
 
 
-class ChatTurn(msgspec.Struct, frozen=True, array_like=True):
-    """A message as templates see it: the text parts are joined already."""
+class BadTemplate(Exception):
+    """The source is no template, or breaks the sandbox. `reason` is one line; `line` is where, if known."""
 
-    role: str
-    content: str
-    name: str | None = None
-
-
-class ContentStyle(Enum):
-    """How a template reads a message's content."""
-
-    TEXT = "text"
-    PARTS = "parts"
+    def __init__(self, reason: str, line: int | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.line = line
 
 
 class ChatTemplate:
-    """Renders messages to the prompt text.
+    """Renders a chat to the prompt text.
 
-    `special_tokens` are the variables that the template may use (bos_token and so on). Raises ModelFilesError
-    if the template is not valid or breaks the sandbox.
+    `special_tokens` are variables that the template may read (bos_token and so on), `max_chars` is what it
+    may write, `budget` what its work may cost (None: it is a model's own and bounded by the worker alone).
+    Raises BadTemplate.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str], *, max_chars: int) -> None:
-        try:
-            self._template = sandbox().from_string(source)
-        except (TemplateError, RecursionError) as error:
-            line = getattr(error, "lineno", None)
-            where = f" (line {line})" if line else ""
-            raise ModelFilesError(f"the chat template is not valid{where}: {_one_line(str(error))}") from None
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        *,
+        max_chars: int,
+        budget: TemplateBudget | None = None,
+    ) -> None:
         self._special_tokens = dict(special_tokens)
         self._max_chars = max_chars
-        self._style = self._detect_style()
-
-    def render(self, turns: Sequence[ChatTurn], *, add_generation_prompt: bool) -> str:
-        """The prompt text. Raises RenderRefused: in the template's own words, if it has any."""
+        self._budget = budget
+        self.source = source
         try:
-            return self._run([_message(turn, self._style) for turn in turns], add_generation_prompt)
+            with self._bounds():
+                self._compile(source)
+                self.style = detect_style(lambda inputs: self._run(inputs, True))
+        except BadTemplate:
+            raise
+        except SecurityError as error:
+            raise BadTemplate(f"breaks the sandbox: {one_line(str(error))}") from None
+        except TemplateError as error:
+            raise BadTemplate(
+                f"is not valid: {one_line(str(error))}", getattr(error, "lineno", None)
+            ) from None
+        except BudgetSpent:
+            raise self._spent() from None
+        except Exception as error:
+            # Deep nesting, memory, what Python's compiler refuses.
+            raise BadTemplate(f"is not valid: {one_line(str(error))}") from None
+
+    def render(self, inputs: ChatInputs, *, add_generation_prompt: bool) -> str:
+        """The prompt text. Raises RenderRefused: in the template's own words, if it has any."""
+        unknown = sorted(inputs.variables.keys() - self.variables)
+        if unknown:
+            raise RenderRefused(
+                "The model's chat template does not read this variable, or a request may not set it.",
+                param=_param(unknown[0]),
+            )
+        if inputs.documents and not self.reads_documents:
+            raise RenderRefused("The model's chat template does not read documents.", param="documents")
+        try:
+            with self._bounds():
+                return self._run(inputs, add_generation_prompt)
         except RenderRefused:
             raise
         except TemplateRefusal as refusal:
-            raise RenderRefused(_one_line(str(refusal)), param="messages") from None
+            raise RenderRefused(one_line(str(refusal)), param="messages") from None
+        except BudgetSpent:
+            raise self._spent() from None
         except Exception:
             # Anything a template does wrong (a missing key, a type, a sandbox rule) is about these messages,
             # and what the interpreter says about it is not for the caller.
@@ -63,11 +115,26 @@ class ChatTemplate:
                 "The model's chat template cannot render these messages.", param="messages"
             ) from None
 
-    def _run(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
+    def _compile(self, source: str) -> None:
+        environment = sandbox()
+        self._template = environment.from_string(source)
+        read = meta.find_undeclared_variables(environment.parse(source))
+        self.variables: frozenset[str] = frozenset(
+            name
+            for name in read - _OURS - _RESERVED - _SPECIAL_TOKENS
+            if not name.startswith("_")
+            and name not in environment.globals
+            and name not in self._special_tokens
+        )
+        """Names that a request may set: those that the template reads and nobody else gives."""
+        self.reads_documents = "documents" in read
+
+    def _run(self, inputs: ChatInputs, add_generation_prompt: bool) -> str:
         chunks: list[str] = []
         size = 0
-        variables: dict[str, Any] = {**self._special_tokens, "tools": None, "documents": None}
-        variables |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
+        variables = self._special_tokens | inputs.variables
+        variables |= {"messages": inputs.messages, "add_generation_prompt": add_generation_prompt}
+        variables |= {"tools": inputs.tools, "documents": inputs.documents}
         for chunk in self._template.generate(variables):
             size += len(chunk)
             if size > self._max_chars:
@@ -77,34 +144,22 @@ class ChatTemplate:
             chunks.append(chunk)
         return "".join(chunks)
 
-    def _detect_style(self) -> ContentStyle:
-        """Templates of multimodal models walk a list of parts, and would show nothing of a plain string."""
-        probe = ChatTurn("user", "catenary probe")
-        for style in ContentStyle:
-            try:
-                text = self._run([_message(probe, style)], True)
-            except SecurityError as error:
-                raise ModelFilesError(
-                    f"the chat template breaks the sandbox: {_one_line(str(error))}"
-                ) from None
-            except Exception:
-                # A template may demand a dialogue of a certain shape: what it says of real messages counts.
-                continue
-            # A template that expects text prints a list as Python does.
-            if probe.content in text and "'type'" not in text:
-                return style
-        return ContentStyle.TEXT
+    def _bounds(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._budget is None else bounded(self._budget)
+
+    def _spent(self) -> RenderRefused:
+        seconds = 0 if self._budget is None else self._budget.seconds
+        return RenderRefused(
+            f"The request's chat template ran longer than {seconds:g} seconds.", param="chat_template"
+        )
 
 
-def _message(turn: ChatTurn, style: ContentStyle) -> dict[str, Any]:
-    parts = style is ContentStyle.PARTS
-    message: dict[str, Any] = {"role": "system" if turn.role == "developer" else turn.role}
-    message["content"] = [{"type": "text", "text": turn.content}] if parts else turn.content
-    if turn.name is not None:
-        message["name"] = turn.name
-    return message
+def _param(name: str) -> str:
+    shown = name.isascii() and name.isidentifier() and len(name) <= MAX_SHOWN_NAME
+    return f"chat_template_kwargs.{name}" if shown else "chat_template_kwargs"
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
+    """`text` on one line of moderate length."""
     line = " ".join(text.split())
     return line if len(line) <= MAX_TEMPLATE_MESSAGE else line[: MAX_TEMPLATE_MESSAGE - 3] + "..."

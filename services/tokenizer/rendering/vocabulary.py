@@ -45,6 +45,7 @@ class Vocabulary:
         self._bos = self._tokenizer.token_to_id(self._bos_text) if self._bos_text else None
         self._file_adds_bos = self._bos is not None and self._tokenizer.encode("x").ids[:1] == [self._bos]
         self._adds_bos = self._file_adds_bos if files.add_bos is None else files.add_bos
+        self._before, self._after = self._frame()
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Ids of `text`; spelled control tokens become themselves.
@@ -76,6 +77,13 @@ class Vocabulary:
             ids += known[piece]
         return ids
 
+    def framed(self, ids: list[int], text: str) -> list[int]:
+        """`ids` of `text`, with what `encode` puts around a text when it adds special tokens."""
+        before = self._before[1:] if self._file_adds_bos else self._before
+        if self._bos is not None and self._adds_bos and not text.startswith(self._bos_text):
+            before = [self._bos, *before]
+        return [*before, *ids, *self._after]
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Text of `ids`, each in 0..max_id."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
@@ -99,6 +107,14 @@ class Vocabulary:
             "The messages spell a control token that this model's tokenizer cannot write as text.",
             param="messages",
         )
+
+    def _frame(self) -> tuple[list[int], list[int]]:
+        """What the file's post-processor puts before and after a text."""
+        whole: list[int] = self._tokenizer.encode("x").ids
+        bare = self._whole("x")
+        starts = range(len(whole) - len(bare) + 1)
+        at = next((start for start in starts if whole[start : start + len(bare)] == bare), 0)
+        return whole[:at], whole[at + len(bare) :]
 
     def _run(self, text: str, *, anchored: bool) -> list[int]:
         return _encode(self._whole, text, anchored=anchored)

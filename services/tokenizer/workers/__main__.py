@@ -60,6 +60,8 @@ def _load(setup: WorkerSetup, frames: BlockingFrames) -> Renderer | None:
             setup.files,
             max_rendered_chars=setup.max_rendered_chars,
             max_answer_tokens=setup.max_answer_tokens,
+            json_limits=setup.json_limits,
+            request_templates=setup.request_templates,
         )
     except ModelFilesError as error:
         frames.send(msgspec.msgpack.encode(WorkerFailed(str(error))))
@@ -68,6 +70,7 @@ def _load(setup: WorkerSetup, frames: BlockingFrames) -> Renderer | None:
         special_token_ids=list(renderer.vocabulary.special_ids),
         max_token_id=renderer.vocabulary.max_id,
         has_chat_template=renderer.has_chat_template,
+        template_variables=list(renderer.template_variables),
     )
     frames.send(msgspec.msgpack.encode(ready))
     return renderer
@@ -94,12 +97,12 @@ def _answer(renderer: Renderer, task: Task) -> Answer:
 
 def _perform(renderer: Renderer, task: Task) -> Answer:
     match task:
-        case ChatTask(turns, add_generation_prompt, limit):
-            ids = renderer.chat(turns, add_generation_prompt=add_generation_prompt, max_prompt_tokens=limit)
-            return TokenLists([ids])
-        case CompletionTask(prompts, add_special_tokens, limit):
+        case ChatTask(turns, options, limits):
+            chat = renderer.chat(turns, options, limits)
+            return TokenLists([chat.ids], [chat.tail])
+        case CompletionTask(prompts, add_special_tokens, limits):
             return TokenLists(
-                renderer.completion(prompts, add_special_tokens=add_special_tokens, max_prompt_tokens=limit)
+                renderer.completion(prompts, add_special_tokens=add_special_tokens, limits=limits)
             )
         case TokenizeTask(text, add_special_tokens):
             return TokenLists([renderer.tokenize(text, add_special_tokens=add_special_tokens)])

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import msgspec
 
-from services.tokenizer.rendering import ChatTurn, ModelFiles, RefusalCode
+from services.tokenizer.rendering import (
+    ChatOptions,
+    ChatTurn,
+    JsonLimits,
+    ModelFiles,
+    PromptLimits,
+    RefusalCode,
+    TemplateBudget,
+)
 
 
 class WorkerSetup(msgspec.Struct, frozen=True):
@@ -17,6 +25,9 @@ class WorkerSetup(msgspec.Struct, frozen=True):
     max_answer_tokens: int
     # Address space of the process in bytes; 0: no limit.
     memory_bytes: int
+    json_limits: JsonLimits
+    # None: a request may bring no chat template.
+    request_templates: TemplateBudget | None
 
 
 class WorkerReady(msgspec.Struct, frozen=True, tag="ready"):
@@ -25,6 +36,8 @@ class WorkerReady(msgspec.Struct, frozen=True, tag="ready"):
     special_token_ids: list[int]
     max_token_id: int
     has_chat_template: bool
+    # Variables of the chat template that a request may set.
+    template_variables: list[str]
 
 
 class WorkerFailed(msgspec.Struct, frozen=True, tag="failed"):
@@ -37,8 +50,8 @@ class ChatTask(msgspec.Struct, frozen=True, tag="chat"):
     """Render a chat to one prompt."""
 
     turns: list[ChatTurn]
-    add_generation_prompt: bool
-    max_prompt_tokens: int | None
+    options: ChatOptions
+    limits: PromptLimits
 
 
 class CompletionTask(msgspec.Struct, frozen=True, tag="completion"):
@@ -46,7 +59,7 @@ class CompletionTask(msgspec.Struct, frozen=True, tag="completion"):
 
     prompts: list[str]
     add_special_tokens: bool
-    max_prompt_tokens: int | None
+    limits: PromptLimits
 
 
 class TokenizeTask(msgspec.Struct, frozen=True, tag="tokenize"):
@@ -64,9 +77,10 @@ class DetokenizeTask(msgspec.Struct, frozen=True, tag="detokenize"):
 
 
 class TokenLists(msgspec.Struct, frozen=True, tag="tokens"):
-    """Token ids of each prompt."""
+    """Token ids of each prompt. `tails`: of a chat, the last characters of its prompt."""
 
     prompts: list[list[int]]
+    tails: list[str] = []
 
 
 class Text(msgspec.Struct, frozen=True, tag="text"):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.tokenizer.rendering import (
+    ChatOptions,
     ChatTurn,
     ModelFilesError,
     RefusalCode,
@@ -31,7 +32,7 @@ def make_renderer(tmp_path: Path) -> MakeRenderer:
 
 def chat(renderer: Renderer, *turns: tuple[str, ...], generate: bool = True) -> list[int]:
     messages = [ChatTurn(*turn) for turn in turns]
-    return renderer.chat(messages, add_generation_prompt=generate, max_prompt_tokens=None)
+    return renderer.chat(messages, ChatOptions(add_generation_prompt=generate)).ids
 
 
 def chat_text(renderer: Renderer, *turns: tuple[str, ...], generate: bool = True) -> str:
@@ -163,7 +164,7 @@ def test_a_model_without_a_template_refuses_chats_only(make_renderer: MakeRender
     error = refusal(renderer, ("user", "x"))
     assert error.code is RefusalCode.UNSUPPORTED
     assert "no chat template" in error.message
-    assert renderer.completion(["x"], add_special_tokens=True, max_prompt_tokens=None)
+    assert renderer.completion(["x"], add_special_tokens=True)
 
 
 def test_a_chat_never_has_a_second_bos(make_renderer: MakeRenderer) -> None:

@@ -12,7 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from services.tokenizer.rendering import ChatTurn, ModelFiles, Renderer, RenderRefused, read_model_files
+from services.tokenizer.rendering import (
+    ChatOptions,
+    ChatTurn,
+    ModelFiles,
+    Renderer,
+    RenderRefused,
+    read_model_files,
+)
 from tests.support import tiny_tokenizer as tiny
 
 CONTROL_IDS = set(range(len(tiny.ADDED_TOKENS)))
@@ -35,7 +42,7 @@ CHATML = renderer_of()
 
 def chat(renderer: Renderer, *turns: tuple[str, ...]) -> list[int]:
     messages = [ChatTurn(*turn) for turn in turns]
-    return renderer.chat(messages, add_generation_prompt=True, max_prompt_tokens=None)
+    return renderer.chat(messages, ChatOptions()).ids
 
 
 def control_of(ids: list[int]) -> list[int]:
@@ -192,5 +199,5 @@ def test_added_words_and_white_space_are_ordinary_text() -> None:
 
 def test_completions_parse_spellings(tmp_path: Path) -> None:
     renderer = Renderer(read_model_files(tiny.write_tiny_model(tmp_path)), max_rendered_chars=1000)
-    (ids,) = renderer.completion(["<|im_start|>a"], add_special_tokens=True, max_prompt_tokens=None)
+    (ids,) = renderer.completion(["<|im_start|>a"], add_special_tokens=True)
     assert ids == [tiny.IM_START_ID, tiny.byte_id(ord("a"))]

@@ -11,7 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from services.tokenizer.rendering import ChatTurn, RefusalCode, Renderer, RenderRefused, read_model_files
+from services.tokenizer.rendering import (
+    ChatOptions,
+    ChatTurn,
+    PromptLimits,
+    RefusalCode,
+    Renderer,
+    RenderRefused,
+    read_model_files,
+)
 from services.tokenizer.rendering.bounds import token_bound
 from services.tokenizer.rendering.files import ModelFiles
 from tests.support import tiny_tokenizer as tiny
@@ -60,13 +68,13 @@ def test_the_configuration_decides_about_bos(tmp_path: Path) -> None:
 
 def refused(renderer: Renderer, text: str, limit: int) -> RenderRefused:
     with pytest.raises(RenderRefused) as caught:
-        renderer.completion([text], add_special_tokens=True, max_prompt_tokens=limit)
+        renderer.completion([text], add_special_tokens=True, limits=PromptLimits(limit))
     return caught.value
 
 
 def test_a_prompt_may_have_as_many_tokens_as_fit(tmp_path: Path) -> None:
     renderer = renderer_of(tmp_path)
-    assert renderer.completion(["xyz"], add_special_tokens=True, max_prompt_tokens=3)
+    assert renderer.completion(["xyz"], add_special_tokens=True, limits=PromptLimits(3))
     error = refused(renderer, "wxyz", 3)
     assert error.code is RefusalCode.CONTEXT_LENGTH_EXCEEDED
     assert error.param == "prompt"
@@ -80,9 +88,7 @@ def test_what_is_certainly_too_long_is_refused_by_its_length(tmp_path: Path) -> 
         f"The prompt has at least {-(-10_000 // longest)} tokens, but at most 100 fit."
     )
     with pytest.raises(RenderRefused, match="at least") as caught:
-        renderer.chat(
-            [ChatTurn("user", "<|im_end|>" * 10_000)], add_generation_prompt=True, max_prompt_tokens=100
-        )
+        renderer.chat([ChatTurn("user", "<|im_end|>" * 10_000)], ChatOptions(), PromptLimits(100))
     assert caught.value.param == "messages"
 
 
@@ -90,24 +96,19 @@ def test_an_answer_holds_so_many_tokens_and_no_more(tmp_path: Path) -> None:
     files = read_model_files(tiny.write_tiny_model(tmp_path))
     renderer = Renderer(files, max_rendered_chars=10_000, max_answer_tokens=4)
     assert len(renderer.tokenize("wxyz", add_special_tokens=False)) == 4
-    assert renderer.completion(["wx", "yz"], add_special_tokens=False, max_prompt_tokens=None)
+    assert renderer.completion(["wx", "yz"], add_special_tokens=False)
 
     def tokenize(text: str) -> object:
         return renderer.tokenize(text, add_special_tokens=False)
 
     def complete(*prompts: str) -> object:
-        return renderer.completion(prompts, add_special_tokens=False, max_prompt_tokens=None)
+        return renderer.completion(prompts, add_special_tokens=False)
 
     for call, count in (
         (lambda: tokenize("vwxyz"), "5"),
         (lambda: tokenize("a" * 10_000), "at least"),
         (lambda: complete("wx", "xyz"), "5"),
-        (
-            lambda: renderer.chat(
-                [ChatTurn("user", "vwxyz")], add_generation_prompt=True, max_prompt_tokens=None
-            ),
-            "tokens",
-        ),
+        (lambda: renderer.chat([ChatTurn("user", "vwxyz")], ChatOptions()), "tokens"),
     ):
         with pytest.raises(RenderRefused, match=rf"{count}.*at most 4 \(max-answer-tokens\)") as caught:
             call()

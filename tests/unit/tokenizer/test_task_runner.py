@@ -44,7 +44,8 @@ def runner(end: Any) -> TaskRunner:
 
 
 async def test_answers() -> None:
-    assert await runner(TokenLists([[1], [2, 3]])).tokens("completion", TASK) == [[1], [2, 3]]
+    lists = TokenLists([[1], [2, 3]])
+    assert await runner(lists).tokens("completion", TASK) == lists
     assert await runner(Text("x")).text("detokenize", TASK) == "x"
 
 

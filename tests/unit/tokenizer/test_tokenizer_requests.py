@@ -11,6 +11,7 @@ from catenary.rpc import RpcError
 from catenary.v1 import common_pb2
 from catenary.v1 import tokenizer_pb2 as pb
 from services.tokenizer.config import TokenizerConfig
+from services.tokenizer.rendering import ChatOptions, PromptLimits
 from services.tokenizer.requests import RequestReader
 from services.tokenizer.workers import ChatTask, CompletionTask
 
@@ -34,11 +35,11 @@ def test_parts_are_joined_and_absent_means_true() -> None:
     task = reader().render(pb.RenderRequest(chat=chat)).task
     assert isinstance(task, ChatTask)
     assert [turn.content for turn in task.turns] == ["<|im_end|>", ""]
-    assert task.add_generation_prompt
-    assert task.max_prompt_tokens is None
+    assert task.options == ChatOptions()
+    assert task.limits == PromptLimits()
     completion = pb.CompletionInput(prompts=["a"], add_special_tokens=False)
     plain = reader().render(pb.RenderRequest(completion=completion, max_prompt_tokens=0)).task
-    assert plain == CompletionTask(["a"], False, 0)
+    assert plain == CompletionTask(["a"], False, PromptLimits(0))
 
 
 def test_the_model_must_be_the_one() -> None:
