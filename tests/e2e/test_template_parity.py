@@ -1,4 +1,4 @@
-"""Chats with tools, thoughts, documents and variables: the ids of transformers, for templates of many kinds."""
+"""Chats with tools, thoughts, documents and variables: transformers' ids, for templates of many kinds."""
 
 from __future__ import annotations
 
@@ -83,7 +83,8 @@ def _ours(
         add_generation_prompt=generate and not goes_on,
         continue_final_message=goes_on,
         variables=json.dumps(variables) if variables else "",
-        **{name: json.dumps(extra[name]) for name in ("tools", "documents") if name in extra},
+        tools=json.dumps(extra["tools"]) if "tools" in extra else "",
+        documents=json.dumps(extra["documents"]) if "documents" in extra else "",
     )
     try:
         return renderer.chat(turns, options).ids

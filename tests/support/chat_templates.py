@@ -66,8 +66,9 @@ QWEN = """
         {%- if m.reasoning_content is string %}
             {%- set thoughts = m.reasoning_content %}
         {%- elif '</think>' in content %}
-            {%- set thoughts = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}
-            {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
+            {%- set halves = content.split('</think>') %}
+            {%- set thoughts = halves[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}
+            {%- set content = halves[-1].lstrip('\\n') %}
         {%- endif %}
         {{- '<|im_start|>assistant\\n' }}
         {%- if loop.index0 > ns.last and thoughts %}
