@@ -1,0 +1,23 @@
+"""What a generated text must be: JSON of a schema, a regular expression, a grammar or free text with tags.
+
+The tokenizer service compiles a constraint before a request is admitted, an engine compiles it again to
+generate under it. Both come here, so that what the one accepts is what the other does. Needs llguidance; no
+torch.
+"""
+
+from __future__ import annotations
+
+from catenary.constraints.compiling import check_grammar, parser_limits
+from catenary.constraints.control_tokens import control_tokens
+from catenary.constraints.convert import to_llguidance
+from catenary.constraints.kinds import ConstraintError, ConstraintKind, ConstraintLimits
+
+__all__ = [
+    "ConstraintError",
+    "ConstraintKind",
+    "ConstraintLimits",
+    "check_grammar",
+    "control_tokens",
+    "parser_limits",
+    "to_llguidance",
+]

@@ -1,0 +1,44 @@
+"""Tokens that text never spells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+
+class _AddedToken(msgspec.Struct):
+    id: int
+    content: str
+    special: bool = False
+
+
+class _TokenizerFile(msgspec.Struct):
+    added_tokens: list[_AddedToken] = []
+
+
+def control_tokens(tokenizer_json: bytes) -> dict[str, int]:
+    """Ids of the control tokens of a tokenizer.json, by the text that stands for each.
+
+    Raises:
+        ValueError: it is no tokenizer.json.
+    """
+    file = msgspec.json.decode(tokenizer_json, type=_TokenizerFile)
+    return {token.content: token.id for token in file.added_tokens if token.special and token.content}
+
+
+def split_control(text: str, control: Mapping[str, int]) -> Iterator[str | int]:
+    """`text` as pieces of plain text and ids of control tokens; of two at one place the longer counts."""
+    start = position = 0
+    names = sorted((name for name in control if name in text), key=len, reverse=True)
+    while position < len(text):
+        name = next((name for name in names if text.startswith(name, position)), None)
+        if name is None:
+            position += 1
+            continue
+        if position > start:
+            yield text[start:position]
+        yield control[name]
+        start = position = position + len(name)
+    if start < len(text):
+        yield text[start:]

@@ -1,0 +1,74 @@
+"""A Lark grammar before it is compiled: its size, its nesting, and the JSON schemas in it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from json import JSONDecodeError, JSONDecoder
+
+from catenary.constraints.json_schema import clean_schema
+from catenary.constraints.kinds import ConstraintError, ConstraintLimits
+from catenary.constraints.regex import check_regex
+
+# One token; what is in none of these is one character. None of them can backtrack.
+_TOKEN = re.compile(
+    r'(?P<comment>(?://|\#)[^\n]*)|(?P<string>"(?:[^"\\\n]|\\.)*"i?)|(?P<regex>/(?:[^/\\\n]|\\.)+/[imslux]*)'
+    r"|(?P<directive>%[a-z]+)|(?P<name>[A-Za-z_][A-Za-z0-9_-]*)|(?P<repetition>\{[0-9, ]*\}|~[0-9. ]+)"
+    r"|(?P<special><[^<>\n]*>)|(?P<other>[\s\S])"
+)
+_NUMBER = re.compile(r"[0-9]+")
+_RULE = re.compile(
+    r"^[ \t]*[!?]{0,2}[A-Za-z_][A-Za-z0-9_-]*(?:\.[0-9]+)?[ \t]*(?:\[[^\]\n]*\])?[ \t]*:", re.MULTILINE
+)
+
+
+def read_lark(source: str, limits: ConstraintLimits) -> str:
+    """The grammar for llguidance: as it is, but that JSON schemas in it (`%json {...}`) are checked.
+
+    Raises:
+        ConstraintError: it is empty, too large, nested too deep, or a part cannot be honoured. Names without
+            a rule and faults of syntax show when it is compiled.
+    """
+    if not source.strip():
+        raise ConstraintError("The grammar must not be empty.")
+    if sum(1 for _ in _RULE.finditer(source)) > limits.max_rules:
+        raise ConstraintError(f"The grammar has more than {limits.max_rules} rules.")
+    return "".join(_read(source, limits))
+
+
+def _read(source: str, limits: ConstraintLimits) -> Iterator[str]:
+    position, depth = 0, 0
+    while position < len(source):
+        found = _TOKEN.match(source, position)
+        if found is None:
+            raise ConstraintError("The grammar cannot be read.")
+        kind, text = found.lastgroup, found[0]
+        position = found.end()
+        if kind == "directive" and text == "%json":
+            schema, position = _schema(source, position, limits)
+            text = f"%json {schema}"
+        elif kind == "regex":
+            check_regex(text[1 : text.rindex("/")], limits)
+        elif kind == "repetition" and any(
+            len(number) > 9 or int(number) > limits.max_regex_size for number in _NUMBER.findall(text)
+        ):
+            raise ConstraintError(f"The grammar repeats something more than {limits.max_regex_size} times.")
+        elif text in "([":
+            depth += 1
+        elif text in ")]":
+            depth -= 1
+        if depth > limits.max_depth:
+            raise ConstraintError(f"The grammar is nested deeper than {limits.max_depth} groups.")
+        yield text
+
+
+def _schema(source: str, position: int, limits: ConstraintLimits) -> tuple[str, int]:
+    """The JSON behind `%json`, cleaned, and the index behind it."""
+    while source[position : position + 1].isspace():
+        position += 1
+    try:
+        schema, end = JSONDecoder().raw_decode(source, position)
+    except (JSONDecodeError, RecursionError):
+        raise ConstraintError("A JSON schema in the grammar is not valid JSON.") from None
+    return json.dumps(clean_schema(schema, limits), ensure_ascii=False), end

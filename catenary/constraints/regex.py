@@ -1,0 +1,140 @@
+"""A regular expression before it is compiled: what it uses, how deep it is nested, and what it comes to."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from catenary.constraints.kinds import ConstraintError, ConstraintLimits
+
+_LOOK_AROUND = ("(?=", "(?!", "(?<=", "(?<!")
+_REPETITION = re.compile(r"\{([0-9]{1,9})(,?)([0-9]{0,9})\}")
+_BOUNDARIES = frozenset("bB<>")
+_REFERENCES = frozenset("123456789k")
+_BRACED = frozenset("pPux")
+
+
+def check_regex(source: str, limits: ConstraintLimits) -> None:
+    """Check an expression in the syntax that Rust's `regex` and Python's `re` share.
+
+    Raises:
+        ConstraintError: it is empty, uses look-around, a back reference or a word boundary, is too deep,
+            or comes to too many characters. Other faults show when it is compiled.
+    """
+    if not source:
+        raise ConstraintError("A regular expression must not be empty.")
+    _Scanner(source, limits).run()
+
+
+@dataclass(slots=True)
+class _Group:
+    """Characters that the finished items of a group stand for, and of these the last item's."""
+
+    size: int = 0
+    last: int = 0
+
+
+class _Scanner:
+    def __init__(self, source: str, limits: ConstraintLimits) -> None:
+        self._source = source
+        self._limits = limits
+        self._groups = [_Group()]
+        self._position = 0
+
+    def run(self) -> None:
+        while self._position < len(self._source):
+            self._step(self._source[self._position])
+            if self._groups[-1].size > self._limits.max_regex_size:
+                raise ConstraintError(
+                    "The regular expression stands for too many characters with its repetitions written out; "
+                    f"at most {self._limits.max_regex_size} are allowed."
+                )
+
+    def _step(self, char: str) -> None:
+        match char:
+            case "\\":
+                self._escape()
+            case "[":
+                self._position = _end_of_class(self._source, self._position)
+                self._item(1)
+            case "(":
+                self._open()
+            case ")":
+                self._close()
+            case "{":
+                self._repeat()
+            case _:
+                self._position += 1
+                self._item(0 if char in "|*+?^$" else 1)
+
+    def _item(self, size: int) -> None:
+        group = self._groups[-1]
+        group.size += size
+        if size:
+            group.last = size
+
+    def _escape(self) -> None:
+        following = self._source[self._position + 1 : self._position + 2]
+        if not following:
+            raise ConstraintError("The regular expression ends inside of an escape.")
+        if following in _REFERENCES:
+            raise ConstraintError("Back references are not supported in regular expressions.")
+        if following in _BOUNDARIES:
+            raise ConstraintError("Word boundaries are not supported in regular expressions.")
+        self._position += 2
+        if following in _BRACED and self._source[self._position : self._position + 1] == "{":
+            end = self._source.find("}", self._position)
+            self._position = len(self._source) if end < 0 else end + 1
+        self._item(1)
+
+    def _open(self) -> None:
+        rest = self._source[self._position : self._position + 4]
+        if rest.startswith(_LOOK_AROUND):
+            raise ConstraintError("Look-around is not supported in regular expressions.")
+        if rest.startswith("(?P="):
+            raise ConstraintError("Back references are not supported in regular expressions.")
+        if len(self._groups) > self._limits.max_depth:
+            raise ConstraintError(
+                f"The regular expression is nested deeper than {self._limits.max_depth} groups."
+            )
+        self._groups.append(_Group())
+        self._position += 1
+
+    def _close(self) -> None:
+        if len(self._groups) == 1:
+            raise ConstraintError("The regular expression has a parenthesis that is not opened.")
+        inner = self._groups.pop()
+        self._position += 1
+        self._item(max(1, inner.size))
+
+    def _repeat(self) -> None:
+        found = _REPETITION.match(self._source, self._position)
+        if found is None:
+            raise ConstraintError("The regular expression has a '{' that begins no repetition; write '\\{'.")
+        # Without an upper bound the copies up to the lower one are written out.
+        times = int(found[3] or found[1])
+        group = self._groups[-1]
+        group.size += group.last * (max(1, times) - 1)
+        group.last *= max(1, times)
+        self._position = found.end()
+
+
+def _end_of_class(source: str, start: int) -> int:
+    """Index behind the character class that begins at `start`."""
+    depth, position = 0, start
+    while position < len(source):
+        match source[position]:
+            case "\\":
+                position += 1
+            case "[":
+                depth += 1
+                if source[position + 1 : position + 2] == "^":
+                    position += 1
+                if source[position + 1 : position + 2] == "]":
+                    position += 1
+            case "]":
+                depth -= 1
+                if not depth:
+                    return position + 1
+        position += 1
+    raise ConstraintError("The regular expression has a character class that is not closed.")
