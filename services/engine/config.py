@@ -32,7 +32,20 @@ class EngineConfig(BucketingOptions, HpuOptions, ServicerOptions, RpcConfig):
     model: str = Field(
         "smollm2",
         min_length=1,
-        description="Model: an alias (smollm2), a Hugging Face directory, a GGUF file or a hub id.",
+        description="Model: an alias (smollm2, minilm), a Hugging Face directory, a GGUF file or a hub id.",
+    )
+    task: Literal["auto", "generate", "embed", "score"] = Field(
+        "auto",
+        description="What the model is served for: generated text, vectors of documents, or scores of pairs. "
+        "auto: what its files say. A chat model that is told to embed gives its last token's state; told to "
+        "score, the probability that it answers yes and not no. Options of KV, buckets, graphs and sampling "
+        "concern generating engines alone.",
+    )
+    embedding_dimensions: str | None = Field(
+        None,
+        pattern=r"^(any|[0-9]{1,6}( *, *[0-9]{1,6}){0,63})$",
+        description="Smaller widths that requests may ask for, with commas, or any. Absent: what config.json "
+        "says of them (matryoshka_dimensions, is_matryoshka).",
     )
     served_model_name: str | None = Field(
         None,

@@ -13,6 +13,8 @@ class CoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     model: str
+    task: str
+    embedding_dimensions: str | None
     cache_dir: str | None
     max_model_len: int | None
     allow_long_max_model_len: bool

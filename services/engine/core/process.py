@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import gc
-import importlib
 import os
-from typing import Any
 
 from catenary.telemetry import configure_logging, get_logger
+from services.engine.core.choosing import start
 from services.engine.core.errors import StartError
 from services.engine.core.options import CoreOptions, decode_options
 from services.engine.link import (
@@ -57,15 +56,12 @@ def _run(link: BlockingLink, options: CoreOptions, rest: list[ToCore]) -> None:
     # slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     progress("importing torch", 0.02)
-    # Loaded here and not above: it takes seconds, and a missing torch has to be reported over the link.
-    startup: Any = importlib.import_module("services.engine.core.startup")
-    loop: Any = importlib.import_module("services.engine.core.loop")
-    engine = startup.start_engine(options, progress)
+    engine, make_loop = start(options, progress)
     # What was loaded lives to the end: the collector need not walk it at every full collection.
     gc.collect()
     gc.freeze()
     link.send(engine.ready)
-    core = loop.CoreLoop(link, engine)
+    core = make_loop(link)
     try:
         for message in rest:
             core.handle(message)

@@ -110,7 +110,7 @@ def _start(options: CoreOptions, progress: Progress, device: Device) -> Engine:
     code = _open_code_cache(options, device, model, directory, cache or default_cache_dir())
     log.info("model loaded", backend=model.backend, weight_bytes=model.weight_bytes())
     progress("planning memory", 0.7)
-    tracer = _open_tracer(options.trace_steps, options.profile_steps)
+    tracer = open_tracer(options.trace_steps, options.profile_steps)
 
     def make_runner(num_blocks: int, graphs: Graphs, buckets: BucketPlan) -> Runner:
         return Runner(
@@ -225,7 +225,8 @@ def _open_code_cache(
     return code
 
 
-def _open_tracer(path: str | None, steps: str | None) -> StepTracer:
+def open_tracer(path: str | None, steps: str | None) -> StepTracer:
+    """The tracer of these options. Raises StartError if its file cannot be written."""
     if not path:
         return StepTracer()
     start, count = map(int, steps.split(":")) if steps else (1, 0)

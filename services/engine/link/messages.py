@@ -62,13 +62,24 @@ class SamplingOptions(Struct, frozen=True, array_like=True):
     keep_top_k_duplicates: bool = True
 
 
+class PoolingOptions(Struct, frozen=True, array_like=True):
+    """Asks for numbers in place of tokens: the vector of a document, or the score of a pair.
+
+    `dimensions`: leading numbers of the vector to keep, scaled to length 1; 0: all as they are.
+    `second_start`: index of the first token of the second of two texts; 0: one text.
+    """
+
+    dimensions: int = 0
+    second_start: int = 0
+
+
 class SubmitSequence(Struct, frozen=True, array_like=True, tag="submit"):
     """A sequence whose options are all resolved.
 
     `token_ids` is the prompt (`prompt_len` ids), then what an earlier life of the sequence emitted.
     `max_tokens` and `min_tokens` count from `prompt_len`. `stop_token_ids` are the caller's; the core knows
     the model's own. A lower `priority` is more urgent. Sequences share cached KV only with an equal
-    `cache_salt`.
+    `cache_salt`. With `pooling` nothing is generated: the token ids are the whole document.
     """
 
     key: int
@@ -81,6 +92,7 @@ class SubmitSequence(Struct, frozen=True, array_like=True, tag="submit"):
     ignore_eos: bool
     priority: int = 0
     cache_salt: str = ""
+    pooling: PoolingOptions | None = None
 
 
 class AbortSequences(Struct, frozen=True, array_like=True, tag="abort"):
@@ -119,7 +131,11 @@ class CoreProgress(Struct, frozen=True, array_like=True, tag="progress"):
 
 
 class ModelFacts(Struct, frozen=True, array_like=True):
-    """The loaded model. The defaults come from generation_config.json; None: the file says nothing."""
+    """The loaded model. The defaults come from generation_config.json; None: the file says nothing.
+
+    `task` is generate, embed or score. Of a model that embeds: the width of its vectors, and the smaller
+    ones that may be asked for.
+    """
 
     max_model_len: int
     vocab_size: int
@@ -131,6 +147,10 @@ class ModelFacts(Struct, frozen=True, array_like=True):
     default_top_k: int | None = None
     default_min_p: float | None = None
     default_repetition_penalty: float | None = None
+    task: str = "generate"
+    embedding_width: int = 0
+    embedding_dimensions: list[int] = []
+    any_dimensions: bool = False
 
 
 class CapacityFacts(Struct, frozen=True, array_like=True):
@@ -191,7 +211,10 @@ class CoreLoad(Struct, frozen=True, array_like=True):
 
 
 class EndRow(Struct, frozen=True, array_like=True):
-    """The end of row `row` of the same StepColumns. The error fields are set for FinishReason.ERROR alone."""
+    """The end of row `row` of the same StepColumns. The error fields are set for FinishReason.ERROR alone.
+
+    `vector`: little-endian float32 of a pooled sequence.
+    """
 
     row: int
     reason: FinishReason
@@ -201,6 +224,7 @@ class EndRow(Struct, frozen=True, array_like=True):
     stop_token_id: int | None = None
     error_code: CoreErrorCode | None = None
     error_message: str | None = None
+    vector: bytes | None = None
 
 
 class PromptColumns(Struct, frozen=True, array_like=True):

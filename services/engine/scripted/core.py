@@ -66,6 +66,10 @@ class ScriptedCore(Core):
                 default_temperature=model.temperature,
                 default_top_p=model.top_p,
                 default_top_k=model.top_k,
+                task=model.task,
+                embedding_width=model.embedding_width,
+                embedding_dimensions=list(model.embedding_dimensions),
+                any_dimensions=model.any_dimensions,
             ),
             capacity=CapacityFacts(
                 block_size=capacity.block_size,

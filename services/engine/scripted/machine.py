@@ -125,6 +125,10 @@ class ScriptedMachine:
             self._finish(sequence)
             columns.end(sequence, FinishReason.ERROR)
             return
+        if sequence.spec.pooling is not None:
+            self._finish(sequence)
+            columns.end(sequence, FinishReason.STOP, vector=sequence.vector())
+            return
         drawn = sequence.draw()
         self._generated += 1
         columns.token(sequence, drawn)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 import yaml
@@ -48,6 +48,11 @@ class ScriptedModel(_Part, frozen=True):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    # embed or score: every sequence becomes a vector, or a score, that is made from its ids.
+    task: Literal["generate", "embed", "score"] = "generate"
+    embedding_width: Natural = 0
+    embedding_dimensions: tuple[Natural, ...] = ()
+    any_dimensions: bool = False
     # Ids that the hash never gives besides the end-of-sequence ones, for tests that decode to text.
     avoid: tuple[Natural, ...] = ()
 

@@ -7,7 +7,15 @@ from enum import Enum
 
 from services.engine.link import SubmitSequence
 from services.engine.scripted.script import Rule, ScriptedModel, Then
-from services.engine.scripted.tokens import best_alternatives, fold, sampled_logprob, token_after
+from services.engine.scripted.tokens import (
+    best_alternatives,
+    fold,
+    pack_vector,
+    sampled_logprob,
+    score_of,
+    token_after,
+    vector_of,
+)
 
 
 class Status(Enum):
@@ -87,6 +95,13 @@ class ScriptedSequence:
             for position, token in enumerate(self.token_ids[: self.spec.prompt_len])
             if position
         ]
+
+    def vector(self) -> bytes:
+        """What a document becomes: little-endian float32."""
+        pooling = self.spec.pooling
+        if self.model.task == "score" or pooling is None:
+            return pack_vector([score_of(self.token_ids)])
+        return pack_vector(vector_of(self.token_ids, self.model.embedding_width, pooling.dimensions))
 
     def stop_ids(self) -> set[int]:
         """Ids that end this sequence."""

@@ -7,6 +7,8 @@ all log probabilities are honoured.
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Collection, Iterable, Sequence
 
 _MASK = (1 << 64) - 1
@@ -72,3 +74,21 @@ def best_alternatives(token: int, position: int, count: int, vocab_size: int) ->
     """
     first = sampled_logprob(token, position)
     return [((token + rank) % vocab_size, first - 0.5 * rank) for rank in range(min(count, vocab_size))]
+
+
+def vector_of(token_ids: Iterable[int], width: int, dimensions: int = 0) -> list[float]:
+    """A document's vector of length 1, with `dimensions` numbers (0: `width`): a hash of all ids."""
+    state = fold(token_ids)
+    numbers = [_mix(state + place * _GOLDEN & _MASK) % 255 - 127 for place in range(dimensions or width)]
+    length = math.sqrt(sum(number * number for number in numbers)) or 1.0
+    return [number / length for number in numbers]
+
+
+def score_of(token_ids: Iterable[int]) -> float:
+    """A pair's score: a hash of all ids, in (0, 1), exact in float32."""
+    return (fold(token_ids) % 1023 + 1) / 1024
+
+
+def pack_vector(numbers: Sequence[float]) -> bytes:
+    """Little-endian float32, as the wire carries them."""
+    return struct.pack(f"<{len(numbers)}f", *numbers)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from catenary.schema import MAX_CACHE_SALT
 from catenary.v1 import common_pb2
 from services.engine.link import CapacityFacts, ModelFacts, SubmitSequence
+from services.engine.servicer.documents import resolve_document
 from services.engine.servicer.inadmissible import Inadmissible
 from services.engine.servicer.sampling import SequenceLimits, check_ids, resolve_sampling
 
@@ -35,6 +36,10 @@ class Admission:
         if len(spec.request_id) > MAX_REQUEST_ID:
             raise Inadmissible(f"request_id is longer than {MAX_REQUEST_ID} characters.", "request_id")
         _refuse_unsupported(spec)
+        if spec.HasField("pooling"):
+            return resolve_document(spec, self.model, self.context, key)
+        if self.model.task != "generate":
+            raise Inadmissible("This engine's model does not generate.", "model")
         prompt_len = self._prompt_len(spec)
         max_tokens, min_tokens = self._lengths(spec, prompt_len)
         return SubmitSequence(
@@ -112,7 +117,6 @@ def _refuse_unsupported(spec: common_pb2.SequenceSpec) -> None:
     parts = {
         "constraint": spec.HasField("constraint"),
         "beam_search": spec.HasField("beam_search"),
-        "pooling": spec.HasField("pooling"),
     }
     for name, given in parts.items():
         if given:

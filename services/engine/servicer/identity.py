@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from catenary.schema import MINIMUM_PEER_REVISION, SCHEMA_REVISION
 from catenary.v1 import common_pb2, engine_pb2
-from services.engine.link import CoreReady
+from services.engine.link import CoreReady, ModelFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,16 @@ def model_info(served_model_name: str, ready: CoreReady) -> common_pb2.ModelInfo
         eos_token_ids=model.eos_token_ids,
         dtype=model.dtype,
         tokenizer_sha256=model.tokenizer_sha256,
+        tasks=[task_of(model)],
+        embedding_width=model.embedding_width,
+        embedding_dimensions=model.embedding_dimensions,
+        any_dimensions=model.any_dimensions,
     )
+
+
+def task_of(model: ModelFacts) -> common_pb2.ModelTask.ValueType:
+    """The model's task in the contract's words."""
+    return common_pb2.ModelTask.Value(f"MODEL_TASK_{model.task.upper()}")
 
 
 def capacity(ready: CoreReady) -> engine_pb2.Capacity:

@@ -39,6 +39,7 @@ def _end_of(end: EndRow) -> common_pb2.SequenceEnd:
             completion_tokens=end.completion_tokens,
         ),
         stop_token_id=end.stop_token_id,
+        vector=end.vector,
     )
     if message.reason == common_pb2.FINISH_REASON_ERROR:
         code = end.error_code or CoreErrorCode.INTERNAL

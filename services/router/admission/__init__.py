@@ -5,7 +5,7 @@ from __future__ import annotations
 from services.router.admission.admission import Admission, AdmissionLimits
 from services.router.admission.guard import Ledger, LoadGuard
 from services.router.admission.refusal import Refused
-from services.router.admission.validation import MAX_NAME_LENGTH, SpecLimits, validate
+from services.router.admission.validation import MAX_NAME_LENGTH, SpecLimits, validate, validate_task
 
 __all__ = [
     "MAX_NAME_LENGTH",
@@ -16,4 +16,5 @@ __all__ = [
     "Refused",
     "SpecLimits",
     "validate",
+    "validate_task",
 ]

@@ -18,6 +18,12 @@ MAX_STOP_TOKEN_IDS = 1024
 # More than any vocabulary has.
 MAX_SAMPLING_IDS = 1 << 19
 
+_TASKS: dict[int, str] = {
+    common_pb2.MODEL_TASK_GENERATE: "generate",
+    common_pb2.MODEL_TASK_EMBED: "embed",
+    common_pb2.MODEL_TASK_SCORE: "score",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class SpecLimits:
@@ -51,9 +57,42 @@ def validate(spec: common_pb2.SequenceSpec, limits: SpecLimits) -> None:
     ):
         if asked > MAX_TOP_LOGPROBS:
             raise _invalid(name, f"{name} is above {MAX_TOP_LOGPROBS}.")
+    if spec.HasField("pooling"):
+        _validate_pooling(spec)
     _validate_sampling(spec.sampling)
     if len(spec.cache_salt) > MAX_CACHE_SALT:
         raise _invalid("cache_salt", f"cache_salt is longer than {MAX_CACHE_SALT} characters.")
+
+
+def validate_task(spec: common_pb2.SequenceSpec, model: common_pb2.ModelInfo) -> None:
+    """Check that `model` is served for what the sequence asks for.
+
+    Raises:
+        Refused: INVALID_ARGUMENT, naming the parameter.
+    """
+    tasks = model.tasks or (common_pb2.MODEL_TASK_GENERATE,)
+    pooled = spec.HasField("pooling")
+    wanted = spec.pooling.task if pooled else common_pb2.MODEL_TASK_GENERATE
+    if wanted not in tasks:
+        raise _invalid("model", f"The model is not served to {_TASKS[wanted]}.")
+    if pooled and spec.pooling.dimensions > model.embedding_width:
+        raise _invalid("dimensions", f"dimensions is above the model's width, {model.embedding_width}.")
+
+
+def _validate_pooling(spec: common_pb2.SequenceSpec) -> None:
+    pooling = spec.pooling
+    if pooling.task not in (common_pb2.MODEL_TASK_EMBED, common_pb2.MODEL_TASK_SCORE):
+        raise _invalid("task", "The task of a pooled sequence must be to embed or to score.")
+    if pooling.HasField("dimensions"):
+        if pooling.task != common_pb2.MODEL_TASK_EMBED:
+            raise _invalid("dimensions", "A score has no dimensions.")
+        if pooling.dimensions < 1:
+            raise _invalid("dimensions", "dimensions must be at least 1.")
+    if pooling.HasField("second_start") and not 1 <= pooling.second_start < len(spec.token_ids):
+        raise _invalid("second_start", "second_start must be the index of a token but the first.")
+    for name in ("sampling", "stopping", "response", "constraint", "beam_search"):
+        if spec.HasField(name):
+            raise _invalid(name, f"{name} has no meaning where nothing is generated.")
 
 
 def _validate_sampling(sampling: common_pb2.SamplingParams) -> None:

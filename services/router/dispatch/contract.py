@@ -6,6 +6,9 @@ only describes (errors, texts, counters) is put right. All of it costs per step 
 
 from __future__ import annotations
 
+import math
+import struct
+
 from catenary.columns import MalformedStep, StepRow
 from catenary.v1 import common_pb2
 from services.router.dispatch.sequence import LiveSequence
@@ -21,6 +24,7 @@ NO_REASON = common_pb2.Error(
 )
 
 _REASONS = frozenset(common_pb2.FinishReason.values()) - {common_pb2.FINISH_REASON_UNSPECIFIED}
+_WITHOUT_RESULT = (common_pb2.FINISH_REASON_ABORT, common_pb2.FINISH_REASON_ERROR)
 _CODES = frozenset(common_pb2.ErrorCode.values()) - {common_pb2.ERROR_CODE_UNSPECIFIED}
 
 
@@ -73,7 +77,12 @@ def _check_prompt(sequence: LiveSequence, row: StepRow) -> None:
 
 
 def complete(sequence: LiveSequence, end: common_pb2.SequenceEnd) -> common_pb2.SequenceEnd:
-    """An engine's end, put right in place: an error if and only if it failed, counters as counted here."""
+    """An engine's end, put right in place: an error if and only if it failed, counters as counted here.
+
+    Raises:
+        MalformedStep: not the vector that was asked for.
+    """
+    _check_vector(sequence, end)
     if end.reason == common_pb2.FINISH_REASON_ERROR:
         end.error.CopyFrom(presentable(end.error))
     else:
@@ -82,6 +91,17 @@ def complete(sequence: LiveSequence, end: common_pb2.SequenceEnd) -> common_pb2.
     counted.cached_tokens = min(end.usage.cached_tokens, counted.prompt_tokens)
     end.usage.CopyFrom(counted)
     return end
+
+
+def _check_vector(sequence: LiveSequence, end: common_pb2.SequenceEnd) -> None:
+    if not sequence.vector_bytes or end.reason in _WITHOUT_RESULT:
+        end.ClearField("vector")
+    elif end.reason != common_pb2.FINISH_REASON_STOP:
+        raise MalformedStep("a document that ends as if it had generated")
+    elif len(end.vector) != sequence.vector_bytes:
+        raise MalformedStep("an end without the vector that was asked for, or with one of another width")
+    elif not all(map(math.isfinite, struct.unpack(f"<{len(end.vector) // 4}f", end.vector))):
+        raise MalformedStep("a vector holds what is no number")
 
 
 def presentable(error: common_pb2.Error) -> common_pb2.Error:

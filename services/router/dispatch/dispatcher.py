@@ -9,7 +9,7 @@ from catenary.columns import StepRow, split
 from catenary.seeds import draw_seed
 from catenary.telemetry import get_logger, new_id
 from catenary.v1 import common_pb2, engine_pb2
-from services.router.admission import Admission, Refused, SpecLimits, validate
+from services.router.admission import Admission, Refused, SpecLimits, validate, validate_task
 from services.router.dispatch.contract import check_row, check_step, complete, presentable
 from services.router.dispatch.link import EngineLink
 from services.router.dispatch.sequence import NULL_SINK, AbortCause, LiveSequence, SequenceStatus, Sink
@@ -75,11 +75,12 @@ class Dispatcher:
         try:
             validate(spec, self._spec_limits)
             spec.request_id = spec.request_id or new_id("seq-")
-            if not spec.sampling.HasField("seed"):
+            if not spec.HasField("pooling") and not spec.sampling.HasField("seed"):
                 spec.sampling.seed = draw_seed()
             guard = self._admission.admit(len(spec.token_ids))
             try:
                 engine = self._placer.place(_placement(spec))
+                validate_task(spec, engine.model)
             except BaseException:
                 guard.release()
                 raise

@@ -10,6 +10,9 @@ from services.router.admission import MAX_NAME_LENGTH, Refused
 
 MAX_FACT_LENGTH = 64
 MAX_EOS_TOKEN_IDS = 64
+MAX_TASKS = 8
+MAX_EMBEDDING_WIDTH = 1 << 16
+MAX_EMBEDDING_DIMENSIONS = 64
 MAX_VOCAB_SIZE = 1 << 24
 MAX_MODEL_LEN = 1 << 24
 MAX_BLOCK_SIZE = 1 << 16
@@ -60,6 +63,20 @@ def _check_model(model: common_pb2.ModelInfo) -> None:
         raise _invalid("eos_token_ids", "One of the hello's eos_token_ids is not below vocab_size.")
     if not _SHA256.fullmatch(model.tokenizer_sha256):
         raise _invalid("tokenizer_sha256", "The hello's tokenizer_sha256 is not 64 hex digits.")
+    _check_tasks(model)
+
+
+def _check_tasks(model: common_pb2.ModelInfo) -> None:
+    tasks, width = model.tasks, model.embedding_width
+    known = set(common_pb2.ModelTask.values()) - {common_pb2.MODEL_TASK_UNSPECIFIED}
+    if len(tasks) > MAX_TASKS or not known.issuperset(tasks):
+        raise _invalid("tasks", "The hello's tasks are not those of the contract.")
+    _check_number("embedding_width", width, 0, MAX_EMBEDDING_WIDTH)
+    if (common_pb2.MODEL_TASK_EMBED in tasks) != (width > 0):
+        raise _invalid("embedding_width", "A hello has an embedding_width if and only if its model embeds.")
+    dimensions = model.embedding_dimensions
+    if len(dimensions) > MAX_EMBEDDING_DIMENSIONS or not all(1 <= number <= width for number in dimensions):
+        raise _invalid("embedding_dimensions", "The hello's embedding_dimensions are not widths of vectors.")
 
 
 def _check_capacity(capacity: engine_pb2.Capacity) -> None:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from services.router.fleet import Engine
 
 
+_FLOAT_BYTES = 4
+
+
 class SequenceStatus(Enum):
     """Life of a sequence in the router. It only moves down this list."""
 
@@ -94,6 +97,7 @@ class LiveSequence:
         "sink",
         "spec",
         "status",
+        "vector_bytes",
     )
 
     # Set with each placement.
@@ -101,6 +105,8 @@ class LiveSequence:
     engine_handle: int
     # Tokens that the engine may emit.
     budget: int
+    # Size of the vector that it has to end with; 0 for a sequence that generates.
+    vector_bytes: int
 
     def __init__(self, handle: int, spec: common_pb2.SequenceSpec, sink: Sink, guard: LoadGuard) -> None:
         self.handle = handle
@@ -128,6 +134,13 @@ class LiveSequence:
         """It is sent to the engine of `link`."""
         self.link = link
         self.engine_handle = engine_handle
+        self.vector_bytes = 0
+        if self.spec.HasField("pooling"):
+            self.budget = 0
+            embeds = self.spec.pooling.task == common_pb2.MODEL_TASK_EMBED
+            width = self.spec.pooling.dimensions or link.engine.model.embedding_width
+            self.vector_bytes = _FLOAT_BYTES * (width if embeds else 1)
+            return
         self.budget = link.engine.model.max_model_len - len(self.spec.token_ids)
         if self.spec.stopping.HasField("max_tokens"):
             replayed = len(self.spec.token_ids) - self.prompt_len

@@ -91,6 +91,8 @@ class Fleet:
                 continue
             if _vocabulary(engine.model) != _vocabulary(model):
                 return "Another engine serves this model name with a different vocabulary or tokenizer."
+            if _purpose(engine.model) != _purpose(model):
+                return "Another engine serves this model name for other tasks or other vectors."
         return None
 
     def knows(self, model: str) -> bool:
@@ -149,6 +151,11 @@ def _add_engine(model: router_pb2.ServedModel, engine: Engine) -> None:
     model.load.waiting = min(model.load.waiting + report.waiting, UINT32_MAX)
     model.load.used_blocks += report.used_blocks
     model.load.total_blocks += report.total_blocks
+
+
+def _purpose(model: common_pb2.ModelInfo) -> tuple[frozenset[int], int, frozenset[int], bool]:
+    tasks = frozenset(model.tasks) or frozenset({common_pb2.MODEL_TASK_GENERATE})
+    return tasks, model.embedding_width, frozenset(model.embedding_dimensions), model.any_dimensions
 
 
 def _vocabulary(model: common_pb2.ModelInfo) -> tuple[int, str]:

@@ -22,38 +22,17 @@ from services.engine.model.pooling import (
     open_embedder,
     read_pooling,
 )
+from tests.support.encoders import ENCODERS, save_encoder
 from tests.support.torch_engine import save_tiny_model
 from tests.support.torch_families import FAMILIES, save_family
 
 TOLERANCE = 1e-4
 LENGTHS = (3, 300, 17, 64, 150, 9, 255, 33)
-ENCODERS = {"bert": ("BertModel", 0), "roberta": ("RobertaModel", 2), "xlm-roberta": ("XLMRobertaModel", 2)}
 
 
 def documents(vocab: int = 128) -> list[list[int]]:
     rng = random.Random(5)
     return [[rng.randrange(3, vocab) for _ in range(length)] for length in LENGTHS]
-
-
-def save_encoder(kind: str, directory: Path) -> Any:
-    name, offset = ENCODERS[kind]
-    model_class: Any = getattr(transformers, name)
-    config = model_class.config_class(
-        vocab_size=128,
-        hidden_size=48,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=6,
-        max_position_embeddings=320 + offset,
-        pad_token_id=1 if offset else 0,
-    )
-    torch.manual_seed(7)
-    model = model_class(config, add_pooling_layer=False)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn_like(parameter) * (0.3 if parameter.dim() > 1 else 1.0))
-    model.save_pretrained(directory)
-    return model.eval()
 
 
 def write_modules(directory: Path, mode: dict[str, Any], *, normalize: bool, more: str | None = None) -> None:
@@ -133,7 +112,7 @@ def test_shapes_are_known_beforehand(tmp_path: Path) -> None:
     embedder = open_embedder(tmp_path, device, dtype="float32", max_tokens=512)
     embedder.warm_up()
     seen = device.shapes.first_seen
-    assert seen == len(embedder.shapes)
+    assert seen == len(embedder.shapes.all())
     rng = random.Random(1)
     for _ in range(10):
         embedder.embed([[5] * rng.randint(1, 320) for _ in range(rng.randint(1, 20))])

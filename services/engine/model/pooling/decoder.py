@@ -24,11 +24,12 @@ class DecoderPooler(Pooler):
         self._pooling = pooling
         self._chunk = max(1, chunk // _BLOCK) * _BLOCK
         self.vocab_size = model.vocab_size
+        self.dtype = model.dtype
         self.dim = model.hidden_size
         model.allocate_kv(max(rows * -(-length // _BLOCK) for rows, length in shapes.all()), _BLOCK)
 
     @torch.inference_mode()
-    def pool(self, tokens: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    def pool(self, tokens: torch.Tensor, lengths: torch.Tensor, seconds: torch.Tensor) -> torch.Tensor:
         batch, length = tokens.shape
         total = torch.zeros((batch, self.dim), dtype=torch.float32, device=tokens.device)
         per_row = -(-length // _BLOCK)

@@ -13,13 +13,17 @@ from services.engine.model.checks import check_directory
 from services.engine.model.errors import ModelError
 from services.engine.model.facts import read_facts
 from services.engine.model.opening import open_model
+from services.engine.model.paged import PagedModel
 from services.engine.model.pooling.decoder import DecoderPooler
-from services.engine.model.pooling.encoder import ENCODERS, encoder_length, load_encoder
+from services.engine.model.pooling.encoder import encoder_length, load_encoder
 from services.engine.model.pooling.pooler import Pooler
+from services.engine.model.pooling.scoring import YesNoPooler, load_cross_encoder, yes_and_no
 from services.engine.model.pooling.settings import Pooling, read_pooling
-from services.engine.model.pooling.shapes import EmbedBatch, EmbedShapes
+from services.engine.model.pooling.shapes import EmbedShapes
+from services.engine.model.tasks import ENCODERS, Task
 
 _DEFAULT_LENGTH = 4096
+_GIB = 2**30
 
 
 class EmbedError(Exception):
@@ -27,31 +31,43 @@ class EmbedError(Exception):
 
 
 class Embedder:
-    """Embeds documents with one model on one device. Not for use by two threads at once.
+    """Turns documents into vectors, or into scores of width 1, with one model on one device.
 
-    Called by whatever serves embeddings: the engine's core does so for `/v1/embeddings` once the OpenAI API
-    has it, with the ids that the tokenizer service made, special tokens included.
+    Takes the ids that the tokenizer service made, special tokens included. Not for use by two threads at
+    once.
     """
 
     def __init__(self, pooler: Pooler, device: Device, shapes: EmbedShapes, *, normalized: bool) -> None:
         self._pooler = pooler
         self._device = device
-        self._shapes = shapes
+        self.shapes = shapes
         self._normalized = normalized
         self.max_length = shapes.lengths[-1]
         self.dim = pooler.dim
-
-    @property
-    def shapes(self) -> tuple[tuple[int, int], ...]:
-        """Every (rows, length) of a forward: no document causes another one."""
-        return self._shapes.all()
+        self.vocab_size = pooler.vocab_size
+        self.dtype = pooler.dtype
 
     def warm_up(self) -> None:
         """Runs each shape once, on padding."""
-        for rows, length in self.shapes:
-            self._forward(EmbedBatch(rows, length, ()), ())
+        for rows, length in self.shapes.all():
+            self.rehearse(rows, length)
 
-    def embed(self, documents: Sequence[Sequence[int]]) -> torch.Tensor:
+    def rehearse(self, rows: int, length: int) -> None:
+        """Runs a shape on padding."""
+        self._device.to_host(self._forward(rows, length, (), ()))
+
+    def compute(
+        self, rows: int, length: int, documents: Sequence[Sequence[int]], seconds: Sequence[int] = ()
+    ) -> torch.Tensor:
+        """One forward of a shape: ids of N documents that fit in -> float32 [N, dim] on the host.
+
+        seconds: for each document where the second of two texts begins, 0 for one text; none: all of one
+        text. The ids are not checked.
+        """
+        found = self._forward(rows, length, documents, seconds)
+        return self._device.to_host(found)[: len(documents)]
+
+    def embed(self, documents: Sequence[Sequence[int]], seconds: Sequence[int] = ()) -> torch.Tensor:
         """Token ids of N documents -> float32 [N, dim] on the host, in their order.
 
         A document's vector does not depend on the others. Raises EmbedError for an empty document, one that
@@ -59,26 +75,36 @@ class Embedder:
         """
         self._check(documents)
         vectors = torch.empty((len(documents), self.dim), dtype=torch.float32)
-        for batch in self._shapes.plan([len(document) for document in documents]):
-            found = self._forward(batch, documents)
-            vectors[list(batch.documents)] = self._device.to_host(found)[: len(batch.documents)]
+        for batch in self.shapes.plan([len(document) for document in documents]):
+            chosen = list(batch.documents)
+            vectors[chosen] = self.compute(
+                batch.rows,
+                batch.length,
+                [documents[index] for index in chosen],
+                [seconds[index] for index in chosen] if seconds else (),
+            )
         return vectors
 
-    def _forward(self, batch: EmbedBatch, documents: Sequence[Sequence[int]]) -> torch.Tensor:
-        tokens = torch.zeros((batch.rows, batch.length), dtype=torch.int64)
+    def _forward(
+        self, rows: int, length: int, documents: Sequence[Sequence[int]], seconds: Sequence[int]
+    ) -> torch.Tensor:
+        tokens = torch.zeros((rows, length), dtype=torch.int64)
         # A padded row is a document of one token: softmax over nothing is not a number.
-        lengths = torch.ones(batch.rows, dtype=torch.int64)
-        for row, index in enumerate(batch.documents):
-            lengths[row] = len(documents[index])
-            tokens[row, : len(documents[index])] = torch.tensor(documents[index], dtype=torch.int64)
-        tensors = self._device.to_device(tokens), self._device.to_device(lengths)
+        lengths = torch.ones(rows, dtype=torch.int64)
+        starts = torch.full((rows,), length, dtype=torch.int64)
+        for row, document in enumerate(documents):
+            lengths[row] = len(document)
+            tokens[row, : len(document)] = torch.tensor(document, dtype=torch.int64)
+            if seconds and seconds[row]:
+                starts[row] = seconds[row]
+        tensors = tuple(self._device.to_device(tensor) for tensor in (tokens, lengths, starts))
         self._device.shapes.note("embed", tensors)
         vectors: torch.Tensor = self._device.run_eagerly(self._pooler.pool, tensors)
         return normalize(vectors, dim=-1) if self._normalized else vectors
 
     def _check(self, documents: Sequence[Sequence[int]]) -> None:
         for index, document in enumerate(documents):
-            count, vocab = len(document), self._pooler.vocab_size
+            count, vocab = len(document), self.vocab_size
             if not 1 <= count <= self.max_length:
                 raise EmbedError(
                     f"document {index} has {count} tokens; between 1 and {self.max_length} are allowed"
@@ -91,17 +117,20 @@ def open_embedder(
     directory: Path,
     device: Device,
     *,
+    task: Task = Task.EMBED,
     dtype: str = "auto",
     max_model_len: int | None = None,
     max_tokens: int = 2048,
     chunk: int = 512,
+    backend: str = "auto",
 ) -> Embedder:
-    """Loads an embedding model: BERT-style encoders, and decoders through their hidden states.
+    """Loads a model that embeds or scores: BERT-style encoders, and decoders through their hidden states.
 
     dtype: auto, float32, bfloat16 or float16. max_model_len: the longest document, None for the model's own.
-    max_tokens: rows times length of a forward. chunk: tokens of a decoder's prompt computed at once. How
-    states are pooled is read from the files of sentence-transformers; without them an encoder's vector is the
-    mean and a decoder's the last token's, of length 1. Raises ModelError with one readable line.
+    max_tokens: rows times length of a forward. chunk: tokens of a decoder's prompt computed at once. backend:
+    what computes a decoder, see `open_model`. How states are pooled is read from the files of
+    sentence-transformers; without them an encoder's vector is the mean and a decoder's the last token's, of
+    length 1. Raises ModelError with one readable line.
     """
     config = check_directory(directory)
     encoder = config["model_type"] in ENCODERS
@@ -114,9 +143,27 @@ def open_embedder(
         raise ModelError(f"max-model-len {max_model_len} exceeds the model's context of {limit} tokens")
     shapes = EmbedShapes(max_model_len or min(limit, settings.max_length or limit), max_tokens)
     pooler: Pooler
-    if encoder:
+    if encoder and task is Task.SCORE:
+        pooler = load_cross_encoder(directory, config, device, dtype=dtype)
+    elif encoder:
         pooler = load_encoder(directory, config, device, dtype=dtype, pooling=settings.pooling)
     else:
-        model = open_model(directory, device, dtype=dtype, max_model_len=max_model_len)
-        pooler = DecoderPooler(model, settings.pooling, shapes, chunk=chunk)
-    return Embedder(pooler, device, shapes, normalized=settings.normalize)
+        answers = yes_and_no(directory) if task is Task.SCORE else None
+        model = open_model(directory, device, dtype=dtype, max_model_len=max_model_len, backend=backend)
+        _check_kv(model, shapes)
+        pooling = settings.pooling if answers is None else Pooling.LAST
+        pooler = states = DecoderPooler(model, pooling, shapes, chunk=chunk)
+        if answers is not None:
+            pooler = YesNoPooler(model, states, *answers)
+    normalized = settings.normalize and task is Task.EMBED
+    return Embedder(pooler, device, shapes, normalized=normalized)
+
+
+def _check_kv(model: PagedModel, shapes: EmbedShapes) -> None:
+    needed = shapes.most_tokens * model.kv_bytes_per_token()
+    free = model.device.memory().free
+    if needed > free:
+        raise ModelError(
+            f"the KV of a document of {shapes.lengths[-1]} tokens takes {needed / _GIB:.2f} GiB and "
+            f"{free / _GIB:.2f} GiB of the device's memory are free: set a lower max-model-len"
+        )

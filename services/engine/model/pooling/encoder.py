@@ -15,16 +15,10 @@ from services.engine.device import Device
 from services.engine.model.errors import ModelError
 from services.engine.model.pooling.pooler import Pooler, add_states, finish
 from services.engine.model.pooling.settings import Pooling
+from services.engine.model.tasks import ENCODERS
 from services.engine.model.transformers_backend import first_line, load_module
 
 _IMPLEMENTATION = "catenary_bidirectional"
-
-# By model type: the class, and whether positions begin after the padding's id, as RoBERTa's do.
-ENCODERS = {
-    "bert": ("BertModel", False),
-    "roberta": ("RobertaModel", True),
-    "xlm-roberta": ("XLMRobertaModel", True),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,29 +29,48 @@ class _Documents:
     mask: torch.Tensor
 
 
-class Encoder(Pooler):
-    """An encoder of transformers, its attention on the device."""
+class EncoderModel:
+    """An encoder of transformers, its attention on the device. With a head for classes if it has one.
 
-    def __init__(self, model: Any, device: Device, pooling: Pooling, first_position: int) -> None:
-        self._model = model
+    `model` is the module; `output` what it returns for padded documents.
+    """
+
+    def __init__(self, model: Any, device: Device, dtype: torch.dtype, first_position: int) -> None:
+        self.model = model
+        self.dtype = dtype
         self._device = device
-        self._pooling = pooling
         self._first = first_position
-        self.vocab_size = int(model.config.vocab_size)
-        self.dim = int(model.config.hidden_size)
+        # A model that knows one type of token does not tell two texts apart.
+        self._types = int(getattr(model.config, "type_vocab_size", 1))
 
-    @torch.inference_mode()
-    def pool(self, tokens: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    def output(self, tokens: torch.Tensor, lengths: torch.Tensor, seconds: torch.Tensor) -> Any:
+        """See Pooler.pool for the tensors."""
         batch, length = tokens.shape
         positions = torch.arange(length, device=tokens.device)
         known = (positions < lengths.unsqueeze(1)).view(batch, 1, 1, length)
-        hidden = self._model(
+        types = positions >= seconds.unsqueeze(1) if self._types > 1 else torch.zeros_like(tokens)
+        return self.model(
             input_ids=tokens,
             position_ids=(positions + self._first).expand(batch, length),
-            token_type_ids=torch.zeros_like(tokens),
+            token_type_ids=types.to(tokens.dtype),
             documents=_Documents(self._device, known.expand(batch, 1, length, length)),
-        ).last_hidden_state
-        total = torch.zeros((batch, self.dim), dtype=torch.float32, device=tokens.device)
+        )
+
+
+class Encoder(Pooler):
+    """Vectors from an encoder's last states."""
+
+    def __init__(self, encoder: EncoderModel, pooling: Pooling) -> None:
+        self._encoder = encoder
+        self._pooling = pooling
+        self.vocab_size = int(encoder.model.config.vocab_size)
+        self.dtype = encoder.dtype
+        self.dim = int(encoder.model.config.hidden_size)
+
+    @torch.inference_mode()
+    def pool(self, tokens: torch.Tensor, lengths: torch.Tensor, seconds: torch.Tensor) -> torch.Tensor:
+        hidden = self._encoder.output(tokens, lengths, seconds).last_hidden_state
+        total = torch.zeros((tokens.shape[0], self.dim), dtype=torch.float32, device=tokens.device)
         return finish(add_states(total, hidden, 0, lengths, self._pooling), lengths, self._pooling)
 
 
@@ -74,28 +87,30 @@ def load_encoder(
     directory: Path, raw: dict[str, Any], device: Device, *, dtype: str, pooling: Pooling
 ) -> Encoder:
     """Loads a checked directory with the parsed config `raw`, of a type in ENCODERS. Raises ModelError."""
+    name = ENCODERS[raw["model_type"]][0]
+    return Encoder(load_body(directory, raw, device, name, dtype=dtype, add_pooling_layer=False), pooling)
+
+
+def load_body(
+    directory: Path, raw: dict[str, Any], device: Device, name: str, *, dtype: str, **options: Any
+) -> EncoderModel:
+    """The same for the class of transformers of this name; `options` go to it. Raises ModelError."""
     if raw.get("is_decoder"):
         raise ModelError(f"model {directory} is a {raw['model_type']} decoder, which is not supported")
-    kind: Any = getattr(transformers, ENCODERS[raw["model_type"]][0])
+    kind: Any = getattr(transformers, name)
     try:
         config = kind.config_class.from_pretrained(directory, local_files_only=True)
     except Exception as error:
         raise ModelError(f"model {directory} cannot be loaded: {first_line(error)}") from None
-    model, _ = load_module(
-        kind,
-        directory,
-        config,
-        device,
-        dtype=dtype,
-        attention=_IMPLEMENTATION,
-        add_pooling_layer=False,
+    model, chosen = load_module(
+        kind, directory, config, device, dtype=dtype, attention=_IMPLEMENTATION, **options
     )
     model.to(device.torch_device).eval().requires_grad_(False)
-    return Encoder(model, device, pooling, _first_position(raw))
+    return EncoderModel(model, device, chosen, _first_position(raw))
 
 
 def _first_position(config: dict[str, Any]) -> int:
-    return int(config.get("pad_token_id", 1)) + 1 if ENCODERS[config["model_type"]][1] else 0
+    return int(config.get("pad_token_id", 1)) + 1 if ENCODERS[config["model_type"]][2] else 0
 
 
 def _attention(

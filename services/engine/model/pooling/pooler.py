@@ -1,4 +1,4 @@
-"""What an embedder drives: a model that turns padded documents into one vector each."""
+"""What an embedder drives: a model that turns padded documents into one vector each, or one score."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from services.engine.model.pooling.settings import Pooling
 
 
 class Pooler(ABC):
-    """A model on one device. dim: the vectors' width."""
+    """A model on one device. dim: the vectors' width, 1 for a model that scores. dtype: of its states."""
 
     vocab_size: int
+    dtype: torch.dtype
     dim: int
 
     @abstractmethod
-    def pool(self, tokens: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    def pool(self, tokens: torch.Tensor, lengths: torch.Tensor, seconds: torch.Tensor) -> torch.Tensor:
         """tokens int64 [B, L], each row's first `lengths` [B] (at least 1) its own -> float32 [B, dim].
 
-        What a row gives does not depend on the others, nor on padding.
+        seconds int64 [B]: where the second of two texts begins, L in a row of one text; only models that tell
+        texts apart look at it. What a row gives does not depend on the others, nor on padding.
         """
 
 

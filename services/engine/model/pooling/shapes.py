@@ -34,23 +34,36 @@ class EmbedShapes:
         return tuple(
             (1 << exponent, length)
             for length in self.lengths
-            for exponent in range(self._most_rows(length).bit_length())
+            for exponent in range(self.most_rows(length).bit_length())
         )
+
+    @property
+    def most_tokens(self) -> int:
+        """Rows times length of the largest shape."""
+        return max(rows * length for rows, length in self.all())
+
+    def bucket(self, length: int) -> int:
+        """The length of the shapes that take a document of `length` tokens, 1 to the maximum."""
+        return self.lengths[bisect_left(self.lengths, length)]
 
     def plan(self, lengths: Sequence[int]) -> list[EmbedBatch]:
         """Groups documents of like length. Lengths are between 1 and the maximum."""
         members: dict[int, list[int]] = {}
         for document, length in enumerate(lengths):
-            shape = self.lengths[bisect_left(self.lengths, length)]
-            members.setdefault(shape, []).append(document)
+            members.setdefault(self.bucket(length), []).append(document)
         batches: list[EmbedBatch] = []
         for length, documents in sorted(members.items()):
-            most = self._most_rows(length)
+            most = self.most_rows(length)
             for first in range(0, len(documents), most):
                 part = tuple(documents[first : first + most])
-                batches.append(EmbedBatch(1 << (len(part) - 1).bit_length(), length, part))
+                batches.append(EmbedBatch(self.rows_for(len(part)), length, part))
         return batches
 
-    def _most_rows(self, length: int) -> int:
+    @staticmethod
+    def rows_for(count: int) -> int:
+        """The least power of two that is not below `count`."""
+        return 1 << (count - 1).bit_length()
+
+    def most_rows(self, length: int) -> int:
         """The largest power of two of rows that the limit allows."""
         return 1 << (max(1, self._max_tokens // length).bit_length() - 1)

@@ -1,0 +1,9 @@
+"""The core of an engine whose model embeds or scores: documents in batches of static shape."""
+
+from __future__ import annotations
+
+from services.engine.core.pooled.loop import PooledLoop
+from services.engine.core.pooled.queue import Document, DocumentBatch, DocumentQueue
+from services.engine.core.pooled.startup import PooledEngine, start_pooled
+
+__all__ = ["Document", "DocumentBatch", "DocumentQueue", "PooledEngine", "PooledLoop", "start_pooled"]

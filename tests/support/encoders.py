@@ -1,0 +1,47 @@
+"""Tiny random encoders on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+# By model type: the body's class, and what its first position is.
+ENCODERS = {"bert": ("BertModel", 0), "roberta": ("RobertaModel", 2), "xlm-roberta": ("XLMRobertaModel", 2)}
+
+
+def save_encoder(kind: str, directory: Path, **changes: Any) -> Any:
+    """Writes a random body of this model type and returns it."""
+    name, offset = ENCODERS[kind]
+    return _save(getattr(transformers, name), offset, directory, {"add_pooling_layer": False}, changes)
+
+
+def save_cross_encoder(kind: str, directory: Path, **changes: Any) -> Any:
+    """The same with a head for classes, one unless told otherwise."""
+    name, offset = ENCODERS[kind]
+    head: Any = getattr(transformers, name.replace("Model", "ForSequenceClassification"))
+    return _save(head, offset, directory, {}, {"num_labels": 1, **changes})
+
+
+def _save(
+    model_class: Any, offset: int, directory: Path, options: dict[str, Any], changes: dict[str, Any]
+) -> Any:
+    values: dict[str, Any] = {
+        "vocab_size": 128,
+        "hidden_size": 48,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 6,
+        "max_position_embeddings": 320 + offset,
+        "pad_token_id": 1 if offset else 0,
+        **changes,
+    }
+    torch.manual_seed(7)
+    model = model_class(model_class.config_class(**values), **options)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) * (0.3 if parameter.dim() > 1 else 1.0))
+    model.save_pretrained(directory)
+    return model.eval()

@@ -1,0 +1,213 @@
+"""The pooled core: its numbers are those of transformers, and one document's trouble is its own."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from services.engine.core.errors import CoreFailure, StartError
+from services.engine.core.pooled import start_pooled
+from services.engine.link import AbortSequences, CoreErrorCode, FinishReason
+from services.engine.model import ModelError, Task, find_task, read_config
+from tests.support.encoders import ENCODERS, save_cross_encoder, save_encoder
+from tests.support.pooled_core import LocalPooledCore, document, unpack
+from tests.support.torch_engine import save_tiny_model, tiny_options
+
+TOLERANCE = 1e-5
+# A batch's matrix products have other shapes than a single document's, and the library that computes them
+# sums in another order: float32 rounding is all that a neighbour may change.
+NEIGHBOURS = 2e-6
+LENGTHS = (3, 300, 17, 64, 150, 9, 255, 33, 5, 4)
+
+
+def documents(lengths: tuple[int, ...] = LENGTHS) -> list[list[int]]:
+    rng = random.Random(5)
+    return [[rng.randrange(3, 128) for _ in range(length)] for length in lengths]
+
+
+def close(found: list[list[float]], expected: Any, tolerance: float = TOLERANCE) -> None:
+    torch.testing.assert_close(
+        torch.tensor(found), torch.as_tensor(expected, dtype=torch.float32), atol=tolerance, rtol=0
+    )
+
+
+def save_yes_no_tokenizer(directory: Path) -> None:
+    words = {"yes": 11, "no": 12, "a": 13, "[UNK]": 14}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(directory / "tokenizer.json"))
+
+
+def test_vectors_of_an_encoder(tmp_path: Path) -> None:
+    model = save_encoder("bert", tmp_path)
+    core = LocalPooledCore(tmp_path)
+    batch = documents()
+    with torch.inference_mode():
+        states = [model(torch.tensor([ids])).last_hidden_state[0].mean(0) for ids in batch]
+    expected = torch.nn.functional.normalize(torch.stack(states), dim=-1)
+    together = core.vectors(batch)
+    close(together, expected)
+    close([core.vectors([ids])[0] for ids in batch], together, NEIGHBOURS)
+    ready = core.engine.ready
+    assert (ready.model.task, ready.model.embedding_width, ready.model.max_model_len) == ("embed", 48, 320)
+    assert not core.loop.busy
+
+
+def test_the_last_token_of_a_chat_model(tmp_path: Path) -> None:
+    save_tiny_model("llama", tmp_path, max_position_embeddings=320)
+    core = LocalPooledCore(tmp_path, dtype="float32")
+    batch = documents()
+    model = transformers.AutoModel.from_pretrained(tmp_path, dtype="float32").eval()
+    with torch.inference_mode():
+        states = [model(torch.tensor([ids])).last_hidden_state[0, -1] for ids in batch]
+    close(core.vectors(batch), torch.nn.functional.normalize(torch.stack(states), dim=-1))
+
+
+def test_fewer_dimensions(tmp_path: Path) -> None:
+    save_encoder("bert", tmp_path)
+    core = LocalPooledCore(tmp_path, embedding_dimensions="16, 8")
+    assert core.engine.ready.model.embedding_dimensions == [8, 16]
+    ids = documents((40,))[0]
+    whole, eight = core.vectors([ids, ids], dimensions=[0, 8])
+    cut = torch.nn.functional.normalize(torch.tensor(whole[:8]), dim=0)
+    close([eight], cut.unsqueeze(0), 1e-6)
+    with pytest.raises(StartError, match="from 1 to 48"):
+        LocalPooledCore(tmp_path, embedding_dimensions="8,49")
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+@pytest.mark.parametrize("identity", [False, True])
+def test_scores_of_a_cross_encoder(kind: str, identity: bool, tmp_path: Path) -> None:
+    named = "torch.nn.modules.linear.Identity"
+    settings = {"sentence_transformers": {"activation_fn": named}} if identity else {}
+    types = 2 if kind == "bert" else 1
+    model = save_cross_encoder(kind, tmp_path, type_vocab_size=types, **settings)
+    core = LocalPooledCore(tmp_path, Task.SCORE)
+    batch, seconds = documents(), [len(ids) // 2 for ids in documents()]
+    logits = []
+    for ids, second in zip(batch, seconds, strict=True):
+        types_of = torch.tensor([[int(index >= second) for index in range(len(ids))]])
+        options = {"token_type_ids": types_of} if types > 1 else {}
+        with torch.inference_mode():
+            logits.append(model(torch.tensor([ids]), **options).logits[0])
+    expected = torch.stack(logits)
+    found = core.vectors(batch, second_start=seconds)
+    close(found, expected if identity else expected.sigmoid(), 1e-4 if identity else TOLERANCE)
+    assert core.engine.ready.model.task == "score"
+
+
+def test_scores_of_a_model_that_says_yes_or_no(tmp_path: Path) -> None:
+    save_tiny_model("qwen3", tmp_path, max_position_embeddings=320)
+    save_yes_no_tokenizer(tmp_path)
+    core = LocalPooledCore(tmp_path, Task.SCORE)
+    batch = documents()
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype="float32").eval()
+    expected = []
+    for ids in batch:
+        with torch.inference_mode():
+            logits = model(torch.tensor([ids])).logits[0, -1]
+        expected.append([float(torch.softmax(logits[[12, 11]], dim=0)[1])])
+    close(core.vectors(batch), expected)
+
+
+def test_the_task_comes_from_the_files(tmp_path: Path) -> None:
+    for name, save in (("e", save_encoder), ("c", save_cross_encoder)):
+        save("bert", tmp_path / name)
+    save_tiny_model("llama", tmp_path / "g")
+    save_tiny_model("llama", tmp_path / "s")
+    (tmp_path / "s" / "modules.json").write_text("[]")
+    wanted = {"e": Task.EMBED, "c": Task.SCORE, "g": Task.GENERATE, "s": Task.EMBED}
+    for name, task in wanted.items():
+        assert find_task(tmp_path / name, read_config(tmp_path / name)) is task
+    for name, wrong in (("e", "generate"), ("e", "score")):
+        with pytest.raises(ModelError):
+            find_task(tmp_path / name, read_config(tmp_path / name), wrong)
+    save_cross_encoder("bert", tmp_path / "two", num_labels=2)
+    with pytest.raises(StartError, match="2 classes"):
+        LocalPooledCore(tmp_path / "two", Task.SCORE)
+    with pytest.raises(StartError, match="not a tokenizer"):
+        LocalPooledCore(tmp_path / "g", Task.SCORE)
+
+
+def test_urgent_documents_come_first_and_aborted_ones_not_at_all(tmp_path: Path) -> None:
+    save_encoder("bert", tmp_path)
+    core = LocalPooledCore(tmp_path, max_num_batched_tokens=32)
+    for key in range(1, 7):
+        core.loop.handle(document(key, [5] * 20, priority=-1 if key in (4, 5) else 0))
+    core.loop.handle(AbortSequences([2, 5, 99]))
+    assert core.run() == [2, 5, 4, 1, 3, 6]
+    assert {key: end.reason for key, end in core.ends.items() if end.reason is not FinishReason.STOP} == {
+        2: FinishReason.ABORT,
+        5: FinishReason.ABORT,
+    }
+    assert core.ends[2].prompt_tokens == 20
+    load = core.link.sent[-1].load
+    assert (load.running, load.waiting, load.pending_prefill_tokens) == (0, 0, 0)
+
+
+def test_what_would_hurt_is_refused_by_the_core_itself(tmp_path: Path) -> None:
+    save_encoder("bert", tmp_path)
+    core = LocalPooledCore(tmp_path, max_waiting=0)
+    for key, ids in enumerate(([-1], [128], [], [5] * 321), 1):
+        core.loop.handle(document(key, ids))
+    limit = core.engine.ready.capacity.max_running
+    for key in range(10, 11 + limit):
+        core.loop.handle(document(key, [5] * 300))
+    core.run()
+    assert {core.ends[key].error_code for key in range(1, 5)} == {CoreErrorCode.INVALID_ARGUMENT}
+    assert core.ends[10 + limit].error_code is CoreErrorCode.OVERLOADED
+    assert all(core.ends[key].reason is FinishReason.STOP for key in range(10, 10 + limit))
+
+
+def test_a_document_that_overflows_or_fails_leaves_its_neighbours_alone(tmp_path: Path) -> None:
+    save_encoder("bert", tmp_path)
+    core = LocalPooledCore(tmp_path)
+    pooler: Any = core.engine.embedder._pooler
+    with torch.no_grad():
+        pooler._encoder.model.embeddings.word_embeddings.weight[9] = torch.nan
+    compute = core.engine.embedder.compute
+
+    def failing(rows: int, length: int, batch: list[list[int]], seconds: list[int]) -> torch.Tensor:
+        if any(77 in ids for ids in batch):
+            raise RuntimeError("a kernel fails")
+        return compute(rows, length, batch, seconds)
+
+    core.engine.embedder.compute = failing  # type: ignore[method-assign, assignment]
+    good = [6] * 20
+    expected = core.vectors([good])[0]
+    for key, ids in enumerate((good, [5, 9, 5], [77] * 18, good), 1):
+        core.loop.handle(document(key, ids))
+    core.run()
+    assert core.ends[2].error_message == "The model's output for this document is not a number."
+    assert core.ends[3].error_message == "The engine failed on this document."
+    for key in (1, 4):
+        close([unpack(core.ends[key].vector)], [expected])
+    for key in (10, 11):
+        core.loop.handle(document(key, [77] * 18))
+    core.loop.handle(document(12, [77] * 40))
+    with pytest.raises(CoreFailure, match="3 documents failed in a row"):
+        core.run()
+
+
+def test_warm_up_meets_every_shape(tmp_path: Path) -> None:
+    save_encoder("bert", tmp_path)
+    core = LocalPooledCore(tmp_path, warmup="background")
+    shapes = core.engine.shapes_to_warm
+    while core.loop._warm_up():
+        pass
+    core.vectors(documents())
+    core.loop.handle(document(1, [5]))
+    core.run()
+    graphs = core.link.sent[-1].load.graphs
+    assert (graphs.warm, graphs.to_warm, graphs.first_seen) == (shapes, shapes, 0)
+    full = start_pooled(
+        tiny_options(tmp_path, warmup="full"), tmp_path, Task.EMBED, lambda activity, fraction: None
+    )
+    assert full.device.shapes.first_seen == len(full.embedder.shapes.all())
+    assert not full.to_warm
