@@ -281,10 +281,11 @@ class FakeGateway:
         """Begin to read."""
         self._task = asyncio.create_task(self._read())
 
-    async def submit(self, handle: int, sequence: common_pb2.SequenceSpec) -> None:
-        await self.call.write(
-            router_pb2.SessionRequest(submit=common_pb2.Submit(handle=handle, spec=sequence))
-        )
+    async def submit(
+        self, handle: int, sequence: common_pb2.SequenceSpec, same_prompt_as: int | None = None
+    ) -> None:
+        submit = common_pb2.Submit(handle=handle, spec=sequence, same_prompt_as=same_prompt_as)
+        await self.call.write(router_pb2.SessionRequest(submit=submit))
 
     async def abort(self, handle: int) -> None:
         await self.call.write(router_pb2.SessionRequest(abort=engine_pb2.AbortSequence(handle=handle)))

@@ -138,15 +138,18 @@ def test_blocks_are_cleared_and_copied_in_a_graph(opened: Opener) -> None:
     cache = LayerCache.allocate(device, LayerSpec(1, 2, 2, None), 12, torch.float32)
     cache.key.copy_(torch.arange(24.0).view(12, 1, 2).to("hpu"))
 
-    def run(cleared: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    def run(
+        cleared: torch.Tensor, source: torch.Tensor, target: torch.Tensor, tokens: torch.Tensor
+    ) -> torch.Tensor:
         cache.clear_blocks(cleared, 4)
-        cache.copy_blocks(source, target, 4)
+        cache.copy_blocks(source, target, tokens, 4)
         return cleared
 
-    blocks = [torch.tensor([block]).to("hpu") for block in (1, 2, 0)]
-    device.capture(run, blocks)(*blocks)
+    numbers = [torch.tensor([number]).to("hpu") for number in (1, 2, 0, 3)]
+    device.capture(run, numbers)(*numbers)
     kept = torch.arange(16.0, 24.0)
-    assert torch.equal(cache.key.cpu().flatten(), torch.cat((kept, torch.zeros(8), kept)))
+    copied = torch.cat((kept[:6], torch.zeros(2)))
+    assert torch.equal(cache.key.cpu().flatten(), torch.cat((copied, torch.zeros(8), kept)))
 
 
 def test_a_decode_can_be_captured_and_equals_the_cpus(opened: Opener) -> None:

@@ -43,9 +43,12 @@ class FakeAttachment:
         async with self._sending:
             await self._context.write(engine_pb2.AttachResponse(**payload))
 
-    async def submit(self, handle: int, spec: common_pb2.SequenceSpec) -> None:
+    async def submit(
+        self, handle: int, spec: common_pb2.SequenceSpec, same_prompt_as: int | None = None
+    ) -> None:
         """Submit a sequence."""
-        await self.send(submit=common_pb2.Submit(handle=handle, spec=spec))
+        submit = common_pb2.Submit(handle=handle, spec=spec, same_prompt_as=same_prompt_as)
+        await self.send(submit=submit)
 
     async def abort(self, handle: int) -> None:
         """Abort a sequence."""

@@ -100,11 +100,13 @@ class Simulator:
             wanted = replace(wanted, sampling=SamplingOptions(prompt_logprobs=0))
         self.next_key += 1
         sequence = Sequence(self.next_key, prompt, length, wanted, rng.choice(_SALTS))
+        leader = self._leader_of(sequence) if rng.random() < self.setup.forked else None
+        length = sequence.prompt_len
         full = len(self.live) >= config.max_num_seqs + config.max_waiting
         longest = min(config.max_model_len, length + wanted.max_tokens)
         fits = length < config.max_model_len and self.pool.blocks_for(longest - 1) <= self.pool.total
         try:
-            self.scheduler.add(sequence)
+            self.scheduler.add(sequence, leader)
         except QueueFull:
             assert full
             self.counts["queue full"] += 1
@@ -116,6 +118,25 @@ class Simulator:
             assert not full
             self.live[sequence.key] = Reference(sequence, config.max_model_len)
             self.counts["added"] += 1
+            self.counts["waits for a prompt"] += sequence.key in self._held()
+
+    def _leader_of(self, sequence: Sequence) -> int:
+        """The key of some sequence, whose prompt this one gets too in most cases."""
+        key = self.rng.choice([self.next_key - 1, *self.live])
+        if key in self.live and self.rng.random() < 0.9:
+            leader = self.live[key].sequence
+            sequence.token_ids = leader.token_ids[: leader.prompt_len]
+            sequence.prompt_len, sequence.cache_salt = leader.prompt_len, leader.cache_salt
+        return key
+
+    def _held(self) -> set[int]:
+        """Keys of what waits for another's prompt."""
+        groups = self.scheduler._shared._of.values()
+        return {sequence.key for shared in groups for sequence in shared.held}
+
+    def _kept(self) -> list[int]:
+        """Blocks of shared prompts; a prompt has each once."""
+        return [block for table in self.scheduler._shared.tables() for block in table]
 
     def abort(self) -> None:
         """Ends a random sequence, or one that is not there; more often one in a state that is rare."""
@@ -149,13 +170,13 @@ class Simulator:
             self.counts["waits for a step in flight"] += bool(self.live)
             return
         self._check_victims(plan, before)
-        starts = any(before[c.sequence.key] is not SequenceStatus.RUNNING for c in plan.prefills)
+        starts = bool(self._started(before))
         # Nobody gives way in vain.
         assert not plan.preempted or starts or growing > free
         self._check_shape(plan)
         self._check_positions(plan, before)
-        self._check_progress(plan)
-        self.in_flight.append((plan, self.device.launch(plan, self.live)))
+        self._check_progress(plan, self._started(before))
+        self.in_flight.append((plan, self.device.launch(plan, self.live, frozenset(self._kept()))))
 
     def commit(self, *, fails: bool) -> None:
         """Commits the earliest step in flight, or lets it fail."""
@@ -185,7 +206,8 @@ class Simulator:
         running = [r for r in references if r.sequence.status is SequenceStatus.RUNNING]
         assert (load.running, load.waiting) == (len(running), len(references) - len(running))
         used = {block for reference in running for block in reference.sequence.block_table}
-        assert load.used_blocks == len(used)
+        assert load.used_blocks == len(used.union(self._kept()))
+        self.counts["prompts that outlive their sequences"] += not used.issuperset(self._kept())
         rests = sum(r.length - r.computed for r in running if self._prefills(r))
         waiting = sum(len(r.sequence.token_ids) for r in references if r not in running)
         assert load.pending_prefill_tokens == rests + waiting
@@ -195,8 +217,8 @@ class Simulator:
 
     def _check_victims(self, plan: StepPlan, before: dict[int, SequenceStatus]) -> None:
         """The last in order give way, or less urgent ones to one that starts now. Nobody overtakes."""
-        running, waiting = SequenceStatus.RUNNING, self.live.values()
-        started = [c.sequence for c in plan.prefills if before[c.sequence.key] is not running]
+        running, waiting, held = SequenceStatus.RUNNING, self.live.values(), self._held()
+        started = self._started(before)
         stay = [
             r.sequence for r in waiting if before[r.sequence.key] is running and r.sequence.status is running
         ]
@@ -204,6 +226,7 @@ class Simulator:
             r.sequence.order
             for r in waiting
             if before[r.sequence.key] is not running and r.sequence.status is not running
+            if r.sequence.key not in held
         ]
         assert not passed or all(sequence.order < min(passed) for sequence in started)
         for victim in plan.preempted:
@@ -242,15 +265,26 @@ class Simulator:
             highest, total = max(map(max, tables)) + 1, sum(map(len, tables))
             assert plan.bucket_decode.covers(len(rows), 1, highest if config.contiguous else total)
             self.counts["more blocks than the pool"] += total > self.pool.total
-        assert not plan.moves or config.contiguous
-        assert len(plan.moves) <= config.max_block_moves
-        self.counts["moves"] += len(plan.moves)
+        if config.contiguous:
+            assert len(plan.moves) <= config.max_block_moves
+            self.counts["moves"] += len(plan.moves)
+        else:
+            assert len(plan.moves) == len(plan.moved) <= config.max_num_seqs
+            assert all(move.tokens for move in plan.moves)
+            self.counts["copies"] += len(plan.moves)
         self.counts["chunks and decodes"] += bool(chunks and rows)
         self.counts["prefill batches"] += len(chunks) > 1
         self.counts["steps"] += 1
 
     def _check_positions(self, plan: StepPlan, before: dict[int, SequenceStatus]) -> None:
         """Each sequence goes on where the plans before left it; a step that starts it may find a prefix."""
+        chunks = {chunk.sequence.key for chunk in plan.prefills}
+        for sequence in self._started(before):
+            if sequence.key not in chunks:
+                reference = self.live[sequence.key]
+                self._check_start(reference, reference.length - 1, before[sequence.key])
+                reference.computed, reference.idle_decodes = reference.length - 1, 0
+                self.counts["starts as a decode"] += 1
         for chunk in plan.prefills:
             reference, status = self.live[chunk.sequence.key], before[chunk.sequence.key]
             if status is not SequenceStatus.RUNNING:
@@ -274,20 +308,24 @@ class Simulator:
     def _check_start(self, reference: Reference, start: int, status: SequenceStatus) -> None:
         sequence, size = reference.sequence, self.setup.block_size
         assert reference.length == len(sequence.token_ids)
-        assert start % size == 0
         assert start < reference.length
-        if sequence.params.sampling.prompt_logprobs >= 0 or not self.setup.prefix_caching:
+        shared = start == min(sequence.prompt_len, reference.length - 1)
+        assert start % size == 0 or shared
+        if sequence.params.sampling.prompt_logprobs >= 0:
             assert start == 0
+        elif not self.setup.prefix_caching:
+            assert start == 0 or shared
         if status is SequenceStatus.WAITING:
-            assert sequence.num_cached_tokens == min(start, sequence.prompt_len)
+            hit = start // size * size if self.setup.prefix_caching else 0
+            assert sequence.num_cached_tokens == min(hit, sequence.prompt_len)
         self.counts[f"{status.value} to running"] += 1
         self.counts[f"hits of {status.value}"] += start > 0
         self.counts["all but one block hit"] += start > 0 and start + size >= reference.length
 
-    def _check_progress(self, plan: StepPlan) -> None:
+    def _check_progress(self, plan: StepPlan, started: list[Sequence]) -> None:
         """All decode in every step unless a split makes them take turns, and so do started prompts."""
         config, split = self.setup.config, False
-        served = {sequence.key for sequence in plan.sequences()}
+        served = {sequence.key for sequence in (*plan.sequences(), *started)}
         ageing = (max(self.setup.priorities) - min(self.setup.priorities)) * config.priority_ageing_steps
         for key, reference in self.live.items():
             runs = reference.sequence.status is SequenceStatus.RUNNING
@@ -324,6 +362,15 @@ class Simulator:
         self.counts[f"{status.value} to finished"] += 1
         self.counts["ends with a step in flight"] += self._flies(sequence)
         del self.live[sequence.key]
+
+    def _started(self, before: dict[int, SequenceStatus]) -> list[Sequence]:
+        """What a plan has given blocks."""
+        running = SequenceStatus.RUNNING
+        return [
+            s
+            for r in self.live.values()
+            if before[(s := r.sequence).key] is not running and s.status is running
+        ]
 
     def _growing(self) -> int:
         """Sequences whose next token needs a block."""

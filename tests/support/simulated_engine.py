@@ -18,7 +18,8 @@ class Setup:
     """One engine: limits of the scheduler, its pool and its buckets, and how it is driven.
 
     `decode_maxima`: rows and blocks of the largest decode bucket. `overlapped`: steps are planned while the
-    one before them is in flight. `alike`: the share of prompts that are one and the same.
+    one before them is in flight. `alike`: the share of prompts that are one and the same. `forked`: the share
+    of sequences that name another one with the same prompt.
     """
 
     config: SchedulerConfig
@@ -30,6 +31,7 @@ class Setup:
     overlapped: bool = False
     priorities: tuple[int, ...] = (0,)
     alike: float = 0.0
+    forked: float = 0.2
 
     def buckets(self) -> BucketPlan:
         plan = build_plan(
@@ -112,10 +114,17 @@ class SimulatedDevice:
         self._size = pool.block_size
         self._kv: list[list[int]] = [[] for _ in range(pool.total)]
         self._last_tokens = [-1] * rows
+        self._kept: frozenset[int] = frozenset()
 
-    def launch(self, plan: StepPlan, references: dict[int, Reference]) -> dict[int, int]:
-        """Computes a step from nothing but the plan and the KV. Returns the sampled tokens."""
-        sources = [list(self._kv[move.source]) for move in plan.moves]
+    def launch(
+        self, plan: StepPlan, references: dict[int, Reference], kept: frozenset[int] = frozenset()
+    ) -> dict[int, int]:
+        """Computes a step from nothing but the plan and the KV. Returns the sampled tokens.
+
+        `kept`: blocks of shared prompts, with one more reference than those of the sequences.
+        """
+        self._kept = kept
+        sources = [list(self._kv[move.source][: move.tokens]) for move in plan.moves]
         for move, contents in zip(plan.moves, sources, strict=True):
             self._kv[move.target] = contents
         fed = [
@@ -148,7 +157,7 @@ class SimulatedDevice:
             state = _seed(reference.sequence.cache_salt)
         for position, token in enumerate(tokens, start):
             block, offset = table[position // size], position % size
-            assert self._pool.references(block) == 1
+            assert self._pool.references(block) == 1 + (block in self._kept)
             if not offset:
                 self._kv[block] = []
             # What is there must be the sequence's own up to here: no slot is written twice.

@@ -135,7 +135,7 @@ class CoreLoop:
         sequence = sequence_from(message, self._eos_token_ids)
         try:
             check_token_ids(message, self._vocab_size)
-            self._scheduler.add(sequence)
+            self._scheduler.add(sequence, message.same_prompt_as or None)
         except SequenceRefused as refusal:
             self._step.add_failure(sequence, refusal.code, refusal.message)
         except QueueFull as refusal:

@@ -140,6 +140,18 @@ class BlockPool:
                 self._highest = max(self._highest, block)
             self._references[block] += 1
 
+    def share(self, ids: Sequence[int]) -> None:
+        """Adds a reference to each of these blocks, which are in use. Nobody may write to what others read.
+
+        Raises BlockError if one is not in use, and then adds none.
+        """
+        for block in ids:
+            self._check_exists(block)
+            if not self._references[block]:
+                raise BlockError(f"KV block {block} is not in use and cannot be shared")
+        for block in ids:
+            self._references[block] += 1
+
     def publish(self, block: int, block_hash: bytes, parent: bytes | None, token_ids: Sequence[int]) -> None:
         """Lets others hit a block in use whose KV is computed in full: `token_ids` after the block `parent`.
 

@@ -1,4 +1,4 @@
-"""When defragmentation pays, for a cache whose blocks are fetched as one slice from its start."""
+"""Copies of blocks, and when defragmentation pays: for a cache whose blocks are fetched as one slice."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ _TOLERATED_SHARE: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class BlockMove:
-    """Copy a block from `source` to `target`, which is lower and holds nothing."""
+    """Copy a block from `source` to `target`, whose contents nobody needs.
+
+    `tokens`: how many of its tokens; the other slots of the target become zero. None: all of them.
+    """
 
     source: int
     target: int
+    tokens: int | None = None
 
 
 def worth_moving(highest_used: int, used: int) -> bool:

@@ -79,7 +79,8 @@ class SubmitSequence(Struct, frozen=True, array_like=True, tag="submit"):
     `token_ids` is the prompt (`prompt_len` ids), then what an earlier life of the sequence emitted.
     `max_tokens` and `min_tokens` count from `prompt_len`. `stop_token_ids` are the caller's; the core knows
     the model's own. A lower `priority` is more urgent. Sequences share cached KV only with an equal
-    `cache_salt`. With `pooling` nothing is generated: the token ids are the whole document.
+    `cache_salt`. With `pooling` nothing is generated: the token ids are the whole document. `same_prompt_as`:
+    key of another sequence with the same prompt and salt, 0 for none; it may have ended.
     """
 
     key: int
@@ -93,6 +94,7 @@ class SubmitSequence(Struct, frozen=True, array_like=True, tag="submit"):
     priority: int = 0
     cache_salt: str = ""
     pooling: PoolingOptions | None = None
+    same_prompt_as: int = 0
 
 
 class AbortSequences(Struct, frozen=True, array_like=True, tag="abort"):

@@ -85,14 +85,14 @@ class PagedModel(ABC):
             cache.clear_blocks(blocks, self.block_size)
 
     @torch.inference_mode()
-    def copy_blocks(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
-        """Copies blocks in all layers, int64 [N] each on the device.
+    def copy_blocks(self, sources: torch.Tensor, targets: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Copies the first tokens of blocks in all layers, and zeroes the other slots of the targets.
 
-        All sources are read before a target is written. Targets are distinct, but for padding, which copies
-        one block to itself.
+        sources, targets, tokens int64 [N] each on the device. All sources are read before a target is
+        written. Targets are distinct, but for padding, which copies one block to itself.
         """
         for cache in self._caches:
-            cache.copy_blocks(sources, targets, self.block_size)
+            cache.copy_blocks(sources, targets, tokens, self.block_size)
 
     @torch.inference_mode()
     def prefill(

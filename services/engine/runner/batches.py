@@ -100,11 +100,14 @@ class BatchBuilder:
         return staging.send()
 
     def moves(self, moves: Sequence[BlockMove], count: int, staging: StagingBuffer) -> Staged:
-        """Sources and targets of block copies, int64 [count] each, padded with the padding block."""
-        sources, targets = staging.lay_out(count, count)
+        """Sources, targets and tokens of block copies, int64 [count] each, padded with the padding block."""
+        sources, targets, tokens = staging.lay_out(count, count, count)
+        size = self._layout.block_size
         sources[: len(moves)] = [move.source for move in moves]
         targets[: len(moves)] = [move.target for move in moves]
+        tokens[: len(moves)] = [size if move.tokens is None else move.tokens for move in moves]
         sources[len(moves) :] = targets[len(moves) :] = self._layout.padding_block
+        tokens[len(moves) :] = 0
         return staging.send()
 
     def ids(self, ids: list[int], padding: int, count: int, staging: StagingBuffer) -> Staged:

@@ -23,7 +23,7 @@ class StepInputs:
     """A step's inputs on the device. None: the step has no such part."""
 
     tail: StepTail
-    # Sources and targets of block copies.
+    # Sources, targets and tokens of block copies.
     moves: Staged | None = None
     clear: Staged | None = None
     prefill: tuple[Bucket, Staged] | None = None

@@ -64,7 +64,8 @@ class Runner:
         self.launches = 0
         # A running sequence begins one block in a step at most, and a prefill begins the padding block anew.
         self.clear_counts = static_counts(max_num_seqs + 1)
-        self.move_counts = static_counts(max_block_moves) if layout.contiguous else ()
+        # Where blocks are shared instead of moved, who begins to run copies one at most.
+        self.move_counts = static_counts(max_block_moves if layout.contiguous else max_num_seqs)
 
     def _make_tails(self, row_counts: tuple[int, ...], prefill: Sequence[Bucket]) -> Tails:
         model, device, phases, graphs = self._model, self._device, self._phases, self._graphs

@@ -15,6 +15,7 @@ from services.engine.scheduler.prefixes import Demand, demand_of, take_blocks
 from services.engine.scheduler.running import RunningSet
 from services.engine.scheduler.sequence import Sequence, SequenceStatus
 from services.engine.scheduler.settings import SchedulerConfig
+from services.engine.scheduler.sharing import SharedPrompts
 from services.engine.scheduler.victims import choose_victims, reserved_blocks
 from services.engine.scheduler.waiting import WaitingQueue
 
@@ -36,12 +37,19 @@ class Planner:
         buckets: BucketPlan,
         waiting: WaitingQueue,
         running: RunningSet,
+        shared: SharedPrompts,
     ) -> None:
         self._config = config
         self._pool = pool
         self._buckets = buckets
         self._waiting = waiting
         self._running = running
+        self._shared = shared
+        # What the step in the making copies, and for whom.
+        self._copies: list[BlockMove] = []
+        self._copied: list[Sequence] = []
+        # Those that it starts whose prompt was there: nothing is left of them to prefill.
+        self._begun: list[Sequence] = []
         self._step = 0
         self._last_start = 0
 
@@ -53,6 +61,7 @@ class Planner:
     def plan(self) -> StepPlan | None:
         """The next step. None if there is nothing to compute before a step in flight is committed."""
         self._step += 1
+        self._copies, self._copied, self._begun = [], [], []
         preempted: list[Sequence] = []
         choice = self._choose_decodes(preempted)
         if choice is None:
@@ -60,23 +69,26 @@ class Planner:
         decoding = choice.sequences
         for sequence in choice.growing:
             self._running.grow(sequence, self._pool.allocate(1)[0])
-        if choice.split:
-            for sequence in decoding:
-                sequence.last_decode_step = self._step
         urgent = None if preempted else self._make_way(preempted)
         if urgent is not None:
             decoding = [s for s in decoding if s.status is SequenceStatus.RUNNING]
-        # What starts to decode beside this step is not in it.
-        blocks = self._running.decode_blocks if not choice.split else _blocks_of(decoding)
+        split, blocks = choice.split, self._blocks_of(decoding, split=choice.split)
         prefill = PrefillBatch(
             self._buckets, self._config.max_num_batched_tokens - len(decoding), self._config.max_prefill_seqs
         )
         # What was short of blocks a moment ago starts nothing new.
         self._fill(prefill, urgent, admit=urgent is not None or not preempted)
+        if self._begun and not decoding and not prefill.chunks:
+            # What starts to decode beside a step is not in it, but this one would do nothing else.
+            choice = choose_decodes(self._running, self._buckets, contiguous=self._config.contiguous)
+            decoding, split = choice.sequences, choice.split
+            blocks = self._blocks_of(decoding, split=split)
         if not decoding and not prefill.chunks:
             return None
-        moves: tuple[BlockMove, ...] = ()
-        moved: tuple[Sequence, ...] = ()
+        if split:
+            for sequence in decoding:
+                sequence.last_decode_step = self._step
+        moves, moved = tuple(self._copies), tuple(self._copied)
         if self._config.contiguous:
             moves, moved = move_blocks(self._running, self._pool, self._config.max_block_moves)
         return StepPlan(
@@ -105,10 +117,14 @@ class Planner:
             choice = choose_decodes(self._running, self._buckets, contiguous=self._config.contiguous)
             if len(choice.growing) <= self._pool.free_count:
                 return choice
+            if self._shared.give_up():
+                continue
             if self._running.ending:
                 return None
             growing = {sequence.key for sequence in choice.growing}
             while len(growing) > self._pool.free_count:
+                if self._shared.give_up():
+                    continue
                 victim = self._running.by_order.last()
                 if victim is None:
                     raise SchedulerError("sequences grow and none runs")
@@ -124,7 +140,7 @@ class Planner:
         last = self._running.by_order.last()
         if last is None or last.order < head.order or self._demand(head) is not None:
             return None
-        victims = choose_victims(head, demand_of(head, self._pool), self._running, self._pool)
+        victims = choose_victims(head, self._demand_of(head), self._running, self._pool)
         for victim in victims:
             self.preempt(victim)
         preempted += victims
@@ -164,20 +180,34 @@ class Planner:
         # At least its last block is not cached. To know that suffices while the pool is full.
         if self._running.full or free <= reserved:
             return None
-        demand = demand_of(sequence, self._pool)
+        demand = self._demand_of(sequence)
         return demand if demand.missing + reserved <= free - demand.idle else None
+
+    def _demand_of(self, sequence: Sequence) -> Demand:
+        return demand_of(sequence, self._pool, self._shared.found(sequence))
 
     def _start(self, sequence: Sequence, batch: PrefillBatch) -> bool:
         demand = self._demand(sequence)
+        while demand is None and not self._running and self._shared.give_up():
+            demand = self._demand(sequence)
         if demand is None:
             return False
-        start = len(demand.hits) * self._pool.block_size
-        chunk = batch.add(sequence, start)
-        if chunk is None:
-            return False
+        end = start = demand.start
+        if not demand.shared or start + 1 < len(sequence.token_ids):
+            chunk = batch.add(sequence, start)
+            if chunk is None:
+                return False
+            end = chunk.end
         self._waiting.pop(sequence)
-        sequence.run(take_blocks(sequence, demand, self._pool), start)
-        self._running.add(sequence, chunk.end, self._turn(sequence))
+        table, copies = take_blocks(sequence, demand, self._pool)
+        sequence.run(table, start)
+        self._running.add(sequence, end, self._turn(sequence))
+        self._shared.started(sequence)
+        if copies:
+            self._copies += copies
+            self._copied.append(sequence)
+        if end == start:
+            self._begun.append(sequence)
         self._last_start = self._step
         return True
 
@@ -196,6 +226,8 @@ class Planner:
         aged = sequence.params.priority * self._config.priority_ageing_steps + last_start
         return max(aged, sequence.order[0])
 
-
-def _blocks_of(sequences: list[Sequence]) -> int:
-    return sum(len(sequence.block_table) for sequence in sequences)
+    def _blocks_of(self, decoding: list[Sequence], *, split: bool) -> int:
+        """Blocks of those that decode: of all that can, unless a batch was split."""
+        if not split:
+            return self._running.decode_blocks
+        return sum(len(sequence.block_table) for sequence in decoding)

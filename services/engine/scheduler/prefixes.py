@@ -1,51 +1,71 @@
-"""What a sequence finds in the prefix cache when it starts, and what it leaves there."""
+"""What a sequence finds when it starts, cached or of a shared prompt, and what it leaves there."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from catenary.blockhash import BlockHashes
-from services.engine.kv import BlockPool
+from services.engine.kv import BlockMove, BlockPool
 from services.engine.scheduler.sequence import Sequence
+from services.engine.scheduler.sharing import SharedPrompt
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Blocks that a waiting sequence needs.
+    """Blocks that a waiting sequence needs, and the tokens `start` that are computed then.
 
-    `hits` are cached; `idle` of them are used by nobody and count as free until they are acquired. `missing`
-    are to be allocated beside them.
+    `hits` hold the first of these tokens; `idle` of them are used by nobody and count as free until they are
+    acquired. `missing` are to be allocated beside them, and the first of those begins with tokens of the
+    block `copied`, if that is not None.
     """
 
     hits: list[int]
     idle: int
     missing: int
+    start: int = 0
+    copied: int | None = None
+    shared: bool = False
 
 
-def demand_of(sequence: Sequence, pool: BlockPool) -> Demand:
-    """Looks up all blocks of a waiting sequence but the last token's: its logits have to be computed.
+def demand_of(sequence: Sequence, pool: BlockPool, shared: SharedPrompt | None) -> Demand:
+    """What there is of all tokens of a waiting sequence but the last one: its logits have to be computed.
 
-    The KV of a sequence that wants log probabilities of its prompt is computed in full, for the sake of the
-    logits on the way.
+    `shared`: its prompt, if that is kept. Else it is looked up in the cache, unless the sequence wants log
+    probabilities of its prompt, which is computed in full for the sake of the logits on the way.
     """
-    total = pool.blocks_for(len(sequence.token_ids))
+    length, size = len(sequence.token_ids), pool.block_size
+    total = pool.blocks_for(length)
+    if shared is not None:
+        start = min(shared.length, length - 1)
+        full = start // size
+        copied = shared.blocks[full] if start % size else None
+        return Demand(shared.blocks[:full], 0, total - full, start, copied, shared=True)
     if not pool.prefix_caching or sequence.params.sampling.prompt_logprobs >= 0:
         return Demand([], 0, total)
-    hittable = (len(sequence.token_ids) - 1) // pool.block_size
-    hits = pool.lookup(_hashes(sequence, hittable, pool.block_size)[:hittable])
-    return Demand(hits, pool.idle(hits), total - len(hits))
+    hittable = (length - 1) // size
+    hits = pool.lookup(_hashes(sequence, hittable, size)[:hittable])
+    return Demand(hits, pool.idle(hits), total - len(hits), len(hits) * size)
 
 
-def take_blocks(sequence: Sequence, demand: Demand, pool: BlockPool) -> list[int]:
-    """Acquires the hits and allocates the rest; returns the block table.
+def take_blocks(
+    sequence: Sequence, demand: Demand, pool: BlockPool
+) -> tuple[list[int], tuple[BlockMove, ...]]:
+    """Acquires the hits and allocates the rest; returns the block table, and what is to be copied into it.
 
     The hits come first: what an allocation evicts may then be none of them. Only the first start counts as
     cached for the caller, and only tokens of the prompt do.
     """
-    pool.acquire(demand.hits)
-    if not sequence.num_preemptions:
+    if demand.shared:
+        pool.share(demand.hits)
+    else:
+        pool.acquire(demand.hits)
+    if not sequence.num_preemptions and pool.prefix_caching:
         sequence.num_cached_tokens = min(len(demand.hits) * pool.block_size, sequence.prompt_len)
-    return demand.hits + pool.allocate(demand.missing)
+    fresh = pool.allocate(demand.missing)
+    copies: tuple[BlockMove, ...] = ()
+    if demand.copied is not None:
+        copies = (BlockMove(demand.copied, fresh[0], demand.start % pool.block_size),)
+    return demand.hits + fresh, copies
 
 
 def publish_blocks(sequence: Sequence, start: int, end: int, pool: BlockPool) -> None:

@@ -18,6 +18,7 @@ from services.engine.scheduler.prefixes import publish_blocks
 from services.engine.scheduler.running import RunningSet
 from services.engine.scheduler.sequence import Sequence, SequenceStatus
 from services.engine.scheduler.settings import SchedulerConfig
+from services.engine.scheduler.sharing import SharedPrompts
 from services.engine.scheduler.stopping import finish_reason
 from services.engine.scheduler.waiting import WaitingQueue
 
@@ -43,7 +44,8 @@ class Scheduler:
         self._pool = pool
         self._waiting = WaitingQueue()
         self._running = RunningSet(config.max_num_seqs, pool.block_size)
-        self._planner = Planner(config, pool, buckets, self._waiting, self._running)
+        self._shared = SharedPrompts(pool, self._waiting)
+        self._planner = Planner(config, pool, buckets, self._waiting, self._running, self._shared)
         self._live: dict[int, Sequence] = {}
         self._in_flight: deque[StepPlan] = deque()
         self._arrivals = 0
@@ -62,8 +64,11 @@ class Scheduler:
             pending_prefill_tokens=self._waiting.tokens + self._running.prefill_tokens,
         )
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: Sequence, same_prompt_as: int | None = None) -> None:
         """Queues a new sequence.
+
+        `same_prompt_as`: key of one with the same prompt and salt, which computes it for both if it lives and
+        the KV is not contiguous.
 
         Raises SequenceRefused for one that can never run, QueueFull if too many live, SchedulerError for a
         key that is in use.
@@ -77,8 +82,12 @@ class Scheduler:
         self._arrivals += 1
         aged = sequence.params.priority * self._config.priority_ageing_steps + self._planner.step
         sequence.order = (aged, self._arrivals)
+        other = None
+        if same_prompt_as is not None and not self._config.contiguous:
+            other = self._live.get(same_prompt_as)
         self._live[sequence.key] = sequence
-        self._waiting.push(sequence)
+        if other is None or not self._shared.join(sequence, other):
+            self._waiting.push(sequence)
 
     def abort(self, key: int) -> bool:
         """Ends a sequence wherever it is and frees its blocks. False if it is not live."""
@@ -95,7 +104,7 @@ class Scheduler:
         if reason is FinishReason.ERROR:
             # Whatever went wrong with it may be in its KV.
             self._pool.forget(sequence.block_table)
-        self._retire(sequence)
+        self._retire(sequence, failed=reason is FinishReason.ERROR)
         return Finished(sequence, None, reason)
 
     def plan(self) -> StepPlan | None:
@@ -129,6 +138,8 @@ class Scheduler:
             # One that was preempted in flight has no blocks to publish, and its token to take.
             if chunk.sequence.status is _RUNNING:
                 publish_blocks(chunk.sequence, chunk.start, chunk.end, self._pool)
+                if chunk.end >= chunk.sequence.prompt_len:
+                    self._shared.computed(chunk.sequence)
             if chunk.samples and not chunk.sequence.finished:
                 outcomes.append(self._take(chunk.sequence, chunk.end, sampled))
         size = self._pool.block_size
@@ -143,7 +154,9 @@ class Scheduler:
 
     def check(self) -> None:
         """Compares all books, for idle moments and tests. Raises BlockError or SchedulerError."""
-        self._pool.check([sequence.block_table for sequence in self._live.values()])
+        tables = [sequence.block_table for sequence in self._live.values()]
+        self._pool.check(tables + self._shared.tables())
+        self._shared.check()
         if len(self._live) != len(self._running) + len(self._waiting):
             raise SchedulerError("the live sequences are not the running and the waiting ones")
         self._running.check()
@@ -168,7 +181,7 @@ class Scheduler:
         self._retire(sequence)
         return Finished(sequence, token, reason, token if reason is FinishReason.STOP else None)
 
-    def _retire(self, sequence: Sequence) -> None:
+    def _retire(self, sequence: Sequence, *, failed: bool = False) -> None:
         del self._live[sequence.key]
         runs = sequence.status is _RUNNING
         if runs:
@@ -176,3 +189,4 @@ class Scheduler:
         self._pool.free(sequence.finish())
         if not runs:
             self._waiting.discard(sequence)
+        self._shared.left(sequence, failed=failed and runs)

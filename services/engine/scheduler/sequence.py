@@ -56,6 +56,7 @@ class Sequence:
     came from a cache. Plans that are not committed yet will add `num_pending` tokens: 0 or 1 when a step is
     planned, and one more until the earlier of two is committed. While it runs, `row` is its index among those
     that run, for buffers on the device. Cached KV is shared only between sequences of one `cache_salt`.
+    `prompt_computed`: steps that are committed have computed all of its prompt into its own blocks.
 
     `highest_block` is the highest id in `block_table`, -1 if that is empty.
     `num_scored_tokens` counts the prompt's first token, which has no log probability, and those of which it
@@ -76,6 +77,7 @@ class Sequence:
     num_scored_tokens: int = 1
     num_pending: int = 0
     num_preemptions: int = 0
+    prompt_computed: bool = False
     block_table: list[int] = field(default_factory=list)
     highest_block: int = -1
     row: int = -1
@@ -128,6 +130,7 @@ class Sequence:
         self._set_status(SequenceStatus.PREEMPTED)
         self.num_preemptions += 1
         self.num_computed_tokens = 0
+        self.prompt_computed = False
         return self._give_up_blocks()
 
     def finish(self) -> list[int]:

@@ -14,6 +14,8 @@ _FEW: Final = 64
 class WaitingQueue:
     """Sequences by `order`, the preempted among the new ones. Every operation is O(log n), amortised.
 
+    Those that are held are counted and do not come up before they are released.
+
     One that ends while it waits stays in the heap as a dead entry until it comes up or the dead are half.
     """
 
@@ -27,9 +29,17 @@ class WaitingQueue:
 
     def push(self, sequence: Sequence) -> None:
         """Queues a sequence that is new or was preempted."""
-        heapq.heappush(self._heap, (sequence.order, sequence))
+        self.hold(sequence)
+        self.release(sequence)
+
+    def hold(self, sequence: Sequence) -> None:
+        """Takes in a sequence that cannot run yet."""
         self._length += 1
         self.tokens += len(sequence.token_ids)
+
+    def release(self, sequence: Sequence) -> None:
+        """Queues a sequence that was held."""
+        heapq.heappush(self._heap, (sequence.order, sequence))
 
     def head(self) -> Sequence | None:
         """The sequence that runs next."""

@@ -28,8 +28,11 @@ class Admission:
         """Longest sequence in tokens: the model's context, or the whole KV pool if that is smaller."""
         return min(self.model.max_model_len, self.capacity.block_size * self.capacity.total_blocks)
 
-    def resolve(self, spec: common_pb2.SequenceSpec, key: int) -> SubmitSequence:
-        """The sequence with every default filled in, for the core, under `key`. Raises Inadmissible."""
+    def resolve(self, spec: common_pb2.SequenceSpec, key: int, same_prompt_as: int = 0) -> SubmitSequence:
+        """The sequence with every default filled in, for the core, under `key`. Raises Inadmissible.
+
+        `same_prompt_as`: the key of one that has the same prompt, 0 for none.
+        """
         if spec.model != self.served_model_name:
             message = "This engine does not serve the named model."
             raise Inadmissible(message, "model", common_pb2.ERROR_CODE_MODEL_NOT_FOUND)
@@ -53,6 +56,7 @@ class Admission:
             ignore_eos=spec.stopping.ignore_eos,
             priority=spec.priority,
             cache_salt=_cache_salt(spec),
+            same_prompt_as=same_prompt_as,
         )
 
     def _prompt_len(self, spec: common_pb2.SequenceSpec) -> int:

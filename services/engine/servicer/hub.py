@@ -210,7 +210,9 @@ class EngineHub:
         limit = admission.capacity.max_running + admission.capacity.max_waiting
         if len(self._table) >= limit:
             raise CoreRefusal(full(limit))
-        resolved = admission.resolve(spec, self._table.new_key())
+        hinted = message.HasField("same_prompt_as")
+        alike = self._table.find(port.link, message.same_prompt_as) if hinted else None
+        resolved = admission.resolve(spec, self._table.new_key(), 0 if alike is None else alike.key)
         core.submit(resolved)
         emitted = len(resolved.token_ids) - resolved.prompt_len
         self._table.add(

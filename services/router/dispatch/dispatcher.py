@@ -65,8 +65,17 @@ class Dispatcher:
         """The link of a connected engine."""
         return self._links.get(engine.epoch)
 
-    def submit(self, handle: int, spec: common_pb2.SequenceSpec, sink: Sink) -> LiveSequence:
+    def submit(
+        self,
+        handle: int,
+        spec: common_pb2.SequenceSpec,
+        sink: Sink,
+        *,
+        same_prompt_as: LiveSequence | None = None,
+    ) -> LiveSequence:
         """Admit a sequence and send it to an engine. `spec` is kept, and completed with a seed and an id.
+
+        It goes where a sequence with the same prompt is, if that one lives and its engine has room.
 
         Raises:
             Refused: it was not accepted, and nothing is counted.
@@ -79,7 +88,7 @@ class Dispatcher:
                 spec.sampling.seed = draw_seed()
             guard = self._admission.admit(len(spec.token_ids))
             try:
-                engine = self._placer.place(_placement(spec))
+                engine = self._placer.place(_placement(spec, same_prompt_as))
                 validate_task(spec, engine.model)
             except BaseException:
                 guard.release()
@@ -87,7 +96,7 @@ class Dispatcher:
         except Refused as refusal:
             self._metrics.refused(refusal.error.code)
             raise
-        sequence = LiveSequence(handle, spec, sink, guard)
+        sequence = LiveSequence(handle, spec, sink, guard, same_prompt_as)
         self._send(sequence, self._links[engine.epoch])
         return sequence
 
@@ -179,7 +188,10 @@ class Dispatcher:
         sequence.place(link, self._last_handle)
         sequence.guard.place(link.engine)
         link.sequences[sequence.engine_handle] = sequence
-        link.submit(common_pb2.Submit(handle=sequence.engine_handle, spec=sequence.spec))
+        leader = sequence.leader_handle()
+        link.submit(
+            common_pb2.Submit(handle=sequence.engine_handle, spec=sequence.spec, same_prompt_as=leader)
+        )
         _log.debug("sequence placed", sequence=sequence.spec.request_id, engine=link.engine.name)
 
     def _place_again(self, sequence: LiveSequence) -> bool:
@@ -219,10 +231,13 @@ class Dispatcher:
 
     def _forget(self, sequence: LiveSequence) -> None:
         sequence.status = SequenceStatus.ENDED
+        sequence.same_prompt_as = None
         sequence.link.sequences.pop(sequence.engine_handle, None)
         self._aborting.pop(sequence.engine_handle, None)
         sequence.guard.release()
 
 
-def _placement(spec: common_pb2.SequenceSpec) -> PlacementRequest:
-    return PlacementRequest(spec.request_id, spec.model, len(spec.token_ids))
+def _placement(spec: common_pb2.SequenceSpec, leader: LiveSequence | None = None) -> PlacementRequest:
+    lives = leader is not None and leader.status is not SequenceStatus.ENDED
+    beside = leader.link.engine if lives and leader is not None else None
+    return PlacementRequest(spec.request_id, spec.model, len(spec.token_ids), beside)

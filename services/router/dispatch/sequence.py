@@ -94,6 +94,7 @@ class LiveSequence:
         "prompt_alternatives",
         "prompt_scored",
         "refused_by",
+        "same_prompt_as",
         "sink",
         "spec",
         "status",
@@ -108,8 +109,17 @@ class LiveSequence:
     # Size of the vector that it has to end with; 0 for a sequence that generates.
     vector_bytes: int
 
-    def __init__(self, handle: int, spec: common_pb2.SequenceSpec, sink: Sink, guard: LoadGuard) -> None:
+    def __init__(
+        self,
+        handle: int,
+        spec: common_pb2.SequenceSpec,
+        sink: Sink,
+        guard: LoadGuard,
+        same_prompt_as: LiveSequence | None = None,
+    ) -> None:
         self.handle = handle
+        # One that was submitted before with the same prompt; let go at the end, lest a chain of them grows.
+        self.same_prompt_as = same_prompt_as
         self.spec = spec
         self.sink = sink
         self.guard = guard
@@ -145,6 +155,13 @@ class LiveSequence:
         if self.spec.stopping.HasField("max_tokens"):
             replayed = len(self.spec.token_ids) - self.prompt_len
             self.budget = min(self.budget, self.spec.stopping.max_tokens - replayed)
+
+    def leader_handle(self) -> int | None:
+        """The engine's handle of the one with the same prompt, if that one lives on the same engine."""
+        leader = self.same_prompt_as
+        if leader is None or leader.status is SequenceStatus.ENDED or leader.link is not self.link:
+            return None
+        return leader.engine_handle
 
     def usage(self) -> common_pb2.Usage:
         """The counters as far as the router knows them."""

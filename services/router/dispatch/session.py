@@ -85,7 +85,9 @@ class Session:
                 raise _duplicate("The handle is in use on this session.")
             if spec.request_id and spec.request_id in self._request_ids:
                 raise _duplicate("A sequence with this request id is live on this session.")
-            sequence = self._dispatcher.submit(handle, spec, self)
+            # A hint: a handle that is not live means nothing.
+            leader = self._live.get(submit.same_prompt_as) if submit.HasField("same_prompt_as") else None
+            sequence = self._dispatcher.submit(handle, spec, self, same_prompt_as=leader)
         except Refused as refusal:
             self._answer_refusal(handle, refusal.error)
             return

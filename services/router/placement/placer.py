@@ -36,7 +36,10 @@ class Placer:
                 retryable=True,
                 retry_after_ms=self._retry_after_ms,
             )
-        engine = self._policy.pick(request, [candidate for candidate in serving if candidate.has_room])
+        roomy = [candidate for candidate in serving if candidate.has_room]
+        if request.beside in roomy:
+            return request.beside
+        engine = self._policy.pick(request, roomy)
         if engine is None:
             raise Refused(
                 common_pb2.ERROR_CODE_OVERLOADED,

@@ -12,11 +12,15 @@ from services.router.fleet import Engine
 
 @dataclass(frozen=True, slots=True)
 class PlacementRequest:
-    """What a policy may look at."""
+    """What a policy may look at. `beside`: the engine that has the same prompt, if one has.
+
+    The placer prefers that one if it can take the request, and does not ask the policy then.
+    """
 
     request_id: str
     model: str
     token_count: int
+    beside: Engine | None = None
 
 
 class PlacementPolicy(ABC):

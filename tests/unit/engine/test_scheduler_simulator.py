@@ -84,6 +84,10 @@ EVENTS = (
     "all but one block hit",
     "evictions",
     "moves",
+    "copies",
+    "waits for a prompt",
+    "starts as a decode",
+    "prompts that outlive their sequences",
 )
 
 

@@ -28,9 +28,9 @@ def test_answers_equal_those_of_fetching_by_id_while_blocks_move(
     listed: list[int] = []
     copy, attend = PagedModel.copy_blocks, CpuDevice.attend_decode
 
-    def spy(model: PagedModel, sources: torch.Tensor, targets: torch.Tensor) -> None:
+    def spy(model: PagedModel, sources: torch.Tensor, targets: torch.Tensor, tokens: torch.Tensor) -> None:
         moved.append(int((sources != targets).sum()))
-        copy(model, sources, targets)
+        copy(model, sources, targets, tokens)
 
     def spy_on_blocks(device: CpuDevice, *args: Any) -> torch.Tensor:
         listed.append(args[3].shape[0])

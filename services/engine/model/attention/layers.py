@@ -40,11 +40,18 @@ class LayerCache:
         for tensor in (self.key, self.value):
             tensor.index_fill_(0, slots, 0)
 
-    def copy_blocks(self, sources: torch.Tensor, targets: torch.Tensor, block_size: int) -> None:
-        """Copies blocks, int64 [N] each: all sources are read before a target is written."""
+    def copy_blocks(
+        self, sources: torch.Tensor, targets: torch.Tensor, tokens: torch.Tensor, block_size: int
+    ) -> None:
+        """Copies the first tokens of blocks, int64 [N] each, and zeroes the other slots of the targets.
+
+        All sources are read before a target is written.
+        """
         read, written = _slots(sources, block_size), _slots(targets, block_size)
+        within = torch.arange(block_size, device=tokens.device)
+        beyond = (within >= tokens.unsqueeze(-1)).view(-1, 1, 1)
         for tensor in (self.key, self.value):
-            tensor.index_copy_(0, written, tensor.index_select(0, read))
+            tensor.index_copy_(0, written, tensor.index_select(0, read).masked_fill(beyond, 0))
 
 
 def _slots(blocks: torch.Tensor, block_size: int) -> torch.Tensor:
