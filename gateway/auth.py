@@ -17,6 +17,7 @@ from gateway.http.respond import send_error
 
 MAX_KEY_FILE_BYTES = 1 << 20
 _CACHE_SALT = "catenary.cache_salt"
+_OWNER = "catenary.owner"
 
 
 class ApiKeys:
@@ -78,6 +79,7 @@ class AuthGate:
         else:
             # Who asks under another key must not learn from a hit, or its speed, what was asked under this.
             scope[_CACHE_SALT] = hashlib.blake2b(key, digest_size=16, person=b"cache salt").hexdigest()
+            scope[_OWNER] = hashlib.blake2b(key, digest_size=16, person=b"owner").hexdigest()
             await self._app(scope, receive, send)
 
 
@@ -85,6 +87,12 @@ def cache_salt_of(scope: Scope) -> str:
     """The name under which a request shares cached KV: one for each API key, empty without keys."""
     salt: str = scope.get(_CACHE_SALT, "")
     return salt
+
+
+def owner_of(scope: Scope) -> str:
+    """Whose a request's stored things are: a name for each API key, empty without keys."""
+    owner: str = scope.get(_OWNER, "")
+    return owner
 
 
 def bearer_key(headers: Headers) -> bytes | None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
@@ -63,7 +64,7 @@ class GenerationService:
         self._tokenizers = tokenizers
         self._metrics = metrics
         self._body = BodyLimits(int(config.max_body_mib * (1 << 20)), config.body_timeout_s)
-        self._limits = RequestLimits(
+        self.limits = RequestLimits(
             max_n=config.max_n,
             max_prompts=config.max_prompts,
             max_sequences=config.max_sequences,
@@ -99,8 +100,8 @@ class GenerationService:
         """Answer one request. Raises ApiError before the answer has begun, ClientGone at any time."""
         deadline = self.deadline()
         with self.place():
-            body = await read_json_object(Request(scope, receive), self._body)
-            fields = endpoint.parse(body, self._limits)
+            body = await self.read(scope, receive)
+            fields = endpoint.parse(body, self.limits)
             del body
             async with (
                 ClientWatch(receive) as watch,
@@ -109,6 +110,40 @@ class GenerationService:
                 ) as running,
             ):
                 await _answer(endpoint, running, send)
+
+    async def read(self, scope: Scope, receive: Receive) -> dict[str, Any]:
+        """A request's body. Raises ApiError, or ClientGone."""
+        return await read_json_object(Request(scope, receive), self._body)
+
+    async def prepare(
+        self, endpoint: Endpoint[T], fields: T, *, cache_salt: str, watch: ClientWatch | None = None
+    ) -> tuple[GenerationPlan, Rendered]:
+        """What a request would send, with all checks that need no engine.
+
+        Args:
+            endpoint: how the request is rendered.
+            fields: the request, checked by `endpoint.parse`.
+            cache_salt: of the client's credentials.
+            watch: of the client's connection, if somebody waits.
+
+        Raises:
+            ApiError: it is refused, or nothing can serve it now.
+            ClientGone: the client of `watch` hung up.
+        """
+        model = self._models.require(fields.model)
+        request_id = new_id(endpoint.id_prefix)
+        render = endpoint.render(fields, model, self._tokenizers, request_id)
+        rendered = await (render if watch is None else watch.run(render))
+        plan = make_plan(
+            request_id=request_id,
+            model=model,
+            prompts=rendered.prompts,
+            fields=fields,
+            default_max_tokens=endpoint.default_max_tokens,
+            param=endpoint.prompt_param,
+            cache_salt=cache_salt,
+        )
+        return plan, rendered
 
     def deadline(self) -> float:
         """The loop's time at which a request that begins now is given up."""
@@ -138,21 +173,10 @@ class GenerationService:
             ApiError: it is refused, or failed; also at `generation.next`.
             ClientGone: the client of `watch` hung up; also at `generation.next`.
         """
-        model = self._models.require(fields.model)
-        timer = RequestTimer(self._metrics, model.name)
-        request_id = new_id(endpoint.id_prefix)
+        # An unknown model is no label of a metric.
+        timer = RequestTimer(self._metrics, self._models.require(fields.model).name)
         try:
-            render = endpoint.render(fields, model, self._tokenizers, request_id)
-            rendered = await (render if watch is None else watch.run(render))
-            plan = make_plan(
-                request_id=request_id,
-                model=model,
-                prompts=rendered.prompts,
-                fields=fields,
-                default_max_tokens=endpoint.default_max_tokens,
-                param=endpoint.prompt_param,
-                cache_salt=cache_salt,
-            )
+            plan, rendered = await self.prepare(endpoint, fields, cache_salt=cache_salt, watch=watch)
             with self._generation(plan, timer, deadline) as generation:
                 if watch is not None:
                     watch.on_gone(lambda: generation.interrupt(ClientGone()))
