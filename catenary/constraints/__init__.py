@@ -7,7 +7,7 @@ torch.
 
 from __future__ import annotations
 
-from catenary.constraints.compiling import check_grammar, parser_limits
+from catenary.constraints.compiling import check_grammar, explain, parser_limits
 from catenary.constraints.control_tokens import control_tokens
 from catenary.constraints.convert import to_llguidance
 from catenary.constraints.kinds import ConstraintError, ConstraintKind, ConstraintLimits
@@ -18,6 +18,7 @@ __all__ = [
     "ConstraintLimits",
     "check_grammar",
     "control_tokens",
+    "explain",
     "parser_limits",
     "to_llguidance",
 ]

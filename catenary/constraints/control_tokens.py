@@ -5,26 +5,36 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import msgspec
+from llguidance import LLTokenizer
 
 
 class _AddedToken(msgspec.Struct):
     id: int
     content: str
-    special: bool = False
 
 
 class _TokenizerFile(msgspec.Struct):
     added_tokens: list[_AddedToken] = []
 
 
-def control_tokens(tokenizer_json: bytes) -> dict[str, int]:
+def control_tokens(tokenizer_json: bytes, tokenizer: LLTokenizer) -> dict[str, int]:
     """Ids of the control tokens of a tokenizer.json, by the text that stands for each.
+
+    They are those that llguidance takes for such: added tokens that are special, or look like <this>.
+
+    Args:
+        tokenizer_json: the file.
+        tokenizer: made from it.
 
     Raises:
         ValueError: it is no tokenizer.json.
     """
     file = msgspec.json.decode(tokenizer_json, type=_TokenizerFile)
-    return {token.content: token.id for token in file.added_tokens if token.special and token.content}
+    return {
+        token.content: token.id
+        for token in file.added_tokens
+        if token.content and 0 <= token.id < tokenizer.vocab_size and tokenizer.is_special_token(token.id)
+    }
 
 
 def split_control(text: str, control: Mapping[str, int]) -> Iterator[str | int]:

@@ -75,6 +75,18 @@ class TokenizerConfig(RpcConfig):
     template_memory_mib: int = Field(
         256, ge=16, le=65_536, description="Memory that such a template may take, in MiB."
     )
+    max_constraint_bytes: int = Field(
+        128 * 1024, ge=1, le=128 * 1024, description="UTF-8 bytes of a schema, regular expression or grammar."
+    )
+    constraint_timeout_s: float = Field(
+        5, gt=0, le=600, description="Seconds that a constraint may compile; then its worker is replaced."
+    )
+    constraint_memory_mib: int = Field(
+        512, ge=1, le=65_536, description="Memory that compiling a constraint may take, in MiB."
+    )
+    constraint_cache: int = Field(
+        4096, ge=1, le=1 << 20, description="Constraints whose verdict is remembered, about 200 bytes each."
+    )
     max_token_ids: int = Field(262_144, ge=1, le=1 << 24, description="Token ids of a Detokenize request.")
 
     @property

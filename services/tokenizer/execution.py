@@ -12,6 +12,7 @@ from services.tokenizer.config import TokenizerConfig
 from services.tokenizer.rendering import RefusalCode
 from services.tokenizer.requests import SizedTask
 from services.tokenizer.workers import (
+    Answer,
     Broken,
     PoolFull,
     Refused,
@@ -22,7 +23,7 @@ from services.tokenizer.workers import (
     WorkerPool,
 )
 
-_CODES = {
+ERROR_CODES = {
     RefusalCode.INVALID_ARGUMENT: common_pb2.ERROR_CODE_INVALID_ARGUMENT,
     RefusalCode.UNSUPPORTED: common_pb2.ERROR_CODE_UNSUPPORTED,
     RefusalCode.CONTEXT_LENGTH_EXCEEDED: common_pb2.ERROR_CODE_CONTEXT_LENGTH_EXCEEDED,
@@ -53,33 +54,46 @@ class TaskRunner:
             raise _internal()
         return answer.text
 
-    async def _run(self, kind: str, sized: SizedTask) -> TokenLists | Text:
+    async def attempt(self, kind: str, sized: SizedTask) -> Answer:
+        """The worker's answer, Refused too, and counted. Raises RpcError if there was no room or the task met
+        a defect, and TaskTimeout or TaskCrashed."""
         started = time.monotonic()
         outcome = "cancelled"
         try:
-            answer = await self._pool.run(sized.task, size=sized.size)
+            answer = await self._pool.run(sized.task, size=sized.size, timeout_s=sized.timeout_s)
             outcome = {Refused: "refused", Broken: "broken"}.get(type(answer), "ok")
         except PoolFull:
             outcome = "overloaded"
-            raise self._overloaded() from None
+            raise self.overloaded() from None
         except TaskTimeout:
             outcome = "timeout"
-            raise self._timed_out(kind) from None
+            _log.warning("a task ran over its time", kind=kind)
+            raise
         except TaskCrashed:
             outcome = "crashed"
             _log.error("a worker died with a task", kind=kind)
-            raise self._crashed() from None
+            raise
         finally:
             metrics.TASKS.labels(kind, outcome).inc()
             metrics.SECONDS.labels(kind).observe(time.monotonic() - started)
-        if isinstance(answer, Refused):
-            raise refuse(_CODES[answer.code], answer.message, param=answer.param)
         if isinstance(answer, Broken):
             _log.error("a task met a defect", kind=kind, exception=answer.kind)
             raise _internal()
         return answer
 
-    def _overloaded(self) -> RpcError:
+    async def _run(self, kind: str, sized: SizedTask) -> Answer:
+        try:
+            answer = await self.attempt(kind, sized)
+        except TaskTimeout:
+            raise self._timed_out() from None
+        except TaskCrashed:
+            raise self._crashed() from None
+        if isinstance(answer, Refused):
+            raise refuse(ERROR_CODES[answer.code], answer.message, param=answer.param)
+        return answer
+
+    def overloaded(self) -> RpcError:
+        """The refusal of a task that there is no room for."""
         limits = self._config
         return refuse(
             common_pb2.ERROR_CODE_OVERLOADED,
@@ -98,9 +112,8 @@ class TaskRunner:
             retry_after_ms=self._config.retry_after_ms,
         )
 
-    def _timed_out(self, kind: str) -> RpcError:
+    def _timed_out(self) -> RpcError:
         limit = self._config.task_timeout_s
-        _log.warning("a task ran over its time", kind=kind, limit_s=limit)
         return refuse(
             common_pb2.ERROR_CODE_TIMEOUT, f"The prompt was not rendered within the limit of {limit:g} s."
         )

@@ -15,10 +15,11 @@ from services.tokenizer.workers import ChatTask, CompletionTask, DetokenizeTask,
 
 @dataclass(frozen=True, slots=True)
 class SizedTask:
-    """A task, and the bytes that it holds while it waits."""
+    """A task, the bytes that it holds while it waits, and the seconds that it may take; None: the usual."""
 
     task: Task
     size: int
+    timeout_s: float | None = None
 
 
 class RequestReader:

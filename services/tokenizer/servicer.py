@@ -13,6 +13,7 @@ from catenary.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from services.tokenizer.config import TokenizerConfig
 from services.tokenizer.execution import TaskRunner
 from services.tokenizer.requests import RequestReader
+from services.tokenizer.verdicts import ConstraintVerdicts
 from services.tokenizer.workers import WorkerReady
 
 CHUNK_BYTES = 1024 * 1024
@@ -38,6 +39,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
     ) -> None:
         self._runner = runner
         self._reader = RequestReader(config)
+        self._verdicts = ConstraintVerdicts(config, runner)
         self._file = tokenizer_json
         self._digest = tokenizer_pb2.TokenizerDigest(
             sha256=hashlib.sha256(tokenizer_json).hexdigest(),
@@ -75,6 +77,13 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
     ) -> tokenizer_pb2.DetokenizeResponse:
         text = await self._runner.text("detokenize", self._reader.detokenize(request))
         return tokenizer_pb2.DetokenizeResponse(text=text)
+
+    async def CheckConstraint(
+        self, request: tokenizer_pb2.CheckConstraintRequest, context: _Context
+    ) -> tokenizer_pb2.CheckConstraintResponse:
+        self._reader.check_model(request.model)
+        await self._verdicts.check(request)
+        return tokenizer_pb2.CheckConstraintResponse()
 
     async def ListTokenizers(
         self, request: tokenizer_pb2.ListTokenizersRequest, context: _Context

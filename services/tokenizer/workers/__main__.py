@@ -13,12 +13,15 @@ import threading
 import msgspec
 
 from services.tokenizer.rendering import ModelFilesError, Renderer, RenderRefused
+from services.tokenizer.workers.constraints import ConstraintChecker
 from services.tokenizer.workers.frames import BlockingFrames, LinkClosed
 from services.tokenizer.workers.messages import (
     Answer,
     Broken,
     ChatTask,
+    Compiled,
     CompletionTask,
+    ConstraintTask,
     DetokenizeTask,
     Refused,
     Task,
@@ -41,7 +44,10 @@ def main() -> int:
     try:
         setup = msgspec.msgpack.decode(frames.receive(), type=WorkerSetup)
         renderer = _load(setup, frames)
-        return 1 if renderer is None else _serve(renderer, frames)
+        if renderer is None:
+            return 1
+        memory = setup.constraint_memory_bytes
+        return _serve(renderer, ConstraintChecker(setup.files.tokenizer_json, memory_bytes=memory), frames)
     except LinkClosed:
         return 0
 
@@ -76,26 +82,26 @@ def _load(setup: WorkerSetup, frames: BlockingFrames) -> Renderer | None:
     return renderer
 
 
-def _serve(renderer: Renderer, frames: BlockingFrames) -> int:
+def _serve(renderer: Renderer, checker: ConstraintChecker, frames: BlockingFrames) -> int:
     decoder = msgspec.msgpack.Decoder(Task)
     encoder = msgspec.msgpack.Encoder()
     gc.collect()
     gc.freeze()
     while True:
         task = decoder.decode(frames.receive())
-        frames.send(encoder.encode(_answer(renderer, task)))
+        frames.send(encoder.encode(_answer(renderer, checker, task)))
 
 
-def _answer(renderer: Renderer, task: Task) -> Answer:
+def _answer(renderer: Renderer, checker: ConstraintChecker, task: Task) -> Answer:
     try:
-        return _perform(renderer, task)
+        return _perform(renderer, checker, task)
     except RenderRefused as refused:
         return Refused(refused.code, refused.message, refused.param)
     except Exception as error:
         return Broken(type(error).__name__)
 
 
-def _perform(renderer: Renderer, task: Task) -> Answer:
+def _perform(renderer: Renderer, checker: ConstraintChecker, task: Task) -> Answer:
     match task:
         case ChatTask(turns, options, limits):
             chat = renderer.chat(turns, options, limits)
@@ -108,6 +114,9 @@ def _perform(renderer: Renderer, task: Task) -> Answer:
             return TokenLists([renderer.tokenize(text, add_special_tokens=add_special_tokens)])
         case DetokenizeTask(token_ids, skip_special_tokens):
             return Text(renderer.detokenize(token_ids, skip_special_tokens=skip_special_tokens))
+        case ConstraintTask(kind, source, param):
+            checker.check(kind, source, param)
+            return Compiled()
 
 
 if __name__ == "__main__":

@@ -28,6 +28,8 @@ class WorkerSetup(msgspec.Struct, frozen=True):
     json_limits: JsonLimits
     # None: a request may bring no chat template.
     request_templates: TemplateBudget | None
+    # What compiling one constraint may take, in bytes.
+    constraint_memory_bytes: int
 
 
 class WorkerReady(msgspec.Struct, frozen=True, tag="ready"):
@@ -76,6 +78,14 @@ class DetokenizeTask(msgspec.Struct, frozen=True, tag="detokenize"):
     skip_special_tokens: bool
 
 
+class ConstraintTask(msgspec.Struct, frozen=True, tag="constraint"):
+    """Compile a constraint: a value of ConstraintKind and a source; `param` is the field it comes from."""
+
+    kind: int
+    source: str
+    param: str
+
+
 class TokenLists(msgspec.Struct, frozen=True, tag="tokens"):
     """Token ids of each prompt. `tails`: of a chat, the last characters of its prompt."""
 
@@ -87,6 +97,10 @@ class Text(msgspec.Struct, frozen=True, tag="text"):
     """Detokenized text."""
 
     text: str
+
+
+class Compiled(msgspec.Struct, frozen=True, tag="compiled"):
+    """The constraint can be honoured."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -103,6 +117,6 @@ class Broken(msgspec.Struct, frozen=True, tag="broken"):
     kind: str
 
 
-Task = ChatTask | CompletionTask | TokenizeTask | DetokenizeTask
-Answer = TokenLists | Text | Refused | Broken
+Task = ChatTask | CompletionTask | TokenizeTask | DetokenizeTask | ConstraintTask
+Answer = TokenLists | Text | Compiled | Refused | Broken
 Greeting = WorkerReady | WorkerFailed

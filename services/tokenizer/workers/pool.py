@@ -83,15 +83,15 @@ class WorkerPool:
             raise _start_failure(failures) from None
         return starts[0].result()
 
-    async def run(self, task: Task, *, size: int) -> Answer:
-        """The answer to `task`, whose texts have `size` bytes.
+    async def run(self, task: Task, *, size: int, timeout_s: float | None = None) -> Answer:
+        """The answer to `task`, whose texts have `size` bytes. `timeout_s`: other than that of the limits.
 
         Raises PoolFull, TaskTimeout or TaskCrashed. If cancelled, the task's place or worker is freed.
         """
         worker = await self._acquire(size)
         running = asyncio.create_task(worker.run(task))
         try:
-            done, _ = await asyncio.wait({running}, timeout=self._limits.task_timeout_s)
+            done, _ = await asyncio.wait({running}, timeout=timeout_s or self._limits.task_timeout_s)
         except asyncio.CancelledError:
             self._in_background(self._abandon(worker, running, grace_s=_ABANDONED_GRACE_S))
             raise

@@ -14,7 +14,7 @@ from catenary.constraints import (
     control_tokens,
     to_llguidance,
 )
-from tests.support.constraints import CONTROL, Language
+from tests.support.constraints import BYTES, CONTROL, Language
 
 SCHEMA, REGEX = ConstraintKind.JSON_SCHEMA, ConstraintKind.REGEX
 GRAMMAR, TAG = ConstraintKind.GRAMMAR, ConstraintKind.STRUCTURAL_TAG
@@ -379,14 +379,16 @@ def test_sizes_are_checked_before_all_else() -> None:
 
 
 def test_control_tokens_of_a_tokenizer_file() -> None:
+    call = CONTROL["<|call|>"]
     file = {
         "added_tokens": [
-            {"id": 1, "content": "<|end|>", "special": True, "normalized": False},
-            {"id": 2, "content": "<tool_call>", "special": False},
+            {"id": call, "content": "<|call|>", "special": True, "normalized": False},
+            {"id": 65, "content": "A", "special": False},
+            {"id": 1000, "content": "<|beyond|>", "special": True},
         ],
         "model": {"type": "BPE"},
     }
-    assert control_tokens(json.dumps(file).encode()) == {"<|end|>": 1}
-    assert control_tokens(b"{}") == {}
-    with pytest.raises(ValueError):
-        control_tokens(b"[]")
+    assert control_tokens(json.dumps(file).encode(), BYTES) == {"<|call|>": call}
+    assert control_tokens(b"{}", BYTES) == {}
+    with pytest.raises(ValueError, match="array"):
+        control_tokens(b"[]", BYTES)

@@ -32,7 +32,7 @@ class FakePool:
     def __init__(self, end: Any) -> None:
         self._end = end
 
-    async def run(self, task: Any, *, size: int) -> Any:
+    async def run(self, task: Any, *, size: int, timeout_s: float | None = None) -> Any:
         if isinstance(self._end, Exception):
             raise self._end
         return self._end
