@@ -19,6 +19,7 @@ from services.tokenizer.workers import ConstraintTask, Refused, TaskCrashed, Tas
 
 MAX_AFTER = 256
 _DEFAULT_PARAM = "constraint"
+_KINDS = frozenset(int(kind) for kind in ConstraintKind)
 # A constraint that killed its worker may have been unlucky.
 _SUSPECT_S = 60.0
 
@@ -61,7 +62,7 @@ class ConstraintVerdicts:
             raise refuse(code, message, param=param)
 
     def _check_shape(self, constraint: common_pb2.Constraint, param: str) -> None:
-        if constraint.kind not in set(ConstraintKind):
+        if constraint.kind not in _KINDS:
             raise _invalid("The kind of the constraint is not known.", param)
         size, limit = len(constraint.source.encode()), self._config.max_constraint_bytes
         if size > limit:

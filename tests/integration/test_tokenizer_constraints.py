@@ -45,24 +45,26 @@ async def refusal(running: RunningTokenizer, request: pb.CheckConstraintRequest)
 
 
 async def test_verdicts(tokenizer: RunningTokenizer) -> None:
-    for kind, source in (
+    honoured: list[tuple[Any, Any]] = [
         (SCHEMA, {"type": "object", "properties": {"é": {"enum": ["开心"]}}}),
         (REGEX, "(a+)+b"),
         (GRAMMAR, 'root ::= "a" | "é" root'),
         (GRAMMAR, 'start: "a" <|im_end|>'),
         (TAG, {"triggers": ["<t>"], "structures": [{"begin": "<t>", "schema": {}, "end": "</t>"}]}),
         (TAG, {"triggers": ["<tool_call>"], "structures": [{"begin": "<tool_call>", "schema": {}}]}),
-    ):
+    ]
+    for kind, source in honoured:
         await tokenizer.stub.CheckConstraint(asking(kind, source))
         await tokenizer.stub.CheckConstraint(asking(kind, source, after="</think>"))
     (worker,) = tokenizer.service.pool.pids
-    for kind, source, named in (
+    refused: list[tuple[Any, Any, str]] = [
         (SCHEMA, {"contains": {}}, "'contains'"),
         (REGEX, "[", "class"),
         (GRAMMAR, "start: start", "no text"),
         (GRAMMAR, "start: <|nobody|>", "control token"),
         (TAG, {}, "field"),
-    ):
+    ]
+    for kind, source, named in refused:
         for _ in range(2):
             error = await refusal(tokenizer, asking(kind, source, param="tools.0"))
             assert (error.code, error.param) == (INVALID, "tools.0")
