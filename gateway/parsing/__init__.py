@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gateway.parsing.choice import REASONING_PARSERS, TOOL_PARSERS, ParserChoice
 from gateway.parsing.events import (
     Content,
     OutputParser,
@@ -10,5 +11,23 @@ from gateway.parsing.events import (
     ToolCallArguments,
     ToolCallStart,
 )
+from gateway.parsing.parser import TextParser
+from gateway.parsing.tags import Tag, tag_for
+from gateway.parsing.toolset import NAME, ToolSet
 
-__all__ = ["Content", "OutputParser", "Part", "Reasoning", "ToolCallArguments", "ToolCallStart"]
+__all__ = [
+    "NAME",
+    "REASONING_PARSERS",
+    "TOOL_PARSERS",
+    "Content",
+    "OutputParser",
+    "ParserChoice",
+    "Part",
+    "Reasoning",
+    "Tag",
+    "TextParser",
+    "ToolCallArguments",
+    "ToolCallStart",
+    "ToolSet",
+    "tag_for",
+]

@@ -1,0 +1,123 @@
+"""Calls as JSON objects with a name and arguments."""
+
+from __future__ import annotations
+
+import json
+
+from gateway.parsing.json_text import json_string, json_value, whole
+from gateway.parsing.output import Output
+from gateway.parsing.source import Malformed, Scan, Source
+from gateway.parsing.toolset import ToolSet
+
+_MAX_WORD = 256
+_ARGUMENTS = frozenset({"arguments", "parameters"})
+
+
+class CallReader:
+    """Reads calls from a source, and gives them to an output."""
+
+    def __init__(self, source: Source, output: Output, tools: ToolSet) -> None:
+        self.source = source
+        self.output = output
+        self.tools = tools
+        self.known_only = False
+        """Only functions that exist are called, as where calls have no marker."""
+
+    def begin(self, name: str, written_id: str = "") -> None:
+        """A call begins: what was read of it is content no longer. Raises Malformed for a bad name."""
+        if not self.tools.accepts(name, known=self.known_only):
+            raise Malformed
+        self.source.release()
+        self.output.start(name, written_id)
+
+    def json_arguments(self, name: str, written_id: str = "") -> Scan[None]:
+        """A JSON object, streamed."""
+        if (yield from self.source.skip_space()) != "{":
+            raise Malformed
+        self.begin(name, written_id)
+        yield from json_value(self.source, self.output.arguments)
+        self.output.complete()
+
+    def call_list(self) -> Scan[None]:
+        """An array of call objects."""
+        source, calls = self.source, self.output.calls
+        if not (yield from source.accept("[")):
+            raise Malformed
+        while (yield from source.skip_space()) != "]":
+            yield from self.call_object()
+            source.hold("")
+            char = yield from source.skip_space()
+            if char == ",":
+                source.take(1)
+            elif char != "]":
+                raise Malformed
+        source.take(1)
+        if self.output.calls > calls:
+            source.release()
+
+    def call_object(self, *, needs_arguments: bool = False) -> Scan[None]:
+        """`{"name": ..., "arguments": {...}}`, its keys in any order."""
+        source = self.source
+        if (yield from source.skip_space()) != "{":
+            raise Malformed
+        source.take(1)
+        name, held, begun = "", "", False
+        while (yield from source.skip_space()) != "}":
+            key = yield from self._key()
+            char = yield from source.skip_space()
+            if key == "name" and not name:
+                name = yield from self._short_string()
+            elif key in _ARGUMENTS and name and char == "{" and not (begun or held):
+                begun = True
+                yield from self.json_arguments(name)
+            elif key in _ARGUMENTS and not (begun or held):
+                # The name may follow, and arguments that are no object are looked at as a whole.
+                pieces: list[str] = []
+                yield from json_value(source, pieces.append)
+                held = "".join(pieces)
+            else:
+                yield from json_value(source, _nowhere)
+            char = yield from source.skip_space()
+            if char == ",":
+                source.take(1)
+            elif char != "}":
+                raise Malformed
+        source.take(1)
+        if not begun:
+            self._late(name, held, needs_arguments)
+
+    def _late(self, name: str, held: str, needs_arguments: bool) -> None:
+        """The call of an object that is complete already."""
+        if needs_arguments and not held:
+            raise Malformed
+        if held.startswith('"'):
+            # Arguments as JSON in a string, as the API itself has them.
+            held = json.loads(held).strip()
+        if held in ("", "null"):
+            held = "{}"
+        arguments = whole(json_value, held) if held.startswith("{") else None
+        if arguments is None:
+            raise Malformed
+        self.begin(name)
+        self.output.arguments(arguments)
+        self.output.complete()
+
+    def _key(self) -> Scan[str]:
+        key = yield from self._short_string()
+        if (yield from self.source.skip_space()) != ":":
+            raise Malformed
+        self.source.take(1)
+        return key
+
+    def _short_string(self) -> Scan[str]:
+        """A short string's text."""
+        pieces: list[str] = []
+        yield from json_string(self.source, pieces.append)
+        text = "".join(pieces)
+        if len(text) > _MAX_WORD:
+            raise Malformed
+        return str(json.loads(text))
+
+
+def _nowhere(text: str) -> None:
+    """Values that say nothing."""

@@ -1,0 +1,142 @@
+"""Reads running text with calls in it, by the format of a family of models."""
+
+from __future__ import annotations
+
+from gateway.parsing.call_arguments import PythonReader, TaggedReader, read_until
+from gateway.parsing.markers import MarkerSet
+from gateway.parsing.output import Output
+from gateway.parsing.source import CutShort, Malformed, Scan, Source
+from gateway.parsing.syntax import (
+    Branch,
+    CallList,
+    CallObject,
+    CallSequence,
+    JsonArguments,
+    Literal,
+    PythonCalls,
+    Step,
+    Steps,
+    TaggedArguments,
+    ToolFormat,
+    Word,
+    WordKind,
+)
+from gateway.parsing.toolset import ToolSet
+
+_ID_PREFIX = "functions."
+
+
+class Calls(PythonReader, TaggedReader):
+    """One answer, or what comes behind its reasoning."""
+
+    def __init__(self, source: Source, output: Output, tools: ToolSet, form: ToolFormat) -> None:
+        super().__init__(source, output, tools)
+        self._form = form
+        self._markers = MarkerSet(form.markers)
+        self._name = ""
+        self._id = ""
+
+    def read(self, *, trim: bool) -> Scan[None]:
+        """To the end of the text. `trim`: white space at the start is left out, as behind a reasoning."""
+        if self._form.bare:
+            trim = yield from self._bare(trim=trim)
+        while True:
+            found = yield from self._markers.seek(self.source, self.output.content, trim=trim)
+            if found is None:
+                return
+            self.source.take(len(found.marker))
+            trim = True
+            if found.marker in self._form.calls:
+                steps = self._form.calls[found.marker]
+                trim = yield from self._attempt(steps, found.space + found.marker)
+
+    def _bare(self, *, trim: bool) -> Scan[bool]:
+        """A call without a marker, where the answer begins. Returns whether space behind it is left out."""
+        space: list[str] = []
+        while (char := (yield from self.source.peek())).isspace():
+            space.append(self.source.take(1))
+        before = "" if trim else "".join(space)
+        if char not in self._form.bare or not char:
+            self.output.content(before)
+            return trim
+        self.known_only = True
+        trim = yield from self._attempt(self._form.bare[char], before)
+        self.known_only = False
+        return trim
+
+    def _attempt(self, steps: Steps, before: str) -> Scan[bool]:
+        """Read a call; what only looked like one is content. Returns whether it was one."""
+        calls = self.output.calls
+        self.source.hold(before)
+        self._name = self._id = ""
+        try:
+            yield from self._steps(steps)
+        except Malformed:
+            self.output.content(self.source.release())
+            return False
+        except CutShort:
+            held = self.source.release()
+            self.output.content(held if held.strip() else "")
+            self.source.take(len(self.source.text) - self.source.pos)
+            return True
+        held = self.source.release()
+        if self.output.calls == calls:
+            self.output.content(held)
+            return False
+        return True
+
+    def _steps(self, steps: Steps) -> Scan[None]:
+        for step in steps:
+            yield from self._step(step)
+
+    def _step(self, step: Step) -> Scan[None]:
+        match step:
+            case Literal():
+                yield from self._literal(step)
+            case Word():
+                yield from self._word(step)
+            case JsonArguments():
+                yield from self.json_arguments(self._name, self._id)
+            case TaggedArguments():
+                yield from self.tagged_arguments(self._name, step)
+            case CallObject():
+                yield from self.call_object()
+            case CallList():
+                yield from self.call_list()
+            case CallSequence():
+                yield from self._sequence(step)
+            case PythonCalls():
+                yield from self.python_calls()
+            case Branch():
+                char = yield from self.source.skip_space()
+                yield from self._steps(step.steps.get(char, step.steps.get("", ())))
+
+    def _literal(self, literal: Literal) -> Scan[None]:
+        source = self.source
+        yield from source.skip_space()
+        if (yield from source.accept(literal.text)):
+            return
+        if not literal.optional:
+            raise Malformed
+        if source.ended and literal.text.startswith(source.text[source.pos :]):
+            # It was cut: what there is of it says nothing to a reader.
+            raise CutShort
+
+    def _word(self, word: Word) -> Scan[None]:
+        text = yield from read_until(self.source, word.until)
+        if word.kind is WordKind.NAME:
+            self._name = text
+        elif word.kind is WordKind.ID:
+            # `functions.NAME:3`
+            self._id = text
+            self._name = text.removeprefix(_ID_PREFIX).partition(":")[0]
+
+    def _sequence(self, sequence: CallSequence) -> Scan[None]:
+        while True:
+            yield from self.call_object(needs_arguments=True)
+            yield from self.source.skip_space()
+            for separator in sequence.separators:
+                yield from self.source.accept(separator)
+            self.source.hold("")
+            if (yield from self.source.skip_space()) != "{":
+                return

@@ -1,0 +1,87 @@
+"""Which parser a request's answers need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from gateway.parsing import formats, harmony, reasoning
+from gateway.parsing.calls import Calls
+from gateway.parsing.formats import FORMATS
+from gateway.parsing.output import Output
+from gateway.parsing.parser import TextParser
+from gateway.parsing.reasoning import REASONING, Beginning, beginning, read_reasoning
+from gateway.parsing.source import Scan, Source
+from gateway.parsing.syntax import ToolFormat
+from gateway.parsing.toolset import ToolSet
+
+TOOL_PARSERS = frozenset({*FORMATS, formats.HARMONY})
+REASONING_PARSERS = frozenset({*REASONING, reasoning.HARMONY, "openai_gptoss"})
+_PLAIN = ToolFormat("")
+
+
+@dataclass(frozen=True, slots=True)
+class ParserChoice:
+    """What to read in the answers of a request. Empty names: nothing of the kind."""
+
+    tool_parser: str = ""
+    """A name of TOOL_PARSERS, or `json`: calls as a constraint has them written."""
+    reasoning_parser: str = ""
+    tools: ToolSet = field(default_factory=ToolSet)
+    continues: bool = False
+    """The answer goes on with the assistant's last message."""
+
+    @property
+    def needed(self) -> bool:
+        """Whether answers need a parser at all."""
+        return bool(self.tool_parser or self.reasoning_parser)
+
+    @property
+    def is_harmony(self) -> bool:
+        """Whether the model writes OpenAI's harmony format."""
+        return self.tool_parser == formats.HARMONY or self.reasoning_parser in (
+            reasoning.HARMONY,
+            "openai_gptoss",
+        )
+
+    @property
+    def markers(self) -> frozenset[str]:
+        """Texts of control tokens that the parser must see."""
+        return frozenset(self._markers())
+
+    def _markers(self) -> Iterator[str]:
+        if self.is_harmony:
+            yield from harmony.MARKERS
+        if (form := REASONING.get(self.reasoning_parser)) is not None:
+            yield from (*form.opens, *form.closes)
+        if (tools := FORMATS.get(self.tool_parser)) is not None:
+            yield from tools.texts
+
+    def thoughts_end(self, tail: str) -> str | None:
+        """What ends the reasoning that the answer begins in: a constraint holds behind it. None: it does not
+        begin in any, or nobody looks for one."""
+        form = REASONING.get(self.reasoning_parser)
+        if form is None or beginning(form, tail, continues=self.continues) is not Beginning.THOUGHTS:
+            return None
+        return form.closes[0]
+
+    def parser(self, tail: str) -> TextParser:
+        """A parser for one choice. `tail`: the last characters of the prompt."""
+        source = Source()
+        form = (
+            formats.JSON if self.tool_parser == formats.JSON.name else FORMATS.get(self.tool_parser, _PLAIN)
+        )
+        output = Output(ids=form.ids, single=self.tools.single)
+        if self.is_harmony:
+            reader = harmony.Harmony(source, output, self.tools, calls=bool(self.tool_parser))
+            return TextParser(source, output, reader.read(tail))
+        return TextParser(source, output, self._read(source, output, form, tail))
+
+    def _read(self, source: Source, output: Output, form: ToolFormat, tail: str) -> Scan[None]:
+        thoughts = REASONING.get(self.reasoning_parser)
+        trim = False
+        if thoughts is not None:
+            start = beginning(thoughts, tail, continues=self.continues)
+            interrupts = form.markers if form.ends_reasoning else ()
+            trim = yield from read_reasoning(source, output, thoughts, start, interrupts)
+        yield from Calls(source, output, self.tools, form).read(trim=trim)

@@ -1,0 +1,132 @@
+"""gpt-oss: messages with channels.
+
+An answer is `<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...`; a
+call's header has `to=functions.NAME`, and its message is the arguments (OpenAI's harmony format)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gateway.parsing.call_objects import CallReader
+from gateway.parsing.markers import Emit, MarkerSet
+from gateway.parsing.output import Output
+from gateway.parsing.source import CutShort, Malformed, Scan, Source
+from gateway.parsing.toolset import ToolSet
+
+START = "<|start|>"
+CHANNEL = "<|channel|>"
+MESSAGE = "<|message|>"
+CONSTRAIN = "<|constrain|>"
+_ENDS = ("<|end|>", "<|call|>", "<|return|>")
+MARKERS = (START, CHANNEL, MESSAGE, CONSTRAIN, *_ENDS)
+
+_MAX_HEADER = 512
+_FUNCTIONS = "functions."
+_HEADER = MarkerSet((MESSAGE,))
+_NEXT = MarkerSet((START, *_ENDS))
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A message's: who it is for, and on which channel."""
+
+    channel: str
+    recipient: str
+
+    @classmethod
+    def of(cls, text: str) -> Header:
+        """`text`: what stands between `<|start|>` and `<|message|>`."""
+        words = text.replace(CONSTRAIN, " ").replace(CHANNEL, f" {CHANNEL}").split()
+        channel = next((word.removeprefix(CHANNEL) for word in words if word.startswith(CHANNEL)), "")
+        recipient = next((word.removeprefix("to=") for word in words if word.startswith("to=")), "")
+        return cls(channel, recipient)
+
+    @property
+    def function(self) -> str:
+        """The function that is called; empty if none is."""
+        return self.recipient[len(_FUNCTIONS) :] if self.recipient.startswith(_FUNCTIONS) else ""
+
+    @property
+    def is_thought(self) -> bool:
+        """Analysis, and what goes to tools that are no functions of the request."""
+        return self.channel == "analysis" or bool(self.recipient)
+
+
+class Harmony(CallReader):
+    """One answer."""
+
+    def __init__(self, source: Source, output: Output, tools: ToolSet, *, calls: bool) -> None:
+        """`calls`: whether functions may be called."""
+        super().__init__(source, output, tools)
+        self._calls = calls
+        self._spoken: set[bool] = set()
+
+    def read(self, tail: str) -> Scan[None]:
+        """To the end of the text. `tail`: the prompt's last characters, in whose last header it begins."""
+        header, message, _ = tail.rpartition(START)[2].partition(MESSAGE)
+        if message and START in tail:
+            yield from self._message(Header.of(header), 0)
+        else:
+            yield from self._headed(header if START in tail else "", "")
+        while (found := (yield from _NEXT.seek(self.source, self.output.content, trim=True))) is not None:
+            self.source.take(len(found.marker))
+            if found.marker == START:
+                yield from self._headed("", START)
+
+    def _headed(self, begun: str, before: str) -> Scan[None]:
+        """A header and its message. `begun`: the header's start in the prompt; `before`: its marker."""
+        since = self.source.taken
+        self.source.hold(before)
+        try:
+            text = yield from self._header()
+        except (Malformed, CutShort):
+            # A header that was cut says nothing to anyone; text without one is an answer.
+            held = self.source.release()
+            self.output.content("" if CHANNEL in held else held)
+            return
+        yield from self._message(Header.of(begun + text), since)
+
+    def _header(self) -> Scan[str]:
+        pieces: list[str] = []
+        length = 0
+
+        def add(text: str) -> None:
+            nonlocal length
+            length += len(text)
+            if length > _MAX_HEADER:
+                raise Malformed
+            pieces.append(text)
+
+        found = yield from _HEADER.seek(self.source, add)
+        if found is None:
+            raise CutShort
+        self.source.take(len(found.marker))
+        return "".join(pieces)
+
+    def _message(self, header: Header, since: int) -> Scan[None]:
+        """What is behind a header that began at character `since`."""
+        if self._calls and header.function:
+            try:
+                yield from self._call(header.function)
+            except (Malformed, CutShort):
+                self.output.content(self.source.release())
+            return
+        self.source.release()
+        emit: Emit = self.output.reasoning if header.is_thought else self.output.content
+        if header.is_thought:
+            self.output.open_span(since)
+        if header.is_thought in self._spoken:
+            emit("\n")
+        self._spoken.add(header.is_thought)
+        if (found := (yield from _NEXT.seek(self.source, emit))) is not None:
+            if found.marker != START:
+                self.source.take(len(found.marker))
+            self.output.close_span(self.source.taken)
+
+    def _call(self, name: str) -> Scan[None]:
+        if (yield from self.source.skip_space()) == "{":
+            yield from self.json_arguments(name)
+        else:
+            self.begin(name)
+            self.output.arguments("{}")
+            self.output.complete()

@@ -1,0 +1,119 @@
+"""A text that arrives in pieces, read by scanners that need not know where it was cut.
+
+A scanner is a generator: it yields whenever it needs more text and goes on when there is some. What it does
+depends on the characters alone, never on where the pieces ended."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TypeAlias, TypeVar
+
+T = TypeVar("T")
+Scan: TypeAlias = Generator[None, None, T]
+
+MAX_HELD = 1 << 16
+"""Characters that may wait for the name of a call, or for the end of a value whose type shows there."""
+
+
+class Malformed(Exception):
+    """The text is not the call that it began as. What was read of it is content."""
+
+
+class CutShort(Exception):
+    """The text ended inside of a call."""
+
+
+class Source:
+    """What has come and was not read yet: `text[pos:]`."""
+
+    __slots__ = ("_held", "_record", "ended", "pos", "taken", "text")
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.pos = 0
+        self.ended = False
+        """Nothing follows."""
+        self.taken = 0
+        """Characters read."""
+        self._record: list[str] | None = None
+        self._held = 0
+
+    def feed(self, text: str) -> None:
+        """Append a piece. Scanners leave little unread, so that copying it costs little."""
+        self.text = self.text[self.pos :] + text
+        self.pos = 0
+
+    def ahead(self, count: int) -> Scan[str]:
+        """The next `count` characters, unread. Raises CutShort if the text ends before."""
+        while len(self.text) - self.pos < count:
+            if self.ended:
+                raise CutShort
+            yield
+        return self.text[self.pos : self.pos + count]
+
+    def peek(self) -> Scan[str]:
+        """The next character, unread; empty at the end."""
+        while self.pos >= len(self.text):
+            if self.ended:
+                return ""
+            yield
+        return self.text[self.pos]
+
+    def next(self) -> Scan[str]:
+        """The next character, unread. Raises CutShort at the end."""
+        while self.pos >= len(self.text):
+            if self.ended:
+                raise CutShort
+            yield
+        return self.text[self.pos]
+
+    def take(self, count: int) -> str:
+        """Read `count` characters that are there. Raises Malformed if too much is held."""
+        end = self.pos + count
+        text = self.text[self.pos : end]
+        self.pos = end
+        self.taken += count
+        if self._record is not None:
+            self._record.append(text)
+            self._held += count
+            if self._held > MAX_HELD:
+                raise Malformed
+        return text
+
+    def skip_space(self) -> Scan[str]:
+        """Read white space; returns the next character, unread. Raises CutShort at the end."""
+        while True:
+            char = yield from self.next()
+            if not char.isspace():
+                return char
+            rest = self.text[self.pos :]
+            self.take(len(rest) - len(rest.lstrip()))
+
+    def accept(self, literal: str) -> Scan[bool]:
+        """Read `literal` if it comes next."""
+        count = yield from self.matching(literal)
+        if not count:
+            return False
+        self.take(count)
+        return True
+
+    def matching(self, literal: str) -> Scan[int]:
+        """The length of `literal` if it comes next, else 0. Waits only while it may."""
+        while True:
+            here = self.text[self.pos : self.pos + len(literal)]
+            if len(here) == len(literal):
+                return len(here) if here == literal else 0
+            if self.ended or not literal.startswith(here):
+                return 0
+            yield
+
+    def hold(self, before: str) -> None:
+        """Remember what is read from now on; `before`: text that was read already and belongs to it."""
+        self._record = [before]
+        self._held = 0
+
+    def release(self) -> str:
+        """Forget what was held, and return it; empty if nothing was."""
+        held = "".join(self._record or ())
+        self._record = None
+        return held

@@ -1,0 +1,54 @@
+"""What a constraint needs to know of a format, so that calls of required, named and strict tools are written
+as the model's parser reads them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gateway.parsing import formats
+from gateway.parsing.formats import FORMATS
+
+
+class Tag(NamedTuple):
+    """A call of one function: the text around its arguments, which are a JSON value.
+
+    `begin` begins with `trigger`: behind that, a model must go on with one of the calls. Some of the texts
+    are control tokens of the models that write them."""
+
+    trigger: str
+    begin: str
+    end: str
+
+
+_NAME = "NAME"
+_DEEPSEEK = formats.DEEPSEEK_CALL, formats.DEEPSEEK_SEPARATOR, formats.DEEPSEEK_END
+_TAGS = {
+    "hermes": Tag("<tool_call>", '<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>"),
+    "llama3_json": Tag('{"name": ', '{"name": "NAME", "parameters": ', "}"),
+    "mistral": Tag("[TOOL_CALLS]", '[TOOL_CALLS] [{"name": "NAME", "arguments": ', "}]"),
+    "granite": Tag("<|tool_call|>", '<|tool_call|>[{"name": "NAME", "arguments": ', "}]"),
+    "phi4_mini_json": Tag("functools", 'functools[{"name": "NAME", "arguments": ', "}]"),
+    "deepseek_v3": Tag(
+        _DEEPSEEK[0], f"{_DEEPSEEK[0]}function{_DEEPSEEK[1]}NAME\n```json\n", f"\n```{_DEEPSEEK[2]}"
+    ),
+    "deepseek_v31": Tag(_DEEPSEEK[0], f"{_DEEPSEEK[0]}NAME{_DEEPSEEK[1]}", _DEEPSEEK[2]),
+    "kimi_k2": Tag(
+        "<|tool_call_begin|>",
+        "<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>",
+        "<|tool_call_end|>",
+    ),
+    formats.HARMONY: Tag(
+        "<|channel|>commentary to=",
+        "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>",
+        "<|call|>",
+    ),
+}
+
+
+def tag_for(parser: str, name: str) -> Tag | None:
+    """The tag of a call of function `name` for tool parser `parser`; None: its arguments are no JSON.
+
+    Then a constraint has the calls written as an array of `{"name", "parameters"}`, for parser `json`."""
+    form = FORMATS.get(parser)
+    tag = _TAGS.get(parser if form is None else form.name)
+    return None if tag is None else tag._replace(begin=tag.begin.replace(_NAME, name))

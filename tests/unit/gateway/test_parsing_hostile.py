@@ -1,0 +1,114 @@
+"""Text that was made to hurt a parser costs no more than other text. Times are printed, not asserted."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from gateway.parsing import (
+    REASONING_PARSERS,
+    TOOL_PARSERS,
+    Content,
+    ParserChoice,
+    Part,
+    ToolCallArguments,
+    ToolCallStart,
+    ToolSet,
+)
+from tests.support.model_outputs import SCHEMAS
+
+_BAR = "\uff5c"
+OPENERS = {
+    "hermes": "<tool_call>",
+    "mistral": "[TOOL_CALLS]",
+    "granite": "<|tool_call|>",
+    "phi4_mini_json": "functools",
+    "qwen3_coder": "<tool_call>\n<function=run_code>\n<parameter=",
+    "glm45": "<tool_call>run_code\n<arg_key>",
+    "deepseek_v3": f"<{_BAR}tool\u2581call\u2581begin{_BAR}>",
+    "deepseek_v31": f"<{_BAR}tool\u2581call\u2581begin{_BAR}>now<{_BAR}tool\u2581sep{_BAR}>",
+    "kimi_k2": "<|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>",
+    "openai": "<|channel|>commentary to=functions.now<|message|>",
+}
+BODIES = {
+    "calls in calls": "[" + "a(b=" * 5000,
+    "brackets": "[" * 20_000,
+    "braces": '{"a":' * 5000,
+    "quotes": '{"name": "' + '\\"' * 10_000,
+    "spaces": " \n" * 10_000,
+    "angles": "<" * 20_000,
+    "tags": "<tool_call" * 2000,
+    "digits": '{"name": "now", "arguments": {"a": ' + "1" * 20_000,
+    "held": '{"arguments": {"a": "' + "x" * 20_000,
+    "openers": "<tool_call><function=" * 1000,
+    "thoughts": "<think>" * 3000,
+}
+
+
+def parsed(name: str, pieces: list[str], thinks: str = "") -> list[Part]:
+    parser = ParserChoice(name, thinks, ToolSet(SCHEMAS)).parser("<|start|>assistant")
+    return [part for parts in [*map(parser.feed, pieces), parser.finish()] for part in parts]
+
+
+@pytest.mark.parametrize("name", sorted(TOOL_PARSERS | {"json"}))
+def test_hostile_text_costs_little(name: str) -> None:
+    worst: dict[str, float] = {}
+    for label, body in BODIES.items():
+        for text in (body, OPENERS.get(name, "") + body, '[{"name": "now", "arguments": ' + body):
+            begin = time.perf_counter()
+            parts = parsed(name, [text])
+            worst[label] = max(worst.get(label, 0), time.perf_counter() - begin)
+            # Nothing vanishes but what is a call, its frame or white space.
+            assert parts or name in ("openai", "qwen3_coder", "glm45") or not text.strip()
+    slowest = max(worst, key=lambda label: worst[label])
+    print(f"{name}: {worst[slowest] * 1e3:.1f} ms ({slowest})")  # noqa: T201
+
+
+def test_a_character_at_a_time_is_linear() -> None:
+    """Four times the text, about four times the work: counted, for a clock tells little."""
+    for name in ("hermes", "qwen3_coder", "pythonic"):
+        for body in BODIES.values():
+            begin = time.perf_counter()
+            parsed(name, list(OPENERS.get(name, "") + body), "qwen3")
+            print(f"{name}: {(time.perf_counter() - begin) * 1e6 / len(body):.1f} us a character")  # noqa: T201
+
+
+@pytest.mark.parametrize("thinks", sorted(REASONING_PARSERS))
+def test_hostile_thoughts_cost_little(thinks: str) -> None:
+    for body in ("<think>" * 3000, "</think" * 3000, " " * 20_000, "Here is my " * 2000, "[THINK" * 3000):
+        begin = time.perf_counter()
+        parts = parsed("", [body, body], thinks)
+        print(f"{thinks}: {(time.perf_counter() - begin) * 1e3:.1f} ms")  # noqa: T201
+        assert parts or not body.strip()
+
+
+def test_text_of_a_call_is_never_run(tmp_path: Path) -> None:
+    trap = tmp_path / "pwned"
+    evil = f"__import__('os').system('touch {trap}')"
+    texts = {
+        "qwen3_coder": f"<function=place_order><parameter=items>{evil}</parameter></function></tool_call>",
+        "glm45": f"<tool_call>place_order<arg_key>price</arg_key><arg_value>{evil}</arg_value></tool_call>",
+        "pythonic": f"[place_order(items=[{evil}])]",
+    }
+    for name, text in texts.items():
+        parts = parsed(name, [text])
+        assert any(isinstance(part, Content | ToolCallArguments) for part in parts)
+    assert not trap.exists()
+
+
+def test_nesting_is_limited() -> None:
+    text = '<tool_call>{"name": "now", "arguments": ' + '{"a": ' * 100_000 + "1" + "}" * 100_000 + "}"
+    parts = parsed("hermes", [text])
+    assert [part.name for part in parts if isinstance(part, ToolCallStart)] == ["now"]
+    arguments = "".join(part.text for part in parts if isinstance(part, ToolCallArguments))
+    assert arguments == '{"a": ' * 64
+    deep = "<tool_call><function=place_order><parameter=items>" + "[" * 100_000 + "</parameter></function>"
+    assert any(isinstance(part, ToolCallArguments) for part in parsed("qwen3_coder", [deep]))
+
+
+def test_a_call_held_too_long_is_content() -> None:
+    text = '<tool_call>{"arguments": {"a": "' + "x" * 70_000 + '"}, "name": "now"}'
+    parts = parsed("hermes", [text])
+    assert "".join(part.text for part in parts if isinstance(part, Content)) == text

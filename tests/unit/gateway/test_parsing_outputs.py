@@ -1,0 +1,96 @@
+"""Every parser: what real outputs say, whole and however they are cut."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.parsing import (
+    REASONING_PARSERS,
+    TOOL_PARSERS,
+    Content,
+    ParserChoice,
+    Reasoning,
+    ToolCallArguments,
+    ToolCallStart,
+    ToolSet,
+)
+from tests.support.model_outputs import OUTPUTS, SCHEMAS, Output
+
+Read = tuple[str, str, list[tuple[str, str]]]
+
+
+def read(output: Output, pieces: Sequence[str]) -> Read:
+    """Content, reasoning, and the calls' names and arguments."""
+    choice = ParserChoice(output.parser, output.thinks, ToolSet(SCHEMAS))
+    parser = choice.parser(output.tail)
+    content, reasoning, calls, ids = "", "", [], set()
+    for parts in [*map(parser.feed, pieces), parser.finish()]:
+        for part in parts:
+            match part:
+                case Content(text):
+                    content += text
+                case Reasoning(text):
+                    reasoning += text
+                case ToolCallStart(index, call_id, name):
+                    assert index == len(calls)
+                    assert call_id not in ids
+                    ids.add(call_id)
+                    calls.append((name, ""))
+                case ToolCallArguments(index, text):
+                    assert index == len(calls) - 1
+                    assert text
+                    calls[index] = (calls[index][0], calls[index][1] + text)
+    return content, reasoning, calls
+
+
+@pytest.mark.parametrize(
+    "output", OUTPUTS, ids=lambda output: f"{output.parser or output.thinks}-{output.text[:40]!r}"
+)
+def test_what_models_write_is_read(output: Output) -> None:
+    content, reasoning, calls = read(output, [output.text])
+    assert [(name, json.loads(arguments)) for name, arguments in calls] == [
+        (call.name, call.arguments) for call in output.calls
+    ]
+    assert (content, reasoning) == (output.content, output.reasoning)
+
+
+@pytest.mark.parametrize(
+    "output", OUTPUTS, ids=lambda output: f"{output.parser or output.thinks}-{output.text[:40]!r}"
+)
+def test_cutting_changes_nothing(output: Output) -> None:
+    whole = read(output, [output.text])
+    assert read(output, list(output.text)) == whole
+    for size in (2, 3, 7):
+        pieces = [output.text[at : at + size] for at in range(0, len(output.text), size)]
+        assert read(output, pieces) == whole
+
+
+def test_every_parser_has_outputs() -> None:
+    tools = Counter(output.parser for output in OUTPUTS)
+    thinks = {output.thinks for output in OUTPUTS}
+    aliases = {"llama4_json", "llama4_pythonic", "qwen3_xml", "deepseek_v3", "openai_gptoss"}
+    assert all(tools[name] >= 5 for name in TOOL_PARSERS - aliases)
+    assert REASONING_PARSERS - aliases <= thinks
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_any_text_cut_anywhere_is_read_alike(data: st.DataObject) -> None:
+    """Real outputs, cut short, doubled and damaged."""
+    output = data.draw(st.sampled_from(OUTPUTS))
+    other = data.draw(st.sampled_from([each for each in OUTPUTS if each.parser == output.parser]))
+    text = output.text[: data.draw(st.integers(0, len(output.text)))]
+    text += data.draw(st.text("{}[]\"\\<>|:,/'=( )\nfalse1.", max_size=6))
+    text += other.text[data.draw(st.integers(0, len(other.text))) :]
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=12)))
+    pieces = [text[first:last] for first, last in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    whole = read(Output(output.parser, text, thinks=output.thinks, tail=output.tail), [text])
+    cut = Output(output.parser, text, thinks=output.thinks, tail=output.tail)
+    assert read(cut, pieces) == whole
+    assert read(cut, list(text)) == whole
