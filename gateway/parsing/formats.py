@@ -64,8 +64,14 @@ _MISTRAL = ToolFormat(
 )
 _PYTHONIC = ToolFormat(
     "pythonic",
-    calls={"<|python_start|>": (PythonCalls(), Literal("<|python_end|>", optional=True))},
-    bare={"[": (PythonCalls(),)},
+    # Llama 4 writes JSON too.
+    calls={
+        "<|python_start|>": (
+            Branch({"{": (CallSequence((";", ",")),), "": (PythonCalls(),)}),
+            Literal("<|python_end|>", optional=True),
+        )
+    },
+    bare={"[": (PythonCalls(),), "{": (CallSequence((";", ",")),)},
 )
 _QWEN_FUNCTION = (
     Word(WordKind.NAME, (">",)),

@@ -6,6 +6,7 @@ import asyncio
 import os
 
 from catenary.config import unknown_variables
+from catenary.parsers import NO_PARSER
 from catenary.rpc import Role, RpcServer
 from catenary.runtime import StartRefused, mark_started
 from catenary.telemetry import configure_logging, get_logger
@@ -13,7 +14,13 @@ from catenary.v1 import tokenizer_pb2_grpc
 from services.tokenizer import metrics
 from services.tokenizer.config import TokenizerConfig
 from services.tokenizer.execution import TaskRunner
-from services.tokenizer.rendering import JsonLimits, ModelFilesError, TemplateBudget, read_model_files
+from services.tokenizer.rendering import (
+    JsonLimits,
+    ModelFilesError,
+    TemplateBudget,
+    detect_parsers,
+    read_model_files,
+)
 from services.tokenizer.servicer import TokenizerServicer
 from services.tokenizer.workers import PoolLimits, WorkerPool, WorkerSetup
 
@@ -58,11 +65,18 @@ class TokenizerService:
             raise StartRefused(f"{self._config.model_dir}: {error}") from None
         if not ready.has_chat_template:
             _log.warning("the model has no chat template: chats are refused")
+        parsers = detect_parsers(
+            self._files.templates.values(),
+            tool=self._config.tool_parser,
+            reasoning=self._config.reasoning_parser,
+        )
+        _log.info("parsers", tool=parsers.tool or NO_PARSER, reasoning=parsers.reasoning or NO_PARSER)
         servicer = TokenizerServicer(
             self._config,
             TaskRunner(self._config, self.pool),
             tokenizer_json=self._files.tokenizer_json,
             ready=ready,
+            parsers=parsers,
         )
         tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(servicer, self._server.grpc)
         try:

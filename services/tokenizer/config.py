@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import Field
 
 from catenary.config import settings
+from catenary.parsers import ReasoningParser, ToolParser
 from catenary.rpc import RpcConfig
 
 
@@ -28,6 +29,13 @@ class TokenizerConfig(RpcConfig):
     )
     chat_template: Path | None = Field(
         None, description="File with a Jinja chat template that replaces the model's own."
+    )
+    tool_parser: ToolParser | None = Field(
+        None,
+        description="How the model writes tool calls; none: they are text. Default: told by its template.",
+    )
+    reasoning_parser: ReasoningParser | None = Field(
+        None, description="How it marks reasoning; none: that is text. Default: told by its template."
     )
     workers: int = Field(2, ge=1, le=256, description="Worker processes that render and tokenize.")
     worker_memory_mib: int = Field(

@@ -12,6 +12,7 @@ from catenary.telemetry import get_logger
 from catenary.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from services.tokenizer.config import TokenizerConfig
 from services.tokenizer.execution import TaskRunner
+from services.tokenizer.rendering import Parsers
 from services.tokenizer.requests import RequestReader
 from services.tokenizer.verdicts import ConstraintVerdicts
 from services.tokenizer.workers import WorkerReady
@@ -26,7 +27,8 @@ _log = get_logger(__name__)
 class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
     """Answers for one model.
 
-    `tokenizer_json` is the file that the workers were given, `ready` what they found.
+    `tokenizer_json` is the file that the workers were given, `ready` what they found,
+    `parsers` those that its answers need.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         *,
         tokenizer_json: bytes,
         ready: WorkerReady,
+        parsers: Parsers,
     ) -> None:
         self._runner = runner
         self._reader = RequestReader(config)
@@ -48,6 +51,8 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
             special_token_ids=ready.special_token_ids,
             has_chat_template=ready.has_chat_template,
             template_variables=ready.template_variables,
+            tool_parser=parsers.tool,
+            reasoning_parser=parsers.reasoning,
         )
 
     async def Render(

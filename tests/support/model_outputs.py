@@ -193,6 +193,12 @@ PYTHONIC = [
         ),
     ),
     Output("pythonic", "<|python_start|>[get_weather(city='Paris')]<|python_end|>", "", (PARIS,)),
+    Output(
+        "pythonic",
+        '<|python_start|>{"name": "get_weather", "parameters": {"city": "Paris"}}<|python_end|>',
+        "",
+        (PARIS,),
+    ),
     Output("pythonic", "[1, 2, 3] is a list", "[1, 2, 3] is a list"),
     Output("pythonic", "[unknown(x=1)]", "[unknown(x=1)]"),
     Output(

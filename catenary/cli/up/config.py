@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from catenary.config import ServiceConfig, settings
+from catenary.parsers import ReasoningParser, ToolParser
 
 
 class UpConfig(ServiceConfig):
@@ -42,6 +43,12 @@ class UpConfig(ServiceConfig):
         default=None, gt=0, le=1, description="Share of the device's memory that an engine may use."
     )
     chat_template: Path | None = Field(default=None, description="File with a chat template for the model.")
+    tool_parser: ToolParser | None = Field(
+        default=None, description="Parser of tool calls; none: no. Default: told by the chat template."
+    )
+    reasoning_parser: ReasoningParser | None = Field(
+        default=None, description="Parser of reasoning; none: no. Default: told by the chat template."
+    )
     device: Literal["cpu", "cuda", "hpu", "sim"] = Field(
         default="cpu", description="Device of the engines. sim: an HPU simulated on the CPU."
     )

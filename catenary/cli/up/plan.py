@@ -129,6 +129,8 @@ def _tokenizer(
         "model-dir": places.model_dir,
         "served-model-name": places.model_name,
         "chat-template": config.chat_template,
+        "tool-parser": config.tool_parser,
+        "reasoning-parser": config.reasoning_parser,
     }
     return ChildSpec(name=name, command=_command("services.tokenizer", options), stage=Stage.TOKENIZER)
 

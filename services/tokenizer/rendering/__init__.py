@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from services.tokenizer.rendering.budget import TemplateBudget
+from services.tokenizer.rendering.detection import Parsers, detect_parsers
 from services.tokenizer.rendering.errors import ModelFilesError, RefusalCode, RenderRefused
 from services.tokenizer.rendering.files import ModelFiles, read_model_files
 from services.tokenizer.rendering.renderer import RenderedChat, Renderer
@@ -15,6 +16,7 @@ __all__ = [
     "JsonLimits",
     "ModelFiles",
     "ModelFilesError",
+    "Parsers",
     "PromptLimits",
     "RefusalCode",
     "RenderRefused",
@@ -22,5 +24,6 @@ __all__ = [
     "Renderer",
     "TemplateBudget",
     "TurnCall",
+    "detect_parsers",
     "read_model_files",
 ]
