@@ -21,6 +21,7 @@ from gateway import routes
 from gateway.auth import AuthGate, read_keys
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError, internal
+from gateway.generation.prompts import PromptService
 from gateway.generation.service import GenerationService
 from gateway.http.context import RequestContext
 from gateway.http.protocol import HttpLimits
@@ -155,6 +156,9 @@ class GatewayApp:
         app.add_exception_handler(HTTPException, _on_http_error)
         app.include_router(routes.chat_completions.routes(self._service))
         app.include_router(routes.completions.routes(self._service))
+        prompts = PromptService(self._service, models=self._models, tokenizers=self._tokenizers)
+        app.include_router(routes.tokenize.routes(prompts))
+        app.include_router(routes.sagemaker.routes(self._service, can_serve=self._can_serve))
         app.include_router(routes.models.routes(self._models))
         app.include_router(
             routes.health.routes(can_serve=self._can_serve, draining=lambda: self._service.draining)

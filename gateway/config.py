@@ -59,6 +59,11 @@ class GatewayConfig(ServiceConfig):
     max_sequences: int = Field(256, ge=1, description="Most sequences (prompts times n) of one request.")
     max_messages: int = Field(4096, ge=1, description="Most messages of a chat request.")
     max_content_parts: int = Field(16384, ge=1, description="Most content parts of a chat together.")
+    max_tool_calls: int = Field(4096, ge=0, description="Most tool calls of a chat's messages together.")
+    max_documents: int = Field(1024, ge=0, description="Most documents of a chat request.")
+    max_json_depth: int = Field(64, ge=1, le=256, description="Nesting of free-form JSON in a request.")
+    max_json_values: int = Field(200_000, ge=1, description="Most values in such JSON.")
+    max_detokenize_ids: int = Field(262_144, ge=1, description="Most token ids of a /detokenize request.")
     max_stop_length: int = Field(512, ge=1, description="Longest stop string, in characters.")
     max_stop_token_ids: int = Field(64, ge=1, description="Most stop_token_ids of a request.")
 

@@ -70,9 +70,15 @@ class GenerationService:
             max_sequences=config.max_sequences,
             max_messages=config.max_messages,
             max_content_parts=config.max_content_parts,
+            max_tool_calls=config.max_tool_calls,
+            max_documents=config.max_documents,
+            max_json_depth=config.max_json_depth,
+            max_json_values=config.max_json_values,
+            max_detokenize_ids=config.max_detokenize_ids,
             max_stop_length=config.max_stop_length,
             max_stop_token_ids=config.max_stop_token_ids,
         )
+        """What a request may hold."""
         self._generations: set[Generation] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -98,9 +104,16 @@ class GenerationService:
 
     async def serve(self, endpoint: Endpoint[T], scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Raises ApiError before the answer has begun, ClientGone at any time."""
+        await self.dispatch(lambda _body: endpoint, scope, receive, send)
+
+    async def dispatch(
+        self, choose: Callable[[dict[str, Any]], Endpoint[T]], scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """As `serve`, by the endpoint that `choose` finds for the body; it may raise ApiError."""
         deadline = self.deadline()
         with self.place():
             body = await self.read(scope, receive)
+            endpoint = choose(body)
             fields = endpoint.parse(body, self.limits)
             del body
             async with (

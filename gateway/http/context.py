@@ -23,7 +23,7 @@ from gateway.http.respond import send_error
 _log = get_logger(__name__)
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-HEALTH_PATHS = frozenset({"/live", "/health", "/ready"})
+HEALTH_PATHS = frozenset({"/live", "/health", "/ready", "/ping"})
 """They tell nothing but a state, and probes go by address: they answer without a key and to any host name."""
 _UNLOGGED = HEALTH_PATHS | {"/metrics"}
 OTHER = "other"

@@ -2,6 +2,24 @@
 
 from __future__ import annotations
 
-from gateway.routes import chat_completions, completions, health, metrics, models, openapi
+from gateway.routes import (
+    chat_completions,
+    completions,
+    health,
+    metrics,
+    models,
+    openapi,
+    sagemaker,
+    tokenize,
+)
 
-__all__ = ["chat_completions", "completions", "health", "metrics", "models", "openapi"]
+__all__ = [
+    "chat_completions",
+    "completions",
+    "health",
+    "metrics",
+    "models",
+    "openapi",
+    "sagemaker",
+    "tokenize",
+]

@@ -9,6 +9,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from catenary.v1 import tokenizer_pb2
+from gateway.generation.chat_input import chat_input
 from gateway.generation.endpoint import Endpoint
 from gateway.generation.service import GenerationService
 from gateway.http.respond import Deferred
@@ -34,19 +35,11 @@ class ChatEndpoint(Endpoint[ChatRequest]):
     async def render(
         self, fields: ChatRequest, model: Model, pool: TokenizerPool, request_id: str
     ) -> Rendered:
-        messages = [
-            tokenizer_pb2.ChatMessage(
-                role=message.role,
-                content=[tokenizer_pb2.ContentPart(text=text) for text in message.texts],
-                name=message.name,
-            )
-            for message in fields.messages
-        ]
         return await pool.render(
             tokenizer_pb2.RenderRequest(
                 request_id=request_id,
                 model=model.name,
-                chat=tokenizer_pb2.ChatInput(messages=messages, add_generation_prompt=True),
+                chat=chat_input(fields, model.traits),
                 max_prompt_tokens=model.max_model_len,
             )
         )

@@ -16,15 +16,20 @@ MAX_FIELDS = 256
 
 
 class FieldError(ValueError):
-    """A problem with a field's value, in our own words; `{param}` in the text is the field's name."""
+    """A problem with a field's value, in our own words; `{param}` in the text is the field's name.
 
-    def __init__(self, text: str, code: str = "invalid_value") -> None:
+    `at`: the field inside of the one that was looked at.
+    """
+
+    def __init__(self, text: str, code: str = "invalid_value", at: str = "") -> None:
         super().__init__(text)
         self.text = text
         self.code = code
+        self.at = at
 
     def api_error(self, param: str) -> ApiError:
         """The 400 for it."""
+        param = f"{param}.{self.at}" if self.at else param
         return bad_request(self.text.replace("{param}", param), param, self.code)
 
 

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from pydantic import BeforeValidator, FailFast, Field
+from pydantic import Field
 
 from catenary.schema import MAX_TOP_LOGPROBS
 from gateway.errors import bad_request
-from gateway.schemas.base import INT32_MAX, GenerationFields, within
+from gateway.schemas.base import INT32_MAX, GenerationFields
+from gateway.schemas.chat_input import ChatInputFields
 from gateway.schemas.limits import RequestLimits
-from gateway.schemas.messages import Message, few_parts
 
 
-class ChatRequest(GenerationFields):
+class ChatRequest(GenerationFields, ChatInputFields):
     """A chat to go on with."""
 
-    messages: Annotated[list[Message], FailFast(), BeforeValidator(few_parts), within("max_messages")] = (
-        Field(min_length=1, description="The chat so far.")
-    )
     max_completion_tokens: int | None = Field(
         None,
         ge=1,
@@ -44,5 +39,6 @@ class ChatRequest(GenerationFields):
 
     def check(self, limits: RequestLimits) -> None:
         super().check(limits)
+        self.check_chat_input()
         if self.top_logprobs is not None and not self.logprobs:
             raise bad_request("'top_logprobs' is only allowed when 'logprobs' is true.", "top_logprobs")

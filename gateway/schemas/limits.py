@@ -14,5 +14,10 @@ class RequestLimits:
     max_sequences: int = 256
     max_messages: int = 4096
     max_content_parts: int = 16384
+    max_tool_calls: int = 4096
+    max_documents: int = 1024
+    max_json_depth: int = 64
+    max_json_values: int = 200_000
+    max_detokenize_ids: int = 262_144
     max_stop_length: int = 512
     max_stop_token_ids: int = 64

@@ -1,39 +1,36 @@
-"""Chat messages."""
+"""Chat messages: what each role may say."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, FailFast, Field
+from pydantic import BeforeValidator, FailFast, Field, model_validator
 from pydantic_core.core_schema import ValidationInfo
 
-from gateway.schemas.base import FieldError, RequestModel, limits_of, plain_object
+from gateway.schemas.base import FieldError, RequestModel, at_most, limits_of, plain_object
 
+MAX_CALLS = 1024
+MAX_ID = 256
 # What clients send back with an assistant's message, and what of it asks for nothing.
 _NEUTRAL_FIELDS: dict[str, tuple[Any, ...]] = {
-    "refusal": (None,),
-    "tool_calls": (None, []),
     "function_call": (None,),
     "audio": (None,),
     "annotations": (None, []),
+}
+# What is the same as to leave the field out.
+_ABSENT: dict[str, tuple[Any, ...]] = {
+    "content": (None,),
+    "name": (None,),
+    "refusal": (None, ""),
+    "tool_calls": (None, []),
+    "tool_call_id": (None,),
     "reasoning": (None, ""),
     "reasoning_content": (None, ""),
-    "tool_call_id": (None,),
 }
 _OTHER_PARTS = frozenset(
-    {
-        "image_url",
-        "input_image",
-        "input_audio",
-        "audio_url",
-        "video_url",
-        "file",
-        "refusal",
-        "image",
-        "audio",
-        "video",
-    }
+    {"image_url", "input_image", "input_audio", "audio_url", "video_url", "file", "image", "audio", "video"}
 )
+_ASSISTANTS = ("tool_calls", "reasoning", "reasoning_content", "refusal")
 
 
 def _read_part(value: Any) -> Any:
@@ -58,58 +55,146 @@ def _read_content(value: Any) -> Any:
     return value
 
 
-def few_parts(messages: Any, info: ValidationInfo) -> Any:
-    """Refuse a chat with too many content parts before they are looked at. Raises FieldError."""
-    most = limits_of(info).max_content_parts
-    if isinstance(messages, list):
-        contents = (message.get("content") for message in messages if isinstance(message, dict))
-        if sum(len(content) for content in contents if isinstance(content, list)) > most:
-            raise FieldError(f"Invalid '{{param}}': at most {most} content parts are allowed.")
-    return messages
+def _read_call(value: Any) -> Any:
+    kind = plain_object(value).get("type")
+    if isinstance(kind, str) and kind != "function":
+        raise FieldError(
+            "Invalid '{param}': only calls of type 'function' are supported by this server yet.",
+            "unsupported_parameter",
+        )
+    return value
 
 
 def _read_message(value: Any) -> Any:
     message = plain_object(value)
-    role = message.get("role")
-    if role in ("tool", "function"):
+    if message.get("role") == "function":
         raise FieldError(
-            f"Invalid '{{param}}': messages of role '{role}' are not supported by this server yet.",
+            "Invalid '{param}': messages of role 'function' are not supported; 'tool' took their place.",
             "unsupported_parameter",
+            "role",
         )
     kept = {}
     for name, item in message.items():
-        if name not in _NEUTRAL_FIELDS:
+        if name in _NEUTRAL_FIELDS:
+            if not any(item == neutral for neutral in _NEUTRAL_FIELDS[name]):
+                raise FieldError(
+                    "Invalid '{param}': this field is not supported by this server yet.",
+                    "unsupported_parameter",
+                    name,
+                )
+        elif not any(item == absent and type(item) is type(absent) for absent in _ABSENT.get(name, ())):
             kept[name] = item
-        elif not any(item == neutral for neutral in _NEUTRAL_FIELDS[name]):
-            raise FieldError(
-                f"Invalid '{{param}}': the field '{name}' is not supported by this server yet.",
-                "unsupported_parameter",
-            )
     return kept
 
 
-class TextPart(RequestModel):
-    """A piece of text."""
+def few_parts(messages: Any, info: ValidationInfo) -> Any:
+    """Refuse a chat with too many content parts or calls before they are looked at. Raises FieldError."""
+    limits = limits_of(info)
+    if isinstance(messages, list):
+        for field, most, what in (
+            ("content", limits.max_content_parts, "content parts"),
+            ("tool_calls", limits.max_tool_calls, "tool calls"),
+        ):
+            lists = (message.get(field) for message in messages if isinstance(message, dict))
+            if sum(len(items) for items in lists if isinstance(items, list)) > most:
+                raise FieldError(f"Invalid '{{param}}': at most {most} {what} are allowed.")
+    return messages
 
-    type: Literal["text"]
-    text: str
+
+class ContentPart(RequestModel):
+    """A piece of text, or of an assistant's refusal, which is text too."""
+
+    type: Literal["text", "refusal"]
+    text: str | None = None
+    refusal: str | None = None
+
+    @model_validator(mode="after")
+    def _says(self) -> Self:
+        other = "refusal" if self.type == "text" else "text"
+        if getattr(self, other) is not None:
+            raise FieldError(f"Invalid '{{param}}': a part of type '{self.type}' has no '{other}'.")
+        if getattr(self, self.type) is None:
+            raise FieldError(
+                "Missing required parameter: '{param}'.", "missing_required_parameter", self.type
+            )
+        return self
+
+    @property
+    def shown(self) -> str:
+        """The text."""
+        return self.text or self.refusal or ""
+
+
+class CalledFunction(RequestModel):
+    """Whom a call was for, and with what."""
+
+    name: str = Field(min_length=1, max_length=MAX_ID)
+    arguments: str = Field(description="A JSON object, as text.")
+
+
+class ToolCall(RequestModel):
+    """A call that the assistant made."""
+
+    id: str = Field(min_length=1, max_length=MAX_ID)
+    type: Literal["function"] = "function"
+    function: CalledFunction
 
 
 class ChatMessage(RequestModel):
-    """One message. Parts are joined without a separator."""
+    """One message. Parts are joined without a separator.
 
-    role: Literal["system", "developer", "user", "assistant"]
+    Only an assistant's has calls, reasoning (under either name) and a refusal, and need not have content
+    then; only a tool's has the id of the call that it answers.
+    """
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[
-        list[Annotated[TextPart, BeforeValidator(_read_part)]],
+        list[Annotated[ContentPart, BeforeValidator(_read_part)]] | None,
         FailFast(),
         BeforeValidator(_read_content),
-    ] = Field(json_schema_extra={"anyOf": [{"type": "string"}, {"type": "array"}]})
-    name: str | None = Field(None, max_length=256)
+    ] = Field(None, json_schema_extra={"anyOf": [{"type": "string"}, {"type": "array"}, {"type": "null"}]})
+    name: str | None = Field(None, max_length=MAX_ID)
+    tool_calls: Annotated[
+        list[Annotated[ToolCall, BeforeValidator(_read_call)]] | None, FailFast(), at_most(MAX_CALLS)
+    ] = None
+    tool_call_id: str | None = Field(None, min_length=1, max_length=MAX_ID)
+    refusal: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+    @model_validator(mode="after")
+    def _fits_its_role(self) -> Self:
+        assistant = self.role == "assistant"
+        for name in () if assistant else _ASSISTANTS:
+            if getattr(self, name) is not None:
+                raise FieldError("Invalid '{param}': only an assistant's message may have it.", at=name)
+        if not assistant and any(part.type == "refusal" for part in self.content or ()):
+            raise FieldError("Invalid '{param}': only an assistant's message may refuse.", at="content")
+        if self.role == "tool" and self.tool_call_id is None:
+            raise FieldError(
+                "Missing required parameter: '{param}'.", "missing_required_parameter", "tool_call_id"
+            )
+        if self.role != "tool" and self.tool_call_id is not None:
+            raise FieldError("Invalid '{param}': only a tool's message may have it.", at="tool_call_id")
+        says = assistant and any(getattr(self, name) is not None for name in _ASSISTANTS)
+        if self.content is None and not says:
+            raise FieldError(
+                "Missing required parameter: '{param}'.", "missing_required_parameter", "content"
+            )
+        if None not in (self.reasoning, self.reasoning_content) and self.reasoning != self.reasoning_content:
+            raise FieldError("Invalid '{param}': it differs from 'reasoning_content'.", at="reasoning")
+        return self
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The parts' texts."""
-        return tuple(part.text for part in self.content)
+        """What the message says, in pieces: its parts' texts, and a refusal after them."""
+        parts = tuple(part.shown for part in self.content or ())
+        return parts if self.refusal is None else (*parts, self.refusal)
+
+    @property
+    def thoughts(self) -> str | None:
+        """The reasoning, under whichever name it came."""
+        return self.reasoning if self.reasoning_content is None else self.reasoning_content
 
 
 Message = Annotated[ChatMessage, BeforeValidator(_read_message)]

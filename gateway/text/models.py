@@ -70,6 +70,11 @@ class ModelBoard:
         served = self.info(name)
         if not self._is_online() or not served.serving_engines:
             raise unavailable("No engine is serving the model at the moment.")
+        return self.known(name)
+
+    def known(self, name: str) -> Model:
+        """A model that is known, served just now or not. Raises ApiError: 404, or 503 without a tokenizer."""
+        served = self.info(name)
         vocabulary = self._usable(served)
         if vocabulary is None:
             raise unavailable("The model's tokenizer is not loaded yet.", code="tokenizer_unavailable")

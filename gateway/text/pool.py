@@ -90,6 +90,26 @@ class TokenizerPool:
             [prompt.text_tail for prompt in response.prompts],
         )
 
+    async def tokenize(self, request: tokenizer_pb2.TokenizeRequest) -> list[int]:
+        """Token ids of a text. Raises ApiError."""
+        if not self.answering:
+            raise _away()
+
+        async def call(target: TokenizerTarget) -> tokenizer_pb2.TokenizeResponse:
+            return await target.stub.Tokenize(request, timeout=self._render_timeout_s)
+
+        return list((await self._anywhere(call, request.model)).token_ids)
+
+    async def detokenize(self, request: tokenizer_pb2.DetokenizeRequest) -> str:
+        """Text of ids. Raises ApiError."""
+        if not self.answering:
+            raise _away()
+
+        async def call(target: TokenizerTarget) -> tokenizer_pb2.DetokenizeResponse:
+            return await target.stub.Detokenize(request, timeout=self._render_timeout_s)
+
+        return (await self._anywhere(call, request.model)).text
+
     async def fetch(self, model: str) -> Vocabulary:
         """The model's tokenizer file. Raises ApiError if no service has it, ValueError if it is damaged."""
 

@@ -81,6 +81,10 @@ class Vocabulary:
             return self.is_special
         return lambda token_id: token_id in self._special and token_id not in shown
 
+    def spellings(self, ids: Iterable[int]) -> list[str]:
+        """How the tokenizer file spells each token; empty for an id that it does not have."""
+        return [self._tokenizer.id_to_token(token_id) or "" for token_id in ids]
+
     def decode(self, ids: Sequence[int]) -> str:
         """Visible text of `ids`, all at once."""
         return self._decode([token_id for token_id in ids if token_id not in self._special])

@@ -37,7 +37,7 @@ async def test_every_route_and_method_needs_a_key(guarded: Stack) -> None:
     for path in await routes(guarded):
         for method in METHODS:
             answer = await call(guarded.address, method, path.replace("{model_id}", "x"))
-            if path in ("/live", "/health", "/ready"):
+            if path in ("/live", "/health", "/ready", "/ping"):
                 assert answer.status in (200, 405)
                 continue
             assert answer.status == 401, (method, path)
@@ -67,9 +67,9 @@ async def test_keys_share_no_cached_kv(guarded: Stack, monkeypatch: pytest.Monke
     salts: list[str] = []
     submit = RouterSession.submit
 
-    def spy(session: RouterSession, spec: common_pb2.SequenceSpec, feed: Any) -> int:
+    def spy(session: RouterSession, spec: common_pb2.SequenceSpec, *rest: Any) -> int:
         salts.append(spec.cache_salt)
-        return submit(session, spec, feed)
+        return submit(session, spec, *rest)
 
     monkeypatch.setattr(RouterSession, "submit", spy)
     user = [{"role": "user", "content": "x"}]
@@ -88,9 +88,9 @@ async def test_without_keys_everybody_shares_cached_kv(stack: Stack, monkeypatch
     specs: list[common_pb2.SequenceSpec] = []
     submit = RouterSession.submit
 
-    def spy(session: RouterSession, spec: common_pb2.SequenceSpec, feed: Any) -> int:
+    def spy(session: RouterSession, spec: common_pb2.SequenceSpec, *rest: Any) -> int:
         specs.append(spec)
-        return submit(session, spec, feed)
+        return submit(session, spec, *rest)
 
     monkeypatch.setattr(RouterSession, "submit", spy)
     assert (await stack.complete("x", max_tokens=1)).status == 200

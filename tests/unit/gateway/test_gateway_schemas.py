@@ -213,7 +213,7 @@ BAD_MESSAGES = [
     ([{"role": "user"}], "messages.0.content"),
     ([{"role": 123, "content": "x"}], "messages.0.role"),
     ([{"role": "alien", "content": "x"}], "messages.0.role"),
-    ([{"role": "tool", "content": "x"}], "messages.0"),
+    ([{"role": "tool", "content": "x"}], "messages.0.tool_call_id"),
     ([{"role": "user", "content": 123}], "messages.0.content"),
     ([{"role": "user", "content": None}], "messages.0.content"),
     ([{"role": "user", "content": []}], "messages.0.content"),
@@ -224,7 +224,7 @@ BAD_MESSAGES = [
         "messages.0.content.0",
     ),
     ([{"role": "user", "content": "x", "extra": 1}], "messages.0.extra"),
-    ([{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}], "messages.0"),
+    ([{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}], "messages.0.tool_calls.0.function"),
 ]
 
 

@@ -1,0 +1,110 @@
+"""Requests that end at the prompt: tokenize, detokenize, and what a generating request becomes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from catenary.v1 import tokenizer_pb2
+from gateway.errors import bad_request, unavailable
+from gateway.generation.chat_input import chat_input
+from gateway.generation.endpoint import Endpoint, T
+from gateway.generation.service import GenerationService
+from gateway.http.disconnect import ClientWatch
+from gateway.http.respond import send_json
+from gateway.schemas import parse_request
+from gateway.schemas.chat_input import TokenizeChatRequest
+from gateway.schemas.tokenize import UNSUPPORTED, DetokenizeRequest, TokenizeRequest
+from gateway.text.models import Model, ModelBoard
+from gateway.text.pool import TokenizerPool
+
+MANY_TOKENS = 5000
+
+Handler = Callable[[dict[str, Any]], Coroutine[Any, Any, Any]]
+
+
+class PromptService:
+    """Answers them from the tokenizer services. Texts need no engine that serves the model just now."""
+
+    def __init__(self, service: GenerationService, *, models: ModelBoard, tokenizers: TokenizerPool) -> None:
+        self._service = service
+        self._models = models
+        self._tokenizers = tokenizers
+
+    async def serve(self, handler: Handler, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request with what `handler` makes of its body. Raises ApiError or ClientGone."""
+        with self._service.place():
+            body = await self._service.read(scope, receive)
+            async with ClientWatch(receive) as watch:
+                answer: Any = await watch.run(handler(body))
+                await send_json(send, msgspec.json.encode(answer))
+
+    async def tokenize(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Ids of a text or of a chat. Raises ApiError."""
+        if "messages" in body and "prompt" in body:
+            raise bad_request("Only one of 'prompt' and 'messages' is allowed.", "prompt")
+        limits = self._service.limits
+        fields: TokenizeRequest | TokenizeChatRequest
+        if "messages" in body:
+            fields = parse_request(TokenizeChatRequest, body, UNSUPPORTED, limits)
+            model = self._model(fields.model)
+            chat = tokenizer_pb2.RenderRequest(model=model.name, chat=chat_input(fields, model.traits))
+            (ids,) = (await self._tokenizers.render(chat)).prompts
+        else:
+            fields = parse_request(TokenizeRequest, body, UNSUPPORTED, limits)
+            model = self._model(fields.model)
+            text = tokenizer_pb2.TokenizeRequest(
+                model=model.name, text=fields.prompt, add_special_tokens=fields.add_special_tokens
+            )
+            ids = await self._tokenizers.tokenize(text)
+        return {
+            "count": len(ids),
+            "max_model_len": model.max_model_len,
+            "tokens": ids,
+            "token_strs": await _spellings(model, ids) if fields.return_token_strs else None,
+        }
+
+    async def detokenize(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Text of ids, control tokens shown. Raises ApiError."""
+        fields = parse_request(DetokenizeRequest, body, {}, self._service.limits)
+        model = self._model(fields.model)
+        request = tokenizer_pb2.DetokenizeRequest(model=model.name, token_ids=fields.tokens)
+        return {"prompt": await self._tokenizers.detokenize(request)}
+
+    async def render(self, endpoint: Endpoint[T], body: dict[str, Any]) -> list[dict[str, Any]]:
+        """What each prompt of a generating request becomes. Raises ApiError, as the request itself would."""
+        fields = endpoint.parse(body, self._service.limits)
+        plan, _ = await self._service.prepare(endpoint, fields, cache_salt="")
+        return [
+            {
+                "request_id": plan.request_id,
+                "model": plan.model.name,
+                "token_ids": ids,
+                "max_tokens": limit,
+            }
+            for ids, limit in zip(plan.prompts, plan.max_tokens, strict=True)
+        ]
+
+    def _model(self, name: str | None) -> Model:
+        if name is not None:
+            return self._models.known(name)
+        served = self._models.served
+        if not served:
+            raise unavailable("No model is being served yet.")
+        if len(served) > 1:
+            raise bad_request(
+                "Missing required parameter: 'model', of which several are served.",
+                "model",
+                "missing_required_parameter",
+            )
+        return self._models.known(served[0].info.name)
+
+
+async def _spellings(model: Model, ids: list[int]) -> list[str]:
+    if len(ids) < MANY_TOKENS:
+        return model.vocabulary.spellings(ids)
+    return await asyncio.to_thread(model.vocabulary.spellings, ids)

@@ -1,0 +1,54 @@
+"""`/ping` and `POST /invocations`, as SageMaker asks of a container; and `GET /version`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import JSONResponse, Response
+
+from catenary import __version__
+from gateway.errors import bad_request
+from gateway.generation.endpoint import Endpoint
+from gateway.generation.service import GenerationService
+from gateway.http.respond import Deferred
+from gateway.routes.chat_completions import ChatEndpoint
+from gateway.routes.completions import CompletionEndpoint
+from gateway.routes.openapi import operation
+from gateway.schemas import ChatRequest
+
+
+def routes(service: GenerationService, *, can_serve: Callable[[], bool]) -> APIRouter:
+    """The routes. `can_serve` as for /health."""
+    router = APIRouter()
+    endpoints: dict[str, Endpoint[Any]] = {"messages": ChatEndpoint(), "prompt": CompletionEndpoint()}
+
+    def choose(body: dict[str, Any]) -> Endpoint[Any]:
+        found = [endpoint for field, endpoint in endpoints.items() if field in body]
+        if len(found) != 1:
+            raise bad_request(
+                "The body must be a chat (with 'messages') or a completion (with 'prompt').",
+                "messages",
+                "invalid_value" if found else "missing_required_parameter",
+            )
+        return found[0]
+
+    serve = partial(service.dispatch, choose)
+
+    @router.head("/ping", include_in_schema=False)
+    @router.post("/ping", include_in_schema=False)
+    @router.get("/ping", summary="An engine serves a model")
+    async def ping() -> Response:
+        return Response(status_code=200 if can_serve() else 503)
+
+    @router.post("/invocations", **operation(ChatRequest, "A chat or a completion, by the body's fields"))
+    async def invocations() -> Response:
+        return Deferred(serve)
+
+    @router.get("/version", summary="Version of the gateway")
+    async def version() -> JSONResponse:
+        return JSONResponse({"version": __version__})
+
+    return router
