@@ -29,6 +29,7 @@ from gateway.http.respond import error_response
 from gateway.http.server import HttpServer
 from gateway.link import RouterSession
 from gateway.metrics import FleetCollector, GatewayMetrics
+from gateway.stored import StoredApis
 from gateway.text.models import ModelBoard
 from gateway.text.pool import TokenizerPool
 
@@ -86,6 +87,7 @@ class GatewayApp:
             tokenizers=self._tokenizers,
             metrics=self._metrics,
         )
+        self._stored = StoredApis(config, self._service)
         self._server = HttpServer(
             self._application(),
             host=config.host,
@@ -112,12 +114,18 @@ class GatewayApp:
         return self._can_serve() and not self._service.draining
 
     async def start(self) -> None:
-        """Listen and begin to connect. Raises StartRefused: the port is in use, a certificate is bad."""
-        self.address = await self._server.start()
+        """Listen and begin to connect. Raises StartRefused: the port is in use, a store cannot be opened."""
+        await self._stored.open()
+        try:
+            self.address = await self._server.start()
+        except StartRefused:
+            await self._stored.close()
+            raise
         self._tasks = [
             asyncio.create_task(self._session.run(), name="router-session"),
             asyncio.create_task(self._models.run(), name="model-board"),
             asyncio.create_task(self._tokenizers.run(), name="tokenizer-checks"),
+            *self._stored.tasks(),
         ]
         _log.info("listening", address=self.address)
 
@@ -135,6 +143,7 @@ class GatewayApp:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
+        await self._stored.close()
         await self._channel.close()
         await self._tokenizers.close()
 
@@ -159,6 +168,8 @@ class GatewayApp:
         prompts = PromptService(self._service, models=self._models, tokenizers=self._tokenizers)
         app.include_router(routes.tokenize.routes(prompts))
         app.include_router(routes.sagemaker.routes(self._service, can_serve=self._can_serve))
+        for router in self._stored.routers():
+            app.include_router(router)
         app.include_router(routes.models.routes(self._models))
         app.include_router(
             routes.health.routes(can_serve=self._can_serve, draining=lambda: self._service.draining)

@@ -67,6 +67,19 @@ class GatewayConfig(ServiceConfig):
     max_stop_length: int = Field(512, ge=1, description="Longest stop string, in characters.")
     max_stop_token_ids: int = Field(64, ge=1, description="Most stop_token_ids of a request.")
 
+    state_dir: Path | None = Field(
+        None,
+        description="Directory of what is stored, which gateways of one host may share. Default: "
+        "~/.local/state/catenary/gateway-PORT; with port 0 a temporary one.",
+    )
+    store_responses: bool = Field(True, description="Store responses, unless a request says store: false.")
+    max_stored_responses: int = Field(10_000, ge=1, description="Most responses that are stored.")
+    max_stored_mib: float = Field(1024.0, ge=1, description="Most MiB of responses that are stored.")
+    stored_response_days: float = Field(
+        30.0, gt=0, description="Days after its last use at which a stored response is forgotten."
+    )
+    max_background: int = Field(64, ge=1, description="Most background responses at work at a time.")
+
     render_timeout_s: float = Field(30.0, gt=0, description="Seconds for a tokenizer to render a prompt.")
     request_timeout_s: float = Field(
         3600.0, gt=0, description="Seconds from a request's arrival to its answer's end."

@@ -9,6 +9,7 @@ from gateway.routes import (
     metrics,
     models,
     openapi,
+    responses,
     sagemaker,
     tokenize,
 )
@@ -20,6 +21,7 @@ __all__ = [
     "metrics",
     "models",
     "openapi",
+    "responses",
     "sagemaker",
     "tokenize",
 ]

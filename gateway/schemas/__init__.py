@@ -5,6 +5,7 @@ from __future__ import annotations
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.completion import CompletionRequest
 from gateway.schemas.limits import RequestLimits
+from gateway.schemas.responses import ResponsesRequest
 from gateway.schemas.validation import parse_request
 
-__all__ = ["ChatRequest", "CompletionRequest", "RequestLimits", "parse_request"]
+__all__ = ["ChatRequest", "CompletionRequest", "RequestLimits", "ResponsesRequest", "parse_request"]

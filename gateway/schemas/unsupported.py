@@ -89,6 +89,26 @@ COMPLETION: Mapping[str, Sequence[Any]] = {
     "store": (False,),
 }
 
+RESPONSES: Mapping[str, Sequence[Any]] = {
+    "access_programs": _OFF,
+    "background_options": _OFF,
+    "context_management": ([],),
+    "conversation": _OFF,
+    "image": _OFF,
+    "max_tool_calls": _OFF,
+    "moderation": _OFF,
+    "personality": _OFF,
+    "prompt": _OFF,
+    "prompt_cache_options": _OFF,
+    "prompt_cache_retention": ("in_memory", "in-memory"),
+    "enable_response_messages": (False,),
+    "previous_input_messages": _OFF,
+    "media_io_kwargs": ({},),
+    "mm_processor_kwargs": ({},),
+    "request_id": _OFF,
+    "vllm_xargs": _OFF,
+}
+
 
 def drop_neutral(
     body: dict[str, Any], known: Mapping[str, Sequence[Any]], prefix: str = ""

@@ -84,6 +84,8 @@ def _first(error: ValidationError) -> ApiError:
 
 def _param(location: tuple[int | str, ...]) -> str:
     """`messages.0.content`: the field's path, with nothing in it that could not be a name."""
-    parts = [str(part) for part in location[:_MAX_DEPTH]]
+    # The tags of unions, in angle brackets, are no fields.
+    fields = [part for part in map(str, location) if not part.startswith("<")]
+    parts = fields[:_MAX_DEPTH]
     shown = [part if _NAME.fullmatch(part) else "?" for part in parts]
     return ".".join(shown)[:MAX_PARAM_LENGTH]

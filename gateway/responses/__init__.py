@@ -1,0 +1,20 @@
+"""OpenAI's Responses API: made from chats, stored, gone on from."""
+
+from __future__ import annotations
+
+from gateway.responses.background import BackgroundRuns
+from gateway.responses.library import Library, page, stored_items
+from gateway.responses.service import ResponsesService
+from gateway.responses.sqlite import SqliteStore
+from gateway.responses.store import ResponseStore, StoreLimits
+
+__all__ = [
+    "BackgroundRuns",
+    "Library",
+    "ResponseStore",
+    "ResponsesService",
+    "SqliteStore",
+    "StoreLimits",
+    "page",
+    "stored_items",
+]

@@ -1,0 +1,133 @@
+"""Responses that nobody waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+
+from catenary.backoff import Backoff
+from catenary.telemetry import get_logger, new_id
+from gateway.errors import ApiError, internal, overloaded, unavailable
+from gateway.generation.endpoint import Endpoint
+from gateway.generation.service import GenerationService
+from gateway.responses.library import record_of
+from gateway.responses.objects import Status, decode_response, encode_response
+from gateway.responses.producer import Producer
+from gateway.responses.request import ResponseRequest
+from gateway.responses.store import ResponseStore
+from gateway.schemas import ChatRequest
+
+_log = get_logger(__name__)
+_TICK_S = 1.0
+_LEASE_S = 15.0
+_CARE_S = 10.0
+_RETRIED = frozenset({429, 503})
+
+
+class BackgroundRuns:
+    """Runs stored responses of this gateway, and looks after the store.
+
+    A response is known to be worked on while this gateway says so in the store; if it dies, another one, or
+    the same after its start, ends the response with an error. What is cancelled or deleted, here or at
+    another gateway, is noticed within a tick."""
+
+    def __init__(
+        self,
+        generation: GenerationService,
+        endpoint: Endpoint[ChatRequest],
+        store: ResponseStore,
+        max_running: int,
+    ) -> None:
+        self._generation = generation
+        self._endpoint = endpoint
+        self._store = store
+        self._max_running = max_running
+        self._runner = new_id("gateway-")
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def start(self, request: ResponseRequest, cache_salt: str) -> None:
+        """Store a response and begin to work on it. Raises ApiError: 429, or 503 of the store."""
+        if len(self._tasks) >= self._max_running:
+            raise overloaded(
+                f"The server is working on its limit of {self._max_running} background responses."
+            )
+        response_id = request.response.id
+        await self._store.add(record_of(request, self._runner), _LEASE_S)
+        task = asyncio.create_task(self._run(request, cache_salt), name=f"background-{response_id}")
+        self._tasks[response_id] = task
+        task.add_done_callback(lambda _: self._tasks.pop(response_id, None))
+
+    def stop(self, response_id: str) -> None:
+        """Stop working on a response that was cancelled or deleted."""
+        if (task := self._tasks.get(response_id)) is not None:
+            task.cancel()
+
+    async def run(self) -> None:
+        """Look after the store until cancelled."""
+        cared = 0.0
+        while True:
+            try:
+                if self._tasks:
+                    known = set(self._tasks)
+                    for response_id in known - await self._store.renew(self._runner, _LEASE_S):
+                        self.stop(response_id)
+                if time.monotonic() - cared >= _CARE_S:
+                    cared = time.monotonic()
+                    await self._end_abandoned()
+                    await self._store.sweep()
+            except ApiError:
+                # It was logged where it happened; the next tick tries again.
+                _log.warning("store of responses not looked after")
+            await asyncio.sleep(_TICK_S)
+
+    async def close(self) -> None:
+        """End what still runs with an error, and let go of the store."""
+        running = list(self._tasks.values())
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running)
+            with suppress(ApiError):
+                await self._store.renew(self._runner, -1.0)
+                await self._end_abandoned()
+        await self._store.close()
+
+    async def _run(self, request: ResponseRequest, cache_salt: str) -> None:
+        response = request.response
+        try:
+            await self._produce(request, cache_salt)
+        except ApiError as error:
+            response.fail(request.renamed(error), int(time.time()))
+        except Exception:
+            _log.exception("background response failed", response=response.id)
+            response.fail(internal(), int(time.time()))
+        with suppress(ApiError):
+            await self._store.update(response.id, response.status, encode_response(response))
+
+    async def _produce(self, request: ResponseRequest, cache_salt: str) -> None:
+        response, deadline = request.response, self._generation.deadline()
+        backoff = Backoff(0.1, 5.0)
+        while True:
+            try:
+                with self._generation.place():
+                    async with self._generation.run(
+                        self._endpoint, request.chat, cache_salt=cache_salt, deadline=deadline
+                    ) as running:
+                        response.status = Status.IN_PROGRESS
+                        await self._store.update(response.id, response.status, encode_response(response))
+                        await Producer(response, running).finish()
+                        return
+            except ApiError as error:
+                late = asyncio.get_running_loop().time() >= deadline
+                if response.status is not Status.QUEUED or error.status not in _RETRIED or late:
+                    raise
+                if self._generation.draining:
+                    raise
+            await asyncio.sleep(backoff.next_delay())
+
+    async def _end_abandoned(self) -> None:
+        for record in await self._store.abandoned():
+            response = decode_response(record.response)
+            response.fail(unavailable("The gateway that made the response ended."), int(time.time()))
+            await self._store.update(record.id, Status.FAILED, encode_response(response))

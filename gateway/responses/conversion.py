@@ -1,0 +1,140 @@
+"""From a response's request to that of a chat, and an error of the chat back to the field it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.errors import ApiError
+from gateway.responses import items
+from gateway.responses.turns import chat_messages
+from gateway.schemas.responses import FunctionTool, ResponsesRequest
+
+PREVIOUS = "previous_response_id"
+INSTRUCTIONS = "instructions"
+# Parameters of ours by the name that they have in a chat.
+_RENAMED = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "response_format.json_schema": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    "logprobs": "include",
+}
+# Taken over as they are.
+_SAME = (
+    "model",
+    "temperature",
+    "top_p",
+    "parallel_tool_calls",
+    "user",
+    "safety_identifier",
+    "prompt_cache_key",
+    "service_tier",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatBody:
+    """The body of a chat, and the field of the response's request that each of its messages came from."""
+
+    body: dict[str, Any]
+    origins: tuple[str, ...]
+
+
+def chat_body(
+    request: ResponsesRequest,
+    history: Sequence[items.Item],
+    given: Sequence[items.Item],
+    extensions: dict[str, Any],
+) -> ChatBody:
+    """The chat that answers a request.
+
+    Args:
+        request: the request.
+        history: the items of the responses before it.
+        given: its own input as items.
+        extensions: parameters of chats that the request has beside its own.
+    """
+    messages: list[dict[str, Any]] = []
+    origins: list[str] = []
+    if request.instructions is not None:
+        messages.append({"role": "system", "content": request.instructions})
+        origins.append(INSTRUCTIONS)
+    sources = [PREVIOUS] * len(history) + [f"input.{index}" for index in range(len(given))]
+    for message, origin in chat_messages(zip([*history, *given], sources, strict=True)):
+        messages.append(message)
+        origins.append(origin)
+    values = {name: getattr(request, name) for name in _SAME} | {
+        "messages": messages,
+        "max_completion_tokens": request.max_output_tokens,
+        "tools": [chat_tool(tool) for tool in request.tools] if request.tools else None,
+        "tool_choice": _tool_choice(request.tool_choice),
+        "response_format": _response_format(request),
+        "reasoning_effort": request.reasoning.effort if request.reasoning is not None else None,
+        "logprobs": True if request.wants_logprobs else None,
+        "top_logprobs": request.top_logprobs if request.wants_logprobs else None,
+    }
+    body = extensions | {name: value for name, value in values.items() if value is not None}
+    return ChatBody(body, tuple(origins))
+
+
+def chat_tool(tool: FunctionTool) -> dict[str, Any]:
+    """A tool as chats have it: the function in an object of its own."""
+    function = tool.model_dump(exclude={"type"}, exclude_none=True)
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(choice: Any) -> Any:
+    if not isinstance(choice, dict):
+        return choice
+    kind = choice.get("type")
+    if kind == "function":
+        return {"type": kind, "function": {name: value for name, value in choice.items() if name != "type"}}
+    if kind == "allowed_tools":
+        inner = {name: value for name, value in choice.items() if name != "type"}
+        if isinstance(inner.get("tools"), list):
+            inner["tools"] = [_tool_choice(tool) for tool in inner["tools"]]
+        return {"type": kind, "allowed_tools": inner}
+    return choice
+
+
+def _response_format(request: ResponsesRequest) -> dict[str, Any] | None:
+    chosen = request.text.format if request.text is not None else None
+    if chosen is None or chosen.type == "text":
+        return None
+    if chosen.type == "json_object":
+        return {"type": chosen.type}
+    schema = chosen.model_dump(exclude={"type"}, exclude_none=True, by_alias=True)
+    return {"type": chosen.type, "json_schema": schema}
+
+
+def of_response(error: ApiError, origins: Sequence[str]) -> ApiError:
+    """An error of the chat as one of the response: its fields under the names that the client used."""
+    if error.param is None:
+        return error
+    param = _origin(error.param, origins)
+    message = error.message.replace(f"'{error.param}'", f"'{param}'")
+    return ApiError(
+        error.status,
+        message,
+        kind=error.kind,
+        code=error.code,
+        param=param,
+        retry_after_ms=error.retry_after_ms,
+        headers=error.extra_headers,
+    )
+
+
+def _origin(param: str, origins: Sequence[str]) -> str:
+    parts = param.split(".")
+    if parts[0] == "messages" and len(parts) > 1 and parts[1].isdecimal() and int(parts[1]) < len(origins):
+        return origins[int(parts[1])]
+    if parts[0] in ("tools", "tool_choice"):
+        return ".".join(part for part in parts if part != "function")
+    for count in (2, 1):
+        if (name := _RENAMED.get(".".join(parts[:count]))) is not None:
+            return ".".join([name, *parts[count:]])
+    return param

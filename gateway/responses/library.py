@@ -1,0 +1,153 @@
+"""The stored responses as the API shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from catenary.telemetry import get_logger
+from gateway.errors import ApiError, bad_request
+from gateway.responses import items
+from gateway.responses.objects import Status, decode_response, encode_response
+from gateway.responses.request import ResponseRequest
+from gateway.responses.store import ConversationTooLarge, ResponseStore, StoredResponse
+
+_log = get_logger(__name__)
+_MIB = 1 << 20
+_PREVIOUS = "previous_response_id"
+
+
+class Library:
+    """Reads and writes stored responses. All methods raise ApiError: 404 for a response that is not there or
+    somebody else's, 503 if the store does not answer."""
+
+    def __init__(self, store: ResponseStore | None, max_conversation_bytes: int) -> None:
+        """`store` None: nothing is stored. `max_conversation_bytes`: as large as a request's body may be, of
+        which the conversation would be a part if it were sent."""
+        self._store = store
+        self._max_bytes = max_conversation_bytes
+
+    @property
+    def exists(self) -> bool:
+        """Whether anything can be stored."""
+        return self._store is not None
+
+    async def keep(self, request: ResponseRequest) -> None:
+        """Store a final response if it is to be. Where that fails the response says that it is not stored."""
+        response = request.response
+        if self._store is None or not response.store:
+            return
+        try:
+            await self._store.add(record_of(request))
+        except ApiError:
+            response.store = False
+            _log.warning("response not stored", response=response.id)
+
+    async def get(self, owner: str, response_id: str) -> StoredResponse:
+        """A stored response."""
+        record = None if self._store is None else await self._store.get(owner, response_id)
+        if record is None:
+            raise not_found()
+        return record
+
+    async def delete(self, owner: str, response_id: str) -> None:
+        """Forget a response."""
+        if self._store is None or not await self._store.delete(owner, response_id):
+            raise not_found()
+
+    async def cancel(self, owner: str, response_id: str) -> bytes:
+        """End a response that is made in the background; one that has ended stays as it is. Its JSON."""
+        record = await self.get(owner, response_id)
+        response = decode_response(record.response)
+        if not response.background:
+            raise bad_request(
+                "Only a response that is made in the background can be cancelled.", "response_id"
+            )
+        if self._store is None or record.status.final:
+            return record.response
+        response.status = Status.CANCELLED
+        data = encode_response(response)
+        if await self._store.update(response_id, Status.CANCELLED, data):
+            return data
+        return (await self.get(owner, response_id)).response
+
+    async def conversation(self, owner: str, response_id: str) -> list[items.Item]:
+        """All items up to the end of a response. Raises ApiError 400 for one that cannot be gone on from."""
+        if self._store is None:
+            raise _no_previous()
+        try:
+            records = await self._store.conversation(owner, response_id, self._max_bytes)
+        except ConversationTooLarge:
+            raise bad_request(
+                f"The conversation up to 'previous_response_id' is larger than the limit of "
+                f"{self._max_bytes / _MIB:.3g} MiB.",
+                _PREVIOUS,
+            ) from None
+        if records is None:
+            raise _no_previous()
+        if records[-1].status not in (Status.COMPLETED, Status.INCOMPLETE):
+            raise bad_request("The response 'previous_response_id' is not complete.", _PREVIOUS)
+        found: list[items.Item] = []
+        for record in records:
+            found += items.decode_items(record.items)
+            found += decode_response(record.response).output
+        return found
+
+
+def record_of(request: ResponseRequest, runner: str | None = None) -> StoredResponse:
+    """A request with its response as it is now, for the store."""
+    response = request.response
+    return StoredResponse(
+        response.id,
+        request.owner,
+        response.status,
+        response.previous_response_id,
+        encode_response(response),
+        items.encode_items(request.given),
+        runner,
+    )
+
+
+def not_found() -> ApiError:
+    """404: no such response, or not the caller's."""
+    return ApiError(404, "No such response is stored.", code="response_not_found", param="response_id")
+
+
+def _no_previous() -> ApiError:
+    return bad_request(
+        "The response 'previous_response_id', or one before it, is not stored.",
+        _PREVIOUS,
+        "previous_response_not_found",
+    )
+
+
+def page(found: Sequence[items.Item], *, order: str, limit: int, after: str | None) -> dict[str, Any]:
+    """Items as a list of the API. Raises ApiError 400 if `after` is none of them.
+
+    Args:
+        found: all items, oldest first.
+        order: asc or desc.
+        limit: most items to list.
+        after: id of the item, in that order, after which the list begins.
+    """
+    ordered = list(found) if order == "asc" else list(reversed(found))
+    if after is not None:
+        ids = [item.id for item in ordered]
+        if after not in ids:
+            raise bad_request("Invalid 'after': no item of this response has that id.", "after")
+        ordered = ordered[ids.index(after) + 1 :]
+    shown = ordered[:limit]
+    return {
+        "object": "list",
+        "data": msgspec.to_builtins(shown),
+        "first_id": shown[0].id if shown else None,
+        "last_id": shown[-1].id if shown else None,
+        "has_more": len(ordered) > limit,
+    }
+
+
+def stored_items(record: StoredResponse) -> list[items.Item]:
+    """The input of a stored response, oldest first."""
+    return items.decode_items(record.items)

@@ -1,0 +1,136 @@
+"""The response object."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from gateway.errors import ApiError
+from gateway.responses.items import OutputItem
+from gateway.streaming.usage import Usage
+
+# The codes that OpenAI's schema allows here.
+_ERROR_CODES = frozenset({"rate_limit_exceeded", "invalid_prompt"})
+
+
+class Status(StrEnum):
+    """Where a response is. The last four are final."""
+
+    QUEUED = "queued"
+    IN_PROGRESS = "in_progress"
+    COMPLETED = "completed"
+    INCOMPLETE = "incomplete"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def final(self) -> bool:
+        """Whether nothing changes any more."""
+        return self not in (Status.QUEUED, Status.IN_PROGRESS)
+
+
+class InputTokensDetails(msgspec.Struct):
+    cached_tokens: int
+    # Filling the cache is not accounted for; the schema wants the field.
+    cache_write_tokens: int = 0
+
+
+class OutputTokensDetails(msgspec.Struct):
+    reasoning_tokens: int
+
+
+class ResponseUsage(msgspec.Struct):
+    """Token counts; cached tokens are 0 where they are not known."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseError(msgspec.Struct):
+    code: str
+    message: str
+
+
+class IncompleteDetails(msgspec.Struct):
+    reason: str
+
+
+class Response(msgspec.Struct, kw_only=True):
+    """A response as the API shows it. What the request asked for is told again as it was understood."""
+
+    id: str
+    object: str = "response"
+    created_at: int
+    status: Status
+    completed_at: int | None = None
+    background: bool
+    error: ResponseError | None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: None = None
+    model: str
+    output: list[OutputItem] = []
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    prompt_cache_key: str | None
+    reasoning: dict[str, Any]
+    safety_identifier: str | None
+    service_tier: str
+    store: bool
+    temperature: float | None
+    text: dict[str, Any]
+    tool_choice: Any
+    tools: list[dict[str, Any]]
+    top_logprobs: int
+    top_p: float | None
+    truncation: str = "disabled"
+    usage: ResponseUsage | None = None
+    user: str | None
+    metadata: dict[str, str]
+
+    def fail(self, error: ApiError, at: int) -> None:
+        """End with an error."""
+        self.status = Status.FAILED
+        self.completed_at = at
+        code = error.code if error.code in _ERROR_CODES else "server_error"
+        self.error = ResponseError(code or "server_error", error.message)
+
+    def finish(self, output: list[OutputItem], usage: Usage, *, cut: bool, at: int) -> None:
+        """End with what the model wrote. `cut`: it was stopped by a limit."""
+        self.status = Status.INCOMPLETE if cut else Status.COMPLETED
+        self.completed_at = None if cut else at
+        self.incomplete_details = IncompleteDetails("max_output_tokens") if cut else None
+        self.output = output
+        self.usage = response_usage(usage)
+
+
+def response_usage(usage: Usage) -> ResponseUsage:
+    """The same counts in the shape of this API."""
+    prompt = usage.prompt_tokens_details
+    return ResponseUsage(
+        usage.prompt_tokens,
+        InputTokensDetails(0 if prompt is None else prompt.cached_tokens),
+        usage.completion_tokens,
+        OutputTokensDetails(0),
+        usage.total_tokens,
+    )
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(Response)
+
+
+def encode_response(response: Response) -> bytes:
+    """The object as JSON."""
+    return _encoder.encode(response)
+
+
+def decode_response(data: bytes) -> Response:
+    """What `encode_response` was given."""
+    return _decoder.decode(data)

@@ -1,0 +1,109 @@
+"""A checked request for a response: the chat that it becomes, and the object that will be its answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from catenary.telemetry import new_id
+from gateway.errors import ApiError
+from gateway.generation.endpoint import Endpoint
+from gateway.responses import items
+from gateway.responses.conversion import chat_body, of_response
+from gateway.responses.given import given_items
+from gateway.responses.objects import Response, Status
+from gateway.schemas import ChatRequest, RequestLimits, ResponsesRequest, parse_request
+from gateway.schemas.responses import PASSED_ON
+from gateway.schemas.unsupported import RESPONSES
+
+ID_PREFIX = "resp_"
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseRequest:
+    """A request on its way. `response` fills up; `given` is the request's own input."""
+
+    chat: ChatRequest
+    origins: tuple[str, ...]
+    given: list[items.Item]
+    response: Response
+    owner: str
+    stream: bool
+
+    def renamed(self, error: ApiError) -> ApiError:
+        """An error of the chat as one of this request."""
+        return of_response(error, self.origins)
+
+
+def read_request(body: dict[str, Any], limits: RequestLimits) -> tuple[ResponsesRequest, dict[str, Any]]:
+    """A body as its own parameters, checked, and those that it has for the chat. Raises ApiError 400."""
+    passed_on = {name: value for name, value in body.items() if name in PASSED_ON}
+    own = {name: value for name, value in body.items() if name not in PASSED_ON}
+    return parse_request(ResponsesRequest, own, RESPONSES, limits), passed_on
+
+
+def response_request(
+    request: ResponsesRequest,
+    passed_on: dict[str, Any],
+    history: Sequence[items.Item],
+    *,
+    endpoint: Endpoint[ChatRequest],
+    limits: RequestLimits,
+    owner: str,
+    store: bool,
+) -> ResponseRequest:
+    """The chat of a request and its answer to be. Raises ApiError 400.
+
+    Args:
+        request: the request.
+        passed_on: its parameters for the chat.
+        history: the items that came before its input.
+        endpoint: how chats are parsed.
+        limits: of the operator.
+        owner: whose it is.
+        store: whether the response will be stored.
+    """
+    given = given_items(request.input, new_id)
+    made = chat_body(request, history, given, passed_on)
+    try:
+        chat = endpoint.parse(made.body, limits)
+    except ApiError as error:
+        raise of_response(error, made.origins) from None
+    response = _response(request, store=store)
+    return ResponseRequest(chat, made.origins, given, response, owner, bool(request.stream))
+
+
+def _response(request: ResponsesRequest, *, store: bool) -> Response:
+    text = request.text
+    form = text.format if text is not None else None
+    effort = request.reasoning.effort if request.reasoning is not None else None
+    tier = request.service_tier
+    return Response(
+        id=new_id(ID_PREFIX),
+        created_at=int(time.time()),
+        status=Status.QUEUED if request.background else Status.IN_PROGRESS,
+        background=bool(request.background),
+        instructions=request.instructions,
+        max_output_tokens=request.max_output_tokens,
+        model=request.model,
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        previous_response_id=request.previous_response_id,
+        prompt_cache_key=request.prompt_cache_key,
+        reasoning={"effort": effort, "summary": None},
+        safety_identifier=request.safety_identifier,
+        service_tier="default" if tier in (None, "auto") else tier,
+        store=store,
+        temperature=request.temperature,
+        text={
+            "format": {"type": "text"} if form is None else form.model_dump(exclude_none=True, by_alias=True),
+            "verbosity": "medium",
+        },
+        tool_choice="auto" if request.tool_choice is None else request.tool_choice,
+        tools=[tool.model_dump() for tool in request.tools or ()],
+        top_logprobs=request.top_logprobs or 0,
+        top_p=request.top_p,
+        user=request.user,
+        metadata=request.metadata or {},
+    )

@@ -1,0 +1,136 @@
+"""Responses: made, stored, told again, forgotten."""
+
+from __future__ import annotations
+
+from starlette.types import Receive, Scope, Send
+
+from gateway.auth import cache_salt_of, owner_of
+from gateway.errors import ApiError
+from gateway.generation.endpoint import Endpoint
+from gateway.generation.service import GenerationService, Running
+from gateway.http.disconnect import ClientWatch
+from gateway.http.respond import send_json
+from gateway.responses.background import BackgroundRuns
+from gateway.responses.library import Library
+from gateway.responses.objects import encode_response
+from gateway.responses.producer import Producer
+from gateway.responses.request import ResponseRequest, read_request, response_request
+from gateway.schemas import ChatRequest
+from gateway.schemas.unsupported import unsupported
+from gateway.streaming.sse import HEADERS
+
+
+class ResponsesService:
+    """Answers requests for responses."""
+
+    def __init__(
+        self,
+        generation: GenerationService,
+        endpoint: Endpoint[ChatRequest],
+        library: Library,
+        background: BackgroundRuns | None,
+    ) -> None:
+        """Put it together.
+
+        Args:
+            generation: what runs the chats.
+            endpoint: how they are parsed and rendered.
+            library: the stored responses.
+            background: what runs those that nobody waits for; None with a library of nothing.
+        """
+        self._generation = generation
+        self._endpoint = endpoint
+        self._library = library
+        self._background = background
+
+    async def create(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request. Raises ApiError before the answer has begun, ClientGone at any time."""
+        deadline = self._generation.deadline()
+        with self._generation.place():
+            request = await self._read(scope, receive)
+            try:
+                async with ClientWatch(receive) as watch:
+                    if request.response.background and self._background is not None:
+                        salt = cache_salt_of(scope)
+                        await self._generation.prepare(
+                            self._endpoint, request.chat, cache_salt=salt, watch=watch
+                        )
+                        await self._background.start(request, salt)
+                        await send_json(send, encode_response(request.response))
+                        return
+                    async with self._generation.run(
+                        self._endpoint,
+                        request.chat,
+                        cache_salt=cache_salt_of(scope),
+                        deadline=deadline,
+                        watch=watch,
+                    ) as running:
+                        await self._answer(request, running, send)
+            except ApiError as error:
+                raise request.renamed(error) from None
+
+    async def count(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer with the number of tokens that a request's input has. Raises as `create` does."""
+        with self._generation.place():
+            request = await self._read(scope, receive)
+            try:
+                async with ClientWatch(receive) as watch:
+                    plan, _ = await self._generation.prepare(
+                        self._endpoint, request.chat, cache_salt=cache_salt_of(scope), watch=watch
+                    )
+            except ApiError as error:
+                raise request.renamed(error) from None
+            await send_json(
+                send, b'{"object":"response.input_tokens","input_tokens":%d}' % plan.prompt_tokens
+            )
+
+    async def delete(self, owner: str, response_id: str) -> None:
+        """Forget a response, and stop making it. Raises ApiError: 404, 503."""
+        await self._library.delete(owner, response_id)
+        self._stop(response_id)
+
+    async def cancel(self, owner: str, response_id: str) -> bytes:
+        """Stop making a response in the background. Its JSON. Raises ApiError: 400, 404, 503."""
+        data = await self._library.cancel(owner, response_id)
+        self._stop(response_id)
+        return data
+
+    def _stop(self, response_id: str) -> None:
+        if self._background is not None:
+            self._background.stop(response_id)
+
+    async def _read(self, scope: Scope, receive: Receive) -> ResponseRequest:
+        body = await self._generation.read(scope, receive)
+        request, passed_on = read_request(body, self._generation.limits)
+        owner = owner_of(scope)
+        if not self._library.exists:
+            for name in ("store", "background", "previous_response_id"):
+                if getattr(request, name):
+                    raise unsupported(name)
+        history = []
+        if request.previous_response_id is not None:
+            history = await self._library.conversation(owner, request.previous_response_id)
+        return response_request(
+            request,
+            passed_on,
+            history,
+            endpoint=self._endpoint,
+            limits=self._generation.limits,
+            owner=owner,
+            store=request.store is not False and self._library.exists,
+        )
+
+    async def _answer(self, request: ResponseRequest, running: Running, send: Send) -> None:
+        producer = Producer(request.response, running)
+        if not request.stream:
+            await producer.finish()
+            await self._library.keep(request)
+            await send_json(send, encode_response(request.response))
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
+        async for data in producer.stream():
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+        # Stored before it is told: whoever has read the last event may go on from the response.
+        await self._library.keep(request)
+        await send({"type": "http.response.body", "body": producer.final_event(), "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,0 +1,175 @@
+"""Responses in an SQLite database."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import aiosqlite
+
+from gateway.responses.objects import Status
+from gateway.responses.store import ConversationTooLarge, ResponseStore, StoredResponse, StoreLimits
+from gateway.state import Database
+
+_VERSION = 1
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS responses (
+  id TEXT PRIMARY KEY,
+  owner TEXT NOT NULL,
+  status TEXT NOT NULL,
+  previous TEXT,
+  bytes INTEGER NOT NULL,
+  used REAL NOT NULL,
+  runner TEXT,
+  lease REAL,
+  items BLOB NOT NULL,
+  response BLOB NOT NULL
+);
+
+CREATE INDEX IF NOT EXISTS responses_by_use ON responses (used);
+
+CREATE INDEX IF NOT EXISTS responses_by_runner ON responses (runner) WHERE runner IS NOT NULL;
+
+CREATE TABLE IF NOT EXISTS totals (one INTEGER PRIMARY KEY, count INTEGER NOT NULL, bytes INTEGER NOT NULL);
+
+INSERT OR IGNORE INTO totals VALUES (1, 0, 0);
+
+CREATE TRIGGER IF NOT EXISTS added AFTER INSERT ON responses BEGIN
+  UPDATE totals SET count = count + 1, bytes = bytes + new.bytes;
+END;
+
+CREATE TRIGGER IF NOT EXISTS changed AFTER UPDATE OF bytes ON responses BEGIN
+  UPDATE totals SET bytes = bytes - old.bytes + new.bytes;
+END;
+
+CREATE TRIGGER IF NOT EXISTS removed AFTER DELETE ON responses BEGIN
+  UPDATE totals SET count = count - 1, bytes = bytes - old.bytes;
+END"""
+_COLUMNS = "id, owner, status, previous, response, items, runner"
+_OPEN = "('queued', 'in_progress')"
+_CHAIN = """
+WITH RECURSIVE chain (id, previous, bytes, depth) AS (
+  SELECT id, previous, bytes, 0 FROM responses WHERE id = :id AND owner = :owner AND used >= :since
+  UNION ALL
+  SELECT r.id, r.previous, r.bytes, chain.depth + 1 FROM chain JOIN responses r ON r.id = chain.previous
+  WHERE r.owner = :owner
+)
+SELECT id, previous, bytes FROM chain ORDER BY depth DESC"""
+
+
+class SqliteStore(ResponseStore):
+    """A store that several gateways of one host may share."""
+
+    def __init__(self, path: Path, limits: StoreLimits, *, clock: Callable[[], float] = time.time) -> None:
+        self._database = Database(path, _SCHEMA, _VERSION)
+        self._limits = limits
+        self._clock = clock
+
+    async def open(self) -> None:
+        await self._database.open()
+
+    async def add(self, record: StoredResponse, lease_s: float = 0.0) -> None:
+        now = self._clock()
+        size = len(record.response) + len(record.items)
+        async with self._database.transaction() as db:
+            await db.execute(
+                "INSERT INTO responses (id, owner, status, previous, bytes, used, runner, lease, items, "
+                "response) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    *(record.id, record.owner, record.status.value, record.previous, size, now),
+                    *(record.runner, now + lease_s, record.items, record.response),
+                ),
+            )
+            await self._forget(db)
+
+    async def update(self, response_id: str, status: Status, response: bytes) -> bool:
+        async with self._database.transaction() as db:
+            cursor = await db.execute(
+                "UPDATE responses SET status = ?, response = ?, bytes = length(items) + ?, used = ? "
+                f"WHERE id = ? AND status IN {_OPEN}",
+                (status.value, response, len(response), self._clock(), response_id),
+            )
+            await self._forget(db)
+            return cursor.rowcount == 1
+
+    async def get(self, owner: str, response_id: str) -> StoredResponse | None:
+        found = await self._use([(response_id,)], owner)
+        return found[0] if found else None
+
+    async def conversation(self, owner: str, response_id: str, max_bytes: int) -> list[StoredResponse] | None:
+        chain = await self._database.fetch(
+            _CHAIN, {"id": response_id, "owner": owner, "since": self._since()}
+        )
+        if not chain or chain[0][1] is not None:
+            return None
+        if sum(size for _, _, size in chain) > max_bytes:
+            raise ConversationTooLarge
+        found = await self._use([(link[0],) for link in chain], owner)
+        return found if len(found) == len(chain) else None
+
+    async def delete(self, owner: str, response_id: str) -> bool:
+        async with self._database.transaction() as db:
+            cursor = await db.execute(
+                "DELETE FROM responses WHERE id = ? AND owner = ?", (response_id, owner)
+            )
+            return cursor.rowcount == 1
+
+    async def renew(self, runner: str, lease_s: float) -> set[str]:
+        async with self._database.transaction() as db:
+            await db.execute(
+                f"UPDATE responses SET lease = ? WHERE runner = ? AND status IN {_OPEN}",
+                (self._clock() + lease_s, runner),
+            )
+            rows = await db.execute_fetchall(
+                f"SELECT id FROM responses WHERE runner = ? AND status IN {_OPEN}", (runner,)
+            )
+            return {row[0] for row in rows}
+
+    async def abandoned(self) -> list[StoredResponse]:
+        rows = await self._database.fetch(
+            f"SELECT {_COLUMNS} FROM responses WHERE runner IS NOT NULL AND lease < ? AND status IN {_OPEN}",
+            (self._clock(),),
+        )
+        return [_record(row) for row in rows]
+
+    async def sweep(self) -> None:
+        async with self._database.transaction() as db:
+            await self._forget(db)
+
+    async def close(self) -> None:
+        await self._database.close()
+
+    def _since(self) -> float:
+        return self._clock() - self._limits.max_age_s
+
+    async def _use(self, ids: list[tuple[str]], owner: str) -> list[StoredResponse]:
+        found = []
+        async with self._database.transaction() as db:
+            for (response_id,) in ids:
+                rows = await db.execute_fetchall(
+                    f"UPDATE responses SET used = ? WHERE id = ? AND owner = ? AND used >= ? "
+                    f"RETURNING {_COLUMNS}",
+                    (self._clock(), response_id, owner, self._since()),
+                )
+                found += [_record(tuple(row)) for row in rows]
+        return found
+
+    async def _forget(self, db: aiosqlite.Connection) -> None:
+        await db.execute(f"DELETE FROM responses WHERE used < ? AND status NOT IN {_OPEN}", (self._since(),))
+        ((count, size),) = await db.execute_fetchall("SELECT count, bytes FROM totals")
+        while count > self._limits.max_count or size > self._limits.max_bytes:
+            rows = await db.execute_fetchall(
+                f"DELETE FROM responses WHERE id = (SELECT id FROM responses WHERE status NOT IN {_OPEN} "
+                "ORDER BY used LIMIT 1) RETURNING bytes"
+            )
+            gone = [row[0] for row in rows]
+            if not gone:
+                return
+            count, size = count - 1, size - gone[0]
+
+
+def _record(row: tuple[Any, ...]) -> StoredResponse:
+    response_id, owner, status, previous, response, items, runner = row
+    return StoredResponse(response_id, owner, Status(status), previous, response, items, runner)

@@ -1,0 +1,159 @@
+"""The items of a response's input."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, FailFast, Field, Tag
+from pydantic.config import JsonDict
+
+from gateway.schemas.base import FieldError, RequestModel, plain_object
+
+_KINDS = ("message", "function_call", "function_call_output", "reasoning")
+_MAX_NAME = 256
+# What clients send back with items that they got, and what of it asks for nothing.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "phase": (None,),
+    "caller": (None,),
+    "namespace": (None,),
+    "async": (None, False),
+    "encrypted_content": (None,),
+    "annotations": (None, []),
+    "created_by": (None,),
+}
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+def _without_neutral(value: dict[str, Any]) -> dict[str, Any]:
+    kept = {}
+    for name, item in value.items():
+        if name not in _NEUTRAL:
+            kept[name] = item
+        elif not any(item == neutral for neutral in _NEUTRAL[name]):
+            raise FieldError(
+                f"Invalid '{{param}}': the field '{name}' is not supported by this server yet.",
+                "unsupported_parameter",
+            )
+    return kept
+
+
+def read_item(value: Any) -> Any:
+    """An item with its type; a message may leave it out. Raises FieldError."""
+    item = _without_neutral(plain_object(value))
+    kind = item.setdefault("type", "message")
+    if not isinstance(kind, str):
+        raise FieldError(
+            "Invalid type for '{param}': expected an item whose 'type' is a string.", "invalid_type"
+        )
+    if kind not in _KINDS:
+        raise FieldError(
+            "Invalid '{param}': only items of type " + ", ".join(_KINDS) + " are supported by this server.",
+            "unsupported_parameter",
+        )
+    return item
+
+
+def _read_part(value: Any) -> Any:
+    part = _without_neutral(plain_object(value))
+    kind = part.get("type")
+    if isinstance(kind, str) and kind not in ("input_text", "output_text", "text"):
+        raise FieldError(
+            "Invalid '{param}': only content of type input_text and output_text is supported by this server.",
+            "unsupported_parameter",
+        )
+    # Log probabilities of an earlier answer say nothing about what comes next.
+    part.pop("logprobs", None)
+    return part
+
+
+def _read_content(value: Any) -> Any:
+    if isinstance(value, str):
+        return [{"type": "input_text", "text": value}]
+    if not isinstance(value, list):
+        raise FieldError(
+            "Invalid type for '{param}': expected a string or an array of content parts.", "invalid_type"
+        )
+    return value
+
+
+class TextPart(RequestModel):
+    """A piece of text, of whoever wrote the message."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+
+
+Content = Annotated[
+    list[Annotated[TextPart, BeforeValidator(_read_part)]], FailFast(), BeforeValidator(_read_content)
+]
+_CONTENT_SCHEMA: JsonDict = {"anyOf": [{"type": "string"}, {"type": "array"}]}
+
+
+class MessageItem(RequestModel):
+    """A message."""
+
+    type: Literal["message"]
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Content = Field(min_length=1, json_schema_extra=_CONTENT_SCHEMA)
+    id: str | None = Field(None, max_length=_MAX_NAME)
+    status: Status | None = None
+
+
+class FunctionCallItem(RequestModel):
+    """A function that the model asked for."""
+
+    type: Literal["function_call"]
+    call_id: str = Field(min_length=1, max_length=_MAX_NAME)
+    name: str = Field(min_length=1, max_length=_MAX_NAME)
+    arguments: str
+    id: str | None = Field(None, max_length=_MAX_NAME)
+    status: Status | None = None
+
+
+class FunctionCallOutputItem(RequestModel):
+    """What it gave."""
+
+    type: Literal["function_call_output"]
+    call_id: str = Field(min_length=1, max_length=_MAX_NAME)
+    output: Content = Field(json_schema_extra=_CONTENT_SCHEMA)
+    id: str | None = Field(None, max_length=_MAX_NAME)
+    status: Status | None = None
+
+
+class ThoughtPart(RequestModel):
+    """A piece of reasoning."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class SummaryPart(RequestModel):
+    """A piece of a summary. It is kept with the item; the model is shown its own words alone."""
+
+    type: Literal["summary_text"]
+    text: str
+
+
+class ReasoningItem(RequestModel):
+    """What the model thought."""
+
+    type: Literal["reasoning"]
+    summary: Annotated[list[SummaryPart], FailFast()] = Field(default_factory=list)
+    content: Annotated[list[ThoughtPart] | None, FailFast()] = None
+    id: str | None = Field(None, max_length=_MAX_NAME)
+    status: Status | None = None
+
+
+def _kind(value: Any) -> str | None:
+    # The tags are no names of fields, and left out where an error names its field.
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return f"<{kind}>"
+
+
+InputItem = Annotated[
+    Annotated[MessageItem, Tag("<message>")]
+    | Annotated[FunctionCallItem, Tag("<function_call>")]
+    | Annotated[FunctionCallOutputItem, Tag("<function_call_output>")]
+    | Annotated[ReasoningItem, Tag("<reasoning>")],
+    Discriminator(_kind),
+]

@@ -1,0 +1,8 @@
+"""What outlives a request: a directory, and databases in it that several gateways of one host may share."""
+
+from __future__ import annotations
+
+from gateway.state.database import Database
+from gateway.state.directory import StateDirectory
+
+__all__ = ["Database", "StateDirectory"]

@@ -1,0 +1,55 @@
+"""Where a gateway keeps what outlives it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Self
+
+from catenary.runtime import StartRefused
+from catenary.telemetry import get_logger
+
+_log = get_logger(__name__)
+
+
+class StateDirectory:
+    """A directory that only this user can read. `path` None: there is none, and nothing can be stored."""
+
+    def __init__(self, path: Path | None, temporary: tempfile.TemporaryDirectory[str] | None = None) -> None:
+        self.path = path
+        self._temporary = temporary
+
+    @classmethod
+    def open(cls, configured: Path | None, port: int) -> Self:
+        """The directory of the option `state_dir`; without it one for the port, or for port 0, which is
+        another one at each start, a temporary one.
+
+        Raises StartRefused if the configured one cannot be written. If a default cannot be, as in a container
+        without a volume, there is none, and the log says so.
+        """
+        if configured is not None:
+            try:
+                return cls(_made(configured.expanduser()))
+            except OSError as error:
+                raise StartRefused(f"--state-dir: {configured} cannot be written: {error.strerror}") from None
+        try:
+            if not port:
+                temporary = tempfile.TemporaryDirectory(prefix="catenary-gateway-")
+                return cls(Path(temporary.name), temporary)
+            base = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser()
+            return cls(_made(base / "catenary" / f"gateway-{port}"))
+        except (OSError, RuntimeError):
+            _log.warning("nothing can be stored: no directory for state can be written; see --state-dir")
+            return cls(None)
+
+    def close(self) -> None:
+        """Remove a temporary one."""
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+
+def _made(path: Path) -> Path:
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=path):
+        return path

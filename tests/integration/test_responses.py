@@ -1,0 +1,217 @@
+"""`/v1/responses` as the reference client sees it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+from openai.types.responses import Response
+
+from tests.support.gateway import MODEL, Stack, saying, script
+from tests.support.responses import RESPONSES, events_of
+from tests.support.stack_fixtures import StartStack
+
+HELLO = "Hello 世界"
+
+
+@pytest.fixture
+async def hello(start_stack: StartStack) -> Stack:
+    """A gateway whose model says the same to everything."""
+    return await start_stack(script(saying(HELLO), step_delay_ms=1))
+
+
+@pytest.fixture
+async def client(hello: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
+    """Its client."""
+    async with openai.AsyncOpenAI(base_url=f"{hello.address}/v1", api_key="k", max_retries=0) as client:
+        yield client
+
+
+async def test_a_response(client: openai.AsyncOpenAI) -> None:
+    made = await client.responses.create(model=MODEL, input="hi", metadata={"a": "b"}, temperature=0.5)
+    Response.model_validate(made.model_dump(), strict=False)
+    assert made.output_text == HELLO
+    assert made.id.startswith("resp_")
+    assert (made.status, made.object, made.error, made.incomplete_details) == (
+        *("completed", "response", None, None),
+    )
+    assert made.output[0].id.startswith("msg_")
+    assert (made.metadata, made.temperature, made.top_p) == ({"a": "b"}, 0.5, None)
+    # C12
+    usage = made.usage
+    assert usage is not None
+    assert usage.input_tokens > 0
+    assert usage.output_tokens == len(HELLO.encode()) + 1
+    assert usage.total_tokens == usage.input_tokens + usage.output_tokens
+
+
+async def test_the_stream_is_the_whole_response_in_order(hello: Stack) -> None:
+    whole = (await hello.post(RESPONSES, {"input": "hi", "store": False})).json()
+    answer = await hello.post(RESPONSES, {"input": "hi", "store": False, "stream": True})
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    events = events_of(answer)
+    kinds = [event["type"] for event in events]
+    deltas = kinds.count("response.output_text.delta")
+    assert deltas > 1
+    assert kinds == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        *["response.output_text.delta"] * deltas,
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    inside = [event for event in events if "item_id" in event]
+    item = events[-2]["item"]
+    assert {event["item_id"] for event in inside} == {item["id"]}
+    assert {event["output_index"] for event in [*inside, events[2], events[-2]]} == {0}
+    assert "".join(event.get("delta", "") for event in events) == HELLO == item["content"][0]["text"]
+    last = events[-1]["response"]
+    assert last["output"] == [item]
+    assert last["usage"] == whole["usage"]
+    assert [part["content"] for part in last["output"]] == [part["content"] for part in whole["output"]]
+    assert {event["response"]["id"] for event in (events[0], events[1])} == {last["id"]}
+    assert events[0]["response"]["status"] == "in_progress"
+    assert events[0]["response"]["output"] == []
+
+
+async def test_a_cut_response_is_incomplete(hello: Stack) -> None:
+    body = {"input": "hi", "max_output_tokens": 3}
+    for made in (
+        (await hello.post(RESPONSES, body)).json(),
+        events_of(await hello.post(RESPONSES, {**body, "stream": True}))[-1]["response"],
+    ):
+        assert made["status"] == "incomplete"
+        assert made["incomplete_details"] == {"reason": "max_output_tokens"}
+        assert made["output"][0]["status"] == "incomplete"
+        assert made["output"][0]["content"][0]["text"] == HELLO[:3]
+
+
+async def test_the_life_of_a_stored_response(client: openai.AsyncOpenAI) -> None:
+    first = await client.responses.create(model=MODEL, input="one", instructions="be brief")
+    second = await client.responses.create(model=MODEL, input="two", previous_response_id=first.id)
+    assert second.previous_response_id == first.id
+    assert second.instructions is None
+    assert second.usage.input_tokens > first.usage.input_tokens
+    same = await client.responses.retrieve(first.id)
+    assert same == first
+    items = await client.responses.input_items.list(second.id)
+    assert [item.content[0].text for item in items.data] == ["two"]
+    await client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.retrieve(first.id)
+    with pytest.raises(openai.BadRequestError) as broken:
+        await client.responses.create(model=MODEL, input="three", previous_response_id=second.id)
+    assert broken.value.param == "previous_response_id"
+    assert broken.value.code == "previous_response_not_found"
+
+
+async def test_what_is_gone_on_from_is_what_was_said(hello: Stack) -> None:
+    first = (await hello.post(RESPONSES, {"input": "one", "instructions": "not inherited"})).json()
+    counted = await hello.post(
+        f"{RESPONSES}/input_tokens", {"input": "two", "previous_response_id": first["id"]}
+    )
+    sent = [
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": HELLO},
+        {"role": "user", "content": [{"type": "input_text", "text": "two"}]},
+    ]
+    whole = await hello.post(f"{RESPONSES}/input_tokens", {"input": sent})
+    assert counted.json() == whole.json()
+    assert whole.json()["object"] == "response.input_tokens"
+    chat = await hello.post(
+        "/v1/chat/completions", {"messages": [*sent[:2], {"role": "user", "content": "two"}]}
+    )
+    assert chat.json()["usage"]["prompt_tokens"] == whole.json()["input_tokens"]
+
+
+async def test_store_false_is_not_stored(hello: Stack) -> None:
+    made = (await hello.post(RESPONSES, {"input": "hi", "store": False})).json()
+    assert made["store"] is False
+    assert (await hello.get(f"{RESPONSES}/{made['id']}")).status == 404
+
+
+async def test_input_items_in_pages(client: openai.AsyncOpenAI) -> None:
+    sent: list[Any] = [{"role": "user", "content": f"m{index}"} for index in range(5)]
+    made = await client.responses.create(model=MODEL, input=sent)
+    for order, expected in (("asc", range(5)), ("desc", range(4, -1, -1))):
+        found = [
+            item.content[0].text
+            async for item in client.responses.input_items.list(made.id, order=order, limit=2)
+        ]
+        assert found == [f"m{index}" for index in expected]
+
+
+async def test_logprobs(client: openai.AsyncOpenAI) -> None:
+    made = await client.responses.create(
+        model=MODEL, input="hi", top_logprobs=2, include=["message.output_text.logprobs"]
+    )
+    entries = made.output[0].content[0].logprobs
+    assert bytes(value for entry in entries for value in entry.bytes).decode() == HELLO
+    assert all(len(entry.top_logprobs) == 2 for entry in entries)
+
+
+async def test_a_background_response(client: openai.AsyncOpenAI) -> None:
+    made = await client.responses.create(model=MODEL, input="hi", background=True)
+    assert made.status == "queued"
+    while made.status in ("queued", "in_progress"):
+        await asyncio.sleep(0.02)
+        made = await client.responses.retrieve(made.id)
+    assert made.status == "completed"
+    assert made.output_text == HELLO
+    assert (await client.responses.cancel(made.id)).status == "completed"
+
+
+async def test_a_background_response_is_cancelled(start_stack: StartStack) -> None:
+    stack = await start_stack(script(step_delay_ms=20))
+    async with openai.AsyncOpenAI(base_url=f"{stack.address}/v1", api_key="k", max_retries=0) as client:
+        made = await client.responses.create(model=MODEL, input="hi", background=True)
+        while made.status != "in_progress":
+            await asyncio.sleep(0.02)
+            made = await client.responses.retrieve(made.id)
+        assert (await client.responses.cancel(made.id)).status == "cancelled"
+        await stack.idle()
+        assert (await client.responses.retrieve(made.id)).status == "cancelled"
+        whole = await client.responses.create(model=MODEL, input="hi", max_output_tokens=1)
+        with pytest.raises(openai.BadRequestError):
+            await client.responses.cancel(whole.id)
+        gone = await client.responses.create(model=MODEL, input="hi", background=True)
+        await client.responses.delete(gone.id)
+    await stack.idle()
+
+
+async def test_an_engine_that_fails(start_stack: StartStack) -> None:
+    stack = await start_stack(script(saying("abc", then="error"), step_delay_ms=10))
+    events = events_of(await stack.post(RESPONSES, {"input": "hi", "stream": True}))
+    last = events[-1]
+    assert last["type"] == "response.failed"
+    assert last["response"]["status"] == "failed"
+    assert last["response"]["error"]["code"] == "server_error"
+    stored = (await stack.get(f"{RESPONSES}/{last['response']['id']}")).json()
+    assert stored == last["response"]
+    goes_on = await stack.post(RESPONSES, {"input": "x", "previous_response_id": stored["id"]})
+    assert (goes_on.status, goes_on.json()["error"]["param"]) == (400, "previous_response_id")
+
+
+async def test_one_key_never_sees_what_belongs_to_another(start_stack: StartStack) -> None:
+    stack = await start_stack(api_key=("a", "b"))
+    mine, theirs = ({"Authorization": f"Bearer {key}"} for key in "ab")
+    made = (await stack.post(RESPONSES, {"input": "hi", "max_output_tokens": 2}, mine)).json()
+    path = f"{RESPONSES}/{made['id']}"
+    assert (await stack.get(path, mine)).status == 200
+    assert (await stack.get(path, theirs)).status == 404
+    assert (await stack.get(f"{path}/input_items", theirs)).status == 404
+    assert (await stack.post(f"{path}/cancel", {}, theirs)).status == 404
+    goes_on = await stack.post(RESPONSES, {"input": "x", "previous_response_id": made["id"]}, theirs)
+    assert goes_on.status == 400
+    counted = f"{RESPONSES}/input_tokens"
+    goes_on = await stack.post(counted, {"input": "x", "previous_response_id": made["id"]}, theirs)
+    assert goes_on.status == 400
+    assert (await stack.get(path, mine)).json() == made

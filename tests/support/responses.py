@@ -1,0 +1,29 @@
+"""Reading the streams of responses."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from openai.types.responses import ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from tests.support.http import Answer
+
+RESPONSES = "/v1/responses"
+_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+
+
+def events_of(answer: Answer) -> list[dict[str, Any]]:
+    """The events of a stream, each checked against OpenAI's types and its name against its type."""
+    assert answer.status == 200, answer.body
+    *parts, rest = answer.body.decode().split("\n\n")
+    assert rest == ""
+    events = []
+    for part in parts:
+        name, data = part.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {event['type']}"
+        _EVENT.validate_python(event)
+        events.append(event)
+    return events
