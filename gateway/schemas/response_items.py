@@ -144,8 +144,11 @@ class ReasoningItem(RequestModel):
     status: Status | None = None
 
 
-def _kind(value: Any) -> str | None:
-    # The tags are no names of fields, and left out where an error names its field.
+UNION_TAGS = frozenset(f"<{kind}>" for kind in _KINDS)
+"""What stands in an error's location behind the index of an item, and is no field."""
+
+
+def _kind(value: Any) -> str:
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     return f"<{kind}>"
 

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from gateway.errors import ApiError, bad_request
 from gateway.schemas.base import MAX_FIELDS, FieldError, RequestModel
 from gateway.schemas.limits import RequestLimits
+from gateway.schemas.response_items import UNION_TAGS
 from gateway.schemas.unsupported import drop_neutral
 
 T = TypeVar("T", bound=RequestModel)
@@ -84,8 +85,11 @@ def _first(error: ValidationError) -> ApiError:
 
 def _param(location: tuple[int | str, ...]) -> str:
     """`messages.0.content`: the field's path, with nothing in it that could not be a name."""
-    # The tags of unions, in angle brackets, are no fields.
-    fields = [part for part in map(str, location) if not part.startswith("<")]
+    fields = [
+        str(part)
+        for index, part in enumerate(location)
+        if not (part in UNION_TAGS and index and isinstance(location[index - 1], int))
+    ]
     parts = fields[:_MAX_DEPTH]
     shown = [part if _NAME.fullmatch(part) else "?" for part in parts]
     return ".".join(shown)[:MAX_PARAM_LENGTH]
