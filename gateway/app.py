@@ -29,6 +29,7 @@ from gateway.http.respond import error_response
 from gateway.http.server import HttpServer
 from gateway.link import RouterSession
 from gateway.metrics import FleetCollector, GatewayMetrics
+from gateway.pooling.service import PoolingService
 from gateway.stored import StoredApis
 from gateway.text.models import ModelBoard
 from gateway.text.pool import TokenizerPool
@@ -88,6 +89,14 @@ class GatewayApp:
             metrics=self._metrics,
         )
         self._stored = StoredApis(config, self._service)
+        self._pooling = PoolingService(
+            config,
+            places=self._service,
+            session=self._session,
+            models=self._models,
+            tokenizers=self._tokenizers,
+            metrics=self._metrics,
+        )
         self._server = HttpServer(
             self._application(),
             host=config.host,
@@ -138,6 +147,7 @@ class GatewayApp:
     async def stop(self, grace_s: float | None = None) -> None:
         """Refuse new requests, give running ones `grace_s` (default: the option drain_s), then close."""
         await self._service.drain(self._config.drain_s if grace_s is None else grace_s)
+        self._pooling.cut_off()
         await self._server.stop()
         for task in self._tasks:
             task.cancel()
@@ -170,6 +180,9 @@ class GatewayApp:
         app.include_router(routes.sagemaker.routes(self._service, can_serve=self._can_serve))
         for router in self._stored.routers():
             app.include_router(router)
+        app.include_router(routes.embeddings.routes(self._pooling))
+        app.include_router(routes.rerank.routes(self._pooling))
+        app.include_router(routes.score.routes(self._pooling))
         app.include_router(routes.models.routes(self._models))
         app.include_router(
             routes.health.routes(can_serve=self._can_serve, draining=lambda: self._service.draining)

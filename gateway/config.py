@@ -66,6 +66,15 @@ class GatewayConfig(ServiceConfig):
     max_detokenize_ids: int = Field(262_144, ge=1, description="Most token ids of a /detokenize request.")
     max_stop_length: int = Field(512, ge=1, description="Longest stop string, in characters.")
     max_stop_token_ids: int = Field(64, ge=1, description="Most stop_token_ids of a request.")
+    max_embedding_inputs: int = Field(2048, ge=1, description="Most texts of one embeddings request.")
+    max_pairs: int = Field(
+        1024, ge=1, description="Most documents of a rerank request, and most pairs of a score request."
+    )
+    document_window: int = Field(
+        64,
+        ge=1,
+        description="Documents of one embeddings, rerank or score request that are in the engines at a time.",
+    )
 
     state_dir: Path | None = Field(
         None,

@@ -183,7 +183,7 @@ class _ModelTaskEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ModelTask.V
     MODEL_TASK_GENERATE: _ModelTask.ValueType  # 1
     """Sequences go on."""
     MODEL_TASK_EMBED: _ModelTask.ValueType  # 2
-    """A document becomes a vector of length 1."""
+    """A document becomes a vector, of length 1 unless the checkpoint's files say other."""
     MODEL_TASK_SCORE: _ModelTask.ValueType  # 3
     """A query with a document becomes one number."""
 
@@ -194,7 +194,7 @@ MODEL_TASK_UNSPECIFIED: ModelTask.ValueType  # 0
 MODEL_TASK_GENERATE: ModelTask.ValueType  # 1
 """Sequences go on."""
 MODEL_TASK_EMBED: ModelTask.ValueType  # 2
-"""A document becomes a vector of length 1."""
+"""A document becomes a vector, of length 1 unless the checkpoint's files say other."""
 MODEL_TASK_SCORE: ModelTask.ValueType  # 3
 """A query with a document becomes one number."""
 Global___ModelTask: _TypeAlias = ModelTask  # noqa: Y015

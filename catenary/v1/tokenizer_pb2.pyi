@@ -277,7 +277,9 @@ class RenderRequest(_message.Message):
     max_prompt_tokens: _builtins.int
     """A prompt that certainly has more tokens is refused before it is tokenized; absent: no such check."""
     truncate_to: _builtins.int
-    """Of a longer prompt the last so many tokens are kept, 1 or more. Absent: nothing is cut."""
+    """Of a longer prompt the last so many tokens are kept, 1 or more; of a longer pair, the end of its second text is
+    left out. Absent: nothing is cut.
+    """
     @_builtins.property
     def chat(self) -> Global___ChatInput: ...
     @_builtins.property

@@ -14,12 +14,15 @@ TAKE_TOKENS = 256
 
 @dataclass(frozen=True, slots=True)
 class SequenceEnded:
-    """The end of a sequence as the engine told it. `error` is set instead of a good end."""
+    """The end of a sequence as the engine told it. `error` is set instead of a good end.
+
+    `vector`: little-endian float32 of a document, empty for what generates."""
 
     reason: common_pb2.FinishReason.ValueType = common_pb2.FINISH_REASON_UNSPECIFIED
     stop_token: bool = False
     cached_tokens: int = 0
     error: ApiError | None = None
+    vector: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ def ended(end: common_pb2.SequenceEnd) -> SequenceEnded:
     """An end as the request sees it."""
     cached = end.usage.cached_tokens
     if end.reason == common_pb2.FINISH_REASON_STOP:
-        return SequenceEnded(end.reason, end.HasField("stop_token_id"), cached)
+        return SequenceEnded(end.reason, end.HasField("stop_token_id"), cached, vector=end.vector)
     if end.reason == common_pb2.FINISH_REASON_LENGTH:
         return SequenceEnded(end.reason, False, cached)
     if end.reason == common_pb2.FINISH_REASON_ABORT:

@@ -7,11 +7,16 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import JSONResponse
 
-from catenary.v1 import router_pb2
+from catenary.v1 import common_pb2, router_pb2
 from gateway.errors import model_not_found
-from gateway.text.models import ModelBoard
+from gateway.text.models import ModelBoard, tasks_of
 
 OWNER = "catenary"
+_TASKS: dict[int, str] = {
+    common_pb2.MODEL_TASK_GENERATE: "generate",
+    common_pb2.MODEL_TASK_EMBED: "embed",
+    common_pb2.MODEL_TASK_SCORE: "score",
+}
 
 
 def describe(model: router_pb2.ServedModel) -> dict[str, Any]:
@@ -24,6 +29,7 @@ def describe(model: router_pb2.ServedModel) -> dict[str, Any]:
         "root": model.info.name,
         "parent": None,
         "max_model_len": model.info.max_model_len,
+        "tasks": [_TASKS[task] for task in sorted(tasks_of(model.info)) if task in _TASKS],
     }
 
 

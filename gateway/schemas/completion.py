@@ -4,43 +4,25 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field, PlainValidator, WithJsonSchema
+from pydantic import Field, PlainValidator
 from pydantic_core.core_schema import ValidationInfo
 
 from gateway.errors import bad_request
-from gateway.schemas.base import FieldError, GenerationFields, limits_of
+from gateway.schemas.base import GenerationFields, limits_of
 from gateway.schemas.limits import RequestLimits
+from gateway.schemas.prompts import PROMPTS_SCHEMA, read_prompts
 
 DEFAULT_MAX_TOKENS = 16
-_PROMPT_SCHEMA = WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array"}]})
-_KINDS = "a string, an array of strings, an array of token ids, or an array of such arrays"
 
 
 def _read_prompt(value: Any, info: ValidationInfo) -> list[str] | list[list[int]]:
-    """Every form of `prompt` as a list of prompts of one kind; quick for millions of ids."""
-    if isinstance(value, str):
-        value = [value]
-    if not isinstance(value, list):
-        raise FieldError("Invalid type for '{param}': expected " + _KINDS + ".", "invalid_type")
-    kinds = set(map(type, value))
-    if kinds == {int}:
-        value, kinds = [value], {list}
-    most = limits_of(info).max_prompts
-    if len(value) > most:
-        raise FieldError(f"Invalid '{{param}}': at most {most} prompts are allowed.")
-    if kinds == {list} and any(set(map(type, ids)) - {int} for ids in value):
-        kinds = set()
-    if kinds not in ({str}, {list}) and value:
-        raise FieldError("Invalid type for '{param}': expected " + _KINDS + ".", "invalid_type")
-    if not value or not all(value):
-        raise FieldError("Invalid '{param}': prompts must not be empty.")
-    return list(value)
+    return read_prompts(value, limits_of(info).max_prompts, "prompts")
 
 
 class CompletionRequest(GenerationFields):
     """A text to go on with."""
 
-    prompt: Annotated[list[str] | list[list[int]], PlainValidator(_read_prompt), _PROMPT_SCHEMA] = Field(
+    prompt: Annotated[list[str] | list[list[int]], PlainValidator(_read_prompt), PROMPTS_SCHEMA] = Field(
         description="Prompts, as text or as token ids. Text that spells a control token is that token.",
     )
     logprobs: int | None = Field(

@@ -21,3 +21,5 @@ class RequestLimits:
     max_detokenize_ids: int = 262_144
     max_stop_length: int = 512
     max_stop_token_ids: int = 64
+    max_embedding_inputs: int = 2048
+    max_pairs: int = 1024

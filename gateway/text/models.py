@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass, field
 
 from catenary.backoff import Backoff
 from catenary.telemetry import get_logger
-from catenary.v1 import router_pb2
-from gateway.errors import ApiError, model_not_found, unavailable
+from catenary.v1 import common_pb2, router_pb2
+from gateway.errors import ApiError, bad_request, model_not_found, unavailable
 from gateway.text.traits import TokenizerTraits
 from gateway.text.vocabulary import Vocabulary
 
 _log = get_logger(__name__)
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
+_GENERATE: tuple[int, ...] = (common_pb2.MODEL_TASK_GENERATE,)
+_INSTEAD: dict[int, str] = {
+    common_pb2.MODEL_TASK_GENERATE: "This model generates text: use /v1/chat/completions or /v1/completions.",
+    common_pb2.MODEL_TASK_EMBED: "This model makes embeddings: use /v1/embeddings, /v1/rerank or /v1/score.",
+    common_pb2.MODEL_TASK_SCORE: "This model scores pairs of texts: use /v1/rerank or /v1/score.",
+}
 
 Fetch = Callable[[str], Awaitable[Vocabulary]]
+
+
+def tasks_of(info: common_pb2.ModelInfo) -> frozenset[int]:
+    """What a model is served for."""
+    return frozenset(info.tasks or _GENERATE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +39,13 @@ class Model:
     max_model_len: int
     vocab_size: int
     vocabulary: Vocabulary
+    info: common_pb2.ModelInfo = field(default_factory=common_pb2.ModelInfo)
+    """What the router tells of it."""
+
+    @property
+    def tasks(self) -> frozenset[int]:
+        """What it is served for."""
+        return tasks_of(self.info)
 
     @property
     def traits(self) -> TokenizerTraits:
@@ -63,11 +81,18 @@ class ModelBoard:
             raise model_not_found(name)
         return found
 
-    def require(self, name: str) -> Model:
-        """A model to generate with. Raises ApiError: 404 if nobody serves it, 503 if nobody does just now."""
+    def require(self, name: str, tasks: Collection[int] | None = _GENERATE) -> Model:
+        """A model for one of these tasks, or for any (None): by default, to generate with.
+
+        Raises ApiError: 404 if nobody serves it, 400 if it is for something else, 503 if nobody serves it
+        just now.
+        """
         if not self._served:
             raise unavailable("No model is being served yet.")
         served = self.info(name)
+        own = tasks_of(served.info)
+        if tasks is not None and own.isdisjoint(tasks):
+            raise bad_request(_INSTEAD[min(own)], "model", "unsupported_value")
         if not self._is_online() or not served.serving_engines:
             raise unavailable("No engine is serving the model at the moment.")
         return self.known(name)
@@ -78,7 +103,7 @@ class ModelBoard:
         vocabulary = self._usable(served)
         if vocabulary is None:
             raise unavailable("The model's tokenizer is not loaded yet.", code="tokenizer_unavailable")
-        return Model(name, served.info.max_model_len, served.info.vocab_size, vocabulary)
+        return Model(name, served.info.max_model_len, served.info.vocab_size, vocabulary, served.info)
 
     @property
     def ready(self) -> bool:

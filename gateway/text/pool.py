@@ -71,7 +71,7 @@ class TokenizerPool:
 
     async def render(self, request: tokenizer_pb2.RenderRequest) -> Rendered:
         """The request's prompts, in order. Raises ApiError."""
-        if not self.answering:
+        if not any(target.answering and target.has(request.model) for target in self._targets):
             # Rather than wait for one that is frozen until the time is up.
             raise _away()
 
@@ -79,7 +79,8 @@ class TokenizerPool:
             return await target.stub.Render(request, timeout=self._render_timeout_s)
 
         response = await self._anywhere(call, request.model)
-        expected = len(request.completion.prompts) if request.HasField("completion") else 1
+        sizes = {"completion": len(request.completion.prompts), "pairs": len(request.pairs.pairs)}
+        expected = sizes.get(request.WhichOneof("input") or "", 1)
         if len(response.prompts) != expected:
             _log.error(
                 "tokenizer sent another number of prompts", expected=expected, got=len(response.prompts)
@@ -88,6 +89,7 @@ class TokenizerPool:
         return Rendered(
             [list(prompt.token_ids) for prompt in response.prompts],
             [prompt.text_tail for prompt in response.prompts],
+            [prompt.second_start for prompt in response.prompts],
         )
 
     async def tokenize(self, request: tokenizer_pb2.TokenizeRequest) -> list[int]:
@@ -133,11 +135,17 @@ class TokenizerPool:
             await target.close()
 
     async def _anywhere(self, call: Callable[[TokenizerTarget], Awaitable[T]], model: str) -> T:
-        """`call` on the least busy of the targets that answer; on others, in turn, if that one is away.
+        """`call` on the least busy of the targets that have the model and answer; on others, in turn, if that
+        one is away.
 
         Calls may be repeated."""
         # The sort is stable: of targets that are alike, the one that was not asked for longest comes first.
-        order = sorted(self._targets, key=lambda target: (not target.prompt, target.calls))
+        order = sorted(
+            (target for target in self._targets if target.has(model)),
+            key=lambda target: (not target.prompt, target.calls),
+        )
+        if not order:
+            raise _away()
         self._targets.remove(order[0])
         self._targets.append(order[0])
         for attempt in range(max(TRIES, len(order))):

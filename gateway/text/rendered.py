@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,6 +12,8 @@ class Rendered:
 
     prompts: list[list[int]]
     text_tails: list[str]
+    second_starts: list[int] = field(default_factory=list)
+    """Of pairs: where the second text begins, 0 where that is not told."""
 
     @classmethod
     def of_ids(cls, prompts: list[list[int]]) -> Rendered:

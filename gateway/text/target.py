@@ -9,7 +9,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from catenary.telemetry import get_logger
-from catenary.v1 import tokenizer_pb2_grpc
+from catenary.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 
 _log = get_logger(__name__)
 SERVICE = "catenary.v1.TokenizerService"
@@ -28,6 +28,7 @@ class TokenizerTarget:
         self.stub = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
         self.calls = 0
         """Calls under way."""
+        self._models: frozenset[str] | None = None
         self._address = address
         self._channel = channel
         self._health = health_pb2_grpc.HealthStub(channel)
@@ -44,6 +45,10 @@ class TokenizerTarget:
     def prompt(self) -> bool:
         """Whether it answered when it was asked last."""
         return not self._misses
+
+    def has(self, model: str) -> bool:
+        """Whether it serves the model, by its last word; True of one that has not said what it serves."""
+        return self._models is None or not model or model in self._models
 
     def heard(self) -> None:
         """It answered, to whatever question."""
@@ -70,9 +75,15 @@ class TokenizerTarget:
         request = health_pb2.HealthCheckRequest(service=SERVICE)
         try:
             response = await self._health.Check(request, timeout=self._period_s)
+            serving = bool(response.status == _SERVING)
+            if serving:
+                listed = await self.stub.ListTokenizers(
+                    tokenizer_pb2.ListTokenizersRequest(), timeout=self._period_s
+                )
+                self._models = frozenset(tokenizer.model for tokenizer in listed.tokenizers)
         except grpc.aio.AioRpcError:
             return False
-        return bool(response.status == _SERVING)
+        return serving
 
     def _missed(self) -> None:
         was_answering = self.answering

@@ -54,6 +54,7 @@ class TokenizerService:
             json_limits=JsonLimits(max_depth=config.max_json_depth, max_values=config.max_json_values),
             request_templates=_template_budget(config),
             constraint_memory_bytes=config.constraint_memory_mib * MIB,
+            pair_instruction=config.pair_instruction,
         )
         self.pool = WorkerPool(setup, _pool_limits(config), on_change=self._on_pool_change)
 

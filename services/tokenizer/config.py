@@ -9,6 +9,7 @@ from pydantic import Field
 from catenary.config import settings
 from catenary.parsers import ReasoningParser, ToolParser
 from catenary.rpc import RpcConfig
+from services.tokenizer.rendering import DEFAULT_INSTRUCTION
 
 
 class TokenizerConfig(RpcConfig):
@@ -36,6 +37,11 @@ class TokenizerConfig(RpcConfig):
     )
     reasoning_parser: ReasoningParser | None = Field(
         None, description="How it marks reasoning; none: that is text. Default: told by its template."
+    )
+    pair_instruction: str = Field(
+        DEFAULT_INSTRUCTION,
+        max_length=4096,
+        description="What a chat model is told to look for when it judges a query with a document.",
     )
     workers: int = Field(2, ge=1, le=256, description="Worker processes that render and tokenize.")
     worker_memory_mib: int = Field(

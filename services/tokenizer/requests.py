@@ -9,8 +9,8 @@ from catenary.rpc import RpcError, refuse
 from catenary.v1 import common_pb2, tokenizer_pb2
 from services.tokenizer.chats import read_options, read_turn, texts_of
 from services.tokenizer.config import TokenizerConfig
-from services.tokenizer.rendering import PromptLimits
-from services.tokenizer.workers import ChatTask, CompletionTask, DetokenizeTask, Task, TokenizeTask
+from services.tokenizer.rendering import PromptLimits, TextPair
+from services.tokenizer.workers import ChatTask, CompletionTask, DetokenizeTask, PairTask, Task, TokenizeTask
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class RequestReader:
             )
 
     def render(self, request: tokenizer_pb2.RenderRequest) -> SizedTask:
-        """A chat or completion."""
+        """A chat, a completion or pairs."""
         self.check_model(request.model)
         limits = _prompt_limits(request)
         match request.WhichOneof("input"):
@@ -47,8 +47,10 @@ class RequestReader:
                 return self._chat(request.chat, limits)
             case "completion":
                 return self._completion(request.completion, limits)
+            case "pairs":
+                return self._pairs(request.pairs, limits)
             case _:
-                raise _invalid("A chat or a completion is required.", "input")
+                raise _invalid("A chat, a completion or pairs are required.", "input")
 
     def tokenize(self, request: tokenizer_pb2.TokenizeRequest) -> SizedTask:
         """A plain text."""
@@ -91,6 +93,14 @@ class RequestReader:
         size = self._check_size(completion.prompts, "prompt")
         add_special = completion.add_special_tokens if completion.HasField("add_special_tokens") else True
         return SizedTask(CompletionTask(list(completion.prompts), add_special, limits), size)
+
+    def _pairs(self, given: tokenizer_pb2.PairInput, limits: PromptLimits) -> SizedTask:
+        if not given.pairs:
+            raise _invalid("There must be at least one pair.", "pairs")
+        _check_count(len(given.pairs), self._config.max_prompts, "pairs", "pairs")
+        size = self._check_size((text for pair in given.pairs for text in (pair.first, pair.second)), "pairs")
+        pairs = [TextPair(pair.first, pair.second) for pair in given.pairs]
+        return SizedTask(PairTask(pairs, limits), size)
 
     def _check_size(self, texts: Iterable[str], param: str, given: int = 0) -> int:
         """UTF-8 bytes of the texts, which with `given` others of the request are not too many."""

@@ -53,6 +53,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
             template_variables=ready.template_variables,
             tool_parser=parsers.tool,
             reasoning_parser=parsers.reasoning,
+            renders_pairs=ready.renders_pairs,
         )
 
     async def Render(
@@ -64,10 +65,11 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
             "rendered", render_id=request.request_id[:128], tokens=[len(ids) for ids in answer.prompts]
         )
         tails = answer.tails or [""] * len(answer.prompts)
+        starts = answer.second_starts or [0] * len(answer.prompts)
         return tokenizer_pb2.RenderResponse(
             prompts=[
-                tokenizer_pb2.RenderedPrompt(token_ids=ids, text_tail=tail)
-                for ids, tail in zip(answer.prompts, tails, strict=True)
+                tokenizer_pb2.RenderedPrompt(token_ids=ids, text_tail=tail, second_start=start or None)
+                for ids, tail, start in zip(answer.prompts, tails, starts, strict=True)
             ]
         )
 

@@ -46,6 +46,8 @@ class Vocabulary:
         self._file_adds_bos = self._bos is not None and self._tokenizer.encode("x").ids[:1] == [self._bos]
         self._adds_bos = self._file_adds_bos if files.add_bos is None else files.add_bos
         self._before, self._after = self._frame()
+        self.separates_pairs = len(self._tokenizer.encode("x", "y").ids) > 2 * len(self._whole("x"))
+        """Whether it puts something around and between the texts of a pair."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Ids of `text`; spelled control tokens become themselves.
@@ -59,6 +61,20 @@ class Vocabulary:
         if wanted == self._file_adds_bos:
             return ids
         return [self._bos, *ids] if wanted else ids[1:]
+
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], int]:
+        """Ids of two texts as the tokenizer puts them together, and the index of the second one's first.
+
+        It is 0 where the tokenizer gives both texts one type. Spelled control tokens become themselves.
+        """
+        encoding = self._tokenizer.encode(first, second)
+        types: list[int] = encoding.type_ids
+        return list(encoding.ids), types.index(1) if 1 in types else 0
+
+    def without_last(self, text: str, count: int) -> str:
+        """`text` cut where its last `count` tokens begin; empty if it has no more."""
+        offsets: list[tuple[int, int]] = self._tokenizer.encode(text, add_special_tokens=False).offsets
+        return text[: offsets[len(offsets) - count - 1][1]] if count < len(offsets) else ""
 
     def encode_pieces(self, pieces: Iterable[Piece]) -> list[int]:
         """Ids of a prompt in pieces: no added token arises from a plain one.

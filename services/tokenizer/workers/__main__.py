@@ -9,10 +9,11 @@ import resource
 import socket
 import sys
 import threading
+from dataclasses import dataclass
 
 import msgspec
 
-from services.tokenizer.rendering import ModelFilesError, Renderer, RenderRefused
+from services.tokenizer.rendering import ModelFilesError, PairRenderer, Renderer, RenderRefused
 from services.tokenizer.workers.constraints import ConstraintChecker
 from services.tokenizer.workers.frames import BlockingFrames, LinkClosed
 from services.tokenizer.workers.messages import (
@@ -23,6 +24,7 @@ from services.tokenizer.workers.messages import (
     CompletionTask,
     ConstraintTask,
     DetokenizeTask,
+    PairTask,
     Refused,
     Task,
     Text,
@@ -43,11 +45,8 @@ def main() -> int:
     frames = BlockingFrames(socket.socket(fileno=options.link_fd))
     try:
         setup = msgspec.msgpack.decode(frames.receive(), type=WorkerSetup)
-        renderer = _load(setup, frames)
-        if renderer is None:
-            return 1
-        memory = setup.constraint_memory_bytes
-        return _serve(renderer, ConstraintChecker(setup.files.tokenizer_json, memory_bytes=memory), frames)
+        tools = _load(setup, frames)
+        return 1 if tools is None else _serve(tools, frames)
     except LinkClosed:
         return 0
 
@@ -58,7 +57,16 @@ def _end_with_parent() -> None:
     os._exit(0)
 
 
-def _load(setup: WorkerSetup, frames: BlockingFrames) -> Renderer | None:
+@dataclass(frozen=True, slots=True)
+class _Tools:
+    """What tasks are done with."""
+
+    renderer: Renderer
+    pairs: PairRenderer
+    checker: ConstraintChecker
+
+
+def _load(setup: WorkerSetup, frames: BlockingFrames) -> _Tools | None:
     if setup.memory_bytes:
         resource.setrlimit(resource.RLIMIT_AS, (setup.memory_bytes, setup.memory_bytes))
     try:
@@ -72,36 +80,42 @@ def _load(setup: WorkerSetup, frames: BlockingFrames) -> Renderer | None:
     except ModelFilesError as error:
         frames.send(msgspec.msgpack.encode(WorkerFailed(str(error))))
         return None
+    pairs = PairRenderer(
+        renderer, instruction=setup.pair_instruction, max_answer_tokens=setup.max_answer_tokens
+    )
     ready = WorkerReady(
         special_token_ids=list(renderer.vocabulary.special_ids),
         max_token_id=renderer.vocabulary.max_id,
         has_chat_template=renderer.has_chat_template,
         template_variables=list(renderer.template_variables),
+        renders_pairs=pairs.available,
     )
     frames.send(msgspec.msgpack.encode(ready))
-    return renderer
+    memory = setup.constraint_memory_bytes
+    return _Tools(renderer, pairs, ConstraintChecker(setup.files.tokenizer_json, memory_bytes=memory))
 
 
-def _serve(renderer: Renderer, checker: ConstraintChecker, frames: BlockingFrames) -> int:
+def _serve(tools: _Tools, frames: BlockingFrames) -> int:
     decoder = msgspec.msgpack.Decoder(Task)
     encoder = msgspec.msgpack.Encoder()
     gc.collect()
     gc.freeze()
     while True:
         task = decoder.decode(frames.receive())
-        frames.send(encoder.encode(_answer(renderer, checker, task)))
+        frames.send(encoder.encode(_answer(tools, task)))
 
 
-def _answer(renderer: Renderer, checker: ConstraintChecker, task: Task) -> Answer:
+def _answer(tools: _Tools, task: Task) -> Answer:
     try:
-        return _perform(renderer, checker, task)
+        return _perform(tools, task)
     except RenderRefused as refused:
         return Refused(refused.code, refused.message, refused.param)
     except Exception as error:
         return Broken(type(error).__name__)
 
 
-def _perform(renderer: Renderer, checker: ConstraintChecker, task: Task) -> Answer:
+def _perform(tools: _Tools, task: Task) -> Answer:
+    renderer = tools.renderer
     match task:
         case ChatTask(turns, options, limits):
             chat = renderer.chat(turns, options, limits)
@@ -110,12 +124,16 @@ def _perform(renderer: Renderer, checker: ConstraintChecker, task: Task) -> Answ
             return TokenLists(
                 renderer.completion(prompts, add_special_tokens=add_special_tokens, limits=limits)
             )
+        case PairTask(pairs, limits):
+            rendered = tools.pairs.render(pairs, limits)
+            starts = [pair.second_start for pair in rendered]
+            return TokenLists([pair.ids for pair in rendered], second_starts=starts)
         case TokenizeTask(text, add_special_tokens):
             return TokenLists([renderer.tokenize(text, add_special_tokens=add_special_tokens)])
         case DetokenizeTask(token_ids, skip_special_tokens):
             return Text(renderer.detokenize(token_ids, skip_special_tokens=skip_special_tokens))
         case ConstraintTask(kind, source, param):
-            checker.check(kind, source, param)
+            tools.checker.check(kind, source, param)
             return Compiled()
 
 

@@ -12,6 +12,7 @@ from services.tokenizer.rendering import (
     PromptLimits,
     RefusalCode,
     TemplateBudget,
+    TextPair,
 )
 
 
@@ -30,6 +31,8 @@ class WorkerSetup(msgspec.Struct, frozen=True):
     request_templates: TemplateBudget | None
     # What compiling one constraint may take, in bytes.
     constraint_memory_bytes: int
+    # What a chat model is told to look for when it judges a pair.
+    pair_instruction: str
 
 
 class WorkerReady(msgspec.Struct, frozen=True, tag="ready"):
@@ -40,6 +43,7 @@ class WorkerReady(msgspec.Struct, frozen=True, tag="ready"):
     has_chat_template: bool
     # Variables of the chat template that a request may set.
     template_variables: list[str]
+    renders_pairs: bool
 
 
 class WorkerFailed(msgspec.Struct, frozen=True, tag="failed"):
@@ -61,6 +65,13 @@ class CompletionTask(msgspec.Struct, frozen=True, tag="completion"):
 
     prompts: list[str]
     add_special_tokens: bool
+    limits: PromptLimits
+
+
+class PairTask(msgspec.Struct, frozen=True, tag="pairs"):
+    """Render pairs of texts, in order."""
+
+    pairs: list[TextPair]
     limits: PromptLimits
 
 
@@ -87,10 +98,14 @@ class ConstraintTask(msgspec.Struct, frozen=True, tag="constraint"):
 
 
 class TokenLists(msgspec.Struct, frozen=True, tag="tokens"):
-    """Token ids of each prompt. `tails`: of a chat, the last characters of its prompt."""
+    """Token ids of each prompt. `tails`: of a chat, the last characters of its prompt.
+
+    `second_starts`: of pairs, see RenderedPair.
+    """
 
     prompts: list[list[int]]
     tails: list[str] = []
+    second_starts: list[int] = []
 
 
 class Text(msgspec.Struct, frozen=True, tag="text"):
@@ -117,6 +132,6 @@ class Broken(msgspec.Struct, frozen=True, tag="broken"):
     kind: str
 
 
-Task = ChatTask | CompletionTask | TokenizeTask | DetokenizeTask | ConstraintTask
+Task = ChatTask | CompletionTask | PairTask | TokenizeTask | DetokenizeTask | ConstraintTask
 Answer = TokenLists | Text | Compiled | Refused | Broken
 Greeting = WorkerReady | WorkerFailed

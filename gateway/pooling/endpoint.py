@@ -1,0 +1,34 @@
+"""What a route that computes vectors or scores has of its own."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Generic, TypeVar
+
+from gateway.pooling.work import Pooled, Work
+from gateway.schemas.limits import RequestLimits
+from gateway.schemas.pooling import PooledFields
+from gateway.text.models import Model
+
+T = TypeVar("T", bound=PooledFields)
+
+
+class PooledEndpoint(ABC, Generic[T]):
+    """A route: how its requests are read and answered."""
+
+    id_prefix: ClassVar[str]
+    """What ids of its answers begin with."""
+    tasks: ClassVar[tuple[int, ...]]
+    """Of the models that it works with."""
+
+    @abstractmethod
+    def parse(self, body: dict[str, Any], limits: RequestLimits) -> T:
+        """The checked request. Raises ApiError."""
+
+    @abstractmethod
+    def work(self, fields: T, model: Model) -> Work:
+        """What is to be computed. Raises ApiError."""
+
+    @abstractmethod
+    def write(self, fields: T, pooled: Pooled) -> bytes:
+        """The answer's JSON. May take long: it runs beside the loop."""

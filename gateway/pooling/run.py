@@ -1,0 +1,77 @@
+"""The documents of one request on the session: a window of them at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from catenary.v1 import common_pb2
+from gateway.errors import internal, timed_out
+from gateway.link import Inbox, RouterSession, SequenceEnded
+
+
+class DocumentRun:
+    """Use as an async context manager: leaving it aborts what has not ended, whatever the reason."""
+
+    def __init__(
+        self,
+        specs: Sequence[common_pb2.SequenceSpec],
+        session: RouterSession,
+        *,
+        window: int,
+        deadline: float,
+    ) -> None:
+        """`window`: documents that are submitted and have not ended. `deadline`: by the loop's clock."""
+        self._specs = specs
+        self._session = session
+        self._window = window
+        self._deadline = deadline
+        # A document gives no tokens; the limit is there to be passed.
+        self._inbox = Inbox(1)
+        self._live: dict[int, int] = {}
+        self._submitted = 0
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for handle in self._live.values():
+            self._session.abort(handle)
+
+    def interrupt(self, error: Exception) -> None:
+        """Make `vectors` raise."""
+        self._inbox.interrupt(error)
+
+    async def vectors(self) -> list[bytes]:
+        """The documents' vectors, in order. Raises ApiError, or the error of `interrupt`."""
+        found = [b""] * len(self._specs)
+        self._fill()
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                while self._live:
+                    for feed in await self._inbox.wait():
+                        self._take(feed.index, feed.take().end, found)
+                    self._fill()
+        except TimeoutError:
+            raise timed_out("The request took longer than the server allows.") from None
+        return found
+
+    def _take(self, index: int, end: SequenceEnded | None, found: list[bytes]) -> None:
+        if end is None or index not in self._live:
+            return
+        if end.error is not None:
+            raise end.error
+        if not end.vector:
+            raise internal()
+        del self._live[index]
+        found[index] = end.vector
+
+    def _fill(self) -> None:
+        while len(self._live) < self._window and self._submitted < len(self._specs):
+            index = self._submitted
+            self._live[index] = self._session.submit(self._specs[index], self._inbox.feed(index))
+            self._submitted += 1

@@ -1,0 +1,50 @@
+"""How well two texts belong together, from their vectors or from a model that judges pairs."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from operator import mul
+
+from catenary.v1 import common_pb2
+from gateway.pooling.work import Pooled, Work
+from gateway.text.models import Model
+
+
+def compare(
+    first: Sequence[str], second: Sequence[str], model: Model, *, param: str, truncate: int | None
+) -> Work:
+    """The work of comparing first[i] with second[i]: their vectors, or a model's judgement of each pair.
+
+    A text that comes more than once is computed once.
+    """
+    if common_pb2.MODEL_TASK_SCORE in model.tasks:
+        pairs = list(zip(first, second, strict=True))
+        return Work(common_pb2.MODEL_TASK_SCORE, param, pairs=pairs, truncate=truncate)
+    texts = list(dict.fromkeys((*first, *second)))
+    return Work(common_pb2.MODEL_TASK_EMBED, param, texts=texts, truncate=truncate)
+
+
+def scores_of(first: Sequence[str], second: Sequence[str], pooled: Pooled) -> list[float]:
+    """The scores of the pairs, from what came of `compare`'s work."""
+    vectors = [unpack(vector) for vector in pooled.vectors]
+    if pooled.task == common_pb2.MODEL_TASK_SCORE:
+        return [numbers[0] for numbers in vectors]
+    places = {text: place for place, text in enumerate(dict.fromkeys((*first, *second)))}
+    lengths = [math.sqrt(sum(map(mul, vector, vector))) for vector in vectors]
+    return [
+        _cosine(vectors, lengths, places[one], places[other])
+        for one, other in zip(first, second, strict=True)
+    ]
+
+
+def unpack(vector: bytes) -> tuple[float, ...]:
+    """The numbers of a vector."""
+    return struct.unpack(f"<{len(vector) // 4}f", vector)
+
+
+def _cosine(vectors: Sequence[tuple[float, ...]], lengths: Sequence[float], one: int, other: int) -> float:
+    """0 for a vector of length 0, which has no direction."""
+    product = lengths[one] * lengths[other]
+    return sum(map(mul, vectors[one], vectors[other])) / product if product else 0.0

@@ -1,0 +1,127 @@
+"""From an HTTP request to its answer, for every route that computes vectors or scores."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from catenary.telemetry import current_traceparent, new_id
+from catenary.v1 import common_pb2
+from gateway.config import GatewayConfig
+from gateway.errors import ApiError, unavailable
+from gateway.generation.service import GenerationService
+from gateway.http.body import BodyLimits, read_json_object
+from gateway.http.disconnect import ClientGone, ClientWatch, SlowReader
+from gateway.http.respond import send_json
+from gateway.link import RouterSession
+from gateway.metrics import GatewayMetrics, RequestTimer
+from gateway.pooling.endpoint import PooledEndpoint, T
+from gateway.pooling.rendering import render
+from gateway.pooling.run import DocumentRun
+from gateway.pooling.work import Document, Pooled, Work
+from gateway.schemas import RequestLimits
+from gateway.streaming.usage import usage_of
+from gateway.text.models import Model, ModelBoard
+from gateway.text.pool import TokenizerPool
+
+
+class PoolingService:
+    """Runs requests: reads, renders, submits, answers. In any case every document ends or is aborted."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        *,
+        places: GenerationService,
+        session: RouterSession,
+        models: ModelBoard,
+        tokenizers: TokenizerPool,
+        metrics: GatewayMetrics,
+    ) -> None:
+        """`places`: where every request at work has a place, this service's too."""
+        self._places = places
+        self._session = session
+        self._models = models
+        self._tokenizers = tokenizers
+        self._metrics = metrics
+        self._window = config.document_window
+        self._body = BodyLimits(int(config.max_body_mib * (1 << 20)), config.body_timeout_s)
+        self._limits = RequestLimits(
+            max_embedding_inputs=config.max_embedding_inputs, max_pairs=config.max_pairs
+        )
+        self._runs: set[DocumentRun] = set()
+
+    def cut_off(self) -> None:
+        """End what still runs with an error: the server stops."""
+        for run in list(self._runs):
+            run.interrupt(unavailable("The server is shutting down."))
+
+    async def serve(self, endpoint: PooledEndpoint[T], scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request. Raises ApiError before the answer has begun, ClientGone at any time."""
+        deadline = self._places.deadline()
+        with self._places.place():
+            body = await read_json_object(Request(scope, receive), self._body)
+            fields = endpoint.parse(body, self._limits)
+            del body
+            async with ClientWatch(receive) as watch:
+                model = self._models.require(fields.model, endpoint.tasks)
+                timer = RequestTimer(self._metrics, model.name)
+                try:
+                    pooled = await self._pool(endpoint, fields, model, timer, deadline, watch)
+                except ApiError as error:
+                    timer.failed(error.code or "")
+                    raise
+                except ClientGone as error:
+                    timer.failed("slow_reader" if isinstance(error, SlowReader) else "disconnect")
+                    raise
+                # Thousands of vectors take long to write, and others wait for the loop.
+                await send_json(send, await asyncio.to_thread(endpoint.write, fields, pooled))
+
+    async def _pool(
+        self,
+        endpoint: PooledEndpoint[T],
+        fields: T,
+        model: Model,
+        timer: RequestTimer,
+        deadline: float,
+        watch: ClientWatch,
+    ) -> Pooled:
+        request_id, work = new_id(endpoint.id_prefix), endpoint.work(fields, model)
+        documents = await watch.run(render(work, model, self._tokenizers, request_id))
+        specs = _specs(request_id, model, work, documents)
+        run = DocumentRun(specs, self._session, window=self._window, deadline=deadline)
+        watch.on_gone(lambda: run.interrupt(ClientGone()))
+        self._runs.add(run)
+        try:
+            async with run:
+                vectors = await run.vectors()
+        finally:
+            self._runs.discard(run)
+        tokens = sum(len(document.token_ids) for document in documents)
+        timer.accept(tokens)
+        timer.finished(["stop"], usage_of(tokens, 0, None), 1)
+        return Pooled(request_id, int(time.time()), model, work.task, vectors, tokens)
+
+
+def _specs(
+    request_id: str, model: Model, work: Work, documents: Sequence[Document]
+) -> list[common_pb2.SequenceSpec]:
+    traceparent = current_traceparent()
+    return [
+        common_pb2.SequenceSpec(
+            request_id=f"{request_id}-{index}",
+            model=model.name,
+            token_ids=document.token_ids,
+            traceparent=traceparent,
+            pooling=common_pb2.Pooling(
+                task=work.task,
+                dimensions=work.dimensions,
+                second_start=document.second_start or None,
+            ),
+        )
+        for index, document in enumerate(documents)
+    ]

@@ -1,0 +1,53 @@
+"""What a request asks to have computed, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from catenary.v1 import common_pb2
+from gateway.text.models import Model
+
+Pair = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Documents as texts or ids, or pairs: exactly one of the three has any.
+
+    Args:
+        task: EMBED, or SCORE for pairs.
+        param: the field that the documents come from, for errors.
+        dimensions: None: whole vectors.
+        truncate: tokens to keep of a longer document; None: it is refused.
+        add_special_tokens: of texts.
+    """
+
+    task: common_pb2.ModelTask.ValueType
+    param: str
+    texts: Sequence[str] = ()
+    ids: Sequence[Sequence[int]] = ()
+    pairs: Sequence[Pair] = ()
+    dimensions: int | None = None
+    truncate: int | None = None
+    add_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """Token ids; `second_start`: where the second text of a pair begins, 0 for one text."""
+
+    token_ids: Sequence[int]
+    second_start: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """The vectors of a request's documents, little-endian float32, in order; of a pair: one number."""
+
+    request_id: str
+    created: int
+    model: Model
+    task: common_pb2.ModelTask.ValueType
+    vectors: Sequence[bytes]
+    prompt_tokens: int

@@ -1,0 +1,84 @@
+"""`POST /v1/embeddings`."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from functools import partial
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from catenary.v1 import common_pb2
+from gateway.errors import bad_request
+from gateway.http.respond import Deferred
+from gateway.pooling.endpoint import PooledEndpoint
+from gateway.pooling.scores import unpack
+from gateway.pooling.service import PoolingService
+from gateway.pooling.work import Pooled, Work
+from gateway.routes.openapi import operation
+from gateway.schemas import RequestLimits, parse_request
+from gateway.schemas.pooling import EMBEDDING, EmbeddingRequest
+from gateway.text.models import Model
+
+
+class EmbeddingEndpoint(PooledEndpoint[EmbeddingRequest]):
+    """Vectors, in the order of the input."""
+
+    id_prefix = "embd-"
+    tasks = (common_pb2.MODEL_TASK_EMBED,)
+
+    def parse(self, body: dict[str, Any], limits: RequestLimits) -> EmbeddingRequest:
+        return parse_request(EmbeddingRequest, body, EMBEDDING, limits)
+
+    def work(self, fields: EmbeddingRequest, model: Model) -> Work:
+        return Work(
+            common_pb2.MODEL_TASK_EMBED,
+            "input",
+            texts=[text for text in fields.input if isinstance(text, str)],
+            ids=[ids for ids in fields.input if isinstance(ids, list)],
+            dimensions=_dimensions(fields.dimensions, model),
+            truncate=fields.truncate_prompt_tokens,
+            add_special_tokens=fields.add_special_tokens is not False,
+        )
+
+    def write(self, fields: EmbeddingRequest, pooled: Pooled) -> bytes:
+        encoded = fields.encoding_format == "base64"
+        data = [
+            {
+                "object": "embedding",
+                "index": index,
+                "embedding": b64encode(vector).decode() if encoded else unpack(vector),
+            }
+            for index, vector in enumerate(pooled.vectors)
+        ]
+        usage = {"prompt_tokens": pooled.prompt_tokens, "total_tokens": pooled.prompt_tokens}
+        answer = {"object": "list", "model": pooled.model.name, "data": data, "usage": usage}
+        return msgspec.json.encode(answer)
+
+
+def _dimensions(wanted: int | None, model: Model) -> int | None:
+    """The width to ask the engine for. Raises ApiError 400."""
+    info = model.info
+    if wanted is None or wanted == info.embedding_width:
+        return None
+    if wanted in info.embedding_dimensions or (info.any_dimensions and wanted < info.embedding_width):
+        return wanted
+    if info.any_dimensions:
+        allowed = f"1 to {info.embedding_width}"
+    else:
+        allowed = ", ".join(map(str, (*info.embedding_dimensions, info.embedding_width)))
+    raise bad_request(f"Invalid 'dimensions': this model's vectors can have {allowed} numbers.", "dimensions")
+
+
+def routes(service: PoolingService) -> APIRouter:
+    """The route."""
+    router = APIRouter()
+    serve = partial(service.serve, EmbeddingEndpoint())
+
+    @router.post("/v1/embeddings", **operation(EmbeddingRequest, "Turn texts into vectors"))
+    async def embeddings() -> Response:
+        return Deferred(serve)
+
+    return router

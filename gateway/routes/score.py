@@ -1,0 +1,63 @@
+"""`POST /v1/score` and `/score`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from catenary.v1 import common_pb2
+from gateway.http.respond import Deferred
+from gateway.pooling.endpoint import PooledEndpoint
+from gateway.pooling.scores import compare, scores_of
+from gateway.pooling.service import PoolingService
+from gateway.pooling.work import Pooled, Work
+from gateway.routes.openapi import operation
+from gateway.schemas import RequestLimits, parse_request
+from gateway.schemas.pooling import SCORE, ScoreRequest
+from gateway.text.models import Model
+
+
+class ScoreEndpoint(PooledEndpoint[ScoreRequest]):
+    """Scores of pairs, in their order."""
+
+    id_prefix = "score-"
+    tasks = (common_pb2.MODEL_TASK_EMBED, common_pb2.MODEL_TASK_SCORE)
+
+    def parse(self, body: dict[str, Any], limits: RequestLimits) -> ScoreRequest:
+        return parse_request(ScoreRequest, body, SCORE, limits)
+
+    def work(self, fields: ScoreRequest, model: Model) -> Work:
+        first, second = fields.sides
+        return compare(first, second, model, param=fields.names[1], truncate=fields.truncate_prompt_tokens)
+
+    def write(self, fields: ScoreRequest, pooled: Pooled) -> bytes:
+        scores = scores_of(*fields.sides, pooled)
+        answer = {
+            "id": pooled.request_id,
+            "object": "list",
+            "created": pooled.created,
+            "model": pooled.model.name,
+            "data": [
+                {"index": index, "object": "score", "score": score} for index, score in enumerate(scores)
+            ],
+            "usage": {"prompt_tokens": pooled.prompt_tokens, "total_tokens": pooled.prompt_tokens},
+        }
+        return msgspec.json.encode(answer)
+
+
+def routes(service: PoolingService) -> APIRouter:
+    """The routes."""
+    router = APIRouter()
+    serve = partial(service.serve, ScoreEndpoint())
+    described = operation(ScoreRequest, "Score how well texts belong together")
+
+    @router.post("/score", **described)
+    @router.post("/v1/score", **described)
+    async def score() -> Response:
+        return Deferred(serve)
+
+    return router

@@ -1,0 +1,178 @@
+"""`POST /v1/embeddings`, rerank and score."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PlainValidator, WithJsonSchema
+from pydantic_core.core_schema import ValidationInfo
+
+from gateway.errors import bad_request
+from gateway.schemas.base import INT32_MAX, FieldError, RequestModel, limits_of, plain_object
+from gateway.schemas.limits import RequestLimits
+from gateway.schemas.prompts import PROMPTS_SCHEMA, read_prompts
+
+_OFF: tuple[Any, ...] = ()
+_KNOWN: dict[str, tuple[Any, ...]] = {
+    "priority": (0,),
+    "request_id": _OFF,
+    "cache_salt": _OFF,
+    "mm_processor_kwargs": ({},),
+    "chat_template": _OFF,
+    "chat_template_kwargs": ({},),
+    "instruction": _OFF,
+    "softmax": _OFF,
+    "activation": _OFF,
+    "use_activation": (True,),
+}
+
+# Known parameters that cannot be honoured, and their values that ask for nothing; see `unsupported`.
+EMBEDDING: dict[str, tuple[Any, ...]] = {
+    **_KNOWN,
+    "normalize": (True,),
+    "messages": _OFF,
+    "embed_dtype": ("float32",),
+    "endianness": ("native", "little"),
+    "input_type": _OFF,
+    "add_generation_prompt": (False,),
+    "continue_final_message": (False,),
+}
+RERANK: dict[str, tuple[Any, ...]] = {
+    **_KNOWN,
+    "rank_fields": _OFF,
+    "max_tokens_per_doc": _OFF,
+    "max_chunks_per_doc": _OFF,
+}
+SCORE: dict[str, tuple[Any, ...]] = {**_KNOWN, "normalize": (True,)}
+
+# vLLM's names for the two sides of a score.
+_SIDES = (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), ("queries", "items"))
+
+
+def _read_input(value: Any, info: ValidationInfo) -> list[str] | list[list[int]]:
+    return read_prompts(value, limits_of(info).max_embedding_inputs, "inputs")
+
+
+def _read_text(value: Any) -> str:
+    """A text, or an object with one."""
+    if isinstance(value, dict):
+        found = plain_object(value)
+        if set(found) != {"text"}:
+            raise FieldError("Invalid '{param}': an object must have a 'text' and nothing else.")
+        value = found["text"]
+    if not isinstance(value, str):
+        raise FieldError("Invalid type for '{param}': expected a string.", "invalid_type")
+    if not value:
+        raise FieldError("Invalid '{param}': texts must not be empty.")
+    return value
+
+
+def _read_texts(value: Any, info: ValidationInfo) -> list[str]:
+    if not isinstance(value, list):
+        value = [value]
+    if not value:
+        raise FieldError("Invalid '{param}': must not be empty.")
+    most = limits_of(info).max_pairs
+    if len(value) > most:
+        raise FieldError(f"Invalid '{{param}}': at most {most} texts are allowed.")
+    return [_read_text(item) for item in value]
+
+
+def _read_documents(value: Any, info: ValidationInfo) -> list[str]:
+    if not isinstance(value, list):
+        raise FieldError("Invalid type for '{param}': expected an array.", "invalid_type")
+    return _read_texts(value, info)
+
+
+Texts = Annotated[list[str], PlainValidator(_read_texts), PROMPTS_SCHEMA]
+
+
+class PooledFields(RequestModel):
+    """Parameters that all routes share which compute vectors or scores."""
+
+    model: str = Field(min_length=1, description="Name of a served model.")
+    truncate_prompt_tokens: int | None = Field(
+        None,
+        ge=-1,
+        le=INT32_MAX,
+        description="Keep so many tokens of a longer text, from its start; -1: as many as the model takes.",
+    )
+    user: str | None = Field(None, max_length=1024, description="Accepted; not used.")
+
+    def check(self, limits: RequestLimits) -> None:
+        if self.truncate_prompt_tokens == 0:
+            raise bad_request(
+                "Invalid 'truncate_prompt_tokens': must be at least 1, or -1.", "truncate_prompt_tokens"
+            )
+
+
+class EmbeddingRequest(PooledFields):
+    """Texts to turn into vectors."""
+
+    input: Annotated[list[str] | list[list[int]], PlainValidator(_read_input), PROMPTS_SCHEMA] = Field(
+        description="Texts, or token ids of texts."
+    )
+    encoding_format: Literal["float", "base64"] | None = Field(
+        None, description="Numbers, or the base64 of little-endian float32."
+    )
+    dimensions: int | None = Field(
+        None, ge=1, le=INT32_MAX, description="Keep so many numbers, scaled to length 1, if the model allows."
+    )
+    add_special_tokens: bool | None = Field(
+        None, description="Add the tokens that the tokenizer puts around a text. Default: true."
+    )
+
+
+class RerankRequest(PooledFields):
+    """Documents to sort by how well they answer a query."""
+
+    query: str = Field(min_length=1, description="What is looked for.")
+    documents: Annotated[list[str], PlainValidator(_read_documents), WithJsonSchema({"type": "array"})] = (
+        Field(description="Texts, or objects with a text.")
+    )
+    top_n: int | None = Field(None, ge=0, le=INT32_MAX, description="So many of the best; 0: all.")
+    return_documents: bool | None = Field(None, description="Send the documents' texts with the results.")
+
+
+class ScoreRequest(PooledFields):
+    """Pairs of texts to compare: one with many, or each with the one at its place."""
+
+    text_1: Texts | None = Field(None, description="One text, or several.")
+    text_2: Texts | None = Field(None, description="As many texts, or any number for one text_1.")
+    data_1: Texts | None = Field(None, description="The same as text_1.")
+    data_2: Texts | None = Field(None, description="The same as text_2.")
+    queries: Texts | None = Field(None, description="The same as text_1.")
+    documents: Texts | None = Field(None, description="The same as text_2.")
+    items: Texts | None = Field(None, description="The same as text_2.")
+
+    @property
+    def sides(self) -> tuple[list[str], list[str]]:
+        """The first and the second text of each pair."""
+        names = self.names
+        first: list[str] = getattr(self, names[0])
+        second: list[str] = getattr(self, names[1])
+        return (first * len(second) if len(first) == 1 else first), second
+
+    def check(self, limits: RequestLimits) -> None:
+        super().check(limits)
+        names = self.names
+        first, second = (len(getattr(self, name)) for name in names)
+        if first not in (1, second):
+            raise bad_request(
+                f"Invalid '{names[1]}': one '{names[0]}' goes with any number of them, several with as many.",
+                names[1],
+            )
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """The names by which the two sides were given. Raises ApiError 400."""
+        given = {name for pair in _SIDES for name in pair if getattr(self, name) is not None}
+        for pair in _SIDES:
+            if given == set(pair):
+                return pair
+        missing = "text_2" if "text_1" in given else "text_1"
+        raise bad_request(
+            "A score needs two sides: 'text_1' and 'text_2', and no other names for them.",
+            missing,
+            "missing_required_parameter",
+        )
