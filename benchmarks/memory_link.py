@@ -14,5 +14,8 @@ class MemoryLink:
     def send(self, message: Any) -> None:
         self.sent.append(message)
 
+    def wake(self) -> None:
+        """Its poll never waits."""
+
     def poll(self, timeout: float | None = 0.0) -> list[Any]:
         return []

@@ -91,6 +91,9 @@ class EncodingLink:
         """Encodes."""
         encode_frame(message, DEFAULT_MAX_FRAME_BYTES)
 
+    def wake(self) -> None:
+        """Its poll never waits."""
+
     def poll(self, timeout: float | None = 0.0) -> list[Any]:
         """Nothing comes."""
         return []

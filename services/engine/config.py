@@ -10,11 +10,12 @@ from pydantic import Field, field_serializer, field_validator, model_validator
 from catenary.config import settings
 from catenary.rpc import RpcConfig, TlsFiles, parse_address
 from services.engine.bucketing_options import BucketingOptions
+from services.engine.grammar_options import GrammarOptions
 from services.engine.hpu_options import HpuOptions
 from services.engine.servicer_options import ServicerOptions
 
 
-class EngineConfig(BucketingOptions, HpuOptions, ServicerOptions, RpcConfig):
+class EngineConfig(BucketingOptions, GrammarOptions, HpuOptions, ServicerOptions, RpcConfig):
     """Options of `python -m services.engine`: flags, CATENARY_ENGINE_* variables, a YAML file, defaults."""
 
     model_config = settings(prefix="CATENARY_ENGINE_")

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from services.engine.device import CpuDevice, Device
 from services.engine.graphs import Graphs
-from services.engine.sampling import RowParams, SampledToken, unpack
+from services.engine.sampling import RowParams, SampledToken, TokenMasks, unpack
 from services.engine.sampling.static import Call, Stages, StaticProgram, StaticSizes, allocate
 
 # What reads from the device or has a shape that depends on values.
@@ -90,7 +90,11 @@ class StaticSampler:
         self.graphs.run(call.phase, call.key, self._stages.forward(call.phase, call.key), call.tensors)
 
     def run(
-        self, logits: torch.Tensor, rows: list[RowParams], last_tokens: Sequence[int] = (0,)
+        self,
+        logits: torch.Tensor,
+        rows: list[RowParams],
+        last_tokens: Sequence[int] = (0,),
+        masks: TokenMasks | None = None,
     ) -> list[SampledToken]:
         """Samples the first rows of logits [R, V], and checks that the tokens are kept."""
         hidden = torch.zeros(self._rows + 1, self._vocab)
@@ -98,7 +102,8 @@ class StaticSampler:
         self.hidden.copy_(self._device.to_device(hidden))
         tokens = torch.tensor([*last_tokens, *[0] * (self._rows + 4 - len(last_tokens))])
         self.last_tokens.copy_(self._device.to_device(tokens))
-        calls = self.program.sampling(rows, [self._rows + 3] * len(rows))
+        found = self.program.sampling(rows, [self._rows + 3] * len(rows), masked=masks is not None)
+        calls = (*found.scores, *(self.program.masks(masks) if masks else ()), *found.tokens)
         with self.watch:
             for call in (*calls, self.program.result(1, self.buffers.harmless)):
                 self._run(call)
@@ -112,6 +117,7 @@ def run_static(
     *,
     last_tokens: Sequence[int] = (0,),
     device: Device = STATIC_CPU,
+    masks: TokenMasks | None = None,
 ) -> list[SampledToken]:
     """As `tests.support.sampling.run`, in static shapes."""
-    return StaticSampler(logits.shape[0], logits.shape[1], device).run(logits, rows, last_tokens)
+    return StaticSampler(logits.shape[0], logits.shape[1], device).run(logits, rows, last_tokens, masks)

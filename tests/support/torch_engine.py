@@ -95,6 +95,9 @@ class MemoryLink:
     def send(self, message: Any) -> None:
         self.sent.append(message)
 
+    def wake(self) -> None:
+        """Its poll never waits."""
+
     def poll(self, timeout: float | None = 0.0) -> list[Any]:
         messages = list(self.inbox)
         self.inbox.clear()

@@ -34,10 +34,12 @@ class StepBuilder:
         if isinstance(outcome, Finished):
             self._end(len(columns.keys) - 1, sequence, outcome.reason, stop_token_id=outcome.stop_token_id)
 
-    def add_failure(self, sequence: Sequence, code: CoreErrorCode, message: str) -> None:
+    def add_failure(
+        self, sequence: Sequence, code: CoreErrorCode, message: str, param: str | None = None
+    ) -> None:
         """Adds the end of a sequence that was refused or failed. The text is for the caller."""
         row = self._add_row(sequence.key)
-        self._end(row, sequence, FinishReason.ERROR, code=code, message=message)
+        self._end(row, sequence, FinishReason.ERROR, code=code, message=message, param=param)
 
     def add_prompt_scores(self, sequence: Sequence, scores: tuple[TokenScore, ...]) -> None:
         """Adds scores of prompt tokens that follow those that the sequence had before."""
@@ -92,6 +94,7 @@ class StepBuilder:
         stop_token_id: int | None = None,
         code: CoreErrorCode | None = None,
         message: str | None = None,
+        param: str | None = None,
     ) -> None:
         self._columns.ends.append(
             EndRow(
@@ -103,5 +106,6 @@ class StepBuilder:
                 stop_token_id=stop_token_id,
                 error_code=code,
                 error_message=message,
+                error_param=param,
             )
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from catenary.telemetry import get_logger
 from services.engine.core.checks import check_token_ids
 from services.engine.core.columns import StepBuilder
+from services.engine.core.constrained import ConstrainedSequences
 from services.engine.core.errors import CoreFailure
 from services.engine.core.startup import Engine
 from services.engine.core.warming import graph_load
@@ -57,6 +58,9 @@ class CoreLoop:
         self._vocab_size = engine.ready.model.vocab_size
         self._eos_token_ids = engine.ready.model.eos_token_ids
         self._step = StepBuilder()
+        self._constrained = ConstrainedSequences(
+            engine.grammars.constraints(link.wake), engine.scheduler, self._step, engine.tracer
+        )
         self._in_flight: LaunchedStep | None = None
         self._stopping = False
         self._steps = 0
@@ -70,14 +74,25 @@ class CoreLoop:
         while not self._stopping:
             self.advance()
             self.send_profile()
-            patience = 0.0 if self.busy or self._warm_up() else self._profiler.remaining
-            for message in self._link.poll(patience):
+            for message in self._link.poll(self._patience()):
                 self.handle(message)
 
     @property
     def busy(self) -> bool:
         """True while a sequence lives or a step is in flight."""
+        return self._steps_go_on or len(self._constrained) > 0
+
+    @property
+    def _steps_go_on(self) -> bool:
         return self._scheduler.has_work or self._in_flight is not None
+
+    def _patience(self) -> float | None:
+        """Seconds to wait for a message; None for ever."""
+        if self._steps_go_on or self._warm_up():
+            return 0.0
+        # Who waits for a constraint is woken when it is compiled.
+        limits = (self._profiler.remaining, self._constrained.patience)
+        return min((limit for limit in limits if limit is not None), default=None)
 
     def handle(self, message: ToCore) -> None:
         """Takes one message. Whatever it ends is reported with the next step."""
@@ -89,6 +104,9 @@ class CoreLoop:
                     finished = self._scheduler.end(key, FinishReason.ABORT)
                     if finished is not None:
                         self._step.add_outcome(finished, None)
+                        self._constrained.forget(key)
+                    else:
+                        self._constrained.abort(key)
             case StartProfile():
                 self._profiler.start(message, self._runner.launches)
             case CancelProfile():
@@ -100,10 +118,16 @@ class CoreLoop:
 
     def advance(self) -> None:
         """Launches the next step if there is work, ends the one before it, and reports what there is."""
+        self._constrained.admit()
         begun = self._begin()
         if self._overlaps:
             begun, self._in_flight = self._in_flight, begun
-        if begun is not None:
+            if begun is not None:
+                self._finish(begun)
+            if self._in_flight is not None:
+                self._constrained.restrict(self._in_flight)
+        elif begun is not None:
+            self._constrained.restrict(begun)
             self._finish(begun)
         if begun is not None or self._step:
             self._report()
@@ -135,9 +159,10 @@ class CoreLoop:
         sequence = sequence_from(message, self._eos_token_ids)
         try:
             check_token_ids(message, self._vocab_size)
-            self._scheduler.add(sequence, message.same_prompt_as or None)
+            if message.constraint is None or self._constrained.add(sequence, message):
+                self._scheduler.add(sequence, message.same_prompt_as or None)
         except SequenceRefused as refusal:
-            self._step.add_failure(sequence, refusal.code, refusal.message)
+            self._step.add_failure(sequence, refusal.code, refusal.message, refusal.param)
         except QueueFull as refusal:
             self._step.add_failure(sequence, CoreErrorCode.OVERLOADED, str(refusal))
 
@@ -146,7 +171,7 @@ class CoreLoop:
             plan = self._scheduler.plan()
         if plan is None:
             return None
-        step = self._runner.launch(plan)
+        step = self._runner.launch(plan, masked=self._constrained.concern(plan))
         self._recorder.launched(step.number)
         return step
 
@@ -199,13 +224,17 @@ class CoreLoop:
         broken += [scores.sequence for scores in result.prompts if not scores.finite]
         # Before the commit, which offers full blocks to others.
         self._fail(broken, _NOT_FINITE)
+        stuck = [sequence for sequence in stuck if not self._constrained.end_stuck(sequence)]
         self._fail(stuck, _NOTHING_LEFT, CoreErrorCode.INVALID_ARGUMENT)
         self._report_prompts(result)
         outcomes = self._scheduler.commit(plan, ids)
         self._generated += len(outcomes)
         self._recorder.outcomes(outcomes)
         for outcome in outcomes:
-            self._step.add_outcome(outcome, scored.get(outcome.sequence.key))
+            if not outcome.sequence.constrained:
+                self._step.add_outcome(outcome, scored.get(outcome.sequence.key))
+            elif (followed := self._constrained.follow(outcome)) is not None:
+                self._step.add_outcome(followed, scored.get(outcome.sequence.key))
 
     def _report_prompts(self, result: StepResult) -> None:
         """Passes on the scores of prompt tokens; those of a prompt that is computed again are known."""
@@ -223,15 +252,17 @@ class CoreLoop:
         for sequence in sequences:
             if self._scheduler.end(sequence.key, FinishReason.ERROR) is not None:
                 self._step.add_failure(sequence, code, message)
+                self._constrained.forget(sequence.key)
 
     def _load(self) -> CoreLoad:
         load = self._scheduler.load()
         return CoreLoad(
             running=load.running,
-            waiting=load.waiting,
+            waiting=load.waiting + len(self._constrained),
             used_blocks=load.used_blocks,
-            pending_prefill_tokens=load.pending_prefill_tokens,
+            pending_prefill_tokens=load.pending_prefill_tokens + self._constrained.tokens,
             steps=self._steps,
             generated_tokens=self._generated,
             graphs=graph_load(self._graphs, self._background, self._device),
+            constraints=self._constrained.load,
         )

@@ -47,6 +47,11 @@ class CoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     bucket_decode_batch: str | None
     bucket_decode_blocks: str | None
     record_lengths: str | None
+    grammar_backend: str
+    grammar_threads: int
+    grammar_queue: int
+    grammar_timeout_s: float
+    grammar_cache: int
     async_stepping: bool
     trace_steps: str | None
     profile_steps: str | None

@@ -15,6 +15,7 @@ from catenary.telemetry import get_logger
 from services.engine.bucketing import BucketPlan
 from services.engine.core.devices import device_of
 from services.engine.core.errors import StartError
+from services.engine.core.grammars import NO_GRAMMARS, Grammars, open_grammars
 from services.engine.core.options import CoreOptions
 from services.engine.core.recording import ServingRecorder
 from services.engine.core.sizing import size_engine
@@ -65,10 +66,12 @@ class Engine:
     async_stepping: bool
     ready: CoreReady
     code: CodeCache | None
+    grammars: Grammars = NO_GRAMMARS
 
     def close(self) -> None:
         """Waits for the device; completes the trace and the recording; keeps what was compiled."""
         self.device.close()
+        self.grammars.close()
         self.recorder.idle()
         self.tracer.close()
         if self.code is not None:
@@ -149,6 +152,7 @@ def _start(options: CoreOptions, progress: Progress, device: Device) -> Engine:
         async_stepping=options.async_stepping,
         ready=_ready(options, model, facts, kv),
         code=code,
+        grammars=open_grammars(options, directory, model.vocab_size, facts),
     )
 
 

@@ -22,6 +22,7 @@ class Phase(Enum):
     EDIT = "edit"
     PENDING = "pending"
     PENALIZE = "penalize"
+    MASK = "mask"
     DRAW = "draw"
     FILTER = "filter"
     FILTER_WIDE = "filter_wide"

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import select
 import socket
+import threading
 import time
 from typing import Final
 
@@ -45,7 +47,7 @@ _READ_BYTES: Final = 256 * 1024
 
 
 class BlockingLink:
-    """The core's end, used by one thread. It owns the socket."""
+    """The core's end, used by one thread but for `wake`. It owns the socket."""
 
     def __init__(self, sock: socket.socket, *, max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES) -> None:
         sock.setblocking(False)
@@ -53,6 +55,16 @@ class BlockingLink:
         self._max_frame_bytes = max_frame_bytes
         self._inbound = FrameBuffer(max_frame_bytes)
         self._eof = False
+        # Written to from other threads, one of which may do so while the link is closed.
+        self._lock = threading.Lock()
+        self._alarm = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._closed = False
+
+    def wake(self) -> None:
+        """Ends the `poll` that waits, or the next one that would. From any thread, at any time."""
+        with self._lock:
+            if not self._closed:
+                os.eventfd_write(self._alarm, 1)
 
     def send(self, message: FromCore) -> None:
         """Sends one message, waiting for room. Raises LinkClosed, FrameTooLarge (nothing was sent)."""
@@ -68,6 +80,7 @@ class BlockingLink:
     def poll(self, timeout: float | None = 0.0) -> list[ToCore]:
         """Returns what has arrived; waits up to `timeout` seconds for the first message (None: for ever).
 
+        Returns nothing after `wake`.
         Raises LinkClosed once the peer is gone and every message it sent was returned.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -81,7 +94,9 @@ class BlockingLink:
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 return []
-            self._wait(select.POLLIN, left)
+            self._wait(select.POLLIN, left, self._alarm)
+            if self._awoken():
+                return []
 
     def fileno(self) -> int:
         """The socket's descriptor, to wait for it beside others."""
@@ -90,17 +105,29 @@ class BlockingLink:
     def close(self) -> None:
         """Closes the socket."""
         self._sock.close()
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                os.close(self._alarm)
+
+    def _awoken(self) -> bool:
+        try:
+            return os.eventfd_read(self._alarm) > 0
+        except BlockingIOError:
+            return False
 
     def _wait_for_room(self) -> None:
         if self._wait(select.POLLOUT if self._eof else select.POLLIN | select.POLLOUT, None) & select.POLLIN:
             self._read_available()
 
-    def _wait(self, events: int, timeout: float | None) -> int:
+    def _wait(self, events: int, timeout: float | None, alarm: int | None = None) -> int:
         # poll, not select: the descriptor is inherited and may be above select's limit.
         poller = select.poll()
         poller.register(self._sock, events)
-        ready = poller.poll(None if timeout is None else math.ceil(timeout * 1000))
-        return ready[0][1] if ready else 0
+        if alarm is not None:
+            poller.register(alarm, select.POLLIN)
+        ready = dict(poller.poll(None if timeout is None else math.ceil(timeout * 1000)))
+        return ready.get(self._sock.fileno(), 0)
 
     def _read_available(self) -> None:
         while not self._eof:

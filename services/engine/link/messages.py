@@ -73,6 +73,23 @@ class PoolingOptions(Struct, frozen=True, array_like=True):
     second_start: int = 0
 
 
+class ConstraintKind(StrEnum):
+    """What kind of text a constraint's source is; names are those of the contract without its prefix."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    GRAMMAR = "grammar"
+    STRUCTURAL_TAG = "structural_tag"
+
+
+class ConstraintOptions(Struct, frozen=True, array_like=True):
+    """What the generated text must be, from the first token on or behind the first `after` in it."""
+
+    kind: ConstraintKind
+    source: str
+    after: str | None = None
+
+
 class SubmitSequence(Struct, frozen=True, array_like=True, tag="submit"):
     """A sequence whose options are all resolved.
 
@@ -95,6 +112,7 @@ class SubmitSequence(Struct, frozen=True, array_like=True, tag="submit"):
     cache_salt: str = ""
     pooling: PoolingOptions | None = None
     same_prompt_as: int = 0
+    constraint: ConstraintOptions | None = None
 
 
 class AbortSequences(Struct, frozen=True, array_like=True, tag="abort"):
@@ -200,6 +218,20 @@ class GraphLoad(Struct, frozen=True, array_like=True):
     device: dict[str, int] = {}
 
 
+class ConstraintLoad(Struct, frozen=True, array_like=True):
+    """Constraints since the core's start: compiled, found compiled, refused; batches of masks filled.
+
+    Seconds of the threads that compile, and of the loop while it fills masks.
+    """
+
+    compiled: int = 0
+    reused: int = 0
+    refused: int = 0
+    masks: int = 0
+    compile_seconds: float = 0.0
+    mask_seconds: float = 0.0
+
+
 class CoreLoad(Struct, frozen=True, array_like=True):
     """The core's load after a step. `steps` and `generated_tokens` count since its start."""
 
@@ -210,6 +242,7 @@ class CoreLoad(Struct, frozen=True, array_like=True):
     steps: int = 0
     generated_tokens: int = 0
     graphs: GraphLoad = GraphLoad()
+    constraints: ConstraintLoad = ConstraintLoad()
 
 
 class EndRow(Struct, frozen=True, array_like=True):
@@ -227,6 +260,7 @@ class EndRow(Struct, frozen=True, array_like=True):
     error_code: CoreErrorCode | None = None
     error_message: str | None = None
     vector: bytes | None = None
+    error_param: str | None = None
 
 
 class PromptColumns(Struct, frozen=True, array_like=True):

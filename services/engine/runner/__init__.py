@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from services.engine.runner.launched import LaunchedStep, StepResult
+from services.engine.runner.launched import LaunchedStep, PlanError, StepResult
 from services.engine.runner.layout import KvLayout
 from services.engine.runner.prompts import PromptScores, TokenScore
-from services.engine.runner.runner import PlanError, Runner
+from services.engine.runner.runner import Runner
 
 __all__ = [
     "KvLayout",

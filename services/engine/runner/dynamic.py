@@ -15,7 +15,14 @@ from services.engine.runner.phases import Phases
 from services.engine.runner.prompts import PromptRequests, request_scores, slice_rows
 from services.engine.runner.staging import Staged
 from services.engine.runner.tail import StepParts, TailRequest
-from services.engine.sampling import SamplerInputs, prepare, prompt_logprobs, sample
+from services.engine.sampling import (
+    SamplerInputs,
+    TokenMasks,
+    prepare,
+    prompt_logprobs,
+    sample,
+    with_masks,
+)
 
 
 class DynamicTails:
@@ -67,6 +74,10 @@ class DynamicTails:
     def dummy(self, phase: Phase, count: int) -> DynamicTail:
         return DynamicTail(self, None, None, count)
 
+    def masked(self, inputs: SamplerInputs, masks: TokenMasks) -> SamplerInputs:
+        """The inputs with masks."""
+        return with_masks(inputs, masks, self._vocab_size, self.device)
+
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [R, hidden_size], R one of the static counts -> logits [R, vocab_size]."""
         logits: torch.Tensor = self._graphs.run(Phase.HEAD, hidden.shape[0], self.phases.head, (hidden,))
@@ -95,6 +106,12 @@ class DynamicTail:
         hidden, self._harmless = result
         if self._prompts is not None:
             self._scores = self._score(hidden, self._prompts)
+
+    def restrict(self, masks: TokenMasks) -> None:
+        if self._sampling is None:
+            raise ValueError("masks for a step that samples nothing")
+        staged, inputs = self._sampling
+        self._sampling = staged, self._tails.masked(inputs, masks)
 
     def sample(self) -> None:
         tails = self._tails

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from services.engine.bucketing import Bucket
-from services.engine.device import Device, Forward
+from services.engine.device import Device, Forward, Submitted
 from services.engine.graphs import Graphs, Key, Phase, PhaseWork
 from services.engine.model.paged import PagedModel
 from services.engine.runner.phases import Phases
@@ -68,6 +68,22 @@ class StepExecutor:
                 # A lazy device compiles when it is flushed, which may be in none of the forwards.
                 span.args["compilations"] = self._device.compilations() - compilations
         return copy
+
+    @torch.inference_mode()
+    def begin(self, inputs: StepInputs, step: int) -> None:
+        """Computes a step's forwards: what comes before `end`."""
+        with self._tracer.span("step", step), self._device.step(step), self._tracer.span("forward"):
+            self.forward(inputs)
+
+    @torch.inference_mode()
+    def end(self, inputs: StepInputs, step: int, begun: Submitted[None]) -> StepCopy:
+        """Computes the rest of a step whose forwards were submitted before. Raises what they raised."""
+        begun.result()
+        with self._tracer.span("tail", step), self._device.step(step):
+            with self._tracer.span("sample"):
+                inputs.tail.sample()
+            with self._tracer.span("copy"):
+                return inputs.tail.copy()
 
     @torch.inference_mode()
     def rehearse(self, inputs: StepInputs) -> None:

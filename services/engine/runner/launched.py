@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -9,8 +10,12 @@ import torch
 from services.engine.device import Submitted
 from services.engine.runner.prompts import PromptScores, read_scores
 from services.engine.runner.tail import StepCopy
-from services.engine.sampling import RowParams, SampledToken, unpack
+from services.engine.sampling import RowParams, SampledToken, TokenMasks, unpack
 from services.engine.scheduler import Sequence, StepPlan
+
+
+class PlanError(Exception):
+    """A defect: a plan that does not fit its buckets, or a step that comes too early."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +35,43 @@ class StepResult:
 class LaunchedStep:
     """A step that the device computes or will compute. Steps finish in the order of their launch.
 
-    `number` counts launched steps from 1.
+    `number` counts launched steps from 1. One of which the device has the forwards alone has no `work` yet,
+    and `rest` submits what is left.
     """
 
-    def __init__(self, number: int, plan: StepPlan, rows: list[RowParams], work: Submitted[StepCopy]) -> None:
+    def __init__(
+        self,
+        number: int,
+        plan: StepPlan,
+        rows: list[RowParams],
+        work: Submitted[StepCopy] | None = None,
+        rest: Callable[[TokenMasks | None], Submitted[StepCopy]] | None = None,
+    ) -> None:
         self.number = number
         self.plan = plan
         self._rows = rows
         self._work = work
+        self._rest = rest
         self.finished = False
+
+    @property
+    def awaits_masks(self) -> bool:
+        """True until `sample` of a step that was launched in part."""
+        return self._rest is not None
+
+    def sample(self, masks: TokenMasks | None) -> None:
+        """Gives the device the rest of the step. `masks` of its rows, None: nothing is masked after all.
+
+        What goes wrong is raised by `result`. Call it once, if `awaits_masks`, before another launch.
+        """
+        if self._rest is None:
+            raise PlanError("the rest of a step is launched twice")
+        self._work, self._rest = self._rest(masks), None
 
     def result(self) -> StepResult:
         """Waits for the step. Raises what it raised."""
+        if self._work is None:
+            raise PlanError("a step is awaited that was launched in part")
         try:
             parts = self._work.result().wait()
         finally:

@@ -26,4 +26,5 @@ def _row(
 ) -> RowParams:
     params = sequence.params
     state = states.get(sequence.row, params.sampling, sequence.token_ids, sequence.prompt_len)
-    return RowParams(state, position, params.stop_ids if mask_stops else (), pending_row)
+    masked = params.stop_ids if mask_stops and not sequence.constrained else ()
+    return RowParams(state, position, masked, pending_row)

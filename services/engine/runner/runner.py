@@ -6,27 +6,23 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from services.engine.bucketing import Bucket
-from services.engine.device import Device, failed
+from services.engine.device import Device, Submitted, failed
 from services.engine.graphs import Graphs, Key, Phase, PhaseWork
 from services.engine.model.paged import PagedModel
 from services.engine.runner.batches import BatchBuilder, begun_by_decode, begun_by_prefill
 from services.engine.runner.dynamic import DynamicTails
 from services.engine.runner.execution import StepExecutor, StepInputs
-from services.engine.runner.launched import LaunchedStep
+from services.engine.runner.launched import LaunchedStep, PlanError
 from services.engine.runner.layout import KvLayout, padded_count, static_counts
 from services.engine.runner.phases import Phases
 from services.engine.runner.rows import row_params
 from services.engine.runner.staging import StepStaging
 from services.engine.runner.static import StaticTails
 from services.engine.runner.tables import BlockTables
-from services.engine.runner.tail import NoTail, TailRequest, Tails
-from services.engine.sampling import RowParams, SequenceStates
+from services.engine.runner.tail import NoTail, StepCopy, TailRequest, Tails
+from services.engine.sampling import RowParams, SequenceStates, TokenMasks
 from services.engine.scheduler import StepPlan
 from services.engine.tracing import StepTracer
-
-
-class PlanError(Exception):
-    """A defect: a plan that does not fit its buckets, or comes too early."""
 
 
 class Runner:
@@ -119,29 +115,47 @@ class Runner:
             inputs.moves = self._builder.moves((), key, staging.moves)
         return inputs
 
-    def launch(self, plan: StepPlan) -> LaunchedStep:
+    def launch(self, plan: StepPlan, *, masked: bool = False) -> LaunchedStep:
         """Prepares a step and gives it to the device. What goes wrong in either is raised by its result.
 
-        Raises PlanError if two steps are in flight already.
+        `masked`: its forwards alone for now, and the rest with the masks of its constrained rows. Raises
+        PlanError if two steps are in flight already.
         """
         turn = self.launches % 2
         earlier = self._launched[turn]
         if earlier is not None and not earlier.finished:
             raise PlanError("two steps are in flight: the inputs of the first would be overwritten")
         self.launches += 1
-        rows: list[RowParams] = []
-        try:
-            with self._tracer.span("prepare", self.launches):
-                inputs = self._prepare(plan, turn)
-            rows = inputs.sampled
-            work = self._device.submit(partial(self._executor.run, inputs, self.launches))
-        except Exception as error:
-            work = failed(error)
-        launched = LaunchedStep(self.launches, plan, rows, work)
+        launched = self._launch(plan, turn, masked)
         self._launched[turn] = launched
         return launched
 
-    def _prepare(self, plan: StepPlan, turn: int) -> StepInputs:
+    def _launch(self, plan: StepPlan, turn: int, masked: bool) -> LaunchedStep:
+        number, rows = self.launches, list[RowParams]()
+        try:
+            with self._tracer.span("prepare", number):
+                inputs = self._prepare(plan, turn, masked)
+            rows = inputs.sampled
+            if masked:
+                begun = self._device.submit(partial(self._executor.begin, inputs, number))
+                return LaunchedStep(number, plan, rows, rest=partial(self._sample, inputs, number, begun))
+            work = self._device.submit(partial(self._executor.run, inputs, number))
+        except Exception as error:
+            work = failed(error)
+        return LaunchedStep(number, plan, rows, work)
+
+    def _sample(
+        self, inputs: StepInputs, number: int, begun: Submitted[None], masks: TokenMasks | None
+    ) -> Submitted[StepCopy]:
+        """Gives the device the rest of a step of which it has the forwards."""
+        try:
+            if masks is not None:
+                inputs.tail.restrict(masks)
+            return self._device.submit(partial(self._executor.end, inputs, number, begun))
+        except Exception as error:
+            return failed(error)
+
+    def _prepare(self, plan: StepPlan, turn: int, masked: bool) -> StepInputs:
         staging, sampled, query = self._staging[turn], row_params(plan, self._states), 0
         inputs = StepInputs(NoTail(), sampled=sampled)
         if plan.moves:
@@ -163,7 +177,7 @@ class Runner:
             inputs.clear = self._builder.ids(begun, self._layout.padding_block, count, staging.clear)
         last_rows = [sequence.row for sequence in plan.sampling()]
         inputs.tail = self._tails.prepare(
-            TailRequest(plan.prefills, query, sampled, last_rows, staging, turn)
+            TailRequest(plan.prefills, query, sampled, last_rows, staging, turn, masked)
         )
         return inputs
 

@@ -11,7 +11,16 @@ from services.engine.model.paged import PagedModel
 from services.engine.runner.phases import Phases
 from services.engine.runner.prompts import scored_places, slice_rows
 from services.engine.runner.tail import StepParts, TailRequest
-from services.engine.sampling.static import Call, Stages, StaticBuffers, StaticProgram, StaticSizes, allocate
+from services.engine.sampling import TokenMasks
+from services.engine.sampling.static import (
+    Call,
+    SamplingCalls,
+    Stages,
+    StaticBuffers,
+    StaticProgram,
+    StaticSizes,
+    allocate,
+)
 
 
 class StaticTails:
@@ -60,7 +69,9 @@ class StaticTails:
         places = scored_places(request.prefills, request.query)
         if places is not None:
             scores = self._program.scores(*places, turn)
-        sampling = self._program.sampling(request.sampled, request.last_rows) if request.sampled else []
+        sampling = SamplingCalls()
+        if request.sampled:
+            sampling = self._program.sampling(request.sampled, request.last_rows, masked=request.masked)
         result = self._program.result(turn, self.buffers.harmless)
         return StaticTail(self, scores, sampling, result, has_prefill=bool(request.prefills))
 
@@ -69,7 +80,11 @@ class StaticTails:
             # What an earlier step reports may be on its way to the host still.
             self.device.synchronize()
         call = self._program.dummy(phase, count, self.buffers.harmless)
-        return StaticTail(self, [], [call])
+        return StaticTail(self, [], SamplingCalls(tokens=[call]))
+
+    def masks(self, masks: TokenMasks) -> list[Call]:
+        """The computations that apply masks."""
+        return self._program.masks(masks)
 
     def run(self, calls: Sequence[Call]) -> None:
         """Runs computations in order."""
@@ -85,7 +100,7 @@ class StaticTail:
         self,
         tails: StaticTails,
         scores: Sequence[Call],
-        sampling: Sequence[Call],
+        sampling: SamplingCalls,
         result: Call | None = None,
         *,
         has_prefill: bool = False,
@@ -93,14 +108,18 @@ class StaticTail:
         self._tails = tails
         self._scores = scores
         self._sampling = sampling
+        self._masks: list[Call] = []
         self._result = result
         self._has_prefill = has_prefill
 
     def after_prefill(self, result: Any) -> None:
         self._tails.run(self._scores)
 
+    def restrict(self, masks: TokenMasks) -> None:
+        self._masks = self._tails.masks(masks)
+
     def sample(self) -> None:
-        self._tails.run(self._sampling)
+        self._tails.run((*self._sampling.scores, *self._masks, *self._sampling.tokens))
 
     def copy(self) -> StaticCopy:
         tails, result = self._tails, self._result
@@ -110,7 +129,7 @@ class StaticTail:
         turn, buffers = result.key - 1, tails.buffers
         results = tails.device.begin_to_host(buffers.results[turn])
         prompts = tails.device.begin_to_host(buffers.prompts[turn]) if self._scores else None
-        return StaticCopy(buffers, results, prompts, self._has_prefill, bool(self._sampling))
+        return StaticCopy(buffers, results, prompts, self._has_prefill, bool(self._sampling.tokens))
 
 
 class StaticCopy:

@@ -11,7 +11,7 @@ import torch
 from services.engine.device import Forward
 from services.engine.graphs import Phase
 from services.engine.runner.staging import StepStaging
-from services.engine.sampling import RowParams
+from services.engine.sampling import RowParams, TokenMasks
 from services.engine.scheduler import PrefillChunk
 
 
@@ -41,6 +41,9 @@ class StepTail(Protocol):
     def after_prefill(self, result: Any) -> None:
         """Takes what the prefill's forward returned."""
 
+    def restrict(self, masks: TokenMasks) -> None:
+        """Takes what may follow in constrained rows, on the host, before `sample`. Only if `masked`."""
+
     def sample(self) -> None:
         """Samples, and keeps the tokens for the next step."""
 
@@ -53,7 +56,8 @@ class TailRequest:
     """What a step asks of its tail.
 
     prefills with `query` tokens a row in the forward; sampled rows, in the order of the hidden states, and
-    their rows of the last tokens. `turn` is 0 or 1, for the steps that may be in flight.
+    their rows of the last tokens. `turn` is 0 or 1, for the steps that may be in flight. `masked`: the tail
+    may be restricted before it samples.
     """
 
     prefills: Sequence[PrefillChunk]
@@ -62,6 +66,7 @@ class TailRequest:
     last_rows: list[int]
     staging: StepStaging
     turn: int
+    masked: bool = False
 
 
 class Tails(Protocol):
@@ -91,6 +96,9 @@ class NoTail:
 
     def after_prefill(self, result: Any) -> None:
         return
+
+    def restrict(self, masks: TokenMasks) -> None:
+        raise ValueError("a forward on padding samples nothing")
 
     def sample(self) -> None:
         return

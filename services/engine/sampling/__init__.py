@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from services.engine.sampling.inputs import SamplerInputs, prepare
+from services.engine.sampling.inputs import SamplerInputs, prepare, with_masks
 from services.engine.sampling.logprobs import prompt_logprobs, unpack_prompt
+from services.engine.sampling.masks import TokenMasks
 from services.engine.sampling.rows import RowParams, RowStatus, SampledToken, unpack
 from services.engine.sampling.sampler import SampledBatch, sample
 from services.engine.sampling.state import SequenceState, SequenceStates
@@ -16,9 +17,11 @@ __all__ = [
     "SamplerInputs",
     "SequenceState",
     "SequenceStates",
+    "TokenMasks",
     "prepare",
     "prompt_logprobs",
     "sample",
     "unpack",
     "unpack_prompt",
+    "with_masks",
 ]

@@ -1,24 +1,24 @@
-"""Changes of single logits before anything is drawn: bias and bans, penalties, allowed ids.
+"""Changes of logits before anything is drawn: bias and bans, penalties, allowed ids, masks of constraints.
 
-All of them gather and scatter the entries that there are; no table of the vocabulary's size is kept.
+All but masks gather and scatter the entries that there are; no other table of the vocabulary's size is kept.
 """
 
 from __future__ import annotations
 
 import torch
 
-from services.engine.sampling.inputs import Allowed, Edits, Penalties, SamplerInputs
+from services.engine.sampling.inputs import Allowed, Edits, Masks, Penalties, SamplerInputs
 
 NO_TOKEN = -1
 
 
 def adjust(raw: torch.Tensor, inputs: SamplerInputs, last_tokens: torch.Tensor) -> torch.Tensor:
-    """raw float32 [R, V] with bias and bans added, then penalised, then cut to the allowed ids.
+    """raw float32 [R, V] with bias and bans added, then penalised, then cut to the allowed ids and masks.
 
     The order is that of transformers and vLLM. `raw` itself is returned if there is nothing to do, and never
     changed. last_tokens int64: what `pending_rows` points into.
     """
-    if inputs.edits is None and inputs.penalties is None and inputs.allowed is None:
+    if all(part is None for part in (inputs.edits, inputs.penalties, inputs.allowed, inputs.masks)):
         return raw
     scores = raw.clone()
     pending = _pending(inputs, last_tokens)
@@ -28,6 +28,8 @@ def adjust(raw: torch.Tensor, inputs: SamplerInputs, last_tokens: torch.Tensor) 
         _penalize(scores, inputs.penalties, pending)
     if inputs.allowed is not None:
         scores = _keep_allowed(scores, inputs.allowed)
+    if inputs.masks is not None:
+        _mask(scores, inputs.masks)
     return scores
 
 
@@ -83,6 +85,11 @@ def penalized(
     """All [N]. Repetition as in CTRL (arXiv 1909.05858), the others as OpenAI's reference defines them."""
     scores = torch.where(scores < 0, scores * repetition, scores / repetition)
     return scores - frequency * generated - presence.masked_fill(generated <= 0, 0.0)
+
+
+def _mask(scores: torch.Tensor, masks: Masks) -> None:
+    chosen = scores.index_select(0, masks.index).masked_fill(~masks.allowed, -torch.inf)
+    scores.index_copy_(0, masks.index, chosen)
 
 
 def _keep_allowed(scores: torch.Tensor, allowed: Allowed) -> torch.Tensor:

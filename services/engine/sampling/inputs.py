@@ -7,13 +7,14 @@ changes nothing. Which lists are there at all follows from the rows' options, ne
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 import torch
 
 from services.engine.device import Device
+from services.engine.sampling.masks import TokenMasks
 from services.engine.sampling.numbers import uniforms
 from services.engine.sampling.rows import RowParams
 from services.engine.sampling.state import Floats, Int64s
@@ -56,6 +57,14 @@ class Allowed:
     rows: torch.Tensor
     ids: torch.Tensor
     restricted: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """What may follow in constrained rows. index int64 [M]; allowed bool [M, V]."""
+
+    index: torch.Tensor
+    allowed: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +117,7 @@ class SamplerInputs:
     edits: Edits | None = None
     penalties: Penalties | None = None
     allowed: Allowed | None = None
+    masks: Masks | None = None
     plain: Draws | None = None
     filtered: tuple[Draws, Filters] | None = None
     pending_rows: torch.Tensor | None = None
@@ -142,6 +152,13 @@ def prepare(rows: list[RowParams], padded_rows: int, vocab_size: int, device: De
         asked=_ints(device, _padded(asked, padded_rows)) if asked else None,
         alternatives=any(row.state.options.top_logprobs > 0 for row in rows),
     )
+
+
+def with_masks(inputs: SamplerInputs, masks: TokenMasks, vocab_size: int, device: Device) -> SamplerInputs:
+    """The inputs of a step whose masks are known now."""
+    padded = masks.take(_padded(list(range(len(masks.rows))), inputs.padded_rows))
+    found = Masks(_ints(device, padded.rows), device.to_device(padded.expanded(vocab_size)))
+    return replace(inputs, masks=found)
 
 
 def _edits(rows: list[RowParams], vocab_size: int, device: Device) -> Edits | None:

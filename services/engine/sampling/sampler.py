@@ -33,8 +33,8 @@ def sample(
 
     last_tokens int64: the newest token of each sequence, which pending rows point into. Whatever is in the
     batch, a row's result depends on its logits, its parameters, its tokens and (seed, position) alone. The
-    order is that of transformers and vLLM: bias, bans, penalties, allowed ids; temperature; top-k, top-p of
-    what it left, min-p; the draw.
+    order is that of transformers and vLLM: bias, bans, penalties, allowed ids, masks; temperature; top-k,
+    top-p of what it left, min-p; the draw.
     """
     if logits.shape[0] != inputs.padded_rows:
         raise ValueError(f"{logits.shape[0]} rows of logits for {inputs.padded_rows} rows of parameters")
@@ -42,8 +42,10 @@ def sample(
     scores = adjust(raw, inputs, last_tokens)
     tokens = first_argmax(scores)
     best = scores.gather(1, tokens.unsqueeze(1)).squeeze(1)
-    # The maximum is NaN if anything in the row is, infinite if something overflowed. Allowed ids hide logits.
-    largest = raw.amax(-1) if inputs.allowed is not None else best
+    # The maximum is NaN if anything in the row is, infinite if something overflowed. Allowed ids and masks
+    # hide logits.
+    hidden = inputs.allowed is not None or inputs.masks is not None
+    largest = raw.amax(-1) if hidden else best
     if inputs.plain is not None:
         drawn = draw_plain(Scaled(scores, best, inputs.plain), device)
         tokens.index_copy_(0, inputs.plain.index, drawn)

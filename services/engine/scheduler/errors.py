@@ -15,12 +15,13 @@ class QueueFull(Exception):
 
 
 class SequenceRefused(Exception):
-    """A sequence that can never run here. The text is for the caller."""
+    """A sequence that can never run here. The text is for the caller, `param` the parameter it is about."""
 
-    def __init__(self, code: CoreErrorCode, message: str) -> None:
+    def __init__(self, code: CoreErrorCode, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
+        self.param = param
 
 
 class SchedulerError(Exception):

@@ -57,6 +57,7 @@ class Sequence:
     planned, and one more until the earlier of two is committed. While it runs, `row` is its index among those
     that run, for buffers on the device. Cached KV is shared only between sequences of one `cache_salt`.
     `prompt_computed`: steps that are committed have computed all of its prompt into its own blocks.
+    `constrained`: what may follow is told by masks, which know of `params.stop_ids` too.
 
     `highest_block` is the highest id in `block_table`, -1 if that is empty.
     `num_scored_tokens` counts the prompt's first token, which has no log probability, and those of which it
@@ -72,6 +73,7 @@ class Sequence:
     prompt_len: int
     params: SequenceParams
     cache_salt: bytes = b""
+    constrained: bool = False
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
     num_scored_tokens: int = 1
@@ -166,4 +168,5 @@ def sequence_from(submit: SubmitSequence, eos_token_ids: Collection[int]) -> Seq
             priority=submit.priority,
         ),
         cache_salt=submit.cache_salt.encode(),
+        constrained=submit.constraint is not None,
     )

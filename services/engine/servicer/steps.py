@@ -45,6 +45,8 @@ def _end_of(end: EndRow) -> common_pb2.SequenceEnd:
         code = end.error_code or CoreErrorCode.INTERNAL
         message.error.code = common_pb2.ErrorCode.Value(f"ERROR_CODE_{code}")
         message.error.message = end.error_message or "The engine failed this sequence."
+        if end.error_param is not None:
+            message.error.param = end.error_param
         message.error.retryable = code in (CoreErrorCode.OVERLOADED, CoreErrorCode.INTERNAL)
     return message
 

@@ -18,6 +18,7 @@ from services.engine.graphs import Phase
 from services.engine.link import SamplingOptions
 from services.engine.sampling.adjust import NO_TOKEN
 from services.engine.sampling.draw import CANDIDATES
+from services.engine.sampling.masks import TokenMasks
 from services.engine.sampling.numbers import uniforms
 from services.engine.sampling.rows import RowParams
 from services.engine.sampling.state import Floats, Int64s, SequenceState
@@ -36,6 +37,8 @@ Tensors = tuple[torch.Tensor, ...]
 # Rows that are drawn, or whose log probabilities are wanted: more of them are done in slices of the largest
 # count, for what is computed between holds several copies of their scores.
 _DRAWN: Final = (1, 4, 16, 64)
+# Rows with masks, which cost what is sent of them.
+_MASKED: Final = (1, 8, 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,14 @@ class Call:
     phase: Phase
     key: int
     tensors: Tensors
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingCalls:
+    """The calls of a step's sampling in order. Between the two parts come those of masks, if it has any."""
+
+    scores: Sequence[Call] = ()
+    tokens: Sequence[Call] = ()
 
 
 class StaticProgram:
@@ -62,6 +73,7 @@ class StaticProgram:
         self._row_counts = tuple(row_counts)
         self._spare = max_rows = self._row_counts[-1]
         self._drawn = tuple(sorted({min(count, max_rows) for count in _DRAWN}))
+        self._masked = tuple(sorted({min(count, max_rows) for count in _MASKED}))
         self._widths = widths(max_rows * vocab_size)
         self._score_rows = score_rows
         self._score_places = score_places
@@ -76,6 +88,7 @@ class StaticProgram:
             **dict.fromkeys(per_drawn, self._drawn),
             # Hardly anybody wants that many: one shape has to do.
             Phase.FILTER_WIDE: self._drawn[-1:],
+            Phase.MASK: self._masked,
             Phase.EDIT: self._widths,
             Phase.PENALIZE: self._widths,
             Phase.PENDING: (1,),
@@ -83,27 +96,38 @@ class StaticProgram:
             Phase.RESULT: (1, 2),
         }
 
-    def sampling(self, rows: list[RowParams], last_rows: Sequence[int]) -> list[Call]:
-        """The calls for these rows, in the order of the hidden states; last_rows: their last tokens."""
+    def sampling(
+        self, rows: list[RowParams], last_rows: Sequence[int], *, masked: bool = False
+    ) -> SamplingCalls:
+        """The calls for these rows, in the order of the hidden states; last_rows: their last tokens.
+
+        `masked`: there will be masks.
+        """
         count = _least(self._row_counts, len(rows))
-        if all(row.state.simple and not row.masked_ids for row in rows):
-            return [self._greedy(last_rows, count)]
+        if not masked and all(row.state.simple and not row.masked_ids for row in rows):
+            return SamplingCalls(tokens=[self._greedy(last_rows, count)])
         restricted = [index for index, row in enumerate(rows) if row.state.allowed.size]
-        calls = [self._head(restricted, count), *self._edits(rows)]
+        scores = [self._head(restricted, count), *self._edits(rows)]
         drawn = [index for index, row in enumerate(rows) if not row.state.greedy]
         filtered = [index for index in drawn if rows[index].state.is_filtered(self._vocab_size)]
         plain = sorted({*drawn}.difference(filtered))
         # To find a threshold beyond the candidates takes as long as all else in the filters.
         wide = [i for i in filtered if CANDIDATES < rows[i].state.options.top_k < self._vocab_size]
         narrow = sorted({*filtered}.difference(wide)) if wide else filtered
-        calls += [self._draw(rows, index) for index in self._slices(plain)]
+        calls = [self._draw(rows, index) for index in self._slices(plain)]
         calls += [self._filter(Phase.FILTER, rows, index) for index in self._slices(narrow)]
         calls += [
             self._filter(Phase.FILTER_WIDE, rows, index) for index in self._slices(wide, self._drawn[-1:])
         ]
         calls.append(self._finish(last_rows, drawn, count))
         asked = [index for index, row in enumerate(rows) if row.state.options.top_logprobs >= 0]
-        return calls + [self._logprobs(index) for index in self._slices(asked)]
+        calls += [self._logprobs(index) for index in self._slices(asked)]
+        return SamplingCalls(scores, calls)
+
+    def masks(self, masks: TokenMasks) -> list[Call]:
+        """The calls that keep what these masks allow."""
+        parts = self._slices(list(range(len(masks.rows))), self._masked)
+        return [self._mask(masks.take(index)) for index in parts]
 
     def scores(self, picks: np.ndarray[Any, Any], targets: np.ndarray[Any, Any], turn: int) -> list[Call]:
         """The calls that score prompt tokens, int64 [N], after the hidden states `picks` of the prefill."""
@@ -125,6 +149,7 @@ class StaticProgram:
             Phase.EDIT: lambda: self._edit(*no_entries(key, self._spare), self._row_inputs([])),
             Phase.PENALIZE: lambda: self._penalize(*no_seen(key, self._spare), self._row_inputs([])),
             Phase.PENDING: lambda: Call(phase, key, self._row_inputs([])),
+            Phase.MASK: lambda: self._mask(self._no_masks(key)),
             Phase.DRAW: lambda: self._draw([row], [0] * key),
             Phase.FILTER: lambda: self._filter(phase, [row], [0] * key),
             Phase.FILTER_WIDE: lambda: self._filter(phase, [row], [0] * key),
@@ -187,6 +212,14 @@ class StaticProgram:
     def _penalize(self, rows: Int64s, ids: Int64s, generated: Floats, shared: Tensors) -> Call:
         sent = self._send(rows), self._send(ids), self._send(generated)
         return Call(Phase.PENALIZE, len(ids), (*sent, *shared))
+
+    def _mask(self, masks: TokenMasks) -> Call:
+        allowed = self._device.to_device(masks.expanded(self._vocab_size))
+        return Call(Phase.MASK, len(masks.rows), (self._send(np.array(masks.rows)), allowed))
+
+    def _no_masks(self, count: int) -> TokenMasks:
+        bits = np.full((count, -(-self._vocab_size // 32)), -1, dtype=np.int32)
+        return TokenMasks([self._spare] * count, bits)
 
     def _draw(self, rows: list[RowParams], index: list[int]) -> Call:
         options = [rows[i].state.options for i in index]

@@ -48,6 +48,7 @@ class Stages:
             Phase.EDIT: (self.edit,),
             Phase.PENDING: (self.pending,),
             Phase.PENALIZE: (self.penalize,),
+            Phase.MASK: (self.mask,),
             Phase.DRAW: (self.draw,),
             Phase.FILTER: (self.filter,),
             Phase.FILTER_WIDE: (self.filter_wide,),
@@ -118,6 +119,11 @@ class Stages:
         before = self._of(self._buffers.scores, rows, ids)
         values = values.masked_fill(before == -torch.inf, -torch.inf)
         self._buffers.scores.index_put_((rows.masked_fill(pending < 0, self._spare), ids), values)
+
+    def mask(self, index: torch.Tensor, allowed: torch.Tensor) -> None:
+        """index int64 [M]: rows; allowed bool [M, V]: the tokens that stay as they are, all others banned."""
+        scores = self._buffers.scores.index_select(0, index)
+        self._buffers.scores.index_copy_(0, index, scores.masked_fill(~allowed, -torch.inf))
 
     def draw(self, index: torch.Tensor, floats: torch.Tensor) -> None:
         """index int64 [D]: rows; floats [2, D], wide: temperature, uniform. Draws from all tokens."""

@@ -1,0 +1,34 @@
+"""What the text of a sequence must be: grammars, and which tokens they allow next. Pure: no device."""
+
+from __future__ import annotations
+
+from services.engine.constraints.compiler import ConstraintCompiler
+from services.engine.constraints.constraints import Constraints, StepMasks
+from services.engine.constraints.guidance import GuidanceBackend
+from services.engine.constraints.matching import (
+    Bits,
+    ConstraintRefused,
+    Grammar,
+    GrammarBackend,
+    Matcher,
+)
+from services.engine.constraints.restriction import CompiledConstraint, Restriction, Taken
+from services.engine.constraints.vocabulary import Vocabulary, VocabularyError, read_vocabulary
+
+__all__ = [
+    "Bits",
+    "CompiledConstraint",
+    "ConstraintCompiler",
+    "ConstraintRefused",
+    "Constraints",
+    "Grammar",
+    "GrammarBackend",
+    "GuidanceBackend",
+    "Matcher",
+    "Restriction",
+    "StepMasks",
+    "Taken",
+    "Vocabulary",
+    "VocabularyError",
+    "read_vocabulary",
+]

@@ -1,0 +1,105 @@
+"""Compiles constraints beside the loop, once for all sequences that have the same."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from services.engine.constraints.matching import ConstraintRefused, GrammarBackend
+from services.engine.constraints.restriction import CompiledConstraint, Restriction, Taken
+from services.engine.constraints.vocabulary import Vocabulary
+from services.engine.link import ConstraintOptions
+from services.engine.scheduler import QueueFull
+
+
+class ConstraintCompiler:
+    """A few threads with at most `queue` tasks, and the last `cached` compiled constraints.
+
+    Used by the loop's thread alone, which never waits here: results are futures. A task cannot be stopped, so
+    those of sequences that were aborted count until they end.
+    """
+
+    def __init__(
+        self, backend: GrammarBackend, vocabulary: Vocabulary, *, threads: int, queue: int, cached: int
+    ) -> None:
+        self.backend = backend
+        self.vocabulary = vocabulary
+        self._queue = queue
+        self._cached = cached
+        self._pool = ThreadPoolExecutor(threads, "constraints")
+        self._compiled: OrderedDict[ConstraintOptions, CompiledConstraint] = OrderedDict()
+        self._compiling: dict[ConstraintOptions, Future[CompiledConstraint]] = {}
+        self._resuming: set[Future[Restriction]] = set()
+        self.compiled = 0
+        self.reused = 0
+        self.seconds = 0.0
+
+    def find(self, options: ConstraintOptions) -> CompiledConstraint | None:
+        """What is compiled already."""
+        self._keep()
+        found = self._compiled.get(options)
+        if found is not None:
+            self.reused += 1
+            self._compiled.move_to_end(options)
+        return found
+
+    def check_room(self) -> None:
+        """Raises QueueFull if there are as many tasks as may be."""
+        if len(self._compiling) + len(self._resuming) >= self._queue:
+            raise QueueFull("grammar_queue", self._queue)
+
+    def compile(self, options: ConstraintOptions, done: Callable[[], None]) -> Future[CompiledConstraint]:
+        """Compiles in another thread, which calls `done` at its end. The result raises ConstraintRefused."""
+        found = self._compiling.get(options)
+        if found is not None:
+            self.reused += 1
+            return found
+        future = self._compiling[options] = self._pool.submit(self._compile, options)
+        future.add_done_callback(lambda _: done())
+        return future
+
+    def resume(
+        self,
+        compiled: CompiledConstraint,
+        stop_ids: frozenset[int],
+        token_ids: Sequence[int],
+        done: Callable[[], None],
+    ) -> Future[Restriction]:
+        """Follows a sequence that has these tokens already, in another thread, as `compile` does."""
+        future = self._pool.submit(_resume, compiled, stop_ids, token_ids)
+        self._resuming.add(future)
+        future.add_done_callback(self._resuming.discard)
+        future.add_done_callback(lambda _: done())
+        return future
+
+    def close(self) -> None:
+        """Gives up what is not begun."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _keep(self) -> None:
+        """Keeps what was compiled since the last time."""
+        for options, future in list(self._compiling.items()):
+            if future.done():
+                del self._compiling[options]
+                if future.exception() is None:
+                    self._compiled[options] = future.result()
+        while len(self._compiled) > self._cached:
+            self._compiled.popitem(last=False)
+
+    def _compile(self, options: ConstraintOptions) -> CompiledConstraint:
+        begun = time.perf_counter()
+        try:
+            grammar = self.backend.compile(options)
+            return CompiledConstraint(grammar, options.after, self.vocabulary)
+        finally:
+            self.compiled += 1
+            self.seconds += time.perf_counter() - begun
+
+
+def _resume(compiled: CompiledConstraint, stop_ids: frozenset[int], token_ids: Sequence[int]) -> Restriction:
+    restriction = Restriction(compiled, stop_ids)
+    if all(restriction.take(token_id) is Taken.GOES_ON for token_id in token_ids):
+        return restriction
+    raise ConstraintRefused("The tokens that the sequence has already do not fit its constraint.")

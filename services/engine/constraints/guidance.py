@@ -1,0 +1,66 @@
+"""Grammars by llguidance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import llguidance
+from llguidance.numpy import fill_next_token_bitmask_par
+
+from services.engine.constraints.matching import Bits, ConstraintRefused, Grammar, Matcher
+from services.engine.constraints.sources import guidance_limits, guidance_source
+from services.engine.constraints.vocabulary import Vocabulary
+from services.engine.link import ConstraintOptions
+
+
+class GuidanceMatcher:
+    """Implements `Matcher`."""
+
+    def __init__(self, inner: llguidance.LLMatcher) -> None:
+        self.inner = inner
+
+    def accept(self, token_ids: Sequence[int]) -> bool:
+        return self.inner.consume_tokens(list(token_ids))
+
+    def allows(self, token_id: int) -> bool:
+        return self.inner.validate_tokens([token_id]) == 1
+
+    @property
+    def accepting(self) -> bool:
+        return self.inner.is_accepting()
+
+    @property
+    def failed(self) -> bool:
+        return self.inner.is_error()
+
+
+class GuidanceGrammar:
+    """Implements `Grammar`."""
+
+    def __init__(self, first: llguidance.LLMatcher) -> None:
+        self._first = first
+
+    def matcher(self) -> Matcher:
+        return GuidanceMatcher(self._first.deep_copy())
+
+
+class GuidanceBackend:
+    """Implements `GrammarBackend` with so many threads that fill masks."""
+
+    def __init__(self, vocabulary: Vocabulary, threads: int) -> None:
+        self._vocabulary = vocabulary
+        self._executor = llguidance.LLExecutor(threads)
+        self._limits = guidance_limits()
+
+    def compile(self, options: ConstraintOptions) -> Grammar:
+        source = guidance_source(options)
+        # Its own messages show the grammar, which is nothing for a log.
+        first = llguidance.LLMatcher(self._vocabulary.guide, source, log_level=0, limits=self._limits)
+        if first.is_error():
+            raise ConstraintRefused("The constraint cannot be compiled within the engine's limits.")
+        return GuidanceGrammar(first)
+
+    def fill(self, matchers: Sequence[tuple[Matcher, int]], bits: Bits) -> None:
+        pairs = [(cast(GuidanceMatcher, matcher).inner, row) for matcher, row in matchers]
+        fill_next_token_bitmask_par(self._executor, pairs, bits)

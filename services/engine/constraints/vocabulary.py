@@ -1,0 +1,112 @@
+"""The tokens of a model as bytes, in the width of its logits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import llguidance
+import numpy as np
+
+from services.engine.constraints.matching import Bits
+
+_NO_BYTES = b""
+
+
+class VocabularyError(Exception):
+    """The checkpoint's tokenizer cannot be used for constraints. One line."""
+
+
+class Vocabulary:
+    """Reads a tokenizer.json. Takes up to a second, and holds Python's lock meanwhile.
+
+    `width`: tokens that logits have; what is beyond the tokenizer's own is never allowed. `eos_token_ids`:
+    those of the model.
+    """
+
+    def __init__(self, tokenizer_json: str, width: int, eos_token_ids: Collection[int]) -> None:
+        """Raises VocabularyError."""
+        self.width = width
+        self.eos_token_ids = frozenset(eos_token_ids)
+        # Some models have fewer logits than their tokenizer has ids.
+        self._known = _known_ids(tokenizer_json)
+        self.size = max(width, self._known)
+        try:
+            self.guide = llguidance.LLTokenizer(
+                tokenizer_json, n_vocab=self.size, eos_token=sorted(self.eos_token_ids) or None
+            )
+        except ValueError as error:
+            raise VocabularyError(f"its tokenizer.json is not understood: {_line(error)}") from None
+        # What a matcher allows at the end of a text.
+        self.closing = frozenset(self.guide.eos_tokens)
+        self.bits = lru_cache(256)(self._bits)
+
+    @property
+    def words(self) -> int:
+        """Numbers of a row of bits."""
+        return -(-self.size // 32)
+
+    def text(self, token_id: int) -> bytes:
+        """The bytes of a token, those of a control token being its name."""
+        return self.guide.decode_bytes([token_id]) if token_id < self._known else _NO_BYTES
+
+    @cached_property
+    def texts(self) -> list[bytes]:
+        """The bytes of all tokens."""
+        return [self.text(token_id) for token_id in range(self.size)]
+
+    @cached_property
+    def order(self) -> list[int]:
+        """All tokens by their bytes."""
+        return sorted(range(self.size), key=self.texts.__getitem__)
+
+    @cached_property
+    def logits(self) -> Bits | None:
+        """The tokens that have a logit; None if all have."""
+        return None if self.size == self.width else bits_of(range(self.width), self.words)
+
+    def tokens(self, text: bytes) -> list[int]:
+        """Tokens that make up this text, in any way."""
+        return list(self.guide.tokenize_bytes(text))
+
+    def _bits(self, token_ids: frozenset[int]) -> Bits:
+        return bits_of(token_ids, self.words)
+
+
+def read_vocabulary(directory: Path, width: int, eos_token_ids: Collection[int]) -> Vocabulary:
+    """The vocabulary of a model directory. Raises VocabularyError."""
+    path = directory / "tokenizer.json"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise VocabularyError("it has no tokenizer.json that can be read") from None
+    return Vocabulary(text, width, eos_token_ids)
+
+
+def bits_of(token_ids: Iterable[int], words: int) -> Bits:
+    """The set of these tokens below words * 32, int32 [words], not to be written to."""
+    flat = np.zeros(words * 32, dtype=np.uint8)
+    flat[[token_id for token_id in token_ids if token_id < words * 32]] = 1
+    bits: Bits = np.packbits(flat, bitorder="little").view(np.int32)
+    bits.flags.writeable = False
+    return bits
+
+
+def _known_ids(tokenizer_json: str) -> int:
+    """One more than the highest id of the tokenizer."""
+    try:
+        content = json.loads(tokenizer_json)
+        vocab: Any = content["model"]["vocab"]
+        added = [int(token["id"]) for token in content.get("added_tokens") or ()]
+        # BPE has ids by token, Unigram a list of tokens.
+        ids = vocab.values() if isinstance(vocab, dict) else range(len(vocab))
+        return 1 + max(max(ids, default=-1), max(added, default=-1))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise VocabularyError("its tokenizer.json has no vocabulary") from None
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]

@@ -1,0 +1,139 @@
+"""What the loop does for sequences whose text is constrained."""
+
+from __future__ import annotations
+
+from services.engine.constraints import ConstraintRefused, Constraints, Taken
+from services.engine.core.columns import StepBuilder
+from services.engine.link import ConstraintLoad, ConstraintOptions, CoreErrorCode, FinishReason
+from services.engine.runner import LaunchedStep
+from services.engine.sampling import TokenMasks
+from services.engine.scheduler import (
+    Finished,
+    Outcome,
+    QueueFull,
+    Scheduler,
+    Sequence,
+    SequenceRefused,
+    StepPlan,
+)
+from services.engine.tracing import StepTracer
+
+_PARAM = "constraint"
+_FAILED = "The constraint cannot be followed any further within the engine's limits."
+_NOTHING_LEFT = (
+    "The constraint, allowed_token_ids, bad_words and min_tokens leave no token that could follow."
+)
+
+
+class ConstrainedSequences:
+    """Joins the constraints to the scheduler, and tells of what ends in the step's columns."""
+
+    def __init__(
+        self, constraints: Constraints, scheduler: Scheduler, step: StepBuilder, tracer: StepTracer
+    ) -> None:
+        self._constraints = constraints
+        self._scheduler = scheduler
+        self._step = step
+        self._tracer = tracer
+
+    def __len__(self) -> int:
+        """Sequences that wait for their constraints."""
+        return len(self._constraints.waiting)
+
+    @property
+    def tokens(self) -> int:
+        """Those of the sequences that wait."""
+        return self._constraints.waiting.tokens
+
+    @property
+    def patience(self) -> float | None:
+        """Seconds until one of them has waited too long; None if none waits."""
+        return self._constraints.waiting.patience
+
+    @property
+    def load(self) -> ConstraintLoad:
+        """For reports."""
+        return self._constraints.load()
+
+    def add(self, sequence: Sequence, options: ConstraintOptions) -> bool:
+        """True if the sequence may run now; else `admit` queues it. Raises SequenceRefused, QueueFull."""
+        try:
+            return self._constraints.add(sequence, options)
+        except ConstraintRefused as refusal:
+            raise SequenceRefused(CoreErrorCode.INVALID_ARGUMENT, str(refusal), _PARAM) from None
+
+    def admit(self) -> None:
+        """Queues those whose constraints were compiled since the last time."""
+        for sequence, refusal in self._constraints.ready():
+            if refusal is not None:
+                self._step.add_failure(sequence, CoreErrorCode.INVALID_ARGUMENT, str(refusal), _PARAM)
+                continue
+            try:
+                self._scheduler.add(sequence)
+            except SequenceRefused as refused:
+                self._constraints.forget(sequence.key)
+                self._step.add_failure(sequence, refused.code, refused.message)
+            except QueueFull as full:
+                self._constraints.forget(sequence.key)
+                self._step.add_failure(sequence, CoreErrorCode.OVERLOADED, str(full))
+
+    def abort(self, key: int) -> None:
+        """Ends one that waits."""
+        sequence = self._constraints.waiting.remove(key)
+        if sequence is not None:
+            sequence.finish()
+            self._step.add_outcome(Finished(sequence, None, FinishReason.ABORT), None)
+
+    def forget(self, key: int) -> None:
+        """Told of any sequence that ended."""
+        self._constraints.forget(key)
+
+    def concern(self, plan: StepPlan) -> bool:
+        """True if the plan samples for a constrained sequence."""
+        return self._constraints.concern(plan)
+
+    def restrict(self, step: LaunchedStep) -> None:
+        """Launches the rest of a step whose forwards were, with masks after all tokens before it."""
+        if not step.awaits_masks:
+            return
+        with self._tracer.span("masks", step.number):
+            found = self._constraints.masks(step.plan)
+        for sequence in () if found is None else found.failed:
+            self._fail(sequence, _FAILED)
+        step.sample(None if found is None else TokenMasks(found.rows, found.bits))
+
+    def follow(self, outcome: Outcome) -> Outcome | None:
+        """What a token of a constrained sequence comes to; None if the sequence failed by it."""
+        sequence, token_id = outcome.sequence, outcome.token_id
+        stopped = isinstance(outcome, Finished) and outcome.reason is FinishReason.STOP
+        taken = Taken.GOES_ON
+        if token_id is not None and not stopped:
+            taken = self._constraints.take(sequence, token_id)
+        if taken is Taken.ENDED:
+            # Not by the scheduler's rules: it may be told to ignore the model's ids, or to go on for longer.
+            self._scheduler.end(sequence.key, FinishReason.STOP)
+            outcome = Finished(sequence, token_id, FinishReason.STOP, token_id)
+        elif taken is Taken.FAILED and not sequence.finished:
+            self._fail(sequence, _FAILED)
+            return None
+        if isinstance(outcome, Finished):
+            self.forget(sequence.key)
+        return outcome
+
+    def end_stuck(self, sequence: Sequence) -> bool:
+        """Ends one for which no token is left: its text may be complete. False if it is not constrained."""
+        if not sequence.constrained:
+            return False
+        if not self._constraints.complete(sequence):
+            self._fail(sequence, _NOTHING_LEFT)
+            return True
+        finished = self._scheduler.end(sequence.key, FinishReason.STOP)
+        if finished is not None:
+            self._step.add_outcome(finished, None)
+            self.forget(sequence.key)
+        return True
+
+    def _fail(self, sequence: Sequence, message: str) -> None:
+        self.forget(sequence.key)
+        if self._scheduler.end(sequence.key, FinishReason.ERROR) is not None:
+            self._step.add_failure(sequence, CoreErrorCode.INVALID_ARGUMENT, message, _PARAM)

@@ -1,0 +1,37 @@
+"""Options of constrained output: what compiles grammars, and how much of that there may be."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+
+class GrammarOptions(BaseModel):
+    """A part of the engine's options."""
+
+    grammar_backend: Literal["llguidance"] = Field(
+        "llguidance", description="Library that matches tokens against grammars."
+    )
+    grammar_threads: int = Field(
+        0,
+        ge=0,
+        le=256,
+        description="Threads that compile constraints, and as many that fill the masks of a step. 0: half of "
+        "the cores, at most 8.",
+    )
+    grammar_queue: int = Field(
+        256,
+        ge=1,
+        le=100_000,
+        description="Sequences that may wait until their constraints are compiled; more are refused.",
+    )
+    grammar_timeout_s: float = Field(
+        10.0,
+        gt=0,
+        le=3_600,
+        description="A sequence whose constraint is not compiled after so long is refused.",
+    )
+    grammar_cache: int = Field(
+        128, ge=0, le=100_000, description="Compiled constraints that are kept for the next that are equal."
+    )
