@@ -162,10 +162,10 @@ class Costs:
         """Measures a method of an object from now on."""
         inner: Callable[..., Any] = getattr(owner, attribute)
 
-        def timed(*args: Any) -> Any:
+        def timed(*args: Any, **options: Any) -> Any:
             start = time.thread_time()
             try:
-                return inner(*args)
+                return inner(*args, **options)
             finally:
                 self.times[name].append((time.thread_time() - start) * 1000)
 

@@ -8,8 +8,8 @@ from typing import cast
 import llguidance
 from llguidance.numpy import fill_next_token_bitmask_par
 
+from catenary.constraints import ConstraintError, explain, parser_limits, to_llguidance
 from services.engine.constraints.matching import Bits, ConstraintRefused, Grammar, Matcher
-from services.engine.constraints.sources import guidance_limits, guidance_source
 from services.engine.constraints.vocabulary import Vocabulary
 from services.engine.link import ConstraintOptions
 
@@ -51,14 +51,18 @@ class GuidanceBackend:
     def __init__(self, vocabulary: Vocabulary, threads: int) -> None:
         self._vocabulary = vocabulary
         self._executor = llguidance.LLExecutor(threads)
-        self._limits = guidance_limits()
+        self._limits = parser_limits()
 
     def compile(self, options: ConstraintOptions) -> Grammar:
-        source = guidance_source(options)
+        vocabulary = self._vocabulary
+        try:
+            source = to_llguidance(options.kind, options.source, control=vocabulary.control)
+        except ConstraintError as error:
+            raise ConstraintRefused(str(error)) from None
         # Its own messages show the grammar, which is nothing for a log.
-        first = llguidance.LLMatcher(self._vocabulary.guide, source, log_level=0, limits=self._limits)
+        first = llguidance.LLMatcher(vocabulary.guide, source, log_level=0, limits=self._limits)
         if first.is_error():
-            raise ConstraintRefused("The constraint cannot be compiled within the engine's limits.")
+            raise ConstraintRefused(explain(first.get_error()))
         return GuidanceGrammar(first)
 
     def fill(self, matchers: Sequence[tuple[Matcher, int]], bits: Bits) -> None:

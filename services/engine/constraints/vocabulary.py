@@ -31,8 +31,8 @@ class Vocabulary:
         """Raises VocabularyError."""
         self.width = width
         self.eos_token_ids = frozenset(eos_token_ids)
+        self._known, added = _read(tokenizer_json)
         # Some models have fewer logits than their tokenizer has ids.
-        self._known = _known_ids(tokenizer_json)
         self.size = max(width, self._known)
         try:
             self.guide = llguidance.LLTokenizer(
@@ -42,6 +42,8 @@ class Vocabulary:
             raise VocabularyError(f"its tokenizer.json is not understood: {_line(error)}") from None
         # What a matcher allows at the end of a text.
         self.closing = frozenset(self.guide.eos_tokens)
+        # Ids that no text spells, by the text that stands for each.
+        self.control = {text: token for text, token in added.items() if self.guide.is_special_token(token)}
         self.bits = lru_cache(256)(self._bits)
 
     @property
@@ -95,15 +97,15 @@ def bits_of(token_ids: Iterable[int], words: int) -> Bits:
     return bits
 
 
-def _known_ids(tokenizer_json: str) -> int:
-    """One more than the highest id of the tokenizer."""
+def _read(tokenizer_json: str) -> tuple[int, dict[str, int]]:
+    """One more than the highest id of the tokenizer, and the ids of its added tokens by their text."""
     try:
         content = json.loads(tokenizer_json)
         vocab: Any = content["model"]["vocab"]
-        added = [int(token["id"]) for token in content.get("added_tokens") or ()]
+        added = {str(token["content"]): int(token["id"]) for token in content.get("added_tokens") or ()}
         # BPE has ids by token, Unigram a list of tokens.
         ids = vocab.values() if isinstance(vocab, dict) else range(len(vocab))
-        return 1 + max(max(ids, default=-1), max(added, default=-1))
+        return 1 + max(max(ids, default=-1), max(added.values(), default=-1)), added
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise VocabularyError("its tokenizer.json has no vocabulary") from None
 

@@ -12,6 +12,8 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
+from catenary.constraints import ConstraintKind
+
 
 class FinishReason(StrEnum):
     """Why a sequence ended; names are those of the contract's FinishReason without its prefix."""
@@ -71,15 +73,6 @@ class PoolingOptions(Struct, frozen=True, array_like=True):
 
     dimensions: int = 0
     second_start: int = 0
-
-
-class ConstraintKind(StrEnum):
-    """What kind of text a constraint's source is; names are those of the contract without its prefix."""
-
-    JSON_SCHEMA = "json_schema"
-    REGEX = "regex"
-    GRAMMAR = "grammar"
-    STRUCTURAL_TAG = "structural_tag"
 
 
 class ConstraintOptions(Struct, frozen=True, array_like=True):

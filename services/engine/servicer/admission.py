@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from catenary.constraints import ConstraintKind
 from catenary.schema import MAX_CACHE_SALT
 from catenary.v1 import common_pb2
-from services.engine.link import CapacityFacts, ModelFacts, SubmitSequence
+from services.engine.link import CapacityFacts, ConstraintOptions, ModelFacts, SubmitSequence
 from services.engine.servicer.documents import resolve_document
 from services.engine.servicer.inadmissible import Inadmissible
 from services.engine.servicer.sampling import SequenceLimits, check_ids, resolve_sampling
@@ -57,6 +58,7 @@ class Admission:
             priority=spec.priority,
             cache_salt=_cache_salt(spec),
             same_prompt_as=same_prompt_as,
+            constraint=_constraint(spec),
         )
 
     def _prompt_len(self, spec: common_pb2.SequenceSpec) -> int:
@@ -117,9 +119,23 @@ def _cache_salt(spec: common_pb2.SequenceSpec) -> str:
     return spec.cache_salt
 
 
+def _constraint(spec: common_pb2.SequenceSpec) -> ConstraintOptions | None:
+    if not spec.HasField("constraint"):
+        return None
+    given = spec.constraint
+    try:
+        kind = ConstraintKind(given.kind)
+    except ValueError:
+        raise Inadmissible("The constraint is of no known kind.", "constraint") from None
+    if not given.source:
+        raise Inadmissible("The constraint is empty.", "constraint")
+    if given.HasField("after") and not given.after:
+        raise Inadmissible("A constraint cannot begin after an empty text.", "constraint")
+    return ConstraintOptions(kind, given.source, given.after or None)
+
+
 def _refuse_unsupported(spec: common_pb2.SequenceSpec) -> None:
     parts = {
-        "constraint": spec.HasField("constraint"),
         "beam_search": spec.HasField("beam_search"),
     }
     for name, given in parts.items():

@@ -85,9 +85,9 @@ def test_a_token_that_is_not_known_yet_stays_on_the_device(directory: Path) -> N
     plans: list[Any] = []
     launch = core.engine.runner.launch
 
-    def noting(plan: Any) -> Any:
+    def noting(plan: Any, *, masked: bool) -> Any:
         plans.append(plan)
-        return launch(plan)
+        return launch(plan, masked=masked)
 
     core.loop._runner.launch = noting  # type: ignore[method-assign]
     key = core.submit([5, 6, 7], max_tokens=6)
