@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final, ParamSpec, TypeVar
 
 from services.engine.constraints.matching import ConstraintRefused, GrammarBackend
 from services.engine.constraints.restriction import CompiledConstraint, Restriction, Taken
 from services.engine.constraints.vocabulary import Vocabulary
 from services.engine.link import ConstraintOptions
 from services.engine.scheduler import QueueFull
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+
+# Grammars are read and compiled by recursion, to a depth that is bounded for such a stack (`ConstraintLimits`).
+_STACK_BYTES: Final = 16 * 2**20
 
 
 class ConstraintCompiler:
@@ -56,7 +64,7 @@ class ConstraintCompiler:
         if found is not None:
             self.reused += 1
             return found
-        future = self._compiling[options] = self._pool.submit(self._compile, options)
+        future = self._compiling[options] = self._submit(self._compile, options)
         future.add_done_callback(lambda _: done())
         return future
 
@@ -68,7 +76,7 @@ class ConstraintCompiler:
         done: Callable[[], None],
     ) -> Future[Restriction]:
         """Follows a sequence that has these tokens already, in another thread, as `compile` does."""
-        future = self._pool.submit(_resume, compiled, stop_ids, token_ids)
+        future = self._submit(_resume, compiled, stop_ids, token_ids)
         self._resuming.add(future)
         future.add_done_callback(self._resuming.discard)
         future.add_done_callback(lambda _: done())
@@ -77,6 +85,16 @@ class ConstraintCompiler:
     def close(self) -> None:
         """Gives up what is not begun."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _submit(
+        self, work: Callable[Given, Result], *args: Given.args, **options: Given.kwargs
+    ) -> Future[Result]:
+        # A pool starts its threads when there is work for them.
+        before = threading.stack_size(_STACK_BYTES)
+        try:
+            return self._pool.submit(work, *args, **options)
+        finally:
+            threading.stack_size(before)
 
     def _keep(self) -> None:
         """Keeps what was compiled since the last time."""

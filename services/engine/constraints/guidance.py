@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from typing import cast
+from typing import Final, cast
 
 import llguidance
 from llguidance.numpy import fill_next_token_bitmask_par
@@ -12,6 +13,8 @@ from catenary.constraints import ConstraintError, explain, parser_limits, to_llg
 from services.engine.constraints.matching import Bits, ConstraintRefused, Grammar, Matcher
 from services.engine.constraints.vocabulary import Vocabulary
 from services.engine.link import ConstraintOptions
+
+_STACK_BYTES: Final = 16 * 2**20
 
 
 class GuidanceMatcher:
@@ -50,6 +53,8 @@ class GuidanceBackend:
 
     def __init__(self, vocabulary: Vocabulary, threads: int) -> None:
         self._vocabulary = vocabulary
+        # Of its threads. Their default is a quarter of what grammars within our limits may need.
+        os.environ.setdefault("RUST_MIN_STACK", str(_STACK_BYTES))
         self._executor = llguidance.LLExecutor(threads)
         self._limits = parser_limits()
 

@@ -1,0 +1,433 @@
+"""Whatever a random model wants to say, a constrained sequence says what its constraint allows."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from catenary.constraints import ConstraintKind
+from services.engine.link import AbortSequences, ConstraintOptions, CoreErrorCode, FinishReason
+from tests.support.constrained import SCHEMA, ended, regex, save_constrained_model, schema, text_of
+from tests.support.tiny_tokenizer import EOS_ID, byte_ids
+from tests.support.torch_engine import LocalCore, tiny_options
+
+WAIT_S = 60.0
+NAMES = "(anna|otto|eve)( [a-z]{1,4}){2}"
+GRAMMAR = 'start: item ("," item){2}\nitem: /[0-9]{1,3}/ | "<" item ">"\n'
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_constrained_model(tmp_path_factory.mktemp("constrained"))
+
+
+@pytest.fixture(scope="module")
+def core(directory: Path) -> LocalCore:
+    return LocalCore(tiny_options(directory))
+
+
+SAMPLING: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 5.0, "top_p": 0.9},
+    {"temperature": 2.0, "top_k": 3},
+    {"temperature": 1.0, "min_p": 0.2, "repetition_penalty": 1.3},
+    {"temperature": 0.0, "presence_penalty": 1.5, "frequency_penalty": 0.5},
+    {"temperature": 3.0, "logit_bias": ((EOS_ID, 50.0), (300, 20.0))},
+    {"temperature": 1.0, "bad_words": ((byte_ids("a")[0],), tuple(byte_ids("ot")))},
+    {"temperature": 1.0, "top_logprobs": 3},
+    {"temperature": 4.0, "ignore_eos": True},
+    {"temperature": 4.0, "ignore_eos": True, "stop_token_ids": [1]},
+    {"temperature": 4.0, "min_tokens": 60, "ignore_eos": False},
+    {"temperature": 4.0, "min_tokens": 60, "stop_token_ids": [1, 7]},
+]
+
+
+@pytest.mark.parametrize("sampling", SAMPLING)
+def test_the_output_is_always_in_the_language(core: LocalCore, sampling: dict[str, Any]) -> None:
+    keys: dict[int, ConstraintOptions] = {}
+    grammar = ConstraintOptions(ConstraintKind.GRAMMAR, GRAMMAR)
+    for seed in range(4):
+        for constraint in (regex(NAMES), schema(SCHEMA), grammar):
+            options = {"ignore_eos": False, "max_tokens": 200, "seed": seed, **sampling}
+            keys[core.submit(byte_ids(f"p{seed}"), constraint=constraint, **options)] = constraint
+    core.run(4000)
+    for key, constraint in keys.items():
+        output = core.outputs[key]
+        if ended(output) == "length":
+            # White space between two tokens of JSON is bounded, but it may be much.
+            assert constraint.kind is ConstraintKind.JSON_SCHEMA
+            continue
+        assert ended(output) == "stop"
+        text = text_of(core, output)
+        if constraint.kind is ConstraintKind.JSON_SCHEMA:
+            jsonschema.validate(json.loads(text), SCHEMA)
+            assert "\\u" not in text
+        elif constraint.kind is ConstraintKind.REGEX:
+            assert re.fullmatch(NAMES, text)
+        else:
+            assert text.count(",") == 2
+            assert re.fullmatch(r"[0-9<>,]+", text)
+        if sampling.get("top_logprobs"):
+            assert len(output.logprobs) == len(output.token_ids)
+    core.engine.scheduler.check()
+
+
+def test_log_probabilities_are_the_models_own(core: LocalCore) -> None:
+    prompt = byte_ids("x")
+    key = core.submit(prompt, constraint=regex("[0-9]{8}"), top_logprobs=2)
+    core.run()
+    found = core.outputs[key]
+    free = core.submit(prompt, max_tokens=1, top_logprobs=2)
+    core.run()
+    assert list(found.tops[0]) == list(core.outputs[free].tops[0])
+    assert found.logprobs[0] < min(found.tops[0].values())
+
+
+def test_neighbours_do_not_notice(directory: Path) -> None:
+    rng = random.Random(5)
+    sorts: list[dict[str, Any]] = [{}, {"temperature": 1.0, "top_p": 0.9}, {"presence_penalty": 1.0}]
+    prompts = [[rng.randrange(300, 500) for _ in range(rng.randint(1, 40))] for _ in range(6)]
+    results = []
+    # Without hits, so that forwards have the same shapes, whose sums are added up alike.
+    core = LocalCore(tiny_options(directory, enable_prefix_caching=False))
+    for constraint in (None, regex("[a-z ]*")):
+        keys = []
+        for index, prompt in enumerate(prompts):
+            core.submit(prompt, constraint=constraint, temperature=1.0, seed=index)
+            settle_compile(core)
+            keys.append(core.submit(prompt, top_logprobs=1, **sorts[index % 3]))
+            core.turn()
+        core.run()
+        results.append([(core.outputs[key].token_ids, core.outputs[key].logprobs) for key in keys])
+    assert results[0] == results[1]
+
+
+def test_steps_overlap_or_not_with_the_same_result(directory: Path) -> None:
+    results = []
+    for overlap in (True, False):
+        core = LocalCore(tiny_options(directory, async_stepping=overlap))
+        keys = [
+            core.submit(byte_ids(f"p{seed}"), constraint=c, max_tokens=60, seed=seed, temperature=1.0)
+            for seed in range(4)
+            for c in (schema(SCHEMA), regex(NAMES))
+        ]
+        core.run()
+        results.append([core.outputs[key].token_ids for key in keys])
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize(
+    "constraint", [regex(NAMES), schema(SCHEMA), regex(NAMES, "</think>"), regex(NAMES, "e")]
+)
+def test_a_resumed_sequence_goes_on_alike(core: LocalCore, constraint: ConstraintOptions) -> None:
+    prompt = byte_ids("resume me")
+    options: dict[str, Any] = {
+        "constraint": constraint,
+        "temperature": 1.0,
+        "max_tokens": 30,
+        "ignore_eos": False,
+        # The marker as one token is what the model would say next to nothing else.
+        "logit_bias": ((4, 3.0),),
+    }
+    key = core.submit(prompt, **options)
+    core.run()
+    whole = core.outputs[key]
+    for cut in range(0, len(whole.token_ids) - 1, 5):
+        again = core.submit([*prompt, *whole.token_ids[:cut]], prompt_len=len(prompt), **options)
+        core.run()
+        assert whole.token_ids[:cut] + core.outputs[again].token_ids == whole.token_ids
+        assert ended(core.outputs[again]) == ended(whole)
+
+
+def test_emitted_tokens_that_do_not_fit_are_refused(core: LocalCore) -> None:
+    prompt = byte_ids("x")
+    key = core.submit([*prompt, *byte_ids("zz")], prompt_len=1, constraint=regex("[0-9]+"))
+    core.run()
+    assert ended(core.outputs[key]) == "error:constraint"
+
+
+def test_preempted_sequences_go_on(directory: Path) -> None:
+    roomy = LocalCore(tiny_options(directory))
+    tight = LocalCore(tiny_options(directory, max_model_len=96, kv_cache_gib=16 / 2**20))
+    scheduler: Any = tight.engine.scheduler
+    preempted: list[object] = []
+    preempt = scheduler._planner.preempt
+
+    def noted(victim: object) -> None:
+        preempted.append(victim)
+        preempt(victim)
+
+    scheduler._planner.preempt = noted
+    results = []
+    for core in (roomy, tight):
+        keys = [
+            core.submit(
+                byte_ids(f"p{seed}"),
+                constraint=regex("[a-z ]{70}x"),
+                seed=seed,
+                temperature=1.0,
+                max_tokens=80,
+            )
+            for seed in range(8)
+        ]
+        core.run()
+        assert all(ended(core.outputs[key]) == "stop" for key in keys)
+        results.append([core.outputs[key].token_ids for key in keys])
+    assert preempted
+    assert results[0] == results[1]
+
+
+def test_the_constraint_begins_behind_its_marker(core: LocalCore) -> None:
+    found = 0
+    for seed in range(12):
+        options = {"temperature": 1.0, "seed": seed, "max_tokens": 60, "ignore_eos": True}
+        bias = ((byte_ids("e")[0], 6.0), (4, 4.0))
+        for marker in ("</think>", "e", "ee"):
+            key = core.submit(byte_ids("m"), constraint=regex("[0-9]{3}", marker), logit_bias=bias, **options)
+            core.run()
+            output = core.outputs[key]
+            compiler = core.engine.grammars.compiler
+            assert compiler is not None
+            text = b"".join(compiler.vocabulary.text(token) for token in output.token_ids)
+            _, seen, rest = text.partition(marker.encode())
+            if ended(output) == "stop":
+                assert re.fullmatch(rb"[0-9]{3}<\|im_end\|>", rest)
+                found += 1
+            else:
+                assert not seen or re.fullmatch(rb"[0-9]{0,3}", rest)
+    assert found > 12
+
+
+def test_what_ends_the_text_is_let_through_at_its_end_alone(core: LocalCore) -> None:
+    cases: list[tuple[dict[str, Any], int | None]] = [
+        ({"ignore_eos": False, "min_tokens": 20}, EOS_ID),
+        ({"ignore_eos": True}, EOS_ID),
+        ({"ignore_eos": True, "stop_token_ids": [1]}, None),
+        # An end that a ban forbids: the text is complete all the same.
+        ({"ignore_eos": True, "bad_words": ((EOS_ID,),)}, None),
+    ]
+    for options, last in cases:
+        for constraint in (regex("yes|no"), regex("ab{0,1}c")):
+            key = core.submit(byte_ids("q"), constraint=constraint, max_tokens=30, **options)
+            core.run()
+            output = core.outputs[key]
+            assert ended(output) == "stop"
+            assert output.end is not None
+            if last is not None:
+                assert (output.token_ids[-1], output.end.stop_token_id) == (last, last)
+    # One stop id among the text's own, below min_tokens.
+    key = core.submit(
+        byte_ids("q"), constraint=regex("ab{6}c"), min_tokens=30, stop_token_ids=byte_ids("b"), max_tokens=40
+    )
+    core.run()
+    assert text_of(core, core.outputs[key]) == "abbbbbbc"
+
+
+def test_where_nothing_can_follow_the_sequence_fails_alone(core: LocalCore) -> None:
+    allowed = tuple(byte_ids("xyz"))
+    stuck = core.submit(byte_ids("q"), constraint=regex("[0-9]{4}"), allowed_token_ids=allowed)
+    fine = core.submit(byte_ids("q"), constraint=regex("[x-z]{4}"), allowed_token_ids=allowed)
+    core.run()
+    assert ended(core.outputs[stuck]) == "error:constraint"
+    # The end is not among the allowed ids, and the text needs none.
+    assert ended(core.outputs[fine]) == "stop"
+    assert re.fullmatch("[x-z]{4}", text_of(core, core.outputs[fine]))
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        regex("["),
+        regex("(?<=a)b"),
+        schema({"type": "stsring"}),
+        ConstraintOptions(ConstraintKind.GRAMMAR, "rout: 'x'"),
+        ConstraintOptions(ConstraintKind.STRUCTURAL_TAG, "{}"),
+    ],
+)
+def test_a_bad_constraint_is_refused_alone(core: LocalCore, constraint: ConstraintOptions) -> None:
+    bad = core.submit(byte_ids("q"), constraint=constraint)
+    good = core.submit(byte_ids("q"))
+    core.run()
+    end = core.outputs[bad].end
+    assert end is not None
+    assert (end.error_code, end.error_param) == (CoreErrorCode.INVALID_ARGUMENT, "constraint")
+    assert ended(core.outputs[good]) == "length"
+
+
+class Held:
+    """A backend that compiles when it is told to."""
+
+    def __init__(self, core: LocalCore) -> None:
+        compiler: Any = core.engine.grammars.compiler
+        self.go = threading.Event()
+        self._compile = compiler.backend.compile
+        compiler.backend.compile = self.compile
+
+    def compile(self, options: ConstraintOptions) -> Any:
+        assert self.go.wait(WAIT_S)
+        return self._compile(options)
+
+
+def settle(core: LocalCore) -> None:
+    """Turns until nothing waits or runs."""
+    deadline = time.monotonic() + WAIT_S
+    while core.loop.busy:
+        assert time.monotonic() < deadline
+        core.turn()
+
+
+def test_a_sequence_waits_for_its_constraint_and_holds_up_nobody(directory: Path) -> None:
+    core = LocalCore(tiny_options(directory, grammar_queue=3))
+    held = Held(core)
+    waiting = [core.submit(byte_ids("w"), constraint=regex(source)) for source in ("a{3}", "a{3}", "b{3}")]
+    over = core.submit(byte_ids("w"), constraint=regex("c{3}"))
+    other = core.submit(byte_ids("w"), max_tokens=5)
+    while core.outputs[other].end is None:
+        report = core.turn()
+        assert report is None or report.load.waiting == 3
+    end = core.outputs[over].end
+    assert end is not None
+    assert end.error_code is CoreErrorCode.OVERLOADED
+    assert "grammar_queue" in str(end.error_message)
+    core.loop.handle(AbortSequences([waiting[0]]))
+    core.turn()
+    assert ended(core.outputs[waiting[0]]) == "abort"
+    held.go.set()
+    settle(core)
+    assert [text_of(core, core.outputs[key]) for key in waiting] == ["", "aaa", "bbb"]
+    load = core.link.sent[-1].load
+    assert (load.waiting, load.running, load.used_blocks) == (0, 0, 0)
+    assert load.constraints.compiled == 2
+    assert load.constraints.reused >= 1
+    assert load.constraints.compile_seconds > 0
+    assert load.constraints.mask_seconds > 0
+
+
+def test_who_waits_too_long_is_refused(directory: Path) -> None:
+    core = LocalCore(tiny_options(directory, grammar_timeout_s=0.05))
+    held = Held(core)
+    key = core.submit(byte_ids("w"), constraint=regex("a{3}"))
+    settle(core)
+    held.go.set()
+    assert ended(core.outputs[key]) == "error:constraint"
+    end = core.outputs[key].end
+    assert end is not None
+    assert "grammar_timeout_s" in str(end.error_message)
+
+
+def test_the_last_compiled_constraints_are_kept(directory: Path) -> None:
+    core = LocalCore(tiny_options(directory, grammar_cache=2))
+    for source in ("a{3}", "b{3}", "a{3}", "c{3}", "b{3}", "a{3}"):
+        core.submit(byte_ids("w"), constraint=regex(source))
+        settle(core)
+    assert core.link.sent[-1].load.constraints.compiled == 5
+
+
+@pytest.mark.parametrize("stage", range(7))
+def test_an_abort_in_flight_leaves_the_others_alone(core: LocalCore, stage: int) -> None:
+    options: dict[str, Any] = {"constraint": regex(NAMES), "temperature": 1.0}
+    keys = [core.submit(byte_ids(f"p{seed}"), seed=seed, **options) for seed in range(3)]
+    core.run()
+    again = [core.submit(byte_ids(f"p{seed}"), seed=seed, **options) for seed in range(3)]
+    for _ in range(stage):
+        core.turn()
+    core.loop.handle(AbortSequences([again[1]]))
+    core.run()
+    assert ended(core.outputs[again[1]]) == "abort"
+    for index in (0, 2):
+        assert core.outputs[again[index]].token_ids == core.outputs[keys[index]].token_ids
+    assert core.engine.scheduler.load().used_blocks == 0
+
+
+@pytest.mark.parametrize("way", ["fill", "accept"])
+def test_a_matcher_that_fails_ends_its_sequence_alone(core: LocalCore, way: str) -> None:
+    options: dict[str, Any] = {"constraint": regex(NAMES), "temperature": 1.0}
+    expected = core.submit(byte_ids("n"), **options)
+    core.run()
+    broken = core.submit(byte_ids("b"), **options)
+    beside = core.submit(byte_ids("n"), **options)
+    for _ in range(4):
+        core.turn()
+    loop: Any = core.loop
+    restriction = loop._constrained._constraints._restrictions[broken]
+    if way == "fill":
+        # A token that may not follow: the matcher is in its error state from now on.
+        restriction.matcher.accept([byte_ids("!")[0]])
+    else:
+        restriction.matcher.accept = lambda token_ids: False
+    core.run()
+    end = core.outputs[broken].end
+    assert end is not None
+    assert (end.reason, end.error_code) == (FinishReason.ERROR, CoreErrorCode.INVALID_ARGUMENT)
+    assert end.error_param == "constraint"
+    assert core.outputs[beside].token_ids == core.outputs[expected].token_ids
+    assert not loop._constrained._constraints._restrictions
+
+
+def test_masks_are_filled_while_the_device_computes(directory: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "steps.json"
+    core = LocalCore(tiny_options(directory, trace_steps=str(trace)))
+    executor: Any = core.engine.runner._executor
+    constrained: Any = core.loop._constrained
+    forward, restrict = executor.forward, constrained.restrict
+    begun, filled = threading.Semaphore(0), threading.Semaphore(0)
+
+    def slow(inputs: Any) -> Any:
+        begun.release()
+        assert filled.acquire(timeout=WAIT_S)
+        return forward(inputs)
+
+    def beside_a_forward(step: Any) -> None:
+        assert step.awaits_masks
+        assert begun.acquire(timeout=WAIT_S)
+        found = constrained._constraints.masks(step.plan)
+        assert found is not None
+        restrict(step)
+        filled.release()
+
+    core.submit(byte_ids("q"), constraint=regex("[a-z]{40}"), max_tokens=8)
+    settle_compile(core)
+    executor.forward, constrained.restrict = slow, beside_a_forward
+    core.run()
+    core.engine.close()
+    events = json.loads(trace.read_text())
+    spans = {
+        (event["name"], event["args"]["step"]): event
+        for event in events
+        if event["ph"] == "X" and "step" in event["args"]
+    }
+    for step in range(1, 8):
+        running, masks = spans["forward", step], spans["masks", step]
+        assert running["ts"] < masks["ts"]
+        assert masks["ts"] + masks["dur"] < running["ts"] + running["dur"]
+        assert running["tid"] != masks["tid"]
+        assert spans["tail", step]["ts"] > running["ts"] + running["dur"]
+
+
+def settle_compile(core: LocalCore) -> None:
+    """Waits until nobody waits for a constraint, without a step."""
+    deadline = time.monotonic() + WAIT_S
+    loop: Any = core.loop
+    while len(loop._constrained):
+        assert time.monotonic() < deadline
+        loop._constrained.admit()
+
+
+def test_a_model_without_a_tokenizer_takes_no_constraints(tmp_path: Path) -> None:
+    save_constrained_model(tmp_path)
+    (tmp_path / "tokenizer.json").write_text('{"model": {"vocab": 3}}')
+    core = LocalCore(tiny_options(tmp_path))
+    key = core.submit(byte_ids("q"), constraint=regex("a"))
+    free = core.submit(byte_ids("q"))
+    core.run()
+    assert ended(core.outputs[key]) == "error:constraint"
+    assert ended(core.outputs[free]) == "length"
