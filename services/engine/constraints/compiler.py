@@ -18,7 +18,7 @@ from services.engine.scheduler import QueueFull
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
-# Grammars are read and compiled by recursion, to a depth that is bounded for such a stack (`ConstraintLimits`).
+# Grammars are read and compiled by recursion, as deep as half of such a stack allows (`ConstraintLimits`).
 _STACK_BYTES: Final = 16 * 2**20
 
 

@@ -35,6 +35,8 @@ class ConstrainedSequences:
         self._scheduler = scheduler
         self._step = step
         self._tracer = tracer
+        # Of those that wait: with whom they share a prompt.
+        self._same_prompt_as: dict[int, int] = {}
 
     def __len__(self) -> int:
         """Sequences that wait for their constraints."""
@@ -55,21 +57,25 @@ class ConstrainedSequences:
         """For reports."""
         return self._constraints.load()
 
-    def add(self, sequence: Sequence, options: ConstraintOptions) -> bool:
+    def add(self, sequence: Sequence, options: ConstraintOptions, same_prompt_as: int) -> bool:
         """True if the sequence may run now; else `admit` queues it. Raises SequenceRefused, QueueFull."""
         try:
-            return self._constraints.add(sequence, options)
+            runs = self._constraints.add(sequence, options)
         except ConstraintRefused as refusal:
             raise SequenceRefused(CoreErrorCode.INVALID_ARGUMENT, str(refusal), _PARAM) from None
+        if not runs:
+            self._same_prompt_as[sequence.key] = same_prompt_as
+        return runs
 
     def admit(self) -> None:
         """Queues those whose constraints were compiled since the last time."""
         for sequence, refusal in self._constraints.ready():
+            same_prompt_as = self._same_prompt_as.pop(sequence.key)
             if refusal is not None:
                 self._step.add_failure(sequence, CoreErrorCode.INVALID_ARGUMENT, str(refusal), _PARAM)
                 continue
             try:
-                self._scheduler.add(sequence)
+                self._scheduler.add(sequence, same_prompt_as or None)
             except SequenceRefused as refused:
                 self._constraints.forget(sequence.key)
                 self._step.add_failure(sequence, refused.code, refused.message)
@@ -81,6 +87,7 @@ class ConstrainedSequences:
         """Ends one that waits."""
         sequence = self._constraints.waiting.remove(key)
         if sequence is not None:
+            del self._same_prompt_as[key]
             sequence.finish()
             self._step.add_outcome(Finished(sequence, None, FinishReason.ABORT), None)
 

@@ -52,6 +52,9 @@ def open_grammars(options: CoreOptions, directory: Path, width: int, facts: Dire
 
     Takes up to a second, in which no other thread runs: so before the engine serves.
     """
+    if not (directory / "tokenizer.json").is_file():
+        log.info("the model has no tokenizer.json: its sequences cannot be constrained")
+        return NO_GRAMMARS
     try:
         vocabulary = read_vocabulary(directory, width, facts.eos_token_ids)
     except VocabularyError as error:

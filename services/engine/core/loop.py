@@ -159,12 +159,19 @@ class CoreLoop:
         sequence = sequence_from(message, self._eos_token_ids)
         try:
             check_token_ids(message, self._vocab_size)
-            if message.constraint is None or self._constrained.add(sequence, message):
-                self._scheduler.add(sequence, message.same_prompt_as or None)
+            given, leader = message.constraint, message.same_prompt_as
+            if given is None or self._constrained.add(sequence, given, leader):
+                self._scheduler.add(sequence, leader or None)
         except SequenceRefused as refusal:
-            self._step.add_failure(sequence, refusal.code, refusal.message, refusal.param)
+            self._refuse(sequence, refusal.code, refusal.message, refusal.param)
         except QueueFull as refusal:
-            self._step.add_failure(sequence, CoreErrorCode.OVERLOADED, str(refusal))
+            self._refuse(sequence, CoreErrorCode.OVERLOADED, str(refusal))
+
+    def _refuse(
+        self, sequence: Sequence, code: CoreErrorCode, message: str, param: str | None = None
+    ) -> None:
+        self._step.add_failure(sequence, code, message, param)
+        self._constrained.forget(sequence.key)
 
     def _begin(self) -> LaunchedStep | None:
         with self._tracer.span("plan", self._runner.launches + 1):
