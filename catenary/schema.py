@@ -14,6 +14,12 @@ MAX_TOP_LOGPROBS = 20
 MAX_CACHE_SALT = 128
 """Longest `SequenceSpec.cache_salt`, in characters."""
 
+MAX_CONSTRAINT_BYTES = 128 * 1024
+"""Longest `Constraint.source`, in bytes of UTF-8."""
+
+MAX_CONSTRAINT_AFTER = 256
+"""Longest `Constraint.after`, in characters."""
+
 
 def revision_mismatch(peer_revision: int, peer_minimum: int, *, peer: str) -> str | None:
     """Compare this build with a peer.

@@ -8,6 +8,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from catenary.config import ServiceConfig, settings
+from catenary.schema import MAX_CONSTRAINT_BYTES
 
 
 class GatewayConfig(ServiceConfig):
@@ -88,6 +89,17 @@ class GatewayConfig(ServiceConfig):
         30.0, gt=0, description="Days after its last use at which a stored response is forgotten."
     )
     max_background: int = Field(64, ge=1, description="Most background responses at work at a time.")
+    max_constraint_bytes: int = Field(
+        MAX_CONSTRAINT_BYTES,
+        ge=1,
+        le=MAX_CONSTRAINT_BYTES,
+        description="Longest schema, regular expression or grammar, in bytes.",
+    )
+    max_constraint_depth: int = Field(64, ge=1, le=256, description="Nesting of a JSON schema.")
+    max_constraint_values: int = Field(
+        20_000, ge=1, le=1 << 20, description="JSON values in a schema, the inner ones counted too."
+    )
+    max_constraint_choices: int = Field(1000, ge=1, le=100_000, description="Texts of a choice.")
 
     render_timeout_s: float = Field(30.0, gt=0, description="Seconds for a tokenizer to render a prompt.")
     request_timeout_s: float = Field(

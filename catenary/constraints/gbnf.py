@@ -6,12 +6,12 @@ each character becomes a lexeme of its own, and the parser has the choice.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from catenary.constraints.kinds import ConstraintError, ConstraintLimits
+from catenary.constraints.lark import lark_text
 
 _ROOT = re.compile(r"^[ \t]*root[ \t]*::=", re.MULTILINE)
 _HEAD = re.compile(r"([A-Za-z][A-Za-z0-9_-]*)[ \t]*::=")
@@ -118,7 +118,7 @@ def _ending(rules: dict[str, _Group]) -> set[str]:
 def _write(item: _Item, names: dict[str, str], *, outer: bool = False) -> str:
     match item:
         case _Text(text):
-            return " ".join(json.dumps(char, ensure_ascii=False) for char in text) or '""'
+            return " ".join(lark_text(char) for char in text) or '""'
         case _Class(ranges, negated):
             inside = "".join(
                 _char(first) if first == last else f"{_char(first)}-{_char(last)}" for first, last in ranges

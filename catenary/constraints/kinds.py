@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+from catenary.schema import MAX_CONSTRAINT_BYTES
+
 
 class ConstraintKind(IntEnum):
     """The values of `catenary.v1.ConstraintKind`, whose comments say what each source is."""
@@ -36,7 +38,7 @@ class ConstraintLimits:
         max_whitespace: characters of white space between two JSON tokens.
     """
 
-    max_bytes: int = 128 * 1024
+    max_bytes: int = MAX_CONSTRAINT_BYTES
     max_depth: int = 64
     max_nodes: int = 20_000
     max_properties: int = 1000

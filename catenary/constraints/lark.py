@@ -37,6 +37,11 @@ def read_lark(source: str, limits: ConstraintLimits) -> str:
     return "".join(_read(source, limits))
 
 
+def lark_text(text: str) -> str:
+    """A text as Lark writes one: a JSON string, but for DEL, which Lark does not take as it is."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
 def _read(source: str, limits: ConstraintLimits) -> Iterator[str]:
     position, depth = 0, 0
     while position < len(source):

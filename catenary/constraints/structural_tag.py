@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -11,6 +11,7 @@ import msgspec
 from catenary.constraints.control_tokens import split_control
 from catenary.constraints.json_schema import clean_schema
 from catenary.constraints.kinds import ConstraintError, ConstraintLimits
+from catenary.constraints.lark import lark_text
 
 _ANY = "(?s:.*)"
 _META = frozenset("\\.+*?()|[]{}^$#&-~/")
@@ -69,44 +70,78 @@ def _check(tags: _Tags, limits: ConstraintLimits) -> None:
 
 
 def _rules(tags: _Tags, limits: ConstraintLimits, control: Mapping[str, int]) -> Iterator[str]:
-    rest = "" if tags.stop_after_first else " tagged* TAIL"
+    more = "" if tags.stop_after_first else "text"
     if tags.at_least_one:
-        yield f"start: tag{rest}"
         first = (f"{_atoms(tag.begin, control)} body_{index}" for index, tag in enumerate(tags.structures))
-        yield f"tag: {' | '.join(first)}"
-    elif tags.stop_after_first:
-        yield "start: tagged | TAIL"
+        yield f"start: ({' | '.join(first)}) {more}"
     else:
-        yield "start: tagged* TAIL"
-    if not (tags.at_least_one and tags.stop_after_first):
-        yield from _free_text(tags, control)
+        yield "start: text"
+    if more or not tags.at_least_one:
+        yield from _free_text(tags, control, more)
     for index, structure in enumerate(tags.structures):
         yield from _body(index, structure, limits, control)
 
 
-def _free_text(tags: _Tags, control: Mapping[str, int]) -> Iterator[str]:
-    """`tagged`: text up to the first trigger, and a tag that it begins; `TAIL`: text without a trigger."""
-    spelled: list[str] = []
-    yield f"tagged: {' | '.join(f'after_{index}' for index in range(len(tags.triggers)))}"
+def _free_text(tags: _Tags, control: Mapping[str, int], more: str) -> Iterator[str]:
+    """`text`: text up to a tag, to a control token or to the end. Behind a tag follows `more`.
+
+    Control tokens part it, as text cannot spell them. One that begins a trigger is followed by its rest
+    and a tag, or by text that does not begin like this.
+    """
+    heads, spelled = [], []
+    openers: dict[int, list[int]] = {}
     for index, trigger in enumerate(tags.triggers):
-        pieces = list(split_control(trigger, control))
-        bodies = " | ".join(
+        first, *rest = split_control(trigger, control)
+        if any(isinstance(piece, int) for piece in rest):
+            raise ConstraintError("A trigger may hold a control token of the model only at its beginning.")
+        bodies = (
             f"{_atoms(structure.begin[len(trigger) :], control)} body_{number}"
             for number, structure in enumerate(tags.structures)
             if structure.begin.startswith(trigger)
         )
-        if isinstance(pieces[0], int):
-            yield f"after_{index}: TEXT? {_atoms(trigger, control)} ({bodies})"
-            continue
-        if len(pieces) > 1:
-            raise ConstraintError("A trigger may hold a control token of the model only at its beginning.")
-        spelled.append(trigger)
-        yield f"head_{index}[lazy]: ANY {_quoted(trigger)}"
-        yield f"after_{index}: head_{index} ({bodies})"
-    yield f"ANY: /{_ANY}/"
+        yield f"tagged_{index}: ({' | '.join(bodies)}) {more}"
+        if isinstance(first, int):
+            openers.setdefault(first, []).append(index)
+        else:
+            spelled.append(first)
+            heads.append(f"head_{index} tagged_{index}")
+            yield f"head_{index}[lazy]: ANY {lark_text(first)}"
     without = "".join(f" & ~/{_ANY}{_escaped(trigger)}{_ANY}/" for trigger in spelled)
-    yield f"TAIL: /{_ANY}/{without}"
-    yield f"TEXT: /(?s:.+)/{without}"
+    yield f"ANY: /{_ANY}/"
+    yield f"TEXT: /{_ANY}/{without}"
+    others = sorted(set(control.values()) - set(openers))
+    parted = "TEXT | TEXT control" if control else "TEXT"
+    yield f"text: {' | '.join([*heads, parted])}"
+    ways = [f"<[{_ranges(others)}]> text"] if others else []
+    for opener, indexes in openers.items():
+        rests = {
+            index: "".join(map(str, [*split_control(tags.triggers[index], control)][1:])) for index in indexes
+        }
+        yield from _after(opener, rests, without)
+        ways.append(f"<[{opener}]> after_{opener}")
+    if control:
+        yield f"control: {' | '.join(ways)}"
+
+
+def _after(opener: int, rests: Mapping[int, str], without: str) -> Iterator[str]:
+    """What follows the control token `opener`, which begins the triggers with these numbers and rests."""
+    ways = [f"{lark_text(rest) if rest else ''} tagged_{index}" for index, rest in rests.items()]
+    if all(rests.values()):
+        unlike = "".join(f" & ~/{_escaped(rest)}{_ANY}/" for rest in rests.values())
+        yield f"OTHER_{opener}: /{_ANY}/{unlike}{without}"
+        ways += [f"OTHER_{opener}", f"OTHER_{opener} control"]
+    yield f"after_{opener}: {' | '.join(ways)}"
+
+
+def _ranges(ids: Sequence[int]) -> str:
+    """Rising ids as Lark lists them: 1,3-5."""
+    spans: list[list[int]] = []
+    for number in ids:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 
 def _body(
@@ -119,10 +154,9 @@ def _body(
         return
     first, *others = split_control(structure.end, control)
     if isinstance(first, int):
-        yield f"body_{index}: INSIDE? {_atoms(structure.end, control)}"
-        yield "INSIDE: /(?s:.+)/"
+        yield f"body_{index}: /{_ANY}/ {_atoms(structure.end, control)}"
         return
-    yield f"inside_{index}[lazy]: /{_ANY}/ {_quoted(first)}"
+    yield f"inside_{index}[lazy]: /{_ANY}/ {lark_text(first)}"
     yield f"body_{index}: inside_{index} {' '.join(map(_atom, others))}"
 
 
@@ -132,11 +166,7 @@ def _atoms(text: str, control: Mapping[str, int]) -> str:
 
 
 def _atom(piece: str | int) -> str:
-    return f"<[{piece}]>" if isinstance(piece, int) else _quoted(piece)
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    return f"<[{piece}]>" if isinstance(piece, int) else lark_text(piece)
 
 
 def _escaped(text: str) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Generic, TypeVar
 
+from gateway.constraints import Wanted, wanted_of
 from gateway.schemas.base import GenerationFields
 from gateway.schemas.limits import RequestLimits
+from gateway.schemas.structured import StructuredFields
 from gateway.streaming.writer import AnyWriter
 from gateway.text.models import Model
 from gateway.text.pool import TokenizerPool
@@ -30,6 +32,10 @@ class Endpoint(ABC, Generic[T]):
     @abstractmethod
     def parse(self, body: dict[str, Any], limits: RequestLimits) -> T:
         """The checked request. Raises ApiError."""
+
+    def constraint(self, fields: T, model: Model) -> Wanted | None:
+        """What the answer is constrained to; None: any text. Raises ApiError."""
+        return wanted_of(fields) if isinstance(fields, StructuredFields) else None
 
     @abstractmethod
     async def render(self, fields: T, model: Model, pool: TokenizerPool, request_id: str) -> Rendered:

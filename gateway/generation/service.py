@@ -77,6 +77,10 @@ class GenerationService:
             max_detokenize_ids=config.max_detokenize_ids,
             max_stop_length=config.max_stop_length,
             max_stop_token_ids=config.max_stop_token_ids,
+            max_constraint_bytes=config.max_constraint_bytes,
+            max_constraint_depth=config.max_constraint_depth,
+            max_constraint_values=config.max_constraint_values,
+            max_constraint_choices=config.max_constraint_choices,
         )
         """What a request may hold."""
         self._generations: set[Generation] = set()
@@ -145,6 +149,10 @@ class GenerationService:
         """
         model = self._models.require(fields.model)
         request_id = new_id(endpoint.id_prefix)
+        wanted = endpoint.constraint(fields, model)
+        if wanted is not None:
+            check = wanted.check(model.name, self._tokenizers, self.limits)
+            await (check if watch is None else watch.run(check))
         render = endpoint.render(fields, model, self._tokenizers, request_id)
         rendered = await (render if watch is None else watch.run(render))
         plan = make_plan(
@@ -155,6 +163,7 @@ class GenerationService:
             default_max_tokens=endpoint.default_max_tokens,
             param=endpoint.prompt_param,
             cache_salt=cache_salt,
+            constraint=None if wanted is None else wanted.message(),
         )
         return plan, rendered
 

@@ -9,9 +9,10 @@ from gateway.errors import bad_request
 from gateway.schemas.base import INT32_MAX, GenerationFields
 from gateway.schemas.chat_input import ChatInputFields
 from gateway.schemas.limits import RequestLimits
+from gateway.schemas.structured import StructuredFields
 
 
-class ChatRequest(GenerationFields, ChatInputFields):
+class ChatRequest(GenerationFields, ChatInputFields, StructuredFields):
     """A chat to go on with."""
 
     max_completion_tokens: int | None = Field(
@@ -40,5 +41,6 @@ class ChatRequest(GenerationFields, ChatInputFields):
     def check(self, limits: RequestLimits) -> None:
         super().check(limits)
         self.check_chat_input()
+        StructuredFields.check(self, limits)
         if self.top_logprobs is not None and not self.logprobs:
             raise bad_request("'top_logprobs' is only allowed when 'logprobs' is true.", "top_logprobs")

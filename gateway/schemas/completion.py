@@ -11,6 +11,7 @@ from gateway.errors import bad_request
 from gateway.schemas.base import GenerationFields, limits_of
 from gateway.schemas.limits import RequestLimits
 from gateway.schemas.prompts import PROMPTS_SCHEMA, read_prompts
+from gateway.schemas.structured import StructuredFields
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -19,7 +20,7 @@ def _read_prompt(value: Any, info: ValidationInfo) -> list[str] | list[list[int]
     return read_prompts(value, limits_of(info).max_prompts, "prompts")
 
 
-class CompletionRequest(GenerationFields):
+class CompletionRequest(GenerationFields, StructuredFields):
     """A text to go on with."""
 
     prompt: Annotated[list[str] | list[list[int]], PlainValidator(_read_prompt), PROMPTS_SCHEMA] = Field(
@@ -36,6 +37,7 @@ class CompletionRequest(GenerationFields):
 
     def check(self, limits: RequestLimits) -> None:
         super().check(limits)
+        StructuredFields.check(self, limits)
         if len(self.prompt) * self.choices > limits.max_sequences:
             raise bad_request(f"Invalid 'n': prompts times n must be at most {limits.max_sequences}.", "n")
         if self.best_of is not None and self.best_of < self.choices:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from catenary.schema import MAX_CONSTRAINT_BYTES
+
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
@@ -23,3 +25,7 @@ class RequestLimits:
     max_stop_token_ids: int = 64
     max_embedding_inputs: int = 2048
     max_pairs: int = 1024
+    max_constraint_bytes: int = MAX_CONSTRAINT_BYTES
+    max_constraint_depth: int = 64
+    max_constraint_values: int = 20_000
+    max_constraint_choices: int = 1000

@@ -112,6 +112,16 @@ class TokenizerPool:
 
         return (await self._anywhere(call, request.model)).text
 
+    async def check_constraint(self, request: tokenizer_pb2.CheckConstraintRequest) -> None:
+        """Raises ApiError: 400 with the request's `param` if the constraint cannot be honoured."""
+        if not self.answering:
+            raise _away()
+
+        async def call(target: TokenizerTarget) -> tokenizer_pb2.CheckConstraintResponse:
+            return await target.stub.CheckConstraint(request, timeout=self._render_timeout_s)
+
+        await self._anywhere(call, request.model)
+
     async def fetch(self, model: str) -> Vocabulary:
         """The model's tokenizer file. Raises ApiError if no service has it, ValueError if it is damaged."""
 

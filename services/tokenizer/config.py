@@ -9,6 +9,7 @@ from pydantic import Field
 from catenary.config import settings
 from catenary.parsers import ReasoningParser, ToolParser
 from catenary.rpc import RpcConfig
+from catenary.schema import MAX_CONSTRAINT_BYTES
 from services.tokenizer.rendering import DEFAULT_INSTRUCTION
 
 
@@ -90,7 +91,10 @@ class TokenizerConfig(RpcConfig):
         256, ge=16, le=65_536, description="Memory that such a template may take, in MiB."
     )
     max_constraint_bytes: int = Field(
-        128 * 1024, ge=1, le=128 * 1024, description="UTF-8 bytes of a schema, regular expression or grammar."
+        MAX_CONSTRAINT_BYTES,
+        ge=1,
+        le=MAX_CONSTRAINT_BYTES,
+        description="UTF-8 bytes of a schema, regular expression or grammar.",
     )
     constraint_timeout_s: float = Field(
         5, gt=0, le=600, description="Seconds that a constraint may compile; then its worker is replaced."

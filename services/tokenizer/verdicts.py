@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 from catenary.constraints import ConstraintKind
 from catenary.rpc import RpcError, refuse
+from catenary.schema import MAX_CONSTRAINT_AFTER
 from catenary.v1 import common_pb2, tokenizer_pb2
 from services.tokenizer.config import TokenizerConfig
 from services.tokenizer.execution import ERROR_CODES, TaskRunner
 from services.tokenizer.requests import SizedTask
 from services.tokenizer.workers import ConstraintTask, Refused, TaskCrashed, TaskTimeout
 
-MAX_AFTER = 256
 _DEFAULT_PARAM = "constraint"
 _KINDS = frozenset(int(kind) for kind in ConstraintKind)
 # A constraint that killed its worker may have been unlucky.
@@ -67,9 +67,9 @@ class ConstraintVerdicts:
         size, limit = len(constraint.source.encode()), self._config.max_constraint_bytes
         if size > limit:
             raise _invalid(f"The constraint has {size} bytes; at most {limit} are allowed.", param)
-        if constraint.HasField("after") and not 1 <= len(constraint.after) <= MAX_AFTER:
+        if constraint.HasField("after") and not 1 <= len(constraint.after) <= MAX_CONSTRAINT_AFTER:
             raise _invalid(
-                f"The text that a constraint stands behind has 1 to {MAX_AFTER} characters.", param
+                f"The text that a constraint stands behind has 1 to {MAX_CONSTRAINT_AFTER} characters.", param
             )
 
     async def _judge(self, constraint: common_pb2.Constraint, param: str) -> _Verdict:

@@ -74,7 +74,7 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"min_tokens": 10**12}, "min_tokens"),
     ({"min_tokens": 1023}, "min_tokens"),
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"response_format": {"type": "sound"}}, "response_format.type"),
     ({"kv_transfer_params": {"tp_size": 10**9}}, "kv_transfer_params"),
     ({"cache_salt": "a/b"}, "cache_salt"),
     ({"chat_template": "{{ 1 }}"}, "chat_template"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from catenary.schema import MAX_CACHE_SALT, MAX_TOP_LOGPROBS
+from catenary.schema import MAX_CACHE_SALT, MAX_CONSTRAINT_AFTER, MAX_CONSTRAINT_BYTES, MAX_TOP_LOGPROBS
 from catenary.telemetry import is_request_id
 from catenary.v1 import common_pb2
 from services.router.admission.refusal import Refused
@@ -60,6 +60,8 @@ def validate(spec: common_pb2.SequenceSpec, limits: SpecLimits) -> None:
     if spec.HasField("pooling"):
         _validate_pooling(spec)
     _validate_sampling(spec.sampling)
+    if spec.HasField("constraint"):
+        _validate_constraint(spec.constraint)
     if len(spec.cache_salt) > MAX_CACHE_SALT:
         raise _invalid("cache_salt", f"cache_salt is longer than {MAX_CACHE_SALT} characters.")
 
@@ -105,6 +107,14 @@ def _validate_sampling(sampling: common_pb2.SamplingParams) -> None:
     for name, size in sizes.items():
         if size > MAX_SAMPLING_IDS:
             raise _invalid(name, f"{name} has more than {MAX_SAMPLING_IDS} token ids.")
+
+
+def _validate_constraint(constraint: common_pb2.Constraint) -> None:
+    """Its sizes; the tokenizer service and the engine judge what it says."""
+    if len(constraint.source.encode()) > MAX_CONSTRAINT_BYTES:
+        raise _invalid("constraint", f"The constraint is longer than {MAX_CONSTRAINT_BYTES} bytes.")
+    if len(constraint.after) > MAX_CONSTRAINT_AFTER:
+        raise _invalid("constraint", f"constraint.after is longer than {MAX_CONSTRAINT_AFTER} characters.")
 
 
 def _validate_tokens(spec: common_pb2.SequenceSpec, limits: SpecLimits) -> None:

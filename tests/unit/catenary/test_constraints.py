@@ -344,12 +344,44 @@ def test_tags_of_control_tokens() -> None:
     assert ["Hi ", call, "f 12", end] in tags
     assert ["Hi ", call, "f 12", end, call, "g x", end, "\n."] in tags
     assert ["Hi ", call, "h 12", end] not in tags
-    assert ["Hi ", end] not in tags
+    # Other control tokens part the text, as they do without a constraint.
+    assert ["Hi ", end, end, "there", call, "f 12", end] in tags
     # Spelled in text it is text.
     assert "Hi <|call|>zzz" in tags
     first = Language(TAG, source | {"at_least_one": True, "stop_after_first": True}, CONTROL)
     assert [call, "f 12", end] in first
     assert ["Hi", call, "f 12", end] not in first
+
+
+def test_a_trigger_that_only_begins_with_a_control_token() -> None:
+    """As in OpenAI's harmony format, where other channels begin with the same token."""
+    call, end = CONTROL.values()
+    source = {
+        "triggers": ["<|call|>commentary to="],
+        "structures": [
+            {"begin": "<|call|>commentary to=f ", "schema": {"type": "integer"}, "end": "<|end|>"}
+        ],
+    }
+    tags = Language(TAG, source, CONTROL)
+    assert [
+        call,
+        "analysis",
+        end,
+        "thoughts",
+        end,
+        call,
+        "commentary to=f 1",
+        end,
+        call,
+        "final",
+        end,
+    ] in tags
+    assert [call, "commentary to=g 1", end] not in tags
+    assert [call, "commentary to=f x", end] not in tags
+    assert [call, "commentary", end] in tags
+    single = Language(TAG, source | {"stop_after_first": True}, CONTROL)
+    assert [call, "analysis", end, call, "commentary to=f 1", end] in single
+    assert [call, "analysis", end, call, "commentary to=f 1", end, call, "final", end] not in single
 
 
 @pytest.mark.parametrize(

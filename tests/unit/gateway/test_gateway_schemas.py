@@ -168,7 +168,7 @@ def test_chat_values_that_ask_for_nothing_are_taken(name: str, value: Any) -> No
 
 @pytest.mark.parametrize("parse", [chat, completion])
 @pytest.mark.parametrize(
-    "name", ["frequency_penalty", "presence_penalty", "logit_bias", "response_format", "store"]
+    "name", ["frequency_penalty", "presence_penalty", "logit_bias", "store"]
 )
 @pytest.mark.parametrize("value", [0.5, True, {"1": 5}, {"type": "json_object"}, "x", False])
 def test_known_parameters_are_refused_by_name(parse: Any, name: str, value: Any) -> None:

@@ -1,0 +1,9 @@
+"""What an answer is constrained to: from the parameters of a request to what an engine gets."""
+
+from __future__ import annotations
+
+from gateway.constraints.structured import wanted_of
+from gateway.constraints.tools import CallableFunction, wanted_calls
+from gateway.constraints.wanted import Wanted
+
+__all__ = ["CallableFunction", "Wanted", "wanted_calls", "wanted_of"]

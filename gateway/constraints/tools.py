@@ -1,0 +1,98 @@
+"""The constraint of tools: calls that must be made, and arguments that must satisfy their schemas."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from catenary.v1.common_pb2 import CONSTRAINT_KIND_GRAMMAR, CONSTRAINT_KIND_STRUCTURAL_TAG
+from gateway.constraints.wanted import Wanted
+from gateway.errors import bad_request
+from gateway.parsing import Tag, tag_for
+
+_PARAM = "tools"
+_OBJECT = {"type": "object"}
+_NOTHING = {"type": "object", "additionalProperties": False}
+
+
+@dataclass(frozen=True, slots=True)
+class CallableFunction:
+    """A function that a model may call. `parameters`: schema of its arguments; None: it takes none."""
+
+    name: str
+    parameters: Mapping[str, Any] | None = None
+    strict: bool = False
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """Of the arguments, which are an object in any case."""
+        return dict(_NOTHING) if self.parameters is None else _OBJECT | dict(self.parameters)
+
+
+def wanted_calls(
+    functions: Sequence[CallableFunction], parser: str, *, required: bool, single: bool
+) -> Wanted | None:
+    """What an answer with these tools is constrained to; None: any text.
+
+    Args:
+        functions: those that may be called.
+        parser: name of the tool parser, in whose format calls are written. Where that holds no JSON, or for
+            the empty name, required calls are an array of objects with `name` and `parameters`.
+        required: the answer begins with a call, and arguments satisfy their schemas. Else only those of
+            strict functions do, and there may be no call.
+        single: at most one call, with nothing behind it.
+
+    Raises:
+        ApiError: a strict function may be called or not, in a format that holds no JSON.
+    """
+    strict = [function for function in functions if function.strict]
+    if not required and not strict:
+        return None
+    tags = {function.name: tag_for(parser, function.name) for function in functions}
+    if all(tags.values()):
+        return _tags(
+            functions, {name: tag for name, tag in tags.items() if tag}, required=required, single=single
+        )
+    if not required:
+        raise bad_request(
+            "Strict functions are not supported with this model's tool format, unless 'tool_choice' requires "
+            "a call.",
+            _PARAM,
+            "unsupported_parameter",
+        )
+    return Wanted(CONSTRAINT_KIND_GRAMMAR, _array_grammar(functions, single=single), _PARAM)
+
+
+def _tags(
+    functions: Sequence[CallableFunction], tags: Mapping[str, Tag], *, required: bool, single: bool
+) -> Wanted:
+    return Wanted.json(
+        CONSTRAINT_KIND_STRUCTURAL_TAG,
+        {
+            "triggers": list(dict.fromkeys(tag.trigger for tag in tags.values())),
+            "structures": [
+                {
+                    "begin": tags[function.name].begin,
+                    "schema": function.schema if required or function.strict else _OBJECT,
+                    "end": tags[function.name].end,
+                }
+                for function in functions
+            ],
+            "at_least_one": required,
+            "stop_after_first": single,
+        },
+        _PARAM,
+    )
+
+
+def _array_grammar(functions: Sequence[CallableFunction], *, single: bool) -> str:
+    """Lark's grammar of an array of calls. Each schema stands by itself, so that its references hold."""
+    calls = " | ".join(f"call_{index}" for index in range(len(functions)))
+    more = "" if single else '(", " call)*'
+    lines = [f'start: "[" call {more} "]"', f"call: {calls}"]
+    for index, function in enumerate(functions):
+        begin = json.dumps(f'{{"name": {json.dumps(function.name)}, "parameters": ')
+        lines.append(f'call_{index}: {begin} %json {json.dumps(function.schema, ensure_ascii=False)} "}}"')
+    return "\n".join(lines)

@@ -1,0 +1,314 @@
+"""From response_format, structured_outputs, guided parameters and tools to constraints."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from catenary.constraints import ConstraintKind
+from catenary.v1 import common_pb2
+from gateway.constraints import CallableFunction, Wanted, wanted_calls, wanted_of
+from gateway.errors import ApiError
+from gateway.schemas import ChatRequest, CompletionRequest, RequestLimits, parse_request
+from gateway.schemas.unsupported import CHAT, COMPLETION
+from tests.support.constraints import Language
+
+MESSAGES = [{"role": "user", "content": "x"}]
+LIMITS = RequestLimits()
+SCHEMA = {
+    "type": "object",
+    "properties": {"n": {"type": "integer"}, "$ref": {"const": None}},
+    "required": ["n"],
+}
+TAG = {"triggers": ["<t"], "structures": [{"begin": "<t>", "schema": {"const": None}, "end": "</t>"}]}
+
+
+def both(**fields: Any) -> Wanted | None:
+    """Chats and completions take the same."""
+    chat = parse_request(ChatRequest, {"model": "m", "messages": MESSAGES, **fields}, CHAT, LIMITS)
+    text = parse_request(CompletionRequest, {"model": "m", "prompt": "x", **fields}, COMPLETION, LIMITS)
+    wanted = wanted_of(chat)
+    assert wanted_of(text) == wanted
+    return wanted
+
+
+def language(wanted: Wanted | None) -> Language:
+    assert wanted is not None
+    return Language(ConstraintKind(wanted.kind), wanted.source)
+
+
+def refused(**fields: Any) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        both(**fields)
+    assert caught.value.status == 400
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"response_format": None},
+        {"response_format": {"type": "text"}},
+        {"structured_outputs": None},
+        {"guided_json_object": False},
+        {"guided_json": None, "guided_decoding_backend": "auto"},
+        {"guided_whitespace_pattern": None},
+    ],
+)
+def test_nothing_is_asked_for(fields: dict[str, Any]) -> None:
+    assert both(**fields) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "source", "param"),
+    [
+        ({"response_format": {"type": "json_object"}}, 1, {"type": "object"}, "response_format"),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "a-B_9", "strict": True, "schema": SCHEMA, "description": "d"},
+                }
+            },
+            1,
+            SCHEMA,
+            "response_format.json_schema.schema",
+        ),
+        ({"structured_outputs": {"json": SCHEMA}}, 1, SCHEMA, "structured_outputs.json"),
+        ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, 1, SCHEMA, "structured_outputs.json"),
+        (
+            {"structured_outputs": {"json_object": True}},
+            1,
+            {"type": "object"},
+            "structured_outputs.json_object",
+        ),
+        ({"guided_json": SCHEMA}, 1, SCHEMA, "guided_json"),
+        ({"guided_json": json.dumps(SCHEMA)}, 1, SCHEMA, "guided_json"),
+        ({"guided_json_object": True}, 1, {"type": "object"}, "guided_json_object"),
+        (
+            {"structured_outputs": {"structural_tag": {"type": "structural_tag", **TAG}}},
+            4,
+            TAG,
+            "structured_outputs.structural_tag",
+        ),
+        (
+            {"structured_outputs": {"structural_tag": json.dumps(TAG), "disable_fallback": True}},
+            4,
+            TAG,
+            "structured_outputs.structural_tag",
+        ),
+        (
+            {"response_format": {"type": "structural_tag", **TAG, "at_least_one": True}},
+            4,
+            TAG | {"at_least_one": True, "stop_after_first": False},
+            "response_format",
+        ),
+    ],
+)
+def test_json_kinds(fields: dict[str, Any], kind: int, source: Any, param: str) -> None:
+    wanted = both(**fields)
+    assert wanted is not None
+    assert (wanted.kind, json.loads(wanted.source), wanted.param) == (kind, source, param)
+    assert wanted.message() == common_pb2.Constraint(kind=wanted.kind, source=wanted.source)
+    assert wanted.message("</think>").after == "</think>"
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "source", "param"),
+    [
+        ({"structured_outputs": {"regex": "a+", "json_object": False}}, 2, "a+", "structured_outputs.regex"),
+        ({"guided_regex": "a+"}, 2, "a+", "guided_regex"),
+        (
+            {"structured_outputs": {"grammar": 'root ::= "a"'}},
+            3,
+            'root ::= "a"',
+            "structured_outputs.grammar",
+        ),
+        ({"guided_grammar": 'start: "a"'}, 3, 'start: "a"', "guided_grammar"),
+        (
+            {"structured_outputs": {"choice": ["b", "a", "b"]}},
+            3,
+            'start: "b" | "a"',
+            "structured_outputs.choice",
+        ),
+        ({"guided_choice": ['"\n']}, 3, 'start: "\\"\\n"', "guided_choice"),
+    ],
+)
+def test_text_kinds(fields: dict[str, Any], kind: int, source: str, param: str) -> None:
+    assert both(**fields) == Wanted(common_pb2.ConstraintKind.ValueType(kind), source, param)
+
+
+@given(st.lists(st.text(min_size=1, max_size=6), min_size=1, max_size=5), st.text(max_size=6))
+def test_a_choice_allows_its_texts_and_no_other(choices: list[str], other: str) -> None:
+    """Whatever characters of grammars are in them."""
+    found = language(both(guided_choice=choices))
+    for choice in choices:
+        assert choice in found
+    assert (other in found) == (other in choices)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": "json"}, "response_format"),
+        ({"response_format": {}}, "response_format.type"),
+        ({"response_format": {"type": "sound"}}, "response_format.type"),
+        ({"response_format": {"type": 123}}, "response_format.type"),
+        ({"response_format": {"type": "hiccup", "schema": 123}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"response_format": {"type": "json_schema", "json_schema": 123}}, "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+            "response_format.json_schema.name",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a b", "schema": {}}}},
+            "response_format.json_schema.name",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x" * 65, "schema": {}}}},
+            "response_format.json_schema.name",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": 123}}},
+            "response_format.json_schema.schema",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
+            "response_format.json_schema.schema",
+        ),
+        (
+            {"response_format": {"type": "json_object", "json_schema": None, "schema": {}}},
+            "response_format.schema",
+        ),
+        (
+            {"response_format": {"type": "json_object", "json_schema": {"name": "a", "schema": {}}}},
+            "response_format.json_schema",
+        ),
+        ({"response_format": {"type": "text", "triggers": ["a"]}}, "response_format.triggers"),
+        ({"response_format": {"type": "structural_tag", "triggers": ["a"]}}, "response_format.structures"),
+        ({"response_format": {"type": "structural_tag", "format": {}}}, "response_format.format"),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"json_object": False}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs"),
+        ({"structured_outputs": {"json": 5}}, "structured_outputs.json"),
+        ({"structured_outputs": {"regex": 5}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"choice": "a"}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"choice": ["a", ""]}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"choice": ["a", 5]}}, "structured_outputs.choice.1"),
+        ({"structured_outputs": {"choice": ["a"] * 1001}}, "structured_outputs.choice"),
+        (
+            {"structured_outputs": {"whitespace_pattern": " *", "regex": "a"}},
+            "structured_outputs.whitespace_pattern",
+        ),
+        ({"structured_outputs": {"structural_tag": "{"}}, "structured_outputs.structural_tag"),
+        (
+            {"structured_outputs": {"structural_tag": {"type": "x", **TAG}}},
+            "structured_outputs.structural_tag.type",
+        ),
+        ({"structured_outputs": {"backend": "xgrammar", "regex": "a"}}, "structured_outputs.backend"),
+        ({"guided_choice": [""]}, "guided_choice"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_decoding_backend": "outlines"}, "guided_decoding_backend"),
+        ({"guided_whitespace_pattern": " *"}, "guided_whitespace_pattern"),
+        ({"guided_json": {}, "guided_regex": "a"}, "guided_regex"),
+        ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex"),
+        (
+            {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
+            "structured_outputs",
+        ),
+        ({"guided_regex": "a" * 131_073}, "guided_regex"),
+        ({"guided_grammar": "é" * 65_537}, "guided_grammar"),
+        ({"guided_json": {"a": [[[]]] * 10_000}}, "guided_json"),
+    ],
+)
+def test_what_is_refused(fields: dict[str, Any], param: str) -> None:
+    assert refused(**fields).param == param
+
+
+def test_depth_is_bounded_before_anything_recurses() -> None:
+    deep: Any = {}
+    for _ in range(900):
+        deep = {"properties": {"a": deep}}
+    for fields, param in (
+        ({"guided_json": deep}, "guided_json"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": deep}}},
+            "response_format.json_schema.schema",
+        ),
+    ):
+        error = refused(**fields)
+        assert error.param == param
+        assert "64" in error.message
+
+
+ADD = CallableFunction(
+    "add",
+    {
+        "properties": {"a": {"$ref": "#/$defs/n"}, "b": {"type": ["integer", "null"]}},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+        "$defs": {"n": {"type": "integer"}},
+    },
+    strict=True,
+)
+NOW = CallableFunction("now")
+HERMES = '<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("text", "auto", "required", "single"),
+    [
+        ("Hello", True, False, False),
+        (HERMES % ("add", '{"a": 1, "b": null}'), True, True, True),
+        ("So: " + HERMES % ("add", '{"a": 1, "b": 2}'), True, False, False),
+        (HERMES % ("now", "{}"), True, True, True),
+        (HERMES % ("now", '{"zone": 1}'), True, False, False),
+        (HERMES % ("add", '{"a": "1", "b": 2}'), False, False, False),
+        (HERMES % ("sub", "{}"), False, False, False),
+        (HERMES % ("now", "{}") + "\n" + HERMES % ("now", "{}"), True, True, False),
+    ],
+)
+def test_calls_in_a_models_format(text: str, auto: bool, required: bool, single: bool) -> None:
+    tools = (ADD, NOW)
+    assert (text in language(wanted_calls(tools, "hermes", required=False, single=False))) == auto
+    assert (text in language(wanted_calls(tools, "hermes", required=True, single=False))) == required
+    assert (text in language(wanted_calls(tools, "hermes", required=True, single=True))) == single
+
+
+@pytest.mark.parametrize("parser", ["", "pythonic", "qwen3_coder"])
+def test_calls_as_an_array_where_a_format_holds_no_json(parser: str) -> None:
+    many = language(wanted_calls((ADD, NOW), parser, required=True, single=False))
+    one = language(wanted_calls((ADD, NOW), parser, required=True, single=True))
+    call = '{"name": "add", "parameters": {"a": 1, "b": null}}'
+    other = '{"name": "now", "parameters": {}}'
+    assert f"[{call}]" in one
+    assert f"[{call}, {other}]" in many
+    assert f"[{call}, {other}]" not in one
+    assert "[]" not in many
+    assert "[" + call.replace("1", '"1"') + "]" not in many
+    assert "Hello" not in many
+
+
+def test_tools_without_a_reason_constrain_nothing() -> None:
+    assert wanted_calls((NOW,), "hermes", required=False, single=False) is None
+    with pytest.raises(ApiError) as caught:
+        wanted_calls((ADD, NOW), "pythonic", required=False, single=False)
+    assert (caught.value.status, caught.value.param) == (400, "tools")
+
+
+def test_names_and_texts_with_characters_of_grammars_stay_texts() -> None:
+    odd = CallableFunction("a-b_9", {"properties": {'"]} | "\n\\': {"enum": ['"}\n%json', "/.*/"]}}})
+    for parser in ("hermes", ""):
+        found = language(wanted_calls((odd,), parser, required=True, single=True))
+        arguments = json.dumps({'"]} | "\n\\': '"}\n%json'})
+        text = (
+            HERMES % ("a-b_9", arguments) if parser else f'[{{"name": "a-b_9", "parameters": {arguments}}}]'
+        )
+        assert text in found
