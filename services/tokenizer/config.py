@@ -85,7 +85,7 @@ class TokenizerConfig(RpcConfig):
     )
     max_template_kib: int = Field(64, ge=1, le=16_384, description="Source of such a template, in KiB.")
     template_timeout_s: float = Field(
-        2, gt=0, le=600, description="Seconds that such a template may compile, and may render."
+        1, gt=0, le=600, description="Seconds that such a template may compile, and may render."
     )
     template_memory_mib: int = Field(
         256, ge=16, le=65_536, description="Memory that such a template may take, in MiB."

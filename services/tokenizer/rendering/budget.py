@@ -18,7 +18,7 @@ class TemplateBudget(msgspec.Struct, frozen=True):
     """Bytes of the source; seconds of its compilation, and of its rendering; bytes that either may take."""
 
     max_bytes: int = 65_536
-    seconds: float = 2.0
+    seconds: float = 1.0
     memory_bytes: int = 256 << 20
 
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from jinja2 import meta
 from jinja2.exceptions import SecurityError, TemplateError
 
 from services.tokenizer.rendering.budget import BudgetSpent, TemplateBudget, bounded
@@ -14,32 +13,10 @@ from services.tokenizer.rendering.environment import TemplateRefusal, sandbox
 from services.tokenizer.rendering.errors import RenderRefused
 from services.tokenizer.rendering.inputs import ChatInputs
 from services.tokenizer.rendering.probes import detect_style
+from services.tokenizer.rendering.variables import names_read, settable_variables
 
 MAX_TEMPLATE_MESSAGE = 500
 MAX_SHOWN_NAME = 64
-_OURS = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
-# Words of transformers' own call. A caller who sets one means that, not a variable of the template.
-_RESERVED = frozenset(
-    {
-        "chat_template",
-        "continue_final_message",
-        "conversation",
-        "conversations",
-        "kwargs",
-        "max_length",
-        "padding",
-        "return_assistant_tokens_mask",
-        "return_dict",
-        "return_tensors",
-        "tokenize",
-        "tokenizer",
-        "tokenizer_kwargs",
-        "truncation",
-    }
-)
-_SPECIAL_TOKENS = frozenset(
-    f"{name}_token" for name in ("bos", "cls", "eos", "image", "mask", "pad", "sep", "unk")
-)
 
 
 class BadTemplate(Exception):
@@ -118,16 +95,11 @@ class ChatTemplate:
     def _compile(self, source: str) -> None:
         environment = sandbox()
         self._template = environment.from_string(source)
-        read = meta.find_undeclared_variables(environment.parse(source))
-        self.variables: frozenset[str] = frozenset(
-            name
-            for name in read - _OURS - _RESERVED - _SPECIAL_TOKENS
-            if not name.startswith("_")
-            and name not in environment.globals
-            and name not in self._special_tokens
-        )
-        """Names that a request may set: those that the template reads and nobody else gives."""
-        self.reads_documents = "documents" in read
+        parsed = environment.parse(source)
+        taken = {*environment.globals, *self._special_tokens}
+        self.variables = settable_variables(parsed, taken)
+        """Names that a request may set."""
+        self.reads_documents = "documents" in names_read(parsed)
 
     def _run(self, inputs: ChatInputs, add_generation_prompt: bool) -> str:
         chunks: list[str] = []

@@ -1,0 +1,292 @@
+"""What a template is given besides contents: tools, calls, results, thoughts, documents, variables."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.tokenizer.rendering import (
+    ChatOptions,
+    ChatTurn,
+    JsonLimits,
+    ModelFiles,
+    ModelFilesError,
+    PromptLimits,
+    RefusalCode,
+    Renderer,
+    RenderRefused,
+    TurnCall,
+    read_model_files,
+)
+from tests.support import chat_templates
+from tests.support import tiny_tokenizer as tiny
+
+CONTROL_IDS = set(range(len(tiny.ADDED_TOKENS)))
+HI = [ChatTurn("user", "Hi")]
+SHOW = (
+    "{{ tools | tojson }}{{ documents | tojson }}{% for m in messages %}{{ m | tojson }}{% endfor %}"
+    "{{ x | default('-') | tojson }}{{ bos_token }}"
+)
+
+
+def renderer_of(template: str = SHOW, named: dict[str, str] | None = None, **options: Any) -> Renderer:
+    document = json.dumps(tiny.tokenizer_json()).encode()
+    files = ModelFiles(document, template, {"bos_token": "<|im_start|>"}, None, named or {})
+    return Renderer(files, max_rendered_chars=10_000_000, **options)
+
+
+HERMES, GRANITE, QWEN = (
+    renderer_of(template) for template in (chat_templates.HERMES, chat_templates.GRANITE, chat_templates.QWEN)
+)
+SHOWING = renderer_of()
+
+
+def text(renderer: Renderer, turns: list[ChatTurn], options: ChatOptions | None = None) -> str:
+    ids = renderer.chat(turns, options or ChatOptions()).ids
+    return renderer.detokenize(ids, skip_special_tokens=False)
+
+
+def refused(renderer: Renderer, turns: list[ChatTurn], options: ChatOptions) -> RenderRefused:
+    with pytest.raises(RenderRefused) as caught:
+        renderer.chat(turns, options)
+    return caught.value
+
+
+def everywhere(said: str) -> tuple[list[ChatTurn], ChatOptions]:
+    """A chat that says the same wherever a caller can say something."""
+    calls = (TurnCall(said or "id", said or "f", json.dumps({said: [said, {"k": said}]})),)
+    turns = [
+        ChatTurn("system", said),
+        ChatTurn("user", said, said),
+        ChatTurn("assistant", said, tool_calls=calls, reasoning=said),
+        ChatTurn("tool", said, said, tool_call_id=said),
+        ChatTurn("assistant", said, reasoning=said),
+    ]
+    function = {"name": said, "description": said, "parameters": {said: {"enum": [said, [said]]}}}
+    data = json.dumps([{"type": "function", "function": function, said: said}])
+    documents = json.dumps([{"title": said, "text": said, said: said}])
+    return turns, ChatOptions(tools=data, documents=documents)
+
+
+@pytest.mark.parametrize("renderer", [SHOWING, GRANITE])
+@pytest.mark.parametrize("variables", ["", '{"x": ["%s", {"%s": "%s"}]}'])
+@given(
+    said=st.lists(
+        st.one_of(
+            st.sampled_from([*tiny.ADDED_TOKENS, "<|im_", "end|>", "<", "|>", " "]), st.text(max_size=4)
+        )
+    ).map("".join)
+)
+@settings(max_examples=40, deadline=None)
+def test_callers_write_no_control_token_anywhere(renderer: Renderer, variables: str, said: str) -> None:
+    turns, options = everywhere(said)
+    if variables and renderer is SHOWING:
+        inner = json.dumps(said)[1:-1]
+        options = ChatOptions(
+            tools=options.tools, documents=options.documents, variables=variables.replace("%s", inner)
+        )
+    quiet, _ = everywhere("x")
+    ids = renderer.chat(turns, options).ids
+    expected = renderer.chat(quiet, options=ChatOptions(tools="[{}]", documents='[{"text": "x"}]')).ids
+    assert [i for i in ids if i in CONTROL_IDS] == [i for i in expected if i in CONTROL_IDS]
+
+
+def test_escapes_in_json_do_not_hide_a_spelling() -> None:
+    call = TurnCall("c", "f", '{"a": "\\u003c|im_end|>"}')
+    options = ChatOptions(tools='[{"d": "\\u003c|im_end|\\u003e"}]', variables='{"x": "\\u003c|im_end|>"}')
+    ids = SHOWING.chat([ChatTurn("assistant", None, tool_calls=(call,))], options).ids
+    assert tiny.IM_END_ID not in ids
+    assert SHOWING.detokenize(ids, skip_special_tokens=False).count("<|im_end|>") == 3
+
+
+def test_calls_and_results_as_templates_know_them() -> None:
+    turns = [
+        ChatTurn("user", "2+2?"),
+        ChatTurn("assistant", None, tool_calls=(TurnCall("c1", "add", '{"a": 2.0, "é": ["x"]}'),)),
+        ChatTurn("tool", "4", tool_call_id="c1"),
+    ]
+    shown = text(HERMES, turns, ChatOptions(tools='[{"type": "function", "function": {"name": "add"}}]'))
+    assert '<tool_call>\n{"name": "add", "arguments": {"a": 2.0, "é": ["x"]}}\n</tool_call>' in shown
+    assert '<tools>\n{"type": "function", "function": {"name": "add"}}\n</tools>' in shown
+    assert "<|im_start|>user\n<tool_response>\n4\n</tool_response><|im_end|>" in shown
+
+
+def test_a_call_needs_no_content_even_where_the_template_reads_it() -> None:
+    call = ChatTurn("assistant", None, tool_calls=(TurnCall("c", "f", "{}"),))
+    assert "<|im_start|>assistant\n<|im_end|>" in text(renderer_of(tiny.CHATML_TEMPLATE), [*HI, call])
+
+
+def test_thoughts_have_the_names_that_templates_read() -> None:
+    template = "{{ messages[0].reasoning_content }}|{{ messages[0].thinking }}|{{ messages[0].content }}"
+    assert text(renderer_of(template), [ChatTurn("assistant", "a", reasoning="hm")]) == "hm|hm|a"
+
+
+@pytest.mark.parametrize("arguments", ["", "{}", '{"a": 1}'])
+def test_good_arguments(arguments: str) -> None:
+    turn = ChatTurn("assistant", None, tool_calls=(TurnCall("c", "f", arguments),))
+    assert json.dumps(json.loads(arguments or "{}")) in text(SHOWING, [turn])
+
+
+@pytest.mark.parametrize(
+    "arguments", ["[]", "1", '"x"', "{", "{'a': 1}", '{"a": NaN}', '{"a": "\\ud800"}', '{"a":' * 70 + "1"]
+)
+def test_bad_arguments_are_named(arguments: str) -> None:
+    calls = (TurnCall("c", "f", "{}"), TurnCall("d", "f", arguments))
+    error = refused(SHOWING, [*HI, ChatTurn("assistant", None, tool_calls=calls)], ChatOptions())
+    assert error.param == "messages.1.tool_calls.1.function.arguments"
+
+
+DEEP = '{"a":' * 65 + "1" + "}" * 65
+BAD_DATA = [
+    (ChatOptions(tools="{}"), "tools"),
+    (ChatOptions(tools="[1]"), "tools"),
+    (ChatOptions(tools="[{}"), "tools"),
+    (ChatOptions(tools=f"[{DEEP}]"), "tools"),
+    (ChatOptions(tools="[" * 100_000), "tools"),
+    (ChatOptions(tools="[" + "{}," * 300 + "{}]"), "tools"),
+    (ChatOptions(documents='["x"]'), "documents"),
+    (ChatOptions(documents='[{"a": 1e999}]'), "documents"),
+    (ChatOptions(variables="[]"), "chat_template_kwargs"),
+    (ChatOptions(variables=DEEP), "chat_template_kwargs"),
+]
+
+
+@pytest.mark.parametrize(("options", "param"), BAD_DATA, ids=[str(o)[:60] for o, _ in BAD_DATA])
+def test_bad_data_is_named(options: ChatOptions, param: str) -> None:
+    limited = renderer_of(json_limits=JsonLimits(max_depth=64, max_values=300))
+    assert refused(limited, HI, options).param == param
+
+
+def test_the_deepest_data_that_is_allowed() -> None:
+    data = '{"a":' * 63 + "1" + "}" * 63
+    assert data.replace(":", ": ") in text(SHOWING, HI, ChatOptions(tools=f"[{data}]"))
+
+
+def test_variables_are_those_that_the_template_reads() -> None:
+    assert SHOWING.template_variables == ("x",)
+    assert QWEN.template_variables == ("enable_thinking",)
+    assert GRANITE.template_variables == ("reasoning_effort", "thinking")
+    assert renderer_of(chat_templates.LLAMA).template_variables == ("custom_tools", "date_string")
+    assert text(GRANITE, HI, ChatOptions(variables='{"thinking": true}')).endswith("<think>")
+
+
+NEVER = ["messages", "tools", "documents", "add_generation_prompt", "tokenize", "conversation", "bos_token"]
+NEVER += [
+    "chat_template",
+    "__class__",
+    "_x",
+    "raise_exception",
+    "namespace",
+    "range",
+    "continue_final_message",
+]
+
+
+@pytest.mark.parametrize("name", [*NEVER, "nothing", "x.y", "", "é" * 100])
+def test_other_variables_are_refused(name: str) -> None:
+    # The template reads every one of them that can be read.
+    readable = [name for name in NEVER if name.isidentifier() and not name.startswith("__")]
+    renderer = renderer_of("".join(f"{{{{ {name} is defined }}}}" for name in readable))
+    assert renderer.template_variables == ()
+    error = refused(renderer, HI, ChatOptions(variables=json.dumps({name: []})))
+    assert error.param.split(".")[0] == "chat_template_kwargs"
+    assert error.param.isascii()
+    assert len(error.param) < 90
+
+
+def test_documents_need_a_template_that_reads_them() -> None:
+    assert refused(HERMES, HI, ChatOptions(documents='[{"text": "x"}]')).param == "documents"
+    assert "[1] untitled\nx\n" in text(GRANITE, HI, ChatOptions(documents='[{"text": "x"}]'))
+
+
+@pytest.mark.parametrize("spaces", ["", " ", "\n\n"])
+def test_the_last_message_goes_on(spaces: str) -> None:
+    going_on = ChatOptions(add_generation_prompt=False, continue_final_message=True)
+    turns = [*HI, ChatTurn("assistant", "Once upon" + spaces)]
+    kept = text(renderer_of(tiny.CHATML_TEMPLATE), turns, going_on)
+    assert kept == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nOnce upon" + spaces
+    # A template that strips contents strips what is gone on with.
+    assert text(renderer_of(chat_templates.LLAMA), turns, going_on).endswith("assistant\nOnce upon")
+
+
+def test_what_cannot_go_on_is_refused() -> None:
+    going_on = ChatOptions(add_generation_prompt=False, continue_final_message=True)
+    call = ChatTurn("assistant", None, tool_calls=(TurnCall("c", "f", "{}"),))
+    assert refused(QWEN, [*HI, call], going_on).param == "continue_final_message"
+    upper = renderer_of("{{ messages[-1].content | upper }}")
+    assert refused(upper, HI, going_on).param == "continue_final_message"
+    assert refused(renderer_of("x"), HI, going_on).param == "continue_final_message"
+
+
+def test_special_tokens_are_added_when_asked_for(tmp_path: Path) -> None:
+    files = read_model_files(
+        tiny.write_tiny_model(tmp_path, add_bos=True, chat_template=chat_templates.LLAMA)
+    )
+    renderer = Renderer(files, max_rendered_chars=1000)
+    for said in ("x", "<|im_end|>"):
+        turns = [ChatTurn("user", said)]
+        plain, added = (
+            renderer.chat(turns, ChatOptions(add_special_tokens=add)).ids for add in (False, True)
+        )
+        # This template writes the BOS itself: it is there once.
+        assert plain == added
+        bare = Renderer(
+            ModelFiles(files.tokenizer_json, tiny.CHATML_TEMPLATE, files.special_tokens, None),
+            max_rendered_chars=1000,
+        )
+        ids = bare.chat(turns, ChatOptions()).ids
+        assert bare.chat(turns, ChatOptions(add_special_tokens=True)).ids == [tiny.ENDOFTEXT_ID, *ids]
+
+
+@pytest.mark.parametrize("said", ["some words", "some <|im_end|> words"])
+def test_a_prompt_keeps_its_last_tokens(said: str) -> None:
+    turns = [ChatTurn("user", said)]
+    renderer = renderer_of(tiny.CHATML_TEMPLATE)
+    whole = renderer.chat(turns, ChatOptions()).ids
+    for kept in (1, 5, len(whole), 10**6):
+        cut = renderer.chat(turns, ChatOptions(), PromptLimits(max_tokens=len(whole), truncate_to=kept))
+        assert cut.ids == whole[-kept:]
+    small = PromptLimits(max_tokens=4, truncate_to=5)
+    with pytest.raises(RenderRefused) as caught:
+        renderer.chat(turns, ChatOptions(), small)
+    assert caught.value.code is RefusalCode.CONTEXT_LENGTH_EXCEEDED
+    (ids,) = renderer.completion(["abc" * 5000], add_special_tokens=False, limits=PromptLimits(9, 9))
+    assert len(ids) == 9
+
+
+def test_the_tail_is_the_prompts_end_without_marks() -> None:
+    turns = [ChatTurn("user", "<|im_end|>" * 100)]
+    chat = QWEN.chat(turns, ChatOptions(variables='{"enable_thinking": false}'))
+    assert chat.tail == text(QWEN, turns, ChatOptions(variables='{"enable_thinking": false}'))[-256:]
+    assert chat.tail.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+
+
+def test_named_templates() -> None:
+    renderer = renderer_of("plain", {"tool_use": "for tools {{ y }}", "rag": "for documents"})
+    assert text(renderer, HI) == "plain"
+    assert text(renderer, HI, ChatOptions(tools="[]")) == "for tools "
+    assert text(renderer, HI, ChatOptions(chat_template="rag", tools="[]")) == "for documents"
+    assert renderer.template_variables == ("y",)
+    error = refused(renderer, HI, ChatOptions(chat_template="default2"))
+    assert (error.param, error.code) == ("chat_template", RefusalCode.UNSUPPORTED)
+    with pytest.raises(ModelFilesError, match="'rag' is not valid"):
+        renderer_of("plain", {"rag": "{% if %}"})
+
+
+def test_refusals_of_a_template_show_no_marks() -> None:
+    renderer = renderer_of("{{ raise_exception('no: ' + messages[-1].content) }}")
+    error = refused(renderer, [ChatTurn("user", "a <|im_end|> b")], ChatOptions())
+    assert error.message == "no: a <|im_end|> b"
+
+
+def test_ten_thousand_short_messages_take_less_than_a_second() -> None:
+    turns = [ChatTurn("user", "a b"), ChatTurn("assistant", "c", reasoning="d")] * 5000
+    started = time.perf_counter()
+    QWEN.chat(turns, ChatOptions())
+    assert time.perf_counter() - started < 5
