@@ -20,7 +20,14 @@ from services.router.config import RouterConfig
 from tests.support.engines import ScriptedEngine
 from tests.support.http import Answer, Connection, call, request_bytes
 from tests.support.secrets import TestSecrets
-from tests.support.tiny_tokenizer import ADDED_TOKENS, EOS_ID, VOCAB_SIZE, byte_ids, write_tiny_model
+from tests.support.tiny_tokenizer import (
+    ADDED_TOKENS,
+    CHATML_TEMPLATE,
+    EOS_ID,
+    VOCAB_SIZE,
+    byte_ids,
+    write_tiny_model,
+)
 from tests.support.waiting import eventually
 
 MODEL = "tiny"
@@ -61,11 +68,15 @@ def saying(tokens: Sequence[int] | str, prompt: str | Sequence[int] | None = Non
 
 @contextmanager
 def tokenizer_process(
-    secrets_dir: Path, *, flags: Sequence[str] = ()
+    secrets_dir: Path,
+    *,
+    flags: Sequence[str] = (),
+    chat_template: str = CHATML_TEMPLATE,
+    add_bos: bool = False,
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """A tokenizer service of the tiny model: its address and its process."""
     secrets = TestSecrets.write(secrets_dir)
-    directory = write_tiny_model(secrets_dir / "model")
+    directory = write_tiny_model(secrets_dir / "model", chat_template=chat_template, add_bos=add_bos)
     target = f"unix:{secrets_dir}/tokenizer.sock"
     command = [
         *(sys.executable, "-m", "services.tokenizer", "--listen", target, "--model-dir", str(directory)),
