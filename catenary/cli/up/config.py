@@ -25,16 +25,27 @@ class UpConfig(ServiceConfig):
         "--max-num-seqs (docs/configuration.md); catenary vllm-serve takes those of vllm serve"
     )
 
-    model: str = Field(
-        default="smollm2",
+    model: tuple[str, ...] = Field(
+        default=("smollm2",),
         min_length=1,
-        description="Model: a Hugging Face directory, a GGUF file, a hub id or the built-in smollm2.",
+        max_length=16,
+        description="Model: a Hugging Face directory, a GGUF file, a hub id, or a built-in one, smollm2 or "
+        "minilm. Several are served at once; each may be written as NAME=SOURCE, the name that requests use.",
+    )
+    task: tuple[str, ...] = Field(
+        default=(),
+        max_length=16,
+        description="What the model is served for: auto, generate, embed or score; of several, NAME=TASK. "
+        "Default: what the model's files say.",
     )
     served_model_name: str | None = Field(
-        default=None, min_length=1, max_length=256, description="Name that requests use for the model."
+        default=None, min_length=1, max_length=256, description="Name that requests use for a single model."
     )
     max_model_len: int | None = Field(
-        default=None, ge=1, description="Longest sequence in tokens, prompt and completion together."
+        default=None,
+        ge=1,
+        description="Longest sequence in tokens, prompt and completion together. Of several models it is for "
+        "those that generate, like chat_template.",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = Field(
         default=None, description="Type to compute in."
@@ -64,11 +75,15 @@ class UpConfig(ServiceConfig):
         default=7070, ge=0, le=65535, description="Loopback port of the router for gRPC clients; 0: none."
     )
     tokenizer_port: int = Field(
-        default=7071, ge=0, le=65535, description="Loopback port of the tokenizer for gRPC clients; 0: none."
+        default=7071,
+        ge=0,
+        le=65535,
+        description="Loopback port of the tokenizer for gRPC clients, others' of several models count on; "
+        "0: none.",
     )
-    engines: int = Field(default=1, ge=1, le=64, description="Number of engines.")
+    engines: int = Field(default=1, ge=1, le=64, description="Number of engines of each model.")
     gateways: int = Field(default=1, ge=1, le=64, description="Number of gateways.")
-    tokenizers: int = Field(default=1, ge=1, le=64, description="Number of tokenizer services.")
+    tokenizers: int = Field(default=1, ge=1, le=64, description="Number of tokenizer services of each model.")
 
     api_key: tuple[str, ...] = Field(
         default=(),

@@ -6,9 +6,11 @@ import asyncio
 import json
 import shlex
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from catenary.cli.up.config import UpConfig
+from catenary.cli.up.models import ReadyModel
 from catenary.cli.up.plan import Places, plan
 from catenary.cli.up.ports import bracketed, loopback_of
 from catenary.cli.up.probe import EngineProbe, EngineProgress, GatewayProbe
@@ -98,21 +100,36 @@ class Deployment:
             self._reporter.line(text)
 
     def _ready_lines(self) -> list[str]:
-        name, config = self._places.model_name, self._config
+        config, models = self._config, self._places.models
         lines = [f"gateway-{index}: {url}/v1" for index, url in enumerate(self._urls) if len(self._urls) > 1]
+        if len(models) > 1:
+            lines.append(f"models: {', '.join(model.name for model in models)}")
         if config.router_port:
             lines.append(
                 f"gRPC: router 127.0.0.1:{config.router_port}, tokenizer 127.0.0.1:{config.tokenizer_port}, "
                 f"secret in {self._runtime.client_secret}"
             )
-        message = {"role": "user", "content": "What is the capital of France?"}
-        # A small model drawn from at temperature 1 makes a poor first impression.
-        question = json.dumps({"model": name, "messages": [message], "temperature": 0, "max_tokens": 64})
+        path, question = _example(models)
         key = " -H 'Authorization: Bearer '$API_KEY" if config.api_key or config.api_key_file else ""
         insecure = " -k" if config.ssl_certfile else ""
         lines.append(
             f"ready in {time.monotonic() - self._started:.1f} s: "
-            f"curl{insecure} {self._urls[0]}/v1/chat/completions -H 'Content-Type: application/json'{key} "
-            f"-d {shlex.quote(question)}"
+            f"curl{insecure} {self._urls[0]}{path} -H 'Content-Type: application/json'{key} "
+            f"-d {shlex.quote(json.dumps(question))}"
         )
         return lines
+
+
+def _example(models: Sequence[ReadyModel]) -> tuple[str, dict[str, object]]:
+    """A request that the deployment answers: its path and its body."""
+    chat = next((model for model in models if model.generates), None)
+    if chat is None:
+        return "/v1/rerank", {"model": models[0].name, "query": "fruit", "documents": ["An apple.", "A car."]}
+    message = {"role": "user", "content": "What is the capital of France?"}
+    # A small model drawn from at temperature 1 makes a poor first impression.
+    return "/v1/chat/completions", {
+        "model": chat.name,
+        "messages": [message],
+        "temperature": 0,
+        "max_tokens": 64,
+    }

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from pathlib import Path
 
 from catenary.cli.up.config import UpConfig
+from catenary.cli.up.models import ReadyModel
 from catenary.cli.up.runtime import CLIENT_SECRET_ENV, ENGINE_SECRET_ENV, RuntimeDirectory
 
 # Where a gateway finds its API keys, and where `catenary up` itself may have found them.
@@ -49,16 +49,19 @@ class ChildSpec:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """What was found out before the start: the model's directory and name, the ports, the CPU's cores.
+    """What was found out before the start: the models, the ports, the CPU's cores.
 
     `modules` are the ids of the Gaudi cards that the engines may take, empty if they are not limited.
     """
 
-    model_dir: Path
-    model_name: str
+    models: tuple[ReadyModel, ...]
     gateway_ports: tuple[int, ...]
     cores: int = 1
     modules: tuple[str, ...] = ()
+
+    def is_meant(self, model: ReadyModel) -> bool:
+        """Whether options that concern generating models are for this one: for every one if none does."""
+        return model.generates or not any(other.generates for other in self.models)
 
 
 def _command(module: str, options: Mapping[str, object]) -> tuple[str, ...]:
@@ -77,12 +80,15 @@ def plan(config: UpConfig, runtime: RuntimeDirectory, places: Places) -> tuple[C
     """Return the processes in the order in which they start."""
     logging = {"log-level": config.log_level, "log-format": config.log_format}
     rpc = logging | {"client-secret-file": runtime.client_secret, "drain-s": config.drain_s}
-    tokenizers = tuple(f"tokenizer-{index}" for index in range(config.tokenizers))
+    models = places.models
+    # Of each model in turn.
+    served = [model for model in models for _ in range(config.tokenizers)]
+    tokenizers = tuple(f"tokenizer-{index}" for index in range(len(served)))
     router = runtime.socket("router")
     return (
         _router(config, runtime, rpc),
-        *(_tokenizer(config, runtime, places, rpc, name) for name in tokenizers),
-        *(_engine(config, runtime, places, rpc, index) for index in range(config.engines)),
+        *(_tokenizer(config, runtime, places, rpc, index) for index in range(len(served))),
+        *(_engine(config, runtime, places, rpc, index) for index in range(len(models) * config.engines)),
         *(
             ChildSpec(
                 name=f"gateway-{index}",
@@ -118,59 +124,67 @@ def _router(config: UpConfig, runtime: RuntimeDirectory, rpc: Mapping[str, objec
 
 
 def _tokenizer(
-    config: UpConfig, runtime: RuntimeDirectory, places: Places, rpc: Mapping[str, object], name: str
+    config: UpConfig, runtime: RuntimeDirectory, places: Places, rpc: Mapping[str, object], index: int
 ) -> ChildSpec:
+    name, (number, place) = f"tokenizer-{index}", divmod(index, config.tokenizers)
+    model = places.models[number]
     listen = [runtime.socket(name)]
-    if config.tokenizer_port and name == "tokenizer-0":
-        listen.append(f"127.0.0.1:{config.tokenizer_port}")
+    if config.tokenizer_port and not place:
+        listen.append(f"127.0.0.1:{config.tokenizer_port + number}")
     options = {
         **rpc,
         "listen": tuple(listen),
-        "model-dir": places.model_dir,
-        "served-model-name": places.model_name,
-        "chat-template": config.chat_template,
-        "tool-parser": config.tool_parser,
-        "reasoning-parser": config.reasoning_parser,
+        "model-dir": model.directory,
+        "served-model-name": model.name,
     }
+    if places.is_meant(model):
+        options |= {
+            "chat-template": config.chat_template,
+            "tool-parser": config.tool_parser,
+            "reasoning-parser": config.reasoning_parser,
+        }
     return ChildSpec(name=name, command=_command("services.tokenizer", options), stage=Stage.TOKENIZER)
 
 
 def _engine(
     config: UpConfig, runtime: RuntimeDirectory, places: Places, rpc: Mapping[str, object], index: int
 ) -> ChildSpec:
-    name = f"engine-{index}"
+    name, model = f"engine-{index}", places.models[index // config.engines]
     options = {
         **rpc,
         "listen": runtime.socket(name),
         "router": runtime.socket("router"),
         "engine-secret-file": runtime.engine_secret,
         "engine-name": name,
-        "model": places.model_dir,
-        "served-model-name": places.model_name,
-        "max-model-len": config.max_model_len,
+        "model": model.directory,
+        "task": None if model.task == "auto" else model.task,
+        "served-model-name": model.name,
+        "max-model-len": config.max_model_len if places.is_meant(model) else None,
         "dtype": config.dtype,
         "device": config.device,
         "gpu-memory-utilization": config.gpu_memory_utilization,
     }
+    engines = config.engines * len(places.models)
+    on_host = config.device in ("cpu", "sim")
     return ChildSpec(
         name=name,
         command=_command("services.engine", options),
         stage=Stage.FLEET,
         environment={MODULE_ENV: places.modules[index]} if places.modules else {},
-        default_environment=_cpu_environment(config, places.cores) if config.device in ("cpu", "sim") else {},
+        default_environment=_cpu_environment(engines, places.cores) if on_host else {},
         status_target=runtime.socket(name),
     )
 
 
-def _cpu_environment(config: UpConfig, cores: int) -> dict[str, str]:
+def _cpu_environment(engines: int, cores: int) -> dict[str, str]:
     """Return how an engine computes on a machine that it shares, if only with the other services."""
     # OpenMP's threads spin at barriers by default: beside one other busy process that costs a factor of ten.
     environment = {"OMP_WAIT_POLICY": "PASSIVE"}
-    if config.engines == 1:
+    if engines == 1:
         return environment
     return environment | {
-        "CATENARY_ENGINE_DEVICE_THREADS": str(max(cores // config.engines, 1)),
-        "CATENARY_ENGINE_GPU_MEMORY_UTILIZATION": f"{CPU_MEMORY_SHARE / config.engines:.3f}",
+        "CATENARY_ENGINE_DEVICE_THREADS": str(max(cores // engines, 1)),
+        "CATENARY_ENGINE_GPU_MEMORY_UTILIZATION": f"{CPU_MEMORY_SHARE / engines:.3f}",
     }
 
 

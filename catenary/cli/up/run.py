@@ -7,11 +7,12 @@ import os
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from catenary.cli.up.config import UpConfig
 from catenary.cli.up.layout import cache_directory, require_writable
 from catenary.cli.up.model import prepare_model, served_name
+from catenary.cli.up.models import ReadyModel, WantedModel, generates, tasks_of, wanted_models
 from catenary.cli.up.plan import MODULE_ENV, MODULES_ENV, Places
 from catenary.cli.up.ports import PortClaims
 from catenary.cli.up.reporter import Reporter, make_reporter
@@ -21,6 +22,8 @@ from catenary.migration import load_moved
 from catenary.runtime import StartRefused, run
 
 SERVICE_PREFIXES = ("CATENARY_GATEWAY_", "CATENARY_ROUTER_", "CATENARY_TOKENIZER_", "CATENARY_ENGINE_")
+
+T = TypeVar("T")
 
 
 def run_up(argv: Sequence[str]) -> int:
@@ -33,6 +36,7 @@ def run_up(argv: Sequence[str]) -> int:
 async def up(config: UpConfig, stop: asyncio.Event, warnings: Sequence[str] = ()) -> int:
     """Check, prepare, start, supervise, drain. Raises StartRefused for what keeps it from starting."""
     started = time.monotonic()
+    wanted = wanted_models(config)
     ports = check_places(config)
     modules = modules_of(config, os.environ)
     cache = cache_directory(config.cache_dir)
@@ -41,17 +45,16 @@ async def up(config: UpConfig, stop: asyncio.Event, warnings: Sequence[str] = ()
     for line in warnings:
         reporter.line(f"warning: {line}")
     try:
-        model_dir = await unless_stopped(prepare(config, cache, reporter), stop)
-        if model_dir is None:
+        models = await unless_stopped(prepare(config, wanted, cache, reporter), stop)
+        if models is None:
             return 0
         # Not before: a wrong option or model is to be refused without waiting for gRPC to load.
         from catenary.cli.up.deployment import Deployment
 
         for line in unknown(os.environ):
             reporter.line(f"warning: {line}")
-        name = served_name(config.model, config.served_model_name)
         cores = len(os.sched_getaffinity(0))
-        places = Places(model_dir, name, ports, cores=cores, modules=modules)
+        places = Places(models, ports, cores=cores, modules=modules)
         runtime = RuntimeDirectory.create()
         try:
             await Deployment(config, runtime, places, reporter, cache, started).run(stop)
@@ -89,7 +92,8 @@ def check_places(config: UpConfig) -> tuple[int, ...]:
     ports = claims.claim_range(config.host, config.port, config.gateways, "port")
     for option in ("router_port", "tokenizer_port"):
         if port := getattr(config, option):
-            claims.claim("127.0.0.1", port, option.replace("_", "-"))
+            count = len(config.model) if option == "tokenizer_port" else 1
+            claims.claim_range("127.0.0.1", port, count, option.replace("_", "-"))
     return ports
 
 
@@ -98,18 +102,19 @@ def modules_of(config: UpConfig, environment: Mapping[str, str]) -> tuple[str, .
 
     Raises StartRefused if there are more engines than cards for them.
     """
-    if config.engines == 1 or config.device not in ("hpu", "sim"):
+    engines = config.engines * len(config.model)
+    if engines == 1 or config.device not in ("hpu", "sim"):
         return ()
     if one := environment.get(MODULE_ENV):
         raise StartRefused(
-            f"{MODULE_ENV}={one} is one card for {config.engines} engines: list them in {MODULES_ENV} instead"
+            f"{MODULE_ENV}={one} is one card for {engines} engines: list them in {MODULES_ENV} instead"
         )
     listed = environment.get(MODULES_ENV, "")
     if listed in ("", "all"):
         return ()
     modules = tuple(dict.fromkeys(part.strip() for part in listed.split(",")))
-    if len(modules) < config.engines:
-        raise StartRefused(f"{MODULES_ENV}={listed} has fewer cards than the {config.engines} engines need")
+    if len(modules) < engines:
+        raise StartRefused(f"{MODULES_ENV}={listed} has fewer cards than the {engines} engines need")
     return modules
 
 
@@ -124,15 +129,25 @@ def check_directories(config: UpConfig, cache: Path) -> None:
         require_writable(config.log_dir.expanduser(), "log-dir")
 
 
-async def prepare(config: UpConfig, cache: Path, reporter: Reporter) -> Path:
-    """Return the directory of the model, showing what is done to it."""
-    reporter.activity("model", f"preparing {config.model}")
-    directory = await prepare_model(config.model, cache, lambda line: reporter.activity("model", line))
-    reporter.done("model", f"prepared {config.model}")
-    return directory
+async def prepare(
+    config: UpConfig, wanted: Sequence[WantedModel], cache: Path, reporter: Reporter
+) -> tuple[ReadyModel, ...]:
+    """Return the models, showing what is done to them. Raises StartRefused."""
+    directories: list[Path] = []
+    for model in wanted:
+        reporter.activity("model", f"preparing {model.source}")
+        directories.append(
+            await prepare_model(model.source, cache, lambda line: reporter.activity("model", line))
+        )
+        reporter.done("model", f"prepared {model.source}")
+    names = tuple(served_name(model.source, model.name) for model in wanted)
+    return tuple(
+        ReadyModel(directory, name, task, generates(directory, task))
+        for directory, name, task in zip(directories, names, tasks_of(config, names), strict=True)
+    )
 
 
-async def unless_stopped(work: Coroutine[Any, Any, Path], stop: asyncio.Event) -> Path | None:
+async def unless_stopped(work: Coroutine[Any, Any, T], stop: asyncio.Event) -> T | None:
     """Return the result of `work`, or None if `stop` was set first."""
     task = asyncio.create_task(work)
     stopped = asyncio.create_task(stop.wait())

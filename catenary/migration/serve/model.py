@@ -10,6 +10,17 @@ _TEST = "tests/unit/catenary/test_migration_serve.py::"
 _SETS = f"{_TEST}test_option_sets_a_variable"
 MODEL = f"{UP}MODEL"
 MODEL_OPTION = "--model"
+# vLLM's words for a task (--task), a way to run (--runner) and what a model is made into (--convert).
+_TASKS = {
+    "auto": "auto",
+    "none": "auto",
+    "generate": "generate",
+    "embed": "embed",
+    "embedding": "embed",
+    "score": "score",
+    # A pooling runner does what the checkpoint is for.
+    "pooling": "auto",
+}
 
 
 def _model_length(launch: Launch, option: str, value: str) -> None:
@@ -31,6 +42,14 @@ def _names(launch: Launch, option: str, value: str) -> None:
     if len(names) != 1:
         raise refuse(option, " ".join(names), "a model has one name here")
     launch.ask(f"{UP}SERVED_MODEL_NAME", names[0])
+
+
+def _task(launch: Launch, option: str, value: str) -> None:
+    task = _TASKS.get(value.lower())
+    if task is None:
+        raise refuse(option, value, f"a model is served to {', '.join(sorted(set(_TASKS.values())))}")
+    if task != "auto":
+        launch.ask(f"{UP}TASK", task)
 
 
 OPTIONS: tuple[ServeOption, ...] = (
@@ -59,8 +78,14 @@ OPTIONS: tuple[ServeOption, ...] = (
     sets_engine("model_backend", _SETS, "--model-impl", vllm="decoder"),
     sets_engine("weights_load_device", _SETS, "--weights-load-device", hpu="device"),
     sets(f"{UP}CHAT_TEMPLATE", "`--chat-template`; a file", _SETS, "--chat-template"),
-    only("text generation is what an engine does", ("auto", "generate"), "--task", "--runner"),
-    only("text generation is what an engine does", ("auto", "none"), "--convert"),
+    supported(
+        _task,
+        "`--task`; `embedding` and `pooling` too. `classify` and `reward` are refused",
+        f"{_TEST}test_tasks",
+        "--task",
+        "--runner",
+        "--convert",
+    ),
     only("quantized models are not done yet, FP8 among them", ("none",), "--quantization", "-q"),
     only("the KV cache has the type of the computation", ("auto", "bfloat16"), "--kv-cache-dtype"),
     only("weights come from safetensors files", ("auto", "safetensors", "hf"), "--load-format"),
@@ -99,7 +124,12 @@ OPTIONS: tuple[ServeOption, ...] = (
     only(
         "a model's window is part of what it computes", ("false",), "--disable-sliding-window", kind=Kind.FLAG
     ),
-    only("pooling models are not served yet", (), "--override-pooler-config", "--pooler-config"),
+    only(
+        "how states are pooled is read from the files of sentence-transformers",
+        (),
+        "--override-pooler-config",
+        "--pooler-config",
+    ),
     idle(
         "code from a model's repository is never run; a model that needs it is refused",
         "--trust-remote-code",

@@ -75,6 +75,14 @@ def test_option_sets_a_variable(words: str, variable: str, value: str) -> None:
     assert variables(*words.split()) == {variable: value}
 
 
+def test_tasks() -> None:
+    for word in ("embed", "embedding"):
+        assert variables("m", "--task", word)["CATENARY_UP_TASK"] == "embed"
+    unchanged = variables("m", "--task", "auto", "--runner", "pooling", "--convert", "none")
+    assert "CATENARY_UP_TASK" not in unchanged
+    assert "served to auto, embed, generate, score" in refusal("m", "--task", "classify")
+
+
 def test_names_and_lengths() -> None:
     assert variables("--max-model-len", "16k") == {"CATENARY_UP_MAX_MODEL_LEN": "16000"}
     assert variables("--max-model-len", "16K") == {"CATENARY_UP_MAX_MODEL_LEN": "16384"}
@@ -110,9 +118,7 @@ def test_what_is_not_done_is_refused_by_name(option: ServeOption) -> None:
 
 def test_values_that_change_nothing_are_taken() -> None:
     words = "-tp 1 --pipeline-parallel-size 1 --quantization None --kv-cache-dtype auto --load-format auto"
-    words += (
-        " --task generate --no-enable-lora --generation-config auto --scheduling-policy fcfs --swap-space 0"
-    )
+    words += " --task auto --no-enable-lora --generation-config auto --scheduling-policy fcfs --swap-space 0"
     launch = launched(*words.split())
     assert launch.variables({}) == {}
     assert [line.split()[0] for line in launch.warnings] == ["--swap-space"]

@@ -7,8 +7,10 @@ import pytest
 
 from catenary.cli.up import UpConfig
 from catenary.cli.up.model import served_name
+from catenary.cli.up.models import ReadyModel, tasks_of, wanted_models
 from catenary.cli.up.plan import ChildSpec, Places, Stage, child_environment, plan, without_secrets
 from catenary.cli.up.runtime import CLIENT_SECRET_ENV, ENGINE_SECRET_ENV, RuntimeDirectory
+from catenary.runtime import StartRefused
 
 
 @pytest.fixture
@@ -19,7 +21,8 @@ def runtime(tmp_path: Path) -> RuntimeDirectory:
 def make_plan(runtime: RuntimeDirectory, **options: object) -> dict[str, ChildSpec]:
     config = UpConfig(**options)  # type: ignore[arg-type]
     ports = tuple(range(8000, 8000 + config.gateways))
-    return {spec.name: spec for spec in plan(config, runtime, Places(Path("/models/m"), "m", ports))}
+    places = Places((ReadyModel(Path("/models/m"), "m"),), ports)
+    return {spec.name: spec for spec in plan(config, runtime, places)}
 
 
 def option(spec: ChildSpec, name: str) -> str | None:
@@ -55,6 +58,58 @@ def test_scaled_out(runtime: RuntimeDirectory) -> None:
     # One process can have the published port.
     assert option(specs["tokenizer-1"], "listen") == runtime.socket("tokenizer-1")
     assert option(specs["engine-1"], "engine-name") == "engine-1"
+
+
+def test_several_models(runtime: RuntimeDirectory) -> None:
+    config = UpConfig(
+        model=("chat=a", "embed=b"), engines=2, max_model_len=512, chat_template=Path("/t"), dtype="float32"
+    )
+    models = (ReadyModel(Path("/a"), "chat"), ReadyModel(Path("/b"), "embed", "embed", generates=False))
+    specs = {spec.name: spec for spec in plan(config, runtime, Places(models, (8000,), cores=8))}
+    names = [option(specs[f"engine-{index}"], "served-model-name") for index in range(4)]
+    assert names == ["chat", "chat", "embed", "embed"]
+    assert [option(specs[f"engine-{index}"], "max-model-len") for index in (0, 2)] == ["512", None]
+    assert [option(specs[f"engine-{index}"], "task") for index in (0, 2)] == [None, "embed"]
+    assert option(specs["engine-3"], "dtype") == "float32"
+    assert specs["engine-0"].default_environment["CATENARY_ENGINE_DEVICE_THREADS"] == "2"
+    assert [option(specs[f"tokenizer-{index}"], "model-dir") for index in (0, 1)] == ["/a", "/b"]
+    assert [option(specs[f"tokenizer-{index}"], "chat-template") for index in (0, 1)] == ["/t", None]
+    assert option(specs["tokenizer-1"], "listen") == f"{runtime.socket('tokenizer-1')},127.0.0.1:7072"
+    both = f"{runtime.socket('tokenizer-0')},{runtime.socket('tokenizer-1')}"
+    assert option(specs["gateway-0"], "tokenizer") == both
+
+
+def test_how_models_are_named(tmp_path: Path) -> None:
+    odd = tmp_path / "a=b"
+    odd.mkdir()
+    wanted = wanted_models(UpConfig(model=("chat=smollm2", "minilm", str(odd), "./x=y")))
+    assert [(model.name, model.source) for model in wanted] == [
+        ("chat", "smollm2"),
+        (None, "minilm"),
+        (None, str(odd)),
+        (None, "./x=y"),
+    ]
+    assert wanted_models(UpConfig(model=("a",), served_model_name="b"))[0].name == "b"
+    for options, text in (
+        ({"model": ("a", "b"), "served_model_name": "c"}, "--model NAME=SOURCE"),
+        ({"model": ("a=",)}, "source is missing"),
+    ):
+        with pytest.raises(StartRefused, match=text):
+            wanted_models(UpConfig(**options))  # type: ignore[arg-type]
+
+
+def test_how_tasks_are_given() -> None:
+    def tasks(*given: str, names: tuple[str, ...] = ("a", "b")) -> tuple[str, ...]:
+        return tasks_of(UpConfig(task=given), names)
+
+    assert tasks() == ("auto", "auto")
+    assert tasks("b=embed") == ("auto", "embed")
+    assert tasks("score", names=("a",)) == ("score",)
+    for given, text in (("embed", "NAME=TASK"), ("c=embed", "no model"), ("a=sing", "a task is one of")):
+        with pytest.raises(StartRefused, match=text):
+            tasks(given)
+    with pytest.raises(StartRefused, match="one name"):
+        tasks(names=("a", "a"))
 
 
 def test_ports_for_grpc_clients_can_be_off(runtime: RuntimeDirectory) -> None:
@@ -107,7 +162,7 @@ def test_file_of_keys_goes_to_the_gateways(runtime: RuntimeDirectory) -> None:
 
 def test_engines_share_a_cpu(runtime: RuntimeDirectory) -> None:
     config = UpConfig(engines=2)
-    specs = plan(config, runtime, Places(Path("/models/m"), "m", (8000,), cores=4))
+    specs = plan(config, runtime, Places((ReadyModel(Path("/models/m"), "m"),), (8000,), cores=4))
     engine = next(spec for spec in specs if spec.name == "engine-0")
     assert child_environment(engine, {})["CATENARY_ENGINE_DEVICE_THREADS"] == "2"
     assert child_environment(engine, {})["CATENARY_ENGINE_GPU_MEMORY_UTILIZATION"] == "0.400"

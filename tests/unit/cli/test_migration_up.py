@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from catenary.cli.up import UpConfig
+from catenary.cli.up.models import ReadyModel
 from catenary.cli.up.plan import ChildSpec, Places, Stage, child_environment, plan
 from catenary.cli.up.run import modules_of, unknown
 from catenary.cli.up.runtime import RuntimeDirectory
@@ -27,7 +28,7 @@ def load(*flags: str) -> tuple[UpConfig, tuple[str, ...]]:
 
 
 def specs(config: UpConfig, directory: Path) -> dict[str, ChildSpec]:
-    places = Places(Path("/models/m"), "m", (8000,))
+    places = Places((ReadyModel(Path("/models/m"), "m"),), (8000,))
     return {spec.name: spec for spec in plan(config, RuntimeDirectory(directory), places)}
 
 
@@ -77,7 +78,7 @@ def test_engines_share_the_visible_modules(tmp_path: Path) -> None:
     assert modules_of(UpConfig(device="hpu"), {"HABANA_VISIBLE_MODULES": "4"}) == ()
     assert modules_of(UpConfig(engines=2), {"HLS_MODULE_ID": "4"}) == ()
     modules = modules_of(two, {"HABANA_VISIBLE_MODULES": "4, 6"})
-    places = Places(Path("/models/m"), "m", (8000,), modules=modules)
+    places = Places((ReadyModel(Path("/models/m"), "m"),), (8000,), modules=modules)
     started = {spec.name: spec for spec in plan(two, RuntimeDirectory(tmp_path), places)}
     assert [started[f"engine-{i}"].environment["HLS_MODULE_ID"] for i in (0, 1)] == ["4", "6"]
     with pytest.raises(StartRefused, match="HLS_MODULE_ID=4 is one card for 2 engines"):

@@ -1,0 +1,82 @@
+"""The models of a deployment: how the options name them, and what each is served for."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from catenary.cli.up.config import UpConfig
+from catenary.runtime import StartRefused
+
+TASKS = ("auto", "generate", "embed", "score")
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class WantedModel:
+    """A model as the options name it. `name` None: that of its source."""
+
+    source: str
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyModel:
+    """A model that is prepared. `task` is what the engine is told; `generates` what comes of it."""
+
+    directory: Path
+    name: str
+    task: str = "auto"
+    generates: bool = True
+
+
+def wanted_models(config: UpConfig) -> tuple[WantedModel, ...]:
+    """The models that `--model` names, each as SOURCE or NAME=SOURCE. Raises StartRefused."""
+    models = tuple(_wanted(text) for text in config.model)
+    if config.served_model_name is None:
+        return models
+    if len(models) > 1:
+        raise StartRefused("--served-model-name is for one model; write several as --model NAME=SOURCE")
+    return (WantedModel(models[0].source, config.served_model_name),)
+
+
+def tasks_of(config: UpConfig, names: tuple[str, ...]) -> tuple[str, ...]:
+    """The task of each model, by `--task`: TASK for a single one, else NAME=TASK. Raises StartRefused."""
+    tasks = dict.fromkeys(names, "auto")
+    if len(tasks) < len(names):
+        raise StartRefused("--model: two models have one name; write them as NAME=SOURCE")
+    for text in config.task:
+        name, equals, task = text.rpartition("=")
+        if not equals:
+            if len(names) > 1:
+                raise StartRefused("--task: with several models, write NAME=TASK")
+            name = names[0]
+        if name not in tasks:
+            raise StartRefused(f"--task: no model has the name {name!r}")
+        if task not in TASKS:
+            raise StartRefused(f"--task: a task is one of {', '.join(TASKS)}")
+        tasks[name] = task
+    return tuple(tasks.values())
+
+
+def generates(directory: Path, task: str) -> bool:
+    """Whether a prepared model is served to generate. Raises StartRefused for a task that it cannot do."""
+    # Only the command line may import a service, and only when it is needed.
+    from services.engine.model import ModelError, Task, find_task, read_config
+
+    try:
+        return find_task(directory, read_config(directory), task) is Task.GENERATE
+    except ModelError as error:
+        raise StartRefused(str(error)) from None
+
+
+def _wanted(text: str) -> WantedModel:
+    name, equals, source = text.partition("=")
+    # A path may have an equals sign.
+    if not equals or not _NAME.fullmatch(name) or Path(text).expanduser().exists():
+        return WantedModel(text)
+    if not source:
+        raise StartRefused(f"--model {name}=: the model's source is missing")
+    return WantedModel(source, name)
