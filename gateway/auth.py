@@ -89,6 +89,14 @@ def cache_salt_of(scope: Scope) -> str:
     return salt
 
 
+def salted(key_salt: str, request_salt: str | None) -> str:
+    """The salt of a request that may bring its own, which only divides what its key may share."""
+    if request_salt is None:
+        return key_salt
+    both = f"{key_salt}\n{request_salt}".encode()
+    return hashlib.blake2b(both, digest_size=16, person=b"request salt").hexdigest()
+
+
 def owner_of(scope: Scope) -> str:
     """Whose a request's stored things are: a name for each API key, empty without keys."""
     owner: str = scope.get(_OWNER, "")

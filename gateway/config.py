@@ -67,6 +67,18 @@ class GatewayConfig(ServiceConfig):
     max_detokenize_ids: int = Field(262_144, ge=1, description="Most token ids of a /detokenize request.")
     max_stop_length: int = Field(512, ge=1, description="Longest stop string, in characters.")
     max_stop_token_ids: int = Field(64, ge=1, description="Most stop_token_ids of a request.")
+    max_logit_bias: int = Field(1024, ge=1, description="Most tokens in a request's logit_bias.")
+    max_allowed_token_ids: int = Field(16384, ge=1, description="Most allowed_token_ids of a request.")
+    max_bad_words: int = Field(128, ge=1, description="Most bad_words of a request.")
+    max_bad_word_length: int = Field(128, ge=1, description="Longest of the bad_words, in characters.")
+    min_priority: int = Field(-100, ge=-(2**31), le=0, description="Lowest (first) priority of a request.")
+    max_priority: int = Field(100, ge=0, lt=2**31, description="Highest (last) priority of a request.")
+    priority_tier: int = Field(
+        -10, ge=-(2**31), lt=2**31, description="Priority of requests with service_tier priority."
+    )
+    flex_tier: int = Field(
+        10, ge=-(2**31), lt=2**31, description="Priority of requests with service_tier flex."
+    )
     max_embedding_inputs: int = Field(2048, ge=1, description="Most texts of one embeddings request.")
     max_pairs: int = Field(
         1024, ge=1, description="Most documents of a rerank request, and most pairs of a score request."

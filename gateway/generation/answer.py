@@ -9,9 +9,9 @@ from starlette.types import Send
 from catenary.telemetry import get_logger
 from gateway.errors import ApiError, internal
 from gateway.generation.generation import Generation
+from gateway.generation.plan import GenerationPlan
 from gateway.http.disconnect import ClientGone
-from gateway.streaming.delta import ChoiceResult
-from gateway.streaming.sequence_text import LogprobEntry
+from gateway.streaming.delta import ChoiceDelta, ChoiceResult
 from gateway.streaming.sse import DONE, HEADERS, error_event
 from gateway.streaming.writer import AnyWriter
 
@@ -19,21 +19,33 @@ _log = get_logger(__name__)
 
 
 async def collect(generation: Generation) -> list[ChoiceResult]:
-    """All choices of a generation that was started, whole."""
-    count = generation.plan.count
-    texts: list[list[str]] = [[] for _ in range(count)]
-    entries: list[list[LogprobEntry]] = [[] for _ in range(count)]
+    """The choices of a generation that was started, whole; of more candidates than choices the ones with the
+    highest log probability per token."""
+    plan = generation.plan
+    parts: list[list[ChoiceDelta]] = [[] for _ in range(plan.count)]
     while not generation.done:
         for delta in await generation.next():
-            texts[delta.index].append(delta.text)
-            entries[delta.index] += delta.entries
-    wanted = generation.plan.top_count is not None
-    return [
-        ChoiceResult(
-            index, "".join(texts[index]), tuple(entries[index]) if wanted else None, reason or "stop"
-        )
-        for index, reason in enumerate(generation.finish_reasons)
-    ]
+            parts[delta.index].append(delta)
+    kept = list(range(plan.count))
+    if plan.ranks:
+        scores = [choice.mean_logprob for choice in generation.choices]
+        ranked = sorted(kept, key=lambda index: (index // plan.candidates, -scores[index]))
+        kept = [index for place, index in enumerate(ranked) if place % plan.candidates < plan.n]
+    return [_joined(plan, place, parts[index]) for place, index in enumerate(kept)]
+
+
+def _joined(plan: GenerationPlan, index: int, parts: list[ChoiceDelta]) -> ChoiceResult:
+    scored = plan.top_count is not None
+    wants_ids = plan.fields.return_token_ids
+    return ChoiceResult(
+        index,
+        "".join(part.text for part in parts),
+        tuple(entry for part in parts for entry in part.entries) if scored else None,
+        parts[-1].finish_reason or "stop",
+        parts[-1].stop_reason,
+        [token_id for part in parts for token_id in part.token_ids] if wants_ids else None,
+        parts[0].prompt,
+    )
 
 
 async def send_stream(

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Generic, TypeVar
 
 from gateway.constraints import Wanted, wanted_of
-from gateway.schemas.base import GenerationFields
+from gateway.schemas.generation import GenerationFields
 from gateway.schemas.limits import RequestLimits
 from gateway.schemas.structured import StructuredFields
 from gateway.streaming.writer import AnyWriter
@@ -26,6 +26,8 @@ class Endpoint(ABC, Generic[T]):
     """The field that the prompt comes from."""
     default_max_tokens: ClassVar[int | None] = None
     """Tokens for a request without a limit; None: to the end of the context."""
+    scores_stop_token: ClassVar[bool] = False
+    """Whether a stop token that is not shown has a log probability in the answer."""
     writer: ClassVar[type[AnyWriter]]
     """What writes its answers."""
 

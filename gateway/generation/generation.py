@@ -7,27 +7,25 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from catenary.v1 import common_pb2
 from gateway.errors import internal, timed_out
+from gateway.generation.choice import Choice, text_options
 from gateway.generation.plan import GenerationPlan
-from gateway.link import Inbox, RouterSession, SequenceEnded, SequenceFeed
+from gateway.generation.prompt import Prompt, read_prompts
+from gateway.link import Batch, Inbox, RouterSession, SequenceEnded, SequenceFeed
 from gateway.streaming.delta import ChoiceDelta
-from gateway.streaming.sequence_text import SequenceText
 from gateway.streaming.usage import Usage, usage_of
 
-_REASONS: dict[int, str] = {
-    common_pb2.FINISH_REASON_STOP: "stop",
-    common_pb2.FINISH_REASON_LENGTH: "length",
-}
 
+class _Sequence:
+    """A sequence on the session. `choices`: the texts that come of it, of a beam search several."""
 
-class _Choice:
-    __slots__ = ("cached_tokens", "finish_reason", "handle", "text")
+    __slots__ = ("cached_tokens", "choices", "handle", "open", "prompt")
 
-    def __init__(self, handle: int, text: SequenceText) -> None:
+    def __init__(self, handle: int, prompt: Prompt, choices: list[Choice]) -> None:
         self.handle = handle
-        self.text = text
-        self.finish_reason: str | None = None
+        self.prompt = prompt
+        self.choices = choices
+        self.open = True
         self.cached_tokens: int | None = None
 
 
@@ -46,6 +44,7 @@ class Generation:
         max_unread_tokens: int,
         deadline: float,
         on_tokens: Callable[[int, int], None],
+        scores_stop_token: bool = False,
     ) -> None:
         """Nothing is sent before `start`.
 
@@ -55,14 +54,16 @@ class Generation:
             max_unread_tokens: how far a sequence's reader may be behind.
             deadline: the loop's time at which the request is given up.
             on_tokens: called with each choice's index and its number of new tokens.
+            scores_stop_token: a stop token that is not shown has a log probability in the answer.
         """
         self.plan = plan
         self._session = session
         self._deadline = deadline
         self._on_tokens = on_tokens
+        self._options = text_options(plan, scores_stop_token=scores_stop_token)
         self._inbox = Inbox(max_unread_tokens)
-        self._choices: list[_Choice] = []
-        self._open = plan.count
+        self._sequences: list[_Sequence] = []
+        self._open = len(plan.prompts) * plan.sequences
         self._first: list[ChoiceDelta] | None = None
 
     async def __aenter__(self) -> Self:
@@ -71,9 +72,9 @@ class Generation:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for choice in self._choices:
-            if choice.finish_reason is None:
-                self._session.abort(choice.handle)
+        for sequence in self._sequences:
+            if sequence.open:
+                self._session.abort(sequence.handle)
 
     @property
     def done(self) -> bool:
@@ -81,9 +82,14 @@ class Generation:
         return self._open == 0 and self._first is None
 
     @property
+    def choices(self) -> list[Choice]:
+        """All texts of the plan, as far as they were submitted."""
+        return [choice for sequence in self._sequences for choice in sequence.choices]
+
+    @property
     def finish_reasons(self) -> list[str | None]:
         """Of each choice, None while it goes on."""
-        return [choice.finish_reason for choice in self._choices]
+        return [choice.finish_reason for choice in self.choices]
 
     def interrupt(self, error: Exception) -> None:
         """Make `next` raise."""
@@ -95,21 +101,24 @@ class Generation:
 
         Raises ApiError, or the error of `interrupt`; what was sent before it is aborted on exit.
         """
-        self._submit(traceparent)
+        self._submit(await read_prompts(self.plan), traceparent)
         self._first = await self._wait()
 
-    def _submit(self, traceparent: str | None) -> None:
-        stops, min_tokens = self.plan.fields.stops, self.plan.fields.min_tokens or 0
-        for index, spec in enumerate(self.plan.specs(traceparent)):
-            sample = index % self.plan.n
-            first = self._choices[index - sample].handle if sample else None
-            handle = self._session.submit(spec, self._inbox.feed(index), first)
-            prompt = self.plan.prompts[index // self.plan.n]
-            detokenizer = self.plan.model.vocabulary.detokenizer(prompt)
-            self._choices.append(_Choice(handle, SequenceText(detokenizer, stops, min_tokens)))
+    def _submit(self, prompts: list[Prompt], traceparent: str | None) -> None:
+        plan = self.plan
+        each = plan.candidates // plan.sequences
+        for number, spec in enumerate(plan.specs(traceparent)):
+            place, sample = divmod(number, plan.sequences)
+            leader = self._sequences[number - sample].handle if sample else None
+            handle = self._session.submit(spec, self._inbox.feed(number), leader)
+            choices = [
+                Choice(plan, index, prompts[place], self._options)
+                for index in range(number * each, (number + 1) * each)
+            ]
+            self._sequences.append(_Sequence(handle, prompts[place], choices))
 
     async def next(self) -> list[ChoiceDelta]:
-        """The next output, maybe without text. Raises ApiError, or the error of `interrupt`."""
+        """The next output, maybe none. Raises ApiError, or the error of `interrupt`."""
         if (first := self._first) is not None:
             self._first = None
             return first
@@ -121,41 +130,62 @@ class Generation:
                 feeds = await self._inbox.wait()
         except TimeoutError:
             raise timed_out("The request took longer than the server allows.") from None
-        return [self._read(feed) for feed in feeds if self._choices[feed.index].finish_reason is None]
+        deltas: list[ChoiceDelta] = []
+        for feed in feeds:
+            if self._sequences[feed.index].open:
+                self._read(feed, deltas)
+        return deltas
 
     def usage(self) -> Usage:
         """Counts up to now; cached tokens only once they are known of every prompt."""
-        completion = sum(choice.text.tokens for choice in self._choices)
-        cached = [self._choices[index * self.plan.n].cached_tokens for index in range(len(self.plan.prompts))]
-        known = [count for count in cached if count is not None]
-        return usage_of(
-            self.plan.prompt_tokens, completion, sum(known) if len(known) == len(cached) else None
-        )
+        completion = sum(choice.tokens for choice in self.choices)
+        leaders = self._sequences[:: self.plan.sequences]
+        known = [leader.cached_tokens for leader in leaders if leader.cached_tokens is not None]
+        complete = len(known) == len(self.plan.prompts)
+        return usage_of(self.plan.prompt_tokens, completion, sum(known) if complete else None)
 
-    def _read(self, feed: SequenceFeed) -> ChoiceDelta:
-        choice = self._choices[feed.index]
+    def _read(self, feed: SequenceFeed, deltas: list[ChoiceDelta]) -> None:
+        sequence = self._sequences[feed.index]
+        prompt = sequence.prompt
+        if not prompt.known and feed.index % self.plan.sequences:
+            prompt.deferred.append(feed)
+            return
         batch = feed.take()
         end = batch.end
         if end is not None and end.error is not None:
             raise end.error
-        if self.plan.top_count is not None and len(batch.logprobs or ()) != len(batch.ids):
-            raise internal()
-        before = choice.text.tokens
-        piece = choice.text.feed(
-            batch.ids,
-            batch.logprobs if self.plan.top_count is not None else None,
-            ended=end is not None,
-            stop_token=end is not None and end.stop_token,
-        )
-        self._on_tokens(feed.index, choice.text.tokens - before)
-        if piece.stopped:
-            self._session.abort(choice.handle)
-            self._finish(choice, "stop", end)
-        elif end is not None:
-            self._finish(choice, _REASONS[end.reason], end)
-        return ChoiceDelta(feed.index, piece.text, piece.entries, choice.finish_reason)
+        if not prompt.known:
+            if not prompt.add(batch.prompt, last=bool(batch.ids) or end is not None):
+                return
+            for waiting in prompt.deferred:
+                self._inbox.mark(waiting)
+            prompt.deferred.clear()
+        if self.plan.fields.searches:
+            if end is not None:
+                self._read_beams(sequence, end, deltas)
+        else:
+            self._read_tokens(sequence, batch, deltas)
 
-    def _finish(self, choice: _Choice, reason: str, end: SequenceEnded | None) -> None:
-        choice.finish_reason = reason
-        choice.cached_tokens = end.cached_tokens if end is not None else None
+    def _read_tokens(self, sequence: _Sequence, batch: Batch, deltas: list[ChoiceDelta]) -> None:
+        (choice,) = sequence.choices
+        end, before = batch.end, choice.tokens
+        reason, stop_token = (None, None) if end is None else (end.reason, end.stop_token)
+        deltas.append(choice.read(batch.ids, batch.logprobs, reason, stop_token))
+        self._on_tokens(choice.index, choice.tokens - before)
+        if choice.stopped:
+            self._session.abort(sequence.handle)
+        if choice.finish_reason is not None:
+            self._close(sequence, end)
+
+    def _read_beams(self, sequence: _Sequence, end: SequenceEnded, deltas: list[ChoiceDelta]) -> None:
+        if len(end.beams) != len(sequence.choices):
+            raise internal()
+        for choice, beam in zip(sequence.choices, end.beams, strict=True):
+            deltas.append(choice.read(beam.ids, beam.logprobs, beam.reason, beam.stop_token))
+            self._on_tokens(choice.index, choice.tokens)
+        self._close(sequence, end)
+
+    def _close(self, sequence: _Sequence, end: SequenceEnded | None) -> None:
+        sequence.open = False
+        sequence.cached_tokens = end.cached_tokens if end is not None else None
         self._open -= 1

@@ -1,4 +1,4 @@
-"""What a request becomes before anything is sent: prompts as ids, and one sequence per choice."""
+"""What a request becomes before anything is sent: prompts as ids, and the sequences of its choices."""
 
 from __future__ import annotations
 
@@ -7,45 +7,90 @@ from dataclasses import dataclass
 
 from catenary.seeds import derive_seed, draw_seed
 from catenary.v1 import common_pb2
-from gateway.errors import bad_request, context_length_exceeded
-from gateway.schemas.base import GenerationFields
+from gateway.schemas.generation import GenerationFields
+from gateway.text.detokenizer import Detokenizer
 from gateway.text.models import Model
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationPlan:
-    """Prompts and parameters of one request, all checked. Choice p * n + i is sample i of prompt p."""
+    """Prompts and parameters of one request, all checked.
+
+    A prompt has `samples` sequences, or one for a beam search, and `candidates` texts come of them, of which
+    `n` are answered: choice p * n + i is the i-th of prompt p. max_tokens: of each prompt's sequences, at
+    least 1; bad_words: tokens in a row that are not generated; priority: lower ones are computed first."""
 
     request_id: str
     model: Model
     prompts: Sequence[Sequence[int]]
     max_tokens: Sequence[int]
     n: int
+    samples: int
     fields: GenerationFields
     cache_salt: str = ""
     constraint: common_pb2.Constraint | None = None
+    bad_words: Sequence[Sequence[int]] = ()
+    priority: int = 0
 
     @property
     def top_count(self) -> int | None:
-        """Alternatives to report for each token; None: no log probabilities."""
+        """Alternatives that are reported for each token; None: no log probabilities."""
         return self.fields.top_count
 
     @property
+    def prompt_only(self) -> bool:
+        """Whether the prompt alone is answered. An engine generates one token at least, which is dropped."""
+        return self.fields.token_limit == 0
+
+    @property
+    def ranks(self) -> bool:
+        """Whether the most probable of more samples are answered."""
+        return self.samples > self.n and not self.fields.searches
+
+    @property
+    def candidates(self) -> int:
+        """Texts per prompt."""
+        return self.n if self.fields.searches else self.samples
+
+    @property
     def count(self) -> int:
-        """Choices in all."""
-        return len(self.prompts) * self.n
+        """Texts of all prompts."""
+        return len(self.prompts) * self.candidates
+
+    @property
+    def scored(self) -> int | None:
+        """Alternatives that the engine is asked for with each token; None: no log probabilities."""
+        if self.prompt_only:
+            return None
+        return 0 if self.top_count is None and self.ranks else self.top_count
 
     @property
     def prompt_tokens(self) -> int:
         """Tokens of all prompts, each counted once."""
         return sum(len(prompt) for prompt in self.prompts)
 
+    @property
+    def sequences(self) -> int:
+        """Sequences per prompt."""
+        return 1 if self.fields.searches else self.samples
+
+    def detokenizer(self, prompt: Sequence[int]) -> Detokenizer:
+        """What decodes a text that goes on from `prompt`."""
+        fields, vocabulary = self.fields, self.model.vocabulary
+        return vocabulary.detokenizer(
+            prompt,
+            shown=frozenset() if fields.hides_special else vocabulary.special_ids,
+            spaced=fields.spaces_between_special_tokens is not False,
+        )
+
     def specs(self, traceparent: str | None) -> list[common_pb2.SequenceSpec]:
-        """The sequences, by choice."""
+        """The sequences, those of a prompt one after another."""
+        stopping = [self._stopping(limit) for limit in self.max_tokens]
+        sampling = self._sampling()
         return [
-            self._spec(prompt, sample, seed, traceparent)
+            self._spec(prompt, sample, seed, sampling, stopping[prompt], traceparent)
             for prompt, seed in enumerate(self._seeds())
-            for sample in range(self.n)
+            for sample in range(self.sequences)
         ]
 
     def _seeds(self) -> list[int]:
@@ -53,87 +98,74 @@ class GenerationPlan:
             return [self.fields.seed] * len(self.prompts)
         return [draw_seed() for _ in self.prompts]
 
-    def _spec(self, prompt: int, sample: int, seed: int, traceparent: str | None) -> common_pb2.SequenceSpec:
-        fields = self.fields
+    def _spec(
+        self,
+        prompt: int,
+        sample: int,
+        seed: int,
+        sampling: common_pb2.SamplingParams,
+        stopping: common_pb2.StoppingParams,
+        traceparent: str | None,
+    ) -> common_pb2.SequenceSpec:
         ids = self.prompts[prompt]
-        response = None
-        if self.top_count is not None:
-            response = common_pb2.ResponseOptions(top_logprobs=self.top_count)
+        sampling.seed = seed if self.sequences == 1 else derive_seed(seed, sample)
         return common_pb2.SequenceSpec(
-            request_id=f"{self.request_id}-{prompt * self.n + sample}",
+            request_id=f"{self.request_id}-{prompt * self.sequences + sample}",
             model=self.model.name,
             token_ids=ids,
             prompt_len=len(ids),
-            sampling=common_pb2.SamplingParams(
-                temperature=fields.temperature,
-                top_p=fields.top_p,
-                top_k=fields.top_k,
-                min_p=fields.min_p,
-                repetition_penalty=fields.repetition_penalty,
-                seed=seed if self.n == 1 else derive_seed(seed, sample),
-            ),
-            stopping=common_pb2.StoppingParams(
-                max_tokens=self.max_tokens[prompt],
-                min_tokens=fields.min_tokens,
-                stop_token_ids=fields.stop_token_ids or (),
-                ignore_eos=fields.ignore_eos,
-            ),
-            response=response,
+            sampling=sampling,
+            stopping=stopping,
+            response=self._response(first=sample == 0),
             traceparent=traceparent,
+            priority=self.priority or None,
             cache_salt=self.cache_salt,
             constraint=self.constraint,
+            beam_search=self._search(),
         )
 
+    def _sampling(self) -> common_pb2.SamplingParams:
+        fields = self.fields
+        draws = not fields.searches
+        return common_pb2.SamplingParams(
+            temperature=fields.temperature if draws else None,
+            top_p=fields.top_p if draws else None,
+            top_k=fields.top_k if draws else None,
+            min_p=fields.min_p if draws else None,
+            presence_penalty=fields.presence_penalty,
+            frequency_penalty=fields.frequency_penalty,
+            repetition_penalty=fields.repetition_penalty,
+            logit_bias=[
+                common_pb2.LogitBias(token_id=token_id, bias=bias)
+                for token_id, bias in (fields.logit_bias or {}).items()
+            ],
+            bad_words=[common_pb2.TokenSequence(token_ids=ids) for ids in self.bad_words],
+            allowed_token_ids=fields.allowed_token_ids or (),
+        )
 
-def make_plan(
-    *,
-    request_id: str,
-    model: Model,
-    prompts: Sequence[Sequence[int]],
-    fields: GenerationFields,
-    default_max_tokens: int | None,
-    param: str,
-    cache_salt: str,
-    constraint: common_pb2.Constraint | None = None,
-) -> GenerationPlan:
-    """Check what needs the model and the rendered prompts. Raises ApiError 400.
+    def _stopping(self, max_tokens: int) -> common_pb2.StoppingParams:
+        fields = self.fields
+        return common_pb2.StoppingParams(
+            max_tokens=max_tokens,
+            min_tokens=fields.min_tokens,
+            stop_token_ids=fields.stop_token_ids or (),
+            ignore_eos=fields.ignore_eos,
+        )
 
-    Args:
-        request_id: of the answer; each sequence's id is made from it.
-        model: the model to generate with.
-        prompts: token ids of each prompt.
-        fields: the request.
-        default_max_tokens: for a request without a limit; cut to what the context has room for; None: that.
-        param: name of the field that the prompts came from.
-        cache_salt: cached KV is shared only with requests that have the same one.
-        constraint: what the text of every choice must be; it was checked.
-    """
-    _check_ids(fields.stop_token_ids or (), model, "stop_token_ids")
-    limits = []
-    for prompt in prompts:
-        limits.append(_token_limit(len(prompt), model.max_model_len, fields, default_max_tokens, param))
-        _check_ids(prompt, model, param)
-    return GenerationPlan(request_id, model, prompts, limits, fields.choices, fields, cache_salt, constraint)
+    def _response(self, *, first: bool) -> common_pb2.ResponseOptions | None:
+        """`first`: of its prompt. It alone reports the prompt's log probabilities."""
+        prompt = self.fields.prompt_top_count if first else None
+        if self.scored is None and prompt is None:
+            return None
+        return common_pb2.ResponseOptions(top_logprobs=self.scored, prompt_logprobs=prompt)
 
-
-def _token_limit(prompt: int, context: int, fields: GenerationFields, default: int | None, param: str) -> int:
-    requested = fields.token_limit
-    if prompt + (requested or 1) > context:
-        raise context_length_exceeded(context, prompt, requested or 1, param)
-    room = context - prompt
-    limit = requested or (room if default is None else min(default, room))
-    if fields.min_tokens is not None and fields.min_tokens > limit:
-        raise bad_request(f"Invalid 'min_tokens': only {limit} tokens can be generated.", "min_tokens")
-    return limit
-
-
-def _check_ids(ids: Sequence[int], model: Model, param: str) -> None:
-    if not ids:
-        if param != "stop_token_ids":
-            raise bad_request(f"Invalid '{param}': the prompt has no tokens.", param)
-        return
-    if min(ids) < 0 or max(ids) >= model.vocab_size:
-        raise bad_request(
-            f"Invalid '{param}': an id is out of vocabulary (0 to {model.vocab_size - 1}).",
-            param,
+    def _search(self) -> common_pb2.BeamSearch | None:
+        fields = self.fields
+        if not fields.searches:
+            return None
+        return common_pb2.BeamSearch(
+            width=self.samples,
+            length_penalty=1.0 if fields.length_penalty is None else fields.length_penalty,
+            early_stopping=bool(fields.early_stopping),
+            results=self.n,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -13,13 +14,15 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from catenary.telemetry import current_traceparent, get_logger, new_id
-from gateway.auth import cache_salt_of
+from gateway.auth import cache_salt_of, salted
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError, overloaded, unavailable
 from gateway.generation.answer import collect, send_stream
 from gateway.generation.endpoint import Endpoint, T
 from gateway.generation.generation import Generation
-from gateway.generation.plan import GenerationPlan, make_plan
+from gateway.generation.plan import GenerationPlan
+from gateway.generation.planning import make_plan, truncation
+from gateway.generation.priorities import Priorities
 from gateway.http.body import BodyLimits, read_json_object
 from gateway.http.disconnect import ClientGone, ClientWatch, SlowReader
 from gateway.http.respond import send_json
@@ -27,7 +30,7 @@ from gateway.link import RouterSession
 from gateway.metrics import GatewayMetrics, RequestTimer
 from gateway.schemas import RequestLimits
 from gateway.streaming.delta import ChoiceResult
-from gateway.streaming.writer import AnyWriter
+from gateway.streaming.writer import AnswerHead, AnyWriter
 from gateway.text.models import ModelBoard
 from gateway.text.pool import TokenizerPool
 from gateway.text.rendered import Rendered
@@ -65,24 +68,10 @@ class GenerationService:
         self._metrics = metrics
         self._body = BodyLimits(int(config.max_body_mib * (1 << 20)), config.body_timeout_s)
         self.limits = RequestLimits(
-            max_n=config.max_n,
-            max_prompts=config.max_prompts,
-            max_sequences=config.max_sequences,
-            max_messages=config.max_messages,
-            max_content_parts=config.max_content_parts,
-            max_tool_calls=config.max_tool_calls,
-            max_documents=config.max_documents,
-            max_json_depth=config.max_json_depth,
-            max_json_values=config.max_json_values,
-            max_detokenize_ids=config.max_detokenize_ids,
-            max_stop_length=config.max_stop_length,
-            max_stop_token_ids=config.max_stop_token_ids,
-            max_constraint_bytes=config.max_constraint_bytes,
-            max_constraint_depth=config.max_constraint_depth,
-            max_constraint_values=config.max_constraint_values,
-            max_constraint_choices=config.max_constraint_choices,
+            **{limit.name: getattr(config, limit.name) for limit in dataclasses.fields(RequestLimits)}
         )
         """What a request may hold."""
+        self._priorities = Priorities(config.priority_tier, config.flex_tier)
         self._generations: set[Generation] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -149,12 +138,15 @@ class GenerationService:
         """
         model = self._models.require(fields.model)
         request_id = new_id(endpoint.id_prefix)
+        keep = truncation(fields, model.max_model_len)
         wanted = endpoint.constraint(fields, model)
         if wanted is not None:
             check = wanted.check(model.name, self._tokenizers, self.limits)
             await (check if watch is None else watch.run(check))
         render = endpoint.render(fields, model, self._tokenizers, request_id)
         rendered = await (render if watch is None else watch.run(render))
+        if keep is not None:
+            rendered = rendered.truncated(keep)
         plan = make_plan(
             request_id=request_id,
             model=model,
@@ -162,8 +154,9 @@ class GenerationService:
             fields=fields,
             default_max_tokens=endpoint.default_max_tokens,
             param=endpoint.prompt_param,
-            cache_salt=cache_salt,
+            cache_salt=salted(cache_salt, fields.cache_salt),
             constraint=None if wanted is None else wanted.message(),
+            priority=self._priorities.of(fields),
         )
         return plan, rendered
 
@@ -199,7 +192,9 @@ class GenerationService:
         timer = RequestTimer(self._metrics, self._models.require(fields.model).name)
         try:
             plan, rendered = await self.prepare(endpoint, fields, cache_salt=cache_salt, watch=watch)
-            with self._generation(plan, timer, deadline) as generation:
+            with self._generation(
+                plan, timer, deadline, scores_stop_token=endpoint.scores_stop_token
+            ) as generation:
                 if watch is not None:
                     watch.on_gone(lambda: generation.interrupt(ClientGone()))
                 async with generation:
@@ -214,13 +209,16 @@ class GenerationService:
             raise
 
     @contextmanager
-    def _generation(self, plan: GenerationPlan, timer: RequestTimer, deadline: float) -> Iterator[Generation]:
+    def _generation(
+        self, plan: GenerationPlan, timer: RequestTimer, deadline: float, *, scores_stop_token: bool
+    ) -> Iterator[Generation]:
         generation = Generation(
             plan,
             self._session,
             max_unread_tokens=self._config.stream_buffer_tokens,
             deadline=deadline,
             on_tokens=timer.tokens,
+            scores_stop_token=scores_stop_token,
         )
         self._generations.add(generation)
         left = False
@@ -252,16 +250,23 @@ class GenerationService:
                 self._idle.set()
 
 
-async def _answer(endpoint: Endpoint[T], running: Running, send: Send) -> None:
-    generation = running.generation
-    plan = generation.plan
-    writer = endpoint.writer(
+def answer_head(plan: GenerationPlan) -> AnswerHead:
+    """What all chunks of a request's answer begin with."""
+    return AnswerHead(
         answer_id=plan.request_id,
         created=int(time.time()),
         model=plan.model.name,
         vocabulary=plan.model.vocabulary,
+        tokens_as_ids=bool(plan.fields.return_tokens_as_token_ids),
         with_usage=plan.fields.wants_usage,
+        service_tier=plan.fields.tier,
     )
+
+
+async def _answer(endpoint: Endpoint[T], running: Running, send: Send) -> None:
+    generation = running.generation
+    plan = generation.plan
+    writer = endpoint.writer(answer_head(plan))
     if plan.fields.stream:
         await send_stream(send, generation, writer, on_error=running.failed)
     else:
@@ -271,8 +276,11 @@ async def _answer(endpoint: Endpoint[T], running: Running, send: Send) -> None:
 
 async def _encode(writer: AnyWriter, results: list[ChoiceResult], generation: Generation) -> bytes:
     usage = generation.usage()
-    entries = sum(len(result.entries or ()) for result in results)
-    if entries * ((generation.plan.top_count or 0) + 1) < LARGE_LOGPROBS:
+    plan = generation.plan
+    entries = sum(len(result.entries or ()) for result in results) * ((plan.top_count or 0) + 1)
+    if plan.fields.prompt_logprobs is not None:
+        entries += plan.prompt_tokens * plan.candidates * (plan.fields.prompt_logprobs + 1)
+    if entries < LARGE_LOGPROBS:
         return writer.whole(results, usage)
     # Tens of thousands of alternatives take long to write, and others wait for the loop.
     return await asyncio.to_thread(writer.whole, results, usage)

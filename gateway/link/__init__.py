@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.link.inbox import Inbox, SequenceEnded, SequenceFeed
+from gateway.link.inbox import Batch, FoundBeam, Inbox, SequenceEnded, SequenceFeed
 from gateway.link.session import RouterSession
 
-__all__ = ["Inbox", "RouterSession", "SequenceEnded", "SequenceFeed"]
+__all__ = ["Batch", "FoundBeam", "Inbox", "RouterSession", "SequenceEnded", "SequenceFeed"]

@@ -3,55 +3,76 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from catenary.v1 import common_pb2
 from gateway.errors import ApiError
-from gateway.streaming.sequence_text import TokenLogprob
+from gateway.streaming.entries import TokenLogprob
 
 TAKE_TOKENS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class FoundBeam:
+    """A hypothesis of a beam search: its tokens, their log probabilities if they were asked for, its end."""
+
+    ids: list[int]
+    logprobs: list[TokenLogprob] | None
+    reason: common_pb2.FinishReason.ValueType
+    stop_token: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceEnded:
     """The end of a sequence as the engine told it. `error` is set instead of a good end.
 
-    `vector`: little-endian float32 of a document, empty for what generates."""
+    `stop_token`: the token that ended it; `beams`: of a beam search, best first; `vector`: little-endian
+    float32 of a document, empty for what generates."""
 
     reason: common_pb2.FinishReason.ValueType = common_pb2.FINISH_REASON_UNSPECIFIED
-    stop_token: bool = False
+    stop_token: int | None = None
     cached_tokens: int = 0
     error: ApiError | None = None
+    beams: tuple[FoundBeam, ...] = ()
     vector: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """What one sequence got since it was last looked at."""
+class Batch(NamedTuple):
+    """What one sequence got since it was last looked at. `prompt`: log probabilities of further tokens of its
+    prompt."""
 
     ids: list[int]
     logprobs: list[TokenLogprob] | None
     end: SequenceEnded | None
+    prompt: list[TokenLogprob]
 
 
 class SequenceFeed:
     """One sequence's unread output. The session writes, the request reads; steps of a slow reader merge."""
 
-    __slots__ = ("_end", "_ids", "_inbox", "_logprobs", "index")
+    __slots__ = ("_end", "_ids", "_inbox", "_logprobs", "_prompt", "index")
 
     def __init__(self, inbox: Inbox, index: int) -> None:
         self._inbox = inbox
         self.index = index
         self._ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
+        self._prompt: list[TokenLogprob] = []
         self._end: SequenceEnded | None = None
 
-    def extend(self, ids: list[int], logprobs: list[TokenLogprob]) -> bool:
-        """Add a step's tokens. False: the reader is too far behind and the sequence should be given up."""
+    def extend(
+        self, ids: list[int], logprobs: list[TokenLogprob], prompt: Sequence[TokenLogprob] = ()
+    ) -> bool:
+        """Add a step's tokens, and log probabilities of tokens of the prompt. False: the reader is too far
+        behind and the sequence should be given up."""
         if len(self._ids) + len(ids) > self._inbox.max_tokens:
             return False
         self._ids += ids
         self._logprobs += logprobs
+        if prompt:
+            self._prompt += prompt
         self._inbox.mark(self)
         return True
 
@@ -63,12 +84,15 @@ class SequenceFeed:
 
     def take(self) -> Batch:
         """What is unread, up to TAKE_TOKENS: a reader far behind must not keep the loop from others."""
+        prompt, self._prompt = self._prompt, []
+        if len(self._ids) <= TAKE_TOKENS:
+            ids, logprobs = self._ids, self._logprobs
+            self._ids, self._logprobs = [], []
+            return Batch(ids, logprobs or None, self._end, prompt)
         ids, logprobs = self._ids[:TAKE_TOKENS], self._logprobs[:TAKE_TOKENS]
         del self._ids[:TAKE_TOKENS], self._logprobs[:TAKE_TOKENS]
-        if self._ids:
-            self._inbox.mark(self)
-            return Batch(ids, logprobs or None, None)
-        return Batch(ids, logprobs or None, self._end)
+        self._inbox.mark(self)
+        return Batch(ids, logprobs or None, None, prompt)
 
 
 class Inbox:

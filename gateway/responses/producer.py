@@ -14,7 +14,7 @@ from gateway.responses import events
 from gateway.responses.assembler import OutputAssembler
 from gateway.responses.objects import Response, Status
 from gateway.streaming.delta import ChoiceDelta
-from gateway.streaming.logprobs import ChatLogprob, chat_logprobs
+from gateway.streaming.logprobs import ChatLogprob, TokenNames, chat_logprobs
 
 _log = get_logger(__name__)
 _CUT = "length"
@@ -27,6 +27,7 @@ class Producer:
         self._response = response
         self._running = running
         self._assembler = OutputAssembler(new_id)
+        self._names = TokenNames(running.generation.plan.model.vocabulary)
 
     async def finish(self) -> None:
         """Fill in the response until it is final. Raises ApiError, or ClientGone."""
@@ -79,7 +80,13 @@ class Producer:
     def _logprobs(self, delta: ChoiceDelta) -> list[ChatLogprob]:
         if not delta.entries:
             return []
-        return chat_logprobs(delta.entries, self._running.generation.plan.model.vocabulary).content
+        content = chat_logprobs(delta.entries, self._names).content
+        for entry in content:
+            # Here, other than in chats, null is no value of theirs.
+            entry.bytes = entry.bytes or []
+            for other in entry.top_logprobs:
+                other.bytes = other.bytes or []
+        return content
 
 
 def _parts(delta: ChoiceDelta) -> list[Part]:

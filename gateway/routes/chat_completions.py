@@ -11,6 +11,7 @@ from starlette.responses import Response
 from catenary.v1 import tokenizer_pb2
 from gateway.generation.chat_input import chat_input
 from gateway.generation.endpoint import Endpoint
+from gateway.generation.planning import truncation
 from gateway.generation.service import GenerationService
 from gateway.http.respond import Deferred
 from gateway.routes.openapi import operation
@@ -35,12 +36,14 @@ class ChatEndpoint(Endpoint[ChatRequest]):
     async def render(
         self, fields: ChatRequest, model: Model, pool: TokenizerPool, request_id: str
     ) -> Rendered:
+        keep = truncation(fields, model.max_model_len)
         return await pool.render(
             tokenizer_pb2.RenderRequest(
                 request_id=request_id,
                 model=model.name,
                 chat=chat_input(fields, model.traits),
-                max_prompt_tokens=model.max_model_len,
+                max_prompt_tokens=model.max_model_len if keep is None else None,
+                truncate_to=keep,
             )
         )
 

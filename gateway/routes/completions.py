@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from catenary.v1 import tokenizer_pb2
 from gateway.generation.endpoint import Endpoint
+from gateway.generation.planning import truncation
 from gateway.generation.service import GenerationService
 from gateway.http.respond import Deferred
 from gateway.routes.openapi import operation
@@ -28,6 +29,7 @@ class CompletionEndpoint(Endpoint[CompletionRequest]):
     id_prefix = "cmpl-"
     prompt_param = "prompt"
     default_max_tokens = DEFAULT_MAX_TOKENS
+    scores_stop_token = True
     writer = CompletionWriter
 
     def parse(self, body: dict[str, Any], limits: RequestLimits) -> CompletionRequest:
@@ -39,12 +41,14 @@ class CompletionEndpoint(Endpoint[CompletionRequest]):
         texts = [prompt for prompt in fields.prompt if isinstance(prompt, str)]
         if not texts:
             return Rendered.of_ids([prompt for prompt in fields.prompt if isinstance(prompt, list)])
+        keep = truncation(fields, model.max_model_len)
         return await pool.render(
             tokenizer_pb2.RenderRequest(
                 request_id=request_id,
                 model=model.name,
                 completion=tokenizer_pb2.CompletionInput(prompts=texts, add_special_tokens=True),
-                max_prompt_tokens=model.max_model_len,
+                max_prompt_tokens=model.max_model_len if keep is None else None,
+                truncate_to=keep,
             )
         )
 

@@ -6,8 +6,9 @@ from pydantic import Field
 
 from catenary.schema import MAX_TOP_LOGPROBS
 from gateway.errors import bad_request
-from gateway.schemas.base import INT32_MAX, GenerationFields
+from gateway.schemas.base import INT32_MAX
 from gateway.schemas.chat_input import ChatInputFields
+from gateway.schemas.generation import GenerationFields
 from gateway.schemas.limits import RequestLimits
 from gateway.schemas.structured import StructuredFields
 
@@ -41,6 +42,5 @@ class ChatRequest(GenerationFields, ChatInputFields, StructuredFields):
     def check(self, limits: RequestLimits) -> None:
         super().check(limits)
         self.check_chat_input()
-        StructuredFields.check(self, limits)
         if self.top_logprobs is not None and not self.logprobs:
             raise bad_request("'top_logprobs' is only allowed when 'logprobs' is true.", "top_logprobs")

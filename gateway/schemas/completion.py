@@ -8,7 +8,8 @@ from pydantic import Field, PlainValidator
 from pydantic_core.core_schema import ValidationInfo
 
 from gateway.errors import bad_request
-from gateway.schemas.base import GenerationFields, limits_of
+from gateway.schemas.base import INT32_MAX, limits_of
+from gateway.schemas.generation import GenerationFields
 from gateway.schemas.limits import RequestLimits
 from gateway.schemas.prompts import PROMPTS_SCHEMA, read_prompts
 from gateway.schemas.structured import StructuredFields
@@ -29,22 +30,30 @@ class CompletionRequest(GenerationFields, StructuredFields):
     logprobs: int | None = Field(
         None, ge=0, le=5, description="Report the log probability of each token and of so many alternatives."
     )
-    best_of: int | None = Field(None, ge=1, le=20, description="Only the value of n is supported.")
+    max_tokens: int | None = Field(
+        None,
+        ge=0,
+        le=INT32_MAX,
+        description="Most tokens to generate; 0 only with echo or prompt_logprobs.",
+    )
+    echo: bool | None = Field(None, description="Repeat the prompt in front of each choice.")
 
     @property
     def top_count(self) -> int | None:
         return self.logprobs
 
+    @property
+    def echoes(self) -> bool:
+        return bool(self.echo)
+
     def check(self, limits: RequestLimits) -> None:
         super().check(limits)
-        StructuredFields.check(self, limits)
-        if len(self.prompt) * self.choices > limits.max_sequences:
-            raise bad_request(f"Invalid 'n': prompts times n must be at most {limits.max_sequences}.", "n")
-        if self.best_of is not None and self.best_of < self.choices:
-            raise bad_request("Invalid 'best_of': must be at least 'n'.", "best_of")
-        if self.best_of is not None and self.best_of > self.choices:
+        if len(self.prompt) * self.samples > limits.max_sequences:
             raise bad_request(
-                "The parameter 'best_of' is not supported by this server yet, unless it equals 'n'.",
-                "best_of",
-                "unsupported_parameter",
+                f"Invalid 'n': prompts times n (or best_of) must be at most {limits.max_sequences}.", "n"
+            )
+        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
+            raise bad_request(
+                "Invalid 'max_tokens': must be at least 1, or 0 with 'echo' or 'prompt_logprobs'.",
+                "max_tokens",
             )

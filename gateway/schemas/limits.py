@@ -9,7 +9,7 @@ from catenary.schema import MAX_CONSTRAINT_BYTES
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """Counts, and a length in characters for stop strings."""
+    """Counts, lengths in characters for stop strings and bad words, and the range of priorities."""
 
     max_n: int = 16
     max_prompts: int = 128
@@ -29,3 +29,9 @@ class RequestLimits:
     max_constraint_depth: int = 64
     max_constraint_values: int = 20_000
     max_constraint_choices: int = 1000
+    max_logit_bias: int = 1024
+    max_allowed_token_ids: int = 16384
+    max_bad_words: int = 128
+    max_bad_word_length: int = 128
+    min_priority: int = -100
+    max_priority: int = 100

@@ -15,37 +15,19 @@ _OFF: tuple[Any, ...] = ()
 """Only null is neutral."""
 
 _SAMPLING: dict[str, Sequence[Any]] = {
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "length_penalty": (1,),
-    "logit_bias": ({},),
     "logits_processors": ([],),
-    "use_beam_search": (False,),
-    "early_stopping": (False,),
-    "allowed_token_ids": _OFF,
-    "bad_words": ([],),
     "token_ids_logprob": _OFF,
     "thinking_token_budget": _OFF,
 }
 _OUTPUT: dict[str, Sequence[Any]] = {
-    "prompt_logprobs": _OFF,
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "include_stop_str_in_output": (False,),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
     "guided_decoding_backend": ("auto",),
     "guided_whitespace_pattern": _OFF,
     "structural_tag": _OFF,
 }
 _SYSTEM: dict[str, Sequence[Any]] = {
-    "priority": (0,),
-    "cache_salt": _OFF,
     "request_id": _OFF,
-    "truncate_prompt_tokens": _OFF,
     "kv_transfer_params": _OFF,
     "vllm_xargs": _OFF,
-    "service_tier": ("auto", "default"),
     "prompt_embeds": _OFF,
 }
 
@@ -71,12 +53,10 @@ CHAT: Mapping[str, Sequence[Any]] = {
     "mm_processor_kwargs": ({},),
     "media_io_kwargs": ({},),
     "echo": (False,),
-    "best_of": (1,),
 }
 
 COMPLETION: Mapping[str, Sequence[Any]] = {
     **COMMON,
-    "echo": (False,),
     "suffix": _OFF,
     "add_special_tokens": (True,),
     "store": (False,),

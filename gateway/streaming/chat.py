@@ -7,10 +7,12 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from gateway.streaming.delta import ChoiceDelta, ChoiceResult
-from gateway.streaming.logprobs import ChatLogprobs, chat_logprobs
+from gateway.streaming.delta import ChoiceDelta, ChoiceResult, PromptReport
+from gateway.streaming.logprobs import ChatLogprobs, PromptLogprob, chat_logprobs, prompt_logprobs
 from gateway.streaming.usage import Usage
-from gateway.streaming.writer import Writer
+from gateway.streaming.writer import Writer, listed
+
+_PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
 class Delta(msgspec.Struct, omit_defaults=True):
@@ -23,6 +25,8 @@ class ChunkChoice(msgspec.Struct):
     delta: Delta
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
+    stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatChunk(msgspec.Struct):
@@ -32,6 +36,8 @@ class ChatChunk(msgspec.Struct):
     model: str
     choices: list[ChunkChoice]
     usage: Usage | UnsetType | None = UNSET
+    service_tier: str | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class Message(msgspec.Struct):
@@ -45,6 +51,8 @@ class ChatChoice(msgspec.Struct):
     message: Message
     logprobs: ChatLogprobs | None
     finish_reason: str
+    stop_reason: str | int | None = None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletion(msgspec.Struct):
@@ -54,10 +62,13 @@ class ChatCompletion(msgspec.Struct):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    service_tier: str | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: _PromptLogprobs | UnsetType = UNSET
 
 
 class ChatWriter(Writer[ChunkChoice]):
-    """Chats: the stream of each choice opens with the role."""
+    """Chats: the stream of each choice opens with the role; the answer tells of its one prompt."""
 
     def opening(self, count: int, usage: Usage | None) -> bytes:
         delta = Delta(role="assistant", content="")
@@ -68,20 +79,45 @@ class ChatWriter(Writer[ChunkChoice]):
             ChatChoice(
                 result.index,
                 Message("assistant", result.text),
-                None if result.entries is None else chat_logprobs(result.entries, self._vocabulary),
+                None if result.entries is None else chat_logprobs(result.entries, self._names),
                 result.finish_reason,
+                result.stop_reason,
+                listed(result.token_ids),
             )
             for result in results
         ]
-        answer = ChatCompletion(self._id, "chat.completion", self._created, self._model, choices, usage)
+        answer = ChatCompletion(
+            self._id, "chat.completion", self._created, self._model, choices, usage, self._service_tier
+        )
+        if (prompt := results[0].prompt) is not None:
+            answer.prompt_token_ids = listed(prompt.token_ids)
+            logprobs = prompt_logprobs(prompt, self._names)
+            answer.prompt_logprobs = UNSET if logprobs is None else logprobs
         return msgspec.json.encode(answer)
 
     def _text(self, delta: ChoiceDelta) -> ChunkChoice:
-        logprobs = chat_logprobs(delta.entries, self._vocabulary) if delta.entries else None
-        return ChunkChoice(delta.index, Delta(content=delta.text), logprobs)
+        choice = ChunkChoice(delta.index, Delta(content=delta.text))
+        if delta.entries:
+            choice.logprobs = chat_logprobs(delta.entries, self._names)
+        if delta.token_ids:
+            choice.token_ids = list(delta.token_ids)
+        return choice
 
-    def _end(self, index: int, finish_reason: str) -> ChunkChoice:
-        return ChunkChoice(index, Delta(), None, finish_reason)
+    def _end(self, delta: ChoiceDelta) -> ChunkChoice:
+        return ChunkChoice(delta.index, Delta(), None, delta.finish_reason, delta.stop_reason)
 
-    def _object(self, choices: list[ChunkChoice], usage: Usage | UnsetType | None) -> ChatChunk:
-        return ChatChunk(self._id, "chat.completion.chunk", self._created, self._model, choices, usage)
+    def _object(
+        self, choices: list[ChunkChoice], usage: Usage | UnsetType | None, prompt: PromptReport | None
+    ) -> ChatChunk:
+        chunk = ChatChunk(
+            self._id,
+            "chat.completion.chunk",
+            self._created,
+            self._model,
+            choices,
+            usage,
+            self._service_tier,
+        )
+        if prompt is not None:
+            chunk.prompt_token_ids = listed(prompt.token_ids)
+        return chunk

@@ -2,26 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.streaming.sequence_text import LogprobEntry
+from gateway.streaming.entries import LogprobEntry, TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class PromptReport:
+    """What an answer tells of a prompt.
+
+    token_ids: its ids, if they were asked for. logprobs: each id with its log probability (None for the
+    first), if these were asked for."""
+
+    token_ids: Sequence[int] | None = None
+    logprobs: Sequence[tuple[int, TokenLogprob | None]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ChoiceDelta:
-    """New text of a choice and, with its last part, why it ended ("stop" or "length")."""
+    """News of a choice.
+
+    index: of the choice; text: new text; entries: log probabilities that came to it; finish_reason: why it
+    ended ("stop" or "length"), with its last part; stop_reason: the stop string or the requested stop token
+    that ended it; token_ids: new tokens; prompt: with the first part, if anything was asked of the prompt."""
 
     index: int
     text: str
     entries: tuple[LogprobEntry, ...] = ()
     finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    token_ids: Sequence[int] = ()
+    prompt: PromptReport | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ChoiceResult:
-    """A finished choice. `entries` is None if log probabilities were not asked for."""
+    """A finished choice. `entries` and `token_ids` are None if they were not asked for."""
 
     index: int
     text: str
     entries: tuple[LogprobEntry, ...] | None
     finish_reason: str
+    stop_reason: str | int | None = None
+    token_ids: Sequence[int] | None = None
+    prompt: PromptReport | None = None

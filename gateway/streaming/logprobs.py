@@ -1,4 +1,4 @@
-"""Log probabilities in the two shapes of the API."""
+"""Log probabilities in the shapes of the API."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gateway.streaming.sequence_text import LogprobEntry
+from gateway.streaming.delta import PromptReport
+from gateway.streaming.entries import LogprobEntry
 from gateway.text.vocabulary import Vocabulary
 
 FLOOR = -9999.0
@@ -16,13 +17,13 @@ FLOOR = -9999.0
 class TopLogprob(msgspec.Struct):
     token: str
     logprob: float
-    bytes: list[int]
+    bytes: list[int] | None
 
 
 class ChatLogprob(msgspec.Struct):
     token: str
     logprob: float
-    bytes: list[int]
+    bytes: list[int] | None
     top_logprobs: list[TopLogprob]
 
 
@@ -32,43 +33,111 @@ class ChatLogprobs(msgspec.Struct):
 
 
 class CompletionLogprobs(msgspec.Struct):
-    """Four arrays of one length; `text_offset` counts characters from the start of the completion."""
+    """Four arrays of one length; `text_offset` counts characters from the start of the choice's text."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]] | None
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]
 
 
-def chat_logprobs(entries: Sequence[LogprobEntry], vocabulary: Vocabulary) -> ChatLogprobs:
+class PromptLogprob(msgspec.Struct):
+    """One candidate at one place of a prompt; `rank` is None for one that is not among the best."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+class TokenNames:
+    """How tokens are named in log probabilities: by their text, or by `token_id:` and their id."""
+
+    __slots__ = ("_as_ids", "_odd_prefix", "_vocabulary")
+
+    def __init__(self, vocabulary: Vocabulary, *, as_ids: bool = False, odd_prefix: str = "") -> None:
+        """`odd_prefix`: of the names of tokens that are no whole characters."""
+        self._vocabulary = vocabulary
+        self._as_ids = as_ids
+        self._odd_prefix = odd_prefix
+
+    def of(self, token_id: int) -> tuple[str, bytes | None]:
+        """A token's name and the bytes that it stands for in a text, None for a control token."""
+        data = self._vocabulary.token_bytes(token_id)
+        hidden = self._vocabulary.is_special(token_id)
+        return self._name(token_id, data), None if hidden else data
+
+    def of_entry(self, entry: LogprobEntry) -> tuple[str, bytes | None]:
+        """The same of one in its text."""
+        data = entry.data
+        whole = self._vocabulary.token_bytes(entry.token_id) if data is None else data
+        return self._name(entry.token_id, whole), data
+
+    def _name(self, token_id: int, data: bytes) -> str:
+        return f"token_id:{token_id}" if self._as_ids else token_name(data, self._odd_prefix)
+
+
+def chat_logprobs(entries: Sequence[LogprobEntry], names: TokenNames) -> ChatLogprobs:
     """The `logprobs` object of a chat choice."""
     content = []
     for entry in entries:
-        data = vocabulary.token_bytes(entry.token_id)
+        if entry.logprob is None:
+            continue
+        own = names.of_entry(entry)
         top = []
         for token_id, value in zip(entry.logprob.top_ids, entry.logprob.top_values, strict=True):
-            other = vocabulary.token_bytes(token_id)
-            top.append(TopLogprob(token_name(other), _finite(value), list(other)))
-        content.append(ChatLogprob(token_name(data), _finite(entry.logprob.sampled), list(data), top))
+            name, data = own if token_id == entry.token_id else names.of(token_id)
+            top.append(TopLogprob(name, _finite(value), _listed(data)))
+        content.append(ChatLogprob(own[0], _finite(entry.logprob.sampled), _listed(own[1]), top))
     return ChatLogprobs(content)
 
 
-def completion_logprobs(entries: Sequence[LogprobEntry], vocabulary: Vocabulary) -> CompletionLogprobs:
+def completion_logprobs(entries: Sequence[LogprobEntry], names: TokenNames) -> CompletionLogprobs:
     """The `logprobs` object of a completion choice.
 
-    Where alternatives were asked for, the sampled token is always among them."""
-    names = [token_name(vocabulary.token_bytes(entry.token_id), "bytes:") for entry in entries]
-    values = [_finite(entry.logprob.sampled) for entry in entries]
-    tops: list[dict[str, float]] = []
-    for entry, name, value in zip(entries, names, values, strict=True):
+    Where alternatives were asked for, the token itself is always among them. The first token of an echoed
+    prompt has neither a log probability nor alternatives."""
+    tokens: list[str] = []
+    values: list[float | None] = []
+    tops: list[dict[str, float] | None] = []
+    for entry in entries:
+        name, _ = names.of_entry(entry)
+        tokens.append(name)
+        if entry.logprob is None:
+            values.append(None)
+            tops.append(None)
+            continue
+        value = _finite(entry.logprob.sampled)
         top: dict[str, float] = {}
         for token_id, other in zip(entry.logprob.top_ids, entry.logprob.top_values, strict=True):
-            top.setdefault(token_name(vocabulary.token_bytes(token_id), "bytes:"), _finite(other))
+            top.setdefault(name if token_id == entry.token_id else names.of(token_id)[0], _finite(other))
         if top:
             top.setdefault(name, value)
+        values.append(value)
         tops.append(top)
     offsets = [entry.offset for entry in entries]
-    return CompletionLogprobs(names, values, tops if any(tops) else None, offsets)
+    return CompletionLogprobs(tokens, values, tops if any(tops) else None, offsets)
+
+
+def prompt_logprobs(report: PromptReport, names: TokenNames) -> list[dict[str, PromptLogprob] | None] | None:
+    """vLLM's `prompt_logprobs`: for each token of the prompt the candidates at its place, by their ids; None
+    for the first one. None if they were not asked for."""
+    if report.logprobs is None:
+        return None
+    places: list[dict[str, PromptLogprob] | None] = []
+    for own, logprob in report.logprobs:
+        if logprob is None:
+            places.append(None)
+            continue
+        place = {
+            str(token_id): PromptLogprob(_finite(value), rank, names.of(token_id)[0])
+            for rank, (token_id, value) in enumerate(
+                zip(logprob.top_ids, logprob.top_values, strict=True), start=1
+            )
+        }
+        if str(own) not in place:
+            place[str(own)] = PromptLogprob(_finite(logprob.sampled), None, names.of(own)[0])
+        places.append(place)
+    return places
 
 
 def token_name(data: bytes, prefix: str = "") -> str:
@@ -77,6 +146,10 @@ def token_name(data: bytes, prefix: str = "") -> str:
         return data.decode()
     except UnicodeDecodeError:
         return prefix + "".join(f"\\x{value:02x}" for value in data)
+
+
+def _listed(data: bytes | None) -> list[int] | None:
+    return None if data is None else list(data)
 
 
 def _finite(value: float) -> float:

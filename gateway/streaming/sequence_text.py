@@ -7,49 +7,62 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from gateway.streaming.entries import LogprobEntry, TokenLogprob, cut_bytes
 from gateway.streaming.stop import StopScanner
 from gateway.text.detokenizer import Detokenizer
 
 
-class TokenLogprob(NamedTuple):
-    """Natural-log probabilities of one sampled token and of the best alternatives, best first."""
-
-    sampled: float
-    top_ids: tuple[int, ...]
-    top_values: tuple[float, ...]
-
-
-class LogprobEntry(NamedTuple):
-    """A token whose text has been shown; that begins at character `offset` of the completion."""
-
-    token_id: int
-    offset: int
-    logprob: TokenLogprob
-
-
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What may be shown now. `stopped`: a stop string was found; the text ends here."""
+    """What may be shown now.
+
+    text: new text; entries: log probabilities that came to it; count: how many of the tokens that were fed
+    belong to the sequence; stop: the stop string that was found, at which the text ends."""
 
     text: str
     entries: tuple[LogprobEntry, ...] = ()
-    stopped: bool = False
+    count: int = 0
+    stop: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TextOptions:
+    """How a sequence's text ends.
+
+    stops: stop strings; min_tokens: among so many first tokens none is looked for; include_stop: the stop
+    string or token is part of the text; scores_stop_token: a stop token that is not shown has a log
+    probability too."""
+
+    stops: Sequence[str] = ()
+    min_tokens: int = 0
+    include_stop: bool = False
+    scores_stop_token: bool = False
+
+
+class _Queued(NamedTuple):
+    entry: LogprobEntry
+    # So much text must be shown before nothing of the token can be cut away any more.
+    end: int
+    begun: bytes
+    text: str
 
 
 class SequenceText:
     """Turns one sequence's tokens into text.
 
-    A token's log probability is shown together with its text: held back with it, and left out if the text
-    was cut away in front of it. Once a stop string matched, later tokens are ignored and not counted."""
+    A token's log probability is shown together with its text: held back with it, left out if the text was
+    cut away in front of it, and with fewer bytes if the text was cut inside of it. Once a stop string
+    matched, later tokens are ignored and not counted."""
 
-    __slots__ = ("_decoded", "_detokenizer", "_min_tokens", "_queue", "_scanner", "stopped", "tokens")
+    __slots__ = ("_decoded", "_detokenizer", "_options", "_queue", "_scanner", "stopped", "tokens")
 
-    def __init__(self, detokenizer: Detokenizer, stops: Sequence[str], min_tokens: int = 0) -> None:
+    def __init__(self, detokenizer: Detokenizer, options: TextOptions, offset: int = 0) -> None:
+        """`offset`: characters of the shown text that stand in front of the sequence's own."""
         self._detokenizer = detokenizer
-        self._scanner = StopScanner(stops) if stops else None
-        self._min_tokens = min_tokens
-        self._queue: deque[LogprobEntry] = deque()
-        self._decoded = 0
+        self._options = options
+        self._scanner = StopScanner(options.stops) if options.stops else None
+        self._queue: deque[_Queued] = deque()
+        self._decoded = offset
         self.tokens = 0
         """Tokens generated, those without a text of their own included."""
         self.stopped = False
@@ -68,50 +81,77 @@ class SequenceText:
             ids: new token ids.
             logprobs: one for each id, or None.
             ended: nothing follows.
-            stop_token: the last id is the one that ended the sequence; it is counted and not shown.
+            stop_token: the last id is the one that ended the sequence.
         """
         if self.stopped:
             return Piece("")
+        last = len(ids) - 1 if stop_token and ids else len(ids)
+        if last < len(ids) and self._options.include_stop and not self._detokenizer.hides(ids[last]):
+            last += 1
         shown: list[str] = []
-        visible = len(ids) - 1 if stop_token and ids else len(ids)
-        for index in range(visible):
-            if logprobs is not None:
-                self._queue.append(LogprobEntry(ids[index], self._decoded, logprobs[index]))
+        before = self.tokens
+        for index in range(last):
             self.tokens += 1
-            if self._read(self._detokenizer.push(ids[index]), shown):
-                return self._piece(shown, last=True)
-        self.tokens += len(ids) - visible
+            found = self._push(ids[index], logprobs[index] if logprobs is not None else None, shown)
+            if found is not None:
+                return self._piece(shown, before, found)
+        self.tokens += len(ids) - last
+        found = None
         if ended:
-            tail = self._detokenizer.flush()
-            if not self._read(tail, shown) and self._scanner is not None:
+            found = self._read(self._detokenizer.flush(), shown)
+            if found is None and self._scanner is not None:
                 shown.append(self._scanner.flush())
-        return self._piece(shown, last=ended)
+            if last < len(ids) and logprobs is not None and self._options.scores_stop_token:
+                entry = LogprobEntry(ids[last], self._decoded, logprobs[last], None)
+                self._queue.append(_Queued(entry, self._decoded, b"", ""))
+        return self._piece(shown, before, found, ended=ended)
 
-    def _read(self, text: str, shown: list[str]) -> bool:
+    def _push(self, token_id: int, logprob: TokenLogprob | None, shown: list[str]) -> str | None:
+        detokenizer = self._detokenizer
+        if logprob is None:
+            return self._read(detokenizer.push(token_id), shown)
+        begun = detokenizer.begun
+        text = detokenizer.push(token_id)
+        entry = LogprobEntry(token_id, self._decoded, logprob, detokenizer.last_bytes(token_id, text))
+        end = self._decoded + len(text) + (1 if detokenizer.begun else 0)
+        self._queue.append(_Queued(entry, end, begun, text))
+        return self._read(text, shown)
+
+    def _read(self, text: str, shown: list[str]) -> str | None:
+        """The stop string that the text completes."""
         if not text:
-            return False
-        if self._scanner is None or self.tokens <= self._min_tokens:
+            return None
+        if self._scanner is None or self.tokens <= self._options.min_tokens:
             # Text of the guaranteed tokens is not searched, as end-of-sequence tokens are not sampled among
             # them.
             self._decoded += len(text)
             shown.append(text)
-            return False
+            return None
         held = self._scanner.held
         scan = self._scanner.feed(text)
         shown.append(scan.text)
-        if scan.matched:
-            self.stopped = True
-            self._decoded += len(scan.text) - held
-            return True
-        self._decoded += len(text)
-        return False
+        if scan.matched is None:
+            self._decoded += len(text)
+            return None
+        self.stopped = True
+        self._decoded += len(scan.text) - held
+        if self._options.include_stop:
+            shown.append(scan.matched)
+            self._decoded += len(scan.matched)
+        return scan.matched
 
-    def _piece(self, shown: list[str], *, last: bool) -> Piece:
-        text = "".join(shown)
-        if not self._queue:
-            return Piece(text, (), self.stopped)
+    def _piece(self, shown: list[str], before: int, stop: str | None, *, ended: bool = False) -> Piece:
+        entries = self._entries(ended=ended) if self._queue else ()
+        return Piece("".join(shown), entries, self.tokens - before, stop)
+
+    def _entries(self, *, ended: bool) -> tuple[LogprobEntry, ...]:
+        queue = self._queue
         end = self._decoded - (self._scanner.held if self._scanner is not None else 0)
         entries: list[LogprobEntry] = []
-        while self._queue and (self._queue[0].offset < end or (last and not self.stopped)):
-            entries.append(self._queue.popleft())
-        return Piece(text, tuple(entries), self.stopped)
+        while queue and (queue[0].end <= end or (ended and not self.stopped)):
+            entries.append(queue.popleft().entry)
+        if self.stopped and queue and queue[0].entry.offset < end:
+            entry, _, begun, text = queue.popleft()
+            data = cut_bytes(begun, entry.data or b"", text[: end - entry.offset])
+            entries.append(entry._replace(data=data))
+        return tuple(entries)

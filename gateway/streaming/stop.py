@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """Text that may be shown now, and whether a stop string was found right behind it."""
+    """Text that may be shown now, and the stop string that was found right behind it."""
 
     text: str
-    matched: bool
+    matched: str | None = None
 
 
 class _Pattern:
@@ -71,20 +71,20 @@ class StopScanner:
     def feed(self, text: str) -> Scan:
         """Read `text`. After a match the scanner must not be used again."""
         if not self._held and self._first_chars.isdisjoint(text):
-            return Scan(text, False)
+            return Scan(text)
         pending = self._held + text
         for position in range(len(self._held), len(pending)):
-            longest = 0
+            longest = ""
             for pattern in self._patterns:
-                if pattern.advance(pending[position]):
-                    longest = max(longest, len(pattern.text))
+                if pattern.advance(pending[position]) and len(pattern.text) > len(longest):
+                    longest = pattern.text
             if longest:
                 self._held = ""
-                return Scan(pending[: position + 1 - longest], True)
+                return Scan(pending[: position + 1 - len(longest)], longest)
         keep = max((pattern.state for pattern in self._patterns), default=0)
         cut = len(pending) - keep
         self._held = pending[cut:]
-        return Scan(pending[:cut], False)
+        return Scan(pending[:cut])
 
     def flush(self) -> str:
         """The text held back, once nothing more can complete a match."""

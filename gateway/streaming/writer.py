@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from gateway.streaming.delta import ChoiceDelta, ChoiceResult
+from gateway.streaming.delta import ChoiceDelta, ChoiceResult, PromptReport
+from gateway.streaming.logprobs import TokenNames
 from gateway.streaming.sse import event
 from gateway.streaming.usage import Usage
 from gateway.text.vocabulary import Vocabulary
@@ -17,40 +19,50 @@ from gateway.text.vocabulary import Vocabulary
 C = TypeVar("C")
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerHead:
+    """What is the same in all chunks of an answer.
+
+    answer_id: its id; created: Unix time in seconds; model: the served name; vocabulary: what log
+    probabilities name tokens with; tokens_as_ids: they name them by their ids; with_usage: a stream ends with
+    the usage, and all its other chunks have `usage: null`; service_tier: the one that was asked for."""
+
+    answer_id: str
+    created: int
+    model: str
+    vocabulary: Vocabulary
+    tokens_as_ids: bool = False
+    with_usage: bool = False
+    service_tier: str | None = None
+
+
 class Writer(ABC, Generic[C]):
     """Writes one request's answer, in pieces or whole. `C` is a choice of one of its chunks."""
 
-    def __init__(
-        self, *, answer_id: str, created: int, model: str, vocabulary: Vocabulary, with_usage: bool
-    ) -> None:
-        """Set what is the same in all chunks.
+    odd_prefix: ClassVar[str] = ""
+    """See TokenNames."""
 
-        Args:
-            answer_id: the answer's id.
-            created: Unix time in seconds.
-            model: the served name.
-            vocabulary: what log probabilities name tokens with.
-            with_usage: whether a stream ends with the usage; all its other chunks then have `usage: null`.
-        """
-        self._id = answer_id
-        self._created = created
-        self._model = model
-        self._vocabulary = vocabulary
-        self._absent_usage: UnsetType | None = None if with_usage else UNSET
+    def __init__(self, head: AnswerHead) -> None:
+        self._id = head.answer_id
+        self._created = head.created
+        self._model = head.model
+        self._names = TokenNames(head.vocabulary, as_ids=head.tokens_as_ids, odd_prefix=self.odd_prefix)
+        self._absent_usage: UnsetType | None = None if head.with_usage else UNSET
+        self._service_tier = UNSET if head.service_tier is None else head.service_tier
 
     def opening(self, count: int, usage: Usage | None) -> bytes:
         """Events in front of the text of `count` choices: none."""
         return b""
 
     def delta(self, delta: ChoiceDelta, usage: Usage | None) -> bytes:
-        """The event for new text and the one for an end, as far as there is either.
+        """The event for news and the one for an end, as far as there is either.
 
         `usage`: the counts so far, for a client that wants them in every chunk."""
         data = b""
-        if delta.text or delta.entries:
-            data += self._chunk([self._text(delta)], usage)
+        if delta.text or delta.entries or delta.token_ids or delta.prompt is not None:
+            data = self._chunk([self._text(delta)], usage, delta.prompt)
         if delta.finish_reason is not None:
-            data += self._chunk([self._end(delta.index, delta.finish_reason)], usage)
+            data += self._chunk([self._end(delta)], usage)
         return data
 
     def usage(self, usage: Usage) -> bytes:
@@ -66,15 +78,22 @@ class Writer(ABC, Generic[C]):
         """A chunk's choice with new text."""
 
     @abstractmethod
-    def _end(self, index: int, finish_reason: str) -> C:
+    def _end(self, delta: ChoiceDelta) -> C:
         """A chunk's choice that says why it ended."""
 
     @abstractmethod
-    def _object(self, choices: list[C], usage: Usage | UnsetType | None) -> msgspec.Struct:
+    def _object(
+        self, choices: list[C], usage: Usage | UnsetType | None, prompt: PromptReport | None
+    ) -> msgspec.Struct:
         """A chunk."""
 
-    def _chunk(self, choices: list[C], usage: Usage | None) -> bytes:
-        return event(self._object(choices, self._absent_usage if usage is None else usage))
+    def _chunk(self, choices: list[C], usage: Usage | None, prompt: PromptReport | None = None) -> bytes:
+        return event(self._object(choices, self._absent_usage if usage is None else usage, prompt))
 
 
 AnyWriter = Writer[Any]
+
+
+def listed(ids: Sequence[int] | None) -> list[int] | UnsetType:
+    """Ids as a field of an answer; absent where nobody asked for them."""
+    return UNSET if ids is None else list(ids)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import codecs
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
+from typing import Self
 
 CONTEXT_TOKENS = 6
 """Prompt tokens that decide how the first generated ones read: a character takes at most four."""
@@ -18,7 +19,10 @@ class Detokenizer(ABC):
 
     The texts of all `push` calls and of `flush`, joined, equal the decoding of all ids at once. A character
     whose bytes are spread over tokens appears with the last of them. Bytes that begin a character at the
-    end of the prompt count: the first token may complete it. No other part of the prompt is ever repeated."""
+    end of the prompt count: the first token may complete it. No other part of the prompt is ever repeated.
+
+    What `last_bytes` says of each token, joined and decoded with U+FFFD for what is no text, equals the text
+    too."""
 
     @abstractmethod
     def push(self, token_id: int) -> str:
@@ -28,11 +32,29 @@ class Detokenizer(ABC):
     def flush(self) -> str:
         """What an unfinished character at the end is worth: one U+FFFD, or nothing."""
 
+    @abstractmethod
+    def last_bytes(self, token_id: int, text: str) -> bytes | None:
+        """The bytes of the text that a token stands for; None for one that is left out of it. To be asked
+        once, right after `push` of the token, which gave `text`."""
+
+    @property
+    @abstractmethod
+    def begun(self) -> bytes:
+        """Bytes of tokens that were pushed and whose text is not certain yet."""
+
+    @abstractmethod
+    def hides(self, token_id: int) -> bool:
+        """Whether a token is left out of the text."""
+
+    @abstractmethod
+    def fork(self) -> Self:
+        """One that goes on from the same place."""
+
 
 class ByteDetokenizer(Detokenizer):
     """For vocabularies whose tokens are byte strings (byte-level BPE)."""
 
-    __slots__ = ("_bytes_of", "_decoder", "_unproven")
+    __slots__ = ("_bytes_of", "_completed", "_decoder", "_unproven")
 
     def __init__(self, bytes_of: Callable[[int], bytes], prompt: Sequence[int]) -> None:
         """Begin where `prompt` ends.
@@ -44,13 +66,17 @@ class ByteDetokenizer(Detokenizer):
         self._bytes_of = bytes_of
         self._decoder = _Utf8Decoder("replace")
         tail = b"".join(bytes_of(token_id) for token_id in prompt[-CONTEXT_TOKENS:])
+        # Bytes at the prompt's end that may begin a character; once a token has gone on with them, these.
         self._unproven = _unfinished(tail)
+        self._completed = b""
         self._decoder.decode(self._unproven)
 
     def push(self, token_id: int) -> str:
         data = self._bytes_of(token_id)
         if self._unproven and data:
-            if not _continues(self._unproven, data[0]):
+            if _continues(self._unproven, data[0]):
+                self._completed = self._unproven
+            else:
                 # The prompt ended inside a character that is not gone on with: that was the prompt's affair.
                 self._decoder.reset()
             self._unproven = b""
@@ -61,35 +87,63 @@ class ByteDetokenizer(Detokenizer):
             return ""
         return self._decoder.decode(b"", final=True)
 
+    def last_bytes(self, token_id: int, text: str) -> bytes | None:
+        data = self._completed + self._bytes_of(token_id)
+        self._completed = b""
+        return data or None
+
+    @property
+    def begun(self) -> bytes:
+        return b"" if self._unproven else self._decoder.getstate()[0]
+
+    def hides(self, token_id: int) -> bool:
+        return not self._bytes_of(token_id)
+
+    def fork(self) -> Self:
+        other = type(self)(self._bytes_of, ())
+        other._unproven, other._completed = self._unproven, self._completed
+        other._decoder.setstate(self._decoder.getstate())
+        return other
+
 
 class WindowDetokenizer(Detokenizer):
     """For any other decoder: decodes a short window again with each token and shows what is new in it."""
 
-    __slots__ = ("_decode", "_hidden", "_ids", "_read")
+    __slots__ = ("_begun_before", "_bytes_of", "_decode", "_glue", "_glued", "_hidden", "_ids", "_read")
 
     def __init__(
         self,
         decode: Callable[[list[int]], str],
         is_hidden: Callable[[int], bool],
+        bytes_of: Callable[[int], bytes],
         prompt: Sequence[int],
+        glued: Container[int] = (),
     ) -> None:
         """Begin where `prompt` ends.
 
         Args:
             decode: ids to text.
             is_hidden: whether a token is left out of the text.
+            bytes_of: bytes of a token by itself.
             prompt: the prompt's ids, of which only the last few are looked at.
+            glued: tokens that stand as they are, without a space, behind another one of them.
         """
         self._decode = decode
+        self._glued = glued
+        self._glue = bool(prompt) and prompt[-1] in glued
         self._hidden = is_hidden
+        self._bytes_of = bytes_of
         self._ids = [token_id for token_id in prompt[-CONTEXT_TOKENS:] if not is_hidden(token_id)]
         self._read = len(self._ids)
         while self._read and decode(self._ids[: self._read]).endswith(_REPLACEMENT):
             self._read -= 1
+        # How many tokens were waiting for their text when the last one was pushed.
+        self._begun_before = 0
 
     def push(self, token_id: int) -> str:
         if self._hidden(token_id):
             return ""
+        self._begun_before = len(self._ids) - self._read
         self._ids.append(token_id)
         text = self._new_text()
         unfinished = text.endswith(_REPLACEMENT) and len(self._ids) - self._read <= CONTEXT_TOKENS
@@ -98,12 +152,37 @@ class WindowDetokenizer(Detokenizer):
         # The tokens shown last stay as context: some decoders treat the first token of a text apart.
         del self._ids[: self._read]
         self._read = len(self._ids)
+        if token_id not in self._glued:
+            self._glue = False
+        elif self._glue:
+            return self._bytes_of(token_id).decode("utf-8", "replace")
+        else:
+            self._glue = True
         return text
 
     def flush(self) -> str:
         text = self._new_text()
         self._read = len(self._ids)
         return text
+
+    def last_bytes(self, token_id: int, text: str) -> bytes | None:
+        if self._hidden(token_id):
+            return None
+        # A decoder may write a token otherwise than it reads by itself, as it drops the first one's space.
+        return text.encode() if text and not self._begun_before else self._bytes_of(token_id)
+
+    @property
+    def begun(self) -> bytes:
+        return b"".join(map(self._bytes_of, self._ids[self._read :]))
+
+    def hides(self, token_id: int) -> bool:
+        return self._hidden(token_id)
+
+    def fork(self) -> Self:
+        other = type(self)(self._decode, self._hidden, self._bytes_of, (), self._glued)
+        other._ids, other._read = list(self._ids), self._read
+        other._begun_before, other._glue = self._begun_before, self._glue
+        return other
 
     def _new_text(self) -> str:
         shown = self._decode(self._ids[: self._read])

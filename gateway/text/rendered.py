@@ -19,3 +19,7 @@ class Rendered:
     def of_ids(cls, prompts: list[list[int]]) -> Rendered:
         """Prompts that came as ids."""
         return cls(prompts, [""] * len(prompts))
+
+    def truncated(self, keep: int) -> Rendered:
+        """The last `keep` tokens of each prompt, at least 1."""
+        return Rendered([prompt[-keep:] for prompt in self.prompts], self.text_tails)

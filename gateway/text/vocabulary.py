@@ -60,11 +60,30 @@ class Vocabulary:
         """As `token_bytes`, but empty for a control token."""
         return b"" if token_id in self._special else self.token_bytes(token_id)
 
-    def detokenizer(self, prompt: Sequence[int], *, shown: Container[int] = frozenset()) -> Detokenizer:
-        """A decoder for one sequence that goes on from `prompt`; control tokens among `shown` are visible."""
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """The ids of control tokens."""
+        return self._special
+
+    def detokenizer(
+        self, prompt: Sequence[int], *, shown: Container[int] = frozenset(), spaced: bool = True
+    ) -> Detokenizer:
+        """A decoder for one sequence that goes on from `prompt`.
+
+        Args:
+            prompt: ids.
+            shown: control tokens that are visible.
+            spaced: an added token right after another one is written as the decoder does it, maybe with a
+                space; else without.
+        """
         if self._byte_level:
             return ByteDetokenizer(self._reader(shown), prompt)
-        return WindowDetokenizer(self._decode, self._hider(shown), prompt)
+        glued = frozenset() if spaced else self._added
+        return WindowDetokenizer(self._decode, self._hider(shown), self.token_bytes, prompt, glued)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text by itself; text that spells a control token is that token."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def _reader(self, shown: Container[int]) -> Callable[[int], bytes]:
         if not shown:

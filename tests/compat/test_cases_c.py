@@ -1,5 +1,4 @@
-"""Users' bug reports, section C: parameters, limits, log probabilities, echo, n. What is not supported yet is
-refused with the 400 that the case allows, never ignored."""
+"""Users' bug reports, section C: parameters, limits, log probabilities, echo, n."""
 
 from __future__ import annotations
 
@@ -54,18 +53,42 @@ async def test_c18_completion_logprobs_of_zero(stack: Stack) -> None:
 
 
 @STREAM
-async def test_c19_c20_c21_echo_is_refused(stack: Stack, stream: bool) -> None:
-    for _ in range(2):
-        answer = await stack.complete("The sky is blue", echo=True, logprobs=1, max_tokens=1, stream=stream)
-        refused(answer, "echo")
-    assert (await stack.complete("x", echo=False, max_tokens=1, stream=stream)).status == 200
+async def test_c19_c20_c21_echo_with_log_probabilities(stack: Stack, stream: bool) -> None:
+    prompts = ["\n1. Carol", "The sky is blue", "a long prompt " * 20]
+    for prompt in prompts:
+        answers = [
+            await stack.complete(prompt, echo=True, logprobs=1, max_tokens=1, seed=3, stream=stream)
+            for _ in range(2)
+        ]
+        merged = [logprobs_of(answer) for answer in answers]
+        assert merged[0] == merged[1]
+        tokens, values, tops, offsets = merged[0]
+        text, _ = joined(answers[0])
+        assert "".join(tokens) == text
+        assert text.startswith(prompt)
+        whole = (await stack.complete(prompt, max_tokens=1)).json()["usage"]
+        assert len(tokens) == len(values) == len(tops) == len(offsets) == whole["prompt_tokens"] + 1
+        assert (values[0], tops[0]) == (None, None)
+        assert all(value <= 0 for value in values[1:])
+        assert all(token in top for token, top in zip(tokens[1:], tops[1:], strict=True))
+        assert all(text[offset:].startswith(token) for token, offset in zip(tokens, offsets, strict=True))
     await stack.alive()
 
 
+def logprobs_of(answer: Answer, index: int = 0) -> tuple[list[Any], ...]:
+    """The four arrays of a completion's choice, of all its chunks."""
+    found = [c["logprobs"] for c in choices_of(answer) if c["index"] == index and c["logprobs"]]
+    names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+    return tuple([item for part in found for item in part[name]] for name in names)
+
+
 @PROMPTS
-@pytest.mark.parametrize("bias", [{"AI": -100}, {"1.5": 1}, {"": 1}, {"1": 5}, [1], "x"])
-async def test_c22_logit_bias_is_refused(stack: Stack, path: str, prompt: dict[str, Any], bias: Any) -> None:
+@pytest.mark.parametrize("bias", [{"AI": -100}, {"1.5": 1}, {"": 1}, {"512": 5}, {"1": 101}, [1], "x"])
+async def test_c22_logit_bias_of_no_token_is_refused(
+    stack: Stack, path: str, prompt: dict[str, Any], bias: Any
+) -> None:
     refused(await stack.post(path, {**prompt, "logit_bias": bias}), "logit_bias")
+    assert (await stack.post(path, {**prompt, "logit_bias": {"7": 5}, "max_tokens": 1})).status == 200
 
 
 @PROMPTS
@@ -91,8 +114,22 @@ async def test_c24_every_number_of_alternatives_up_to_the_cap(stack: Stack, stre
         assert len(tops) == (2 if count else 0)
     for count in (9, 10, 11, 20, 21):
         refused(await stack.complete(logprobs=count, stream=stream), "logprobs")
-        refused(await stack.complete(prompt_logprobs=count, stream=stream), "prompt_logprobs")
+    refused(await stack.complete(prompt_logprobs=21, stream=stream), "prompt_logprobs")
     await stack.alive()
+
+
+@PROMPTS
+async def test_c24_every_number_of_alternatives_of_the_prompt(
+    stack: Stack, path: str, prompt: dict[str, Any]
+) -> None:
+    for count in (0, 1, 9, 10, 11, 20):
+        body = (await stack.post(path, {**prompt, "prompt_logprobs": count, "max_tokens": 1})).json()
+        places = body["prompt_logprobs"] if path == CHAT else body["choices"][0]["prompt_logprobs"]
+        assert len(places) == body["usage"]["prompt_tokens"]
+        assert places[0] is None
+        for place in places[1:]:
+            assert len(place) == max(1, count)
+            assert all(set(value) == {"logprob", "rank", "decoded_token"} for value in place.values())
 
 
 @PROMPTS
@@ -122,7 +159,9 @@ async def test_c26_best_of(stack: Stack) -> None:
     assert {choice["index"] for choice in choices_of(answer)} == {0, 1}
     refused(await stack.complete(best_of=1, n=2), "best_of")
     refused(await stack.complete(best_of=3, n=1, stream=True), "best_of")
-    refused(await stack.complete(best_of=3, n=1), "best_of")
+    whole = (await stack.complete(best_of=3, n=1, max_tokens=3)).json()
+    assert [choice["index"] for choice in whole["choices"]] == [0]
+    assert whole["usage"]["completion_tokens"] == 9
 
 
 async def test_c27_no_seed_differs_between_gateways(stack: Stack) -> None:
@@ -155,9 +194,10 @@ async def test_c28_a_seed_is_reproducible(stack: Stack) -> None:
 
 @PROMPTS
 @pytest.mark.parametrize("name", ["frequency_penalty", "presence_penalty"])
-async def test_c29_penalties_are_refused(stack: Stack, path: str, prompt: dict[str, Any], name: str) -> None:
+async def test_c29_penalties_are_taken(stack: Stack, path: str, prompt: dict[str, Any], name: str) -> None:
     neighbour = asyncio.create_task(stack.complete("neighbour", max_tokens=60, seed=1))
-    refused(await stack.post(path, {**prompt, name: 1.05}), name)
+    assert (await stack.post(path, {**prompt, name: 1.05, "max_tokens": 9})).status == 200
+    refused(await stack.post(path, {**prompt, name: 2.05}), name)
     assert joined(await neighbour) == joined(await stack.complete("neighbour", max_tokens=60, seed=1))
 
 
@@ -177,7 +217,11 @@ async def test_c30_prompts_at_the_edge_of_the_context(stack: Stack, stream: bool
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
     message = {"role": "user", "content": [{"type": "text", "text": "q" * edge}, image]}
     refused(await stack.post(CHAT, {"messages": [message], "stream": stream}), "messages")
-    refused(await stack.complete("x", truncate_prompt_tokens=5, stream=stream), "truncate_prompt_tokens")
+    for prompt, answer in (
+        ([7] * (edge + 1), await stack.complete([7] * (edge + 1), truncate_prompt_tokens=5, max_tokens=1)),
+        ("chat", await stack.chat("q" * 3000, truncate_prompt_tokens=5, max_tokens=1)),
+    ):
+        assert answer.json()["usage"]["prompt_tokens"] == 5, prompt
 
 
 async def test_no_case_left_anything_behind(start_stack: StartStack) -> None:

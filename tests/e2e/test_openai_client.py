@@ -223,7 +223,7 @@ def test_a_prompt_of_token_ids(client: OpenAI, reference: Reference) -> None:
         ({"messages": []}, openai.BadRequestError, "invalid_value", "messages"),
         ({"stop": [""]}, openai.BadRequestError, "invalid_value", "stop"),
         ({"logprobs": "yes"}, openai.BadRequestError, "invalid_type", "logprobs"),
-        ({"frequency_penalty": 1}, openai.BadRequestError, "unsupported_parameter", "frequency_penalty"),
+        ({"frequency_penalty": 3}, openai.BadRequestError, "invalid_value", "frequency_penalty"),
     ],
 )
 def test_errors(

@@ -82,6 +82,12 @@ async def test_keys_share_no_cached_kv(guarded: Stack, monkeypatch: pytest.Monke
     assert len(one) == len(two) == 1
     assert one != two
     assert not any(key in salt for key in (KEY, "sk-two") for salt in salts)
+    salts.clear()
+    for key in (KEY, KEY, "sk-two"):
+        headers = {"Authorization": f"Bearer {key}"}
+        body = {"prompt": "x", "max_tokens": 1, "cache_salt": "mine/1"}
+        assert (await guarded.post(COMPLETIONS, body, headers)).status == 200
+    assert (salts[0] == salts[1], len({*salts, *one, *two})) == (True, 4)
 
 
 async def test_without_keys_everybody_shares_cached_kv(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:

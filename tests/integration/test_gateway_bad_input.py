@@ -76,7 +76,7 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
     ({"response_format": {"type": "sound"}}, "response_format.type"),
     ({"kv_transfer_params": {"tp_size": 10**9}}, "kv_transfer_params"),
-    ({"cache_salt": "a/b"}, "cache_salt"),
+    ({"cache_salt": "a" * 129}, "cache_salt"),
     ({"chat_template": "{{ 1 }}"}, "chat_template"),
     ({"api_base": "http://127.0.0.1/"}, "api_base"),
 ]

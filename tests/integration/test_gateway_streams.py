@@ -33,7 +33,8 @@ def chat_event(choices: str, usage: str = "") -> str:
 
 
 def choice(delta: str, finish: str = "null", index: int = 0) -> str:
-    return f'[{{"index":{index},"delta":{delta},"logprobs":null,"finish_reason":{finish}}}]'
+    reason = "" if finish == "null" else ',"stop_reason":null'
+    return f'[{{"index":{index},"delta":{delta},"logprobs":null,"finish_reason":{finish}{reason}}}]'
 
 
 def texts(events: list[Any], index: int = 0) -> list[str]:
@@ -101,6 +102,7 @@ async def test_a_whole_chat_byte_by_byte(start_stack: StartStack) -> None:
                 "message": {"role": "assistant", "content": "Yes", "refusal": None},
                 "logprobs": None,
                 "finish_reason": "stop",
+                "stop_reason": None,
             }
         ],
         "usage": {
@@ -120,7 +122,7 @@ async def test_a_completion_stream_byte_by_byte(start_stack: StartStack) -> None
         [
             f'data: {head}"o","logprobs":null,"finish_reason":null}}]}}\n\n',
             f'data: {head}"k","logprobs":null,"finish_reason":null}}]}}\n\n',
-            f'data: {head}"","logprobs":null,"finish_reason":"stop"}}]}}\n\n',
+            f'data: {head}"","logprobs":null,"finish_reason":"stop","stop_reason":null}}]}}\n\n',
             "data: [DONE]\n\n",
         ]
     )
@@ -226,7 +228,8 @@ async def test_stop_tokens_and_the_end_of_sequence(start_stack: StartStack) -> N
     stopped = (await stack.complete(max_tokens=5, stop_token_ids=byte_ids("b"), logprobs=0)).json()
     assert (stopped["choices"][0]["text"], stopped["choices"][0]["finish_reason"]) == ("a", "stop")
     assert stopped["usage"]["completion_tokens"] == 2
-    assert stopped["choices"][0]["logprobs"]["tokens"] == ["a"]
+    assert stopped["choices"][0]["logprobs"]["tokens"] == ["a", "b"]
+    assert stopped["choices"][0]["stop_reason"] == byte_ids("b")[0]
 
 
 async def test_the_context_is_the_default_limit_of_a_chat(start_stack: StartStack) -> None:

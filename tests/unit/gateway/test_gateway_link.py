@@ -86,7 +86,7 @@ def test_log_probabilities_that_do_not_fit_are_refused() -> None:
 
 def test_ends() -> None:
     stop = ended(end(0, common_pb2.FINISH_REASON_STOP, stop_token_id=2))
-    assert (stop.stop_token, stop.error) == (True, None)
+    assert (stop.stop_token, stop.error) == (2, None)
     aborted = ended(end(0, common_pb2.FINISH_REASON_ABORT)).error
     assert aborted is not None
     assert aborted.status == 503

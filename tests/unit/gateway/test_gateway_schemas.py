@@ -167,9 +167,7 @@ def test_chat_values_that_ask_for_nothing_are_taken(name: str, value: Any) -> No
 
 
 @pytest.mark.parametrize("parse", [chat, completion])
-@pytest.mark.parametrize(
-    "name", ["frequency_penalty", "presence_penalty", "logit_bias", "store"]
-)
+@pytest.mark.parametrize("name", ["store", "token_ids_logprob", "logits_processors", "kv_transfer_params"])
 @pytest.mark.parametrize("value", [0.5, True, {"1": 5}, {"type": "json_object"}, "x", False])
 def test_known_parameters_are_refused_by_name(parse: Any, name: str, value: Any) -> None:
     if (name, value) == ("store", False):
@@ -224,7 +222,10 @@ BAD_MESSAGES = [
         "messages.0.content.0",
     ),
     ([{"role": "user", "content": "x", "extra": 1}], "messages.0.extra"),
-    ([{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}], "messages.0.tool_calls.0.function"),
+    (
+        [{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}],
+        "messages.0.tool_calls.0.function",
+    ),
 ]
 
 

@@ -7,16 +7,18 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.streaming.logprobs import FLOOR, chat_logprobs, completion_logprobs, token_name
-from gateway.streaming.sequence_text import LogprobEntry, SequenceText, TokenLogprob
+from gateway.streaming.entries import LogprobEntry, TokenLogprob
+from gateway.streaming.logprobs import FLOOR, TokenNames, chat_logprobs, completion_logprobs, token_name
+from gateway.streaming.sequence_text import SequenceText, TextOptions
 from gateway.text.vocabulary import Vocabulary
 from tests.support.tiny_tokenizer import EOS_ID, byte_ids, tokenizer_json
 
 VOCABULARY = Vocabulary(json.dumps(tokenizer_json()).encode(), sha256="x")
+NAMES = TokenNames(VOCABULARY)
 
 
 def text(*stops: str, min_tokens: int = 0) -> SequenceText:
-    return SequenceText(VOCABULARY.detokenizer([]), stops, min_tokens)
+    return SequenceText(VOCABULARY.detokenizer([]), TextOptions(stops, min_tokens))
 
 
 def values(ids: list[int]) -> list[TokenLogprob]:
@@ -43,7 +45,7 @@ def test_any_grouping_of_tokens_shows_the_same(content: str, data: st.DataObject
 def test_tokens_after_a_match_are_neither_shown_nor_counted() -> None:
     sequence = text("STOP")
     piece = sequence.feed(byte_ids("abSTOPcd"), ended=True)
-    assert (piece.text, piece.stopped, sequence.tokens) == ("ab", True, 6)
+    assert (piece.text, piece.stop, piece.count, sequence.tokens) == ("ab", "STOP", 6, 6)
     assert sequence.feed(byte_ids("more")).text == ""
     assert sequence.tokens == 6
 
@@ -86,7 +88,7 @@ def test_a_visible_stop_token_is_not_shown_either() -> None:
 def test_text_of_the_guaranteed_tokens_is_not_searched() -> None:
     sequence = text("b", min_tokens=2)
     piece = sequence.feed(byte_ids("abab"), ended=True)
-    assert (piece.text, piece.stopped, sequence.tokens) == ("aba", True, 4)
+    assert (piece.text, piece.stop, sequence.tokens) == ("aba", "b", 4)
 
 
 def test_a_held_beginning_is_shown_at_the_end() -> None:
@@ -104,13 +106,13 @@ def test_an_unfinished_character_is_flushed_with_its_log_probabilities() -> None
 
 def entry(token_id: int, value: float, *tops: tuple[int, float]) -> LogprobEntry:
     logprob = TokenLogprob(value, tuple(i for i, _ in tops), tuple(v for _, v in tops))
-    return LogprobEntry(token_id, 0, logprob)
+    return LogprobEntry(token_id, 0, logprob, VOCABULARY.visible_bytes(token_id) or None)
 
 
 def test_chat_log_probabilities_have_bytes_and_no_infinity() -> None:
     (a,) = byte_ids("a")
     part = byte_ids("é")[0]
-    content = chat_logprobs([entry(a, -0.25, (a, -0.25), (part, float("-inf")))], VOCABULARY).content
+    content = chat_logprobs([entry(a, -0.25, (a, -0.25), (part, float("-inf")))], NAMES).content
     assert (content[0].token, content[0].bytes) == ("a", [97])
     assert [(top.token, top.logprob, top.bytes) for top in content[0].top_logprobs] == [
         ("a", -0.25, [97]),
@@ -120,14 +122,14 @@ def test_chat_log_probabilities_have_bytes_and_no_infinity() -> None:
 
 def test_completion_log_probabilities_include_the_sampled_token() -> None:
     a, b = byte_ids("ab")
-    found = completion_logprobs([entry(b, -2.0, (a, -0.5))], VOCABULARY)
+    found = completion_logprobs([entry(b, -2.0, (a, -0.5))], NAMES)
     assert found.tokens == ["b"]
     assert found.top_logprobs == [{"a": -0.5, "b": -2.0}]
-    assert completion_logprobs([entry(b, -2.0)], VOCABULARY).top_logprobs is None
+    assert completion_logprobs([entry(b, -2.0)], NAMES).top_logprobs is None
 
 
 def test_partial_bytes_stay_unique() -> None:
     names = {token_name(bytes([value]), "bytes:") for value in range(256)}
     assert len(names) == 256
     assert float("nan") != float("nan")
-    assert chat_logprobs([entry(300, float("nan"))], VOCABULARY).content[0].logprob == FLOOR
+    assert chat_logprobs([entry(300, float("nan"))], NAMES).content[0].logprob == FLOOR

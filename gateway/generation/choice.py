@@ -1,0 +1,97 @@
+"""One text of a request in the making."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from catenary.v1 import common_pb2
+from gateway.errors import internal
+from gateway.generation.plan import GenerationPlan
+from gateway.generation.prompt import Prompt
+from gateway.streaming.delta import ChoiceDelta
+from gateway.streaming.entries import TokenLogprob
+from gateway.streaming.sequence_text import SequenceText, TextOptions
+
+_REASONS: dict[int, str] = {
+    common_pb2.FINISH_REASON_STOP: "stop",
+    common_pb2.FINISH_REASON_LENGTH: "length",
+}
+
+
+class Choice:
+    """Turns the tokens of one choice into deltas. The first one has what is told of the prompt."""
+
+    __slots__ = ("_opened", "_plan", "_prompt", "_text", "finish_reason", "index", "logprob")
+
+    def __init__(self, plan: GenerationPlan, index: int, prompt: Prompt, options: TextOptions) -> None:
+        self._plan = plan
+        self._prompt = prompt
+        self._text = SequenceText(prompt.detokenizer(), options, len(prompt.text))
+        self._opened = False
+        self.index = index
+        self.finish_reason: str | None = None
+        self.logprob = 0.0
+        """Sum of the tokens' log probabilities, where candidates are ranked by it."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens generated."""
+        return self._text.tokens
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string ended it, and not the engine."""
+        return self._text.stopped
+
+    @property
+    def mean_logprob(self) -> float:
+        """Log probability per token."""
+        return self.logprob / max(1, self.tokens)
+
+    def read(
+        self,
+        ids: Sequence[int],
+        logprobs: Sequence[TokenLogprob] | None,
+        reason: common_pb2.FinishReason.ValueType | None,
+        stop_token: int | None,
+    ) -> ChoiceDelta:
+        """The next tokens, and why they are the last ones.
+
+        Raises ApiError if log probabilities are missing."""
+        plan = self._plan
+        if plan.prompt_only:
+            ids, logprobs, stop_token = (), None, None
+        elif plan.scored is None:
+            logprobs = None
+        elif len(logprobs or ()) != len(ids):
+            raise internal()
+        piece = self._text.feed(
+            ids,
+            logprobs if plan.top_count is not None else None,
+            ended=reason is not None,
+            stop_token=stop_token is not None,
+        )
+        if plan.ranks and logprobs is not None:
+            self.logprob += sum(logprob.sampled for logprob in logprobs[: piece.count])
+        stop_reason: str | int | None = piece.stop
+        if piece.stop is not None:
+            self.finish_reason = "stop"
+        elif reason is not None:
+            self.finish_reason = "length" if plan.prompt_only else _REASONS[reason]
+            if stop_token in (plan.fields.stop_token_ids or ()):
+                stop_reason = stop_token
+        text, entries, report = piece.text, piece.entries, None
+        if not self._opened:
+            self._opened = True
+            text, entries = self._prompt.text + text, self._prompt.entries() + entries
+            report = self._prompt.report()
+        told = ids[: piece.count] if plan.fields.return_token_ids else ()
+        return ChoiceDelta(self.index, text, entries, self.finish_reason, stop_reason, told, report)
+
+
+def text_options(plan: GenerationPlan, *, scores_stop_token: bool) -> TextOptions:
+    """How the texts of a request end."""
+    fields = plan.fields
+    return TextOptions(
+        fields.stops, fields.min_tokens or 0, bool(fields.include_stop_str_in_output), scores_stop_token
+    )

@@ -1,0 +1,117 @@
+"""Making a plan: the checks that need the model and the rendered prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from catenary.v1 import common_pb2
+from gateway.errors import bad_request, context_length_exceeded
+from gateway.generation.plan import GenerationPlan
+from gateway.schemas.generation import GenerationFields
+from gateway.text.models import Model
+from gateway.text.vocabulary import Vocabulary
+
+
+def make_plan(
+    *,
+    request_id: str,
+    model: Model,
+    prompts: Sequence[Sequence[int]],
+    fields: GenerationFields,
+    default_max_tokens: int | None,
+    param: str,
+    cache_salt: str,
+    constraint: common_pb2.Constraint | None = None,
+    priority: int = 0,
+) -> GenerationPlan:
+    """Check what needs the model and the rendered prompts. Raises ApiError 400.
+
+    Args:
+        request_id: of the answer; each sequence's id is made from it.
+        model: the model to generate with.
+        prompts: token ids of each prompt.
+        fields: the request.
+        default_max_tokens: for a request without a limit; cut to what the context has room for; None: that.
+        param: name of the field that the prompts came from.
+        cache_salt: cached KV is shared only with requests that have the same one.
+        constraint: what the text of every choice must be; it was checked.
+        priority: sequences with a lower one are computed first.
+    """
+    _check_ids(fields.stop_token_ids or (), model, "stop_token_ids")
+    _check_ids(fields.allowed_token_ids or (), model, "allowed_token_ids")
+    _check_ids(fields.logit_bias or (), model, "logit_bias")
+    bad_words = bad_word_tokens(fields.bad_words or (), model.vocabulary)
+    for word in bad_words:
+        _check_ids(word, model, "bad_words")
+    if constraint is not None and fields.searches:
+        raise bad_request(
+            "'use_beam_search' cannot be combined with a constraint on the output.", "use_beam_search"
+        )
+    limits = []
+    for prompt in prompts:
+        if not prompt:
+            raise bad_request(f"Invalid '{param}': the prompt has no tokens.", param)
+        limits.append(_token_limit(len(prompt), model.max_model_len, fields, default_max_tokens, param))
+        _check_ids(prompt, model, param)
+    return GenerationPlan(
+        request_id=request_id,
+        model=model,
+        prompts=prompts,
+        max_tokens=limits,
+        n=fields.choices,
+        samples=fields.samples,
+        fields=fields,
+        cache_salt=cache_salt,
+        constraint=constraint,
+        bad_words=bad_words,
+        priority=priority,
+    )
+
+
+def truncation(fields: GenerationFields, context: int) -> int | None:
+    """Tokens of a prompt that are kept at the most; None: nothing is cut. Raises ApiError 400.
+
+    `context`: the model's longest sequence. Of a prompt that is cut to what there is room for, so much is
+    kept that the tokens asked for, or one, can follow."""
+    asked = fields.truncate_prompt_tokens
+    if asked is None:
+        return None
+    if asked > context:
+        raise bad_request(
+            f"Invalid 'truncate_prompt_tokens': must be at most the model's context, {context}.",
+            "truncate_prompt_tokens",
+        )
+    return asked if asked > 0 else max(1, context - (fields.token_limit or 1))
+
+
+def bad_word_tokens(words: Iterable[str], vocabulary: Vocabulary) -> list[list[int]]:
+    """The tokens of each word, at a text's begin and after a space. Raises ApiError 400."""
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        bare = word.lstrip()
+        for form in (bare, " " + bare) if bare else (word,):
+            ids = vocabulary.encode(form)
+            if not ids:
+                raise bad_request("Invalid 'bad_words': a word has no tokens.", "bad_words")
+            found[tuple(ids)] = None
+    return [list(ids) for ids in found]
+
+
+def _token_limit(prompt: int, context: int, fields: GenerationFields, default: int | None, param: str) -> int:
+    # Where nothing is to be generated, one token is, and dropped.
+    requested = max(1, fields.token_limit) if fields.token_limit is not None else None
+    if prompt + (requested or 1) > context:
+        raise context_length_exceeded(context, prompt, requested or 1, param)
+    room = context - prompt
+    limit = requested or (room if default is None else min(default, room))
+    if fields.min_tokens is not None and fields.min_tokens > limit:
+        raise bad_request(f"Invalid 'min_tokens': only {limit} tokens can be generated.", "min_tokens")
+    return limit
+
+
+def _check_ids(ids: Iterable[int], model: Model, param: str) -> None:
+    if min(ids, default=0) < 0 or max(ids, default=0) >= model.vocab_size:
+        raise bad_request(
+            f"Invalid '{param}': an id is out of vocabulary (0 to {model.vocab_size - 1}).",
+            param,
+        )
