@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from catenary.constraints import ConstraintKind
-from catenary.schema import MAX_CACHE_SALT
+from catenary.schema import MAX_CACHE_SALT, MAX_CONSTRAINT_AFTER, MAX_CONSTRAINT_BYTES
 from catenary.v1 import common_pb2
 from services.engine.link import CapacityFacts, ConstraintOptions, ModelFacts, SubmitSequence
 from services.engine.servicer.documents import resolve_document
@@ -129,8 +129,11 @@ def _constraint(spec: common_pb2.SequenceSpec) -> ConstraintOptions | None:
         raise Inadmissible("The constraint is of no known kind.", "constraint") from None
     if not given.source:
         raise Inadmissible("The constraint is empty.", "constraint")
-    if given.HasField("after") and not given.after:
-        raise Inadmissible("A constraint cannot begin after an empty text.", "constraint")
+    if len(given.source.encode()) > MAX_CONSTRAINT_BYTES:
+        raise Inadmissible(f"The constraint is longer than {MAX_CONSTRAINT_BYTES} bytes.", "constraint")
+    if given.HasField("after") and not 1 <= len(given.after) <= MAX_CONSTRAINT_AFTER:
+        message = f"The text that a constraint begins after has 1 to {MAX_CONSTRAINT_AFTER} characters."
+        raise Inadmissible(message, "constraint")
     return ConstraintOptions(kind, given.source, given.after or None)
 
 

@@ -217,3 +217,30 @@ def test_what_is_admitted_always_fits(
     assert total - resolved.prompt_len < resolved.max_tokens
     assert resolved.prompt_len + resolved.max_tokens <= 100
     assert resolved.min_tokens <= resolved.max_tokens
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        {"kind": 0, "source": "a"},
+        {"kind": 99, "source": "a"},
+        {"kind": 2, "source": ""},
+        {"kind": 2, "source": "é" * 65_537},
+        {"kind": 2, "source": "a", "after": ""},
+        {"kind": 2, "source": "a", "after": "x" * 257},
+    ],
+)
+def test_a_constraint_of_no_shape_is_refused(constraint: dict[str, Any]) -> None:
+    spec = sequence_spec([1, 2, 3])
+    spec.constraint.CopyFrom(common_pb2.Constraint(**constraint))
+    with pytest.raises(Inadmissible) as caught:
+        ADMISSION.resolve(spec, 1)
+    assert (caught.value.error.code, caught.value.error.param) == (INVALID, "constraint")
+
+
+def test_a_constraint_comes_through() -> None:
+    spec = sequence_spec([1, 2, 3])
+    spec.constraint.CopyFrom(common_pb2.Constraint(kind=2, source="a+", after="</think>"))
+    found = ADMISSION.resolve(spec, 1).constraint
+    assert found is not None
+    assert (found.kind, found.source, found.after) == (2, "a+", "</think>")

@@ -110,6 +110,8 @@ GOOD = {"model": "m", "token_ids": [1, 2, 3]}
         ({"response": {"top_logprobs": 21}}, "top_logprobs"),
         ({"response": {"prompt_logprobs": 21}}, "prompt_logprobs"),
         ({"cache_salt": "x" * 129}, "cache_salt"),
+        ({"constraint": {"kind": 2, "source": "é" * 65_537}}, "constraint"),
+        ({"constraint": {"kind": 2, "source": "a", "after": "x" * 257}}, "constraint"),
         ({"sampling": {"logit_bias": [{}] * (2**19 + 1)}}, "logit_bias"),
         ({"sampling": {"bad_words": [{"token_ids": range(2**19)}]}}, "bad_words"),
         ({"sampling": {"bad_words": [{}] * (2**19 + 1)}}, "bad_words"),
@@ -129,6 +131,7 @@ def test_what_is_well_formed_passes():
         {"request_id": "seq-1"},
         {"response": {"top_logprobs": 20, "prompt_logprobs": 20}},
         {"cache_salt": "x" * 128, "priority": -5},
+        {"constraint": {"kind": 2, "source": "é" * 65_536, "after": "é" * 256}},
         {"sampling": {"allowed_token_ids": range(2**19)}},
     ):
         validate(common_pb2.SequenceSpec(**{**GOOD, **fields}), SpecLimits(10))

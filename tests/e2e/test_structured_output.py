@@ -1,0 +1,161 @@
+"""Structured output of the real model in float32, by the `openai` package over the whole stack."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+from openai import OpenAI
+
+from tests.support.e2e_stack import ProcessStack
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
+
+MODEL = "SmolLM2-135M-Instruct"
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"enum": ["Ada", "Grace", "Zoë"]},
+        "age": {"type": "integer", "minimum": 18, "maximum": 99},
+        "v": {"const": 1},
+    },
+    "required": ["name", "age", "v"],
+    "additionalProperties": False,
+}
+GRAMMAR = 'root ::= "SELECT " name " FROM " name ";"\nname ::= [a-z] [a-z0-9_]{0,11}'
+SQL = re.compile(r"SELECT [a-z][a-z0-9_]{0,11} FROM [a-z][a-z0-9_]{0,11};")
+
+
+@pytest.fixture
+def client(stack: ProcessStack) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{stack.address}/v1", api_key="none", max_retries=0, timeout=120) as opened:
+        yield opened
+
+
+def json_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+
+
+def chat(client: OpenAI, text: str, **options: Any) -> Any:
+    fields: dict[str, Any] = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": text}],
+        "temperature": 0,
+        "max_tokens": 64,
+    }
+    return client.chat.completions.create(**(fields | options))
+
+
+def complete(client: OpenAI, prompt: str, **options: Any) -> Any:
+    fields: dict[str, Any] = {"model": MODEL, "prompt": prompt, "temperature": 0, "max_tokens": 48}
+    return client.completions.create(**(fields | options))
+
+
+def test_json_schema_in_every_sample(client: OpenAI) -> None:
+    """Greedy, and two random samples that share their prompt."""
+    runs: list[dict[str, Any]] = [{}, {"n": 2, "temperature": 1.0, "seed": 3}]
+    for options in runs:
+        answer = chat(client, "Invent a person.", response_format=json_schema(PERSON), **options)
+        assert len(answer.choices) == options.get("n", 1)
+        for choice in answer.choices:
+            jsonschema.validate(json.loads(choice.message.content), PERSON)
+            assert choice.finish_reason == "stop"
+
+
+def test_streams_equal_whole_answers(client: OpenAI) -> None:
+    options: dict[str, Any] = {"response_format": json_schema(PERSON), "logprobs": True, "top_logprobs": 2}
+    whole = chat(client, "Invent a person.", **options)
+    content = ""
+    entries: list[Any] = []
+    for chunk in chat(client, "Invent a person.", stream=True, **options):
+        content += chunk.choices[0].delta.content or ""
+        entries += chunk.choices[0].logprobs.content if chunk.choices[0].logprobs else []
+    assert content == whole.choices[0].message.content
+    assert [entry.token for entry in entries] == [entry.token for entry in whole.choices[0].logprobs.content]
+    assert b"".join(bytes(entry.bytes) for entry in entries).decode() == content
+    assert all(entry.logprob <= 0 for entry in entries)
+
+
+def test_limits_and_stops_work_along(client: OpenAI) -> None:
+    whole = chat(client, "Invent a person.", response_format=json_schema(PERSON)).choices[0].message.content
+    cut = chat(client, "Invent a person.", response_format=json_schema(PERSON), stop=['"age"'])
+    assert cut.choices[0].message.content == whole[: whole.index('"age"')]
+    cut = chat(client, "Invent a person.", response_format=json_schema(PERSON), max_tokens=7)
+    assert whole.startswith(cut.choices[0].message.content)
+    assert cut.choices[0].finish_reason == "length"
+    answer = chat(
+        client,
+        "Invent a person.",
+        response_format=json_schema(PERSON),
+        extra_body={"min_tokens": 60, "ignore_eos": True},
+    )
+    assert json.loads(answer.choices[0].message.content)["v"] == 1
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_regex_choice_and_grammar(client: OpenAI) -> None:
+    value = r"(yes|no), [0-9]{2,3}%"
+    bodies: list[dict[str, Any]] = [{"structured_outputs": {"regex": value}}, {"guided_regex": value}]
+    for body in bodies:
+        answer = chat(client, "Are you sure?", extra_body=body, logprobs=True)
+        assert re.fullmatch(value, answer.choices[0].message.content)
+        assert answer.choices[0].logprobs.content
+    choices = ["开心", "sad", "so-so\n"]
+    bodies = [{"structured_outputs": {"choice": choices}}, {"guided_choice": choices}]
+    for body in bodies:
+        answer = chat(client, "How are you?", extra_body=body, n=3, temperature=1.5, seed=1)
+        assert {choice.message.content for choice in answer.choices} <= set(choices)
+    answer = complete(client, "A query:", extra_body={"structured_outputs": {"grammar": GRAMMAR}})
+    assert SQL.fullmatch(answer.choices[0].text)
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_text_that_is_not_ascii_is_written_as_it_is(client: OpenAI) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"心情": {"enum": ["开心", "难过"]}},
+        "required": ["心情"],
+        "additionalProperties": False,
+    }
+    content = chat(client, "How do you feel?", response_format=json_schema(schema)).choices[0].message.content
+    assert "\\u" not in content
+    assert json.loads(content)["心情"] in ("开心", "难过")
+
+
+def test_tags_in_text(client: OpenAI) -> None:
+    tags = {
+        "type": "structural_tag",
+        "triggers": ["<add"],
+        "structures": [{"begin": "<add>", "schema": {"type": "integer", "maximum": 99}, "end": "</add>"}],
+        "at_least_one": True,
+        "stop_after_first": True,
+    }
+    answer = chat(client, "Add 3 and 4.", response_format=tags)
+    assert re.fullmatch(r"<add>-?[0-9]+</add>", answer.choices[0].message.content)
+    tags |= {"at_least_one": False, "stop_after_first": False}
+    free = chat(client, "Hi!", response_format=tags, max_tokens=12)
+    assert free.choices[0].message.content == chat(client, "Hi!", max_tokens=12).choices[0].message.content
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "named"),
+    [
+        ({"response_format": {"type": "sound"}}, "response_format.type", "json_schema"),
+        ({"response_format": json_schema({"not": {}})}, "response_format.json_schema.schema", "'not'"),
+        ({"guided_regex": "(?=a)b"}, "guided_regex", "Look-around"),
+        ({"guided_grammar": 'rout ::= "x"'}, "guided_grammar", "root"),
+        ({"structured_outputs": {"grammar": ""}}, "structured_outputs.grammar", "empty"),
+    ],
+)
+def test_what_cannot_be_honoured_is_named(
+    client: OpenAI, body: dict[str, Any], param: str, named: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        chat(client, "Hi!", extra_body=body)
+    assert caught.value.param == param
+    assert named in caught.value.message
