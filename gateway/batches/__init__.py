@@ -1,0 +1,23 @@
+"""Files of requests, run in the background."""
+
+from __future__ import annotations
+
+from gateway.batches.files import FileLimits, FileStore
+from gateway.batches.job import JobLimits
+from gateway.batches.runner import BatchRunner, RunnerLimits
+from gateway.batches.schema import SCHEMA, VERSION
+from gateway.batches.service import BatchLimits, BatchService
+from gateway.batches.store import BatchStore
+
+__all__ = [
+    "SCHEMA",
+    "VERSION",
+    "BatchLimits",
+    "BatchRunner",
+    "BatchService",
+    "BatchStore",
+    "FileLimits",
+    "FileStore",
+    "JobLimits",
+    "RunnerLimits",
+]

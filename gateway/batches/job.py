@@ -1,0 +1,170 @@
+"""One batch on its way: from its input file to the files of its results."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from catenary.telemetry import new_id
+from gateway.batches.files import FileStore
+from gateway.batches.lines import (
+    BatchLine,
+    LineResult,
+    check_lines,
+    read_line,
+    result_line,
+    split_lines,
+    unrun_line,
+)
+from gateway.batches.objects import BatchStatus
+from gateway.batches.store import BatchStore, ClaimedBatch, Outcome
+
+_BULK = 256
+_UNRUN = {
+    BatchStatus.EXPIRED: ("batch_expired", "The batch expired before this request was run."),
+    BatchStatus.CANCELLED: ("batch_cancelled", "The batch was cancelled before this request was run."),
+}
+
+RunLine = Callable[[ClaimedBatch, BatchLine], Awaitable[LineResult]]
+"""Answers a line, however long that takes; cancelling it gives the request up."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobLimits:
+    """Requests of one file, bytes of one line, and lines of one batch at work at a time."""
+
+    max_lines: int
+    max_line_bytes: int
+    most_at_work: int
+
+
+class BatchJob:
+    """Runs one batch that its gateway has claimed.
+
+    A line's result is written down once, in the same transaction in which it is counted, and only while the
+    gateway holds the batch. So whoever goes on with the batch after a crash skips exactly the lines that the
+    files show."""
+
+    def __init__(
+        self,
+        claim: ClaimedBatch,
+        *,
+        runner: str,
+        batches: BatchStore,
+        files: FileStore,
+        places: asyncio.Semaphore,
+        run_line: RunLine,
+        limits: JobLimits,
+        clock: Callable[[], float],
+    ) -> None:
+        """Nothing runs yet.
+
+        Args:
+            claim: the batch.
+            runner: who has claimed it.
+            batches: where it is.
+            files: where its input is.
+            places: bounds the lines at work, of all of the gateway's batches.
+            run_line: what answers a line.
+            limits: of its input.
+            clock: Unix time.
+        """
+        self._claim = claim
+        self._runner = runner
+        self._batches = batches
+        self._files = files
+        self._places = places
+        self._run_line = run_line
+        self._limits = limits
+        self._clock = clock
+        self._stop = asyncio.Event()
+        self._end = BatchStatus.COMPLETED
+
+    async def run(self) -> None:
+        """Bring the batch to its end, from wherever it is. Raises LeaseLost, or ApiError 503 of the store; then
+        and when it is cancelled, all that is written down stays, and the batch can be gone on with."""
+        batch = self._claim.batch
+        if batch.status is BatchStatus.CANCELLING:
+            self._finish_early(BatchStatus.CANCELLED)
+        total, problems = await check_lines(self._lines(), batch.endpoint, self._limits.max_lines)
+        if problems:
+            end = BatchStatus.CANCELLED if self._end is BatchStatus.CANCELLED else BatchStatus.FAILED
+            await self._batches.finish(self._runner, self._claim, end, problems)
+            return
+        await self._batches.started(self._runner, batch.id, total)
+        await self._run_lines()
+        await self._explain_unrun()
+        await self._batches.finalizing(self._runner, batch.id)
+        await self._batches.finish(self._runner, self._claim, self._end)
+
+    async def check(self) -> None:
+        """Hold the batch for another while; end it when it was cancelled or is too late. Raises LeaseLost."""
+        status = await self._batches.renew(self._runner, self._claim.batch.id)
+        if status is BatchStatus.CANCELLING:
+            self._finish_early(BatchStatus.CANCELLED)
+        elif self._clock() >= self._claim.batch.expires_at:
+            self._finish_early(BatchStatus.EXPIRED)
+
+    def _finish_early(self, end: BatchStatus) -> None:
+        if not self._stop.is_set():
+            self._end = end
+            self._stop.set()
+
+    def _lines(self) -> AsyncIterator[tuple[int, bytes | None]]:
+        pieces = self._files.content(self._claim.batch.input_file_id)
+        return split_lines(pieces, self._limits.max_line_bytes)
+
+    async def _todo(self) -> AsyncIterator[BatchLine]:
+        done = await self._batches.done(self._claim)
+        async for number, data in self._lines():
+            if number not in done and data is not None:
+                yield read_line(number, data, self._claim.batch.endpoint)
+
+    async def _run_lines(self) -> None:
+        todo, reading = self._todo(), asyncio.Lock()
+        stopped = asyncio.create_task(self._stop.wait())
+        workers = [
+            asyncio.create_task(self._work(todo, reading)) for _ in range(self._limits.most_at_work)
+        ]
+        pending: set[asyncio.Task[Any]] = set(workers)
+        try:
+            while pending and not self._stop.is_set():
+                done, pending = await asyncio.wait(
+                    {stopped, *pending}, return_when=asyncio.FIRST_COMPLETED
+                )
+                pending.discard(stopped)
+                for task in done:
+                    task.result()
+        finally:
+            for task in (stopped, *workers):
+                task.cancel()
+            await asyncio.wait({stopped, *workers})
+
+    async def _work(self, todo: AsyncIterator[BatchLine], reading: asyncio.Lock) -> None:
+        while True:
+            async with self._places:
+                async with reading:
+                    line = await anext(todo, None)
+                if line is None:
+                    return
+                await self._run_one(line)
+
+    async def _run_one(self, line: BatchLine) -> None:
+        result = await self._run_line(self._claim, line)
+        outcome = Outcome(line.number, result.failed, result_line(line.custom_id, result, new_id))
+        await self._batches.record(self._runner, self._claim, [outcome])
+
+    async def _explain_unrun(self) -> None:
+        if self._end not in _UNRUN:
+            return
+        code, message = _UNRUN[self._end]
+        outcomes: list[Outcome] = []
+        async for line in self._todo():
+            outcomes.append(Outcome(line.number, True, unrun_line(line.custom_id, code, message, new_id)))
+            if len(outcomes) >= _BULK:
+                await self._batches.record(self._runner, self._claim, outcomes)
+                outcomes = []
+        if outcomes:
+            await self._batches.record(self._runner, self._claim, outcomes)

@@ -1,0 +1,148 @@
+"""Lines of a batch's files: requests in, answers and errors out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from gateway.batches.objects import BatchProblem
+
+MAX_CUSTOM_ID = 512
+MAX_PROBLEMS = 100
+_FIELDS = frozenset({"custom_id", "method", "url", "body"})
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLine:
+    """A request of a batch. `number` counts the lines of the file from 1."""
+
+    number: int
+    custom_id: str
+    body: dict[str, Any]
+
+
+class LineError(ValueError):
+    """A line that is no request."""
+
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.param = param
+
+    def problem(self, line: int) -> BatchProblem:
+        """It, as the batch shows it."""
+        return BatchProblem(self.code, self.message, line, self.param)
+
+
+async def split_lines(pieces: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator[tuple[int, bytes | None]]:
+    """Lines with their numbers, empty ones left out, however the file was cut into pieces.
+
+    A line of more than `max_bytes` is None; no more than about that much is ever held."""
+    number, held, too_long = 1, bytearray(), False
+    async for piece in pieces:
+        start = 0
+        while (end := piece.find(b"\n", start)) >= 0:
+            held += piece[start:end]
+            if too_long or len(held) > max_bytes:
+                yield number, None
+            elif held.strip():
+                yield number, bytes(held)
+            number, held, too_long, start = number + 1, bytearray(), False, end + 1
+        held += piece[start:]
+        if len(held) > max_bytes:
+            too_long, held = True, bytearray()
+    if too_long:
+        yield number, None
+    elif held.strip():
+        yield number, bytes(held)
+
+
+def read_line(number: int, data: bytes, endpoint: str) -> BatchLine:
+    """A line as a request to `endpoint`. Raises LineError."""
+    try:
+        line = msgspec.json.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        raise LineError("invalid_json_line", "This line is not valid JSON.") from None
+    if not isinstance(line, dict):
+        raise LineError("invalid_json_line", "This line is not a JSON object.")
+    if line.keys() - _FIELDS:
+        raise LineError("unknown_parameter", "Only custom_id, method, url and body are known.")
+    custom_id = line.get("custom_id")
+    if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID:
+        raise LineError(
+            "invalid_custom_id", f"'custom_id' must be a text of 1 to {MAX_CUSTOM_ID} characters.", "custom_id"
+        )
+    if line.get("method") != "POST":
+        raise LineError("invalid_method", "'method' must be POST.", "method")
+    if line.get("url") != endpoint:
+        raise LineError("mismatched_endpoint", "'url' must be the endpoint of the batch.", "url")
+    body = line.get("body")
+    if not isinstance(body, dict):
+        raise LineError("invalid_body", "'body' must be an object.", "body")
+    return BatchLine(number, custom_id, body)
+
+
+async def check_lines(
+    lines: AsyncIterator[tuple[int, bytes | None]], endpoint: str, max_lines: int
+) -> tuple[int, list[BatchProblem]]:
+    """The number of requests in a file, and what keeps it from being run (the first hundred things)."""
+    problems: list[BatchProblem] = []
+    seen: set[str] = set()
+    total = 0
+    async for number, data in lines:
+        total += 1
+        if total > max_lines:
+            problems.append(BatchProblem("too_many_requests", f"A batch has at most {max_lines} requests."))
+            break
+        try:
+            if data is None:
+                raise LineError("line_too_long", "This line is longer than a request's body may be.")
+            line = read_line(number, data, endpoint)
+            if line.custom_id in seen:
+                raise LineError("duplicate_custom_id", "This 'custom_id' was used before.", "custom_id")
+            seen.add(line.custom_id)
+        except LineError as error:
+            problems.append(error.problem(number))
+            if len(problems) >= MAX_PROBLEMS:
+                break
+    if not total:
+        problems.append(BatchProblem("empty_file", "The file has no requests."))
+    return total, problems
+
+
+@dataclass(frozen=True, slots=True)
+class LineResult:
+    """The answer to a line: a status and a JSON body. `request_id` is in the log."""
+
+    status: int
+    request_id: str
+    body: bytes
+
+    @property
+    def failed(self) -> bool:
+        """Whether it belongs into the error file."""
+        return not 200 <= self.status < 300
+
+
+def result_line(custom_id: str, result: LineResult, new_id: Callable[[str], str]) -> bytes:
+    """A line of an output or error file, with its line break."""
+    response = {
+        "status_code": result.status,
+        "request_id": result.request_id,
+        "body": msgspec.Raw(result.body),
+    }
+    return _line(custom_id, response, None, new_id)
+
+
+def unrun_line(custom_id: str, code: str, message: str, new_id: Callable[[str], str]) -> bytes:
+    """A line of an error file for a request that was not run."""
+    return _line(custom_id, None, {"code": code, "message": message}, new_id)
+
+
+def _line(custom_id: str, response: Any, error: Any, new_id: Callable[[str], str]) -> bytes:
+    fields = {"id": new_id("batch_req_"), "custom_id": custom_id, "response": response, "error": error}
+    return msgspec.json.encode(fields) + b"\n"

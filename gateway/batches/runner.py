@@ -1,0 +1,190 @@
+"""The batches that this gateway runs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from starlette.types import ASGIApp
+
+from catenary.backoff import Backoff
+from catenary.telemetry import get_logger, new_id
+from gateway.batches.call import InnerAnswer, call_inside
+from gateway.batches.files import FileStore
+from gateway.batches.job import BatchJob, JobLimits
+from gateway.batches.lines import BatchLine, LineResult
+from gateway.batches.store import BatchStore, ClaimedBatch, LeaseLost
+from gateway.errors import ApiError, bad_request
+
+_log = get_logger(__name__)
+_TICK_S = 0.5
+_SWEEP_S = 60.0
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 10.0
+_FULL = frozenset({408, 429})
+_AWAY = 503
+# Lines with which a serving engine was lost so often are not tried again.
+_MOST_LOST = 5
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerLimits:
+    """Batches at work at a time, lines at work of all of them together, the priority of lines that name none,
+    and seconds that no upload takes."""
+
+    max_batches: int
+    max_lines_at_work: int
+    priority: int
+    upload_s: float
+
+
+class BatchRunner:
+    """Claims batches and runs them, as many at a time as it may.
+
+    It runs what any gateway with the same store was asked for. A gateway that stops gives its batches back;
+    the batches of one that died are taken over when their leases have run out."""
+
+    def __init__(
+        self,
+        batches: BatchStore,
+        files: FileStore,
+        *,
+        limits: RunnerLimits,
+        job_limits: JobLimits,
+        can_serve: Callable[[], bool],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Set it up; `run` does the work.
+
+        Args:
+            batches: the batches.
+            files: their files.
+            limits: its own.
+            job_limits: those of each batch.
+            can_serve: whether requests can be served now.
+            clock: Unix time.
+        """
+        self._batches = batches
+        self._files = files
+        self._limits = limits
+        self._job_limits = job_limits
+        self._can_serve = can_serve
+        self._clock = clock
+        self._runner = new_id("gateway-")
+        self._places = asyncio.Semaphore(limits.max_lines_at_work)
+        self._jobs: dict[asyncio.Task[None], BatchJob] = {}
+        self._woken = asyncio.Event()
+        self._app: ASGIApp | None = None
+
+    def use(self, app: ASGIApp) -> None:
+        """Set what answers the lines."""
+        self._app = app
+
+    def wake(self) -> None:
+        """There is something new to do."""
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Work until cancelled; then all batches are given back as they are."""
+        swept = -_SWEEP_S
+        try:
+            while True:
+                try:
+                    await self._claim_more()
+                    if time.monotonic() - swept >= _SWEEP_S:
+                        swept = time.monotonic()
+                        await self._files.sweep(self._limits.upload_s)
+                        await self._batches.sweep()
+                except ApiError:
+                    _log.warning("store of batches does not answer")
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_TICK_S):
+                        await self._woken.wait()
+                self._woken.clear()
+        finally:
+            await self._give_back()
+
+    async def _claim_more(self) -> None:
+        while len(self._jobs) < self._limits.max_batches and self._can_serve():
+            claim = await self._batches.claim(self._runner)
+            if claim is None:
+                return
+            _log.info("batch claimed", batch=claim.batch.id, status=claim.batch.status.value)
+            job = BatchJob(
+                claim,
+                runner=self._runner,
+                batches=self._batches,
+                files=self._files,
+                places=self._places,
+                run_line=self._run_line,
+                limits=self._job_limits,
+                clock=self._clock,
+            )
+            task = asyncio.create_task(self._run_job(job, claim), name=f"batch-{claim.batch.id}")
+            self._jobs[task] = job
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._jobs.pop(task, None)
+        self.wake()
+
+    async def _run_job(self, job: BatchJob, claim: ClaimedBatch) -> None:
+        checks = asyncio.create_task(self._check(job))
+        work = asyncio.create_task(job.run())
+        try:
+            await asyncio.wait({checks, work}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (checks, work):
+                if task.done():
+                    task.result()
+            _log.info("batch ended", batch=claim.batch.id)
+        except LeaseLost:
+            _log.warning("batch taken over by another gateway", batch=claim.batch.id)
+        except ApiError:
+            # The lease runs out, and the batch is claimed again.
+            _log.warning("batch left for later: its store does not answer", batch=claim.batch.id)
+        except Exception:
+            _log.exception("batch left for later", batch=claim.batch.id)
+        finally:
+            for task in (checks, work):
+                task.cancel()
+            await asyncio.wait({checks, work})
+
+    async def _check(self, job: BatchJob) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            await job.check()
+
+    async def _run_line(self, claim: ClaimedBatch, line: BatchLine) -> LineResult:
+        for name in ("stream", "background"):
+            if line.body.get(name):
+                error = bad_request(f"'{name}' is not allowed in a batch.", name)
+                return LineResult(error.status, new_id("req-"), error.body())
+        backoff, lost = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S), 0
+        while True:
+            serving = self._can_serve()
+            answer = await self._call(claim, line)
+            if answer.status == _AWAY:
+                lost += serving and self._can_serve()
+            if answer.status not in _FULL and (answer.status != _AWAY or lost >= _MOST_LOST):
+                return LineResult(answer.status, answer.request_id, answer.body)
+            await asyncio.sleep(max(backoff.next_delay(), answer.retry_after_s or 0.0))
+
+    async def _call(self, claim: ClaimedBatch, line: BatchLine) -> InnerAnswer:
+        if self._app is None:
+            raise RuntimeError("`use` comes before `run`")
+        body = {"priority": self._limits.priority, **line.body}
+        return await call_inside(
+            self._app, claim.batch.endpoint, body, owner=claim.owner, cache_salt=claim.cache_salt
+        )
+
+    async def _give_back(self) -> None:
+        tasks = list(self._jobs)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        with suppress(ApiError):
+            await self._batches.release(self._runner)

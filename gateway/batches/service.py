@@ -1,0 +1,119 @@
+"""Files and batches as requests ask for them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.types import Receive, Scope
+
+from catenary.telemetry import new_id
+from gateway.auth import cache_salt_of, owner_of
+from gateway.batches.files import FileStore
+from gateway.batches.objects import Batch, FileObject, Purpose
+from gateway.batches.runner import BatchRunner
+from gateway.batches.store import BatchStore, ClaimedBatch
+from gateway.batches.upload import Upload, read_upload
+from gateway.errors import bad_request
+from gateway.generation.service import GenerationService
+from gateway.schemas.batches import MAX_EXPIRY_S, MIN_EXPIRY_S, BatchRequest
+from gateway.schemas.validation import parse_request
+
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """Bytes of an uploaded file, seconds for its upload, seconds for which results are kept."""
+
+    max_file_bytes: int
+    upload_s: float
+    keep_s: float
+
+
+class BatchService:
+    """Takes files and batches. All methods raise ApiError, and 503 if the store does not answer."""
+
+    def __init__(
+        self,
+        generation: GenerationService,
+        *,
+        files: FileStore,
+        batches: BatchStore,
+        runner: BatchRunner,
+        limits: BatchLimits,
+    ) -> None:
+        self._generation = generation
+        self.files = files
+        self.batches = batches
+        self._runner = runner
+        self._limits = limits
+
+    async def upload(self, scope: Scope, receive: Receive) -> FileObject:
+        """Store the file of a form. Raises ApiError, or ClientGone; nothing is stored then."""
+        owner, file_id = owner_of(scope), new_id("file-")
+        with self._generation.place():
+            await self.files.begin(owner, file_id)
+            try:
+                upload = await read_upload(
+                    Request(scope, receive),
+                    lambda number, data: self.files.append(file_id, number, data),
+                    max_bytes=self._limits.max_file_bytes,
+                    timeout_s=self._limits.upload_s,
+                )
+                expires_s = _checked(upload)
+                return await self.files.finish(owner, file_id, upload.filename, expires_s)
+            except BaseException:
+                await self.files.discard(file_id)
+                raise
+
+    async def create(self, scope: Scope, receive: Receive) -> Batch:
+        """Begin a batch."""
+        with self._generation.place():
+            body: dict[str, Any] = await self._generation.read(scope, receive)
+            request = parse_request(BatchRequest, body, {}, self._generation.limits)
+            if request.endpoint not in ENDPOINTS:
+                raise bad_request(f"Invalid 'endpoint': must be one of {', '.join(ENDPOINTS)}.", "endpoint")
+            owner, now = owner_of(scope), time.time()
+            file = await self.files.get(owner, request.input_file_id)
+            if file.purpose is not Purpose.BATCH:
+                raise bad_request("Invalid 'input_file_id': the file's purpose is not batch.", "input_file_id")
+            batch = Batch(
+                id=new_id("batch_"),
+                endpoint=request.endpoint,
+                input_file_id=file.id,
+                completion_window=request.completion_window,
+                created_at=int(now),
+                expires_at=int(now + request.window_s),
+                metadata=request.metadata,
+            )
+            claim = ClaimedBatch(batch, owner, cache_salt_of(scope), new_id("file-"), new_id("file-"))
+            after = request.output_expires_after
+            await self.batches.add(claim, self._limits.keep_s if after is None else float(after.seconds))
+        self._runner.wake()
+        return batch
+
+
+def _checked(upload: Upload) -> float | None:
+    """Seconds after which the file is forgotten; None: never. Raises ApiError 400 for a bad form."""
+    fields = dict(upload.fields)
+    purpose = fields.pop("purpose", None)
+    if purpose is None:
+        raise bad_request("Missing required parameter: 'purpose'.", "purpose", "missing_required_parameter")
+    if purpose != Purpose.BATCH.value:
+        raise bad_request("Invalid 'purpose': only batch is supported by this server.", "purpose")
+    if not upload.size:
+        raise bad_request("Invalid 'file': it is empty.", "file")
+    if not fields:
+        return None
+    seconds = fields.get("expires_after[seconds]", "")
+    if fields.get("expires_after[anchor]") != "created_at":
+        raise bad_request("Invalid 'expires_after': its anchor must be created_at.", "expires_after.anchor")
+    if not (seconds.isascii() and seconds.isdecimal() and MIN_EXPIRY_S <= int(seconds) <= MAX_EXPIRY_S):
+        raise bad_request(
+            f"Invalid 'expires_after': its seconds must be {MIN_EXPIRY_S} to {MAX_EXPIRY_S}.",
+            "expires_after.seconds",
+        )
+    return float(int(seconds))
