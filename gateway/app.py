@@ -88,7 +88,7 @@ class GatewayApp:
             tokenizers=self._tokenizers,
             metrics=self._metrics,
         )
-        self._stored = StoredApis(config, self._service)
+        self._stored = StoredApis(config, self._service, self._can_serve)
         self._pooling = PoolingService(
             config,
             places=self._service,
@@ -146,6 +146,7 @@ class GatewayApp:
 
     async def stop(self, grace_s: float | None = None) -> None:
         """Refuse new requests, give running ones `grace_s` (default: the option drain_s), then close."""
+        await self._stored.pause()
         await self._service.drain(self._config.drain_s if grace_s is None else grace_s)
         self._pooling.cut_off()
         await self._server.stop()
@@ -180,6 +181,7 @@ class GatewayApp:
         app.include_router(routes.sagemaker.routes(self._service, can_serve=self._can_serve))
         for router in self._stored.routers():
             app.include_router(router)
+        self._stored.use(app)
         app.include_router(routes.embeddings.routes(self._pooling))
         app.include_router(routes.rerank.routes(self._pooling))
         app.include_router(routes.score.routes(self._pooling))

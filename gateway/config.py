@@ -101,6 +101,27 @@ class GatewayConfig(ServiceConfig):
         30.0, gt=0, description="Days after its last use at which a stored response is forgotten."
     )
     max_background: int = Field(64, ge=1, description="Most background responses at work at a time.")
+    batches: bool = Field(True, description="Take files, and run batches of requests.")
+    max_file_mib: float = Field(200.0, gt=0, le=4096, description="Largest uploaded file in MiB.")
+    upload_timeout_s: float = Field(600.0, gt=0, description="Seconds for a client to upload a file.")
+    max_files: int = Field(1000, ge=2, description="Most files that are stored, results included.")
+    max_files_mib: float = Field(
+        4096.0, ge=1, description="MiB of stored files from which on no upload is taken."
+    )
+    file_days: float = Field(30.0, gt=0, description="Days for which results of batches are kept.")
+    max_batch_lines: int = Field(50_000, ge=1, description="Most requests of a batch.")
+    max_batches: int = Field(64, ge=1, description="Most batches that have not ended.")
+    batches_at_work: int = Field(4, ge=1, description="Most batches that a gateway runs at a time.")
+    batch_lines_at_work: int = Field(
+        32, ge=1, le=1024, description="Most requests of batches that a gateway runs at a time."
+    )
+    batch_priority: int = Field(0, description="Priority of requests of batches that name none.")
+    batch_lease_s: float = Field(
+        10.0,
+        ge=1,
+        le=600,
+        description="Seconds after which the batches of a dead gateway are taken over.",
+    )
     max_constraint_bytes: int = Field(
         MAX_CONSTRAINT_BYTES,
         ge=1,

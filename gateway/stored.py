@@ -1,14 +1,28 @@
-"""What the gateway stores, put together: responses."""
+"""What the gateway stores, put together: responses, files and batches."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
 
 from fastapi import APIRouter
+from starlette.types import ASGIApp
 
+from catenary.runtime import StartRefused
 from gateway import routes
+from gateway.batches import (
+    SCHEMA,
+    VERSION,
+    BatchLimits,
+    BatchRunner,
+    BatchService,
+    BatchStore,
+    FileLimits,
+    FileStore,
+    JobLimits,
+    RunnerLimits,
+)
 from gateway.config import GatewayConfig
 from gateway.generation.service import GenerationService
 from gateway.responses import (
@@ -19,7 +33,7 @@ from gateway.responses import (
     SqliteStore,
     StoreLimits,
 )
-from gateway.state import StateDirectory
+from gateway.state import Database, StateDirectory
 
 _MIB = 1 << 20
 _DAY_S = 86400.0
@@ -28,46 +42,116 @@ _DAY_S = 86400.0
 class StoredApis:
     """The parts that keep something, and their life."""
 
-    def __init__(self, config: GatewayConfig, generation: GenerationService) -> None:
+    def __init__(
+        self, config: GatewayConfig, generation: GenerationService, can_serve: Callable[[], bool]
+    ) -> None:
         """Raises StartRefused: a configured directory cannot be written."""
         self._directory = StateDirectory.open(config.state_dir, config.port)
-        self._store = _response_store(config, self._directory)
+        path = self._directory.path
+        store = _response_store(config, path) if path is not None and config.store_responses else None
         endpoint = routes.responses.ResponsesEndpoint()
-        self._library = Library(self._store, int(config.max_body_mib * _MIB))
-        self._background: BackgroundRuns | None = None
-        if self._store is not None:
-            self._background = BackgroundRuns(generation, endpoint, self._store, config.max_background)
-        self._responses = ResponsesService(generation, endpoint, self._library, self._background)
+        background = None
+        if store is not None:
+            background = BackgroundRuns(generation, endpoint, store, config.max_background)
+        self._background = background
+        self._store: ResponseStore | None = store
+        self._library = Library(store, int(config.max_body_mib * _MIB))
+        self._responses = ResponsesService(generation, endpoint, self._library, background)
+        self._batches = None
+        if path is not None and config.batches:
+            self._batches = _Batches(config, generation, path, can_serve)
+        self._tasks: list[asyncio.Task[None]] = []
 
     def routers(self) -> list[APIRouter]:
         """Their routes."""
-        return [routes.responses.routes(self._responses, self._library)]
+        made = [routes.responses.routes(self._responses, self._library)]
+        if self._batches is not None:
+            made += [routes.files.routes(self._batches.service), routes.batches.routes(self._batches.service)]
+        return made
+
+    def use(self, app: ASGIApp) -> None:
+        """Set the routes that answer requests of batches."""
+        if self._batches is not None:
+            self._batches.runner.use(app)
 
     async def open(self) -> None:
         """Open the stores. Raises StartRefused for one that cannot be used."""
         if self._store is not None:
             await self._store.open()
+        try:
+            if self._batches is not None:
+                await self._batches.database.open()
+        except StartRefused:
+            if self._store is not None:
+                await self._store.close()
+            raise
 
     def tasks(self) -> list[asyncio.Task[None]]:
         """What has to run meanwhile, started."""
-        work: list[tuple[str, Coroutine[Any, Any, None]]] = []
         if self._background is not None:
-            work.append(("background-responses", self._background.run()))
-        return [asyncio.create_task(coroutine, name=name) for name, coroutine in work]
+            self._tasks.append(asyncio.create_task(self._background.run(), name="background-responses"))
+        if self._batches is not None:
+            self._tasks.append(asyncio.create_task(self._batches.runner.run(), name="batches"))
+        return self._tasks
+
+    async def pause(self) -> None:
+        """Begin nothing more: batches are given back as they are."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
     async def close(self) -> None:
-        """End what runs, and close the stores. The tasks have ended before."""
+        """End what runs, and close the stores. `pause` comes before."""
         if self._background is not None:
             await self._background.close()
+        if self._batches is not None:
+            await self._batches.database.close()
         self._directory.close()
 
 
-def _response_store(config: GatewayConfig, directory: StateDirectory) -> ResponseStore | None:
-    if directory.path is None or not config.store_responses:
-        return None
+class _Batches:
+    """Files and batches, and what they share."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        generation: GenerationService,
+        directory: Path,
+        can_serve: Callable[[], bool],
+    ) -> None:
+        self.database = Database(directory / "batches.sqlite3", SCHEMA, VERSION)
+        files = FileStore(self.database, FileLimits(config.max_files, int(config.max_files_mib * _MIB)))
+        batches = BatchStore(self.database, lease_s=config.batch_lease_s, max_batches=config.max_batches)
+        self.runner = BatchRunner(
+            batches,
+            files,
+            limits=RunnerLimits(
+                config.batches_at_work,
+                config.batch_lines_at_work,
+                config.batch_priority,
+                config.upload_timeout_s,
+            ),
+            job_limits=JobLimits(
+                config.max_batch_lines, int(config.max_body_mib * _MIB), config.batch_lines_at_work
+            ),
+            can_serve=lambda: can_serve() and not generation.draining,
+        )
+        self.service = BatchService(
+            generation,
+            files=files,
+            batches=batches,
+            runner=self.runner,
+            limits=BatchLimits(
+                int(config.max_file_mib * _MIB), config.upload_timeout_s, config.file_days * _DAY_S
+            ),
+        )
+
+
+def _response_store(config: GatewayConfig, directory: Path) -> ResponseStore:
     limits = StoreLimits(
         config.max_stored_responses,
         int(config.max_stored_mib * _MIB),
         config.stored_response_days * _DAY_S,
     )
-    return SqliteStore(directory.path / "responses.sqlite3", limits)
+    return SqliteStore(directory / "responses.sqlite3", limits)

@@ -26,7 +26,9 @@ class InnerAnswer:
     retry_after_s: float | None
 
 
-async def call_inside(app: ASGIApp, path: str, body: dict[str, Any], *, owner: str, cache_salt: str) -> InnerAnswer:
+async def call_inside(
+    app: ASGIApp, path: str, body: dict[str, Any], *, owner: str, cache_salt: str
+) -> InnerAnswer:
     """POST to `app`. Cancelling it ends the request as a client that hangs up does.
 
     Args:

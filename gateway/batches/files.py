@@ -12,7 +12,9 @@ from gateway.errors import ApiError, bad_request
 from gateway.state import Database
 
 _COLUMNS = "id, purpose, filename, bytes, created, expires"
-_IN_USE = "SELECT 1 FROM batches WHERE input = ? AND status NOT IN ('failed', 'completed', 'expired', 'cancelled')"
+_IN_USE = (
+    "SELECT 1 FROM batches WHERE input = ? AND status NOT IN ('failed', 'completed', 'expired', 'cancelled')"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,9 @@ class FileStore:
             ((files, _),) = await db.execute_fetchall("SELECT files, bytes FROM totals")
             if files > self._limits.max_files:
                 raise bad_request(
-                    f"The server keeps at most {self._limits.max_files} files; delete some.", None, "storage_full"
+                    f"The server keeps at most {self._limits.max_files} files; delete some.",
+                    None,
+                    "storage_full",
                 )
 
     async def append(self, file_id: str, number: int, data: bytes) -> None:
@@ -64,7 +68,8 @@ class FileStore:
         expires = None if expires_s is None else self._clock() + expires_s
         async with self._database.transaction() as db:
             await db.execute(
-                "UPDATE files SET filename = ?, expires = ?, ready = 1 WHERE id = ?", (filename, expires, file_id)
+                "UPDATE files SET filename = ?, expires = ?, ready = 1 WHERE id = ?",
+                (filename, expires, file_id),
             )
         return await self.get(owner, file_id)
 
@@ -132,10 +137,8 @@ class FileStore:
         """Forget files that have expired, and uploads that were broken off: none takes `upload_s`."""
         now = self._clock()
         async with self._database.transaction() as db:
-            await db.execute(
-                f"DELETE FROM files WHERE ready = 1 AND expires < ? AND NOT EXISTS ({_IN_USE.replace('?', 'files.id')})",
-                (now,),
-            )
+            unused = f"NOT EXISTS ({_IN_USE.replace('?', 'files.id')})"
+            await db.execute(f"DELETE FROM files WHERE ready = 1 AND expires < ? AND {unused}", (now,))
             await db.execute(
                 "DELETE FROM files WHERE ready = 0 AND purpose = ? AND created < ?",
                 (Purpose.BATCH.value, now - upload_s),

@@ -83,8 +83,8 @@ class BatchJob:
         self._end = BatchStatus.COMPLETED
 
     async def run(self) -> None:
-        """Bring the batch to its end, from wherever it is. Raises LeaseLost, or ApiError 503 of the store; then
-        and when it is cancelled, all that is written down stays, and the batch can be gone on with."""
+        """Bring the batch to its end, from wherever it is. Raises LeaseLost, or ApiError 503 of the store.
+        Then, and when it is cancelled, what is written down stays, and the batch can be gone on with."""
         batch = self._claim.batch
         if batch.status is BatchStatus.CANCELLING:
             self._finish_early(BatchStatus.CANCELLED)
@@ -125,15 +125,11 @@ class BatchJob:
     async def _run_lines(self) -> None:
         todo, reading = self._todo(), asyncio.Lock()
         stopped = asyncio.create_task(self._stop.wait())
-        workers = [
-            asyncio.create_task(self._work(todo, reading)) for _ in range(self._limits.most_at_work)
-        ]
+        workers = [asyncio.create_task(self._work(todo, reading)) for _ in range(self._limits.most_at_work)]
         pending: set[asyncio.Task[Any]] = set(workers)
         try:
             while pending and not self._stop.is_set():
-                done, pending = await asyncio.wait(
-                    {stopped, *pending}, return_when=asyncio.FIRST_COMPLETED
-                )
+                done, pending = await asyncio.wait({stopped, *pending}, return_when=asyncio.FIRST_COMPLETED)
                 pending.discard(stopped)
                 for task in done:
                     task.result()

@@ -38,7 +38,9 @@ class LineError(ValueError):
         return BatchProblem(self.code, self.message, line, self.param)
 
 
-async def split_lines(pieces: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator[tuple[int, bytes | None]]:
+async def split_lines(
+    pieces: AsyncIterator[bytes], max_bytes: int
+) -> AsyncIterator[tuple[int, bytes | None]]:
     """Lines with their numbers, empty ones left out, however the file was cut into pieces.
 
     A line of more than `max_bytes` is None; no more than about that much is ever held."""
@@ -74,7 +76,9 @@ def read_line(number: int, data: bytes, endpoint: str) -> BatchLine:
     custom_id = line.get("custom_id")
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID:
         raise LineError(
-            "invalid_custom_id", f"'custom_id' must be a text of 1 to {MAX_CUSTOM_ID} characters.", "custom_id"
+            "invalid_custom_id",
+            f"'custom_id' must be a text of 1 to {MAX_CUSTOM_ID} characters.",
+            "custom_id",
         )
     if line.get("method") != "POST":
         raise LineError("invalid_method", "'method' must be POST.", "method")

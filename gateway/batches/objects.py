@@ -45,9 +45,7 @@ class BatchStatus(StrEnum):
         return self in FINAL
 
 
-FINAL = frozenset(
-    {BatchStatus.FAILED, BatchStatus.COMPLETED, BatchStatus.EXPIRED, BatchStatus.CANCELLED}
-)
+FINAL = frozenset({BatchStatus.FAILED, BatchStatus.COMPLETED, BatchStatus.EXPIRED, BatchStatus.CANCELLED})
 
 
 class BatchProblem(msgspec.Struct):

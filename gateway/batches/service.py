@@ -6,18 +6,20 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
-from starlette.types import Receive, Scope
+from starlette.types import Receive, Scope, Send
 
 from catenary.telemetry import new_id
 from gateway.auth import cache_salt_of, owner_of
 from gateway.batches.files import FileStore
-from gateway.batches.objects import Batch, FileObject, Purpose
+from gateway.batches.objects import Batch, Purpose
 from gateway.batches.runner import BatchRunner
 from gateway.batches.store import BatchStore, ClaimedBatch
 from gateway.batches.upload import Upload, read_upload
 from gateway.errors import bad_request
 from gateway.generation.service import GenerationService
+from gateway.http.respond import send_json
 from gateway.schemas.batches import MAX_EXPIRY_S, MIN_EXPIRY_S, BatchRequest
 from gateway.schemas.validation import parse_request
 
@@ -51,7 +53,7 @@ class BatchService:
         self._runner = runner
         self._limits = limits
 
-    async def upload(self, scope: Scope, receive: Receive) -> FileObject:
+    async def upload(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Store the file of a form. Raises ApiError, or ClientGone; nothing is stored then."""
         owner, file_id = owner_of(scope), new_id("file-")
         with self._generation.place():
@@ -64,13 +66,14 @@ class BatchService:
                     timeout_s=self._limits.upload_s,
                 )
                 expires_s = _checked(upload)
-                return await self.files.finish(owner, file_id, upload.filename, expires_s)
+                file = await self.files.finish(owner, file_id, upload.filename, expires_s)
             except BaseException:
                 await self.files.discard(file_id)
                 raise
+            await send_json(send, msgspec.json.encode(file))
 
-    async def create(self, scope: Scope, receive: Receive) -> Batch:
-        """Begin a batch."""
+    async def create(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Begin a batch. Raises ApiError, or ClientGone."""
         with self._generation.place():
             body: dict[str, Any] = await self._generation.read(scope, receive)
             request = parse_request(BatchRequest, body, {}, self._generation.limits)
@@ -79,7 +82,9 @@ class BatchService:
             owner, now = owner_of(scope), time.time()
             file = await self.files.get(owner, request.input_file_id)
             if file.purpose is not Purpose.BATCH:
-                raise bad_request("Invalid 'input_file_id': the file's purpose is not batch.", "input_file_id")
+                raise bad_request(
+                    "Invalid 'input_file_id': the file's purpose is not batch.", "input_file_id"
+                )
             batch = Batch(
                 id=new_id("batch_"),
                 endpoint=request.endpoint,
@@ -92,8 +97,8 @@ class BatchService:
             claim = ClaimedBatch(batch, owner, cache_salt_of(scope), new_id("file-"), new_id("file-"))
             after = request.output_expires_after
             await self.batches.add(claim, self._limits.keep_s if after is None else float(after.seconds))
-        self._runner.wake()
-        return batch
+            self._runner.wake()
+            await send_json(send, msgspec.json.encode(batch))
 
 
 def _checked(upload: Upload) -> float | None:

@@ -51,7 +51,7 @@ class Outcome:
 
 
 class BatchStore:
-    """Batches by id, each for its owner alone. All methods raise ApiError 503 if the store does not answer."""
+    """Batches by id, each for its owner alone. ApiError 503: the store does not answer."""
 
     def __init__(
         self, database: Database, *, lease_s: float, max_batches: int, clock: Callable[[], float] = time.time
@@ -82,12 +82,13 @@ class BatchStore:
                 raise overloaded(f"The server has its limit of {self._max_batches} unfinished batches.")
             for file_id, kind in ((claim.output, "output"), (claim.errors, "error")):
                 await db.execute(
-                    "INSERT INTO files (id, owner, purpose, filename, created) VALUES (?, ?, 'batch_output', ?, ?)",
+                    "INSERT INTO files (id, owner, purpose, filename, created) "
+                    "VALUES (?, ?, 'batch_output', ?, ?)",
                     (file_id, claim.owner, f"{batch.id}_{kind}.jsonl", now),
                 )
             await db.execute(
-                "INSERT INTO batches (id, owner, cache_salt, status, created, expires, keep_s, input, output, "
-                "errors, batch) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO batches (id, owner, cache_salt, status, created, expires, keep_s, input, "
+                "output, errors, batch) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     *(batch.id, claim.owner, claim.cache_salt, batch.status.value, now, batch.expires_at),
                     *(keep_s, batch.input_file_id, claim.output, claim.errors, encode_batch(batch)),
@@ -181,8 +182,12 @@ class BatchStore:
             await self._held(db, runner, claim.batch.id)
             for outcome in outcomes:
                 file_id = claim.errors if outcome.failed else claim.output
-                await db.execute("INSERT INTO pieces VALUES (?, ?, ?)", (file_id, outcome.number, outcome.data))
-                await db.execute("UPDATE files SET bytes = bytes + ? WHERE id = ?", (len(outcome.data), file_id))
+                await db.execute(
+                    "INSERT INTO pieces VALUES (?, ?, ?)", (file_id, outcome.number, outcome.data)
+                )
+                await db.execute(
+                    "UPDATE files SET bytes = bytes + ? WHERE id = ?", (len(outcome.data), file_id)
+                )
             await db.execute(
                 "UPDATE batches SET completed = completed + ?, failed = failed + ? WHERE id = ?",
                 (len(outcomes) - failed, failed, claim.batch.id),
@@ -200,12 +205,14 @@ class BatchStore:
         async with self._database.transaction() as db:
             await self._held(db, runner, claim.batch.id)
             await db.execute(
-                "UPDATE files SET ready = 1, created = ?, expires = ? + (SELECT keep_s FROM batches WHERE id = ?) "
-                "WHERE id IN (?, ?) AND bytes > 0",
+                "UPDATE files SET ready = 1, created = ?, "
+                "expires = ? + (SELECT keep_s FROM batches WHERE id = ?) WHERE id IN (?, ?) AND bytes > 0",
                 (now, now, claim.batch.id, *ids),
             )
             await db.execute("DELETE FROM files WHERE id IN (?, ?) AND ready = 0", ids)
-            kept = {row[0] for row in await db.execute_fetchall("SELECT id FROM files WHERE id IN (?, ?)", ids)}
+            kept = {
+                row[0] for row in await db.execute_fetchall("SELECT id FROM files WHERE id IN (?, ?)", ids)
+            }
             batch = await _current(db, claim.batch.id)
             batch.output_file_id = claim.output if claim.output in kept else None
             batch.error_file_id = claim.errors if claim.errors in kept else None

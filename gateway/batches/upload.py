@@ -188,5 +188,7 @@ def _broken() -> ApiError:
 
 def _too_large(max_bytes: int) -> ApiError:
     return ApiError(
-        413, f"The file is larger than the limit of {max_bytes / (1 << 20):.3g} MiB.", code="request_too_large"
+        413,
+        f"The file is larger than the limit of {max_bytes / (1 << 20):.3g} MiB.",
+        code="request_too_large",
     )

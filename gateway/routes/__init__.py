@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from gateway.routes import (
+    batches,
     chat_completions,
     completions,
     embeddings,
+    files,
     health,
     metrics,
     models,
@@ -18,9 +20,11 @@ from gateway.routes import (
 )
 
 __all__ = [
+    "batches",
     "chat_completions",
     "completions",
     "embeddings",
+    "files",
     "health",
     "metrics",
     "models",

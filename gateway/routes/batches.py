@@ -9,6 +9,7 @@ from starlette.responses import Response
 from gateway.auth import owner_of
 from gateway.batches import BatchService
 from gateway.http.query import integer, query_of
+from gateway.http.respond import Deferred
 from gateway.routes.listing import json_response, listing
 from gateway.routes.openapi import ERRORS, operation
 from gateway.schemas.batches import BatchRequest
@@ -22,9 +23,8 @@ def routes(service: BatchService) -> APIRouter:
     batches = service.batches
 
     @router.post("/v1/batches", **operation(BatchRequest, "Run a file of requests"))
-    async def create(request: Request) -> Response:
-        query_of(request, ())
-        return json_response(await service.create(request.scope, request.receive))
+    async def create() -> Response:
+        return Deferred(service.create)
 
     @router.get("/v1/batches", summary="List the batches", responses=ERRORS)
     async def list_batches(request: Request) -> Response:

@@ -9,6 +9,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from gateway.auth import owner_of
 from gateway.batches import BatchService
 from gateway.http.query import choice, integer, query_of
+from gateway.http.respond import Deferred
 from gateway.routes.listing import json_response, listing
 from gateway.routes.openapi import ERRORS
 
@@ -38,9 +39,8 @@ def routes(service: BatchService) -> APIRouter:
     files = service.files
 
     @router.post("/v1/files", summary="Upload a file of requests", responses=ERRORS, openapi_extra=_FORM)
-    async def upload(request: Request) -> Response:
-        query_of(request, ())
-        return json_response(await service.upload(request.scope, request.receive))
+    async def upload() -> Response:
+        return Deferred(service.upload)
 
     @router.get("/v1/files", summary="List the files", responses=ERRORS)
     async def list_files(request: Request) -> Response:

@@ -34,6 +34,11 @@ _STATUSES = {
     429: "Queues are full; see Retry-After",
     503: "Nothing can serve the request now; see Retry-After",
 }
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"description": text, "content": {"application/json": {"schema": _ERROR}}}
+    for status, text in _STATUSES.items()
+}
+"""The answers of every route other than success."""
 
 
 def operation(model: type[RequestModel], summary: str) -> dict[str, Any]:
@@ -43,10 +48,7 @@ def operation(model: type[RequestModel], summary: str) -> dict[str, Any]:
     definitions = schema.pop("$defs", {})
     return {
         "summary": summary,
-        "responses": {
-            status: {"description": text, "content": {"application/json": {"schema": _ERROR}}}
-            for status, text in _STATUSES.items()
-        },
+        "responses": ERRORS,
         "openapi_extra": {
             "requestBody": {
                 "required": True,

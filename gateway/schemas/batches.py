@@ -45,8 +45,11 @@ class BatchRequest(RequestModel):
             raise bad_request(
                 f"Invalid 'completion_window': must be 1h to {MAX_HOURS}h, as in 24h.", "completion_window"
             )
-        if any(len(key) > _MAX_KEY or len(value) > _MAX_VALUE for key, value in (self.metadata or {}).items()):
+        if any(
+            len(key) > _MAX_KEY or len(value) > _MAX_VALUE for key, value in (self.metadata or {}).items()
+        ):
             raise bad_request(
-                f"Invalid 'metadata': keys must have at most {_MAX_KEY} characters and values at most {_MAX_VALUE}.",
+                f"Invalid 'metadata': keys must have at most {_MAX_KEY} characters and values at most "
+                f"{_MAX_VALUE}.",
                 "metadata",
             )

@@ -156,6 +156,13 @@ class Stack:
         assert (await self.get("/health")).status == 200
         await self.idle()
 
+    async def restart_gateway(self) -> None:
+        """Stop the gateway and start another with the same options (and another port)."""
+        await self.gateway.stop(0)
+        self.gateway = GatewayApp(self.gateway._config)
+        await self.gateway.start()
+        await eventually(lambda: self.gateway.ready, "a ready gateway", timeout_s=30)
+
     async def idle(self) -> None:
         """Wait until no part holds anything of any request."""
         await self.engine.idle()
@@ -187,7 +194,8 @@ async def running_stack(
         targets = (tokenizer, *options.pop("extra_tokenizers", ()))
         links = {"router": address, "tokenizer": targets, "client_secret_file": secrets.client_file}
         gateway = GatewayApp(GatewayConfig(port=0, **links, **{"drain_s": 1.0, **options}))
-        running.push_async_callback(gateway.stop, 0)
+        stack = Stack(gateway, router, engine)
+        running.push_async_callback(lambda: stack.gateway.stop(0))
         await gateway.start()
         await eventually(lambda: gateway.ready, "a ready gateway", timeout_s=30)
-        yield Stack(gateway, router, engine)
+        yield stack
