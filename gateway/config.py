@@ -115,7 +115,9 @@ class GatewayConfig(ServiceConfig):
     batch_lines_at_work: int = Field(
         32, ge=1, le=1024, description="Most requests of batches that a gateway runs at a time."
     )
-    batch_priority: int = Field(0, description="Priority of requests of batches that name none.")
+    batch_priority: int = Field(
+        10, ge=-(2**31), lt=2**31, description="Priority of requests of batches that name none."
+    )
     batch_lease_s: float = Field(
         10.0,
         ge=1,
@@ -169,6 +171,8 @@ class GatewayConfig(ServiceConfig):
             raise ValueError("ssl-ca-certs needs ssl-certfile and ssl-keyfile")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls-cert and tls-key go together")
+        if not self.min_priority <= self.batch_priority <= self.max_priority:
+            raise ValueError("batch-priority must lie between min-priority and max-priority")
         if not self.tokenizer:
             raise ValueError("tokenizer needs at least one address")
         return self

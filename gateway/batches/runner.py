@@ -175,7 +175,9 @@ class BatchRunner:
     async def _call(self, claim: ClaimedBatch, line: BatchLine) -> InnerAnswer:
         if self._app is None:
             raise RuntimeError("`use` comes before `run`")
-        body = {"priority": self._limits.priority, **line.body}
+        body = line.body
+        if "priority" not in body and "service_tier" not in body:
+            body = {**body, "priority": self._limits.priority}
         return await call_inside(
             self._app, claim.batch.endpoint, body, owner=claim.owner, cache_salt=claim.cache_salt
         )

@@ -92,7 +92,7 @@ class PoolingService:
     ) -> Pooled:
         request_id, work = new_id(endpoint.id_prefix), endpoint.work(fields, model)
         documents = await watch.run(render(work, model, self._tokenizers, request_id))
-        specs = _specs(request_id, model, work, documents)
+        specs = _specs(request_id, model, work, documents, fields.priority)
         run = DocumentRun(specs, self._session, window=self._window, deadline=deadline)
         watch.on_gone(lambda: run.interrupt(ClientGone()))
         self._runs.add(run)
@@ -108,7 +108,7 @@ class PoolingService:
 
 
 def _specs(
-    request_id: str, model: Model, work: Work, documents: Sequence[Document]
+    request_id: str, model: Model, work: Work, documents: Sequence[Document], priority: int | None
 ) -> list[common_pb2.SequenceSpec]:
     traceparent = current_traceparent()
     return [
@@ -117,6 +117,7 @@ def _specs(
             model=model.name,
             token_ids=document.token_ids,
             traceparent=traceparent,
+            priority=priority,
             pooling=common_pb2.Pooling(
                 task=work.task,
                 dimensions=work.dimensions,

@@ -14,7 +14,6 @@ from gateway.schemas.prompts import PROMPTS_SCHEMA, read_prompts
 
 _OFF: tuple[Any, ...] = ()
 _KNOWN: dict[str, tuple[Any, ...]] = {
-    "priority": (0,),
     "request_id": _OFF,
     "cache_salt": _OFF,
     "mm_processor_kwargs": ({},),
@@ -97,9 +96,15 @@ class PooledFields(RequestModel):
         le=INT32_MAX,
         description="Keep so many tokens of a longer text, from its start; -1: as many as the model takes.",
     )
+    priority: int | None = Field(
+        None, ge=-INT32_MAX, le=INT32_MAX, description="Requests with a lower number are computed first."
+    )
     user: str | None = Field(None, max_length=1024, description="Accepted; not used.")
 
     def check(self, limits: RequestLimits) -> None:
+        low, high = limits.min_priority, limits.max_priority
+        if self.priority is not None and not low <= self.priority <= high:
+            raise bad_request(f"Invalid 'priority': must be between {low} and {high}.", "priority")
         if self.truncate_prompt_tokens == 0:
             raise bad_request(
                 "Invalid 'truncate_prompt_tokens': must be at least 1, or -1.", "truncate_prompt_tokens"

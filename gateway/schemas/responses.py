@@ -20,15 +20,17 @@ _MAX_VALUE = 512
 _MAX_INCLUDE = 16
 PASSED_ON = frozenset(
     {
-        "add_generation_prompt",
         "allowed_token_ids",
         "bad_words",
         "cache_salt",
+        "chat_template",
         "chat_template_kwargs",
+        "documents",
         "frequency_penalty",
         "guided_choice",
         "guided_grammar",
         "guided_json",
+        "guided_json_object",
         "guided_regex",
         "ignore_eos",
         "include_stop_str_in_output",
