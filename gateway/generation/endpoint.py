@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Generic, TypeVar
 from gateway.constraints import Wanted, wanted_of
 from gateway.schemas.generation import GenerationFields
 from gateway.schemas.limits import RequestLimits
-from gateway.schemas.structured import StructuredFields
 from gateway.streaming.writer import AnyWriter
 from gateway.text.models import Model
 from gateway.text.pool import TokenizerPool
@@ -37,7 +36,7 @@ class Endpoint(ABC, Generic[T]):
 
     def constraint(self, fields: T, model: Model) -> Wanted | None:
         """What the answer is constrained to; None: any text. Raises ApiError."""
-        return wanted_of(fields) if isinstance(fields, StructuredFields) else None
+        return wanted_of(fields)
 
     @abstractmethod
     async def render(self, fields: T, model: Model, pool: TokenizerPool, request_id: str) -> Rendered:

@@ -10,10 +10,9 @@ from gateway.schemas.base import INT32_MAX
 from gateway.schemas.chat_input import ChatInputFields
 from gateway.schemas.generation import GenerationFields
 from gateway.schemas.limits import RequestLimits
-from gateway.schemas.structured import StructuredFields
 
 
-class ChatRequest(GenerationFields, ChatInputFields, StructuredFields):
+class ChatRequest(GenerationFields, ChatInputFields):
     """A chat to go on with."""
 
     max_completion_tokens: int | None = Field(

@@ -12,7 +12,6 @@ from gateway.schemas.base import INT32_MAX, limits_of
 from gateway.schemas.generation import GenerationFields
 from gateway.schemas.limits import RequestLimits
 from gateway.schemas.prompts import PROMPTS_SCHEMA, read_prompts
-from gateway.schemas.structured import StructuredFields
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -21,7 +20,7 @@ def _read_prompt(value: Any, info: ValidationInfo) -> list[str] | list[list[int]
     return read_prompts(value, limits_of(info).max_prompts, "prompts")
 
 
-class CompletionRequest(GenerationFields, StructuredFields):
+class CompletionRequest(GenerationFields):
     """A text to go on with."""
 
     prompt: Annotated[list[str] | list[list[int]], PlainValidator(_read_prompt), PROMPTS_SCHEMA] = Field(

@@ -12,13 +12,14 @@ from gateway.schemas.base import INT32_MAX, at_most, within
 from gateway.schemas.limits import RequestLimits
 from gateway.schemas.output import OutputFields
 from gateway.schemas.sampling import SamplingFields
+from gateway.schemas.structured import StructuredFields
 
 
 def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-class GenerationFields(SamplingFields, OutputFields):
+class GenerationFields(SamplingFields, OutputFields, StructuredFields):
     """Parameters that chat and plain completions share."""
 
     model: str = Field(min_length=1, description="Name of a served model.")

@@ -157,6 +157,7 @@ class StructuredFields(RequestModel):
     )
 
     def check(self, limits: RequestLimits) -> None:
+        super().check(limits)
         if self.response_format is not None:
             self.response_format.check(limits)
         if self.structured_outputs is not None and len(self._kinds()) != 1:
