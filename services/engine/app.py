@@ -32,6 +32,7 @@ from services.engine.servicer import (
     RouterLink,
     SequenceLimits,
     StatusService,
+    spawn_process,
 )
 
 log = get_logger(__name__)
@@ -141,7 +142,9 @@ class EngineApp:
         env = {name: value for name, value in os.environ.items() if name not in secrets}
 
         def process_core(_restart: bool) -> Core:
-            return ProcessCore(named.model_dump_json().encode(), stop_s=config.core_stop_s, env=env)
+            return ProcessCore(
+                named.model_dump_json().encode(), stop_s=config.core_stop_s, spawn=spawn_process(env)
+            )
 
         return process_core
 

@@ -15,7 +15,7 @@ from catenary.v1 import common_pb2, engine_pb2
 from services.engine.app import EngineApp
 from services.engine.config import EngineConfig
 from services.engine.link import CoreFailed, CoreStep, SamplingOptions, SubmitSequence
-from services.engine.servicer import CoreStartError, ProcessCore
+from services.engine.servicer import CoreStartError, ProcessCore, spawn_process
 from tests.support.engines import FAST
 from tests.support.specs import sequence_spec
 from tests.support.waiting import eventually
@@ -26,7 +26,9 @@ ROOT = str(Path(__file__).parents[2])
 
 def _core(mode: str, stop_s: float = 5.0) -> ProcessCore:
     env = {**os.environ, "PYTHONPATH": ROOT}
-    return ProcessCore(b"{}", stop_s=stop_s, env=env, command=(sys.executable, str(STUB), mode))
+    return ProcessCore(
+        b"{}", stop_s=stop_s, spawn=spawn_process(env, (sys.executable, str(STUB), mode))
+    )
 
 
 def _submit(key: int) -> SubmitSequence:

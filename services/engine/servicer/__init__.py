@@ -8,7 +8,7 @@ from services.engine.servicer.hub import EngineHub
 from services.engine.servicer.identity import Identity
 from services.engine.servicer.inadmissible import Inadmissible
 from services.engine.servicer.metrics import EngineCollector
-from services.engine.servicer.process_core import ProcessCore
+from services.engine.servicer.process_core import CoreLife, ProcessCore, spawn_process
 from services.engine.servicer.router_link import LinkTimes, RouterLink
 from services.engine.servicer.sampling import SequenceLimits
 from services.engine.servicer.status import StatusService
@@ -19,6 +19,7 @@ __all__ = [
     "Core",
     "CoreEvent",
     "CoreFactory",
+    "CoreLife",
     "CoreRefusal",
     "CoreStartError",
     "CoreSupervisor",
@@ -32,4 +33,5 @@ __all__ = [
     "RouterLink",
     "SequenceLimits",
     "StatusService",
+    "spawn_process",
 ]

@@ -7,7 +7,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from typing import Protocol, TypeAlias
 
 from catenary.telemetry import get_logger
 from catenary.v1 import common_pb2
@@ -36,22 +37,43 @@ _EXIT_GRACE_S = 1.0
 CORE_COMMAND = (sys.executable, "-m", "services.engine.core")
 
 
+class CoreLife(Protocol):
+    """What a core lives in: a process, or what is enough like one."""
+
+    def wait(self) -> int:
+        """Block until it has ended; its exit status, of a signal the negative number."""
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+
+    def kill(self) -> None:
+        """End it."""
+
+
+Spawn: TypeAlias = Callable[[int], CoreLife]
+"""Starts a core that speaks on the descriptor, which is its own copy's to keep."""
+
+
+def spawn_process(env: Mapping[str, str] | None, command: Sequence[str] = CORE_COMMAND) -> Spawn:
+    """Starts processes of this command, in this environment (None: that of this process)."""
+
+    def spawn(fd: int) -> subprocess.Popen[bytes]:
+        # Popen spawns by vfork, which passes gRPC's fork handlers by; the event loop's own spawn forks.
+        return subprocess.Popen(
+            [*command, "--link-fd", str(fd)], pass_fds=(fd,), stdin=subprocess.DEVNULL, env=env
+        )
+
+    return spawn
+
+
 class ProcessCore(Core):
     """One core process: spawned, spoken to over a socketpair, and gone after `stop`."""
 
-    def __init__(
-        self,
-        config_json: bytes,
-        *,
-        stop_s: float,
-        env: Mapping[str, str] | None = None,
-        command: Sequence[str] = CORE_COMMAND,
-    ) -> None:
+    def __init__(self, config_json: bytes, *, stop_s: float, spawn: Spawn) -> None:
         self._config_json = config_json
         self._stop_s = stop_s
-        self._env = env
-        self._command = command
-        self._process: subprocess.Popen[bytes] | None = None
+        self._spawn = spawn
+        self._process: CoreLife | None = None
         self._exit: asyncio.Task[int] | None = None
         self._link: AsyncLink | None = None
         self._sender: asyncio.Task[None] | None = None
@@ -79,11 +101,6 @@ class ProcessCore(Core):
                     raise CoreStartError(reason)
                 case _:
                     raise CoreStartError("the core made a step before it was ready")
-
-    def _spawn(self, fd: int) -> subprocess.Popen[bytes]:
-        # Popen spawns by vfork, which passes gRPC's fork handlers by; the event loop's own spawn forks.
-        command = [*self._command, "--link-fd", str(fd)]
-        return subprocess.Popen(command, pass_fds=(fd,), stdin=subprocess.DEVNULL, env=self._env)
 
     def submit(self, sequence: SubmitSequence) -> None:
         """Queue a sequence for the socket."""
@@ -138,7 +155,7 @@ class ProcessCore(Core):
         except (LinkError, TimeoutError):
             return
 
-    async def _end(self, process: subprocess.Popen[bytes], ended: asyncio.Task[int]) -> None:
+    async def _end(self, process: CoreLife, ended: asyncio.Task[int]) -> None:
         # A core that still loads does not read its link; there is nothing in it to end in good order.
         first = self._stop_s if self._ready else 0.0
         for patience, force in ((first, process.terminate), (_EXIT_GRACE_S, process.kill)):

@@ -1,0 +1,127 @@
+"""An engine without a router: its hub and its core's thread, with the face of a gateway's session."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from itertools import count
+from typing import Any
+
+from catenary.llm.thread_core import thread_core
+from catenary.v1 import common_pb2
+from gateway.errors import from_wire, unavailable
+from gateway.link import SequenceEnded, SequenceFeed
+from gateway.link.steps import deliver
+from services.engine.config import EngineConfig
+from services.engine.link import CoreFailed, CoreProgress, CoreStep
+from services.engine.servicer import Core, CoreStartError, EngineHub, SequenceLimits
+from services.engine.servicer.identity import model_info
+from services.engine.servicer.mailbox import Mailbox
+
+# Whoever makes requests is the caller of this very process: there is nobody to be protected from.
+_MANY = 1_000_000
+_NO_STALL_S = 86_400.0
+
+
+class EngineStartError(Exception):
+    """The engine did not come up. One readable line."""
+
+
+class LocalEngine:
+    """Runs sequences on a core in this process. Made and used inside of one event loop."""
+
+    def __init__(self, config: EngineConfig, served_name: str) -> None:
+        """Nothing is loaded before `start`. Options of routers, addresses and secrets change nothing here."""
+        self._config = config
+        self._name = served_name
+        self._hub = EngineHub(
+            stall_limit_s=_NO_STALL_S,
+            limits=SequenceLimits(_MANY, _MANY, _MANY, _MANY),
+            remembered_handles=1,
+            on_state=lambda _: None,
+        )
+        self._port = Mailbox(0, max_answers=_MANY)
+        self._handles = count(1)
+        self._feeds: dict[int, SequenceFeed] = {}
+        self._core: Core | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._failure: str | None = None
+
+    async def start(self, on_progress: Callable[[str, float | None], None]) -> common_pb2.ModelInfo:
+        """Load the model; `on_progress` is told what happens and which part of the start is done.
+
+        Returns what is served. Raises EngineStartError.
+        """
+        named = self._config.model_copy(update={"served_model_name": self._name})
+        core = thread_core(named.model_dump_json().encode(), stop_s=self._config.core_stop_s)
+        self._core = core
+
+        def told(progress: CoreProgress) -> None:
+            on_progress(progress.activity, progress.fraction)
+
+        try:
+            ready = await core.start(told)
+        except CoreStartError as error:
+            await core.stop()
+            raise EngineStartError(str(error)) from None
+        self._hub.core_ready(core, ready, self._name)
+        self._hub.join(self._port)
+        self._tasks = [asyncio.create_task(self._follow(core)), asyncio.create_task(self._deliver())]
+        return model_info(self._name, ready)
+
+    def submit(
+        self, spec: common_pb2.SequenceSpec, feed: SequenceFeed, same_prompt_as: int | None = None
+    ) -> int:
+        """As of a gateway's session. Raises ApiError once the core has failed."""
+        if self._failure is not None:
+            raise unavailable(f"The engine has failed: {self._failure}")
+        handle = next(self._handles)
+        self._feeds[handle] = feed
+        submit = common_pb2.Submit(handle=handle, spec=spec, same_prompt_as=same_prompt_as)
+        self._hub.submit(self._port, submit)
+        return handle
+
+    def abort(self, handle: int) -> None:
+        """As of a gateway's session. Idempotent."""
+        if self._feeds.pop(handle, None) is not None:
+            self._hub.abort(self._port, handle)
+
+    async def stop(self) -> None:
+        """End the core. Idempotent."""
+        for task in self._tasks:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+        self._tasks = []
+        if self._core is not None:
+            await self._core.stop()
+
+    async def _follow(self, core: Core) -> None:
+        async for event in core.events():
+            if isinstance(event, CoreStep):
+                self._hub.core_stepped(event)
+            elif isinstance(event, CoreFailed):
+                self._failure = event.reason
+        self._hub.core_lost()
+
+    async def _deliver(self) -> None:
+        while True:
+            await self._port.ready()
+            messages, _ = self._port.take()
+            for message in messages:
+                if message.HasField("step"):
+                    for handle, _ in deliver(message.step, self._feeds.get):
+                        self._feeds.pop(handle, None)
+                elif message.HasField("refusal"):
+                    feed = self._feeds.pop(message.refusal.handle, None)
+                    if feed is not None:
+                        feed.finish(SequenceEnded(error=from_wire(message.refusal.error)))
+
+
+def make_config(options: Mapping[str, Any]) -> EngineConfig:
+    """The engine's options by their names in docs/configuration.md. Raises ValueError, one line for each."""
+    unknown = sorted(set(options) - set(EngineConfig.model_fields))
+    if unknown:
+        raise ValueError(f"the engine has no option {', '.join(unknown)}")
+    return EngineConfig(**options)

@@ -1,0 +1,56 @@
+"""An engine's core in a thread of this process, spoken to as if it were a process of its own."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+
+from services.engine.core.process import serve
+from services.engine.link import BlockingLink
+from services.engine.servicer import ProcessCore
+
+
+class CoreThread:
+    """A thread that serves one core; has what a servicer wants of a process (`CoreLife`).
+
+    A thread cannot be killed: its link is cut, and it ends after the step that it is in.
+    """
+
+    def __init__(self, fd: int) -> None:
+        """`fd`: the core's end of the link. It stays the caller's."""
+        # Shared with the thread's link: to shut one down cuts the other.
+        self._socket = socket.socket(fileno=os.dup(fd))
+        self._link = BlockingLink(socket.socket(fileno=os.dup(fd)))
+        self._status = 0
+        # A user's program that ends without closing the engine must not hang on it.
+        self._thread = threading.Thread(target=self._run, name="catenary-core", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> int:
+        """Wait for the thread's end; what a process would have exited with."""
+        self._thread.join()
+        return self._status
+
+    def terminate(self) -> None:
+        """Cut the link."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return
+
+    def kill(self) -> None:
+        """Cut the link: there is nothing harder that a thread would hear."""
+        self.terminate()
+
+    def _run(self) -> None:
+        try:
+            self._status = serve(self._link)
+        finally:
+            self._link.close()
+            self._socket.close()
+
+
+def thread_core(config_json: bytes, *, stop_s: float) -> ProcessCore:
+    """A core that runs in a thread from `start` to `stop`."""
+    return ProcessCore(config_json, stop_s=stop_s, spawn=CoreThread)
