@@ -36,8 +36,8 @@ class CompletionOutput:
 class RequestOutput:
     """What came of a prompt.
 
-    `prompt` is its text, None for one that was given as ids. `prompt_logprobs` has one entry for each token of
-    the prompt, the first of them None; None: not asked for.
+    `prompt` is its text, None for one that was given as ids. `prompt_logprobs` has one entry for each token
+    of the prompt, the first of them None; None: not asked for.
     """
 
     request_id: str

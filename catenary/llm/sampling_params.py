@@ -12,8 +12,8 @@ class SamplingParams:
     """Parameters of a prompt. They are checked when it is submitted, as those of a request over HTTP are: see
     docs/api.md for their meaning and limits. None takes the default of the model or of the API.
 
-    `logprobs` is the number of alternatives to report for each token, `prompt_logprobs` the same for tokens of
-    the prompt. `structured_outputs` is an object with one of json, regex, choice, grammar, json_object.
+    `logprobs` is the number of alternatives to report for each token, `prompt_logprobs` the same for tokens
+    of the prompt. `structured_outputs` is an object with one of json, regex, choice, grammar, json_object.
     """
 
     n: int = 1

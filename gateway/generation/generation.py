@@ -11,7 +11,7 @@ from gateway.errors import internal, timed_out
 from gateway.generation.choice import Choice, text_options
 from gateway.generation.plan import GenerationPlan
 from gateway.generation.prompt import Prompt, read_prompts
-from gateway.link import Batch, Inbox, RouterSession, SequenceEnded, SequenceFeed
+from gateway.link import Batch, Inbox, SequenceEnded, SequenceFeed, Session
 from gateway.streaming.delta import ChoiceDelta
 from gateway.streaming.usage import Usage, usage_of
 
@@ -39,7 +39,7 @@ class Generation:
     def __init__(
         self,
         plan: GenerationPlan,
-        session: RouterSession,
+        session: Session,
         *,
         max_unread_tokens: int,
         deadline: float,

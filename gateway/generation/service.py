@@ -26,7 +26,7 @@ from gateway.generation.priorities import Priorities
 from gateway.http.body import BodyLimits, read_json_object
 from gateway.http.disconnect import ClientGone, ClientWatch, SlowReader
 from gateway.http.respond import send_json
-from gateway.link import RouterSession
+from gateway.link import Session
 from gateway.metrics import GatewayMetrics, RequestTimer
 from gateway.schemas import RequestLimits
 from gateway.streaming.delta import ChoiceResult
@@ -56,7 +56,7 @@ class GenerationService:
         self,
         config: GatewayConfig,
         *,
-        session: RouterSession,
+        session: Session,
         models: ModelBoard,
         tokenizers: TokenizerPool,
         metrics: GatewayMetrics,

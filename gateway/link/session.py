@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import grpc
 
@@ -32,6 +32,21 @@ _Call: TypeAlias = "grpc.aio.StreamStreamCall[router_pb2.SessionRequest, router_
 
 class LinkRefused(Exception):
     """The router cannot be worked with: another schema, or no proper greeting. The text is for the log."""
+
+
+class Session(Protocol):
+    """Where sequences go. Implemented by `RouterSession`; neither method waits."""
+
+    def submit(
+        self, spec: common_pb2.SequenceSpec, feed: SequenceFeed, same_prompt_as: int | None = None
+    ) -> int:
+        """Send a sequence off; its output goes to `feed`. Returns its handle.
+
+        `same_prompt_as` is the handle of another sequence with the same prompt. Raises ApiError.
+        """
+
+    def abort(self, handle: int) -> None:
+        """Give a sequence up. Its output is not looked at any more. Idempotent."""
 
 
 class RouterSession:

@@ -9,7 +9,7 @@ from typing import Self
 
 from catenary.v1 import common_pb2
 from gateway.errors import internal, timed_out
-from gateway.link import Inbox, RouterSession, SequenceEnded
+from gateway.link import Inbox, SequenceEnded, Session
 
 
 class DocumentRun:
@@ -18,7 +18,7 @@ class DocumentRun:
     def __init__(
         self,
         specs: Sequence[common_pb2.SequenceSpec],
-        session: RouterSession,
+        session: Session,
         *,
         window: int,
         deadline: float,

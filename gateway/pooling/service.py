@@ -17,7 +17,7 @@ from gateway.generation.service import GenerationService
 from gateway.http.body import BodyLimits, read_json_object
 from gateway.http.disconnect import ClientGone, ClientWatch, SlowReader
 from gateway.http.respond import send_json
-from gateway.link import RouterSession
+from gateway.link import Session
 from gateway.metrics import GatewayMetrics, RequestTimer
 from gateway.pooling.endpoint import PooledEndpoint, T
 from gateway.pooling.rendering import render
@@ -37,7 +37,7 @@ class PoolingService:
         config: GatewayConfig,
         *,
         places: GenerationService,
-        session: RouterSession,
+        session: Session,
         models: ModelBoard,
         tokenizers: TokenizerPool,
         metrics: GatewayMetrics,

@@ -118,16 +118,18 @@ class ModelBoard:
         while True:
             await self._changed.wait()
             self._changed.clear()
-            missing = [model for model in self._served.values() if self._usable(model) is None]
-            if not missing:
-                continue
-            for model in missing:
-                await self._load(model)
-            if any(self._usable(model) is None for model in self._served.values()):
+            if await self.refresh():
+                backoff.reset()
+            else:
                 await asyncio.sleep(backoff.next_delay())
                 self._changed.set()
-            else:
-                backoff.reset()
+
+    async def refresh(self) -> bool:
+        """Fetch the vocabularies that are missing or have changed; whether all are here then."""
+        for model in list(self._served.values()):
+            if self._usable(model) is None:
+                await self._load(model)
+        return all(self._usable(model) for model in self._served.values())
 
     def _usable(self, model: router_pb2.ServedModel) -> Vocabulary | None:
         vocabulary = self._vocabularies.get(model.info.name)

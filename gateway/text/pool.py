@@ -71,7 +71,7 @@ class TokenizerPool:
 
     async def render(self, request: tokenizer_pb2.RenderRequest) -> Rendered:
         """The request's prompts, in order. Raises ApiError."""
-        if not any(target.answering and target.has(request.model) for target in self._targets):
+        if not self._can_render(request.model):
             # Rather than wait for one that is frozen until the time is up.
             raise _away()
 
@@ -143,6 +143,9 @@ class TokenizerPool:
         """Close all channels."""
         for target in self._targets:
             await target.close()
+
+    def _can_render(self, model: str) -> bool:
+        return any(target.answering and target.has(model) for target in self._targets)
 
     async def _anywhere(self, call: Callable[[TokenizerTarget], Awaitable[T]], model: str) -> T:
         """`call` on the least busy of the targets that have the model and answer; on others, in turn, if that

@@ -13,16 +13,17 @@ from catenary.telemetry import configure_logging, get_logger
 from catenary.v1 import tokenizer_pb2_grpc
 from services.tokenizer import metrics
 from services.tokenizer.config import TokenizerConfig
-from services.tokenizer.execution import TaskRunner
+from services.tokenizer.execution import TaskPool, TaskRunner
 from services.tokenizer.rendering import (
     JsonLimits,
+    ModelFiles,
     ModelFilesError,
     TemplateBudget,
     detect_parsers,
     read_model_files,
 )
 from services.tokenizer.servicer import TokenizerServicer
-from services.tokenizer.workers import PoolLimits, WorkerPool, WorkerSetup
+from services.tokenizer.workers import PoolLimits, WorkerPool, WorkerReady, WorkerSetup
 
 SERVICE = "catenary.v1.TokenizerService"
 ACCESS = {f"/{SERVICE}/": frozenset({Role.CLIENT})}
@@ -46,16 +47,7 @@ class TokenizerService:
         except ModelFilesError as error:
             raise StartRefused(str(error)) from None
         self._server = RpcServer.from_config(config, ACCESS)
-        setup = WorkerSetup(
-            self._files,
-            max_rendered_chars=config.max_rendered_chars,
-            max_answer_tokens=config.max_answer_tokens,
-            memory_bytes=config.worker_memory_mib * MIB,
-            json_limits=JsonLimits(max_depth=config.max_json_depth, max_values=config.max_json_values),
-            request_templates=_template_budget(config),
-            constraint_memory_bytes=config.constraint_memory_mib * MIB,
-            pair_instruction=config.pair_instruction,
-        )
+        setup = worker_setup(config, self._files)
         self.pool = WorkerPool(setup, _pool_limits(config), on_change=self._on_pool_change)
 
     async def start(self) -> tuple[str, ...]:
@@ -66,19 +58,7 @@ class TokenizerService:
             raise StartRefused(f"{self._config.model_dir}: {error}") from None
         if not ready.has_chat_template:
             _log.warning("the model has no chat template: chats are refused")
-        parsers = detect_parsers(
-            self._files.templates.values(),
-            tool=self._config.tool_parser,
-            reasoning=self._config.reasoning_parser,
-        )
-        _log.info("parsers", tool=parsers.tool or NO_PARSER, reasoning=parsers.reasoning or NO_PARSER)
-        servicer = TokenizerServicer(
-            self._config,
-            TaskRunner(self._config, self.pool),
-            tokenizer_json=self._files.tokenizer_json,
-            ready=ready,
-            parsers=parsers,
-        )
+        servicer = make_servicer(self._config, self._files, self.pool, ready)
         tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(servicer, self._server.grpc)
         try:
             bound = await self._server.start()
@@ -116,6 +96,33 @@ async def serve(config: TokenizerConfig, stop: asyncio.Event) -> int:
     await service.drain()
     await service.stop()
     return 0
+
+
+def worker_setup(config: TokenizerConfig, files: ModelFiles) -> WorkerSetup:
+    """What the workers of a model get to know."""
+    return WorkerSetup(
+        files,
+        max_rendered_chars=config.max_rendered_chars,
+        max_answer_tokens=config.max_answer_tokens,
+        memory_bytes=config.worker_memory_mib * MIB,
+        json_limits=JsonLimits(max_depth=config.max_json_depth, max_values=config.max_json_values),
+        request_templates=_template_budget(config),
+        constraint_memory_bytes=config.constraint_memory_mib * MIB,
+        pair_instruction=config.pair_instruction,
+    )
+
+
+def make_servicer(
+    config: TokenizerConfig, files: ModelFiles, pool: TaskPool, ready: WorkerReady
+) -> TokenizerServicer:
+    """The service's answers, of what `pool` does."""
+    parsers = detect_parsers(
+        files.templates.values(), tool=config.tool_parser, reasoning=config.reasoning_parser
+    )
+    _log.info("parsers", tool=parsers.tool or NO_PARSER, reasoning=parsers.reasoning or NO_PARSER)
+    return TokenizerServicer(
+        config, TaskRunner(config, pool), tokenizer_json=files.tokenizer_json, ready=ready, parsers=parsers
+    )
 
 
 def _template_budget(config: TokenizerConfig) -> TemplateBudget | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Protocol
 
 from catenary.rpc import RpcError, refuse
 from catenary.telemetry import get_logger
@@ -16,11 +17,11 @@ from services.tokenizer.workers import (
     Broken,
     PoolFull,
     Refused,
+    Task,
     TaskCrashed,
     TaskTimeout,
     Text,
     TokenLists,
-    WorkerPool,
 )
 
 ERROR_CODES = {
@@ -32,10 +33,20 @@ ERROR_CODES = {
 _log = get_logger(__name__)
 
 
+class TaskPool(Protocol):
+    """Does tasks. `WorkerPool` is one."""
+
+    async def run(self, task: Task, *, size: int, timeout_s: float | None = None) -> Answer:
+        """The answer to `task`, whose texts have `size` bytes, within this time or the pool's own.
+
+        Raises PoolFull, TaskTimeout or TaskCrashed.
+        """
+
+
 class TaskRunner:
     """Runs tasks; every failure is an RpcError with a fixed text."""
 
-    def __init__(self, config: TokenizerConfig, pool: WorkerPool) -> None:
+    def __init__(self, config: TokenizerConfig, pool: TaskPool) -> None:
         self._config = config
         self._pool = pool
 

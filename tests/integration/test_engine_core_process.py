@@ -26,9 +26,7 @@ ROOT = str(Path(__file__).parents[2])
 
 def _core(mode: str, stop_s: float = 5.0) -> ProcessCore:
     env = {**os.environ, "PYTHONPATH": ROOT}
-    return ProcessCore(
-        b"{}", stop_s=stop_s, spawn=spawn_process(env, (sys.executable, str(STUB), mode))
-    )
+    return ProcessCore(b"{}", stop_s=stop_s, spawn=spawn_process(env, (sys.executable, str(STUB), mode)))
 
 
 def _submit(key: int) -> SubmitSequence:

@@ -20,6 +20,7 @@ from services.tokenizer.workers.messages import (
     WorkerSetup,
 )
 from services.tokenizer.workers.pool import PoolFull, PoolLimits, TaskCrashed, TaskTimeout, WorkerPool
+from services.tokenizer.workers.tools import TaskTools
 
 __all__ = [
     "Answer",
@@ -36,6 +37,7 @@ __all__ = [
     "Task",
     "TaskCrashed",
     "TaskTimeout",
+    "TaskTools",
     "Text",
     "TokenLists",
     "TokenizeTask",

@@ -9,31 +9,13 @@ import resource
 import socket
 import sys
 import threading
-from dataclasses import dataclass
 
 import msgspec
 
-from services.tokenizer.rendering import ModelFilesError, PairRenderer, Renderer, RenderRefused
-from services.tokenizer.workers.constraints import ConstraintChecker
+from services.tokenizer.rendering import ModelFilesError
 from services.tokenizer.workers.frames import BlockingFrames, LinkClosed
-from services.tokenizer.workers.messages import (
-    Answer,
-    Broken,
-    ChatTask,
-    Compiled,
-    CompletionTask,
-    ConstraintTask,
-    DetokenizeTask,
-    PairTask,
-    Refused,
-    Task,
-    Text,
-    TokenizeTask,
-    TokenLists,
-    WorkerFailed,
-    WorkerReady,
-    WorkerSetup,
-)
+from services.tokenizer.workers.messages import Task, WorkerFailed, WorkerSetup
+from services.tokenizer.workers.tools import TaskTools
 
 
 def main() -> int:
@@ -57,84 +39,26 @@ def _end_with_parent() -> None:
     os._exit(0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Tools:
-    """What tasks are done with."""
-
-    renderer: Renderer
-    pairs: PairRenderer
-    checker: ConstraintChecker
-
-
-def _load(setup: WorkerSetup, frames: BlockingFrames) -> _Tools | None:
+def _load(setup: WorkerSetup, frames: BlockingFrames) -> TaskTools | None:
     if setup.memory_bytes:
         resource.setrlimit(resource.RLIMIT_AS, (setup.memory_bytes, setup.memory_bytes))
     try:
-        renderer = Renderer(
-            setup.files,
-            max_rendered_chars=setup.max_rendered_chars,
-            max_answer_tokens=setup.max_answer_tokens,
-            json_limits=setup.json_limits,
-            request_templates=setup.request_templates,
-        )
+        tools = TaskTools(setup)
     except ModelFilesError as error:
         frames.send(msgspec.msgpack.encode(WorkerFailed(str(error))))
         return None
-    pairs = PairRenderer(
-        renderer, instruction=setup.pair_instruction, max_answer_tokens=setup.max_answer_tokens
-    )
-    ready = WorkerReady(
-        special_token_ids=list(renderer.vocabulary.special_ids),
-        max_token_id=renderer.vocabulary.max_id,
-        has_chat_template=renderer.has_chat_template,
-        template_variables=list(renderer.template_variables),
-        renders_pairs=pairs.available,
-    )
-    frames.send(msgspec.msgpack.encode(ready))
-    memory = setup.constraint_memory_bytes
-    return _Tools(renderer, pairs, ConstraintChecker(setup.files.tokenizer_json, memory_bytes=memory))
+    frames.send(msgspec.msgpack.encode(tools.ready))
+    return tools
 
 
-def _serve(tools: _Tools, frames: BlockingFrames) -> int:
+def _serve(tools: TaskTools, frames: BlockingFrames) -> int:
     decoder = msgspec.msgpack.Decoder(Task)
     encoder = msgspec.msgpack.Encoder()
     gc.collect()
     gc.freeze()
     while True:
         task = decoder.decode(frames.receive())
-        frames.send(encoder.encode(_answer(tools, task)))
-
-
-def _answer(tools: _Tools, task: Task) -> Answer:
-    try:
-        return _perform(tools, task)
-    except RenderRefused as refused:
-        return Refused(refused.code, refused.message, refused.param)
-    except Exception as error:
-        return Broken(type(error).__name__)
-
-
-def _perform(tools: _Tools, task: Task) -> Answer:
-    renderer = tools.renderer
-    match task:
-        case ChatTask(turns, options, limits):
-            chat = renderer.chat(turns, options, limits)
-            return TokenLists([chat.ids], [chat.tail])
-        case CompletionTask(prompts, add_special_tokens, limits):
-            return TokenLists(
-                renderer.completion(prompts, add_special_tokens=add_special_tokens, limits=limits)
-            )
-        case PairTask(pairs, limits):
-            rendered = tools.pairs.render(pairs, limits)
-            starts = [pair.second_start for pair in rendered]
-            return TokenLists([pair.ids for pair in rendered], second_starts=starts)
-        case TokenizeTask(text, add_special_tokens):
-            return TokenLists([renderer.tokenize(text, add_special_tokens=add_special_tokens)])
-        case DetokenizeTask(token_ids, skip_special_tokens):
-            return Text(renderer.detokenize(token_ids, skip_special_tokens=skip_special_tokens))
-        case ConstraintTask(kind, source, param):
-            tools.checker.check(kind, source, param)
-            return Compiled()
+        frames.send(encoder.encode(tools.answer(task)))
 
 
 if __name__ == "__main__":

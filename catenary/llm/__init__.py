@@ -1,0 +1,1 @@
+"""Offline batches in one process, without servers."""

@@ -1,0 +1,84 @@
+"""What tasks are done with: a model's renderers, loaded once. It knows no processes."""
+
+from __future__ import annotations
+
+from services.tokenizer.rendering import PairRenderer, Renderer, RenderRefused
+from services.tokenizer.workers.constraints import ConstraintChecker
+from services.tokenizer.workers.messages import (
+    Answer,
+    Broken,
+    ChatTask,
+    Compiled,
+    CompletionTask,
+    ConstraintTask,
+    DetokenizeTask,
+    PairTask,
+    Refused,
+    Task,
+    Text,
+    TokenizeTask,
+    TokenLists,
+    WorkerReady,
+    WorkerSetup,
+)
+
+
+class TaskTools:
+    """Does tasks for one model. Raises ModelFilesError if its files cannot be used."""
+
+    def __init__(self, setup: WorkerSetup) -> None:
+        self._renderer = Renderer(
+            setup.files,
+            max_rendered_chars=setup.max_rendered_chars,
+            max_answer_tokens=setup.max_answer_tokens,
+            json_limits=setup.json_limits,
+            request_templates=setup.request_templates,
+        )
+        self._pairs = PairRenderer(
+            self._renderer, instruction=setup.pair_instruction, max_answer_tokens=setup.max_answer_tokens
+        )
+        self._checker = ConstraintChecker(
+            setup.files.tokenizer_json, memory_bytes=setup.constraint_memory_bytes
+        )
+
+    @property
+    def ready(self) -> WorkerReady:
+        """What was found in the files."""
+        return WorkerReady(
+            special_token_ids=list(self._renderer.vocabulary.special_ids),
+            max_token_id=self._renderer.vocabulary.max_id,
+            has_chat_template=self._renderer.has_chat_template,
+            template_variables=list(self._renderer.template_variables),
+            renders_pairs=self._pairs.available,
+        )
+
+    def answer(self, task: Task) -> Answer:
+        """What comes of a task; a defect is an answer too."""
+        try:
+            return self._perform(task)
+        except RenderRefused as refused:
+            return Refused(refused.code, refused.message, refused.param)
+        except Exception as error:
+            return Broken(type(error).__name__)
+
+    def _perform(self, task: Task) -> Answer:
+        renderer = self._renderer
+        match task:
+            case ChatTask(turns, options, limits):
+                chat = renderer.chat(turns, options, limits)
+                return TokenLists([chat.ids], [chat.tail])
+            case CompletionTask(prompts, add_special_tokens, limits):
+                return TokenLists(
+                    renderer.completion(prompts, add_special_tokens=add_special_tokens, limits=limits)
+                )
+            case PairTask(pairs, limits):
+                rendered = self._pairs.render(pairs, limits)
+                starts = [pair.second_start for pair in rendered]
+                return TokenLists([pair.ids for pair in rendered], second_starts=starts)
+            case TokenizeTask(text, add_special_tokens):
+                return TokenLists([renderer.tokenize(text, add_special_tokens=add_special_tokens)])
+            case DetokenizeTask(token_ids, skip_special_tokens):
+                return Text(renderer.detokenize(token_ids, skip_special_tokens=skip_special_tokens))
+            case ConstraintTask(kind, source, param):
+                self._checker.check(kind, source, param)
+                return Compiled()
