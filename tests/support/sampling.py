@@ -9,7 +9,16 @@ import torch
 
 from services.engine.device import CpuDevice, Device
 from services.engine.link import SamplingOptions
-from services.engine.sampling import RowParams, SampledToken, SequenceState, prepare, sample, unpack
+from services.engine.sampling import (
+    RowParams,
+    SampledToken,
+    SequenceState,
+    TokenMasks,
+    prepare,
+    sample,
+    unpack,
+    with_masks,
+)
 from services.engine.sampling.adjust import adjust
 
 CPU = CpuDevice(1)
@@ -36,9 +45,12 @@ def run(
     *,
     last_tokens: Sequence[int] = (0,),
     device: Device = CPU,
+    masks: TokenMasks | None = None,
 ) -> list[SampledToken]:
     """Samples logits [R, V], of which the first rows are the given ones."""
     inputs = prepare(rows, logits.shape[0], logits.shape[1], device)
+    if masks is not None:
+        inputs = with_masks(inputs, masks, logits.shape[1], device)
     batch = sample(logits, inputs, torch.tensor(last_tokens, dtype=torch.int64), device)
     results = unpack(batch.packed, rows)
     if any(r.token_id not in (None, int(t)) for r, t in zip(results, batch.tokens, strict=False)):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import numpy as np
 import torch
 
-from services.engine.sampling import RowParams
+from services.engine.sampling import RowParams, TokenMasks
 from tests.support.sampling import row
 
 VOCAB = 700
@@ -41,6 +42,16 @@ def random_row(rng: random.Random) -> RowParams:
     pending = rng.choice([None, 0, 1, 2])
     length = rng.randint(0, len(tokens))
     return row(tokens=tokens, prompt_len=length, masked_ids=masked, pending_row=pending, **options)
+
+
+def random_masks(rng: random.Random, count: int, vocab: int = VOCAB) -> TokenMasks:
+    """Masks of some of so many rows, that allow nothing, one token, some or all."""
+    rows = sorted(rng.sample(range(count), rng.randint(1, count)))
+    bits = np.zeros((len(rows), -(-vocab // 32)), dtype=np.int32)
+    for words in bits:
+        for token in rng.sample(range(vocab), rng.choice([0, 1, 5, vocab // 2, vocab])):
+            words[token // 32] |= np.int64(1 << token % 32).astype(np.int32)
+    return TokenMasks(rows, bits)
 
 
 def random_logits(rng: random.Random, count: int, vocab: int = VOCAB) -> torch.Tensor:

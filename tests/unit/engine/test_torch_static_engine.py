@@ -12,6 +12,7 @@ import pytest
 from services.engine.core.options import CoreOptions
 from services.engine.device import Submitted
 from services.engine.device.work import run_now
+from tests.support.constrained import regex, save_constrained_model
 from tests.support.graph_device import GraphDevice
 from tests.support.static_sampling import ShapeWatch, StaticCpu
 from tests.support.torch_engine import VOCAB, LocalCore, Output, save_tiny_model, tiny_options
@@ -137,6 +138,26 @@ def test_a_step_has_one_copy_but_for_prompt_scores(directory: Path) -> None:
     core.run()
     # Two chunks of the prompt have scores.
     assert device.host_copies - core.engine.runner.launches == before + 2
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_masks_are_of_known_shapes(tmp_path: Path, graphs: bool) -> None:
+    directory = save_constrained_model(tmp_path)
+    watched = WatchedCpu()
+    device = StaticGraphs() if graphs else watched
+    core, plain = LocalCore(options_of(directory), device), LocalCore(options_of(directory))
+    known = set(watched.watch.seen)
+    for each in (core, plain):
+        rng = random.Random(6)
+        for index in range(24):
+            tokens, options = request(rng)
+            constraint = regex("(yes|no)( [a-z]{1,9}){3}") if index % 3 else None
+            each.submit(tokens, **{**options, "allowed_token_ids": ()}, constraint=constraint)
+            each.turn()
+        each.run()
+    same(core.outputs, plain.outputs)
+    assert core.engine.graphs.first_seen == 0
+    assert not watched.watch.seen - known
 
 
 def test_all_of_it_is_captured_where_there_are_graphs(directory: Path) -> None:

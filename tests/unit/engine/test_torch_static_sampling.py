@@ -17,7 +17,7 @@ from services.engine.sampling import RowStatus, SampledToken
 from services.engine.sampling.static import StaticProgram
 from tests.support.graph_device import GraphDevice
 from tests.support.sampling import row, run
-from tests.support.sampling_rows import LAST_TOKENS, VOCAB, random_logits, random_row
+from tests.support.sampling_rows import LAST_TOKENS, VOCAB, random_logits, random_masks, random_row
 from tests.support.static_sampling import STATIC_CPU, ShapeWatch, StaticCpu, StaticSampler, run_static
 
 
@@ -33,6 +33,25 @@ def test_the_two_ways_agree(seed: int, count: int, spare: int) -> None:
     rows = [random_row(rng) for _ in range(count)]
     logits = random_logits(rng, count + spare)
     same(run_static(logits, rows, last_tokens=LAST_TOKENS), run(logits, rows, last_tokens=LAST_TOKENS))
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 10**6), st.integers(1, 11))
+def test_they_agree_on_masked_rows(seed: int, count: int) -> None:
+    rng = random.Random(seed)
+    rows = [random_row(rng) for _ in range(count)]
+    logits, masks = random_logits(rng, count), random_masks(rng, count)
+    found = run(logits, rows, last_tokens=LAST_TOKENS, masks=masks)
+    same(run_static(logits, rows, last_tokens=LAST_TOKENS, masks=masks), found)
+    for index, bits in zip(masks.rows, masks.bits, strict=True):
+        token = found[index].token_id
+        if token is not None:
+            assert bits[token // 32] >> token % 32 & 1
+        elif not bits.any():
+            assert found[index].status is RowStatus.NOTHING_LEFT
+    free = [index for index in range(count) if index not in masks.rows]
+    unmasked = run(logits, rows, last_tokens=LAST_TOKENS)
+    assert [found[index] for index in free] == [unmasked[index] for index in free]
 
 
 class Narrow(CpuDevice):
