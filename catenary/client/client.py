@@ -53,6 +53,7 @@ class CatenaryClient:
         token_ids: Sequence[int],
         *,
         model: str,
+        prompt_len: int | None = None,
         temperature: float | None = None,
         top_p: float | None = None,
         top_k: int | None = None,
@@ -73,6 +74,7 @@ class CatenaryClient:
         prompt_logprobs: int | None = None,
         priority: int | None = None,
         cache_salt: str | None = None,
+        constraint: common_pb2.Constraint | None = None,
         request_id: str = "",
     ) -> AsyncIterator[router_pb2.GenerateResponse]:
         """Generate, one delta at a time; the last one has `end`. What is None takes the model's own default.
@@ -86,6 +88,7 @@ class CatenaryClient:
             request_id=request_id,
             model=model,
             token_ids=token_ids,
+            prompt_len=prompt_len,
             sampling=common_pb2.SamplingParams(
                 temperature=temperature,
                 top_p=top_p,
@@ -112,6 +115,7 @@ class CatenaryClient:
             response=common_pb2.ResponseOptions(top_logprobs=top_logprobs, prompt_logprobs=prompt_logprobs),
             priority=priority,
             cache_salt=cache_salt,
+            constraint=constraint,
         )
         call = self._router.Generate(router_pb2.GenerateRequest(spec=spec))
         try:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from catenary.columns import StepRow
 from catenary.telemetry import bind_request, get_logger
 from catenary.v1 import common_pb2, engine_pb2
-from services.engine.link import CoreLoad, CoreProgress, CoreReady, CoreStep, GraphLoad
+from services.engine.link import ConstraintLoad, CoreLoad, CoreProgress, CoreReady, CoreStep, GraphLoad
 from services.engine.servicer.admission import Admission
 from services.engine.servicer.core_client import Core, CoreRefusal
 from services.engine.servicer.inadmissible import Inadmissible
@@ -109,6 +109,11 @@ class EngineHub:
     def graphs(self) -> GraphLoad:
         """The core's static shapes as of its last report."""
         return self._load.graphs
+
+    @property
+    def constraints(self) -> ConstraintLoad:
+        """What the core has done for constraints as of its last report."""
+        return self._load.constraints
 
     def refresh(self) -> None:
         """Tell everybody if the state changed."""

@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from catenary.v1 import engine_pb2
-from services.engine.link import GraphLoad
+from services.engine.link import ConstraintLoad, GraphLoad
 from services.engine.servicer.hub import EngineHub
 
 
@@ -48,6 +48,7 @@ class EngineCollector(Collector):
             yield CounterMetricFamily(f"catenary_engine_{name}", text, value=value)
         yield from _shapes(self._hub.graphs)
         yield _device(self._hub.graphs)
+        yield from _constraints(self._hub.constraints)
         states = GaugeMetricFamily(
             "catenary_engine_state", "1 for the state the engine is in.", labels=["state"]
         )
@@ -73,6 +74,28 @@ def _device(graphs: GraphLoad) -> Metric:
     for name, count in graphs.device.items():
         family.add_metric([name], count)
     return family
+
+
+def _constraints(load: ConstraintLoad) -> Iterator[Metric]:
+    """Since the core's start."""
+    results = CounterMetricFamily(
+        "catenary_engine_constraints",
+        "Constraints of sequences: compiled, equal to one that was, refused.",
+        labels=["result"],
+    )
+    for name in ("compiled", "reused", "refused"):
+        results.add_metric([name], getattr(load, name))
+    yield results
+    counters = {
+        "constraint_compile_seconds": (
+            "Seconds of other threads that compiled.",
+            load.compile_seconds,
+        ),
+        "masked_steps": ("Steps with masks of constraints.", load.masks),
+        "mask_seconds": ("Seconds that filling these masks took.", load.mask_seconds),
+    }
+    for name, (text, value) in counters.items():
+        yield CounterMetricFamily(f"catenary_engine_{name}", text, value=value)
 
 
 def _shapes(graphs: GraphLoad) -> Iterator[Metric]:

@@ -10,6 +10,7 @@ from catenary.columns import MAX_STEP_WEIGHT, StepRow
 from catenary.schema import SCHEMA_REVISION
 from catenary.v1 import common_pb2, engine_pb2
 from services.engine.link import (
+    ConstraintLoad,
     CoreErrorCode,
     CoreLoad,
     CoreStep,
@@ -214,15 +215,19 @@ def test_metrics_come_from_the_hub_with_state_and_phase_as_the_only_labels() -> 
     states = {sample.labels["state"]: sample.value for sample in metrics["catenary_engine_state"].samples}
     assert states == {"starting": 1, "serving": 0, "stalled": 0, "draining": 0, "not_serving": 0}
     labels = {label for m in metrics.values() for sample in m.samples for label in sample.labels}
-    assert labels == {"state", "phase"}
+    assert labels == {"state", "phase", "result"}
 
 
-def test_metrics_tell_first_seen_shapes_and_the_padding_of_each_phase() -> None:
+def test_metrics_tell_first_seen_shapes_padding_and_constraints() -> None:
     hub = EngineHub(stall_limit_s=1, limits=SequenceLimits(), remembered_handles=1, on_state=lambda _: None)
     figures = GraphLoad(5, 2, prefill=PhaseLoad(100, 28, 4, 3), decode=PhaseLoad(10, 6, 40, 24))
-    hub.core_stepped(CoreStep(StepColumns(), CoreLoad(graphs=figures)))
+    constraints = ConstraintLoad(4, 9, 1, masks=7, compile_seconds=0.5, mask_seconds=0.25)
+    hub.core_stepped(CoreStep(StepColumns(), CoreLoad(graphs=figures, constraints=constraints)))
     samples = {
-        (sample.name.removeprefix("catenary_engine_"), sample.labels.get("phase")): sample.value
+        (
+            sample.name.removeprefix("catenary_engine_"),
+            sample.labels.get("phase") or sample.labels.get("result"),
+        ): sample.value
         for metric in EngineCollector(hub).collect()
         for sample in metric.samples
     }
@@ -233,3 +238,8 @@ def test_metrics_tell_first_seen_shapes_and_the_padding_of_each_phase() -> None:
     assert samples["padding_tokens_total", "decode"] == 6
     assert samples["blocks_total", "decode"] == 40
     assert samples["padding_blocks_total", "decode"] == 24
+    counts = [samples["constraints_total", name] for name in ("compiled", "reused", "refused")]
+    assert counts == [4, 9, 1]
+    assert samples["masked_steps_total", None] == 7
+    assert samples["constraint_compile_seconds_total", None] == 0.5
+    assert samples["mask_seconds_total", None] == 0.25
