@@ -60,6 +60,10 @@ class GatewayConfig(ServiceConfig):
     max_sequences: int = Field(256, ge=1, description="Most sequences (prompts times n) of one request.")
     max_messages: int = Field(4096, ge=1, description="Most messages of a chat request.")
     max_content_parts: int = Field(16384, ge=1, description="Most content parts of a chat together.")
+    max_tools: int = Field(128, ge=0, description="Most tools of a chat request.")
+    max_tools_bytes: int = Field(
+        1 << 20, ge=0, description="Most bytes of a chat's tools together, as its template sees them."
+    )
     max_tool_calls: int = Field(4096, ge=0, description="Most tool calls of a chat's messages together.")
     max_documents: int = Field(1024, ge=0, description="Most documents of a chat request.")
     max_json_depth: int = Field(64, ge=1, le=256, description="Nesting of free-form JSON in a request.")

@@ -34,17 +34,18 @@ async def collect(generation: Generation) -> list[ChoiceResult]:
     return [_joined(plan, place, parts[index]) for place, index in enumerate(kept)]
 
 
-def _joined(plan: GenerationPlan, index: int, parts: list[ChoiceDelta]) -> ChoiceResult:
+def _joined(plan: GenerationPlan, index: int, deltas: list[ChoiceDelta]) -> ChoiceResult:
     scored = plan.top_count is not None
     wants_ids = plan.fields.return_token_ids
     return ChoiceResult(
         index,
-        "".join(part.text for part in parts),
-        tuple(entry for part in parts for entry in part.entries) if scored else None,
-        parts[-1].finish_reason or "stop",
-        parts[-1].stop_reason,
-        [token_id for part in parts for token_id in part.token_ids] if wants_ids else None,
-        parts[0].prompt,
+        "".join(delta.text for delta in deltas),
+        tuple(entry for delta in deltas for entry in delta.entries) if scored else None,
+        deltas[-1].finish_reason or "stop",
+        deltas[-1].stop_reason,
+        [token_id for delta in deltas for token_id in delta.token_ids] if wants_ids else None,
+        deltas[0].prompt,
+        [part for delta in deltas for part in delta.parts or ()] if plan.parsing.needed else None,
     )
 
 

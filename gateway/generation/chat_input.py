@@ -18,6 +18,7 @@ def chat_input(fields: ChatInputFields, traits: TokenizerTraits) -> tokenizer_pb
         add_generation_prompt=fields.add_generation_prompt,
         continue_final_message=bool(fields.continue_final_message),
         add_special_tokens=fields.add_special_tokens,
+        tools_json=fields.tools_json,
         documents_json=msgspec.json.encode(fields.documents).decode() if fields.documents else "",
         template_variables_json=msgspec.json.encode(variables).decode() if variables else "",
         chat_template=fields.chat_template,

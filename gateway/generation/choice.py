@@ -8,6 +8,7 @@ from catenary.v1 import common_pb2
 from gateway.errors import internal
 from gateway.generation.plan import GenerationPlan
 from gateway.generation.prompt import Prompt
+from gateway.parsing import Part
 from gateway.streaming.delta import ChoiceDelta
 from gateway.streaming.entries import TokenLogprob
 from gateway.streaming.sequence_text import SequenceText, TextOptions
@@ -21,12 +22,13 @@ _REASONS: dict[int, str] = {
 class Choice:
     """Turns the tokens of one choice into deltas. The first one has what is told of the prompt."""
 
-    __slots__ = ("_opened", "_plan", "_prompt", "_text", "finish_reason", "index", "logprob")
+    __slots__ = ("_opened", "_parser", "_plan", "_prompt", "_text", "finish_reason", "index", "logprob")
 
     def __init__(self, plan: GenerationPlan, index: int, prompt: Prompt, options: TextOptions) -> None:
         self._plan = plan
         self._prompt = prompt
         self._text = SequenceText(prompt.detokenizer(), options, len(prompt.text))
+        self._parser = plan.parser(index)
         self._opened = False
         self.index = index
         self.finish_reason: str | None = None
@@ -37,6 +39,11 @@ class Choice:
     def tokens(self) -> int:
         """Tokens generated."""
         return self._text.tokens
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """How many of them are reasoning."""
+        return 0 if self._parser is None else self._parser.reasoning_tokens(self._text.offsets)
 
     @property
     def stopped(self) -> bool:
@@ -85,13 +92,30 @@ class Choice:
             self._opened = True
             text, entries = self._prompt.text + text, self._prompt.entries() + entries
             report = self._prompt.report()
+        parts = self._parse(text)
         told = ids[: piece.count] if plan.fields.return_token_ids else ()
-        return ChoiceDelta(self.index, text, entries, self.finish_reason, stop_reason, told, report)
+        return ChoiceDelta(self.index, text, entries, self.finish_reason, stop_reason, told, report, parts)
+
+    def _parse(self, text: str) -> Sequence[Part] | None:
+        """What new text says, if it is read; a call makes a good end one of its own."""
+        parser = self._parser
+        if parser is None:
+            return None
+        parts = parser.feed(text)
+        if self.finish_reason is not None:
+            parts += parser.finish()
+            if self.finish_reason == "stop" and parser.called and not self._plan.parsing.named:
+                self.finish_reason = "tool_calls"
+        return parts
 
 
 def text_options(plan: GenerationPlan, *, scores_stop_token: bool) -> TextOptions:
     """How the texts of a request end."""
     fields = plan.fields
     return TextOptions(
-        fields.stops, fields.min_tokens or 0, bool(fields.include_stop_str_in_output), scores_stop_token
+        fields.stops,
+        fields.min_tokens or 0,
+        bool(fields.include_stop_str_in_output),
+        scores_stop_token,
+        keeps_offsets=bool(plan.parsing.reasoning_parser),
     )

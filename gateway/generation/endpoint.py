@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Generic, TypeVar
 
 from gateway.constraints import Wanted, wanted_of
+from gateway.parsing import ParserChoice
 from gateway.schemas.generation import GenerationFields
 from gateway.schemas.limits import RequestLimits
 from gateway.streaming.writer import AnyWriter
@@ -37,6 +38,10 @@ class Endpoint(ABC, Generic[T]):
     def constraint(self, fields: T, model: Model) -> Wanted | None:
         """What the answer is constrained to; None: any text. Raises ApiError."""
         return wanted_of(fields)
+
+    def parsing(self, fields: T, model: Model) -> ParserChoice:
+        """What is read in the texts of the answer: nothing. Raises ApiError."""
+        return ParserChoice()
 
     @abstractmethod
     async def render(self, fields: T, model: Model, pool: TokenizerPool, request_id: str) -> Rendered:

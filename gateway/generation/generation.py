@@ -142,7 +142,10 @@ class Generation:
         leaders = self._sequences[:: self.plan.sequences]
         known = [leader.cached_tokens for leader in leaders if leader.cached_tokens is not None]
         complete = len(known) == len(self.plan.prompts)
-        return usage_of(self.plan.prompt_tokens, completion, sum(known) if complete else None)
+        reasoning = None
+        if self.plan.parsing.reasoning_parser:
+            reasoning = sum(choice.reasoning_tokens for choice in self.choices)
+        return usage_of(self.plan.prompt_tokens, completion, sum(known) if complete else None, reasoning)
 
     def _read(self, feed: SequenceFeed, deltas: list[ChoiceDelta]) -> None:
         sequence = self._sequences[feed.index]

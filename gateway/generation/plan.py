@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from catenary.seeds import derive_seed, draw_seed
 from catenary.v1 import common_pb2
+from gateway.parsing import ParserChoice, TextParser
 from gateway.schemas.generation import GenerationFields
 from gateway.text.detokenizer import Detokenizer
 from gateway.text.models import Model
@@ -18,7 +19,8 @@ class GenerationPlan:
 
     A prompt has `samples` sequences, or one for a beam search, and `candidates` texts come of them, of which
     `n` are answered: choice p * n + i is the i-th of prompt p. max_tokens: of each prompt's sequences, at
-    least 1; bad_words: tokens in a row that are not generated; priority: lower ones are computed first."""
+    least 1; bad_words: tokens in a row that are not generated; priority: lower ones are computed first;
+    parsing: what is read in the texts; tails: each prompt's last characters, if anything is."""
 
     request_id: str
     model: Model
@@ -31,6 +33,8 @@ class GenerationPlan:
     constraint: common_pb2.Constraint | None = None
     bad_words: Sequence[Sequence[int]] = ()
     priority: int = 0
+    parsing: ParserChoice = field(default_factory=ParserChoice)
+    tails: Sequence[str] = ()
 
     @property
     def top_count(self) -> int | None:
@@ -77,11 +81,18 @@ class GenerationPlan:
     def detokenizer(self, prompt: Sequence[int]) -> Detokenizer:
         """What decodes a text that goes on from `prompt`."""
         fields, vocabulary = self.fields, self.model.vocabulary
+        hidden = fields.hides_special
         return vocabulary.detokenizer(
             prompt,
-            shown=frozenset() if fields.hides_special else vocabulary.special_ids,
+            shown=vocabulary.special_named(self.parsing.markers) if hidden else vocabulary.special_ids,
             spaced=fields.spaces_between_special_tokens is not False,
         )
+
+    def parser(self, index: int) -> TextParser | None:
+        """What reads the text of a choice, if anything is to be read in it."""
+        if not self.parsing.needed:
+            return None
+        return self.parsing.parser(self.tails[index // self.candidates])
 
     def specs(self, traceparent: str | None) -> list[common_pb2.SequenceSpec]:
         """The sequences, those of a prompt one after another."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from catenary.v1 import common_pb2
 from gateway.errors import bad_request, context_length_exceeded
 from gateway.generation.plan import GenerationPlan
+from gateway.parsing import ParserChoice
 from gateway.schemas.generation import GenerationFields
 from gateway.text.models import Model
 from gateway.text.vocabulary import Vocabulary
@@ -23,6 +24,8 @@ def make_plan(
     cache_salt: str,
     constraint: common_pb2.Constraint | None = None,
     priority: int = 0,
+    parsing: ParserChoice | None = None,
+    tails: Sequence[str] = (),
 ) -> GenerationPlan:
     """Check what needs the model and the rendered prompts. Raises ApiError 400.
 
@@ -36,6 +39,8 @@ def make_plan(
         cache_salt: cached KV is shared only with requests that have the same one.
         constraint: what the text of every choice must be; it was checked.
         priority: sequences with a lower one are computed first.
+        parsing: what is read in the texts; None: nothing.
+        tails: the last characters of each prompt, for that.
     """
     _check_ids(fields.stop_token_ids or (), model, "stop_token_ids")
     _check_ids(fields.allowed_token_ids or (), model, "allowed_token_ids")
@@ -65,6 +70,8 @@ def make_plan(
         constraint=constraint,
         bad_words=bad_words,
         priority=priority,
+        parsing=parsing or ParserChoice(),
+        tails=tails,
     )
 
 

@@ -28,6 +28,7 @@ from gateway.http.disconnect import ClientGone, ClientWatch, SlowReader
 from gateway.http.respond import send_json
 from gateway.link import Session
 from gateway.metrics import GatewayMetrics, RequestTimer
+from gateway.parsing import ParserChoice
 from gateway.schemas import RequestLimits
 from gateway.streaming.delta import ChoiceResult
 from gateway.streaming.writer import AnswerHead, AnyWriter
@@ -138,6 +139,7 @@ class GenerationService:
         """
         model = self._models.require(fields.model)
         request_id = new_id(endpoint.id_prefix)
+        parsing = endpoint.parsing(fields, model)
         keep = truncation(fields, model.max_model_len)
         wanted = endpoint.constraint(fields, model)
         if wanted is not None:
@@ -155,8 +157,10 @@ class GenerationService:
             default_max_tokens=endpoint.default_max_tokens,
             param=endpoint.prompt_param,
             cache_salt=salted(cache_salt, fields.cache_salt),
-            constraint=None if wanted is None else wanted.message(),
+            constraint=None if wanted is None else wanted.message(_thoughts_end(parsing, rendered)),
             priority=self._priorities.of(fields),
+            parsing=parsing,
+            tails=rendered.text_tails,
         )
         return plan, rendered
 
@@ -248,6 +252,11 @@ class GenerationService:
             self._active -= 1
             if not self._active:
                 self._idle.set()
+
+
+def _thoughts_end(parsing: ParserChoice, rendered: Rendered) -> str | None:
+    """Where a constraint begins to hold: a chat may begin in thoughts."""
+    return parsing.thoughts_end(rendered.text_tails[0]) if parsing.reasoning_parser else None
 
 
 def answer_head(plan: GenerationPlan) -> AnswerHead:

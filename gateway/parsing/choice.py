@@ -30,6 +30,10 @@ class ParserChoice:
     tools: ToolSet = field(default_factory=ToolSet)
     continues: bool = False
     """The answer goes on with the assistant's last message."""
+    named: bool = False
+    """The request named the one function: its call ends the answer with `stop`, as OpenAI's do."""
+    shows_reasoning: bool = True
+    """Reasoning is part of the answer."""
 
     @property
     def needed(self) -> bool:
@@ -71,7 +75,7 @@ class ParserChoice:
         form = (
             formats.JSON if self.tool_parser == formats.JSON.name else FORMATS.get(self.tool_parser, _PLAIN)
         )
-        output = Output(ids=form.ids, single=self.tools.single)
+        output = Output(ids=form.ids, single=self.tools.single, thoughts=self.shows_reasoning)
         if self.is_harmony:
             reader = harmony.Harmony(source, output, self.tools, calls=bool(self.tool_parser))
             return TextParser(source, output, reader.read(tail))

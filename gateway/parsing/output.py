@@ -34,11 +34,12 @@ class IdStyle(Enum):
 class Output:
     """Collects parts, numbers the calls, and remembers where the reasoning was."""
 
-    def __init__(self, *, ids: IdStyle = IdStyle.CALL, single: bool = False) -> None:
-        """`single`: calls behind the first one are left out."""
+    def __init__(self, *, ids: IdStyle = IdStyle.CALL, single: bool = False, thoughts: bool = True) -> None:
+        """`single`: calls behind the first one are left out; `thoughts`: reasoning is shown."""
         self._style = ids
         self._ids: set[str] = set()
         self._single = single
+        self._thoughts = thoughts
         self._parts: list[Part] = []
         self._texts: list[str] = []
         self._kind: type[Content] | type[Reasoning] | None = None
@@ -55,7 +56,8 @@ class Output:
 
     def reasoning(self, text: str) -> None:
         """Thoughts."""
-        self._add(Reasoning, text)
+        if self._thoughts:
+            self._add(Reasoning, text)
 
     def start(self, name: str, written_id: str = "") -> None:
         """A call begins."""

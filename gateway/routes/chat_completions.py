@@ -9,11 +9,14 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from catenary.v1 import tokenizer_pb2
+from gateway.constraints import Wanted
 from gateway.generation.chat_input import chat_input
 from gateway.generation.endpoint import Endpoint
+from gateway.generation.parsing import choose_constraint, choose_parser
 from gateway.generation.planning import truncation
 from gateway.generation.service import GenerationService
 from gateway.http.respond import Deferred
+from gateway.parsing import ParserChoice
 from gateway.routes.openapi import operation
 from gateway.schemas import ChatRequest, RequestLimits, parse_request
 from gateway.schemas.unsupported import CHAT
@@ -32,6 +35,12 @@ class ChatEndpoint(Endpoint[ChatRequest]):
 
     def parse(self, body: dict[str, Any], limits: RequestLimits) -> ChatRequest:
         return parse_request(ChatRequest, body, CHAT, limits)
+
+    def parsing(self, fields: ChatRequest, model: Model) -> ParserChoice:
+        return choose_parser(fields, model.traits)
+
+    def constraint(self, fields: ChatRequest, model: Model) -> Wanted | None:
+        return choose_constraint(fields, model.traits)
 
     async def render(
         self, fields: ChatRequest, model: Model, pool: TokenizerPool, request_id: str

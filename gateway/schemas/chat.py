@@ -10,9 +10,10 @@ from gateway.schemas.base import INT32_MAX
 from gateway.schemas.chat_input import ChatInputFields
 from gateway.schemas.generation import GenerationFields
 from gateway.schemas.limits import RequestLimits
+from gateway.schemas.tools import ToolFields
 
 
-class ChatRequest(GenerationFields, ChatInputFields):
+class ChatRequest(GenerationFields, ToolFields, ChatInputFields):
     """A chat to go on with."""
 
     max_completion_tokens: int | None = Field(
@@ -41,5 +42,6 @@ class ChatRequest(GenerationFields, ChatInputFields):
     def check(self, limits: RequestLimits) -> None:
         super().check(limits)
         self.check_chat_input()
+        self.check_tools(limits)
         if self.top_logprobs is not None and not self.logprobs:
             raise bad_request("'top_logprobs' is only allowed when 'logprobs' is true.", "top_logprobs")

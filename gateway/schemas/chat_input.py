@@ -7,10 +7,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, FailFast, Field
 
 from gateway.errors import ApiError, bad_request
-from gateway.schemas.base import MAX_FIELDS, RequestModel, at_most, within
+from gateway.schemas.base import MAX_FIELDS, at_most, within
 from gateway.schemas.data import BOUNDED
 from gateway.schemas.limits import RequestLimits
 from gateway.schemas.messages import Message, few_parts
+from gateway.schemas.tools import ToolListFields
 
 _EFFORT = "reasoning_effort"
 # Variables with which templates switch thinking on and off.
@@ -18,7 +19,7 @@ _SWITCHES = ("enable_thinking", "thinking")
 MAX_SHOWN_NAME = 64
 
 
-class ChatInputFields(RequestModel):
+class ChatInputFields(ToolListFields):
     """Fields of every request that a chat template renders."""
 
     messages: Annotated[list[Message], FailFast(), BeforeValidator(few_parts), within("max_messages")] = (
@@ -95,6 +96,7 @@ class TokenizeChatRequest(ChatInputFields):
 
     def check(self, limits: RequestLimits) -> None:
         self.check_chat_input()
+        self.check_tools(limits)
 
 
 def _unread(name: str) -> ApiError:

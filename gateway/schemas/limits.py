@@ -16,6 +16,8 @@ class RequestLimits:
     max_sequences: int = 256
     max_messages: int = 4096
     max_content_parts: int = 16384
+    max_tools: int = 128
+    max_tools_bytes: int = 1 << 20
     max_tool_calls: int = 4096
     max_documents: int = 1024
     max_json_depth: int = 64

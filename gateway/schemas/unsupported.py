@@ -35,16 +35,12 @@ COMMON: Mapping[str, Sequence[Any]] = {**_SAMPLING, **_OUTPUT, **_SYSTEM}
 
 CHAT: Mapping[str, Sequence[Any]] = {
     **COMMON,
-    "tools": ([],),
-    "tool_choice": ("none",),
-    "parallel_tool_calls": (True,),
     "functions": ([],),
     "function_call": ("none",),
     "audio": _OFF,
     "modalities": (["text"],),
     "prediction": _OFF,
     "reasoning": _OFF,
-    "include_reasoning": (True,),
     "verbosity": ("medium",),
     "store": (False,),
     "moderation": _OFF,

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from gateway.parsing import Content
 from gateway.streaming.delta import ChoiceDelta, ChoiceResult, PromptReport
 from gateway.streaming.logprobs import ChatLogprobs, PromptLogprob, chat_logprobs, prompt_logprobs
+from gateway.streaming.messages import Delta, Message, delta_of, message_of
 from gateway.streaming.usage import Usage
 from gateway.streaming.writer import Writer, listed
 
 _PromptLogprobs = list[dict[str, PromptLogprob] | None]
-
-
-class Delta(msgspec.Struct, omit_defaults=True):
-    role: str | UnsetType = UNSET
-    content: str | UnsetType = UNSET
 
 
 class ChunkChoice(msgspec.Struct):
@@ -38,12 +35,6 @@ class ChatChunk(msgspec.Struct):
     usage: Usage | UnsetType | None = UNSET
     service_tier: str | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
-
-
-class Message(msgspec.Struct):
-    role: str
-    content: str
-    refusal: str | None = None
 
 
 class ChatChoice(msgspec.Struct):
@@ -78,7 +69,7 @@ class ChatWriter(Writer[ChunkChoice]):
         choices = [
             ChatChoice(
                 result.index,
-                Message("assistant", result.text),
+                message_of([Content(result.text)] if result.parts is None else result.parts),
                 None if result.entries is None else chat_logprobs(result.entries, self._names),
                 result.finish_reason,
                 result.stop_reason,
@@ -95,8 +86,21 @@ class ChatWriter(Writer[ChunkChoice]):
             answer.prompt_logprobs = UNSET if logprobs is None else logprobs
         return msgspec.json.encode(answer)
 
+    def _news(self, delta: ChoiceDelta) -> Iterable[ChunkChoice]:
+        if delta.parts is None:
+            yield from super()._news(delta)
+            return
+        parts = [delta_of(part) for part in delta.parts]
+        if parts or delta.entries or delta.token_ids or delta.prompt is not None:
+            yield self._told(delta, parts[0] if parts else Delta())
+        for part in parts[1:]:
+            yield ChunkChoice(delta.index, part)
+
     def _text(self, delta: ChoiceDelta) -> ChunkChoice:
-        choice = ChunkChoice(delta.index, Delta(content=delta.text))
+        return self._told(delta, Delta(content=delta.text))
+
+    def _told(self, delta: ChoiceDelta, part: Delta) -> ChunkChoice:
+        choice = ChunkChoice(delta.index, part)
         if delta.entries:
             choice.logprobs = chat_logprobs(delta.entries, self._names)
         if delta.token_ids:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gateway.parsing import Part
 from gateway.streaming.entries import LogprobEntry, TokenLogprob
 
 
@@ -24,8 +25,10 @@ class ChoiceDelta:
     """News of a choice.
 
     index: of the choice; text: new text; entries: log probabilities that came to it; finish_reason: why it
-    ended ("stop" or "length"), with its last part; stop_reason: the stop string or the requested stop token
-    that ended it; token_ids: new tokens; prompt: with the first part, if anything was asked of the prompt."""
+    ended ("stop", "length" or "tool_calls"), with its last part; stop_reason: the stop string or the
+    requested stop token that ended it; token_ids: new tokens; prompt: with the first part, if anything was
+    asked of the prompt; parts: what was read in the text, which may come later than the text; None: nothing
+    is read in it."""
 
     index: int
     text: str
@@ -34,11 +37,13 @@ class ChoiceDelta:
     stop_reason: str | int | None = None
     token_ids: Sequence[int] = ()
     prompt: PromptReport | None = None
+    parts: Sequence[Part] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ChoiceResult:
-    """A finished choice. `entries` and `token_ids` are None if they were not asked for."""
+    """A finished choice. `entries` and `token_ids` are None if they were not asked for, `parts` if nothing is
+    read in the text."""
 
     index: int
     text: str
@@ -47,3 +52,4 @@ class ChoiceResult:
     stop_reason: str | int | None = None
     token_ids: Sequence[int] | None = None
     prompt: PromptReport | None = None
+    parts: Sequence[Part] | None = None

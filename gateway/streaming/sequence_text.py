@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,12 +32,13 @@ class TextOptions:
 
     stops: stop strings; min_tokens: among so many first tokens none is looked for; include_stop: the stop
     string or token is part of the text; scores_stop_token: a stop token that is not shown has a log
-    probability too."""
+    probability too; keeps_offsets: `SequenceText.offsets` is kept."""
 
     stops: Sequence[str] = ()
     min_tokens: int = 0
     include_stop: bool = False
     scores_stop_token: bool = False
+    keeps_offsets: bool = False
 
 
 class _Queued(NamedTuple):
@@ -54,7 +56,7 @@ class SequenceText:
     cut away in front of it, and with fewer bytes if the text was cut inside of it. Once a stop string
     matched, later tokens are ignored and not counted."""
 
-    __slots__ = ("_decoded", "_detokenizer", "_options", "_queue", "_scanner", "stopped", "tokens")
+    __slots__ = ("_decoded", "_detokenizer", "_options", "_queue", "_scanner", "offsets", "stopped", "tokens")
 
     def __init__(self, detokenizer: Detokenizer, options: TextOptions, offset: int = 0) -> None:
         """`offset`: characters of the shown text that stand in front of the sequence's own."""
@@ -66,6 +68,8 @@ class SequenceText:
         self.tokens = 0
         """Tokens generated, those without a text of their own included."""
         self.stopped = False
+        self.offsets = array("Q")
+        """Where the text of each token begins, if that is kept, but for a stop token that is not shown."""
 
     def feed(
         self,
@@ -108,6 +112,8 @@ class SequenceText:
 
     def _push(self, token_id: int, logprob: TokenLogprob | None, shown: list[str]) -> str | None:
         detokenizer = self._detokenizer
+        if self._options.keeps_offsets:
+            self.offsets.append(self._decoded)
         if logprob is None:
             return self._read(detokenizer.push(token_id), shown)
         begun = detokenizer.begun

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -58,9 +58,10 @@ class Writer(ABC, Generic[C]):
         """The event for news and the one for an end, as far as there is either.
 
         `usage`: the counts so far, for a client that wants them in every chunk."""
-        data = b""
-        if delta.text or delta.entries or delta.token_ids or delta.prompt is not None:
-            data = self._chunk([self._text(delta)], usage, delta.prompt)
+        data, prompt = b"", delta.prompt
+        for choice in self._news(delta):
+            data += self._chunk([choice], usage, prompt)
+            prompt = None
         if delta.finish_reason is not None:
             data += self._chunk([self._end(delta)], usage)
         return data
@@ -72,6 +73,11 @@ class Writer(ABC, Generic[C]):
     @abstractmethod
     def whole(self, results: Sequence[ChoiceResult], usage: Usage) -> bytes:
         """The answer in one JSON object."""
+
+    def _news(self, delta: ChoiceDelta) -> Iterable[C]:
+        """The choice of each chunk that the news of a choice make."""
+        if delta.text or delta.entries or delta.token_ids or delta.prompt is not None:
+            yield self._text(delta)
 
     @abstractmethod
     def _text(self, delta: ChoiceDelta) -> C:

@@ -65,6 +65,11 @@ class Vocabulary:
         """The ids of control tokens."""
         return self._special
 
+    def special_named(self, texts: Iterable[str]) -> frozenset[int]:
+        """The ids of the control tokens that read like this."""
+        ids = (self._tokenizer.token_to_id(text) for text in texts)
+        return self._special.intersection(ids)
+
     def detokenizer(
         self, prompt: Sequence[int], *, shown: Container[int] = frozenset(), spaced: bool = True
     ) -> Detokenizer:

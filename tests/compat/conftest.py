@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
-from tests.support.stack_fixtures import stack, start_stack, tokenizer_target
+from tests.support.stack_fixtures import (
+    parsing_tokenizer,
+    stack,
+    start_parsing,
+    start_stack,
+    tokenizer_target,
+)
 
-__all__ = ["stack", "start_stack", "tokenizer_target"]
+__all__ = ["parsing_tokenizer", "stack", "start_parsing", "start_stack", "tokenizer_target"]

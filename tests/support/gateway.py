@@ -92,11 +92,11 @@ def tokenizer_process(
 
 
 @contextmanager
-def shared_tokenizer() -> Iterator[str]:
+def shared_tokenizer(*flags: str) -> Iterator[str]:
     """A tokenizer process in a directory of its own."""
     with (
         tempfile.TemporaryDirectory(prefix="cat-") as directory,
-        tokenizer_process(Path(directory)) as running,
+        tokenizer_process(Path(directory), flags=flags) as running,
     ):
         yield running[0]
 

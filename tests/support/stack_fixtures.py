@@ -40,6 +40,29 @@ async def start_stack(run_dir: Path, tokenizer_target: str) -> AsyncIterator[Sta
             await stack.idle()
 
 
+@pytest.fixture(scope="session")
+def parsing_tokenizer() -> Iterator[str]:
+    """One tokenizer process that names parsers: hermes for calls, qwen3 for reasoning."""
+    with shared_tokenizer("--tool-parser", "hermes", "--reasoning-parser", "qwen3") as target:
+        yield target
+
+
+@pytest.fixture
+async def start_parsing(run_dir: Path, parsing_tokenizer: str) -> AsyncIterator[StartStack]:
+    """As `start_stack`, with that tokenizer."""
+    async with AsyncExitStack() as running:
+        stacks: list[Stack] = []
+
+        async def start(script: Script | None = None, **options: Any) -> Stack:
+            made = running_stack(run_dir, parsing_tokenizer, script, **options)
+            stacks.append(await running.enter_async_context(made))
+            return stacks[-1]
+
+        yield start
+        for stack in stacks:
+            await stack.idle()
+
+
 @pytest.fixture
 async def stack(start_stack: StartStack) -> Stack:
     """A gateway over a scripted engine without rules."""

@@ -1,0 +1,60 @@
+"""Which parser the answers to a chat need, and what its tools constrain them to."""
+
+from __future__ import annotations
+
+from gateway.constraints import CallableFunction, Wanted, wanted_calls, wanted_of
+from gateway.errors import bad_request
+from gateway.parsing import ParserChoice, ToolSet, tag_for
+from gateway.parsing.formats import JSON
+from gateway.schemas.chat import ChatRequest
+from gateway.schemas.tools import CallMode, CallPolicy
+from gateway.text.traits import TokenizerTraits
+
+
+def choose_parser(fields: ChatRequest, traits: TokenizerTraits) -> ParserChoice:
+    """The parser for the answers to a request. Raises ApiError if calls cannot be told from text."""
+    policy = fields.call_policy
+    restricted = policy.mode is CallMode.REQUIRED or set(policy.names) != fields.schemas.keys()
+    return ParserChoice(
+        tool_parser=_tool_parser(traits.tool_parser, policy),
+        reasoning_parser=traits.reasoning_parser,
+        tools=ToolSet(fields.schemas, frozenset(policy.names) if restricted else None, policy.single),
+        continues=bool(fields.continue_final_message),
+        named=policy.named,
+        shows_reasoning=fields.include_reasoning is not False,
+    )
+
+
+def choose_constraint(fields: ChatRequest, traits: TokenizerTraits) -> Wanted | None:
+    """What an answer is constrained to: required and strict calls, or what else the request asks for.
+
+    Raises ApiError where it asks for both."""
+    policy, text = fields.call_policy, wanted_of(fields)
+    if policy.mode is CallMode.NONE:
+        return text
+    if text is not None:
+        raise bad_request(
+            f"'{text.param}' cannot be combined with tools that may be called; see 'tool_choice'.", text.param
+        )
+    functions = [
+        CallableFunction(tool.function.name, tool.function.parameters, tool.function.strict is True)
+        for tool in fields.tools or ()
+        if tool.function.name in policy.names
+    ]
+    required = policy.mode is CallMode.REQUIRED
+    return wanted_calls(functions, traits.tool_parser, required=required, single=policy.single)
+
+
+def _tool_parser(own: str, policy: CallPolicy) -> str:
+    """The model's own, or the one for calls as a constraint has them written where those are no JSON."""
+    if policy.mode is CallMode.NONE:
+        return ""
+    if policy.mode is CallMode.REQUIRED:
+        return own if all(tag_for(own, name) for name in policy.names) else JSON.name
+    if not own:
+        raise bad_request(
+            "The model's chat template knows no tools, and the server was started without --tool-parser.",
+            "tools",
+            "unsupported_parameter",
+        )
+    return own

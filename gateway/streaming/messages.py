@@ -1,0 +1,94 @@
+"""The assistant's message of a chat answer: as deltas of a stream, and whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from gateway.parsing import Content, Part, Reasoning, ToolCallArguments, ToolCallStart
+
+
+class FunctionDelta(msgspec.Struct, omit_defaults=True):
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+
+
+class ToolCallDelta(msgspec.Struct, omit_defaults=True):
+    index: int
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    function: FunctionDelta | UnsetType = UNSET
+
+
+class Delta(msgspec.Struct, omit_defaults=True):
+    """Reasoning has two names: clients know one or the other."""
+
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+
+
+class Function(msgspec.Struct):
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct):
+    id: str
+    type: str
+    function: Function
+
+
+class Message(msgspec.Struct):
+    role: str
+    content: str | None
+    refusal: str | None = None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+
+
+def delta_of(part: Part) -> Delta:
+    """A part as a chunk has it."""
+    match part:
+        case Content(text):
+            return Delta(content=text)
+        case Reasoning(text):
+            return Delta(reasoning_content=text, reasoning=text)
+        case ToolCallStart(index, call_id, name):
+            call = ToolCallDelta(index, call_id, "function", FunctionDelta(name, ""))
+        case ToolCallArguments(index, text):
+            call = ToolCallDelta(index, function=FunctionDelta(arguments=text))
+    return Delta(tool_calls=[call])
+
+
+def message_of(parts: Iterable[Part]) -> Message:
+    """All parts of a choice. The content is null where there is none but something else."""
+    content: list[str] = []
+    reasoning: list[str] = []
+    calls: list[tuple[ToolCallStart, list[str]]] = []
+    for part in parts:
+        match part:
+            case Content(text):
+                content.append(text)
+            case Reasoning(text):
+                reasoning.append(text)
+            case ToolCallStart():
+                calls.append((part, []))
+            case ToolCallArguments(_, text):
+                calls[-1][1].append(text)
+    message = Message("assistant", "".join(content))
+    if reasoning:
+        message.reasoning_content = message.reasoning = "".join(reasoning)
+    if calls:
+        message.tool_calls = [
+            ToolCall(start.id, "function", Function(start.name, "".join(arguments)))
+            for start, arguments in calls
+        ]
+    if not content and (reasoning or calls):
+        message.content = None
+    return message

@@ -1,0 +1,166 @@
+"""Tool calls and reasoning in chat answers, streamed and whole, over a scripted engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.chat_answers import told
+from tests.support.gateway import Stack, saying, script
+from tests.support.stack_fixtures import StartStack
+from tests.support.tiny_tokenizer import IM_START_ID, THINK_ID, byte_ids
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Weather of a {city}.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+NOW = {"type": "function", "function": {"name": "now"}}
+TOOLS = {"tools": [WEATHER, NOW]}
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+TWO = f'{CALL}\n<tool_call>\n{{"name": "now", "arguments": {{}}}}\n</tool_call>'
+USAGE = {"stream_options": {"include_usage": True}}
+MODES = pytest.mark.parametrize("stream", [False, True])
+
+
+async def ask(stack: Stack, *, stream: bool, **fields: Any) -> Any:
+    return await stack.chat(stream=stream, max_tokens=fields.pop("max_tokens", 400), **fields)
+
+
+@MODES
+async def test_a_call(start_parsing: StartStack, stream: bool) -> None:
+    stack = await start_parsing(script(saying(f"I will look.\n{CALL}")))
+    said = told(await ask(stack, stream=stream, **TOOLS))
+    assert (said.content, said.names, said.finish_reason) == ("I will look.", ["get_weather"], "tool_calls")
+    assert said.arguments == ['{"city": "Paris"}']
+    assert said.ids[0].startswith("call_")
+
+
+async def test_chunks_of_a_call_have_the_published_shape(start_parsing: StartStack) -> None:
+    stack = await start_parsing(script(saying(CALL), step_delay_ms=2))
+    answer = await ask(stack, stream=True, **TOOLS)
+    deltas = [choice["delta"] for event in answer.events[:-1] for choice in event["choices"]]
+    call_id = deltas[1]["tool_calls"][0]["id"]
+    assert deltas[1] == {
+        "tool_calls": [
+            {
+                "index": 0,
+                "id": call_id,
+                "type": "function",
+                "function": {"name": "get_weather", "arguments": ""},
+            }
+        ]
+    }
+    # A character a token, a token a step: arguments stream as they come.
+    assert deltas[2:4] == [
+        {"tool_calls": [{"index": 0, "function": {"arguments": text}}]} for text in ("{", '"')
+    ]
+    assert deltas[-1] == {}
+
+
+@MODES
+async def test_two_calls_and_at_most_one(start_parsing: StartStack, stream: bool) -> None:
+    stack = await start_parsing(script(saying(TWO)))
+    said = told(await ask(stack, stream=stream, n=2, **TOOLS), 1)
+    assert (said.content, said.names, said.arguments) == (
+        "",
+        ["get_weather", "now"],
+        ['{"city": "Paris"}', "{}"],
+    )
+    said = told(await ask(stack, stream=stream, parallel_tool_calls=False, **TOOLS))
+    assert (said.names, said.finish_reason) == (["get_weather"], "tool_calls")
+
+
+@MODES
+async def test_reasoning_then_a_call(start_parsing: StartStack, stream: bool) -> None:
+    tokens = [THINK_ID, *byte_ids("Paris?\n"), THINK_ID + 1, *byte_ids(f"\n\n{CALL}")]
+    stack = await start_parsing(script(saying(tokens)))
+    answer = await ask(stack, stream=stream, **TOOLS, **(USAGE if stream else {}))
+    said = told(answer)
+    assert (said.reasoning, said.content, said.names) == ("Paris?", "", ["get_weather"])
+    usage = answer.events[-2]["usage"] if stream else answer.json()["usage"]
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": 9}
+    assert usage["completion_tokens"] == len(tokens) + 1
+    quiet = told(await ask(stack, stream=stream, include_reasoning=False, **TOOLS))
+    assert (quiet.reasoning, quiet.names) == ("", ["get_weather"])
+
+
+@MODES
+async def test_without_tools_a_call_is_text(start_parsing: StartStack, stream: bool) -> None:
+    stack = await start_parsing(script(saying(CALL)))
+    for fields in ({}, {**TOOLS, "tool_choice": "none"}):
+        said = told(await ask(stack, stream=stream, **fields))
+        assert (said.content, said.names, said.finish_reason) == (CALL, [], "stop")
+
+
+@MODES
+async def test_malformed_calls_are_content(start_parsing: StartStack, stream: bool) -> None:
+    text = '<tool_call>{"name": 7}</tool_call> <tool_call>'
+    stack = await start_parsing(script(saying(text)))
+    said = told(await ask(stack, stream=stream, **TOOLS))
+    assert (said.content, said.names, said.finish_reason) == (text, [], "stop")
+
+
+@MODES
+async def test_a_stop_string_and_log_probabilities_go_with_a_call(
+    start_parsing: StartStack, stream: bool
+) -> None:
+    stack = await start_parsing(script(saying(f"Hm. {CALL} END and more")))
+    answer = await ask(stack, stream=stream, stop="END", logprobs=True, **TOOLS)
+    said = told(answer)
+    assert (said.content, said.names, said.finish_reason) == ("Hm.", ["get_weather"], "tool_calls")
+    choices = (
+        [choice for event in answer.events[:-1] for choice in event["choices"]]
+        if stream
+        else (answer.json()["choices"])
+    )
+    tokens = [entry["token"] for choice in choices for entry in (choice["logprobs"] or {}).get("content", ())]
+    assert "".join(tokens) == f"Hm. {CALL} "
+
+
+@MODES
+async def test_only_control_tokens_of_the_format_are_shown(start_parsing: StartStack, stream: bool) -> None:
+    stack = await start_parsing(script(saying([IM_START_ID, *byte_ids("a"), IM_START_ID])))
+    assert told(await ask(stack, stream=stream, **TOOLS)).content == "a"
+
+
+@MODES
+async def test_tool_choice_is_checked_before_admission(start_parsing: StartStack, stream: bool) -> None:
+    stack = await start_parsing()
+    unknown = {"type": "function", "function": {"name": "nope"}}
+    strict = {"type": "function", "function": {"name": "f", "strict": True, "parameters": {"type": "what"}}}
+    for fields, param in (
+        ({**TOOLS, "tool_choice": unknown}, "tool_choice"),
+        ({"tools": [], "tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "auto"}, "tool_choice"),
+        ({"tools": [strict]}, "tools"),
+        ({**TOOLS, "response_format": {"type": "json_object"}}, "response_format"),
+    ):
+        answer = await ask(stack, stream=stream, **fields)
+        assert (answer.status, answer.json()["error"]["param"]) == (400, param), answer.body
+    await stack.alive()
+
+
+@MODES
+async def test_a_call_and_its_result_go_back(start_parsing: StartStack, stream: bool) -> None:
+    stack = await start_parsing(script(saying("Sunny.")))
+    call = {"id": "call_1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": "When?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "12:00"},
+    ]
+    body = {"messages": messages, "stream": stream, "max_tokens": 20, **TOOLS}
+    assert told(await stack.post("/v1/chat/completions", body)).content == "Sunny."
+
+
+@MODES
+async def test_a_model_without_a_parser_refuses_tools(stack: Stack, stream: bool) -> None:
+    answer = await ask(stack, stream=stream, **TOOLS)
+    assert (answer.status, answer.json()["error"]["param"]) == (400, "tools")
+    assert told(await ask(stack, stream=stream, tools=[], max_tokens=3)).finish_reason == "length"
+    await stack.alive()

@@ -1,0 +1,125 @@
+"""Fields about tools: what is taken, what it means, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.errors import ApiError
+from gateway.generation.parsing import choose_parser
+from gateway.schemas import ChatRequest, RequestLimits, parse_request
+from gateway.schemas.tools import CallMode
+from gateway.schemas.unsupported import CHAT
+from gateway.text.traits import TokenizerTraits
+
+FUNCTION = {"name": "add", "description": "Adds.", "parameters": {"type": "object", "properties": {}}}
+ADD = {"type": "function", "function": FUNCTION}
+SUB = {"type": "function", "function": {"name": "sub"}}
+NAMED = {"type": "function", "function": {"name": "add"}}
+
+
+def chat(**fields: Any) -> ChatRequest:
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], **fields}
+    return parse_request(ChatRequest, body, CHAT, RequestLimits())
+
+
+def refusal(**fields: Any) -> tuple[str | None, str | None]:
+    with pytest.raises(ApiError) as caught:
+        chat(**fields)
+    assert caught.value.status == 400
+    return caught.value.param, caught.value.code
+
+
+def test_tools_are_shown_to_the_template_as_they_came() -> None:
+    assert json.loads(chat(tools=[ADD, SUB]).tools_json) == [ADD, SUB]
+    strange = {"type": "function", "function": {"name": "f", "description": '<|im_end|>"{% x %}\n'}}
+    assert json.loads(chat(tools=[strange]).tools_json) == [strange]
+
+
+def test_a_model_that_is_not_to_call_sees_no_tools() -> None:
+    fields = chat(tools=[ADD], tool_choice="none")
+    assert (fields.tools_json, fields.call_policy.mode) == ("", CallMode.NONE)
+
+
+def test_what_is_wanted_of_calls() -> None:
+    assert chat().call_policy.mode is CallMode.NONE
+    assert chat(tools=[], tool_choice="auto").call_policy.mode is CallMode.NONE
+    policy = chat(tools=[ADD, SUB], parallel_tool_calls=False).call_policy
+    assert (policy.mode, policy.names, policy.single) == (CallMode.AUTO, ("add", "sub"), True)
+    some = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}}
+    policy = chat(tools=[ADD, SUB], tool_choice=some).call_policy
+    assert (policy.mode, policy.names, policy.single) == (CallMode.AUTO, ("add",), False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        # facts/openai-api.md, assertion 48.
+        ({"tools": [ADD], "tool_choice": {"type": "function", "function": {"name": "nope"}}}, "tool_choice"),
+        ({"tools": [], "tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "auto"}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": NAMED}, "tool_choice"),
+        ({"tools": [ADD], "tool_choice": "sometimes"}, "tool_choice"),
+        ({"tools": [ADD], "tool_choice": 7}, "tool_choice"),
+        ({"tools": [ADD], "tool_choice": {"type": "custom"}}, "tool_choice.type"),
+        ({"tools": [ADD], "tool_choice": {"type": "function"}}, "tool_choice.function"),
+        (
+            {"tools": [ADD], "tool_choice": {"type": "function", "function": {"name": 1}}},
+            "tool_choice.function",
+        ),
+        ({"tools": [ADD], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools"),
+        ({"tools": "x"}, "tools"),
+        ({"tools": [1]}, "tools.0"),
+        ({"tools": [{}]}, "tools.0.type"),
+        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools.0.type"),
+        ({"tools": [{"type": "function"}]}, "tools.0.function"),
+        ({"tools": [ADD, ADD]}, "tools"),
+        ({"tools": [ADD] * 129}, "tools"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": "x"}}]},
+            "tools.0.function.parameters",
+        ),
+        ({"parallel_tool_calls": "yes"}, "parallel_tool_calls"),
+        ({"include_reasoning": 1}, "include_reasoning"),
+        ({"functions": [FUNCTION]}, "functions"),
+        ({"function_call": "auto"}, "function_call"),
+    ],
+)
+def test_bad_tools_are_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    assert refusal(**fields)[0] == param
+
+
+@pytest.mark.parametrize("name", ["", "a b", "f(x)", 'a"b', "a\nb", "\u00e9", "x" * 65, "a.b", "{{7*7}}"])
+def test_names_with_characters_of_a_grammar_are_refused(name: str) -> None:
+    tool = {"type": "function", "function": {"name": name}}
+    assert refusal(tools=[tool]) == ("tools.0.function.name", "invalid_value")
+
+
+def test_deep_and_large_tools_are_refused() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(5000):
+        deep = {"properties": deep}
+    large = {"enum": ["x" * 100] * 20_000}
+    for parameters in (deep, large):
+        tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+        assert refusal(tools=[tool])[0] == "tools"
+
+
+def test_a_model_without_a_parser_is_not_asked_for_calls() -> None:
+    with pytest.raises(ApiError, match="tool-parser") as caught:
+        choose_parser(chat(tools=[ADD]), TokenizerTraits())
+    assert caught.value.param == "tools"
+    assert not choose_parser(chat(), TokenizerTraits()).needed
+
+
+def test_the_parser_knows_what_may_be_called() -> None:
+    traits = TokenizerTraits(tool_parser="hermes", reasoning_parser="qwen3")
+    some = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}}
+    choice = choose_parser(chat(tools=[ADD, SUB], tool_choice=some), traits)
+    assert (choice.tool_parser, choice.reasoning_parser) == ("hermes", "qwen3")
+    assert choice.tools.allowed == frozenset({"add"})
+    assert choose_parser(chat(tools=[ADD, SUB]), traits).tools.allowed is None
+    assert choose_parser(chat(tools=[ADD], tool_choice="none"), traits).tool_parser == ""
