@@ -41,7 +41,8 @@ class PromptService:
             body = await self._service.read(scope, receive)
             async with ClientWatch(receive) as watch:
                 answer: Any = await watch.run(handler(body))
-                await send_json(send, msgspec.json.encode(answer))
+                # A million ids take long to write, and others wait for the loop.
+                await send_json(send, await asyncio.to_thread(msgspec.json.encode, answer))
 
     async def tokenize(self, body: dict[str, Any]) -> dict[str, Any]:
         """Ids of a text or of a chat. Raises ApiError."""

@@ -46,7 +46,9 @@ class CompletionEndpoint(Endpoint[CompletionRequest]):
             tokenizer_pb2.RenderRequest(
                 request_id=request_id,
                 model=model.name,
-                completion=tokenizer_pb2.CompletionInput(prompts=texts, add_special_tokens=True),
+                completion=tokenizer_pb2.CompletionInput(
+                    prompts=texts, add_special_tokens=fields.add_special_tokens
+                ),
                 max_prompt_tokens=model.max_model_len if keep is None else None,
                 truncate_to=keep,
             )

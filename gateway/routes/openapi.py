@@ -41,18 +41,17 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 """The answers of every route other than success."""
 
 
-def operation(model: type[RequestModel], summary: str) -> dict[str, Any]:
-    """Arguments of a route decorator whose body is read by our own strict reader."""
-    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
-    # The components are ours alone: FastAPI knows no request models, so the definitions go in line.
-    definitions = schema.pop("$defs", {})
+def operation(model: type[RequestModel], summary: str, *others: type[RequestModel]) -> dict[str, Any]:
+    """Arguments of a route decorator whose body is read by our own strict reader, as one of the models."""
+    bodies = [_schema(body) for body in (model, *others)]
+    schema = {"anyOf": bodies} if others else bodies[0]
     return {
         "summary": summary,
         "responses": ERRORS,
         "openapi_extra": {
             "requestBody": {
                 "required": True,
-                "content": {"application/json": {"schema": _inline(schema, definitions)}},
+                "content": {"application/json": {"schema": schema}},
             }
         },
     }
@@ -67,6 +66,13 @@ def routes(app: FastAPI) -> APIRouter:
         return JSONResponse(app.openapi())
 
     return router
+
+
+def _schema(model: type[RequestModel]) -> dict[str, Any]:
+    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+    # The components are ours alone: FastAPI knows no request models, so the definitions go in line.
+    inlined: dict[str, Any] = _inline(schema, schema.pop("$defs", {}))
+    return inlined
 
 
 def _inline(node: Any, definitions: dict[str, Any]) -> Any:

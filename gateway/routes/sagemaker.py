@@ -17,7 +17,7 @@ from gateway.http.respond import Deferred
 from gateway.routes.chat_completions import ChatEndpoint
 from gateway.routes.completions import CompletionEndpoint
 from gateway.routes.openapi import operation
-from gateway.schemas import ChatRequest
+from gateway.schemas import ChatRequest, CompletionRequest
 
 
 def routes(service: GenerationService, *, can_serve: Callable[[], bool]) -> APIRouter:
@@ -43,7 +43,10 @@ def routes(service: GenerationService, *, can_serve: Callable[[], bool]) -> APIR
     async def ping() -> Response:
         return Response(status_code=200 if can_serve() else 503)
 
-    @router.post("/invocations", **operation(ChatRequest, "A chat or a completion, by the body's fields"))
+    @router.post(
+        "/invocations",
+        **operation(ChatRequest, "A chat or a completion, by the body's fields", CompletionRequest),
+    )
     async def invocations() -> Response:
         return Deferred(serve)
 

@@ -14,6 +14,7 @@ from gateway.routes.chat_completions import ChatEndpoint
 from gateway.routes.completions import CompletionEndpoint
 from gateway.routes.openapi import operation
 from gateway.schemas import ChatRequest, CompletionRequest
+from gateway.schemas.chat_input import TokenizeChatRequest
 from gateway.schemas.tokenize import DetokenizeRequest, TokenizeRequest
 
 
@@ -34,7 +35,12 @@ def routes(service: PromptService) -> APIRouter:
 
     for prefix in ("", "/v1"):
         shown = {"include_in_schema": not prefix}
-        add(f"{prefix}/tokenize", service.tokenize, operation(TokenizeRequest, "Text to token ids"), **shown)
+        add(
+            f"{prefix}/tokenize",
+            service.tokenize,
+            operation(TokenizeRequest, "Text or a chat to token ids", TokenizeChatRequest),
+            **shown,
+        )
         add(
             f"{prefix}/detokenize",
             service.detokenize,

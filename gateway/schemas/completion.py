@@ -35,6 +35,9 @@ class CompletionRequest(GenerationFields):
         le=INT32_MAX,
         description="Most tokens to generate; 0 only with echo or prompt_logprobs.",
     )
+    add_special_tokens: bool | None = Field(
+        None, description="Add what the tokenizer puts around a text, as its BOS. Default: true."
+    )
     echo: bool | None = Field(None, description="Repeat the prompt in front of each choice.")
 
     @property

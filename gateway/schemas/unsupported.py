@@ -54,7 +54,6 @@ CHAT: Mapping[str, Sequence[Any]] = {
 COMPLETION: Mapping[str, Sequence[Any]] = {
     **COMMON,
     "suffix": _OFF,
-    "add_special_tokens": (True,),
     "store": (False,),
 }
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway import CHAT, Stack, running_stack, tokenizer_process
+from tests.support.gateway import CHAT, COMPLETIONS, Stack, running_stack, tokenizer_process
 from tests.support.tiny_tokenizer import ENDOFTEXT_ID, IM_START_ID
 
+RENDER = f"{COMPLETIONS}/render"
 # Writes the BOS itself; the tokenizer file adds it too.
 BOS_TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('No tools here.') }}"
@@ -47,6 +48,8 @@ async def test_c48_there_is_one_bos(run_dir: Path, bos_target: str) -> None:
             assert ids.count(ENDOFTEXT_ID) == 1
             answer = await stack.complete(prompt, max_tokens=1)
             assert answer.json()["usage"]["prompt_tokens"] == len(ids)
+            (bare,) = (await stack.post(RENDER, {"prompt": prompt, "add_special_tokens": False})).json()
+            assert bare["token_ids"].count(ENDOFTEXT_ID) == prompt.count("<|endoftext|>")
         assert ENDOFTEXT_ID not in await tokens(stack, prompt="x", add_special_tokens=False)
         # C49: what a template does not take, it says itself.
         tool = {"role": "tool", "content": "x", "tool_call_id": "c"}

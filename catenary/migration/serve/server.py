@@ -55,6 +55,13 @@ OPTIONS: tuple[ServeOption, ...] = (
         _SETS,
         "--reasoning-parser",
     ),
+    sets(
+        "CATENARY_TOKENIZER_ALLOW_REQUEST_TEMPLATES",
+        "`--allow-request-templates` of the tokenizer",
+        _SETS,
+        "--trust-request-chat-template",
+        kind=Kind.FLAG,
+    ),
     only("parsers are part of the gateway", (), "--tool-parser-plugin", "--reasoning-parser-plugin"),
     only("a proxy in front does that", ("", "/"), "--root-path"),
     only("no code of others runs in the gateway", (), "--middleware"),

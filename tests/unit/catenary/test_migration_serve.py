@@ -49,6 +49,7 @@ def refusal(*words: str) -> str:
         ("--weights-load-device hpu", "CATENARY_ENGINE_WEIGHTS_LOAD_DEVICE", "device"),
         ("--tool-call-parser hermes", "CATENARY_UP_TOOL_PARSER", "hermes"),
         ("--reasoning-parser qwen3", "CATENARY_UP_REASONING_PARSER", "qwen3"),
+        ("--trust-request-chat-template", "CATENARY_TOKENIZER_ALLOW_REQUEST_TEMPLATES", "true"),
         ("--chat-template t.jinja", "CATENARY_UP_CHAT_TEMPLATE", "t.jinja"),
         ("--gpu-memory-utilization 0.8", "CATENARY_UP_GPU_MEMORY_UTILIZATION", "0.8"),
         ("--gpu_memory_utilization=0.8", "CATENARY_UP_GPU_MEMORY_UTILIZATION", "0.8"),
