@@ -127,7 +127,7 @@ class GatewayApp:
         await self._stored.open()
         try:
             self.address = await self._server.start()
-        except StartRefused:
+        except BaseException:
             await self._stored.close()
             raise
         self._tasks = [

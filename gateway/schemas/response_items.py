@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, FailFast, Field, Tag
@@ -24,12 +25,13 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
-def _without_neutral(value: dict[str, Any]) -> dict[str, Any]:
+def without_neutral(value: dict[str, Any], known: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    """An object without those of its `known` fields that ask for nothing. Raises FieldError for others."""
     kept = {}
     for name, item in value.items():
-        if name not in _NEUTRAL:
+        if name not in known:
             kept[name] = item
-        elif not any(item == neutral for neutral in _NEUTRAL[name]):
+        elif not any(item == neutral for neutral in known[name]):
             raise FieldError(
                 f"Invalid '{{param}}': the field '{name}' is not supported by this server yet.",
                 "unsupported_parameter",
@@ -39,7 +41,7 @@ def _without_neutral(value: dict[str, Any]) -> dict[str, Any]:
 
 def read_item(value: Any) -> Any:
     """An item with its type; a message may leave it out. Raises FieldError."""
-    item = _without_neutral(plain_object(value))
+    item = without_neutral(plain_object(value), _NEUTRAL)
     kind = item.setdefault("type", "message")
     if not isinstance(kind, str):
         raise FieldError(
@@ -54,7 +56,7 @@ def read_item(value: Any) -> Any:
 
 
 def _read_part(value: Any) -> Any:
-    part = _without_neutral(plain_object(value))
+    part = without_neutral(plain_object(value), _NEUTRAL)
     kind = part.get("type")
     if isinstance(kind, str) and kind not in ("input_text", "output_text", "text"):
         raise FieldError(

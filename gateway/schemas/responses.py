@@ -2,22 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, FailFast, Field
 
 from catenary.schema import MAX_TOP_LOGPROBS
 from gateway.errors import bad_request
-from gateway.schemas.base import INT32_MAX, MAX_FIELDS, FieldError, RequestModel, at_most, within
+from gateway.schemas.base import (
+    INT32_MAX,
+    MAX_FIELDS,
+    FieldError,
+    RequestModel,
+    at_most,
+    plain_object,
+    within,
+)
 from gateway.schemas.limits import RequestLimits
-from gateway.schemas.response_items import InputItem, read_item
-from gateway.schemas.unsupported import unsupported
+from gateway.schemas.response_items import InputItem, read_item, without_neutral
+from gateway.schemas.unsupported import drop_neutral, unsupported
 
 LOGPROBS = "message.output_text.logprobs"
 MAX_ID_LENGTH = 128
 _MAX_KEY = 64
 _MAX_VALUE = 512
 _MAX_INCLUDE = 16
+# Fields that are known and not supported, with the values that ask for nothing.
+_TOOL = {
+    "allowed_callers": (None,),
+    "async": (None, False),
+    "defer_loading": (None, False),
+    "output_schema": (None,),
+}
+_TEXT = {"verbosity": ("medium",)}
+_REASONING: dict[str, tuple[str, ...]] = {
+    "context": ("auto",),
+    "generate_summary": (),
+    "mode": ("standard",),
+    "summary": (),
+}
 PASSED_ON = frozenset(
     {
         "allowed_token_ids",
@@ -71,7 +94,13 @@ def _read_tool(value: Any) -> Any:
             "Invalid '{param}': only tools of type 'function' are supported by this server.",
             "unsupported_parameter",
         )
-    return value
+    return without_neutral(plain_object(value), _TOOL)
+
+
+def _known(prefix: str, known: Mapping[str, Sequence[Any]]) -> BeforeValidator:
+    return BeforeValidator(
+        lambda value: drop_neutral(value, known, prefix) if isinstance(value, dict) else value
+    )
 
 
 class FunctionTool(RequestModel):
@@ -101,7 +130,6 @@ class TextOptions(RequestModel):
     """What the text of the answer is to be like."""
 
     format: Annotated[TextFormat | None, at_most(MAX_FIELDS)] = None
-    verbosity: Literal["medium"] | None = Field(None, description="Only the usual one is supported.")
 
 
 class ReasoningOptions(RequestModel):
@@ -150,9 +178,11 @@ class ResponsesRequest(RequestModel):
         None, description="none, auto, required, or a function by name."
     )
     parallel_tool_calls: bool | None = Field(None, description="Whether several calls may come at once.")
-    text: Annotated[TextOptions | None, at_most(MAX_FIELDS)] = Field(None, description="Form of the answer.")
-    reasoning: Annotated[ReasoningOptions | None, at_most(MAX_FIELDS)] = Field(
-        None, description="How much to think."
+    text: Annotated[TextOptions | None, _known("text.", _TEXT), at_most(MAX_FIELDS)] = Field(
+        None, description="Form of the answer."
+    )
+    reasoning: Annotated[ReasoningOptions | None, _known("reasoning.", _REASONING), at_most(MAX_FIELDS)] = (
+        Field(None, description="How much to think.")
     )
     truncation: Literal["disabled"] | None = Field(
         None, description="What is too long is refused, never cut."

@@ -24,6 +24,11 @@ def events_of(answer: Answer) -> list[dict[str, Any]]:
         name, data = part.split("\n")
         event = json.loads(data.removeprefix("data: "))
         assert name == f"event: {event['type']}"
-        _EVENT.validate_python(event)
-        events.append(event)
+        events.append(checked_event(event))
     return events
+
+
+def checked_event(event: dict[str, Any]) -> dict[str, Any]:
+    """The event, after a look at it with OpenAI's own types."""
+    assert _EVENT.validate_python(event).type == event["type"]
+    return event

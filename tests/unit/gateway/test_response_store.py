@@ -1,0 +1,144 @@
+"""The store of responses: whose they are, and what is forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from catenary.runtime import StartRefused
+from gateway.responses import SqliteStore, StoreLimits
+from gateway.responses.objects import Status
+from gateway.responses.store import ConversationTooLarge, StoredResponse
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+async def store(tmp_path: Path, clock: Clock) -> AsyncIterator[SqliteStore]:
+    opened = SqliteStore(tmp_path / "r.sqlite3", StoreLimits(5, 1000, 100.0), clock=clock)
+    await opened.open()
+    yield opened
+    await opened.close()
+
+
+def record(response_id: str, previous: str | None = None, size: int = 10, **fields: object) -> StoredResponse:
+    made = StoredResponse(response_id, "me", Status.COMPLETED, previous, b"r" * size, b"i")
+    return replace(made, **fields)  # type: ignore[arg-type]
+
+
+async def test_only_the_owner_sees_a_response(store: SqliteStore) -> None:
+    await store.add(record("a"))
+    assert await store.get("me", "a") == record("a")
+    assert await store.get("you", "a") is None
+    assert await store.conversation("you", "a", 1000) is None
+    assert not await store.delete("you", "a")
+    assert await store.delete("me", "a")
+    assert await store.get("me", "a") is None
+
+
+async def test_a_conversation_is_whole_or_not_there(store: SqliteStore) -> None:
+    for name, previous in (("a", None), ("b", "a"), ("c", "b")):
+        await store.add(record(name, previous))
+    found = await store.conversation("me", "c", 33)
+    assert found is not None
+    assert [item.id for item in found] == ["a", "b", "c"]
+    with pytest.raises(ConversationTooLarge):
+        await store.conversation("me", "c", 32)
+    await store.delete("me", "a")
+    assert await store.conversation("me", "c", 1000) is None
+
+
+async def test_a_conversation_through_somebody_elses_response_is_not_there(store: SqliteStore) -> None:
+    await store.add(record("a", owner="you"))
+    await store.add(record("b", "a"))
+    assert await store.conversation("me", "b", 1000) is None
+
+
+async def test_what_was_used_longest_ago_is_forgotten_first(store: SqliteStore, clock: Clock) -> None:
+    for index in range(5):
+        clock.now += 1
+        await store.add(record(str(index)))
+    clock.now += 1
+    assert await store.get("me", "0")
+    clock.now += 1
+    await store.add(record("5"))
+    assert [await store.get("me", str(index)) is not None for index in range(6)] == [
+        *(True, False, True, True, True, True)
+    ]
+
+
+async def test_bytes_are_bounded(store: SqliteStore, clock: Clock) -> None:
+    for name in "abc":
+        clock.now += 1
+        await store.add(record(name, size=400))
+    assert [await store.get("me", name) is not None for name in "abc"] == [False, True, True]
+
+
+async def test_age_counts_from_the_last_use(store: SqliteStore, clock: Clock) -> None:
+    await store.add(record("a"))
+    await store.add(record("b"))
+    clock.now += 90
+    assert await store.get("me", "a")
+    clock.now += 20
+    assert await store.get("me", "b") is None
+    await store.sweep()
+    assert await store.get("me", "a")
+
+
+async def test_a_final_response_stays_as_it_is(store: SqliteStore) -> None:
+    await store.add(record("a", status=Status.QUEUED, runner="g"), 10)
+    assert await store.update("a", Status.CANCELLED, b"gone")
+    assert not await store.update("a", Status.COMPLETED, b"late")
+    found = await store.get("me", "a")
+    assert found is not None
+    assert (found.status, found.response) == (Status.CANCELLED, b"gone")
+
+
+async def test_leases(store: SqliteStore, clock: Clock) -> None:
+    await store.add(record("a", status=Status.QUEUED, runner="g"), 10)
+    await store.add(record("b", status=Status.IN_PROGRESS, runner="h"), 10)
+    assert await store.renew("g", 10) == {"a"}
+    clock.now += 9
+    assert await store.renew("g", 10) == {"a"}
+    clock.now += 5
+    assert [item.id for item in await store.abandoned()] == ["b"]
+    await store.update("a", Status.CANCELLED, b"")
+    assert await store.renew("g", 10) == set()
+
+
+async def test_what_is_worked_on_is_not_forgotten(store: SqliteStore, clock: Clock) -> None:
+    for index in range(5):
+        await store.add(record(str(index), status=Status.QUEUED, runner="g"), 10)
+    clock.now += 1
+    await store.add(record("5"))
+    assert await store.get("me", "5") is None
+    assert len(await store.renew("g", 10)) == 5
+
+
+async def test_two_gateways_share_a_file(store: SqliteStore, tmp_path: Path, clock: Clock) -> None:
+    other = SqliteStore(tmp_path / "r.sqlite3", StoreLimits(5, 1000, 100.0), clock=clock)
+    await other.open()
+    await store.add(record("a"))
+    assert await other.get("me", "a") == record("a")
+    await other.close()
+
+
+async def test_a_file_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"no database at all, but long enough to be looked at" * 100)
+    with pytest.raises(StartRefused, match="x is no database"):
+        await SqliteStore(tmp_path / "x", StoreLimits(5, 1000, 100.0)).open()
+    with pytest.raises(StartRefused):
+        await SqliteStore(tmp_path / "no" / "x", StoreLimits(5, 1000, 100.0)).open()
