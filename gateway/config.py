@@ -122,11 +122,12 @@ class GatewayConfig(ServiceConfig):
     batch_priority: int = Field(
         10, ge=-(2**31), lt=2**31, description="Priority of requests of batches that name none."
     )
-    batch_lease_s: float = Field(
+    lease_s: float = Field(
         10.0,
         ge=1,
         le=600,
-        description="Seconds after which the batches of a dead gateway are taken over.",
+        description="Seconds after which the batches of a dead gateway are taken over, and its background "
+        "responses ended, by those with the same state-dir.",
     )
     max_constraint_bytes: int = Field(
         MAX_CONSTRAINT_BYTES,

@@ -52,7 +52,9 @@ class StoredApis:
         endpoint = routes.responses.ResponsesEndpoint()
         background = None
         if store is not None:
-            background = BackgroundRuns(generation, endpoint, store, config.max_background)
+            background = BackgroundRuns(
+                generation, endpoint, store, max_running=config.max_background, lease_s=config.lease_s
+            )
         self._background = background
         self._store: ResponseStore | None = store
         self._library = Library(store, int(config.max_body_mib * _MIB))
@@ -122,7 +124,7 @@ class _Batches:
     ) -> None:
         self.database = Database(directory / "batches.sqlite3", SCHEMA, VERSION)
         files = FileStore(self.database, FileLimits(config.max_files, int(config.max_files_mib * _MIB)))
-        batches = BatchStore(self.database, lease_s=config.batch_lease_s, max_batches=config.max_batches)
+        batches = BatchStore(self.database, lease_s=config.lease_s, max_batches=config.max_batches)
         self.runner = BatchRunner(
             batches,
             files,

@@ -27,6 +27,14 @@ def pytest_configure() -> None:
     structlog.configure(processors=[*structlog.get_config()["processors"][:-1], renderer])
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _state_home() -> Iterator[None]:
+    """What gateways store by default goes into a directory of this run."""
+    with tempfile.TemporaryDirectory(prefix="cat-state-") as directory, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", directory)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """The developer's own CATENARY_* variables change no test; the model cache stays."""

@@ -25,6 +25,11 @@ from gateway.state import Database
 _COLUMNS = "batch, total, completed, failed"
 _FINAL = "(" + ", ".join(f"'{status.value}'" for status in sorted(FINAL)) + ")"
 
+_FREE = (
+    f"SELECT id FROM batches WHERE status NOT IN {_FINAL} AND (runner IS NULL OR lease < ?) "
+    "ORDER BY created LIMIT 1"
+)
+
 
 class LeaseLost(Exception):
     """Another gateway has taken the batch over, or it is gone: whoever ran it must stop."""
@@ -134,10 +139,12 @@ class BatchStore:
     async def claim(self, runner: str) -> ClaimedBatch | None:
         """The oldest batch that has not ended and that no living gateway runs, for `runner`."""
         now = self._clock()
+        # A look takes no lock; most looks find nothing.
+        if not await self._database.fetch(_FREE, (now,)):
+            return None
         async with self._database.transaction() as db:
             rows = await db.execute_fetchall(
-                "UPDATE batches SET runner = ?, lease = ? WHERE id = (SELECT id FROM batches "
-                f"WHERE status NOT IN {_FINAL} AND (runner IS NULL OR lease < ?) ORDER BY created LIMIT 1) "
+                f"UPDATE batches SET runner = ?, lease = ? WHERE id = ({_FREE}) "
                 f"RETURNING {_COLUMNS}, owner, cache_salt, output, errors",
                 (runner, now + self._lease_s, now),
             )

@@ -19,9 +19,7 @@ from gateway.responses.store import ResponseStore
 from gateway.schemas import ChatRequest
 
 _log = get_logger(__name__)
-_TICK_S = 1.0
-_LEASE_S = 15.0
-_CARE_S = 10.0
+_TICK_S = 0.3
 _RETRIED = frozenset({429, 503})
 
 
@@ -37,12 +35,24 @@ class BackgroundRuns:
         generation: GenerationService,
         endpoint: Endpoint[ChatRequest],
         store: ResponseStore,
+        *,
         max_running: int,
+        lease_s: float,
     ) -> None:
+        """Set it up.
+
+        Args:
+            generation: what runs the chats.
+            endpoint: how they are rendered.
+            store: where the responses are.
+            max_running: responses at work at a time.
+            lease_s: seconds without a word from a gateway after which it counts as dead.
+        """
         self._generation = generation
         self._endpoint = endpoint
         self._store = store
         self._max_running = max_running
+        self._lease_s = lease_s
         self._runner = new_id("gateway-")
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -53,7 +63,7 @@ class BackgroundRuns:
                 f"The server is working on its limit of {self._max_running} background responses."
             )
         response_id = request.response.id
-        await self._store.add(record_of(request, self._runner), _LEASE_S)
+        await self._store.add(record_of(request, self._runner), self._lease_s)
         task = asyncio.create_task(self._run(request, cache_salt), name=f"background-{response_id}")
         self._tasks[response_id] = task
         task.add_done_callback(lambda _: self._tasks.pop(response_id, None))
@@ -70,9 +80,9 @@ class BackgroundRuns:
             try:
                 if self._tasks:
                     known = set(self._tasks)
-                    for response_id in known - await self._store.renew(self._runner, _LEASE_S):
+                    for response_id in known - await self._store.renew(self._runner, self._lease_s):
                         self.stop(response_id)
-                if time.monotonic() - cared >= _CARE_S:
+                if time.monotonic() - cared >= self._lease_s:
                     cared = time.monotonic()
                     await self._end_abandoned()
                     await self._store.sweep()

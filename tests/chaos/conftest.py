@@ -29,7 +29,10 @@ def chaos_processes() -> Iterator[ProcessStack]:
             model=MODEL,
             engines=2,
             engine_flags=("--scripted", str(script)),
-            gateway_flags=("--stalled-client-s", "1"),
+            gateway_flags=(
+                *("--stalled-client-s", "1", "--state-dir", str(directory / "state")),
+                *("--lease-s", "1", "--batch-lines-at-work", "4"),
+            ),
         ),
     )
     stack.start()
