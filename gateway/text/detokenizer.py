@@ -109,7 +109,18 @@ class ByteDetokenizer(Detokenizer):
 class WindowDetokenizer(Detokenizer):
     """For any other decoder: decodes a short window again with each token and shows what is new in it."""
 
-    __slots__ = ("_begun_before", "_bytes_of", "_decode", "_glue", "_glued", "_hidden", "_ids", "_read")
+    __slots__ = (
+        "_bytes_of",
+        "_decode",
+        "_glue",
+        "_glued",
+        "_hidden",
+        "_ids",
+        "_late",
+        "_read",
+        "_unfinished",
+        "_unproven",
+    )
 
     def __init__(
         self,
@@ -129,25 +140,27 @@ class WindowDetokenizer(Detokenizer):
             glued: tokens that stand as they are, without a space, behind another one of them.
         """
         self._decode = decode
-        self._glued = glued
-        self._glue = bool(prompt) and prompt[-1] in glued
         self._hidden = is_hidden
         self._bytes_of = bytes_of
+        self._glued = glued
+        self._glue = bool(prompt) and prompt[-1] in glued
         self._ids = [token_id for token_id in prompt[-CONTEXT_TOKENS:] if not is_hidden(token_id)]
         self._read = len(self._ids)
         while self._read and decode(self._ids[: self._read]).endswith(_REPLACEMENT):
             self._read -= 1
-        # How many tokens were waiting for their text when the last one was pushed.
-        self._begun_before = 0
+        # Bytes that begin a character at the prompt's end, until a token goes on with them.
+        self._unproven = b"".join(map(bytes_of, self._ids[self._read :]))
+        # Whether the text of the last token, and of the one before, waits for more bytes.
+        self._unfinished = self._late = bool(self._unproven)
 
     def push(self, token_id: int) -> str:
         if self._hidden(token_id):
             return ""
-        self._begun_before = len(self._ids) - self._read
         self._ids.append(token_id)
+        self._late = self._unfinished
         text = self._new_text()
-        unfinished = text.endswith(_REPLACEMENT) and len(self._ids) - self._read <= CONTEXT_TOKENS
-        if not text or unfinished:
+        self._unfinished = text.endswith(_REPLACEMENT) and len(self._ids) - self._read <= CONTEXT_TOKENS
+        if not text or self._unfinished:
             return ""
         # The tokens shown last stay as context: some decoders treat the first token of a text apart.
         del self._ids[: self._read]
@@ -168,11 +181,16 @@ class WindowDetokenizer(Detokenizer):
     def last_bytes(self, token_id: int, text: str) -> bytes | None:
         if self._hidden(token_id):
             return None
+        unproven, self._unproven = self._unproven, b""
+        if self._late or self._unfinished:
+            return unproven + self._bytes_of(token_id)
         # A decoder may write a token otherwise than it reads by itself, as it drops the first one's space.
-        return text.encode() if text and not self._begun_before else self._bytes_of(token_id)
+        return text.encode()
 
     @property
     def begun(self) -> bytes:
+        if self._unproven or not self._unfinished:
+            return b""
         return b"".join(map(self._bytes_of, self._ids[self._read :]))
 
     def hides(self, token_id: int) -> bool:
@@ -180,8 +198,8 @@ class WindowDetokenizer(Detokenizer):
 
     def fork(self) -> Self:
         other = type(self)(self._decode, self._hidden, self._bytes_of, (), self._glued)
-        other._ids, other._read = list(self._ids), self._read
-        other._begun_before, other._glue = self._begun_before, self._glue
+        other._ids, other._read, other._glue = list(self._ids), self._read, self._glue
+        other._unproven, other._unfinished, other._late = self._unproven, self._unfinished, self._late
         return other
 
     def _new_text(self) -> str:

@@ -132,8 +132,34 @@ def test_sentencepiece_vocabularies_decode_alike(parts: list[list[int]]) -> None
     ids = [token_id for part in parts for token_id in part]
     detokenizer = PIECES.detokenizer([])
     assert isinstance(detokenizer, WindowDetokenizer)
-    shown = "".join(detokenizer.push(token_id) for token_id in ids) + detokenizer.flush()
+    shown, data = "", b""
+    for token_id in ids:
+        text = detokenizer.push(token_id)
+        shown += text
+        data += detokenizer.last_bytes(token_id, text) or b""
+        detokenizer = detokenizer.fork()
+    shown += detokenizer.flush()
     assert shown == PIECES.decode(ids)
+    assert data.decode() == shown
+
+
+def test_bytes_complete_what_the_prompt_began() -> None:
+    pepper = [5 + byte for byte in "🌶".encode()]
+    detokenizer = PIECES.detokenizer([1, *pepper[:2]])
+    found = [detokenizer.last_bytes(token_id, detokenizer.push(token_id)) for token_id in pepper[2:]]
+    assert found == ["🌶".encode()[:3], "🌶".encode()[3:]]
+
+
+def test_added_tokens_in_a_row_may_stand_without_spaces() -> None:
+    words = json.loads(json.dumps(SENTENCEPIECE))
+    words["decoder"] = None
+    added = words["added_tokens"][0]
+    words["added_tokens"] = [added, {**added, "id": 261, "content": "<t>"}]
+    vocabulary = Vocabulary(json.dumps(words).encode(), sha256="z")
+    shown = frozenset({0, 261})
+    for spaced, expected in ((True, "<s> <t> lo <s>"), (False, "<s><t> lo <s>")):
+        detokenizer = vocabulary.detokenizer([], shown=shown, spaced=spaced)
+        assert "".join(detokenizer.push(token_id) for token_id in (0, 261, 3, 0)) == expected
 
 
 def test_a_space_after_the_prompt_is_kept() -> None:
