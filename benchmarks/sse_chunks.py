@@ -1,8 +1,8 @@
 """What a streamed chunk costs the gateway: CPU time of its process, one token a chunk.
 
-Run: `python -m benchmarks.sse_chunks`. Router, tokenizer, gateway and a scripted engine run as processes; this
-one reads the streams. From when all streams run to when the first is about to end, user and system time of the
-gateway's process, all of its threads, is divided by the chunks that arrived.
+Run: `python -m benchmarks.sse_chunks`. Router, tokenizer, gateway and a scripted engine run as processes;
+this one reads the streams. From when all streams run to when the first is about to end, user and system time
+of the gateway's process, all of its threads, is divided by the chunks that arrived.
 """
 
 from __future__ import annotations
