@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,12 +13,12 @@ import pytest
 from gateway import GatewayConfig
 from tests.support.gateway import CHAT, COMPLETIONS, MODEL, Stack, script
 from tests.support.http import Connection, call, request_bytes
+from tests.support.neighbour import neighbour
 from tests.support.stack_fixtures import StartStack
 from tests.support.tiny_tokenizer import VOCAB_SIZE
 
 USER = [{"role": "user", "content": "hi"}]
 LEAKS = ("/home/", "/root/", "site-packages", 'File "', "Traceback", "0x7f", ".py")
-NEIGHBOUR = {"prompt": "neighbour", "max_tokens": 900, "seed": 3, "stream": True}
 
 
 def raw(text: str) -> bytes:
@@ -216,35 +215,6 @@ async def test_a_body_over_the_limit_is_refused_unread(start_stack: StartStack) 
     assert (await asyncio.wait_for(connection.head(), 5))[0] == 413
     connection.close()
     await stack.alive()
-
-
-@asynccontextmanager
-async def neighbour(stack: Stack, say: Callable[[str], None]) -> AsyncIterator[None]:
-    """A long stream beside the block: its text must be that of its run alone. Says its longest gap."""
-    alone = (await stack.complete(**{**NEIGHBOUR, "stream": False})).json()["choices"][0]["text"]
-    connection = await stack.open_stream(COMPLETIONS, NEIGHBOUR)
-    gaps: list[float] = []
-
-    async def read() -> str:
-        await connection.head()
-        text, last = "", time.perf_counter()
-        while chunk := await connection.chunk():
-            gaps.append(time.perf_counter() - last)
-            last = time.perf_counter()
-            for line in chunk.decode().split("\n\n"):
-                if line.startswith("data: {"):
-                    text += json.loads(line[6:])["choices"][0]["text"]
-        return text
-
-    reading = asyncio.create_task(read())
-    try:
-        yield
-    finally:
-        text = await asyncio.wait_for(reading, 60)
-        connection.close()
-    assert text == alone
-    say(f"longest gap of a stream beside bad input: {max(gaps) * 1000:.0f} ms over {len(gaps)} chunks")
-    assert max(gaps) < 2
 
 
 async def test_a_neighbour_feels_nothing(start_stack: StartStack, say: Callable[[str], None]) -> None:

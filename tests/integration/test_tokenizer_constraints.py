@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -148,19 +148,21 @@ async def test_time_and_memory_are_limits_of_their_own(tmp_path: Path) -> None:
         await running.stub.Render(completion_request("still here"))
 
 
-async def test_hostile_constraints_are_judged_quickly(tokenizer: RunningTokenizer) -> None:
-    """The time each takes is printed; none takes the worker's life."""
+async def test_hostile_constraints_are_judged_quickly(
+    tokenizer: RunningTokenizer, say: Callable[[str], None]
+) -> None:
+    """The time that each takes is printed; none takes the worker's life."""
     (worker,) = tokenizer.service.pool.pids
     await tokenizer.stub.CheckConstraint(asking(REGEX, "warm"))
     for name, kind, source in HOSTILE:
         started = time.perf_counter()
         error = await refusal(tokenizer, asking(kind, source))
-        print(f"{name}: {1000 * (time.perf_counter() - started):.1f} ms: {error.message}")  # noqa: T201 (for the record)
+        say(f"{name}: {1000 * (time.perf_counter() - started):.1f} ms: {error.message}")
         assert (error.code, error.param) == (INVALID, "response_format")
     for name, kind, source in HARMLESS:
         started = time.perf_counter()
         await tokenizer.stub.CheckConstraint(asking(kind, source))
-        print(f"{name}: harmless, compiled in {1000 * (time.perf_counter() - started):.1f} ms")  # noqa: T201
+        say(f"{name}: harmless, compiled in {1000 * (time.perf_counter() - started):.1f} ms")
     assert tokenizer.service.pool.pids == (worker,)
 
 

@@ -1,0 +1,42 @@
+"""A stream that runs beside an attack and must not notice it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from tests.support.gateway import COMPLETIONS, Stack
+
+NEIGHBOUR = {"prompt": "neighbour", "max_tokens": 900, "seed": 3, "stream": True}
+
+
+@asynccontextmanager
+async def neighbour(stack: Stack, say: Callable[[str], None]) -> AsyncIterator[None]:
+    """A long stream beside the block: its text must be that of its run alone. Says its longest gap."""
+    alone = (await stack.complete(**{**NEIGHBOUR, "stream": False})).json()["choices"][0]["text"]
+    connection = await stack.open_stream(COMPLETIONS, NEIGHBOUR)
+    gaps: list[float] = []
+
+    async def read() -> str:
+        await connection.head()
+        text, last = "", time.perf_counter()
+        while chunk := await connection.chunk():
+            gaps.append(time.perf_counter() - last)
+            last = time.perf_counter()
+            for line in chunk.decode().split("\n\n"):
+                if line.startswith("data: {"):
+                    text += json.loads(line[6:])["choices"][0]["text"]
+        return text
+
+    reading = asyncio.create_task(read())
+    try:
+        yield
+    finally:
+        text = await asyncio.wait_for(reading, 60)
+        connection.close()
+    assert text == alone
+    say(f"longest gap of a stream beside bad input: {max(gaps) * 1000:.0f} ms over {len(gaps)} chunks")
+    assert max(gaps) < 2
