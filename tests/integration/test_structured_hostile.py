@@ -104,7 +104,7 @@ async def test_each_is_refused_by_name_or_harmless(
     start_stack: StartStack, say: Callable[[str], None]
 ) -> None:
     stack = await start_stack(script(step_delay_ms=2))
-    async with neighbour(stack, say):
+    async with neighbour(stack, say, tokens=250):
         for name, fields, param in HOSTILE:
             started = time.perf_counter()
             answer = await stack.chat(max_tokens=1, **fields)

@@ -10,14 +10,13 @@ from contextlib import asynccontextmanager
 
 from tests.support.gateway import COMPLETIONS, Stack
 
-NEIGHBOUR = {"prompt": "neighbour", "max_tokens": 900, "seed": 3, "stream": True}
-
 
 @asynccontextmanager
-async def neighbour(stack: Stack, say: Callable[[str], None]) -> AsyncIterator[None]:
+async def neighbour(stack: Stack, say: Callable[[str], None], *, tokens: int = 900) -> AsyncIterator[None]:
     """A long stream beside the block: its text must be that of its run alone. Says its longest gap."""
-    alone = (await stack.complete(**{**NEIGHBOUR, "stream": False})).json()["choices"][0]["text"]
-    connection = await stack.open_stream(COMPLETIONS, NEIGHBOUR)
+    fields = {"prompt": "neighbour", "max_tokens": tokens, "seed": 3}
+    alone = (await stack.complete(**fields)).json()["choices"][0]["text"]
+    connection = await stack.open_stream(COMPLETIONS, fields | {"stream": True})
     gaps: list[float] = []
 
     async def read() -> str:
