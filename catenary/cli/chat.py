@@ -71,14 +71,16 @@ def trusted(config: ChatConfig) -> ssl.SSLContext | bool:
 
 
 def first_model(client: httpx2.Client) -> str:
-    """Return the name of the first model that the server lists."""
+    """Return the name of the first model in the server's list that generates."""
     response = client.get("/v1/models")
     if response.status_code != 200:
         raise ChatError(refusal_text(response))
     models = response.json().get("data", [])
-    if not models:
-        raise ChatError("the server lists no model")
-    return str(models[0]["id"])
+    # Other servers do not say what a model is for.
+    names = [model["id"] for model in models if "generate" in model.get("tasks", ["generate"])]
+    if not names:
+        raise ChatError("the server lists no model that generates")
+    return str(names[0])
 
 
 def converse(client: httpx2.Client, config: ChatConfig, model: str) -> None:

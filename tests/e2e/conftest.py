@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from services.engine.model import prepare_model
-from tests.support.e2e_stack import ProcessStack, StackPlan
+from tests.support.e2e_stack import FurtherModel, ProcessStack, StackPlan
 
 if TYPE_CHECKING:
     from tests.support.reference import Reference
 
 MODEL = "SmolLM2-135M-Instruct"
+EMBEDDER = "all-MiniLM-L6-v2"
 START_S = 120.0
 
 
@@ -36,11 +37,16 @@ def reference(model_directory: Path) -> Reference:
 
 @pytest.fixture(scope="session")
 def real_processes(model_directory: Path) -> Iterator[ProcessStack]:
-    """Router, tokenizer, gateway and one engine as processes; started once."""
+    """Router, gateway, and a tokenizer and an engine for each of two models, as processes; started once."""
     directory = Path(tempfile.mkdtemp(prefix="cat-"))
     engine = ("--model", str(model_directory), "--dtype", "float32", "--kv-cache-gib", "0.75")
+    encoder = prepare_model("minilm")
+    embedding = FurtherModel(encoder, EMBEDDER, ("--model", str(encoder), "--dtype", "float32"))
     plan = StackPlan(
-        model_dir=model_directory, model=MODEL, engine_flags=(*engine, "--max-model-len", "2048")
+        model_dir=model_directory,
+        model=MODEL,
+        engine_flags=(*engine, "--max-model-len", "2048"),
+        further=(embedding,),
     )
     stack = ProcessStack(directory, plan)
     stack.start()

@@ -34,7 +34,7 @@ async def ask(client: AsyncOpenAI, number: int, **options: Any) -> Any:
 async def running(stack: ProcessStack, count: int) -> None:
     async def reported() -> bool:
         fleet = await stack.fleet() or router_pb2.GetFleetResponse()
-        return [engine.load.running for engine in fleet.engines] == [count]
+        return sum(engine.load.running for engine in fleet.engines) == count
 
     await until(reported, f"{count} running sequences", timeout_s=30)
 

@@ -6,13 +6,16 @@ import asyncio
 import base64
 import math
 import struct
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from services.engine.scripted import Script, pack_vector, score_of, vector_of
-from tests.support.gateway import CHAT, COMPLETIONS, MODEL, Stack, script
+from tests.support.engines import ScriptedEngine
+from tests.support.gateway import CHAT, COMPLETIONS, MODEL, Stack, script, tokenizer_process
 from tests.support.http import request_bytes
+from tests.support.secrets import TestSecrets
 from tests.support.stack_fixtures import StartStack
 from tests.support.tiny_tokenizer import VOCAB_SIZE, byte_ids
 from tests.support.waiting import eventually
@@ -274,3 +277,37 @@ async def test_keys_guard_these_routes_too(start_stack: StartStack) -> None:
         connection = await stack.open_raw(request_bytes("POST", path, {"model": MODEL, "input": "x"}))
         assert (await connection.answer()).status == 401
         connection.close()
+
+
+async def test_calls_go_to_the_tokenizer_that_has_the_model(start_stack: StartStack, run_dir: Path) -> None:
+    directory = run_dir / "further"
+    directory.mkdir()
+    with tokenizer_process(directory, flags=("--served-model-name", "vectors")) as (target, _):
+        stack = await start_stack(extra_tokenizers=(target,))
+        engine = ScriptedEngine(
+            [f"unix:{run_dir}/router.sock"],
+            TestSecrets.write(run_dir),
+            script=embedding(),
+            served_model_name="vectors",
+            listen=(f"unix:{run_dir}/e2.sock",),
+        )
+        await engine.start()
+        try:
+            board = stack.gateway._models
+            await eventually(
+                lambda: len(board.served) == 2 and all(map(board._usable, board.served)),
+                "two models",
+                timeout_s=30,
+            )
+            for _ in range(4):
+                answer = await stack.post(EMBEDDINGS, {"model": "vectors", "input": TEXTS})
+                assert [item["embedding"] for item in answer.json()["data"]] == [
+                    vector(text) for text in TEXTS
+                ]
+                assert (await stack.chat(max_tokens=2)).status == 200
+            wrong = await stack.chat(model="vectors")
+            assert wrong.json()["error"]["param"] == "model"
+            missing = await stack.post("/tokenize", {"model": None, "prompt": "x"})
+            assert "several are served" in missing.json()["error"]["message"]
+        finally:
+            await engine.stop()

@@ -24,6 +24,15 @@ READY_S = 30.0
 
 
 @dataclass(frozen=True)
+class FurtherModel:
+    """A model that is served beside a stack's first one, by one tokenizer and one engine."""
+
+    model_dir: Path
+    model: str
+    engine_flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class StackPlan:
     """What a stack is made of. The flags are added to the ones that every stack needs."""
 
@@ -34,6 +43,7 @@ class StackPlan:
     router_flags: tuple[str, ...] = ()
     tokenizer_flags: tuple[str, ...] = ()
     gateway_flags: tuple[str, ...] = ()
+    further: tuple[FurtherModel, ...] = ()
 
 
 class ProcessStack:
@@ -51,27 +61,29 @@ class ProcessStack:
             *("--lease-ms", str(LEASE_MS), "--report-interval-ms", str(REPORT_INTERVAL_MS)),
             *("--drain-s", "2", *self.secrets.flags, *plan.router_flags),
         )
-        self.tokenizer = self._service(
-            "tokenizer",
-            "services.tokenizer",
-            *("--model-dir", str(plan.model_dir), "--served-model-name", plan.model, "--workers", "1"),
-            *(*self.secrets.flags, *plan.tokenizer_flags),
-        )
+        self.tokenizer = self._tokenizer("tokenizer", plan.model_dir, plan.model, *plan.tokenizer_flags)
+        self.tokenizers = [
+            self.tokenizer,
+            *(self._tokenizer(f"tokenizer-{one.model}", one.model_dir, one.model) for one in plan.further),
+        ]
+        models = [(plan.model, plan.engine_flags)] * plan.engines
+        models += [(one.model, one.engine_flags) for one in plan.further]
         self.engines = [
             self._service(
                 f"engine-{index}",
                 "services.engine",
                 *("--router", self.socket("router"), "--engine-name", f"engine-{index}"),
-                *("--served-model-name", plan.model, *fast, *self.secrets.flags, *plan.engine_flags),
+                *("--served-model-name", name, *fast, *self.secrets.flags, *flags),
             )
-            for index in range(plan.engines)
+            for index, (name, flags) in enumerate(models)
         ]
         self.gateway = ServiceProcess(
             "gateway",
             "gateway",
             (
                 *("--port", str(self._port), "--router", self.socket("router")),
-                *("--tokenizer", self.socket("tokenizer"), "--drain-s", "2"),
+                *(f"--tokenizer={self.socket(one.name)}" for one in self.tokenizers),
+                *("--drain-s", "2"),
                 *(f"--client-secret-file={self.secrets.client_file}", *plan.gateway_flags),
             ),
             directory,
@@ -85,7 +97,7 @@ class ProcessStack:
     @property
     def services(self) -> tuple[ServiceProcess, ...]:
         """All of them, in the order in which they start."""
-        return (self.router, self.tokenizer, *self.engines, self.gateway)
+        return (self.router, *self.tokenizers, *self.engines, self.gateway)
 
     def socket(self, name: str) -> str:
         """A service's gRPC address."""
@@ -167,6 +179,10 @@ class ProcessStack:
             await until(quiet, "an idle stack", timeout_s=timeout_s)
         except AssertionError:
             raise AssertionError(f"not idle within {timeout_s:g} s: {last}") from None
+
+    def _tokenizer(self, name: str, model_dir: Path, model: str, *flags: str) -> ServiceProcess:
+        options = ("--model-dir", str(model_dir), "--served-model-name", model, "--workers", "1")
+        return self._service(name, "services.tokenizer", *options, *self.secrets.flags, *flags)
 
     def _service(self, name: str, module: str, *flags: str) -> ServiceProcess:
         return ServiceProcess(name, module, ("--listen", self.socket(name), *flags), self._directory)
