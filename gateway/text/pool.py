@@ -149,7 +149,7 @@ class TokenizerPool:
 
     async def _anywhere(self, call: Callable[[TokenizerTarget], Awaitable[T]], model: str) -> T:
         """`call` on the least busy of the targets that have the model and answer; on others, in turn, if that
-        one is away.
+        one is away, or has another model after all.
 
         Calls may be repeated."""
         # The sort is stable: of targets that are alike, the one that was not asked for longest comes first.
@@ -161,8 +161,11 @@ class TokenizerPool:
             raise _away()
         self._targets.remove(order[0])
         self._targets.append(order[0])
+        strangers: set[TokenizerTarget] = set()
         for attempt in range(max(TRIES, len(order))):
             target = order[attempt % len(order)]
+            if target in strangers:
+                continue
             target.calls += 1
             try:
                 result = await call(target)
@@ -170,7 +173,9 @@ class TokenizerPool:
                 return result
             except grpc.aio.AioRpcError as failure:
                 error = error_of(failure)
-                if error.code not in _AWAY:
+                if error.code == common_pb2.ERROR_CODE_MODEL_NOT_FOUND and len(strangers) + 1 < len(order):
+                    strangers.add(target)
+                elif error.code not in _AWAY:
                     raise self._api_error(error, model) from None
             finally:
                 target.calls -= 1

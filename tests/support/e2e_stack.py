@@ -153,9 +153,18 @@ class ProcessStack:
                 and len(fleet.engines) == len(self.engines)
                 and fleet.sessions == 1
                 and await self.health("/ready") == 200
+                and (not self.plan.further or await self._knows_all_models())
             )
 
         await until(serving, "a stack that serves", timeout_s=timeout_s)
+
+    async def _knows_all_models(self) -> bool:
+        """Whether the gateway has the tokenizer of each model: it is ready with one of them."""
+        for model in (self.plan.model, *(one.model for one in self.plan.further)):
+            body = {"model": model, "prompt": "x"}
+            if (await call(self.address, "POST", "/tokenize", body)).status != 200:
+                return False
+        return True
 
     async def idle(self, *, timeout_s: float = 15.0) -> None:
         """Wait until nothing is live anywhere, by reports that engines made after this call."""

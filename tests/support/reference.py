@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, convert_slow_tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 # Two scores nearer than this may change places with the order of a sum.
 NEAR_TIE = 1e-4
@@ -40,8 +41,7 @@ class Reference:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(directory)
         model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
         self._model = model.eval()
-        converter: Any = convert_slow_tokenizer
-        alphabet = {char: byte for byte, char in converter.bytes_to_unicode().items()}
+        alphabet = {char: byte for byte, char in bytes_to_unicode().items()}
         added = self.tokenizer.get_added_vocab()
         self._ids = {
             token.encode() if token in added else bytes(alphabet[char] for char in token): token_id
