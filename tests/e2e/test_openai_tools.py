@@ -1,0 +1,105 @@
+"""Tool calls of the real model with the reference client (facts/openai-api.md, assertions 47 to 51).
+
+The small model's template knows no tools: calls are required, and a grammar writes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+
+from tests.e2e.conftest import MODEL
+from tests.support.e2e_stack import ProcessStack
+
+ADD: dict[str, Any] = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "sign": {"enum": ["+", "\u2212"]}},
+    "required": ["a", "sign"],
+    "additionalProperties": False,
+}
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": ADD}},
+    {"type": "function", "function": {"name": "now"}},
+]
+NAMED: dict[str, Any] = {"type": "function", "function": {"name": "add"}}
+MESSAGES: list[Any] = [{"role": "user", "content": "What is 17 and 4?"}]
+
+
+@pytest.fixture
+async def client(stack: ProcessStack) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{stack.address}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+async def ask(client: openai.AsyncOpenAI, **fields: Any) -> Any:
+    body = {
+        "model": MODEL,
+        "messages": MESSAGES,
+        "temperature": 0,
+        "max_tokens": 120,
+        "tools": TOOLS,
+        **fields,
+    }
+    return await client.chat.completions.create(**body)
+
+
+async def streamed(client: openai.AsyncOpenAI, **fields: Any) -> tuple[list[tuple[str, str]], str | None]:
+    calls: list[tuple[str, str]] = []
+    reason = None
+    async for chunk in await ask(client, stream=True, **fields):
+        for choice in chunk.choices:
+            reason = choice.finish_reason or reason
+            for call in choice.delta.tool_calls or ():
+                if call.id:
+                    calls.append((call.function.name, ""))
+                name, arguments = calls[call.index]
+                calls[call.index] = (name, arguments + (call.function.arguments or ""))
+    return calls, reason
+
+
+async def test_47_a_named_tool_is_called_alike_in_both_modes(client: openai.AsyncOpenAI) -> None:
+    answer = await ask(client, tool_choice=NAMED)
+    (choice,) = answer.choices
+    (call,) = choice.message.tool_calls
+    assert (call.function.name, choice.finish_reason, choice.message.content) == ("add", "stop", None)
+    jsonschema.validate(json.loads(call.function.arguments), ADD)
+    assert await streamed(client, tool_choice=NAMED) == ([("add", call.function.arguments)], "stop")
+
+
+async def test_48_bad_choices_are_refused(client: openai.AsyncOpenAI) -> None:
+    unknown = {"type": "function", "function": {"name": "nope"}}
+    for fields in ({"tool_choice": unknown}, {"tools": [], "tool_choice": "required"}):
+        with pytest.raises(openai.BadRequestError) as caught:
+            await ask(client, **fields)
+        assert caught.value.param == "tool_choice"
+    with pytest.raises(openai.BadRequestError) as caught:
+        await ask(client, tools=openai.NOT_GIVEN, tool_choice="auto")
+    assert caught.value.param == "tool_choice"
+
+
+async def test_49_51_a_required_call_and_at_most_one(client: openai.AsyncOpenAI) -> None:
+    answer = await ask(client, tool_choice="required", parallel_tool_calls=False, n=2, temperature=1, seed=5)
+    for choice in answer.choices:
+        (call,) = choice.message.tool_calls
+        assert choice.finish_reason == "tool_calls"
+        assert call.function.name in ("add", "now")
+        arguments = json.loads(call.function.arguments)
+        if call.function.name == "add":
+            jsonschema.validate(arguments, ADD)
+    ids = [call.id for choice in answer.choices for call in choice.message.tool_calls]
+    assert len(set(ids)) == 2
+
+
+async def test_50_calls_and_results_go_back(client: openai.AsyncOpenAI) -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+    turns = [
+        *MESSAGES,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "12:00"},
+    ]
+    answer = await ask(client, messages=turns, tools=openai.NOT_GIVEN, max_tokens=4)
+    assert answer.choices[0].finish_reason in ("stop", "length")
