@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from gateway.constraints import CallableFunction, Wanted, wanted_calls, wanted_of
 from gateway.errors import bad_request
-from gateway.parsing import ParserChoice, ToolSet, tag_for
+from gateway.parsing import (
+    RESPONSE_TEMPLATE,
+    ParserChoice,
+    TemplateFormats,
+    ToolSet,
+    read_response_template,
+    tag_for,
+)
 from gateway.parsing.formats import JSON
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.tools import CallMode, CallPolicy
@@ -15,13 +22,15 @@ def choose_parser(fields: ChatRequest, traits: TokenizerTraits) -> ParserChoice:
     """The parser for the answers to a request. Raises ApiError if calls cannot be told from text."""
     policy = fields.call_policy
     restricted = policy.mode is CallMode.REQUIRED or set(policy.names) != fields.schemas.keys()
+    tool_parser, reasoning_parser, template = _own(traits)
     return ParserChoice(
-        tool_parser=_tool_parser(traits.tool_parser, policy),
-        reasoning_parser=traits.reasoning_parser,
+        tool_parser=_tool_parser(tool_parser, policy),
+        reasoning_parser=reasoning_parser,
         tools=ToolSet(fields.schemas, frozenset(policy.names) if restricted else None, policy.single),
         continues=bool(fields.continue_final_message),
         named=policy.named,
         shows_reasoning=fields.include_reasoning is not False,
+        template=template,
     )
 
 
@@ -42,7 +51,19 @@ def choose_constraint(fields: ChatRequest, traits: TokenizerTraits) -> Wanted | 
         if tool.function.name in policy.names
     ]
     required = policy.mode is CallMode.REQUIRED
-    return wanted_calls(functions, traits.tool_parser, required=required, single=policy.single)
+    return wanted_calls(functions, _own(traits)[0], required=required, single=policy.single)
+
+
+def _own(traits: TokenizerTraits) -> tuple[str, str, TemplateFormats]:
+    """The model's parsers for calls and for reasoning. Its response template, if it is understood, has the
+    first word on what it describes."""
+    found = read_response_template(traits.response_template) if traits.response_template else None
+    formats = found or TemplateFormats()
+    return (
+        traits.tool_parser if formats.tools is None else RESPONSE_TEMPLATE,
+        traits.reasoning_parser if formats.reasoning is None else RESPONSE_TEMPLATE,
+        formats,
+    )
 
 
 def _tool_parser(own: str, policy: CallPolicy) -> str:

@@ -12,12 +12,15 @@ from gateway.parsing.events import (
     ToolCallStart,
 )
 from gateway.parsing.parser import TextParser
+from gateway.parsing.response_template import NAME as RESPONSE_TEMPLATE
+from gateway.parsing.response_template import TemplateFormats, read_response_template
 from gateway.parsing.tags import Tag, tag_for
 from gateway.parsing.toolset import NAME, ToolSet
 
 __all__ = [
     "NAME",
     "REASONING_PARSERS",
+    "RESPONSE_TEMPLATE",
     "TOOL_PARSERS",
     "Content",
     "OutputParser",
@@ -25,9 +28,11 @@ __all__ = [
     "Part",
     "Reasoning",
     "Tag",
+    "TemplateFormats",
     "TextParser",
     "ToolCallArguments",
     "ToolCallStart",
     "ToolSet",
+    "read_response_template",
     "tag_for",
 ]

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from gateway.parsing import formats, harmony, reasoning
+from gateway.parsing import formats, harmony, reasoning, response_template
 from gateway.parsing.calls import Calls
 from gateway.parsing.formats import FORMATS
 from gateway.parsing.output import Output
 from gateway.parsing.parser import TextParser
-from gateway.parsing.reasoning import REASONING, Beginning, beginning, read_reasoning
+from gateway.parsing.reasoning import REASONING, Beginning, ReasoningFormat, beginning, read_reasoning
+from gateway.parsing.response_template import TemplateFormats
 from gateway.parsing.source import Scan, Source
 from gateway.parsing.syntax import ToolFormat
 from gateway.parsing.toolset import ToolSet
@@ -34,6 +35,8 @@ class ParserChoice:
     """The request named the one function: its call ends the answer with `stop`, as OpenAI's do."""
     shows_reasoning: bool = True
     """Reasoning is part of the answer."""
+    template: TemplateFormats = field(default_factory=TemplateFormats)
+    """Formats that the name `response_template` stands for."""
 
     @property
     def needed(self) -> bool:
@@ -56,15 +59,28 @@ class ParserChoice:
     def _markers(self) -> Iterator[str]:
         if self.is_harmony:
             yield from harmony.MARKERS
-        if (form := REASONING.get(self.reasoning_parser)) is not None:
+        if (form := self._thoughts) is not None:
             yield from (*form.opens, *form.closes)
-        if (tools := FORMATS.get(self.tool_parser)) is not None:
-            yield from tools.texts
+        yield from self._calls.texts
+
+    @property
+    def _thoughts(self) -> ReasoningFormat | None:
+        if self.reasoning_parser == response_template.NAME:
+            return self.template.reasoning
+        return REASONING.get(self.reasoning_parser)
+
+    @property
+    def _calls(self) -> ToolFormat:
+        if self.tool_parser == response_template.NAME:
+            return self.template.tools or _PLAIN
+        return (
+            formats.JSON if self.tool_parser == formats.JSON.name else FORMATS.get(self.tool_parser, _PLAIN)
+        )
 
     def thoughts_end(self, tail: str) -> str | None:
         """What ends the reasoning that the answer begins in: a constraint holds behind it. None: it does not
         begin in any, or nobody looks for one."""
-        form = REASONING.get(self.reasoning_parser)
+        form = self._thoughts
         if form is None or beginning(form, tail, continues=self.continues) is not Beginning.THOUGHTS:
             return None
         return form.closes[0]
@@ -72,9 +88,7 @@ class ParserChoice:
     def parser(self, tail: str) -> TextParser:
         """A parser for one choice. `tail`: the last characters of the prompt."""
         source = Source()
-        form = (
-            formats.JSON if self.tool_parser == formats.JSON.name else FORMATS.get(self.tool_parser, _PLAIN)
-        )
+        form = self._calls
         output = Output(ids=form.ids, single=self.tools.single, thoughts=self.shows_reasoning)
         if self.is_harmony:
             reader = harmony.Harmony(source, output, self.tools, calls=bool(self.tool_parser))
@@ -82,7 +96,7 @@ class ParserChoice:
         return TextParser(source, output, self._read(source, output, form, tail))
 
     def _read(self, source: Source, output: Output, form: ToolFormat, tail: str) -> Scan[None]:
-        thoughts = REASONING.get(self.reasoning_parser)
+        thoughts = self._thoughts
         trim = False
         if thoughts is not None:
             start = beginning(thoughts, tail, continues=self.continues)

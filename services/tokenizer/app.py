@@ -117,7 +117,10 @@ def make_servicer(
 ) -> TokenizerServicer:
     """The service's answers, of what `pool` does."""
     parsers = detect_parsers(
-        files.templates.values(), tool=config.tool_parser, reasoning=config.reasoning_parser
+        files.templates.values(),
+        response_template=files.response_template,
+        tool=config.tool_parser,
+        reasoning=config.reasoning_parser,
     )
     _log.info("parsers", tool=parsers.tool or NO_PARSER, reasoning=parsers.reasoning or NO_PARSER)
     return TokenizerServicer(

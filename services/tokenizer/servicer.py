@@ -53,6 +53,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
             template_variables=ready.template_variables,
             tool_parser=parsers.tool,
             reasoning_parser=parsers.reasoning,
+            response_template=parsers.response_template,
             renders_pairs=ready.renders_pairs,
         )
 

@@ -17,6 +17,8 @@ class Parsers:
 
     tool: str = ""
     reasoning: str = ""
+    response_template: str = ""
+    """JSON that describes them better than the names, unless an operator named any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +65,21 @@ _REASONING = (
 
 
 def detect_parsers(
-    templates: Iterable[str], *, tool: str | None = None, reasoning: str | None = None
+    templates: Iterable[str],
+    *,
+    response_template: str = "",
+    tool: str | None = None,
+    reasoning: str | None = None,
 ) -> Parsers:
-    """The parsers for a model with these chat templates.
+    """The parsers for a model with these chat templates, and maybe a response template.
 
     `tool` and `reasoning` are what the operator says instead: a name, or `none`."""
     text = "\n".join(templates)
-    return Parsers(_chosen(tool, _TOOLS, text), _chosen(reasoning, _REASONING, text))
+    return Parsers(
+        _chosen(tool, _TOOLS, text),
+        _chosen(reasoning, _REASONING, text),
+        response_template if tool is None and reasoning is None else "",
+    )
 
 
 def _chosen(name: str | None, signs: tuple[_Sign, ...], text: str) -> str:

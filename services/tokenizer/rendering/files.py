@@ -12,6 +12,7 @@ from services.tokenizer.rendering.errors import ModelFilesError
 
 MAX_FILE_BYTES = 512 * 1024 * 1024
 MAX_NAMED_TEMPLATES = 64
+MAX_RESPONSE_TEMPLATE = 65_536
 DEFAULT_TEMPLATE = "default"
 
 
@@ -27,6 +28,8 @@ class ModelFiles(msgspec.Struct, frozen=True):
     add_bos: bool | None
     # Further templates, such as the one for chats with tools (tool_use).
     named_templates: dict[str, str] = {}
+    # transformers' declarative description of the model's answers, as JSON; empty: there is none.
+    response_template: str = ""
 
     @property
     def templates(self) -> dict[str, str]:
@@ -56,7 +59,14 @@ def read_model_files(directory: Path, *, chat_template: Path | None = None) -> M
         special_tokens=_special_tokens(_read_object(directory / "special_tokens_map.json") | config),
         add_bos=add_bos if isinstance(add_bos, bool) else None,
         named_templates=templates,
+        response_template=_response_template(config),
     )
+
+
+def _response_template(config: dict[str, Any]) -> str:
+    template = config.get("response_template")
+    text = json.dumps(template, ensure_ascii=False) if isinstance(template, dict) else ""
+    return text if len(text) <= MAX_RESPONSE_TEMPLATE else ""
 
 
 def _advice(directory: Path) -> str:

@@ -17,7 +17,7 @@ from gateway.parsing import (
     ToolCallStart,
     ToolSet,
 )
-from tests.support.model_outputs import SCHEMAS
+from tests.support.parsed import SCHEMAS
 
 _BAR = "\uff5c"
 OPENERS = {

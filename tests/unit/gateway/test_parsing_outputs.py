@@ -4,49 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.parsing import (
-    REASONING_PARSERS,
-    TOOL_PARSERS,
-    Content,
-    ParserChoice,
-    Reasoning,
-    ToolCallArguments,
-    ToolCallStart,
-    ToolSet,
-)
-from tests.support.model_outputs import OUTPUTS, SCHEMAS, Output
-
-Read = tuple[str, str, list[tuple[str, str]]]
-
-
-def read(output: Output, pieces: Sequence[str]) -> Read:
-    """Content, reasoning, and the calls' names and arguments."""
-    choice = ParserChoice(output.parser, output.thinks, ToolSet(SCHEMAS))
-    parser = choice.parser(output.tail)
-    content, reasoning, calls, ids = "", "", [], set()
-    for parts in [*map(parser.feed, pieces), parser.finish()]:
-        for part in parts:
-            match part:
-                case Content(text):
-                    content += text
-                case Reasoning(text):
-                    reasoning += text
-                case ToolCallStart(index, call_id, name):
-                    assert index == len(calls)
-                    assert call_id not in ids
-                    ids.add(call_id)
-                    calls.append((name, ""))
-                case ToolCallArguments(index, text):
-                    assert index == len(calls) - 1
-                    assert text
-                    calls[index] = (calls[index][0], calls[index][1] + text)
-    return content, reasoning, calls
+from gateway.parsing import REASONING_PARSERS, TOOL_PARSERS
+from tests.support.parsed import Output, read
+from tests.support.token_outputs import OUTPUTS
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from gateway.parsing import (
     ToolSet,
     tag_for,
 )
-from tests.support.model_outputs import SCHEMAS
+from tests.support.parsed import SCHEMAS
 
 TOOLS = ToolSet(SCHEMAS)
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'

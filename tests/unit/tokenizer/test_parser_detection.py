@@ -54,6 +54,8 @@ def test_the_operator_has_the_last_word() -> None:
     template = FAMILIES["Qwen 3"][0]
     assert detect_parsers([template], tool="none", reasoning="granite") == Parsers("", "granite")
     assert detect_parsers([], tool="mistral") == Parsers("mistral", "")
+    assert detect_parsers([], response_template="{}") == Parsers(response_template="{}")
+    assert detect_parsers([], response_template="{}", tool="hermes") == Parsers("hermes")
 
 
 def test_names_are_those_of_the_gateways_parsers() -> None:

@@ -1,0 +1,167 @@
+"""A checkpoint's declarative response template (transformers' `response_template`) as formats of ours.
+
+It is understood as far as it describes calls and reasoning in the ways that syntax.py has words for; one that
+says more is not used at all, and the parsers that the chat template tells of are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from gateway.parsing.patterns import Group, Item, Space, read_pattern
+from gateway.parsing.reasoning import ReasoningFormat
+from gateway.parsing.syntax import (
+    CallList,
+    CallObject,
+    JsonArguments,
+    Literal,
+    PythonCalls,
+    Step,
+    TaggedArguments,
+    ToolFormat,
+    Word,
+    WordKind,
+)
+
+NAME = "response_template"
+_CALLS = "tool_calls"
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateFormats:
+    """What a template describes."""
+
+    tools: ToolFormat | None = None
+    reasoning: ReasoningFormat | None = None
+
+
+@lru_cache(maxsize=64)
+def read_response_template(text: str) -> TemplateFormats | None:
+    """The formats that a template describes, given as JSON; None if it says what we have no words for."""
+    try:
+        fields = msgspec.json.decode(text, type=dict[str, Any]).get("fields")
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+    if not isinstance(fields, dict) or fields.keys() - {"content", _CALLS, *_THOUGHTS}:
+        return None
+    if not all(isinstance(field, dict) for field in fields.values()):
+        return None
+    reasoning = next((_reasoning(fields[name]) for name in _THOUGHTS if name in fields), None)
+    tools = _tools(fields[_CALLS]) if _CALLS in fields else None
+    described = any(name in fields for name in _THOUGHTS), _CALLS in fields
+    if described != (reasoning is not None, tools is not None):
+        return None
+    return TemplateFormats(tools, reasoning)
+
+
+def _reasoning(field: Mapping[str, Any]) -> ReasoningFormat | None:
+    opens, closes = _literals(field.get("open")), _literals(field.get("close"))
+    if not opens or not closes or field.get("content", "text") != "text":
+        return None
+    return ReasoningFormat(NAME, opens, closes)
+
+
+def _tools(field: Mapping[str, Any]) -> ToolFormat | None:
+    begin = _anchor(field, "open")
+    end = _anchor(field, "close")
+    if not begin or not isinstance(begin[0], str):
+        return None
+    marker = begin[0]
+    ends = tuple(item for item in end or () if isinstance(item, str))
+    content = _content(field, ends, named=Group("name") in begin)
+    head = _head(begin[1:], content)
+    if content is None or head is None:
+        return None
+    closing = tuple(Literal(text, optional=True) for text in ends)
+    return ToolFormat(NAME, calls={marker: (*head, content, *closing)})
+
+
+def _head(items: list[Item], content: Step | None) -> list[Step] | None:
+    """What stands between the marker and the content."""
+    steps: list[Step] = []
+    for place, item in enumerate(items):
+        if isinstance(item, str):
+            steps.append(Literal(item))
+            continue
+        following = next((each for each in items[place + 1 :] if isinstance(each, str)), None)
+        until = (following,) if following is not None else _first_texts(content)
+        if item != Group("name") or not until:
+            return None
+        steps.append(Word(WordKind.NAME, until))
+    return steps
+
+
+def _first_texts(content: Step | None) -> tuple[str, ...]:
+    match content:
+        case JsonArguments():
+            return ("{",)
+        case TaggedArguments():
+            return (content.key_open, *content.ends)
+    return ()
+
+
+def _content(field: Mapping[str, Any], ends: tuple[str, ...], *, named: bool) -> Step | None:
+    kind, options = field.get("content"), field.get("content_args") or {}
+    function = _transformed(field.get("transform"))
+    if kind == "python-call-list" and not named:
+        return PythonCalls()
+    if kind == "xml-inline" and named and isinstance(options, dict):
+        return _tags(options.get("tag_pattern"), ends)
+    if kind != "json" or options:
+        return None
+    if named:
+        whole = isinstance(function, dict) and function.get("arguments") == "{content}"
+        return JsonArguments() if whole else None
+    if function == "{content}" or _picks_parts(function):
+        return CallList() if field.get("transform_each") else CallObject()
+    return None
+
+
+def _transformed(transform: Any) -> Any:
+    """What becomes of a call: the `function` in OpenAI's shape."""
+    return transform.get("function") if isinstance(transform, dict) else None
+
+
+def _picks_parts(function: Any) -> bool:
+    """Whether the name and the arguments are parts of the content, under the names that we know."""
+    if not isinstance(function, dict) or function.keys() != {"name", "arguments"}:
+        return False
+    arguments = [f"{{content.{key}}}" for key in ("arguments", "parameters")]
+    return function["name"] == "{content.name}" and function["arguments"] in arguments
+
+
+def _tags(pattern: Any, ends: tuple[str, ...]) -> TaggedArguments | None:
+    """`OPEN(key)CLOSE OPEN(value)CLOSE`, where the value may have no opening tag."""
+    items = read_pattern(pattern) if isinstance(pattern, str) else None
+    if items is None:
+        return None
+    padded = Space() in items
+    match [item for item in items if not isinstance(item, Space)]:
+        case [str(key_open), Group("key"), str(between), Group("value"), str(value_close)]:
+            # `</arg_key><arg_value>` is two tags, `>` is one.
+            cut = between.find("><") + 1 or len(between)
+            key_close, value_open = between[:cut], between[cut:]
+        case [str(key_open), Group("key"), str(key_close), str(value_open), Group("value"), str(value_close)]:
+            pass
+        case _:
+            return None
+    return TaggedArguments(key_open, key_close, value_open, value_close, ends, padded and not value_open)
+
+
+def _anchor(field: Mapping[str, Any], which: str) -> list[Item] | None:
+    """An anchor's texts and groups, without white space."""
+    if isinstance(literal := field.get(which), str):
+        return [literal]
+    pattern = field.get(f"{which}_pattern")
+    items = read_pattern(pattern) if isinstance(pattern, str) else None
+    return None if items is None else [item for item in items if not isinstance(item, Space)]
+
+
+def _literals(value: Any) -> tuple[str, ...]:
+    values = value if isinstance(value, list) else [value]
+    return tuple(values) if values and all(isinstance(each, str) and each for each in values) else ()
