@@ -138,11 +138,12 @@ async def test_limits_say_their_value(stack: Stack) -> None:
     documents = {"query": "x", "documents": ["x"] * 33}
     assert "32" in await refused(stack, "/rerank", documents, "documents")
     for name, value in (
-        ("priority", 5),
         ("messages", [{"role": "user", "content": "x"}]),
         ("normalize", False),
+        ("cache_salt", "x"),
     ):
         await refused(stack, EMBEDDINGS, {"input": "x", name: value}, name, "unsupported_parameter")
+    await refused(stack, EMBEDDINGS, {"input": "x", "priority": 2**20}, "priority", "invalid_value")
     await refused(stack, EMBEDDINGS, {"input": "x", "sound": 1}, "sound", "unknown_parameter")
     await refused(stack, EMBEDDINGS, {"input": "x", "encoding_format": "hex"}, "encoding_format")
 
