@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from catenary.llm import LLM, SamplingParams
 
 # What gRPC's C-core reads when grpc is imported is set by the package that everyone imports before. It writes
 # each GOAWAY of an ordered shutdown to stderr, past the logs. And it prepares for forks: processes are only
@@ -12,4 +17,14 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__"]
+# Imported when they are asked for: the services, which import this package too, have no use for them.
+_EXPORTS = {"LLM": "catenary.llm", "SamplingParams": "catenary.llm"}
+
+__all__ = ["LLM", "SamplingParams", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    module = _EXPORTS.get(name)
+    if module is None:
+        raise AttributeError(f"module 'catenary' has no attribute {name!r}")
+    return getattr(importlib.import_module(module), name)

@@ -47,6 +47,8 @@ class LocalEngine:
         self._core: Core | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._failure: str | None = None
+        self.max_running = 0
+        """Sequences that run at once, known once started."""
 
     async def start(self, on_progress: Callable[[str, float | None], None]) -> common_pb2.ModelInfo:
         """Load the model; `on_progress` is told what happens and which part of the start is done.
@@ -65,6 +67,7 @@ class LocalEngine:
         except CoreStartError as error:
             await core.stop()
             raise EngineStartError(str(error)) from None
+        self.max_running = ready.capacity.max_running
         self._hub.core_ready(core, ready, self._name)
         self._hub.join(self._port)
         self._tasks = [asyncio.create_task(self._follow(core)), asyncio.create_task(self._deliver())]

@@ -52,7 +52,4 @@ class SamplingParams:
                 given[name] = list(given[name])
         if self.stop is not None and not isinstance(self.stop, str):
             given["stop"] = list(self.stop)
-        if self.logprobs is not None:
-            given["logprobs"] = True
-            given["top_logprobs"] = self.logprobs
         return given

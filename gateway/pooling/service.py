@@ -68,18 +68,40 @@ class PoolingService:
             fields = endpoint.parse(body, self._limits)
             del body
             async with ClientWatch(receive) as watch:
-                model = self._models.require(fields.model, endpoint.tasks)
-                timer = RequestTimer(self._metrics, model.name)
-                try:
-                    pooled = await self._pool(endpoint, fields, model, timer, deadline, watch)
-                except ApiError as error:
-                    timer.failed(error.code or "")
-                    raise
-                except ClientGone as error:
-                    timer.failed("slow_reader" if isinstance(error, SlowReader) else "disconnect")
-                    raise
+                pooled = await self.run(endpoint, fields, deadline=deadline, watch=watch)
                 # Thousands of vectors take long to write, and others wait for the loop.
                 await send_json(send, await asyncio.to_thread(endpoint.write, fields, pooled))
+
+    async def run(
+        self,
+        endpoint: PooledEndpoint[T],
+        fields: T,
+        *,
+        deadline: float,
+        watch: ClientWatch | None = None,
+    ) -> Pooled:
+        """What was computed for a request, which is counted in the metrics.
+
+        Args:
+            endpoint: what is computed.
+            fields: the request, checked by `endpoint.parse`.
+            deadline: the loop's time at which it is given up.
+            watch: of the client's connection; None for a request that nobody waits for.
+
+        Raises:
+            ApiError: it is refused, or failed.
+            ClientGone: the client of `watch` hung up.
+        """
+        model = self._models.require(fields.model, endpoint.tasks)
+        timer = RequestTimer(self._metrics, model.name)
+        try:
+            return await self._pool(endpoint, fields, model, timer, deadline, watch)
+        except ApiError as error:
+            timer.failed(error.code or "")
+            raise
+        except ClientGone as error:
+            timer.failed("slow_reader" if isinstance(error, SlowReader) else "disconnect")
+            raise
 
     async def _pool(
         self,
@@ -88,23 +110,25 @@ class PoolingService:
         model: Model,
         timer: RequestTimer,
         deadline: float,
-        watch: ClientWatch,
+        watch: ClientWatch | None,
     ) -> Pooled:
         request_id, work = new_id(endpoint.id_prefix), endpoint.work(fields, model)
-        documents = await watch.run(render(work, model, self._tokenizers, request_id))
+        rendering = render(work, model, self._tokenizers, request_id)
+        documents = await (rendering if watch is None else watch.run(rendering))
         specs = _specs(request_id, model, work, documents, fields.priority)
         run = DocumentRun(specs, self._session, window=self._window, deadline=deadline)
-        watch.on_gone(lambda: run.interrupt(ClientGone()))
+        if watch is not None:
+            watch.on_gone(lambda: run.interrupt(ClientGone()))
         self._runs.add(run)
         try:
             async with run:
                 vectors = await run.vectors()
         finally:
             self._runs.discard(run)
-        tokens = sum(len(document.token_ids) for document in documents)
-        timer.accept(tokens)
-        timer.finished(["stop"], usage_of(tokens, 0, None), 1)
-        return Pooled(request_id, int(time.time()), model, work.task, vectors, tokens)
+        pooled = Pooled(request_id, int(time.time()), model, work.task, documents, vectors)
+        timer.accept(pooled.prompt_tokens)
+        timer.finished(["stop"], usage_of(pooled.prompt_tokens, 0, None), 1)
+        return pooled
 
 
 def _specs(

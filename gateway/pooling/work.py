@@ -49,5 +49,10 @@ class Pooled:
     created: int
     model: Model
     task: common_pb2.ModelTask.ValueType
+    documents: Sequence[Document]
     vectors: Sequence[bytes]
-    prompt_tokens: int
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all documents."""
+        return sum(len(document.token_ids) for document in self.documents)

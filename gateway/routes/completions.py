@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from fastapi import APIRouter
 from starlette.responses import Response
@@ -28,7 +28,7 @@ class CompletionEndpoint(Endpoint[CompletionRequest]):
 
     id_prefix = "cmpl-"
     prompt_param = "prompt"
-    default_max_tokens = DEFAULT_MAX_TOKENS
+    default_max_tokens: ClassVar[int | None] = DEFAULT_MAX_TOKENS
     scores_stop_token = True
     writer = CompletionWriter
 
