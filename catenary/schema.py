@@ -11,6 +11,9 @@ MINIMUM_PEER_REVISION = 3
 MAX_TOP_LOGPROBS = 20
 """Most alternatives that a sequence may ask for with each token (`ResponseOptions`)."""
 
+MAX_BEAM_WIDTH = MAX_TOP_LOGPROBS // 2
+"""Most beams of a `BeamSearch`: twice as many tokens of each are looked at."""
+
 MAX_CACHE_SALT = 128
 """Longest `SequenceSpec.cache_salt`, in characters."""
 

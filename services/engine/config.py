@@ -9,6 +9,7 @@ from pydantic import Field, field_serializer, field_validator, model_validator
 
 from catenary.config import settings
 from catenary.rpc import RpcConfig, TlsFiles, parse_address
+from catenary.schema import MAX_BEAM_WIDTH
 from services.engine.bucketing_options import BucketingOptions
 from services.engine.grammar_options import GrammarOptions
 from services.engine.hpu_options import HpuOptions
@@ -114,6 +115,12 @@ class EngineConfig(BucketingOptions, GrammarOptions, HpuOptions, ServicerOptions
         32, ge=1, le=65_536, description="With contiguous_kv: blocks that defragmentation moves in one step."
     )
     max_num_seqs: int = Field(32, ge=1, le=4096, description="Sequences that run at once.")
+    max_beam_width: int = Field(
+        8,
+        ge=0,
+        le=MAX_BEAM_WIDTH,
+        description="Beams of one beam search at the most. 0: none is taken, as with contiguous_kv.",
+    )
     max_waiting: int = Field(
         256, ge=0, le=1_000_000, description="Sequences that may wait beyond those; more are refused."
     )

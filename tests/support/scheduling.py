@@ -7,7 +7,15 @@ from dataclasses import replace
 from services.engine.bucketing import BucketLimits, build_plan
 from services.engine.kv import BlockPool
 from services.engine.link import SamplingOptions
-from services.engine.scheduler import Outcome, Scheduler, SchedulerConfig, Sequence, SequenceParams, StepPlan
+from services.engine.scheduler import (
+    Outcome,
+    Scheduler,
+    SchedulerConfig,
+    Scored,
+    Sequence,
+    SequenceParams,
+    StepPlan,
+)
 
 BLOCK = 4
 
@@ -53,7 +61,7 @@ def make_plan(scheduler: Scheduler) -> StepPlan:
     return plan
 
 
-def commit(scheduler: Scheduler, plan: StepPlan, token: int = 1) -> list[Outcome]:
+def commit(scheduler: Scheduler, plan: StepPlan, token: int = 1) -> list[Outcome | Scored]:
     """Commits a step that sampled the same token everywhere."""
     return scheduler.commit(plan, {sequence.key: token for sequence in plan.sampling()})
 

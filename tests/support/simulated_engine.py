@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass, field
 
 from services.engine.bucketing import Bucket, BucketLimits, BucketPlan, build_plan
@@ -19,7 +20,7 @@ class Setup:
 
     `decode_maxima`: rows and blocks of the largest decode bucket. `overlapped`: steps are planned while the
     one before them is in flight. `alike`: the share of prompts that are one and the same. `forked`: the share
-    of sequences that name another one with the same prompt.
+    of sequences that name another one with the same prompt. `beams`: the share of beam searches.
     """
 
     config: SchedulerConfig
@@ -32,6 +33,7 @@ class Setup:
     priorities: tuple[int, ...] = (0,)
     alike: float = 0.0
     forked: float = 0.2
+    beams: float = 0.0
 
     def buckets(self) -> BucketPlan:
         plan = build_plan(
@@ -53,11 +55,13 @@ class Setup:
         return BucketPlan(plan.prefill, decode, self.block_size)
 
 
-def _seed(salt: bytes) -> int:
+def first_state(salt: bytes) -> int:
+    """The model's state before the first token."""
     return int.from_bytes(salt, "big") + 1
 
 
-def _step(state: int, token: int) -> int:
+def next_state(state: int, token: int) -> int:
+    """The model's state after a token."""
     # Python's hash of a tuple of ints is the same in every process.
     return hash((state, token))
 
@@ -89,15 +93,15 @@ class Reference:
     def __post_init__(self) -> None:
         params, prompt = self.sequence.params, self.sequence.prompt_len
         self.length = prompt
-        state, self.tokens = _seed(self.sequence.cache_salt), list(self.sequence.token_ids)
+        state, self.tokens = first_state(self.sequence.cache_salt), list(self.sequence.token_ids)
         for token in self.tokens:
-            state = _step(state, token)
+            state = next_state(state, token)
             self.states.append(state)
         while True:
             made = len(self.tokens) - prompt
             token = _sample(state, mask_stops=made < params.min_tokens)
             self.tokens.append(token)
-            state = _step(state, token)
+            state = next_state(state, token)
             self.states.append(state)
             if token in params.stop_ids and made + 1 > params.min_tokens:
                 self.reason = FinishReason.STOP
@@ -114,14 +118,12 @@ class SimulatedDevice:
         self._size = pool.block_size
         self._kv: list[list[int]] = [[] for _ in range(pool.total)]
         self._last_tokens = [-1] * rows
-        self._kept: frozenset[int] = frozenset()
+        self._kept: Set[int] = frozenset()
 
-    def launch(
-        self, plan: StepPlan, references: dict[int, Reference], kept: frozenset[int] = frozenset()
-    ) -> dict[int, int]:
+    def launch(self, plan: StepPlan, references: dict[int, Reference], kept: Set[int]) -> dict[int, int]:
         """Computes a step from nothing but the plan and the KV. Returns the sampled tokens.
 
-        `kept`: blocks of shared prompts, with one more reference than those of the sequences.
+        `kept`: blocks of shared prompts, which have one more reference than those of the sequences.
         """
         self._kept = kept
         sources = [list(self._kv[move.source][: move.tokens]) for move in plan.moves]
@@ -154,15 +156,19 @@ class SimulatedDevice:
         if start:
             state = self._kv[table[(start - 1) // size]][(start - 1) % size]
         else:
-            state = _seed(reference.sequence.cache_salt)
+            state = first_state(reference.sequence.cache_salt)
+        group = reference.sequence.group
+        users = [reference.sequence] if group is None else group.members
         for position, token in enumerate(tokens, start):
             block, offset = table[position // size], position % size
-            assert self._pool.references(block) == 1 + (block in self._kept)
+            # Beams share the blocks that one of them fills, and none fills a slot that another has filled.
+            sharers = sum(block in one.block_table for one in users)
+            assert self._pool.references(block) == sharers + (block in self._kept)
             if not offset:
                 self._kv[block] = []
             # What is there must be the sequence's own up to here: no slot is written twice.
             assert len(self._kv[block]) == offset
-            state = _step(state, token)
+            state = next_state(state, token)
             assert state == states[position]
             self._kv[block].append(state)
         return state

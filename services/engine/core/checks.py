@@ -3,9 +3,26 @@
 from __future__ import annotations
 
 from itertools import chain
+from math import isfinite
 
-from services.engine.link import CoreErrorCode, SubmitSequence
+from services.engine.link import BeamOptions, CoreErrorCode, SubmitSequence
 from services.engine.scheduler import SequenceRefused
+
+
+def check_beams(options: BeamOptions, message: SubmitSequence, max_width: int) -> None:
+    """Raises SequenceRefused for a beam search that is malformed or wider than the engine takes."""
+    if not 1 <= options.width <= max_width:
+        raise _invalid(f"a search of {options.width} beams is outside 1 to {max_width} (max_beam_width)")
+    if not 1 <= options.results <= options.width:
+        raise _invalid(f"{options.results} results of {options.width} beams")
+    if not isfinite(options.length_penalty):
+        raise _invalid("length_penalty is not a number")
+    if message.prompt_len != len(message.token_ids):
+        raise _invalid("a beam search emits nothing that it could be resumed with")
+
+
+def _invalid(text: str) -> SequenceRefused:
+    return SequenceRefused(CoreErrorCode.INVALID_ARGUMENT, text)
 
 
 def check_token_ids(message: SubmitSequence, vocab_size: int) -> None:

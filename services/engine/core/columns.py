@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from services.engine.link import CoreErrorCode, EndRow, FinishReason, PromptColumns, StepColumns
+from services.engine.link import (
+    CoreErrorCode,
+    EndRow,
+    FinishReason,
+    HypothesisRow,
+    PromptColumns,
+    StepColumns,
+)
 from services.engine.runner import TokenScore
 from services.engine.sampling import SampledToken
 from services.engine.scheduler import Finished, Outcome, Sequence
@@ -33,6 +40,11 @@ class StepBuilder:
                 self._add_logprobs(token.logprob, token.top)
         if isinstance(outcome, Finished):
             self._end(len(columns.keys) - 1, sequence, outcome.reason, stop_token_id=outcome.stop_token_id)
+
+    def add_hypotheses(self, sequence: Sequence, found: list[HypothesisRow]) -> None:
+        """Adds the end of a beam search with what it found, best first."""
+        row, best = self._add_row(sequence.key), found[0]
+        self._end(row, sequence, best.reason, stop_token_id=best.stop_token_id, hypotheses=found)
 
     def add_failure(
         self, sequence: Sequence, code: CoreErrorCode, message: str, param: str | None = None
@@ -95,17 +107,23 @@ class StepBuilder:
         code: CoreErrorCode | None = None,
         message: str | None = None,
         param: str | None = None,
+        hypotheses: list[HypothesisRow] | None = None,
     ) -> None:
+        generated = max(0, sequence.num_generated_tokens)
+        if sequence.group is not None:
+            # Nothing else of a beam search reaches anybody.
+            generated = sum(len(one.token_ids) for one in hypotheses or ())
         self._columns.ends.append(
             EndRow(
                 row=row,
                 reason=reason,
                 prompt_tokens=sequence.prompt_len,
                 cached_tokens=sequence.num_cached_tokens,
-                completion_tokens=max(0, sequence.num_generated_tokens),
+                completion_tokens=generated,
                 stop_token_id=stop_token_id,
                 error_code=code,
                 error_message=message,
                 error_param=param,
+                hypotheses=hypotheses or [],
             )
         )

@@ -7,7 +7,8 @@ thread; it waits for the device, and for the link if there is nothing to do.
 from __future__ import annotations
 
 from catenary.telemetry import get_logger
-from services.engine.core.checks import check_token_ids
+from services.engine.core.beams import BeamSearches
+from services.engine.core.checks import check_beams, check_token_ids
 from services.engine.core.columns import StepBuilder
 from services.engine.core.constrained import ConstrainedSequences
 from services.engine.core.errors import CoreFailure
@@ -28,7 +29,15 @@ from services.engine.link import (
 )
 from services.engine.runner import LaunchedStep, StepResult
 from services.engine.sampling import RowStatus, SampledToken
-from services.engine.scheduler import QueueFull, Sequence, SequenceRefused, StepPlan, sequence_from
+from services.engine.scheduler import (
+    BeamGroup,
+    QueueFull,
+    Scored,
+    Sequence,
+    SequenceRefused,
+    StepPlan,
+    sequence_from,
+)
 
 # A forward may fail for what is in it. One that goes on failing has lost its device.
 _MAX_FAILED_STEPS = 3
@@ -57,6 +66,8 @@ class CoreLoop:
         self._overlaps = engine.async_stepping
         self._vocab_size = engine.ready.model.vocab_size
         self._eos_token_ids = engine.ready.model.eos_token_ids
+        self._beams = BeamSearches(engine.scheduler, self._eos_token_ids)
+        self._max_beam_width = engine.max_beam_width
         self._step = StepBuilder()
         self._constrained = ConstrainedSequences(
             engine.grammars.constraints(link.wake), engine.scheduler, self._step, engine.tracer
@@ -103,6 +114,7 @@ class CoreLoop:
                 for key in keys:
                     finished = self._scheduler.end(key, FinishReason.ABORT)
                     if finished is not None:
+                        self._beams.forget(key)
                         self._step.add_outcome(finished, None)
                         self._constrained.forget(key)
                     else:
@@ -160,7 +172,10 @@ class CoreLoop:
         try:
             check_token_ids(message, self._vocab_size)
             given, leader = message.constraint, message.same_prompt_as
-            if given is None or self._constrained.add(sequence, given, leader):
+            if message.beams is not None:
+                check_beams(message.beams, message, self._max_beam_width)
+                self._beams.submit(message, message.beams)
+            elif given is None or self._constrained.add(sequence, given, leader):
                 self._scheduler.add(sequence, leader or None)
         except SequenceRefused as refusal:
             self._refuse(sequence, refusal.code, refusal.message, refusal.param)
@@ -220,7 +235,9 @@ class CoreLoop:
         broken = list(result.broken)
         stuck: list[Sequence] = []
         for sequence, token in result.sampled:
-            if token.token_id is not None:
+            if sequence.group is not None and token.status is not RowStatus.NOT_FINITE:
+                self._beams.note(sequence, sequence.group, token)
+            elif token.token_id is not None:
                 ids[sequence.key] = token.token_id
                 if token.logprob is not None:
                     scored[sequence.key] = token
@@ -235,13 +252,28 @@ class CoreLoop:
         self._fail(stuck, _NOTHING_LEFT, CoreErrorCode.INVALID_ARGUMENT)
         self._report_prompts(result)
         outcomes = self._scheduler.commit(plan, ids)
-        self._generated += len(outcomes)
         self._recorder.outcomes(outcomes)
         for outcome in outcomes:
+            if isinstance(outcome, Scored):
+                self._branch(outcome.group)
+                continue
+            self._generated += 1
             if not outcome.sequence.constrained:
                 self._step.add_outcome(outcome, scored.get(outcome.sequence.key))
             elif (followed := self._constrained.follow(outcome)) is not None:
                 self._step.add_outcome(followed, scored.get(outcome.sequence.key))
+
+    def _branch(self, group: BeamGroup) -> None:
+        """Chooses the next tokens of a beam search, or ends it."""
+        found = self._beams.advance(group)
+        if found is None:
+            self._generated += len(group.active)
+        elif found:
+            self._scheduler.end(group.lead.key, found[0].reason)
+            self._beams.forget(group.lead.key)
+            self._step.add_hypotheses(group.lead, found)
+        else:
+            self._fail([group.lead], _NOTHING_LEFT, CoreErrorCode.INVALID_ARGUMENT)
 
     def _report_prompts(self, result: StepResult) -> None:
         """Passes on the scores of prompt tokens; those of a prompt that is computed again are known."""
@@ -257,9 +289,11 @@ class CoreLoop:
     ) -> None:
         """Ends sequences whose computation went wrong, and nothing else."""
         for sequence in sequences:
-            if self._scheduler.end(sequence.key, FinishReason.ERROR) is not None:
-                self._step.add_failure(sequence, code, message)
-                self._constrained.forget(sequence.key)
+            ended = self._scheduler.end(sequence.key, FinishReason.ERROR)
+            if ended is not None:
+                self._beams.forget(ended.sequence.key)
+                self._step.add_failure(ended.sequence, code, message)
+                self._constrained.forget(ended.sequence.key)
 
     def _load(self) -> CoreLoad:
         load = self._scheduler.load()

@@ -30,6 +30,7 @@ class CoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     contiguous_kv: bool
     max_block_moves: int
     max_num_seqs: int
+    max_beam_width: int
     max_waiting: int
     max_num_batched_tokens: int
     max_prefill_batch: int

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from services.engine.bucketing import Recorder
-from services.engine.scheduler import Finished, Outcome, StepPlan
+from services.engine.scheduler import Finished, Outcome, Scored, StepPlan
 
 
 class ServingRecorder:
@@ -38,7 +38,7 @@ class ServingRecorder:
         if whole:
             self._recorder.step(plan.bucket_prefill, plan.bucket_decode, now - begun)
 
-    def outcomes(self, outcomes: Iterable[Outcome]) -> None:
+    def outcomes(self, outcomes: Iterable[Outcome | Scored]) -> None:
         """Notes the lengths of the sequences that ended with these outcomes of a step."""
         if self._recorder is None:
             return

@@ -63,6 +63,7 @@ class Engine:
     tracer: StepTracer
     profiler: Profiler
     recorder: ServingRecorder
+    max_beam_width: int
     async_stepping: bool
     ready: CoreReady
     code: CodeCache | None
@@ -124,6 +125,7 @@ def _start(options: CoreOptions, progress: Progress, device: Device) -> Engine:
             max_num_seqs=options.max_num_seqs,
             max_block_moves=options.max_block_moves,
             prefill_buckets=buckets.prefill,
+            beams=options.max_beam_width > 0 and not options.contiguous_kv,
             tracer=tracer,
         )
 
@@ -149,6 +151,7 @@ def _start(options: CoreOptions, progress: Progress, device: Device) -> Engine:
         tracer=tracer,
         profiler=Profiler(tracer, max_events=options.profile_max_events, device=device.profile),
         recorder=recorder,
+        max_beam_width=options.max_beam_width,
         async_stepping=options.async_stepping,
         ready=_ready(options, model, facts, kv),
         code=code,

@@ -19,6 +19,7 @@ class Phase(Enum):
     CLEAR = "clear"
     MOVE = "move"
     GREEDY = "greedy"
+    NORMALIZE = "normalize"
     EDIT = "edit"
     PENDING = "pending"
     PENALIZE = "penalize"
@@ -28,6 +29,7 @@ class Phase(Enum):
     FILTER_WIDE = "filter_wide"
     FINISH = "finish"
     LOGPROBS = "logprobs"
+    BEAMS = "beams"
     SCORE = "score"
     RESULT = "result"
 

@@ -12,6 +12,7 @@ from services.engine.link.framing import (
 )
 from services.engine.link.messages import (
     AbortSequences,
+    BeamOptions,
     CancelProfile,
     CapacityFacts,
     ConstraintLoad,
@@ -26,6 +27,7 @@ from services.engine.link.messages import (
     FinishReason,
     FromCore,
     GraphLoad,
+    HypothesisRow,
     Message,
     ModelFacts,
     PhaseLoad,
@@ -46,6 +48,7 @@ __all__ = [
     "DEFAULT_MAX_FRAME_BYTES",
     "AbortSequences",
     "AsyncLink",
+    "BeamOptions",
     "BlockingLink",
     "CancelProfile",
     "CapacityFacts",
@@ -62,6 +65,7 @@ __all__ = [
     "FrameTooLarge",
     "FromCore",
     "GraphLoad",
+    "HypothesisRow",
     "LinkClosed",
     "LinkError",
     "MalformedFrame",

@@ -83,6 +83,21 @@ class ConstraintOptions(Struct, frozen=True, array_like=True):
     after: str | None = None
 
 
+class BeamOptions(Struct, frozen=True, array_like=True):
+    """Asks for a beam search in place of sampling.
+
+    `width` beams; scores are sums of log probabilities over the number of tokens to the power of
+    `length_penalty`; `early_stopping` ends the search with the first `width` finished beams, of which the
+    best `results` are reported. `top_logprobs`: alternatives to report with each token, -1: nothing at all.
+    """
+
+    width: int
+    length_penalty: float = 1.0
+    early_stopping: bool = False
+    results: int = 1
+    top_logprobs: int = -1
+
+
 class SubmitSequence(Struct, frozen=True, array_like=True, tag="submit"):
     """A sequence whose options are all resolved.
 
@@ -90,7 +105,8 @@ class SubmitSequence(Struct, frozen=True, array_like=True, tag="submit"):
     `max_tokens` and `min_tokens` count from `prompt_len`. `stop_token_ids` are the caller's; the core knows
     the model's own. A lower `priority` is more urgent. Sequences share cached KV only with an equal
     `cache_salt`. With `pooling` nothing is generated: the token ids are the whole document. `same_prompt_as`:
-    key of another sequence with the same prompt and salt, 0 for none; it may have ended.
+    key of another sequence with the same prompt and salt, 0 for none; it may have ended. With `beams` nothing
+    is emitted before the end, and of `sampling` penalties, biases and bans alone count.
     """
 
     key: int
@@ -106,6 +122,7 @@ class SubmitSequence(Struct, frozen=True, array_like=True, tag="submit"):
     pooling: PoolingOptions | None = None
     same_prompt_as: int = 0
     constraint: ConstraintOptions | None = None
+    beams: BeamOptions | None = None
 
 
 class AbortSequences(Struct, frozen=True, array_like=True, tag="abort"):
@@ -238,10 +255,24 @@ class CoreLoad(Struct, frozen=True, array_like=True):
     constraints: ConstraintLoad = ConstraintLoad()
 
 
+class HypothesisRow(Struct, frozen=True, array_like=True):
+    """A finished beam, `reason` STOP or LENGTH. The columns of log probabilities, as those of StepColumns for
+    all its tokens, are None if nobody asked."""
+
+    token_ids: list[int]
+    score: float
+    reason: FinishReason
+    stop_token_id: int | None = None
+    sampled: list[float] | None = None
+    top_counts: list[int] | None = None
+    top_ids: list[int] | None = None
+    top_logprobs: list[float] | None = None
+
+
 class EndRow(Struct, frozen=True, array_like=True):
     """The end of row `row` of the same StepColumns. The error fields are set for FinishReason.ERROR alone.
 
-    `vector`: little-endian float32 of a pooled sequence.
+    `vector`: little-endian float32 of a pooled sequence. `hypotheses`: of a beam search, best first.
     """
 
     row: int
@@ -254,6 +285,7 @@ class EndRow(Struct, frozen=True, array_like=True):
     error_message: str | None = None
     vector: bytes | None = None
     error_param: str | None = None
+    hypotheses: list[HypothesisRow] = []
 
 
 class PromptColumns(Struct, frozen=True, array_like=True):

@@ -27,4 +27,4 @@ def _row(
     params = sequence.params
     state = states.get(sequence.row, params.sampling, sequence.token_ids, sequence.prompt_len)
     masked = params.stop_ids if mask_stops and not sequence.constrained else ()
-    return RowParams(state, position, masked, pending_row)
+    return RowParams(state, position, masked, pending_row, sequence.group is not None)

@@ -28,7 +28,8 @@ from services.engine.tracing import StepTracer
 class Runner:
     """Owns the model and its KV on one device, for up to `max_num_seqs` sequences at once.
 
-    Sequences and blocks are the scheduler's. While the device computes one step the next may be launched.
+    Sequences and blocks are the scheduler's. `beams`: some may be beams of a search. While the device
+    computes one step the next may be launched.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Runner:
         max_num_seqs: int,
         max_block_moves: int = 1,
         prefill_buckets: Sequence[Bucket] = (),
+        beams: bool = False,
         tracer: StepTracer | None = None,
     ) -> None:
         self._model = model
@@ -52,7 +54,7 @@ class Runner:
         self._phases = Phases(model, device, layout, max_num_seqs)
         self._states = SequenceStates(max_num_seqs)
         self._builder = BatchBuilder(layout, BlockTables(max_num_seqs), self._phases.spare_row)
-        self._tails = self._make_tails(static_counts(max_num_seqs), prefill_buckets)
+        self._tails = self._make_tails(static_counts(max_num_seqs), prefill_buckets, beams=beams)
         self._executor = StepExecutor(model, device, graphs, self._phases, self._tails, self._tracer)
         # One for the step that is computed, one for that which waits for it.
         self._staging = (StepStaging(device), StepStaging(device))
@@ -63,7 +65,7 @@ class Runner:
         # Where blocks are shared instead of moved, who begins to run copies one at most.
         self.move_counts = static_counts(max_block_moves if layout.contiguous else max_num_seqs)
 
-    def _make_tails(self, row_counts: tuple[int, ...], prefill: Sequence[Bucket]) -> Tails:
+    def _make_tails(self, row_counts: tuple[int, ...], prefill: Sequence[Bucket], *, beams: bool) -> Tails:
         model, device, phases, graphs = self._model, self._device, self._phases, self._graphs
         if not device.static_shapes:
             return DynamicTails(phases, device, graphs, self._builder, model.vocab_size, row_counts)
@@ -77,6 +79,7 @@ class Runner:
             row_counts,
             prefill_rows=max(bucket.batch for bucket in prefill),
             prefill_tokens=max(bucket.batch * bucket.query for bucket in prefill),
+            beams=beams,
         )
 
     @property

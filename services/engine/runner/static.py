@@ -39,6 +39,7 @@ class StaticTails:
         *,
         prefill_rows: int,
         prefill_tokens: int,
+        beams: bool,
     ) -> None:
         rows = slice_rows(row_counts)
         sizes = StaticSizes(row_counts[-1], prefill_rows, prefill_tokens, rows)
@@ -47,7 +48,7 @@ class StaticTails:
         self._graphs = graphs
         self._prefill = phases.prefill_static(self.buffers)
         places = self.buffers.prompts[0].shape[0] - 1
-        self._program = StaticProgram(device, model.vocab_size, row_counts, rows, places)
+        self._program = StaticProgram(device, model.vocab_size, row_counts, rows, places, beams=beams)
         stages = Stages(phases.head, phases.hidden, phases.last_tokens, self.buffers, device)
         self._stages = stages
 

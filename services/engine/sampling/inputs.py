@@ -110,7 +110,7 @@ class SamplerInputs:
     """Everything of a step but the logits. What is None is not needed by any row.
 
     pending_rows int64 [R] and is_pending bool [R] tell where a row's newest token waits. `asked` int64 [A]
-    are the rows with log probabilities, with `alternatives` of them.
+    are the rows with log probabilities, with `alternatives` of them. `beams` int64 [B] are those of beams.
     """
 
     padded_rows: int
@@ -124,6 +124,7 @@ class SamplerInputs:
     is_pending: torch.Tensor | None = None
     asked: torch.Tensor | None = None
     alternatives: bool = False
+    beams: torch.Tensor | None = None
 
 
 def prepare(rows: list[RowParams], padded_rows: int, vocab_size: int, device: Device) -> SamplerInputs:
@@ -137,6 +138,7 @@ def prepare(rows: list[RowParams], padded_rows: int, vocab_size: int, device: De
     drawn = [i for i, row in enumerate(rows) if not row.state.greedy]
     filtered = [i for i in drawn if rows[i].state.is_filtered(vocab_size)]
     plain = sorted({*drawn}.difference(filtered)) if len(filtered) < len(drawn) else []
+    beams = [i for i, row in enumerate(rows) if row.beam]
     asked = [i for i, row in enumerate(rows) if row.state.options.top_logprobs >= 0]
     pending = [row.pending_row for row in rows] + [None] * (padded_rows - len(rows))
     waits = (edits is not None or penalties is not None) and any(row is not None for row in pending)
@@ -151,6 +153,7 @@ def prepare(rows: list[RowParams], padded_rows: int, vocab_size: int, device: De
         is_pending=_send(device, np.array([row is not None for row in pending])) if waits else None,
         asked=_ints(device, _padded(asked, padded_rows)) if asked else None,
         alternatives=any(row.state.options.top_logprobs > 0 for row in rows),
+        beams=_ints(device, _padded(beams, padded_rows)) if beams else None,
     )
 
 

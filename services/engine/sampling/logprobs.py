@@ -25,6 +25,16 @@ def logprob_columns(
     return torch.cat((own, ids.to(device.wide_dtype), values.to(device.wide_dtype)), dim=1)
 
 
+def beam_columns(scores: torch.Tensor, device: Device) -> torch.Tensor:
+    """scores float32 [B, V], adjusted log probabilities -> [B, 1 + 2 * n] as `logprob_columns` gives them.
+
+    The first column is that of the best token.
+    """
+    values, ids = scores.topk(min(MAX_TOP_LOGPROBS, scores.shape[1]), dim=-1)
+    columns = (values[:, :1], ids.to(device.wide_dtype), values)
+    return torch.cat([column.to(device.wide_dtype) for column in columns], dim=1)
+
+
 def prompt_logprobs(logits: torch.Tensor, targets: torch.Tensor, top_n: int, device: Device) -> torch.Tensor:
     """Log probabilities of prompt tokens, for `unpack_prompt`: logits [R, V] of the tokens before them,
     targets int64 [R] the tokens themselves, `top_n` the most alternatives that any row asks for."""

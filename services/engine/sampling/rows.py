@@ -28,12 +28,14 @@ class RowParams(Struct, gc=False):
 
     `position` is the new token's index in its sequence. `masked_ids` cannot be sampled. `pending_row`: the
     sequence's newest token is not in `state.token_ids` yet; it is last_tokens[pending_row] on the device.
+    `beam`: its best tokens are wanted by their log probabilities as penalties, biases and bans leave them.
     """
 
     state: SequenceState
     position: int
     masked_ids: Collection[int] = ()
     pending_row: int | None = None
+    beam: bool = False
 
 
 class SampledToken(Struct, frozen=True, gc=False):
@@ -42,7 +44,8 @@ class SampledToken(Struct, frozen=True, gc=False):
     NOT_FINITE: a logit is NaN or positive infinity, or penalties made it so. NOTHING_LEFT: bans and allowed
     ids leave no token.
     `logprob` and `top` (ids with their log probabilities, best first) are of the model's own distribution,
-    before bias, penalties, bans, temperature and filters; `logprob` is None if the row did not ask.
+    before bias, penalties, bans, temperature and filters; `logprob` is None if the row did not ask. Of a
+    beam they are what bias, penalties and bans make of these log probabilities.
     """
 
     token_id: int | None

@@ -11,7 +11,7 @@ from services.engine.sampling.adjust import adjust
 from services.engine.sampling.chunks import first_argmax
 from services.engine.sampling.draw import Scaled, draw_filtered, draw_plain
 from services.engine.sampling.inputs import SamplerInputs
-from services.engine.sampling.logprobs import logprob_columns
+from services.engine.sampling.logprobs import beam_columns, logprob_columns
 from services.engine.sampling.rows import PACKED_HEAD, RowStatus
 
 
@@ -39,6 +39,10 @@ def sample(
     if logits.shape[0] != inputs.padded_rows:
         raise ValueError(f"{logits.shape[0]} rows of logits for {inputs.padded_rows} rows of parameters")
     raw = logits.float()
+    if inputs.beams is not None:
+        # Beams add up log probabilities, and what is edited are these.
+        normal = torch.log_softmax(raw.index_select(0, inputs.beams), dim=-1)
+        raw = raw.index_copy(0, inputs.beams, normal)
     scores = adjust(raw, inputs, last_tokens)
     tokens = first_argmax(scores)
     best = scores.gather(1, tokens.unsqueeze(1)).squeeze(1)
@@ -57,7 +61,11 @@ def sample(
     # Penalties and biases may overflow what was finite.
     unusable = largest.isnan() | (largest == torch.inf) | (best == torch.inf)
     status = status.masked_fill(unusable, RowStatus.NOT_FINITE)
-    return SampledBatch(tokens, _pack(raw, tokens, status, inputs, device))
+    packed = _pack(raw, tokens, status, inputs, device)
+    if inputs.beams is not None:
+        columns = beam_columns(scores.index_select(0, inputs.beams), device)
+        packed[:, PACKED_HEAD - 1 :].index_copy_(0, inputs.beams, columns)
+    return SampledBatch(tokens, packed)
 
 
 def _pack(

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from services.engine.scheduler.beams import BeamGroup
 from services.engine.scheduler.errors import QueueFull, SchedulerError, SequenceRefused
 from services.engine.scheduler.load import SchedulerLoad
-from services.engine.scheduler.plan import Advanced, DecodeRow, Finished, Outcome, PrefillChunk, StepPlan
+from services.engine.scheduler.plan import (
+    Advanced,
+    DecodeRow,
+    Finished,
+    Outcome,
+    PrefillChunk,
+    Scored,
+    StepPlan,
+)
 from services.engine.scheduler.scheduler import Scheduler
 from services.engine.scheduler.sequence import (
     IllegalTransition,
@@ -17,6 +26,7 @@ from services.engine.scheduler.settings import SchedulerConfig
 
 __all__ = [
     "Advanced",
+    "BeamGroup",
     "DecodeRow",
     "Finished",
     "IllegalTransition",
@@ -27,6 +37,7 @@ __all__ = [
     "SchedulerConfig",
     "SchedulerError",
     "SchedulerLoad",
+    "Scored",
     "Sequence",
     "SequenceParams",
     "SequenceRefused",

@@ -45,6 +45,29 @@ def check_admissible(sequence: Sequence, config: SchedulerConfig, pool: BlockPoo
         )
 
 
+def check_group(members: list[Sequence], config: SchedulerConfig, pool: BlockPool) -> None:
+    """Raises SequenceRefused for a beam search that can never run, whose first member is admissible."""
+    lead, width = members[0], len(members)
+    if config.contiguous:
+        raise SequenceRefused(
+            CoreErrorCode.INVALID_ARGUMENT, "beams share KV blocks, which contiguous_kv excludes"
+        )
+    if width > config.max_num_seqs:
+        raise SequenceRefused(
+            CoreErrorCode.INVALID_ARGUMENT,
+            f"a search of {width} beams does not fit max_num_seqs, {config.max_num_seqs}",
+        )
+    # All beams begin with the full blocks of the prompt.
+    longest, common = pool.blocks_for(lead.longest - 1), lead.prompt_len // pool.block_size
+    needed = longest + (width - 1) * (longest - common)
+    if needed > pool.total:
+        raise SequenceRefused(
+            CoreErrorCode.CONTEXT_LENGTH_EXCEEDED,
+            f"the beams can grow to {needed} KV blocks of {pool.block_size} tokens, "
+            f"and the engine has {pool.total}",
+        )
+
+
 def check_buckets(config: SchedulerConfig, pool: BlockPool, buckets: BucketPlan) -> None:
     """Raises ValueError for buckets that do not reach what a step can hold."""
     query = min(config.max_num_batched_tokens, config.max_model_len - 1, buckets.max_prefill_query)

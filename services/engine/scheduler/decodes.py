@@ -38,7 +38,8 @@ def choose_decodes(running: RunningSet, buckets: BucketPlan, *, contiguous: bool
     for sequence in sorted(running.decoding.values(), key=attrgetter("last_decode_step")):
         if len(chosen) == buckets.max_decode_batch:
             break
-        blocks = len(sequence.block_table) + (sequence.key in running.growing)
+        more = sequence.key in running.growing and not sequence.shares_last
+        blocks = len(sequence.block_table) + more
         if total + blocks <= max_blocks:
             chosen.append(sequence)
             total += blocks
@@ -58,7 +59,9 @@ def book_decodes(
         rows.append(DecodeRow(sequence, position, following < sequence.shortest, token))
         sequence.num_computed_tokens = following
         sequence.num_pending += 1
-        if following + 1 >= sequence.longest:
+        if sequence.group is not None:
+            running.rest(sequence)
+        elif following + 1 >= sequence.longest:
             running.end(sequence)
         elif not following % block_size:
             running.growing[sequence.key] = sequence

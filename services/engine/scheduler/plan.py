@@ -11,6 +11,7 @@ from msgspec import Struct
 from services.engine.bucketing import Bucket
 from services.engine.kv import BlockMove
 from services.engine.link import FinishReason
+from services.engine.scheduler.beams import BeamGroup
 from services.engine.scheduler.sequence import Sequence
 
 
@@ -108,3 +109,10 @@ class Finished:
 
 
 Outcome: TypeAlias = Advanced | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """All beams of a group wait for their next tokens: `Scheduler.branch` or `Scheduler.end` is to follow."""
+
+    group: BeamGroup

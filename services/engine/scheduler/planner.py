@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 
 from services.engine.bucketing import Bucket, BucketPlan
 from services.engine.kv import BlockMove, BlockPool
+from services.engine.scheduler.beams import BeamGroup, Beams
 from services.engine.scheduler.decodes import DecodeChoice, book_decodes, choose_decodes
 from services.engine.scheduler.defragmentation import move_blocks
 from services.engine.scheduler.errors import SchedulerError
@@ -38,6 +40,7 @@ class Planner:
         waiting: WaitingQueue,
         running: RunningSet,
         shared: SharedPrompts,
+        beams: Beams,
     ) -> None:
         self._config = config
         self._pool = pool
@@ -45,6 +48,7 @@ class Planner:
         self._waiting = waiting
         self._running = running
         self._shared = shared
+        self._beams = beams
         # What the step in the making copies, and for whom.
         self._copies: list[BlockMove] = []
         self._copied: list[Sequence] = []
@@ -68,7 +72,7 @@ class Planner:
             return None
         decoding = choice.sequences
         for sequence in choice.growing:
-            self._running.grow(sequence, self._pool.allocate(1)[0])
+            self._grow(sequence, self._pool.allocate(1)[0])
         urgent = None if preempted else self._make_way(preempted)
         if urgent is not None:
             decoding = [s for s in decoding if s.status is SequenceStatus.RUNNING]
@@ -91,9 +95,13 @@ class Planner:
         moves, moved = tuple(self._copies), tuple(self._copied)
         if self._config.contiguous:
             moves, moved = move_blocks(self._running, self._pool, self._config.max_block_moves)
+        decodes = book_decodes(decoding, self._running, self._pool.block_size)
+        if self._running.resting:
+            for sequence in decoding:
+                self._follow_trunk(sequence)
         return StepPlan(
             prefills=tuple(prefill.chunks),
-            decodes=book_decodes(decoding, self._running, self._pool.block_size),
+            decodes=decodes,
             preempted=tuple(preempted),
             bucket_prefill=prefill.bucket,
             bucket_decode=self._decode_bucket(decoding, blocks) if decoding else None,
@@ -101,11 +109,26 @@ class Planner:
             moved=moved,
         )
 
-    def preempt(self, victim: Sequence) -> None:
-        """Takes a running sequence's blocks; it waits again. Its token that is in flight still counts."""
+    def preempt(self, victim: Sequence) -> list[Sequence]:
+        """Takes a running sequence's blocks; it waits again. Its token that is in flight still counts.
+
+        A group of beams gives way as a whole. Returns who has given way.
+        """
+        if victim.group is not None:
+            return self._beams.preempt(victim.group)
         self._running.remove(victim)
         self._pool.free(victim.preempt())
         self._waiting.push(victim)
+        return [victim]
+
+    def _grow(self, sequence: Sequence, block: int) -> None:
+        if not sequence.shares_last:
+            self._running.grow(sequence, block)
+            return
+        shared = self._running.own(sequence, block)
+        self._copies.append(BlockMove(shared, block, sequence.num_computed_tokens % self._pool.block_size))
+        self._copied.append(sequence)
+        self._pool.free([shared])
 
     def _choose_decodes(self, preempted: list[Sequence]) -> DecodeChoice | None:
         """Picks who decodes, and preempts, last in order first, until the blocks for that are free.
@@ -128,9 +151,9 @@ class Planner:
                 victim = self._running.by_order.last()
                 if victim is None:
                     raise SchedulerError("sequences grow and none runs")
-                self.preempt(victim)
-                preempted.append(victim)
-                growing.discard(victim.key)
+                gone = self.preempt(victim)
+                preempted += gone
+                growing.difference_update(one.key for one in gone)
 
     def _make_way(self, preempted: list[Sequence]) -> Sequence | None:
         """Preempts for the first that waits if it is more urgent and that lets it run; returns it then."""
@@ -142,8 +165,8 @@ class Planner:
             return None
         victims = choose_victims(head, self._demand_of(head), self._running, self._pool)
         for victim in victims:
-            self.preempt(victim)
-        preempted += victims
+            if victim.status is SequenceStatus.RUNNING:
+                preempted += self.preempt(victim)
         return head if victims else None
 
     def _decode_bucket(self, decoding: list[Sequence], blocks: int) -> Bucket:
@@ -178,13 +201,18 @@ class Planner:
         """
         reserved, free = reserved_blocks(len(self._running)), self._pool.free_count
         # At least its last block is not cached. To know that suffices while the pool is full.
-        if self._running.full or free <= reserved:
+        if not self._running.free_rows or free <= reserved:
             return None
         demand = self._demand_of(sequence)
-        return demand if demand.missing + reserved <= free - demand.idle else None
+        fits = demand.allocated + reserved <= free - demand.idle and demand.rows <= self._running.free_rows
+        return demand if fits else None
 
     def _demand_of(self, sequence: Sequence) -> Demand:
-        return demand_of(sequence, self._pool, self._shared.found(sequence))
+        group = sequence.group
+        if group is None:
+            return demand_of(sequence, self._pool, self._shared.found(sequence))
+        demand = demand_of(group.trunk, self._pool, None)
+        return replace(demand, rows=len(group.members), beside=self._beams.missing(group))
 
     def _start(self, sequence: Sequence, batch: PrefillBatch) -> bool:
         demand = self._demand(sequence)
@@ -192,6 +220,8 @@ class Planner:
             demand = self._demand(sequence)
         if demand is None:
             return False
+        if sequence.group is not None:
+            return self._start_beams(sequence.group, demand, batch)
         end = start = demand.start
         if not demand.shared or start + 1 < len(sequence.token_ids):
             chunk = batch.add(sequence, start)
@@ -211,12 +241,34 @@ class Planner:
         self._last_start = self._step
         return True
 
+    def _start_beams(self, group: BeamGroup, demand: Demand, batch: PrefillBatch) -> bool:
+        trunk = group.trunk
+        chunk = batch.add(trunk, demand.start)
+        if chunk is None:
+            return False
+        self._waiting.pop(group.lead)
+        table, _ = take_blocks(trunk, demand, self._pool)
+        trunk.run(table, demand.start)
+        self._running.add(trunk, chunk.end, self._turn(trunk))
+        self._beams.start(group)
+        self._last_start = self._step
+        if chunk.samples:
+            self._follow_trunk(trunk)
+        return True
+
     def _go_on(self, sequence: Sequence, batch: PrefillBatch) -> bool:
         chunk = batch.add(sequence, sequence.num_computed_tokens)
         if chunk is None:
             return False
         self._running.go_on(sequence, chunk.end, self._turn(sequence))
+        if chunk.samples:
+            self._follow_trunk(sequence)
         return True
+
+    def _follow_trunk(self, sequence: Sequence) -> None:
+        """Lets other beams go on if the last token of a group's trunk is planned."""
+        if sequence.group is not None and sequence is sequence.group.trunk:
+            self._beams.go_on(sequence.group, self._turn(sequence)[0])
 
     def _turn(self, sequence: Sequence) -> tuple[int, int]:
         aged = sequence.params.priority * self._config.priority_ageing_steps + self._step

@@ -16,7 +16,7 @@ class Demand:
 
     `hits` hold the first of these tokens; `idle` of them are used by nobody and count as free until they are
     acquired. `missing` are to be allocated beside them, and the first of those begins with tokens of the
-    block `copied`, if that is not None.
+    block `copied`, if that is not None. A group of beams takes `rows` rows and `beside` more blocks.
     """
 
     hits: list[int]
@@ -25,6 +25,13 @@ class Demand:
     start: int = 0
     copied: int | None = None
     shared: bool = False
+    rows: int = 1
+    beside: int = 0
+
+    @property
+    def allocated(self) -> int:
+        """Blocks to be allocated."""
+        return self.missing + self.beside
 
 
 def demand_of(sequence: Sequence, pool: BlockPool, shared: SharedPrompt | None) -> Demand:

@@ -16,7 +16,8 @@ class RunningSet:
     `prefilling` have more than one token to compute; they take turns. `decoding` have one; they hold
     `decode_blocks` blocks, one that several share counted for each, and `growing` are those of them that have
     no slot for it. `ending` reach their longest length with a step in flight: nothing is to be computed for
-    them any more. Every change is booked at once: a step need not look at all that run.
+    them any more. `resting` are beams that wait for what others of their group come to. Every change is
+    booked at once: a step need not look at all that run.
     """
 
     def __init__(self, max_num_seqs: int, block_size: int) -> None:
@@ -30,14 +31,15 @@ class RunningSet:
         self.growing: dict[int, Sequence] = {}
         self.decode_blocks = 0
         self.ending: dict[int, Sequence] = {}
+        self.resting: dict[int, Sequence] = {}
 
     def __len__(self) -> int:
         return len(self.by_order)
 
     @property
-    def full(self) -> bool:
-        """True if no further sequence may run."""
-        return not self._free_rows
+    def free_rows(self) -> int:
+        """How many more sequences may run."""
+        return len(self._free_rows)
 
     @property
     def prefill_tokens(self) -> int:
@@ -46,9 +48,23 @@ class RunningSet:
 
     def add(self, sequence: Sequence, end: int, turn: tuple[int, int]) -> None:
         """Takes in a sequence that has just got its blocks and whose first chunk ends before `end`."""
-        sequence.row = heapq.heappop(self._free_rows)
-        self.by_order.add(sequence)
+        self._enter(sequence)
         self._book(sequence, end, turn)
+
+    def add_resting(self, sequence: Sequence) -> None:
+        """Takes in a beam for which nothing is to be computed yet."""
+        self._enter(sequence)
+        self.resting[sequence.key] = sequence
+
+    def rest(self, sequence: Sequence) -> None:
+        """Notes that a beam that is `decoding` has its next token planned."""
+        self._leave_decoding(sequence)
+        self.resting[sequence.key] = sequence
+
+    def wake(self, sequence: Sequence, turn: tuple[int, int]) -> None:
+        """Lets one that is `resting` go on with the tokens that it has."""
+        del self.resting[sequence.key]
+        self._book(sequence, sequence.num_computed_tokens, turn)
 
     def go_on(self, sequence: Sequence, end: int, turn: tuple[int, int]) -> None:
         """Books a further chunk of one that is in `prefilling`; it ends before `end`."""
@@ -62,14 +78,19 @@ class RunningSet:
         self.by_order.remove(sequence)
         if sequence.key in self.decoding:
             self._leave_decoding(sequence)
-        elif self.ending.pop(sequence.key, None) is None:
+        elif not (self.ending.pop(sequence.key, None) or self.resting.pop(sequence.key, None)):
             self.prefilling.remove(sequence)
 
     def grow(self, sequence: Sequence, block: int) -> None:
-        """Gives one that is `growing` a block."""
+        """Gives one that is `growing` one more block."""
         sequence.add_block(block)
         self.decode_blocks += 1
         del self.growing[sequence.key]
+
+    def own(self, sequence: Sequence, block: int) -> int:
+        """Gives one that is `growing` a block instead of the one that it shares, which is returned."""
+        del self.growing[sequence.key]
+        return sequence.own_last(block)
 
     def end(self, sequence: Sequence) -> None:
         """Notes that one that is `decoding` has its last token planned."""
@@ -78,11 +99,11 @@ class RunningSet:
 
     def check(self) -> None:
         """Compares the books. Raises SchedulerError."""
-        parts = [*self.prefilling, *self.decoding.values(), *self.ending.values()]
+        parts = [*self.prefilling, *self.decoding.values(), *self.ending.values(), *self.resting.values()]
         if sorted(part.key for part in parts) != sorted(sequence.key for sequence in self.by_order):
-            raise SchedulerError("what runs is not what computes a prompt, decodes or ends")
+            raise SchedulerError("what runs is not what computes a prompt, decodes, ends or rests")
         decoding = self.decoding.values()
-        growing = [s.key for s in decoding if s.num_computed_tokens == len(s.block_table) * self._block_size]
+        growing = [sequence.key for sequence in decoding if self._grows(sequence)]
         if sorted(growing) != sorted(self.growing):
             raise SchedulerError("the sequences that grow are not those that decode without a slot")
         if self.decode_blocks != sum(len(sequence.block_table) for sequence in decoding):
@@ -101,16 +122,27 @@ class RunningSet:
             # The chunk samples, so the next token is known to come.
             sequence.num_pending += 1
             length += 1
+            if sequence.group is not None:
+                self.resting[sequence.key] = sequence
+                return
         if length - end > 1:
             sequence.turn = turn
             self.prefilling.add(sequence)
         elif length < sequence.longest:
             self.decoding[sequence.key] = sequence
             self.decode_blocks += len(sequence.block_table)
-            if end == len(sequence.block_table) * self._block_size:
+            if self._grows(sequence):
                 self.growing[sequence.key] = sequence
         else:
             self.ending[sequence.key] = sequence
+
+    def _enter(self, sequence: Sequence) -> None:
+        sequence.row = heapq.heappop(self._free_rows)
+        self.by_order.add(sequence)
+
+    def _grows(self, sequence: Sequence) -> bool:
+        end = len(sequence.block_table) * self._block_size
+        return sequence.num_computed_tokens == end or sequence.shares_last
 
     def _leave_decoding(self, sequence: Sequence) -> None:
         del self.decoding[sequence.key]

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from services.engine.bucketing import BucketPlan
 from services.engine.kv import BlockPool
 from services.engine.link import FinishReason
-from services.engine.scheduler.admission import check_admissible, check_buckets, set_lengths
+from services.engine.scheduler.admission import check_admissible, check_buckets, check_group, set_lengths
+from services.engine.scheduler.beams import BeamGroup, Beams
 from services.engine.scheduler.errors import QueueFull, SchedulerError
 from services.engine.scheduler.load import SchedulerLoad
-from services.engine.scheduler.plan import Advanced, Finished, Outcome, StepPlan
+from services.engine.scheduler.plan import Advanced, Finished, Outcome, Scored, StepPlan
 from services.engine.scheduler.planner import Planner
 from services.engine.scheduler.prefixes import publish_blocks
 from services.engine.scheduler.running import RunningSet
@@ -45,7 +46,10 @@ class Scheduler:
         self._waiting = WaitingQueue()
         self._running = RunningSet(config.max_num_seqs, pool.block_size)
         self._shared = SharedPrompts(pool, self._waiting)
-        self._planner = Planner(config, pool, buckets, self._waiting, self._running, self._shared)
+        self._beams = Beams(pool, self._waiting, self._running)
+        self._planner = Planner(
+            config, pool, buckets, self._waiting, self._running, self._shared, self._beams
+        )
         self._live: dict[int, Sequence] = {}
         self._in_flight: deque[StepPlan] = deque()
         self._arrivals = 0
@@ -73,21 +77,45 @@ class Scheduler:
         Raises SequenceRefused for one that can never run, QueueFull if too many live, SchedulerError for a
         key that is in use.
         """
-        if sequence.key in self._live:
-            raise SchedulerError(f"sequence {sequence.key} is already live")
         set_lengths(sequence, self._config)
         check_admissible(sequence, self._config, self._pool)
-        if len(self._live) >= self._config.max_num_seqs + self._config.max_waiting:
-            raise QueueFull("max_waiting", self._config.max_waiting)
-        self._arrivals += 1
-        aged = sequence.params.priority * self._config.priority_ageing_steps + self._planner.step
-        sequence.order = (aged, self._arrivals)
         other = None
         if same_prompt_as is not None and not self._config.contiguous:
             other = self._live.get(same_prompt_as)
-        self._live[sequence.key] = sequence
-        if other is None or not self._shared.join(sequence, other):
+        self._enter([sequence])
+        if other is None or other.group is not None or not self._shared.join(sequence, other):
             self._waiting.push(sequence)
+
+    def add_beams(self, members: list[Sequence]) -> None:
+        """Queues a beam search: as many sequences as it has beams, the first of which has the prompt.
+
+        That one stands for all of them: to end one is to end all, and the result names the first. The others
+        have no tokens yet, and the same lengths and priority. Raises as `add` does.
+        """
+        lead = members[0]
+        for member in members:
+            member.prompt_len = lead.prompt_len
+            set_lengths(member, self._config)
+        check_admissible(lead, self._config, self._pool)
+        check_group(members, self._config, self._pool)
+        self._enter(members)
+        self._beams.wait(BeamGroup(members))
+
+    def branch(self, group: BeamGroup, choices: Iterable[tuple[Sequence, int]]) -> None:
+        """Answers a Scored outcome: how beams go on, each a beam so far and its next token, best first."""
+        self._beams.branch(group, choices)
+
+    def _enter(self, sequences: list[Sequence]) -> None:
+        for sequence in sequences:
+            if sequence.key in self._live:
+                raise SchedulerError(f"sequence {sequence.key} is already live")
+        if len(self._live) + len(sequences) > self._config.max_num_seqs + self._config.max_waiting:
+            raise QueueFull("max_waiting", self._config.max_waiting)
+        for sequence in sequences:
+            self._arrivals += 1
+            aged = sequence.params.priority * self._config.priority_ageing_steps + self._planner.step
+            sequence.order = (aged, self._arrivals)
+            self._live[sequence.key] = sequence
 
     def abort(self, key: int) -> bool:
         """Ends a sequence wherever it is and frees its blocks. False if it is not live."""
@@ -101,11 +129,13 @@ class Scheduler:
         sequence = self._live.get(key)
         if sequence is None:
             return None
-        if reason is FinishReason.ERROR:
-            # Whatever went wrong with it may be in its KV.
-            self._pool.forget(sequence.block_table)
-        self._retire(sequence, failed=reason is FinishReason.ERROR)
-        return Finished(sequence, None, reason)
+        members = [sequence] if sequence.group is None else sequence.group.members
+        for member in members:
+            if reason is FinishReason.ERROR:
+                # Whatever went wrong with it may be in its KV.
+                self._pool.forget(member.block_table)
+            self._retire(member, failed=reason is FinishReason.ERROR)
+        return Finished(members[0], None, reason)
 
     def plan(self) -> StepPlan | None:
         """Decides the next step, allocates its blocks and books its tokens as computed.
@@ -122,18 +152,19 @@ class Scheduler:
             raise SchedulerError("sequences are live and none can be computed")
         return plan
 
-    def commit(self, plan: StepPlan, sampled: Mapping[int, int]) -> list[Outcome]:
+    def commit(self, plan: StepPlan, sampled: Mapping[int, int]) -> list[Outcome | Scored]:
         """Books the tokens of a step that was run: the earliest that is not committed.
 
         `sampled` maps the keys of `plan.sampling()` to their new token ids. Returns what came of each, in the
         plan's order. A sequence that was ended meanwhile is left out, and its token may be missing; so a step
-        that failed is committed without tokens, after its sequences were ended. Raises SchedulerError for
-        another plan, or a missing token.
+        that failed is committed without tokens, after its sequences were ended. Beams take no token: when
+        those of a group have all been computed, the group is Scored. Raises SchedulerError for another plan,
+        or a missing token.
         """
         if not self._in_flight or self._in_flight[0] is not plan:
             raise SchedulerError("a plan is committed that is not the earliest of those in flight")
         self._in_flight.popleft()
-        outcomes: list[Outcome] = []
+        outcomes: list[Outcome | Scored] = []
         for chunk in plan.prefills:
             # One that was preempted in flight has no blocks to publish, and its token to take.
             if chunk.sequence.status is _RUNNING:
@@ -141,15 +172,23 @@ class Scheduler:
                 if chunk.end >= chunk.sequence.prompt_len:
                     self._shared.computed(chunk.sequence)
             if chunk.samples and not chunk.sequence.finished:
-                outcomes.append(self._take(chunk.sequence, chunk.end, sampled))
+                group = chunk.sequence.group
+                if group is None:
+                    outcomes.append(self._take(chunk.sequence, chunk.end, sampled))
+                else:
+                    outcomes += self._score(chunk.sequence, group)
         size = self._pool.block_size
         for row in plan.decodes:
             sequence, end = row.sequence, row.position + 1
             status = sequence.status
+            if status is _FINISHED:
+                continue
+            if sequence.group is not None:
+                outcomes += self._score(sequence, sequence.group)
+                continue
             if not end % size and status is _RUNNING:
                 publish_blocks(sequence, row.position, end, self._pool)
-            if status is not _FINISHED:
-                outcomes.append(self._take(sequence, end, sampled))
+            outcomes.append(self._take(sequence, end, sampled))
         return outcomes
 
     def check(self) -> None:
@@ -160,6 +199,14 @@ class Scheduler:
         if len(self._live) != len(self._running) + len(self._waiting):
             raise SchedulerError("the live sequences are not the running and the waiting ones")
         self._running.check()
+
+    def _score(self, beam: Sequence, group: BeamGroup) -> list[Scored]:
+        """Notes that a beam's next token can be chosen. One that was preempted will be computed again."""
+        beam.num_pending -= 1
+        if beam.status is not _RUNNING:
+            return []
+        group.scored.add(beam.key)
+        return [Scored(group)] if len(group.scored) == len(group.active) else []
 
     def _take(self, sequence: Sequence, index: int, sampled: Mapping[int, int]) -> Outcome:
         """Appends the token that was sampled for this index of a sequence, which may wait again by now."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from catenary.blockhash import BlockHashes
 from services.engine.link import SamplingOptions, SubmitSequence
+
+if TYPE_CHECKING:
+    from services.engine.scheduler.beams import BeamGroup
 
 
 class SequenceStatus(Enum):
@@ -58,6 +61,7 @@ class Sequence:
     that run, for buffers on the device. Cached KV is shared only between sequences of one `cache_salt`.
     `prompt_computed`: steps that are committed have computed all of its prompt into its own blocks.
     `constrained`: what may follow is told by masks, which know of `params.stop_ids` too.
+    `group`: it is a beam of a search, or waits to be one. `shares_last`: it must not write to its last block.
 
     `highest_block` is the highest id in `block_table`, -1 if that is empty.
     `num_scored_tokens` counts the prompt's first token, which has no log probability, and those of which it
@@ -80,6 +84,8 @@ class Sequence:
     num_pending: int = 0
     num_preemptions: int = 0
     prompt_computed: bool = False
+    group: BeamGroup | None = None
+    shares_last: bool = False
     block_table: list[int] = field(default_factory=list)
     highest_block: int = -1
     row: int = -1
@@ -127,6 +133,29 @@ class Sequence:
         if block > self.highest_block:
             self.highest_block = block
 
+    def own_last(self, block: int) -> int:
+        """Puts a block of its own in the place of the last one, which it shares. Returns that, to free."""
+        shared = self.block_table[-1]
+        self.set_blocks([*self.block_table[:-1], block])
+        self.shares_last = False
+        return shared
+
+    def follow(self, parent: Sequence, block_size: int) -> list[int]:
+        """Becomes what another beam is, with the same blocks. Returns its own, to free."""
+        blocks = self.rest()
+        self.token_ids = list(parent.token_ids)
+        self.num_computed_tokens = parent.num_computed_tokens
+        self.set_blocks(list(parent.block_table))
+        self.shares_last = self.num_computed_tokens % block_size > 0
+        return blocks
+
+    def rest(self) -> list[int]:
+        """Is no beam any more. Returns its blocks, to free."""
+        self.token_ids = []
+        self.hashes = None
+        self.num_computed_tokens = 0
+        return self._give_up_blocks()
+
     def preempt(self) -> list[int]:
         """Leaves the running set; its KV is to be computed again. Returns the blocks to free."""
         self._set_status(SequenceStatus.PREEMPTED)
@@ -143,6 +172,7 @@ class Sequence:
     def _give_up_blocks(self) -> list[int]:
         blocks = self.block_table
         self.set_blocks([])
+        self.shares_last = False
         return blocks
 
     def _set_status(self, status: SequenceStatus) -> None:

@@ -35,7 +35,7 @@ def choose_victims(head: Sequence, demand: Demand, running: RunningSet, pool: Bl
     ]
     free, count = pool.free_count - demand.idle, len(running)
     # Most often it is clear without a look at every block who shares it.
-    if demand.missing > free + sum(len(sequence.block_table) for sequence in candidates):
+    if demand.allocated > free + sum(len(sequence.block_table) for sequence in candidates):
         return []
     hits, users = set(demand.hits), Counter[int]()
     for number, sequence in enumerate(candidates, 1):
@@ -44,6 +44,7 @@ def choose_victims(head: Sequence, demand: Demand, running: RunningSet, pool: Bl
         free += sum(
             users[block] == pool.references(block) for block in sequence.block_table if block not in hits
         )
-        if demand.missing + reserved_blocks(count - number) <= free:
+        rows = running.free_rows + number
+        if rows >= demand.rows and demand.allocated + reserved_blocks(count - number) <= free:
             return candidates[:number]
     return []

@@ -55,6 +55,10 @@ class WaitingQueue:
         heapq.heappop(self._heap)
         self._forget(head)
 
+    def leave(self, sequence: Sequence) -> None:
+        """Takes out a sequence that is held."""
+        self._forget(sequence)
+
     def discard(self, sequence: Sequence) -> None:
         """Drops a sequence that has just ended, wherever it stands."""
         self._forget(sequence)

@@ -45,6 +45,13 @@ SETUPS = {
         overlapped=True,
         priorities=URGENCIES,
     ),
+    "beams": Setup(SchedulerConfig(40, 9, 9, 24, 2), 40, 4, beams=0.4, overlapped=True),
+    "beams, tight": Setup(
+        SchedulerConfig(40, 8, 12, 16, 3), 20, 4, beams=0.3, overlapped=True, priorities=URGENCIES
+    ),
+    "beams, prefixes, split": Setup(
+        SchedulerConfig(40, 8, 8, 24, 2), 24, 4, decode_maxima=(5, 30), prefix_caching=True, beams=0.3
+    ),
     "contiguous": Setup(SchedulerConfig(64, 8, 8, 32, 2, contiguous=True, max_block_moves=3), 64, 4),
     "contiguous, overlapped": Setup(
         SchedulerConfig(48, 8, 12, 24, 2, contiguous=True),
@@ -88,6 +95,9 @@ EVENTS = (
     "waits for a prompt",
     "starts as a decode",
     "prompts that outlive their sequences",
+    "searches",
+    "branches",
+    "beams that share their last block",
 )
 
 
@@ -101,8 +111,9 @@ def run_all(events: int, seed: int) -> Counter[str]:
 
 @pytest.mark.timeout(600)
 def test_everything_happens_a_thousand_times_and_the_invariants_hold() -> None:
-    counts = run_all(400_000 // len(SETUPS) + 1, seed=1)
+    counts = run_all(440_000 // len(SETUPS) + 1, seed=1)
     assert {event: counts[event] for event in EVENTS if counts[event] < 1000} == {}
+    assert counts["beams that start beside their trunk"] > 50
 
 
 @pytest.mark.long
@@ -135,5 +146,6 @@ def test_the_invariants_hold_for_any_limits(data: st.DataObject) -> None:
         prefix_caching=caches,
         overlapped=data.draw(st.booleans()),
         priorities=data.draw(st.sampled_from([(0,), (0, 1), URGENCIES])),
+        beams=data.draw(st.sampled_from([0.0, 0.3])),
     )
     Simulator(setup, random.Random(data.draw(st.integers(0, 2**32)))).run(120)

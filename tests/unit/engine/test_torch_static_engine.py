@@ -112,9 +112,9 @@ def test_nothing_is_new_after_warm_up(directory: Path) -> None:
     preempted: list[object] = []
     preempt = scheduler._planner.preempt
 
-    def noted(victim: object) -> None:
+    def noted(victim: object) -> object:
         preempted.append(victim)
-        preempt(victim)
+        return preempt(victim)
 
     scheduler._planner.preempt = noted
     found = serve(core)

@@ -61,12 +61,19 @@ class SamplingCalls:
 class StaticProgram:
     """Makes the calls for the rising numbers of rows `row_counts`.
 
-    score_rows: prompt tokens that are scored at once, of as many as `score_places` in a step. `turn` is 1 or
-    2, for the steps that may be in flight.
+    beams: rows of beam searches may be among them. score_rows: prompt tokens that are scored at once, of as
+    many as `score_places` in a step. `turn` is 1 or 2, for the steps that may be in flight.
     """
 
     def __init__(
-        self, device: Device, vocab_size: int, row_counts: Sequence[int], score_rows: int, score_places: int
+        self,
+        device: Device,
+        vocab_size: int,
+        row_counts: Sequence[int],
+        score_rows: int,
+        score_places: int,
+        *,
+        beams: bool = False,
     ) -> None:
         self._device = device
         self._vocab_size = vocab_size
@@ -75,6 +82,7 @@ class StaticProgram:
         self._drawn = tuple(sorted({min(count, max_rows) for count in _DRAWN}))
         self._masked = tuple(sorted({min(count, max_rows) for count in _MASKED}))
         self._widths = widths(max_rows * vocab_size)
+        self._beam_counts = self._drawn if beams else ()
         self._score_rows = score_rows
         self._score_places = score_places
 
@@ -86,6 +94,7 @@ class StaticProgram:
         return {
             **dict.fromkeys(per_row, self._row_counts),
             **dict.fromkeys(per_drawn, self._drawn),
+            **dict.fromkeys((Phase.NORMALIZE, Phase.BEAMS), self._beam_counts),
             # Hardly anybody wants that many: one shape has to do.
             Phase.FILTER_WIDE: self._drawn[-1:],
             Phase.MASK: self._masked,
@@ -107,7 +116,10 @@ class StaticProgram:
         if not masked and all(row.state.simple and not row.masked_ids for row in rows):
             return SamplingCalls(tokens=[self._greedy(last_rows, count)])
         restricted = [index for index, row in enumerate(rows) if row.state.allowed.size]
-        scores = [self._head(restricted, count), *self._edits(rows)]
+        beams = [index for index, row in enumerate(rows) if row.beam]
+        scores = [self._head(restricted, count)]
+        scores += [self._rows_alone(Phase.NORMALIZE, index) for index in self._slices(beams)]
+        scores += self._edits(rows)
         drawn = [index for index, row in enumerate(rows) if not row.state.greedy]
         filtered = [index for index in drawn if rows[index].state.is_filtered(self._vocab_size)]
         plain = sorted({*drawn}.difference(filtered))
@@ -120,8 +132,9 @@ class StaticProgram:
             self._filter(Phase.FILTER_WIDE, rows, index) for index in self._slices(wide, self._drawn[-1:])
         ]
         calls.append(self._finish(last_rows, drawn, count))
-        asked = [index for index, row in enumerate(rows) if row.state.options.top_logprobs >= 0]
-        calls += [self._logprobs(index) for index in self._slices(asked)]
+        calls += [self._rows_alone(Phase.BEAMS, index) for index in self._slices(beams)]
+        asked = [i for i, row in enumerate(rows) if row.state.options.top_logprobs >= 0 and not row.beam]
+        calls += [self._rows_alone(Phase.LOGPROBS, index) for index in self._slices(asked)]
         return SamplingCalls(scores, calls)
 
     def masks(self, masks: TokenMasks) -> list[Call]:
@@ -153,7 +166,9 @@ class StaticProgram:
             Phase.DRAW: lambda: self._draw([row], [0] * key),
             Phase.FILTER: lambda: self._filter(phase, [row], [0] * key),
             Phase.FILTER_WIDE: lambda: self._filter(phase, [row], [0] * key),
-            Phase.LOGPROBS: lambda: self._logprobs([0] * key),
+            Phase.LOGPROBS: lambda: self._rows_alone(phase, [0] * key),
+            Phase.NORMALIZE: lambda: self._rows_alone(phase, [0] * key),
+            Phase.BEAMS: lambda: self._rows_alone(phase, [0] * key),
             Phase.SCORE: lambda: self._score(nothing, nothing, 0, key),
             Phase.RESULT: lambda: self.result(key, harmless),
         }
@@ -245,8 +260,9 @@ class StaticProgram:
     def _uniform(rows: list[RowParams], index: list[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
         return uniforms([rows[i].state.options.seed for i in index], [rows[i].position for i in index])
 
-    def _logprobs(self, index: list[int]) -> Call:
-        return Call(Phase.LOGPROBS, len(index), (self._send(np.array(index)),))
+    def _rows_alone(self, phase: Phase, index: list[int]) -> Call:
+        """A call that needs to know nothing but its rows."""
+        return Call(phase, len(index), (self._send(np.array(index)),))
 
     def _score(self, picks: Int64s, targets: Int64s, start: int, turn: int) -> Call:
         """Scores the first of these tokens; what they get goes to the places from `start` on."""

@@ -7,6 +7,7 @@ varies from step to step comes in as tensors.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import torch
 
@@ -16,12 +17,15 @@ from services.engine.sampling.adjust import NO_TOKEN, penalized
 from services.engine.sampling.chunks import first_argmax, invert
 from services.engine.sampling.draw import candidates, draw_candidates
 from services.engine.sampling.inputs import Filters
-from services.engine.sampling.logprobs import logprob_columns
+from services.engine.sampling.logprobs import beam_columns, logprob_columns
 from services.engine.sampling.rows import RowStatus
 from services.engine.sampling.search import ComparingSearch
 from services.engine.sampling.static.buffers import StaticBuffers
 from services.engine.sampling.static.entries import NOT_SEEN
 from services.engine.sampling.wide import draw_wide
+
+# Log probabilities in float32 add up to 1 as near as that.
+_ROUNDING: Final = 4e-6
 
 Head = Callable[[torch.Tensor], torch.Tensor]
 
@@ -45,6 +49,7 @@ class Stages:
         self._search = ComparingSearch()
         forwards: dict[Phase, tuple[Forward, ...]] = {
             Phase.HEAD: (self.head,),
+            Phase.NORMALIZE: (self.normalize,),
             Phase.EDIT: (self.edit,),
             Phase.PENDING: (self.pending,),
             Phase.PENALIZE: (self.penalize,),
@@ -55,6 +60,7 @@ class Stages:
             Phase.FINISH: (self.finish,),
             Phase.GREEDY: (self.greedy,),
             Phase.LOGPROBS: (self.logprobs,),
+            Phase.BEAMS: (self.beams,),
             Phase.SCORE: (self.score(0), self.score(1)),
             Phase.RESULT: (self.result(0), self.result(1)),
         }
@@ -71,6 +77,16 @@ class Stages:
         logits = self._head(self._hidden[: restricted.shape[0]]).float()
         self._buffers.raw.index_copy_(0, rows, logits)
         self._buffers.scores.index_copy_(0, rows, logits.masked_fill(restricted.unsqueeze(1), -torch.inf))
+
+    def normalize(self, index: torch.Tensor) -> None:
+        """Makes the logits of these rows, int64 [D], log probabilities. Before they are edited."""
+        raw = self._buffers.raw.index_select(0, index)
+        total = raw.logsumexp(-1, keepdim=True)
+        # What is normal already stays as it is, to the last bit.
+        normal = raw - total.masked_fill(total.abs() < _ROUNDING, 0.0)
+        banned = self._buffers.scores.index_select(0, index) == -torch.inf
+        self._buffers.raw.index_copy_(0, index, normal)
+        self._buffers.scores.index_copy_(0, index, normal.masked_fill(banned, -torch.inf))
 
     def edit(
         self, ints: torch.Tensor, floats: torch.Tensor, penalties: torch.Tensor, pending_rows: torch.Tensor
@@ -180,6 +196,11 @@ class Stages:
         tokens = self._buffers.tokens.index_select(0, index)
         columns = logprob_columns(raw, tokens, True, self._device)
         self._buffers.columns.index_copy_(0, index, columns)
+
+    def beams(self, index: torch.Tensor) -> None:
+        """The best tokens of these rows, int64 [D], by their edited log probabilities."""
+        scores = self._buffers.scores.index_select(0, index)
+        self._buffers.columns.index_copy_(0, index, beam_columns(scores, self._device))
 
     def score(self, turn: int) -> Callable[[torch.Tensor], None]:
         """Prompt log probabilities, for every other step.

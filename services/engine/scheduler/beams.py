@@ -1,0 +1,131 @@
+"""Beams of a search as sequences that start, branch and give way together, and share the blocks they can."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from services.engine.kv import BlockPool
+from services.engine.scheduler.running import RunningSet
+from services.engine.scheduler.sequence import Sequence
+from services.engine.scheduler.waiting import WaitingQueue
+
+
+@dataclass(eq=False, slots=True)
+class BeamGroup:
+    """The sequences of one search: as many as it has beams at the most, each with a row of its own.
+
+    `members[0]`, the lead, is the one that the outside knows. `active` are the beams, best first: at first
+    the lead alone, which computes the prompt. The others rest, without tokens. `scored` are the keys of
+    those whose next token can be chosen.
+    """
+
+    members: list[Sequence]
+    active: list[Sequence] = field(init=False)
+    scored: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.active = self.members[:1]
+        for member in self.members:
+            member.group = self
+
+    @property
+    def lead(self) -> Sequence:
+        """Stands for the group in queues and results."""
+        return self.members[0]
+
+    @property
+    def trunk(self) -> Sequence:
+        """The beam that is computed first when the group starts; the others begin with its blocks."""
+        return self.active[0]
+
+    def idle(self) -> list[Sequence]:
+        """The members that are no beam."""
+        return [member for member in self.members if member not in self.active]
+
+
+class Beams:
+    """What is done with groups as a whole."""
+
+    def __init__(self, pool: BlockPool, waiting: WaitingQueue, running: RunningSet) -> None:
+        self._pool = pool
+        self._waiting = waiting
+        self._running = running
+
+    def wait(self, group: BeamGroup) -> None:
+        """Queues a group in its lead's place."""
+        self._waiting.push(group.lead)
+        for member in group.members[1:]:
+            self._waiting.hold(member)
+
+    def missing(self, group: BeamGroup) -> int:
+        """Blocks that the beams beside the trunk need of their own."""
+        others = group.active[1:]
+        return sum(
+            self._pool.blocks_for(len(one.token_ids)) - self._common(one, group.trunk) for one in others
+        )
+
+    def start(self, group: BeamGroup) -> None:
+        """Lets the others run beside the trunk, which has just started.
+
+        They take the blocks at its beginning that are theirs too, computed or not, and rest until all of it
+        is planned: then their own forwards come after its.
+        """
+        for member in group.members[1:]:
+            self._waiting.leave(member)
+        for member in group.members:
+            if member is group.trunk:
+                continue
+            count = self._common(member, group.trunk) if member in group.active else 0
+            table = group.trunk.block_table[:count]
+            self._pool.share(table)
+            fresh = self._pool.blocks_for(len(member.token_ids)) - count
+            member.run(table + self._pool.allocate(fresh), count * self._pool.block_size)
+            self._running.add_resting(member)
+
+    def go_on(self, group: BeamGroup, turn: int) -> None:
+        """All of the trunk is planned: the other beams compute what is theirs alone, if anything is."""
+        for member in group.active[1:]:
+            known = len(member.token_ids)
+            if member.key in self._running.resting and member.num_computed_tokens < known:
+                self._running.wake(member, (turn, member.order[1]))
+
+    def preempt(self, group: BeamGroup) -> list[Sequence]:
+        """Takes all their blocks; they wait again with the tokens they have. Returns the members."""
+        group.scored.clear()
+        for member in group.members:
+            self._running.remove(member)
+            self._pool.free(member.preempt())
+        self.wait(group)
+        return group.members
+
+    def branch(self, group: BeamGroup, choices: Iterable[tuple[Sequence, int]]) -> None:
+        """Makes these continuations the beams: each a beam so far and the token that follows it, best first.
+
+        A beam's first continuation takes its place. Each further one takes that of a member without any: its
+        blocks are those of the beam it comes from, and it copies the last of them before it writes there.
+        """
+        choices = list(choices)
+        parents = {parent.key for parent, _ in choices}
+        free = [member for member in group.members if member.key not in parents]
+        beams: list[Sequence] = []
+        for parent, _ in choices:
+            beams.append(free.pop(0) if parent in beams else parent)
+        for beam, (parent, _) in zip(beams, choices, strict=True):
+            if beam is not parent:
+                self._pool.share(parent.block_table)
+                self._pool.free(beam.follow(parent, self._pool.block_size))
+        for member in free:
+            self._pool.free(member.rest())
+        for beam, (_, token) in zip(beams, choices, strict=True):
+            beam.token_ids.append(token)
+            self._running.wake(beam, beam.turn)
+        group.active = beams
+        group.scored.clear()
+
+    def _common(self, member: Sequence, trunk: Sequence) -> int:
+        """Full blocks of the trunk that begin another beam too; its last token's is not one of them."""
+        mine, other = member.token_ids, trunk.token_ids
+        limit = min(len(mine), len(other)) - 1
+        same = next((index for index in range(limit) if mine[index] != other[index]), limit)
+        return same // self._pool.block_size
