@@ -101,6 +101,9 @@ class StepRow:
         if self.prompt_logprobs is not None:
             weight += 2 * (len(self.prompt_logprobs.sampled) + len(self.prompt_logprobs.top_ids))
         if self.end is not None:
+            found = self.end.hypotheses
+            weight += sum(len(one.token_ids) + 2 * len(one.logprobs.top_ids) for one in found)
+        if self.end is not None:
             weight += len(self.end.vector) // 4
         return weight
 

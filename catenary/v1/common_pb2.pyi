@@ -619,7 +619,9 @@ class Hypothesis(_message.Message):
 
     @_builtins.property
     def logprobs(self) -> Global___LogprobColumns:
-        """Of all its tokens, if ResponseOptions.top_logprobs is present; `rows` is [0]."""
+        """Of all its tokens, if ResponseOptions.top_logprobs is present; `rows` is [0]. They are the log probabilities
+        that the score adds up: the model's own but for what penalties, bias and bans change.
+        """
 
     def __init__(
         self,

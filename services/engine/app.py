@@ -65,6 +65,8 @@ class EngineApp:
                 max_logit_bias=config.max_logit_bias,
                 max_bad_words=config.max_bad_words,
                 max_bad_word_tokens=config.max_bad_word_tokens,
+                max_beam_width=0 if config.contiguous_kv else config.max_beam_width,
+                max_beam_numbers=config.max_beam_numbers,
             ),
             remembered_handles=config.remembered_handles,
             on_state=self._on_state,

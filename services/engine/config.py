@@ -121,6 +121,13 @@ class EngineConfig(BucketingOptions, GrammarOptions, HpuOptions, ServicerOptions
         le=MAX_BEAM_WIDTH,
         description="Beams of one beam search at the most. 0: none is taken, as with contiguous_kv.",
     )
+    max_beam_numbers: int = Field(
+        1 << 20,
+        ge=1,
+        le=1 << 22,
+        description="Tokens, log probabilities and alternatives that the hypotheses of one beam search can "
+        "come to at the most.",
+    )
     max_waiting: int = Field(
         256, ge=0, le=1_000_000, description="Sequences that may wait beyond those; more are refused."
     )

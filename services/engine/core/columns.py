@@ -23,6 +23,8 @@ class StepBuilder:
     def __init__(self) -> None:
         self._columns = StepColumns([], [], [], [], [], [], [], [], [])
         self._prompts: dict[int, list[TokenScore]] = {}
+        # Numbers of the hypotheses in it.
+        self.numbers = 0
 
     def __bool__(self) -> bool:
         return bool(self._columns.keys or self._prompts)
@@ -44,6 +46,7 @@ class StepBuilder:
     def add_hypotheses(self, sequence: Sequence, found: list[HypothesisRow]) -> None:
         """Adds the end of a beam search with what it found, best first."""
         row, best = self._add_row(sequence.key), found[0]
+        self.numbers += sum(len(one.token_ids) + 2 * len(one.top_ids or ()) for one in found)
         self._end(row, sequence, best.reason, stop_token_id=best.stop_token_id, hypotheses=found)
 
     def add_failure(
@@ -61,6 +64,7 @@ class StepBuilder:
         """Returns the step's columns and starts the next step's."""
         if self._prompts:
             self._add_prompts()
+        self.numbers = 0
         columns, self._columns = self._columns, StepColumns([], [], [], [], [], [], [], [], [])
         return columns
 

@@ -42,6 +42,9 @@ from services.engine.scheduler import (
 # A forward may fail for what is in it. One that goes on failing has lost its device.
 _MAX_FAILED_STEPS = 3
 
+# Of hypotheses that one message holds before another one is begun.
+_MANY_NUMBERS = 1 << 18
+
 _INTERNAL = "The engine failed on this sequence."
 _NO_MEMORY = "The engine's device has no memory for a step of this size."
 _NOT_FINITE = "The model's output for this sequence is not a number."
@@ -271,6 +274,9 @@ class CoreLoop:
         elif found:
             self._scheduler.end(group.lead.key, found[0].reason)
             self._beams.forget(group.lead.key)
+            if self._step.numbers > _MANY_NUMBERS:
+                # Together with others it could be too much for one message.
+                self._report()
             self._step.add_hypotheses(group.lead, found)
         else:
             self._fail([group.lead], _NOTHING_LEFT, CoreErrorCode.INVALID_ARGUMENT)

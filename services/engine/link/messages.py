@@ -325,7 +325,8 @@ class StepColumns(Struct, frozen=True, array_like=True):
 
 
 class CoreStep(Struct, frozen=True, array_like=True, tag="step"):
-    """Exactly one per engine step; an abort, a failed admission or warm-up may produce one without."""
+    """Exactly one per engine step; an abort, a failed admission or warm-up may produce one without, and many
+    hypotheses make several."""
 
     columns: StepColumns
     load: CoreLoad

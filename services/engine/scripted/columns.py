@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from services.engine.link import CoreErrorCode, EndRow, FinishReason, PromptColumns, StepColumns
+from services.engine.scripted.beams import hypotheses_of
 from services.engine.scripted.sequence import Drawn, ScriptedSequence
 
 
@@ -26,10 +27,15 @@ class Columns:
         self._progress = True
 
     def token(self, sequence: ScriptedSequence, drawn: Drawn) -> None:
-        """A token was drawn."""
-        self._rows[sequence.spec.key] = drawn
+        """A token was drawn. Those of a beam search are kept to its end."""
         if scores := sequence.prompt_scores():
+            self._rows[sequence.spec.key] = None
             self._prompts[sequence.spec.key] = scores
+        if sequence.spec.beams is not None:
+            sequence.drawn.append(drawn)
+            self._progress = True
+            return
+        self._rows[sequence.spec.key] = drawn
         if sequence.spec.sampling.top_logprobs >= 0:
             self._logged.add(sequence.spec.key)
 
@@ -44,6 +50,10 @@ class Columns:
         """The sequence ended with this step."""
         self._rows.setdefault(sequence.spec.key, None)
         failed = reason is FinishReason.ERROR
+        found = hypotheses_of(sequence, reason) if reason in (FinishReason.STOP, FinishReason.LENGTH) else []
+        generated = sequence.generated
+        if sequence.spec.beams is not None:
+            generated = sum(len(one.token_ids) for one in found)
         self._ends.append(
             EndRow(
                 row=list(self._rows).index(sequence.spec.key),
@@ -53,8 +63,9 @@ class Columns:
                 error_message="The scripted engine was told to fail this sequence." if failed else None,
                 prompt_tokens=sequence.spec.prompt_len,
                 cached_tokens=0,
-                completion_tokens=sequence.generated,
+                completion_tokens=generated,
                 vector=vector,
+                hypotheses=found,
             )
         )
 

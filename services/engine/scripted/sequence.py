@@ -48,6 +48,8 @@ class ScriptedSequence:
     token_ids: list[int] = field(default_factory=list)
     digest: int = 0
     scored: bool = False
+    # Of a beam search, which tells its tokens at the end.
+    drawn: list[Drawn] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.spec.token_ids)

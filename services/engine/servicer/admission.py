@@ -8,6 +8,7 @@ from catenary.constraints import ConstraintKind
 from catenary.schema import MAX_CACHE_SALT, MAX_CONSTRAINT_AFTER, MAX_CONSTRAINT_BYTES
 from catenary.v1 import common_pb2
 from services.engine.link import CapacityFacts, ConstraintOptions, ModelFacts, SubmitSequence
+from services.engine.servicer.beams import resolve_beams
 from services.engine.servicer.documents import resolve_document
 from services.engine.servicer.inadmissible import Inadmissible
 from services.engine.servicer.sampling import SequenceLimits, check_ids, resolve_sampling
@@ -39,7 +40,6 @@ class Admission:
             raise Inadmissible(message, "model", common_pb2.ERROR_CODE_MODEL_NOT_FOUND)
         if len(spec.request_id) > MAX_REQUEST_ID:
             raise Inadmissible(f"request_id is longer than {MAX_REQUEST_ID} characters.", "request_id")
-        _refuse_unsupported(spec)
         if spec.HasField("pooling"):
             return resolve_document(spec, self.model, self.context, key)
         if self.model.task != "generate":
@@ -59,6 +59,7 @@ class Admission:
             cache_salt=_cache_salt(spec),
             same_prompt_as=same_prompt_as,
             constraint=_constraint(spec),
+            beams=resolve_beams(spec, self.capacity, self.limits, max_tokens),
         )
 
     def _prompt_len(self, spec: common_pb2.SequenceSpec) -> int:
@@ -135,14 +136,3 @@ def _constraint(spec: common_pb2.SequenceSpec) -> ConstraintOptions | None:
         message = f"The text that a constraint begins after has 1 to {MAX_CONSTRAINT_AFTER} characters."
         raise Inadmissible(message, "constraint")
     return ConstraintOptions(kind, given.source, given.after or None)
-
-
-def _refuse_unsupported(spec: common_pb2.SequenceSpec) -> None:
-    parts = {
-        "beam_search": spec.HasField("beam_search"),
-    }
-    for name, given in parts.items():
-        if given:
-            raise Inadmissible(
-                f"This engine does not support {name}.", name, common_pb2.ERROR_CODE_UNSUPPORTED
-            )

@@ -93,11 +93,11 @@ class EngineHub:
     def load(self) -> engine_pb2.LoadReport:
         """The load as of the core's last step, sequences handed over since then counted as waiting."""
         load, past = self._load, self._past
-        running = min(load.running, len(self._table))
+        running = min(load.running, self._table.places)
         return engine_pb2.LoadReport(
             state=self.state,
             running=running,
-            waiting=len(self._table) - running,
+            waiting=self._table.places - running,
             used_blocks=load.used_blocks,
             total_blocks=self.ready.capacity.total_blocks if self.ready else 0,
             pending_prefill_tokens=load.pending_prefill_tokens,
@@ -213,16 +213,25 @@ class EngineHub:
         if core is None or admission is None or self.state != engine_pb2.ENGINE_STATE_SERVING:
             raise CoreRefusal(not_taking(self.state))
         limit = admission.capacity.max_running + admission.capacity.max_waiting
-        if len(self._table) >= limit:
+        if self._table.places >= limit:
             raise CoreRefusal(full(limit))
         hinted = message.HasField("same_prompt_as")
         alike = self._table.find(port.link, message.same_prompt_as) if hinted else None
         resolved = admission.resolve(spec, self._table.new_key(), 0 if alike is None else alike.key)
+        places = 1 if resolved.beams is None else resolved.beams.width
+        if self._table.places + places > limit:
+            raise CoreRefusal(full(limit))
         core.submit(resolved)
         emitted = len(resolved.token_ids) - resolved.prompt_len
         self._table.add(
             LiveSequence(
-                resolved.key, port.link, message.handle, spec.request_id, resolved.prompt_len, emitted
+                resolved.key,
+                port.link,
+                message.handle,
+                spec.request_id,
+                resolved.prompt_len,
+                emitted,
+                places,
             )
         )
         self._idle.clear()

@@ -26,6 +26,8 @@ class SequenceLimits:
     max_logit_bias: int = 1024
     max_bad_words: int = 256
     max_bad_word_tokens: int = 32
+    max_beam_width: int = 8
+    max_beam_numbers: int = 1 << 20
 
 
 def resolve_sampling(

@@ -17,6 +17,8 @@ class LiveSequence:
     prompt_tokens: int
     # Tokens after the prompt, those of an earlier life included.
     completion_tokens: int
+    # Sequences that it is in the core.
+    places: int = 1
     aborting: bool = False
 
 
@@ -24,7 +26,8 @@ class SequenceTable:
     """Live sequences by key and by (link, handle), and the last handles that ended.
 
     Keys are never used twice, so a late row of a dead core cannot reach a newer sequence. A link is one
-    attachment to a router: handles start anew with each.
+    attachment to a router: handles start anew with each. `places`: sequences in the core, of which a beam
+    search is several.
     """
 
     def __init__(self, remember: int) -> None:
@@ -33,6 +36,7 @@ class SequenceTable:
         self._by_handle: dict[tuple[int, int], LiveSequence] = {}
         self._ended: OrderedDict[tuple[int, int], None] = OrderedDict()
         self._last_key = 0
+        self.places = 0
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -45,6 +49,7 @@ class SequenceTable:
     def add(self, sequence: LiveSequence) -> None:
         """Enter a sequence that the core took. Its handle must not be `known`."""
         self._by_key[sequence.key] = sequence
+        self.places += sequence.places
         if sequence.link is not None:
             self._by_handle[sequence.link, sequence.handle] = sequence
 
@@ -67,6 +72,7 @@ class SequenceTable:
     def end(self, sequence: LiveSequence) -> None:
         """The sequence ended: remember its handle for late aborts."""
         del self._by_key[sequence.key]
+        self.places -= sequence.places
         if sequence.link is None:
             return
         place = (sequence.link, sequence.handle)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from catenary.columns import StepRow, split_columns, take_message
 from catenary.v1 import common_pb2
 from services.engine.link import CoreErrorCode, EndRow, FinishReason, StepColumns
+from services.engine.servicer.beams import hypothesis_of
 
 _REASONS = {
     FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
@@ -40,6 +41,7 @@ def _end_of(end: EndRow) -> common_pb2.SequenceEnd:
         ),
         stop_token_id=end.stop_token_id,
         vector=end.vector,
+        hypotheses=map(hypothesis_of, end.hypotheses),
     )
     if message.reason == common_pb2.FINISH_REASON_ERROR:
         code = end.error_code or CoreErrorCode.INTERNAL

@@ -5,7 +5,13 @@ from __future__ import annotations
 from services.router.admission.admission import Admission, AdmissionLimits
 from services.router.admission.guard import Ledger, LoadGuard
 from services.router.admission.refusal import Refused
-from services.router.admission.validation import MAX_NAME_LENGTH, SpecLimits, validate, validate_task
+from services.router.admission.validation import (
+    MAX_NAME_LENGTH,
+    SpecLimits,
+    sequences_of,
+    validate,
+    validate_task,
+)
 
 __all__ = [
     "MAX_NAME_LENGTH",
@@ -15,6 +21,7 @@ __all__ = [
     "LoadGuard",
     "Refused",
     "SpecLimits",
+    "sequences_of",
     "validate",
     "validate_task",
 ]

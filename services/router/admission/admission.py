@@ -45,8 +45,8 @@ class Admission:
         """Admit nothing from here on."""
         self._draining = True
 
-    def admit(self, tokens: int) -> LoadGuard:
-        """Count a sequence of `tokens` prompt tokens in.
+    def admit(self, tokens: int, sequences: int = 1) -> LoadGuard:
+        """Count a request of `tokens` prompt tokens in, which is so many sequences in its engine.
 
         Raises:
             Refused: DRAINING after `drain`; OVERLOADED with a retry time when a limit would be passed.
@@ -59,11 +59,11 @@ class Admission:
                 retryable=True,
                 retry_after_ms=limits.retry_after_ms,
             )
-        if self._ledger.sequences >= limits.max_live_sequences:
+        if self._ledger.sequences + sequences > limits.max_live_sequences:
             raise self._overloaded(f"{limits.max_live_sequences} live sequences (max-live-sequences)")
         if self._ledger.tokens + tokens > limits.max_live_tokens:
             raise self._overloaded(f"{limits.max_live_tokens} live prompt tokens (max-live-tokens)")
-        return LoadGuard(self._ledger, tokens)
+        return LoadGuard(self._ledger, tokens, sequences)
 
     def _overloaded(self, limit: str) -> Refused:
         return Refused(

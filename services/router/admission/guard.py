@@ -23,14 +23,16 @@ class LoadGuard:
     times from any path; only the first one counts. A released guard cannot be placed again.
     """
 
-    __slots__ = ("_engine", "_ledger", "_released", "tokens")
+    __slots__ = ("_engine", "_ledger", "_released", "sequences", "tokens")
 
-    def __init__(self, ledger: Ledger, tokens: int) -> None:
+    def __init__(self, ledger: Ledger, tokens: int, sequences: int = 1) -> None:
         self.tokens = tokens
+        # More than one for a beam search.
+        self.sequences = sequences
         self._ledger = ledger
         self._engine: Engine | None = None
         self._released = False
-        ledger.sequences += 1
+        ledger.sequences += sequences
         ledger.tokens += tokens
 
     @property
@@ -43,7 +45,7 @@ class LoadGuard:
         if self._released:
             return
         self._unplace()
-        engine.placed_sequences += 1
+        engine.placed_sequences += self.sequences
         engine.placed_tokens += self.tokens
         self._engine = engine
 
@@ -53,12 +55,12 @@ class LoadGuard:
             return
         self._released = True
         self._unplace()
-        self._ledger.sequences -= 1
+        self._ledger.sequences -= self.sequences
         self._ledger.tokens -= self.tokens
 
     def _unplace(self) -> None:
         if self._engine is None:
             return
-        self._engine.placed_sequences -= 1
+        self._engine.placed_sequences -= self.sequences
         self._engine.placed_tokens -= self.tokens
         self._engine = None

@@ -7,7 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from catenary.schema import MAX_CACHE_SALT, MAX_CONSTRAINT_AFTER, MAX_CONSTRAINT_BYTES, MAX_TOP_LOGPROBS
+from catenary.schema import (
+    MAX_BEAM_WIDTH,
+    MAX_CACHE_SALT,
+    MAX_CONSTRAINT_AFTER,
+    MAX_CONSTRAINT_BYTES,
+    MAX_TOP_LOGPROBS,
+)
 from catenary.telemetry import is_request_id
 from catenary.v1 import common_pb2
 from services.router.admission.refusal import Refused
@@ -62,6 +68,8 @@ def validate(spec: common_pb2.SequenceSpec, limits: SpecLimits) -> None:
     _validate_sampling(spec.sampling)
     if spec.HasField("constraint"):
         _validate_constraint(spec.constraint)
+    if spec.HasField("beam_search"):
+        _validate_beams(spec.beam_search)
     if len(spec.cache_salt) > MAX_CACHE_SALT:
         raise _invalid("cache_salt", f"cache_salt is longer than {MAX_CACHE_SALT} characters.")
 
@@ -115,6 +123,19 @@ def _validate_constraint(constraint: common_pb2.Constraint) -> None:
         raise _invalid("constraint", f"The constraint is longer than {MAX_CONSTRAINT_BYTES} bytes.")
     if len(constraint.after) > MAX_CONSTRAINT_AFTER:
         raise _invalid("constraint", f"constraint.after is longer than {MAX_CONSTRAINT_AFTER} characters.")
+
+
+def _validate_beams(given: common_pb2.BeamSearch) -> None:
+    """What the router counts on; the engine has limits of its own."""
+    if not 1 <= given.width <= MAX_BEAM_WIDTH:
+        raise _invalid("beam_search", f"A beam search has 1 to {MAX_BEAM_WIDTH} beams, not {given.width}.")
+    if not 1 <= given.results <= given.width:
+        raise _invalid("beam_search", "A beam search reports 1 to as many hypotheses as it has beams.")
+
+
+def sequences_of(spec: common_pb2.SequenceSpec) -> int:
+    """As how many sequences a valid spec counts: a beam search is several in its engine."""
+    return spec.beam_search.width if spec.HasField("beam_search") else 1
 
 
 def _validate_tokens(spec: common_pb2.SequenceSpec, limits: SpecLimits) -> None:

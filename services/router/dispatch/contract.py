@@ -11,6 +11,7 @@ import struct
 
 from catenary.columns import MalformedStep, StepRow
 from catenary.v1 import common_pb2
+from services.router.dispatch.hypotheses import check_hypotheses
 from services.router.dispatch.sequence import LiveSequence
 
 MAX_TEXT_LENGTH = 512
@@ -54,6 +55,8 @@ def check_row(sequence: LiveSequence, row: StepRow) -> None:
     """
     if sequence.emitted > sequence.budget:
         raise MalformedStep("more tokens than max_tokens or the model's context allow")
+    if sequence.results and row.token_ids:
+        raise MalformedStep("tokens of a beam search before its end")
     _check_prompt(sequence, row)
     if sequence.alternatives is None or not row.token_ids:
         row.logprobs = None
@@ -80,14 +83,16 @@ def complete(sequence: LiveSequence, end: common_pb2.SequenceEnd) -> common_pb2.
     """An engine's end, put right in place: an error if and only if it failed, counters as counted here.
 
     Raises:
-        MalformedStep: not the vector that was asked for.
+        MalformedStep: not the vector or the hypotheses that were asked for.
     """
     _check_vector(sequence, end)
+    check_hypotheses(sequence, end)
     if end.reason == common_pb2.FINISH_REASON_ERROR:
         end.error.CopyFrom(presentable(end.error))
     else:
         end.ClearField("error")
     counted = sequence.usage()
+    counted.completion_tokens += sum(len(one.token_ids) for one in end.hypotheses)
     counted.cached_tokens = min(end.usage.cached_tokens, counted.prompt_tokens)
     end.usage.CopyFrom(counted)
     return end

@@ -9,7 +9,7 @@ from catenary.columns import StepRow, split
 from catenary.seeds import draw_seed
 from catenary.telemetry import get_logger, new_id
 from catenary.v1 import common_pb2, engine_pb2
-from services.router.admission import Admission, Refused, SpecLimits, validate, validate_task
+from services.router.admission import Admission, Refused, SpecLimits, sequences_of, validate, validate_task
 from services.router.dispatch.contract import check_row, check_step, complete, presentable
 from services.router.dispatch.link import EngineLink
 from services.router.dispatch.sequence import NULL_SINK, AbortCause, LiveSequence, SequenceStatus, Sink
@@ -86,7 +86,7 @@ class Dispatcher:
             spec.request_id = spec.request_id or new_id("seq-")
             if not spec.HasField("pooling") and not spec.sampling.HasField("seed"):
                 spec.sampling.seed = draw_seed()
-            guard = self._admission.admit(len(spec.token_ids))
+            guard = self._admission.admit(len(spec.token_ids), sequences_of(spec))
             try:
                 engine = self._placer.place(_placement(spec, same_prompt_as))
                 validate_task(spec, engine.model)
@@ -240,4 +240,4 @@ class Dispatcher:
 def _placement(spec: common_pb2.SequenceSpec, leader: LiveSequence | None = None) -> PlacementRequest:
     lives = leader is not None and leader.status is not SequenceStatus.ENDED
     beside = leader.link.engine if lives and leader is not None else None
-    return PlacementRequest(spec.request_id, spec.model, len(spec.token_ids), beside)
+    return PlacementRequest(spec.request_id, spec.model, len(spec.token_ids), beside, sequences_of(spec))

@@ -94,6 +94,7 @@ class LiveSequence:
         "prompt_alternatives",
         "prompt_scored",
         "refused_by",
+        "results",
         "same_prompt_as",
         "sink",
         "spec",
@@ -131,6 +132,8 @@ class LiveSequence:
         asked = spec.response.HasField("prompt_logprobs")
         self.prompt_alternatives = spec.response.prompt_logprobs if asked else None
         self.prompt_scored = 0
+        # Hypotheses asked for; 0 without a beam search.
+        self.results = spec.beam_search.results if spec.HasField("beam_search") else 0
         self.refused_by: list[Engine] = []
         self.aborted_at = 0.0
         self.abort_wanted_answer = False

@@ -52,10 +52,10 @@ class Engine:
         """Tokens of KV it holds or is about to hold, by the same rule."""
         return self.foreign_tokens + self.placed_tokens
 
-    @property
-    def has_room(self) -> bool:
-        """False when one more sequence would be refused."""
-        return self.sequences < self.capacity.max_running + self.capacity.max_waiting
+    def has_room(self, sequences: int = 1) -> bool:
+        """False when so many more would be refused for the time being: more than run at once always are."""
+        needed = min(sequences, self.capacity.max_running)
+        return self.sequences + needed <= self.capacity.max_running + self.capacity.max_waiting
 
     def heard(self, now: float) -> None:
         """Renew the lease: a valid message came at monotonic time `now`."""

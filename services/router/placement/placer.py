@@ -36,7 +36,7 @@ class Placer:
                 retryable=True,
                 retry_after_ms=self._retry_after_ms,
             )
-        roomy = [candidate for candidate in serving if candidate.has_room]
+        roomy = [candidate for candidate in serving if candidate.has_room(request.sequences)]
         if request.beside in roomy:
             return request.beside
         engine = self._policy.pick(request, roomy)

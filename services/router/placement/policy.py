@@ -12,15 +12,17 @@ from services.router.fleet import Engine
 
 @dataclass(frozen=True, slots=True)
 class PlacementRequest:
-    """What a policy may look at. `beside`: the engine that has the same prompt, if one has.
+    """What a policy may look at. `sequences`: as how many it counts.
 
-    The placer prefers that one if it can take the request, and does not ask the policy then.
+    `beside`: the engine that has the same prompt, if one has. The placer prefers that one if it can take the
+    request, and does not ask the policy then.
     """
 
     request_id: str
     model: str
     token_count: int
     beside: Engine | None = None
+    sequences: int = 1
 
 
 class PlacementPolicy(ABC):

@@ -162,9 +162,9 @@ def test_preempted_sequences_go_on(directory: Path) -> None:
     preempted: list[object] = []
     preempt = scheduler._planner.preempt
 
-    def noted(victim: object) -> None:
+    def noted(victim: object) -> object:
         preempted.append(victim)
-        preempt(victim)
+        return preempt(victim)
 
     scheduler._planner.preempt = noted
     results = []
