@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from services.engine.link import BeamOptions
+from tests.support.beams import check_beams, expected_beams
 from tests.support.reference import Reference
 from tests.support.torch_engine import LocalCore, core_options
 
@@ -39,7 +41,7 @@ def test_32_concurrent_sequences_equal_transformers(model_directory: Path, refer
         assert difference is None or difference.near_tie, f"sequence {key} differs at {difference}"
 
 
-def test_a_generated_answer_equals_generate(model_directory: Path, reference: Reference) -> None:
+def test_a_generated_answer_and_beams_equal_generate(model_directory: Path, reference: Reference) -> None:
     prompt = reference.chat("What is the capital of France?")
     core = LocalCore(core_options(model=str(model_directory), dtype="float32", max_model_len=256))
     key = core.submit(prompt, max_tokens=40, ignore_eos=False)
@@ -47,3 +49,9 @@ def test_a_generated_answer_equals_generate(model_directory: Path, reference: Re
     tokens = core.outputs[key].token_ids
     assert tokens == reference.greedy(prompt, 40)
     assert "Paris" in reference.text(tokens)
+    stops = list(core.engine.ready.model.eos_token_ids)
+    options = BeamOptions(4, 1.0, results=3)
+    search = core.submit(prompt, max_tokens=16, ignore_eos=False, beams=options)
+    core.run()
+    expected = expected_beams(reference.model, prompt, options, stops=stops, max_new_tokens=16)
+    check_beams(core, search, expected, stops=stops)

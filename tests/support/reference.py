@@ -40,7 +40,7 @@ class Reference:
     def __init__(self, directory: Path) -> None:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(directory)
         model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-        self._model = model.eval()
+        self.model = model.eval()
         alphabet = {char: byte for byte, char in bytes_to_unicode().items()}
         added = self.tokenizer.get_added_vocab()
         self._ids = {
@@ -72,9 +72,9 @@ class Reference:
         width = max(map(len, rows))
         with torch.inference_mode():
             ids = torch.tensor([row + [0] * (width - len(row)) for row in rows])
-            states = self._model.model(ids).last_hidden_state
+            states = self.model.model(ids).last_hidden_state
             return [
-                self._model.lm_head(states[index, len(prompt) - 1 : len(prompt) - 1 + len(tokens)])
+                self.model.lm_head(states[index, len(prompt) - 1 : len(prompt) - 1 + len(tokens)])
                 for index, (prompt, tokens) in enumerate(pairs)
             ]
 
@@ -82,7 +82,7 @@ class Reference:
         """Greedy decoding by `generate`, to an end-of-sequence token at the latest, which is included."""
         with torch.inference_mode():
             ids = torch.tensor([prompt])
-            out = self._model.generate(ids, max_new_tokens=max_tokens, do_sample=False)
+            out = self.model.generate(ids, max_new_tokens=max_tokens, do_sample=False)
         return list(out[0, len(prompt) :].tolist())
 
     def differences(self, pairs: Sequence[Pair]) -> list[Difference | None]:
