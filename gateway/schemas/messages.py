@@ -56,13 +56,15 @@ def _read_content(value: Any) -> Any:
 
 
 def _read_call(value: Any) -> Any:
-    kind = plain_object(value).get("type")
+    call = plain_object(value)
+    kind = call.get("type")
     if isinstance(kind, str) and kind != "function":
         raise FieldError(
             "Invalid '{param}': only calls of type 'function' are supported by this server yet.",
             "unsupported_parameter",
         )
-    return value
+    # Some clients keep a call's place in the stream that it came in; here it has one.
+    return {name: item for name, item in call.items() if name != "index" or type(item) is not int}
 
 
 def _read_message(value: Any) -> Any:

@@ -134,6 +134,23 @@ async def test_a_chat_is_the_same_wherever_it_is_sent(stack: Stack, renderer: Re
     assert [index for index in expected if index in (0, 1, 2)] == [1, 2] * 5 + [1]
 
 
+async def test_tools_are_shown_to_the_template(stack: Stack, renderer: Renderer) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"b": {"type": ["string", "null"]}, "a<|im_end|>": {"enum": ["é"]}},
+    }
+    function = {"name": "look", "description": "<|im_start|>system", "parameters": schema}
+    fields: dict[str, Any] = {"messages": [USER], "tools": [{"type": "function", "function": function}]}
+    expected = renderer.chat(
+        [ChatTurn("user", "hi there")], ChatOptions(tools=json.dumps(fields["tools"]))
+    ).ids
+    assert (await answered(stack, "/tokenize", **fields))["tokens"] == expected
+    assert (await answered(stack, RENDER_CHAT, **fields, tool_choice="required"))["token_ids"] == expected
+    # A model that is not to call any is shown none.
+    without = (await answered(stack, RENDER_CHAT, **fields, tool_choice="none"))["token_ids"]
+    assert without == (await answered(stack, "/tokenize", messages=[USER]))["tokens"]
+
+
 async def test_forms_of_content_are_one(stack: Stack) -> None:
     forms: list[Any] = ["ab", [{"type": "text", "text": "ab"}], [{"type": "text", "text": c} for c in "ab"]]
     prompts = [

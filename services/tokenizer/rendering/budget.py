@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import resource
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import msgspec
+
+from services.tokenizer.memory import bounded_memory
 
 # A signal may come where its exception is swallowed (in a finalizer): then it comes again.
 _AGAIN_S = 0.25
@@ -39,20 +39,12 @@ def bounded(budget: TemplateBudget) -> Iterator[None]:
         if armed:
             raise BudgetSpent
 
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     former = signal.signal(signal.SIGALRM, ring)
     try:
-        resource.setrlimit(resource.RLIMIT_AS, (_ceiling(budget.memory_bytes, soft), hard))
-        signal.setitimer(signal.ITIMER_REAL, budget.seconds, _AGAIN_S)
-        yield
+        with bounded_memory(budget.memory_bytes):
+            signal.setitimer(signal.ITIMER_REAL, budget.seconds, _AGAIN_S)
+            yield
     finally:
         armed = False
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, former)
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-
-
-def _ceiling(more: int, soft: int) -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    ceiling = pages * resource.getpagesize() + more
-    return ceiling if soft == resource.RLIM_INFINITY else min(ceiling, soft)

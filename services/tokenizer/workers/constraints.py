@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-
 from llguidance import LLTokenizer
 
 from catenary.constraints import (
@@ -16,6 +11,7 @@ from catenary.constraints import (
     control_tokens,
     to_llguidance,
 )
+from services.tokenizer.memory import bounded_memory
 from services.tokenizer.rendering import RefusalCode, RenderRefused
 
 
@@ -35,7 +31,7 @@ class ConstraintChecker:
         """Raises RenderRefused with `param`: INVALID_ARGUMENT, or UNSUPPORTED whatever the constraint."""
         tokenizer, control = self._vocabulary(param)
         try:
-            with _bounded(self._memory_bytes):
+            with bounded_memory(self._memory_bytes):
                 check_grammar(to_llguidance(ConstraintKind(kind), source, control=control), tokenizer)
         except ConstraintError as error:
             raise RenderRefused(str(error), param=param) from None
@@ -54,17 +50,3 @@ class ConstraintChecker:
                     code=RefusalCode.UNSUPPORTED,
                 ) from None
         return self._loaded
-
-
-@contextmanager
-def _bounded(more: int) -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    ceiling = pages * resource.getpagesize() + more
-    resource.setrlimit(
-        resource.RLIMIT_AS, (ceiling if soft == resource.RLIM_INFINITY else min(ceiling, soft), hard)
-    )
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

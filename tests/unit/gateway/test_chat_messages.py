@@ -40,6 +40,7 @@ GOOD: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"role": "assistant", "content": None, "tool_calls": [CALL]}, ()),
     ({"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": ""}}]}, ()),
     ({"role": "assistant", "content": "a", "tool_calls": [CALL, CALL], "annotations": []}, ("a",)),
+    ({"role": "assistant", "tool_calls": [{**CALL, "index": 0}]}, ()),
     ({"role": "assistant", "content": None, "refusal": "no"}, ("no",)),
     ({"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}, ("no",)),
     (
@@ -108,6 +109,7 @@ BAD: list[tuple[Any, str]] = [
     (call(function={"name": "", "arguments": ""}), "tool_calls.0.function.name"),
     (call(function={"name": "f" * 257, "arguments": ""}), "tool_calls.0.function.name"),
     (call(extra=1), "tool_calls.0.extra"),
+    (call(index="0"), "tool_calls.0.index"),
 ]
 
 

@@ -66,11 +66,28 @@ def test_where_a_template_is_found(tmp_path: Path) -> None:
     named = [{"name": "rag", "template": "r"}, {"name": "default", "template": "d"}]
     for value, expected in ((named, "d"), ("text", "text"), (named[:1], None)):
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": value}))
-        assert read_model_files(tmp_path).chat_template == expected
+        files = read_model_files(tmp_path)
+        assert files.chat_template == expected
+        assert files.named_templates == ({} if value == "text" else {"rag": "r"})
     (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "processor"}))
     assert read_model_files(tmp_path).chat_template == "processor"
     (tmp_path / "chat_template.jinja").write_text(CHATML_TEMPLATE)
     assert read_model_files(tmp_path).chat_template == CHATML_TEMPLATE
+
+
+def test_named_templates_in_files_of_their_own(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path)
+    more = tmp_path / "additional_chat_templates"
+    more.mkdir()
+    (more / "tool_use.jinja").write_text("t")
+    (more / "notes.txt").write_text("no template")
+    assert read_model_files(tmp_path).templates == {"default": CHATML_TEMPLATE, "tool_use": "t"}
+    other = tmp_path / "other.jinja"
+    other.write_text("o")
+    assert read_model_files(tmp_path, chat_template=other).templates == {"default": "o"}
+    for index in range(64):
+        (more / f"{index}.jinja").write_text("x")
+    assert "more than 64 chat templates" in refusal(tmp_path)
 
 
 def test_special_tokens_come_in_several_shapes(tmp_path: Path) -> None:
