@@ -256,7 +256,7 @@ class GenerationService:
 
 def _thoughts_end(parsing: ParserChoice, rendered: Rendered) -> str | None:
     """Where a constraint begins to hold: a chat may begin in thoughts."""
-    return parsing.thoughts_end(rendered.text_tails[0]) if parsing.reasoning_parser else None
+    return parsing.thoughts_end(rendered.text_tails[0]) if parsing.needed else None
 
 
 def answer_head(plan: GenerationPlan) -> AnswerHead:

@@ -79,7 +79,11 @@ class ParserChoice:
 
     def thoughts_end(self, tail: str) -> str | None:
         """What ends the reasoning that the answer begins in: a constraint holds behind it. None: it does not
-        begin in any, or nobody looks for one."""
+        begin in any, or nobody looks for one.
+
+        In harmony that is the header of the answer's own channel; a call has a header of its own."""
+        if self.is_harmony:
+            return None if self.tool_parser or harmony.begins_inside(tail) else harmony.ANSWER
         form = self._thoughts
         if form is None or beginning(form, tail, continues=self.continues) is not Beginning.THOUGHTS:
             return None

@@ -20,6 +20,9 @@ CONSTRAIN = "<|constrain|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
 MARKERS = (START, CHANNEL, MESSAGE, CONSTRAIN, *_ENDS)
 
+ANSWER = f"{CHANNEL}final{MESSAGE}"
+"""The header of what is for the reader."""
+
 _MAX_HEADER = 512
 _FUNCTIONS = "functions."
 _HEADER = MarkerSet((MESSAGE,))
@@ -50,6 +53,11 @@ class Header:
     def is_thought(self) -> bool:
         """Analysis, and what goes to tools that are no functions of the request."""
         return self.channel == "analysis" or bool(self.recipient)
+
+
+def begins_inside(tail: str) -> bool:
+    """Whether a prompt that ends with `tail` ends inside of a message."""
+    return MESSAGE in tail.rpartition(START)[2]
 
 
 class Harmony(CallReader):

@@ -181,3 +181,7 @@ def test_a_constraint_waits_for_the_end_of_thoughts_that_the_template_opened() -
     assert choice.thoughts_end("<think>\n") == "</think>"
     assert choice.thoughts_end("<|im_start|>assistant\n") is None
     assert ParserChoice("hermes", "", TOOLS).thoughts_end("<think>\n") is None
+    final = "<|channel|>final<|message|>"
+    assert ParserChoice("", "gptoss").thoughts_end("<|start|>assistant") == final
+    assert ParserChoice("", "gptoss").thoughts_end("<|start|>assistant" + final) is None
+    assert ParserChoice("openai", "gptoss", TOOLS).thoughts_end("<|start|>assistant") is None
