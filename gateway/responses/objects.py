@@ -42,7 +42,7 @@ class OutputTokensDetails(msgspec.Struct):
 
 
 class ResponseUsage(msgspec.Struct):
-    """Token counts; cached tokens are 0 where they are not known."""
+    """Token counts; details are 0 where they are not known."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
@@ -112,12 +112,12 @@ class Response(msgspec.Struct, kw_only=True):
 
 def response_usage(usage: Usage) -> ResponseUsage:
     """The same counts in the shape of this API."""
-    prompt = usage.prompt_tokens_details
+    prompt, completion = usage.prompt_tokens_details, usage.completion_tokens_details
     return ResponseUsage(
         usage.prompt_tokens,
         InputTokensDetails(0 if prompt is None else prompt.cached_tokens),
         usage.completion_tokens,
-        OutputTokensDetails(0),
+        OutputTokensDetails(0 if completion is None else completion.reasoning_tokens),
         usage.total_tokens,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from catenary.telemetry import get_logger, new_id
 from gateway.errors import ApiError, internal
@@ -89,5 +89,7 @@ class Producer:
         return content
 
 
-def _parts(delta: ChoiceDelta) -> list[Part]:
+def _parts(delta: ChoiceDelta) -> Sequence[Part]:
+    if delta.parts is not None:
+        return delta.parts
     return [Content(delta.text)] if delta.text else []

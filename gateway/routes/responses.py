@@ -10,11 +10,13 @@ from gateway.auth import owner_of
 from gateway.errors import bad_request
 from gateway.http.query import choice, integer, query_of
 from gateway.http.respond import Deferred
+from gateway.parsing import ParserChoice
 from gateway.responses import Library, ResponsesService, page, stored_items
 from gateway.routes.chat_completions import ChatEndpoint
 from gateway.routes.openapi import operation
-from gateway.schemas import ResponsesRequest
+from gateway.schemas import ChatRequest, ResponsesRequest
 from gateway.schemas.responses import LOGPROBS
+from gateway.text.models import Model
 
 _JSON = "application/json"
 _MAX_LISTED = 100
@@ -25,6 +27,18 @@ class ResponsesEndpoint(ChatEndpoint):
 
     id_prefix = "resp-"
     prompt_param = "input"
+
+    def parsing(self, fields: ChatRequest, model: Model) -> ParserChoice:
+        choice = super().parsing(fields, model)
+        if choice.needed and fields.logprobs:
+            # Nobody can tell which tokens were those of the message alone.
+            raise bad_request(
+                "Log probabilities are not supported by this server where reasoning or calls of tools are "
+                "read in the model's text.",
+                "logprobs",
+                "unsupported_parameter",
+            )
+        return choice
 
 
 def routes(service: ResponsesService, library: Library) -> APIRouter:
