@@ -18,7 +18,8 @@ COPY gateway ./gateway
 RUN python -m compileall -q /app
 
 FROM ${BASE_IMAGE}
-RUN useradd --uid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin catenary
+RUN useradd --uid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin catenary \
+    && install -d -m 0700 -o 10001 -g 10001 /state
 COPY --from=build /opt/venv /opt/venv
 COPY --from=build /app /app
 ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/app PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONSAFEPATH=1
