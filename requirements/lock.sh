@@ -16,3 +16,4 @@ for service in gateway router tokenizer; do
   compile "$service" pyproject.toml --extra "$service" -c requirements/all.lock
 done
 compile engine pyproject.toml --extra engine requirements/torch-deps.in -c requirements/all.lock
+compile xgrammar requirements/xgrammar.in --no-deps

@@ -68,7 +68,13 @@ def check_lock(name: str, extras: tuple[str, ...], project: dict[str, object]) -
 
 def main() -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return [line for name, extras in LOCKS.items() for line in check_lock(name, extras, project)]
+    problems = [line for name, extras in LOCKS.items() for line in check_lock(name, extras, project)]
+    pins, more = read_pins(ROOT / "requirements" / "xgrammar.lock")
+    for line in project["optional-dependencies"]["xgrammar"]:
+        requirement = Requirement(line)
+        if not any(requirement.specifier.contains(one) for one in pins.get(requirement.name, ())):
+            more.append(f"xgrammar.lock: {requirement} is not locked")
+    return problems + more
 
 
 if __name__ == "__main__":

@@ -10,8 +10,10 @@ from pydantic import BaseModel, Field
 class GrammarOptions(BaseModel):
     """A part of the engine's options."""
 
-    grammar_backend: Literal["llguidance"] = Field(
-        "llguidance", description="Library that matches tokens against grammars."
+    grammar_backend: Literal["llguidance", "xgrammar"] = Field(
+        "llguidance",
+        description="Library that matches tokens against grammars. xgrammar is an extra, and honours fewer "
+        "JSON schemas.",
     )
     grammar_threads: int = Field(
         0,

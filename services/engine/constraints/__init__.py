@@ -14,6 +14,7 @@ from services.engine.constraints.matching import (
 )
 from services.engine.constraints.restriction import CompiledConstraint, Restriction, Taken
 from services.engine.constraints.vocabulary import Vocabulary, VocabularyError, read_vocabulary
+from services.engine.constraints.xgrammar import open_xgrammar
 
 __all__ = [
     "Bits",
@@ -30,5 +31,6 @@ __all__ = [
     "Taken",
     "Vocabulary",
     "VocabularyError",
+    "open_xgrammar",
     "read_vocabulary",
 ]

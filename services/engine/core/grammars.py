@@ -13,6 +13,7 @@ from services.engine.constraints import (
     Constraints,
     GuidanceBackend,
     VocabularyError,
+    open_xgrammar,
     read_vocabulary,
 )
 from services.engine.core.options import CoreOptions
@@ -50,6 +51,8 @@ NO_GRAMMARS = Grammars()
 def open_grammars(options: CoreOptions, directory: Path, width: int, facts: DirectoryFacts) -> Grammars:
     """The grammars for a model with logits of this width; none if its tokenizer does not allow it.
 
+    Raises ValueError if the backend is not installed.
+
     Takes up to a second, in which no other thread runs: so before the engine serves.
     """
     if not (directory / "tokenizer.json").is_file():
@@ -61,8 +64,9 @@ def open_grammars(options: CoreOptions, directory: Path, width: int, facts: Dire
         log.warning("the model cannot be given constraints", reason=str(error))
         return NO_GRAMMARS
     threads = options.grammar_threads or max(1, min(_MOST_THREADS, (os.cpu_count() or 1) // 2))
+    makers = {"llguidance": GuidanceBackend, "xgrammar": open_xgrammar}
     compiler = ConstraintCompiler(
-        GuidanceBackend(vocabulary, threads),
+        makers[options.grammar_backend](vocabulary, threads),
         vocabulary,
         threads=threads,
         queue=options.grammar_queue,

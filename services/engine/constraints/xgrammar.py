@@ -1,0 +1,143 @@
+"""Grammars by xgrammar, which is an extra: `pip install --no-deps` of it and of apache-tvm-ffi is enough."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Sequence
+from typing import Any, Final, cast
+
+import numpy as np
+
+from catenary.constraints import ConstraintError, ConstraintKind, to_llguidance
+from services.engine.constraints.matching import Bits, ConstraintRefused, Grammar, GrammarBackend, Matcher
+from services.engine.constraints.vocabulary import Vocabulary
+from services.engine.constraints.xgrammar_schema import honoured
+from services.engine.link import ConstraintOptions
+
+# As the grammars of llguidance have it (`ConstraintLimits`).
+_MOST_WHITE_SPACE: Final = 32
+
+
+class XgrammarMatcher:
+    """Implements `Matcher`."""
+
+    def __init__(self, inner: Any, words: int) -> None:
+        self.inner = inner
+        self._words = words
+        self.failed = False
+
+    def accept(self, token_ids: Sequence[int]) -> bool:
+        for token_id in token_ids:
+            if self.failed or not self.inner.accept_token(token_id):
+                self.failed = True
+                return False
+        return True
+
+    def allows(self, token_id: int) -> bool:
+        bits = np.zeros((1, self._words), dtype=np.int32)
+        self.inner.fill_next_token_bitmask(bits, 0)
+        return bool(bits[0, token_id // 32] >> token_id % 32 & 1)
+
+    @property
+    def accepting(self) -> bool:
+        return bool(self.inner.is_completed())
+
+
+class XgrammarGrammar:
+    """Implements `Grammar`."""
+
+    def __init__(self, library: Any, compiled: Any, words: int) -> None:
+        self._library = library
+        self._compiled = compiled
+        self._words = words
+
+    def matcher(self) -> Matcher:
+        return XgrammarMatcher(self._library.GrammarMatcher(self._compiled), self._words)
+
+
+class XgrammarBackend:
+    """Implements `GrammarBackend`. What llguidance refuses is refused here too, under the same limits.
+
+    Tags are spelled in text: a control token that one begins with cannot be told apart from text.
+    """
+
+    def __init__(self, library: Any, vocabulary: Vocabulary, threads: int) -> None:
+        control = set(vocabulary.control.values())
+        # What has no text is never part of one.
+        texts = [b"" if token in control else text for token, text in enumerate(vocabulary.texts)]
+        info = library.TokenizerInfo(
+            texts,
+            library.VocabType.RAW,
+            vocab_size=vocabulary.size,
+            stop_token_ids=sorted(vocabulary.closing),
+        )
+        self._library = library
+        self._words = vocabulary.words
+        # Whoever calls it has threads, and keeps what was compiled.
+        self._compiler = library.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+        self._batch = library.BatchGrammarMatcher(threads)
+
+    def compile(self, options: ConstraintOptions) -> Grammar:
+        try:
+            to_llguidance(options.kind, options.source)
+        except ConstraintError as error:
+            raise ConstraintRefused(str(error)) from None
+        try:
+            compiled = self._compile(options)
+        except RuntimeError:
+            raise ConstraintRefused("The constraint cannot be compiled by xgrammar.") from None
+        return XgrammarGrammar(self._library, compiled, self._words)
+
+    def _compile(self, options: ConstraintOptions) -> Any:
+        compiler, source = self._compiler, options.source
+        match options.kind:
+            case ConstraintKind.JSON_SCHEMA:
+                schema = json.dumps(honoured(json.loads(source)), ensure_ascii=False)
+                return compiler.compile_json_schema(
+                    schema, max_whitespace_cnt=_MOST_WHITE_SPACE, strict_mode=False
+                )
+            case ConstraintKind.REGEX:
+                return compiler.compile_regex(source)
+            case ConstraintKind.GRAMMAR:
+                return compiler.compile_grammar(source) if "::=" in source else compiler.compile_lark(source)
+            case ConstraintKind.STRUCTURAL_TAG:
+                return compiler.compile_structural_tag(_tag(json.loads(source)))
+
+    def fill(self, matchers: Sequence[tuple[Matcher, int]], bits: Bits) -> None:
+        found = [(cast(XgrammarMatcher, matcher), row) for matcher, row in matchers]
+        working = [(matcher.inner, row) for matcher, row in found if not matcher.failed]
+        if working:
+            inner, rows = zip(*working, strict=True)
+            self._batch.batch_fill_next_token_bitmask(list(inner), bits, list(rows))
+
+
+def _tag(given: dict[str, Any]) -> dict[str, Any]:
+    """A structural tag of the contract as one of xgrammar."""
+    tags: list[dict[str, Any]] = []
+    for structure in given["structures"]:
+        content: dict[str, Any] = {"type": "any_text"}
+        if structure.get("schema") is not None:
+            content = {"type": "json_schema", "json_schema": honoured(structure["schema"])}
+        tags.append({"begin": structure["begin"], "content": content, "end": structure.get("end", "")})
+    return {
+        "type": "structural_tag",
+        "format": {
+            "type": "triggered_tags",
+            "triggers": given["triggers"],
+            "tags": tags,
+            "at_least_one": given.get("at_least_one", False),
+            "stop_after_first": given.get("stop_after_first", False),
+        },
+    }
+
+
+def open_xgrammar(vocabulary: Vocabulary, threads: int) -> GrammarBackend:
+    """Raises ValueError if the package is not there."""
+    try:
+        library = importlib.import_module("xgrammar")
+    except ImportError as error:
+        raise ValueError(
+            f"grammar-backend xgrammar needs the package {error.name}: install catenary's extra xgrammar"
+        ) from None
+    return XgrammarBackend(library, vocabulary, threads)
