@@ -90,7 +90,7 @@ OPTIONS: tuple[ServeOption, ...] = (
     ),
     idle("the gateway serves no pages", "--disable-fastapi-docs", kind=Kind.FLAG),
     idle(
-        "structured answers are not done yet, and a request for one is refused",
+        "llguidance does it, or xgrammar with `--grammar-backend` of the engine",
         "--guided-decoding-backend",
         "--structured-outputs-config",
     ),

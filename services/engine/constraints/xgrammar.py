@@ -80,22 +80,25 @@ class XgrammarBackend:
 
     def compile(self, options: ConstraintOptions) -> Grammar:
         try:
-            to_llguidance(options.kind, options.source)
+            checked = to_llguidance(options.kind, options.source)
         except ConstraintError as error:
             raise ConstraintRefused(str(error)) from None
         try:
-            compiled = self._compile(options)
+            compiled = self._compile(options, checked)
         except RuntimeError:
             raise ConstraintRefused("The constraint cannot be compiled by xgrammar.") from None
         return XgrammarGrammar(self._library, compiled, self._words)
 
-    def _compile(self, options: ConstraintOptions) -> Any:
+    def _compile(self, options: ConstraintOptions, checked: str) -> Any:
         compiler, source = self._compiler, options.source
         match options.kind:
             case ConstraintKind.JSON_SCHEMA:
-                schema = json.dumps(honoured(json.loads(source)), ensure_ascii=False)
+                # Without what says nothing about a value.
+                schema = honoured(json.loads(checked)["grammars"][0]["json_schema"])
                 return compiler.compile_json_schema(
-                    schema, max_whitespace_cnt=_MOST_WHITE_SPACE, strict_mode=False
+                    json.dumps(schema, ensure_ascii=False),
+                    max_whitespace_cnt=_MOST_WHITE_SPACE,
+                    strict_mode=False,
                 )
             case ConstraintKind.REGEX:
                 return compiler.compile_regex(source)

@@ -8,8 +8,7 @@ from services.engine.constraints.matching import ConstraintRefused
 
 # What says nothing about a value.
 _NOTES: Final = frozenset(
-    {"$schema", "$id", "$comment", "title", "description", "default", "examples", "deprecated", "$defs"}
-    | {"definitions", "readOnly", "writeOnly"}
+    {"$schema", "$id", "$comment", "$defs", "definitions", "title", "description", "default", "examples"}
 )
 # Of these one alone decides.
 _CHOICES: Final = frozenset({"enum", "const", "$ref", "anyOf"})
@@ -40,7 +39,7 @@ def honoured(schema: Any) -> Any:
     """
     if isinstance(schema, bool):
         return schema
-    found = dict(schema)
+    found = {key: value for key, value in schema.items() if not key.startswith("x-")}
     keys = found.keys() - _NOTES
     choices = keys & _CHOICES
     if choices:

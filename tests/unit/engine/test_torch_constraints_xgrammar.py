@@ -24,7 +24,7 @@ HONOURED: list[dict[str, Any]] = [
     {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 4},
     {"type": ["null", "integer"], "minimum": -5, "exclusiveMaximum": 90},
     {"anyOf": [{"const": {"a": [1]}}, {"enum": ["x", 2, None]}]},
-    {"type": "string", "pattern": "^[a-c]{2,5}$"},
+    {"type": "string", "pattern": "^[a-c]{2,5}$", "title": "T", "x-ours": 1, "example": "abc"},
     {
         "type": "object",
         "properties": {"next": {"$ref": "#/$defs/node"}},
