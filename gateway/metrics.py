@@ -120,6 +120,9 @@ class RequestTimer:
         self._started = time.perf_counter()
         self._first: float | None = None
         self._last: dict[int, float] = {}
+        # Finding a labelled one costs as much as counting.
+        self._inter_token = metrics.inter_token.labels(model)
+        self._generated = metrics.generated_tokens.labels(model)
         self.accepted = False
         """Whether an engine has answered: a request that was refused before has no latency and no tokens."""
 
@@ -133,11 +136,10 @@ class RequestTimer:
             self._metrics.first_token.labels(self._model).observe(now - self._started)
         # Tokens that came together with a choice's first one have no time between them.
         gaps, since = (count, self._last[choice]) if choice in self._last else (count - 1, now)
-        inter_token = self._metrics.inter_token.labels(self._model)
         for _ in range(gaps):
-            inter_token.observe((now - since) / count)
+            self._inter_token.observe((now - since) / count)
         self._last[choice] = now
-        self._metrics.generated_tokens.labels(self._model).inc(count)
+        self._generated.inc(count)
 
     def accept(self, prompt_tokens: int) -> None:
         """An engine has taken the request and answered for the first time."""

@@ -22,7 +22,21 @@ _REASONS: dict[int, str] = {
 class Choice:
     """Turns the tokens of one choice into deltas. The first one has what is told of the prompt."""
 
-    __slots__ = ("_opened", "_parser", "_plan", "_prompt", "_text", "finish_reason", "index", "logprob")
+    __slots__ = (
+        "_opened",
+        "_parser",
+        "_plan",
+        "_prompt",
+        "_prompt_only",
+        "_ranks",
+        "_reports",
+        "_scored",
+        "_tells_ids",
+        "_text",
+        "finish_reason",
+        "index",
+        "logprob",
+    )
 
     def __init__(self, plan: GenerationPlan, index: int, prompt: Prompt, options: TextOptions) -> None:
         self._plan = plan
@@ -30,6 +44,12 @@ class Choice:
         self._text = SequenceText(prompt.detokenizer(), options, len(prompt.text))
         self._parser = plan.parser(index)
         self._opened = False
+        # Looked at with every token.
+        self._prompt_only = plan.prompt_only
+        self._scored = plan.scored is not None
+        self._reports = plan.top_count is not None
+        self._ranks = plan.ranks
+        self._tells_ids = bool(plan.fields.return_token_ids)
         self.index = index
         self.finish_reason: str | None = None
         self.logprob = 0.0
@@ -65,35 +85,34 @@ class Choice:
         """The next tokens, and why they are the last ones.
 
         Raises ApiError if log probabilities are missing."""
-        plan = self._plan
-        if plan.prompt_only:
+        if self._prompt_only:
             ids, logprobs, stop_token = (), None, None
-        elif plan.scored is None:
+        elif not self._scored:
             logprobs = None
         elif len(logprobs or ()) != len(ids):
             raise internal()
         piece = self._text.feed(
             ids,
-            logprobs if plan.top_count is not None else None,
+            logprobs if self._reports else None,
             ended=reason is not None,
             stop_token=stop_token is not None,
         )
-        if plan.ranks and logprobs is not None:
+        if self._ranks and logprobs is not None:
             self.logprob += sum(logprob.sampled for logprob in logprobs[: piece.count])
         stop_reason: str | int | None = piece.stop
         if piece.stop is not None:
             self.finish_reason = "stop"
         elif reason is not None:
-            self.finish_reason = "length" if plan.prompt_only else _REASONS[reason]
-            if stop_token in (plan.fields.stop_token_ids or ()):
+            self.finish_reason = "length" if self._prompt_only else _REASONS[reason]
+            if stop_token in (self._plan.fields.stop_token_ids or ()):
                 stop_reason = stop_token
         text, entries, report = piece.text, piece.entries, None
         if not self._opened:
             self._opened = True
             text, entries = self._prompt.text + text, self._prompt.entries() + entries
             report = self._prompt.report()
-        parts = self._parse(text)
-        told = ids[: piece.count] if plan.fields.return_token_ids else ()
+        parts = self._parse(text) if self._parser is not None else None
+        told = ids[: piece.count] if self._tells_ids else ()
         return ChoiceDelta(self.index, text, entries, self.finish_reason, stop_reason, told, report, parts)
 
     def _parse(self, text: str) -> Sequence[Part] | None:

@@ -65,6 +65,9 @@ class Generation:
         self._sequences: list[_Sequence] = []
         self._open = len(plan.prompts) * plan.sequences
         self._first: list[ChoiceDelta] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        # Looked at with every token.
+        self._per_prompt, self._searches = plan.sequences, plan.fields.searches
 
     async def __aenter__(self) -> Self:
         return self
@@ -72,6 +75,8 @@ class Generation:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         for sequence in self._sequences:
             if sequence.open:
                 self._session.abort(sequence.handle)
@@ -101,6 +106,9 @@ class Generation:
 
         Raises ApiError, or the error of `interrupt`; what was sent before it is aborted on exit.
         """
+        late = timed_out("The request took longer than the server allows.")
+        # One timer for all: one for each token would cost as much as reading it.
+        self._timer = asyncio.get_running_loop().call_at(self._deadline, self._inbox.interrupt, late)
         self._submit(await read_prompts(self.plan), traceparent)
         self._first = await self._wait()
 
@@ -125,13 +133,8 @@ class Generation:
         return await self._wait()
 
     async def _wait(self) -> list[ChoiceDelta]:
-        try:
-            async with asyncio.timeout_at(self._deadline):
-                feeds = await self._inbox.wait()
-        except TimeoutError:
-            raise timed_out("The request took longer than the server allows.") from None
         deltas: list[ChoiceDelta] = []
-        for feed in feeds:
+        for feed in await self._inbox.wait():
             if self._sequences[feed.index].open:
                 self._read(feed, deltas)
         return deltas
@@ -150,7 +153,7 @@ class Generation:
     def _read(self, feed: SequenceFeed, deltas: list[ChoiceDelta]) -> None:
         sequence = self._sequences[feed.index]
         prompt = sequence.prompt
-        if not prompt.known and feed.index % self.plan.sequences:
+        if not prompt.known and feed.index % self._per_prompt:
             prompt.deferred.append(feed)
             return
         batch = feed.take()
@@ -163,7 +166,7 @@ class Generation:
             for waiting in prompt.deferred:
                 self._inbox.mark(waiting)
             prompt.deferred.clear()
-        if self.plan.fields.searches:
+        if self._searches:
             if end is not None:
                 self._read_beams(sequence, end, deltas)
         else:

@@ -79,6 +79,7 @@ class RequestContext:
                     # The server then cuts the connection: the client must see that its answer is not whole.
                     raise
             finally:
+                answer.close()
                 self._finish(scope, answer.status or CLIENT_GONE, time.perf_counter() - started)
 
     def _refusal(self, scope: Scope, headers: Headers) -> ApiError | None:
@@ -126,6 +127,11 @@ class _Answer:
         self._request_id = request_id.encode()
         self._stall_s = stall_s
         self._dropped = False
+        self._loop = asyncio.get_running_loop()
+        # When the write that has not ended began. One timer looks at it now and then: a timer for each write
+        # would cost a good part of a chunk.
+        self._began: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self.status = 0
         """0 before the head was sent."""
         self.complete = False
@@ -135,16 +141,33 @@ class _Answer:
             raise SlowReader
         if message["type"] == "http.response.start":
             message["headers"] = [*message.get("headers", ()), (REQUEST_ID.encode(), self._request_id)]
-        try:
-            async with asyncio.timeout(self._stall_s):
-                await self._send(message)
-        except TimeoutError:
-            _log.warning("client does not read", seconds=self._stall_s)
-            self._dropped = True
-            if (drop := self._scope.get("extensions", {}).get(DROP_EXTENSION)) is not None:
-                drop["call"]()
-            raise SlowReader from None
+        self._began = self._loop.time()
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._stall_s, self._look)
+        await self._send(message)
+        self._began = None
+        if self._dropped:
+            raise SlowReader
         if message["type"] == "http.response.start":
             self.status = message["status"]
         else:
             self.complete = not message.get("more_body", False)
+
+    def close(self) -> None:
+        """Nothing more is sent."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._began is None:
+            return
+        left = self._began + self._stall_s - self._loop.time()
+        if left > 0:
+            self._timer = self._loop.call_later(left, self._look)
+            return
+        _log.warning("client does not read", seconds=self._stall_s)
+        self._dropped = True
+        # This ends the write.
+        if (drop := self._scope.get("extensions", {}).get(DROP_EXTENSION)) is not None:
+            drop["call"]()

@@ -56,13 +56,25 @@ class SequenceText:
     cut away in front of it, and with fewer bytes if the text was cut inside of it. Once a stop string
     matched, later tokens are ignored and not counted."""
 
-    __slots__ = ("_decoded", "_detokenizer", "_options", "_queue", "_scanner", "offsets", "stopped", "tokens")
+    __slots__ = (
+        "_decoded",
+        "_detokenizer",
+        "_options",
+        "_plain",
+        "_queue",
+        "_scanner",
+        "offsets",
+        "stopped",
+        "tokens",
+    )
 
     def __init__(self, detokenizer: Detokenizer, options: TextOptions, offset: int = 0) -> None:
         """`offset`: characters of the shown text that stand in front of the sequence's own."""
         self._detokenizer = detokenizer
         self._options = options
         self._scanner = StopScanner(options.stops) if options.stops else None
+        # Nothing is looked for in the text, nor kept of it.
+        self._plain = not options.stops and not options.keeps_offsets
         self._queue: deque[_Queued] = deque()
         self._decoded = offset
         self.tokens = 0
@@ -89,6 +101,11 @@ class SequenceText:
         """
         if self.stopped:
             return Piece("")
+        if self._plain and logprobs is None and not ended:
+            text = "".join(map(self._detokenizer.push, ids))
+            self.tokens += len(ids)
+            self._decoded += len(text)
+            return Piece(text, (), len(ids))
         last = len(ids) - 1 if stop_token and ids else len(ids)
         if last < len(ids) and self._options.include_stop and not self._detokenizer.hides(ids[last]):
             last += 1

@@ -258,6 +258,7 @@ async def test_models(stack: Stack) -> None:
         "root": "tiny",
         "parent": None,
         "max_model_len": 1024,
+        "tasks": ["generate"],
     }
     assert (await stack.get("/v1/models/tiny")).json()["id"] == "tiny"
     for name in ("nope", "org/nope", "", "tiny/", "..%2f..%2fetc"):
