@@ -251,15 +251,6 @@ async def test_a_model_that_judges_pairs(start_stack: StartStack) -> None:
     assert 0 < score_of([1]) < 1
 
 
-async def test_two_callers_with_one_request_id(stack: Stack) -> None:
-    bodies = [{"query": text, "documents": TEXTS} for text in ("QZX", "W")]
-    headers = {"x-request-id": "same"}
-    alone = [(await stack.post("/v1/rerank", body)).json()["results"] for body in bodies]
-    together = await asyncio.gather(*(stack.post("/v1/rerank", body, headers) for body in bodies * 4))
-    assert [answer.json()["results"] for answer in together] == alone * 4
-    assert {answer.headers["x-request-id"] for answer in together} == {"same"}
-
-
 async def test_a_client_that_leaves_takes_its_documents_along(start_stack: StartStack) -> None:
     stack = await start_stack(embedding(step_delay_ms=50), document_window=5)
     connection = await stack.open_stream(EMBEDDINGS, {"input": ["QZX"] * 200})

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from services.engine.core.pooled import PooledLoop, start_pooled
-from services.engine.device import Device
 from services.engine.link import EndRow, PoolingOptions, SamplingOptions, SubmitSequence
 from services.engine.model import Task
 from tests.support.torch_engine import MemoryLink, tiny_options
@@ -24,12 +23,10 @@ def document(key: int, ids: list[int], *, priority: int = 0, **pooling: int) -> 
 class LocalPooledCore:
     """Runs documents through the loop of a small float32 core."""
 
-    def __init__(
-        self, directory: Path, task: Task = Task.EMBED, device: Device | None = None, **options: Any
-    ) -> None:
+    def __init__(self, directory: Path, task: Task = Task.EMBED, **options: Any) -> None:
         values = {"max_num_batched_tokens": 600, **options}
         self.engine = start_pooled(
-            tiny_options(directory, **values), directory, task, lambda activity, fraction: None, device
+            tiny_options(directory, **values), directory, task, lambda activity, fraction: None
         )
         self.link = MemoryLink()
         link: Any = self.link

@@ -69,8 +69,9 @@ def start_pooled(
 def _start(
     options: CoreOptions, directory: Path, task: Task, progress: Progress, device: Device
 ) -> PooledEngine:
-    if options.record_lengths is not None:
-        log.warning("record-lengths is for engines that generate: nothing is recorded", task=task)
+    idle = {"record-lengths": options.record_lengths is not None, "compile": options.compile}
+    if names := [name for name, given in idle.items() if given]:
+        log.warning("options for engines that generate change nothing here", names=names, task=task)
     config = check_directory(directory)
     check_weights_fit(directory, config, options.dtype, device)
     progress("loading weights", 0.3)
