@@ -28,6 +28,7 @@ class _Tags(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     triggers: list[str]
     at_least_one: bool = False
     stop_after_first: bool = False
+    otherwise: dict[str, Any] | bool | None = None
 
 
 def tags_to_lark(source: str, limits: ConstraintLimits, control: Mapping[str, int]) -> str:
@@ -71,15 +72,29 @@ def _check(tags: _Tags, limits: ConstraintLimits) -> None:
 
 def _rules(tags: _Tags, limits: ConstraintLimits, control: Mapping[str, int]) -> Iterator[str]:
     more = "" if tags.stop_after_first else "text"
-    if tags.at_least_one:
-        first = (f"{_atoms(tag.begin, control)} body_{index}" for index, tag in enumerate(tags.structures))
+    first = [f"{_atoms(tag.begin, control)} body_{index}" for index, tag in enumerate(tags.structures)]
+    if tags.otherwise is not None:
+        yield from _tags_or_json(tags, first, limits)
+        more = ""
+    elif tags.at_least_one:
         yield f"start: ({' | '.join(first)}) {more}"
     else:
         yield "start: text"
-    if more or not tags.at_least_one:
+    if more or not (tags.at_least_one or tags.otherwise is not None):
         yield from _free_text(tags, control, more)
     for index, structure in enumerate(tags.structures):
         yield from _body(index, structure, limits, control)
+
+
+def _tags_or_json(tags: _Tags, alternatives: Sequence[str], limits: ConstraintLimits) -> Iterator[str]:
+    """Nothing but tags, or one JSON value."""
+    yield "start: tags" if tags.at_least_one else "start: tags | value"
+    yield "tags: tag" if tags.stop_after_first else "tags: tag (GAP? tag)*"
+    yield f"tag: {' | '.join(alternatives)}"
+    if not tags.stop_after_first:
+        yield r"GAP: /[ \n]{1,2}/"
+    if not tags.at_least_one:
+        yield f"value: %json {json.dumps(clean_schema(tags.otherwise, limits), ensure_ascii=False)}"
 
 
 def _free_text(tags: _Tags, control: Mapping[str, int], more: str) -> Iterator[str]:

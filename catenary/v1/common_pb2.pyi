@@ -152,6 +152,7 @@ class _ConstraintKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Constr
       structures: [{begin, schema, end}], a tag is `begin`, a JSON value of `schema` (absent: free text up to `end`), `end`.
       at_least_one: true: the output begins with a tag and cannot end without one. Absent: false.
       stop_after_first: true: the output ends with the first tag. Absent: false.
+      otherwise: a JSON schema: in place of free text the output is tags alone or, without any, a JSON value of it.
     """
 
 class ConstraintKind(_ConstraintKind, metaclass=_ConstraintKindEnumTypeWrapper):
@@ -170,6 +171,7 @@ CONSTRAINT_KIND_STRUCTURAL_TAG: ConstraintKind.ValueType  # 4
   structures: [{begin, schema, end}], a tag is `begin`, a JSON value of `schema` (absent: free text up to `end`), `end`.
   at_least_one: true: the output begins with a tag and cannot end without one. Absent: false.
   stop_after_first: true: the output ends with the first tag. Absent: false.
+  otherwise: a JSON schema: in place of free text the output is tags alone or, without any, a JSON value of it.
 """
 Global___ConstraintKind: _TypeAlias = ConstraintKind  # noqa: Y015
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from catenary.v1.common_pb2 import CONSTRAINT_KIND_GRAMMAR, CONSTRAINT_KIND_STRUCTURAL_TAG
 from gateway.constraints.wanted import Wanted
@@ -32,7 +35,12 @@ class CallableFunction:
 
 
 def wanted_calls(
-    functions: Sequence[CallableFunction], parser: str, *, required: bool, single: bool
+    functions: Sequence[CallableFunction],
+    parser: str,
+    *,
+    required: bool,
+    single: bool,
+    otherwise: Wanted | None = None,
 ) -> Wanted | None:
     """What an answer with these tools is constrained to; None: any text.
 
@@ -43,17 +51,27 @@ def wanted_calls(
         required: the answer begins with a call, and arguments satisfy their schemas. Else only those of
             strict functions do, and there may be no call.
         single: at most one call, with nothing behind it.
+        otherwise: what an answer without calls must be, a JSON schema; None: any text.
 
     Raises:
-        ApiError: a strict function may be called or not, in a format that holds no JSON.
+        ApiError: in a format that holds no JSON, a strict function may be called or not, or the answer
+            without calls is constrained.
     """
     strict = [function for function in functions if function.strict]
-    if not required and not strict:
+    if not required and not strict and otherwise is None:
         return None
     tags = {function.name: tag_for(parser, function.name) for function in functions}
     if all(tags.values()):
         return _tags(
-            functions, {name: tag for name, tag in tags.items() if tag}, required=required, single=single
+            functions,
+            {name: tag for name, tag in tags.items() if tag},
+            required=required,
+            single=single,
+            otherwise=otherwise,
+        )
+    if otherwise is not None:
+        raise bad_request(
+            f"'{otherwise.param}' cannot be combined with tools in this model's tool format.", otherwise.param
         )
     if not required:
         raise bad_request(
@@ -66,9 +84,15 @@ def wanted_calls(
 
 
 def _tags(
-    functions: Sequence[CallableFunction], tags: Mapping[str, Tag], *, required: bool, single: bool
+    functions: Sequence[CallableFunction],
+    tags: Mapping[str, Tag],
+    *,
+    required: bool,
+    single: bool,
+    otherwise: Wanted | None,
 ) -> Wanted:
-    return Wanted.json(
+    value = {} if otherwise is None else {"otherwise": msgspec.Raw(otherwise.source.encode())}
+    wanted = Wanted.json(
         CONSTRAINT_KIND_STRUCTURAL_TAG,
         {
             "triggers": list(dict.fromkeys(tag.trigger for tag in tags.values())),
@@ -82,9 +106,11 @@ def _tags(
             ],
             "at_least_one": required,
             "stop_after_first": single,
+            **value,
         },
         _PARAM,
     )
+    return dataclasses.replace(wanted, part=otherwise)
 
 
 def _array_grammar(functions: Sequence[CallableFunction], *, single: bool) -> str:

@@ -16,11 +16,13 @@ from gateway.text.pool import TokenizerPool
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """`kind` and `source` as in `catenary.v1.Constraint`; `param` is the field of the request for errors."""
+    """`kind` and `source` as in `catenary.v1.Constraint`; `param` is the field of the request for errors;
+    `part`: what it has in it of another field, checked first."""
 
     kind: ConstraintKind.ValueType
     source: str
     param: str
+    part: Wanted | None = None
 
     @classmethod
     def json(cls, kind: ConstraintKind.ValueType, value: Any, param: str) -> Wanted:
@@ -29,6 +31,8 @@ class Wanted:
 
     async def check(self, model: str, pool: TokenizerPool, limits: RequestLimits) -> None:
         """Have it compiled for `model`. Raises ApiError: 400 if it cannot be honoured."""
+        if self.part is not None:
+            await self.part.check(model, pool, limits)
         size = len(self.source.encode())
         if size > limits.max_constraint_bytes:
             raise bad_request(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from catenary.v1.common_pb2 import CONSTRAINT_KIND_JSON_SCHEMA
 from gateway.constraints import CallableFunction, Wanted, wanted_calls, wanted_of
 from gateway.errors import bad_request
 from gateway.parsing import (
@@ -37,11 +38,11 @@ def choose_parser(fields: ChatRequest, traits: TokenizerTraits) -> ParserChoice:
 def choose_constraint(fields: ChatRequest, traits: TokenizerTraits) -> Wanted | None:
     """What an answer is constrained to: required and strict calls, or what else the request asks for.
 
-    Raises ApiError where it asks for both."""
+    An answer without calls is what a JSON schema says. Raises ApiError for any other combination."""
     policy, text = fields.call_policy, wanted_of(fields)
     if policy.mode is CallMode.NONE:
         return text
-    if text is not None:
+    if text is not None and text.kind != CONSTRAINT_KIND_JSON_SCHEMA:
         raise bad_request(
             f"'{text.param}' cannot be combined with tools that may be called; see 'tool_choice'.", text.param
         )
@@ -51,7 +52,8 @@ def choose_constraint(fields: ChatRequest, traits: TokenizerTraits) -> Wanted | 
         if tool.function.name in policy.names
     ]
     required = policy.mode is CallMode.REQUIRED
-    return wanted_calls(functions, _own(traits)[0], required=required, single=policy.single)
+    parser = _own(traits)[0]
+    return wanted_calls(functions, parser, required=required, single=policy.single, otherwise=text)
 
 
 def _own(traits: TokenizerTraits) -> tuple[str, str, TemplateFormats]:

@@ -23,6 +23,7 @@ NOW = {"type": "function", "function": {"name": "now"}}
 TOOLS = {"tools": [WEATHER, NOW]}
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 TWO = f'{CALL}\n<tool_call>\n{{"name": "now", "arguments": {{}}}}\n</tool_call>'
+BAD_FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "what"}}}
 USAGE = {"stream_options": {"include_usage": True}}
 MODES = pytest.mark.parametrize("stream", [False, True])
 
@@ -138,11 +139,21 @@ async def test_tool_choice_is_checked_before_admission(start_parsing: StartStack
         ({"tools": [], "tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": "auto"}, "tool_choice"),
         ({"tools": [strict]}, "tools"),
-        ({**TOOLS, "response_format": {"type": "json_object"}}, "response_format"),
+        ({**TOOLS, "guided_regex": "a"}, "guided_regex"),
+        ({**TOOLS, "response_format": BAD_FORMAT}, "response_format.json_schema.schema"),
     ):
         answer = await ask(stack, stream=stream, **fields)
         assert (answer.status, answer.json()["error"]["param"]) == (400, param), answer.body
     await stack.alive()
+
+
+@MODES
+async def test_an_answer_in_a_format_beside_tools(start_parsing: StartStack, stream: bool) -> None:
+    """An agent's request: a call, or an answer by the schema."""
+    form = {"response_format": {"type": "json_object"}, **TOOLS}
+    stack = await start_parsing(script(saying(CALL)))
+    said = told(await ask(stack, stream=stream, **form))
+    assert (said.names, said.finish_reason) == (["get_weather"], "tool_calls")
 
 
 @MODES

@@ -331,6 +331,29 @@ def test_tags(text: str, plain: bool, required: bool, single: bool, one: bool) -
     assert (text in Language(TAG, CALLS | {"at_least_one": True, "stop_after_first": True})) == one
 
 
+@pytest.mark.parametrize(
+    ("text", "free", "required", "single"),
+    [
+        ('{"a": 1}', True, False, True),
+        ("<call=add>12</call>", True, True, True),
+        ("<call=add>12</call>\n<call=say>x</call>", True, True, False),
+        ("<call=add>12</call><call=say>x</call>", True, True, False),
+        ('<call=add>12</call>{"a": 1}', False, False, False),
+        ("Hello", False, False, False),
+        ('{"a": "x"}', False, False, False),
+        ("", False, False, False),
+    ],
+)
+def test_tags_or_a_value(text: str, free: bool, required: bool, single: bool) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    either = CALLS | {"otherwise": schema}
+    assert (text in Language(TAG, either)) == free
+    assert (text in Language(TAG, either | {"at_least_one": True})) == required
+    assert (text in Language(TAG, either | {"stop_after_first": True})) == single
+    refused = refusal(TAG, json.dumps(CALLS | {"otherwise": {"type": "what"}}))
+    assert "type" in refused
+
+
 def test_tags_of_control_tokens() -> None:
     call, end = CONTROL.values()
     source = {

@@ -298,6 +298,15 @@ def test_calls_as_an_array_where_a_format_holds_no_json(parser: str) -> None:
 
 def test_tools_without_a_reason_constrain_nothing() -> None:
     assert wanted_calls((NOW,), "hermes", required=False, single=False) is None
+    value = Wanted.json(common_pb2.CONSTRAINT_KIND_JSON_SCHEMA, {"type": "integer"}, "response_format")
+    either = wanted_calls((NOW,), "hermes", required=False, single=True, otherwise=value)
+    assert either is not None
+    assert either.part == value
+    assert "12" in language(either)
+    assert "twelve" not in language(either)
+    assert '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>' in language(either)
+    with pytest.raises(ApiError, match="response_format"):
+        wanted_calls((NOW,), "pythonic", required=False, single=True, otherwise=value)
     with pytest.raises(ApiError) as caught:
         wanted_calls((ADD, NOW), "pythonic", required=False, single=False)
     assert (caught.value.status, caught.value.param) == (400, "tools")
