@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from gateway.errors import internal, timed_out
+from gateway.errors import bad_request, internal, timed_out
 from gateway.generation.choice import Choice, text_options
 from gateway.generation.plan import GenerationPlan
 from gateway.generation.prompt import Prompt, read_prompts
@@ -184,8 +184,12 @@ class Generation:
             self._close(sequence, end)
 
     def _read_beams(self, sequence: _Sequence, end: SequenceEnded, deltas: list[ChoiceDelta]) -> None:
-        if len(end.beams) != len(sequence.choices):
+        found, asked = len(end.beams), len(sequence.choices)
+        if not found or found > asked:
             raise internal()
+        if found < asked:
+            # What is allowed or banned may leave no more.
+            raise bad_request(f"The search has found {found} answers; n asks for {asked}.", "n")
         for choice, beam in zip(sequence.choices, end.beams, strict=True):
             deltas.append(choice.read(beam.ids, beam.logprobs, beam.reason, beam.stop_token))
             self._on_tokens(choice.index, choice.tokens)

@@ -52,11 +52,11 @@ async def test_a_search_is_answered_by_hypotheses_alone(start_fleet):
 @pytest.mark.parametrize(
     ("change", "param"),
     [
-        ({"width": 0}, "beam_search"),
-        ({"width": 9}, "beam_search"),
-        ({"width": 2**31}, "beam_search"),
-        ({"results": 0}, "beam_search"),
-        ({"results": 5}, "beam_search"),
+        ({"width": 0}, "use_beam_search"),
+        ({"width": 9}, "use_beam_search"),
+        ({"width": 2**31}, "use_beam_search"),
+        ({"results": 0}, "use_beam_search"),
+        ({"results": 5}, "use_beam_search"),
         ({"length_penalty": float("nan")}, "length_penalty"),
         ({"length_penalty": float("inf")}, "length_penalty"),
         ({"length_penalty": -11}, "length_penalty"),

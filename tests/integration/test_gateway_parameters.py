@@ -13,7 +13,7 @@ from tests.compat.answers import choices_of, joined
 from tests.support.gateway import CHAT, Stack, saying, script
 from tests.support.http import Answer
 from tests.support.stack_fixtures import StartStack
-from tests.support.tiny_tokenizer import EOS_ID, IM_START_ID, VOCAB_SIZE, byte_id, byte_ids
+from tests.support.tiny_tokenizer import IM_START_ID, VOCAB_SIZE, byte_id, byte_ids
 
 STREAM = pytest.mark.parametrize("stream", [False, True])
 NAMES = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
@@ -231,8 +231,19 @@ async def test_prompts_are_cut_only_on_demand(start_stack: StartStack, stream: b
     assert answer.json()["error"]["code"] == "context_length_exceeded"
 
 
-async def test_an_engine_that_cannot_search_says_so(stack: Stack) -> None:
-    body = {"messages": [{"role": "user", "content": "x"}], "use_beam_search": True, "max_tokens": 2}
-    answer = await stack.post(CHAT, body)
-    assert answer.status == 400
-    assert (await stack.complete(stop_token_ids=[EOS_ID], max_tokens=1)).status == 200
+@pytest.mark.parametrize("stream", [False, True])
+async def test_beams_are_the_choices_of_an_answer(stack: Stack, stream: bool) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3, "logprobs": True}
+    search = {"use_beam_search": True, "n": 2, "best_of": 3, "stream": stream}
+    if stream:
+        search["stream_options"] = {"include_usage": True}
+    answer = await stack.post(CHAT, {**body, **search})
+    assert answer.status == 200
+    if not stream:
+        choices = answer.json()["choices"]
+        assert [choice["index"] for choice in choices] == [0, 1]
+        means = [sum(entry["logprob"] for entry in choice["logprobs"]["content"]) / 3 for choice in choices]
+        assert means[0] >= means[1]
+        assert answer.json()["usage"]["completion_tokens"] == 6
+    refused = await stack.post(CHAT, {**body, **search, "n": 11, "best_of": 11})
+    assert (refused.status, refused.json()["error"]["type"]) == (400, "invalid_request_error")

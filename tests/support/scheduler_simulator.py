@@ -196,8 +196,8 @@ class Simulator(BeamEvents):
         outcomes = self.scheduler.commit(plan, tokens)
         taken = [outcome for outcome in outcomes if not isinstance(outcome, Scored)]
         assert [outcome.sequence.key for outcome in taken] == alive
-        for outcome in taken:
-            self._check_outcome(outcome, statuses[outcome.sequence.key])
+        for one in taken:
+            self._check_outcome(one, statuses[one.sequence.key])
         for outcome in outcomes:
             if isinstance(outcome, Scored):
                 self.decide(outcome.group)

@@ -37,17 +37,17 @@ def _check(spec: common_pb2.SequenceSpec, capacity: CapacityFacts, limits: Seque
     if limits.max_beam_width == 0:
         raise Inadmissible(
             "This engine takes no beam search (max-beam-width is 0, or contiguous-kv is on).",
-            "beam_search",
+            "use_beam_search",
             common_pb2.ERROR_CODE_UNSUPPORTED,
         )
     if not 1 <= given.width <= most:
         raise Inadmissible(
             f"A beam search has 1 to {most} beams here (max-beam-width, max-num-seqs), not {given.width}.",
-            "beam_search",
+            "use_beam_search",
         )
     if not 1 <= given.results <= given.width:
         raise Inadmissible(
-            f"A search of {given.width} beams reports 1 to as many, not {given.results}.", "beam_search"
+            f"A search of {given.width} beams reports 1 to as many, not {given.results}.", "use_beam_search"
         )
     # NaN is in no interval.
     if not -_MAX_LENGTH_PENALTY <= given.length_penalty <= _MAX_LENGTH_PENALTY:

@@ -128,9 +128,11 @@ def _validate_constraint(constraint: common_pb2.Constraint) -> None:
 def _validate_beams(given: common_pb2.BeamSearch) -> None:
     """What the router counts on; the engine has limits of its own."""
     if not 1 <= given.width <= MAX_BEAM_WIDTH:
-        raise _invalid("beam_search", f"A beam search has 1 to {MAX_BEAM_WIDTH} beams, not {given.width}.")
+        raise _invalid(
+            "use_beam_search", f"A beam search has 1 to {MAX_BEAM_WIDTH} beams, not {given.width}."
+        )
     if not 1 <= given.results <= given.width:
-        raise _invalid("beam_search", "A beam search reports 1 to as many hypotheses as it has beams.")
+        raise _invalid("use_beam_search", "A beam search reports 1 to as many hypotheses as it has beams.")
 
 
 def sequences_of(spec: common_pb2.SequenceSpec) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from services.engine.kv import BlockMove
@@ -19,7 +21,7 @@ from tests.support.scheduling import (
 )
 
 
-def samples(scheduler: Scheduler, count: int, length: int, **options: int) -> list[Sequence]:
+def samples(scheduler: Scheduler, count: int, length: int, **options: Any) -> list[Sequence]:
     """So many sequences with one prompt, the first of which leads."""
     made = [make_sequence(key, length, **options) for key in range(1, count + 1)]
     for one in made:

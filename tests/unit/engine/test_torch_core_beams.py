@@ -64,7 +64,8 @@ def submit(core: LocalCore, case: tuple[int, BeamOptions, list[int], int, dict[s
 
 @pytest.fixture(scope="module")
 def expected(directory: Path) -> list[list[tuple[list[int], float]]]:
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(directory).eval()
+    loader: Any = transformers.AutoModelForCausalLM
+    model = loader.from_pretrained(directory).eval()
     return [
         expected_beams(model, prompt_of(length), options, stops=stops, max_new_tokens=most, **given)
         for length, options, stops, most, given in CASES

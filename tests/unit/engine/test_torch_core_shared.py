@@ -117,7 +117,7 @@ def test_samples_that_are_preempted_go_on_alike(directory: Path) -> None:
     roomy = LocalCore(tiny_options(directory, max_model_len=96))
     outcomes = []
     for core in (roomy, tight):
-        keys = []
+        keys: list[int] = []
         for prompt in (prompt_of(30), prompt_of(21)):
             for number in range(4):
                 leader = keys[-number] if number else 0

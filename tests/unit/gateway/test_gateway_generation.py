@@ -101,13 +101,14 @@ async def test_beams_become_choices() -> None:
     assert (running.done, session.aborted) == (True, [])
 
 
-async def test_too_few_beams_are_the_engines_fault() -> None:
+@pytest.mark.parametrize(("found", "status"), [(0, 500), (1, 400), (3, 500)])
+async def test_more_beams_than_there_are_cannot_be_had(found: int, status: int) -> None:
     session = PlayedSession()
     running = generation(session, use_beam_search=True, n=2)
-    await started(running, session, SequenceEnded(STOP, beams=(beam("x"),)))
+    await started(running, session, SequenceEnded(STOP, beams=(beam("x"),) * found))
     with pytest.raises(ApiError) as caught:
         await collect(running)
-    assert caught.value.status == 500
+    assert (caught.value.status, caught.value.param) == (status, "n" if status == 400 else None)
 
 
 async def test_choices_wait_for_what_the_first_tells_of_the_prompt() -> None:

@@ -82,7 +82,7 @@ class StaticProgram:
         self._drawn = tuple(sorted({min(count, max_rows) for count in _DRAWN}))
         self._masked = tuple(sorted({min(count, max_rows) for count in _MASKED}))
         self._widths = widths(max_rows * vocab_size)
-        self._beam_counts = self._drawn if beams else ()
+        self._beam_phases = (Phase.NORMALIZE, Phase.BEAMS) if beams else ()
         self._score_rows = score_rows
         self._score_places = score_places
 
@@ -94,7 +94,7 @@ class StaticProgram:
         return {
             **dict.fromkeys(per_row, self._row_counts),
             **dict.fromkeys(per_drawn, self._drawn),
-            **dict.fromkeys((Phase.NORMALIZE, Phase.BEAMS), self._beam_counts),
+            **dict.fromkeys(self._beam_phases, self._drawn),
             # Hardly anybody wants that many: one shape has to do.
             Phase.FILTER_WIDE: self._drawn[-1:],
             Phase.MASK: self._masked,
