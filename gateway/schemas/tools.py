@@ -18,8 +18,34 @@ from gateway.schemas.data import BOUNDED
 from gateway.schemas.limits import RequestLimits
 
 _CHOICES = ("none", "auto", "required")
+_NAME_SCHEMA = {"type": "string", "pattern": f"^{NAME.pattern}$"}
+
+
+def _object_schema(**properties: Any) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+_NAMED_SCHEMA = _object_schema(type={"const": "function"}, function=_object_schema(name=_NAME_SCHEMA))
 _CHOICE_SCHEMA = WithJsonSchema(
-    {"anyOf": [{"type": "string", "enum": list(_CHOICES)}, {"type": "object"}, {"type": "null"}]}
+    {
+        "anyOf": [
+            {"type": "string", "enum": list(_CHOICES)},
+            _NAMED_SCHEMA,
+            _object_schema(
+                type={"const": "allowed_tools"},
+                allowed_tools=_object_schema(
+                    mode={"enum": ["auto", "required"]},
+                    tools={"type": "array", "minItems": 1, "items": _NAMED_SCHEMA},
+                ),
+            ),
+            {"type": "null"},
+        ]
+    }
 )
 
 
@@ -29,7 +55,7 @@ def _name(value: Any) -> Any:
     return value
 
 
-FunctionName = Annotated[str, BeforeValidator(_name)]
+FunctionName = Annotated[str, BeforeValidator(_name), WithJsonSchema(_NAME_SCHEMA)]
 
 
 def _only_functions(value: Any) -> Any:
