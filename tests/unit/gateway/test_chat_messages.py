@@ -124,7 +124,7 @@ def test_calls_are_counted_before_they_are_looked_at() -> None:
     assert refused(*[call()] * 6).param == "messages"
     started = time.perf_counter()
     assert refused({"role": "assistant", "tool_calls": [{}] * 500_000}).param == "messages"
-    assert time.perf_counter() - started < 0.5
+    assert time.perf_counter() - started < 1
 
 
 DEEP: Any = 1
