@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from catenary.llm.outputs import CompletionOutput, Logprob, RequestOutput
+from catenary.text import Vocabulary
 from gateway.generation.generation import Generation
 from gateway.streaming.delta import ChoiceResult
 from gateway.streaming.entries import TokenLogprob
-from gateway.text.vocabulary import Vocabulary
 
 
 def request_output(

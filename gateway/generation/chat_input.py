@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+from catenary.text import TokenizerTraits
 from catenary.v1 import tokenizer_pb2
 from gateway.schemas.chat_input import ChatInputFields
 from gateway.schemas.messages import ChatMessage
-from gateway.text.traits import TokenizerTraits
 
 
 def chat_input(fields: ChatInputFields, traits: TokenizerTraits) -> tokenizer_pb2.ChatInput:

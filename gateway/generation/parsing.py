@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from catenary.text import TokenizerTraits
 from catenary.v1.common_pb2 import CONSTRAINT_KIND_JSON_SCHEMA
 from gateway.constraints import CallableFunction, Wanted, wanted_calls, wanted_of
 from gateway.errors import bad_request
@@ -16,7 +17,6 @@ from gateway.parsing import (
 from gateway.parsing.formats import JSON
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.tools import CallMode, CallPolicy
-from gateway.text.traits import TokenizerTraits
 
 
 def choose_parser(fields: ChatRequest, traits: TokenizerTraits) -> ParserChoice:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from catenary.seeds import derive_seed, draw_seed
+from catenary.text import Detokenizer
 from catenary.v1 import common_pb2
 from gateway.parsing import ParserChoice, TextParser
 from gateway.schemas.generation import GenerationFields
-from gateway.text.detokenizer import Detokenizer
 from gateway.text.models import Model
 
 

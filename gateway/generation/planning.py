@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from catenary.text import Vocabulary
 from catenary.v1 import common_pb2
 from gateway.errors import bad_request, context_length_exceeded
 from gateway.generation.plan import GenerationPlan
 from gateway.parsing import ParserChoice
 from gateway.schemas.generation import GenerationFields
 from gateway.text.models import Model
-from gateway.text.vocabulary import Vocabulary
 
 
 def make_plan(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from catenary.text import Detokenizer
 from gateway.errors import internal
 from gateway.generation.plan import GenerationPlan
 from gateway.link import SequenceFeed
 from gateway.streaming.delta import PromptReport
 from gateway.streaming.echo import Echo
 from gateway.streaming.entries import LogprobEntry, TokenLogprob
-from gateway.text.detokenizer import Detokenizer
 
 # Decoding so many tokens takes long enough for others to notice.
 LONG_PROMPT_TOKENS = 4096

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from catenary.text import Detokenizer
 from gateway.streaming.entries import LogprobEntry, TokenLogprob
-from gateway.text.detokenizer import Detokenizer
 
 
 class Echo:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from catenary.text import Vocabulary
 from gateway.streaming.delta import PromptReport
 from gateway.streaming.entries import LogprobEntry
-from gateway.text.vocabulary import Vocabulary
 
 FLOOR = -9999.0
 """What is written for a token that cannot be sampled: JSON has no infinity."""

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from catenary.text import Detokenizer
 from gateway.streaming.entries import LogprobEntry, TokenLogprob, cut_bytes
 from gateway.streaming.stop import StopScanner
-from gateway.text.detokenizer import Detokenizer
 
 
 @dataclass(frozen=True, slots=True)

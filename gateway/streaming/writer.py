@@ -10,11 +10,11 @@ from typing import Any, ClassVar, Generic, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from catenary.text import Vocabulary
 from gateway.streaming.delta import ChoiceDelta, ChoiceResult, PromptReport
 from gateway.streaming.logprobs import TokenNames
 from gateway.streaming.sse import event
 from gateway.streaming.usage import Usage
-from gateway.text.vocabulary import Vocabulary
 
 C = TypeVar("C")
 

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 
 from catenary.backoff import Backoff
 from catenary.telemetry import get_logger
+from catenary.text import TokenizerTraits, Vocabulary
 from catenary.v1 import common_pb2, router_pb2
 from gateway.errors import ApiError, bad_request, model_not_found, unavailable
-from gateway.text.traits import TokenizerTraits
-from gateway.text.vocabulary import Vocabulary
 
 _log = get_logger(__name__)
 _FIRST_PAUSE_S = 0.1

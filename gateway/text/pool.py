@@ -11,12 +11,11 @@ import grpc
 
 from catenary.rpc import TlsFiles, error_of, open_channel
 from catenary.telemetry import get_logger
+from catenary.text import TokenizerTraits, Vocabulary
 from catenary.v1 import common_pb2, tokenizer_pb2
 from gateway.errors import ApiError, from_wire, internal, timed_out, unavailable
 from gateway.text.rendered import Rendered
 from gateway.text.target import TokenizerTarget
-from gateway.text.traits import TokenizerTraits
-from gateway.text.vocabulary import Vocabulary
 
 _log = get_logger(__name__)
 MAX_TOKENIZER_BYTES = 256 << 20

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from catenary.text import TokenizerTraits
 from gateway.errors import ApiError
 from gateway.generation.chat_input import chat_input
 from gateway.schemas import ChatRequest, RequestLimits, parse_request
 from gateway.schemas.unsupported import CHAT
-from gateway.text.traits import TokenizerTraits
 
 USER = {"role": "user", "content": "x"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}

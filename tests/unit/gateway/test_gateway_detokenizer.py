@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from gateway.text.detokenizer import WindowDetokenizer
-from gateway.text.vocabulary import Vocabulary
+from catenary.text import Vocabulary, WindowDetokenizer
 from tests.support.tiny_tokenizer import SPECIAL_IDS, VOCAB_SIZE, byte_id, byte_ids, tokenizer_json
 
 TINY = Tokenizer.from_str(json.dumps(tokenizer_json()))

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from catenary.columns import MalformedStep
+from catenary.text import Vocabulary
 from catenary.v1 import common_pb2, router_pb2
 from gateway.errors import ApiError, internal
 from gateway.link.inbox import TAKE_TOKENS, Inbox, SequenceEnded, SequenceFeed
 from gateway.link.steps import deliver, ended
 from gateway.text.models import ModelBoard
-from gateway.text.vocabulary import Vocabulary
 from tests.support.tiny_tokenizer import tokenizer_json
 
 FILE = json.dumps(tokenizer_json()).encode()

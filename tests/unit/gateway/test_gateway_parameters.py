@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from catenary.text import Vocabulary
 from catenary.v1 import common_pb2
 from gateway.errors import ApiError
 from gateway.generation.plan import GenerationPlan
@@ -16,7 +17,6 @@ from gateway.generation.priorities import Priorities
 from gateway.schemas import ChatRequest, CompletionRequest, RequestLimits, parse_request
 from gateway.schemas.unsupported import CHAT, COMPLETION
 from gateway.text.models import Model
-from gateway.text.vocabulary import Vocabulary
 from tests.support.tiny_tokenizer import EOS_ID, VOCAB_SIZE, byte_ids, tokenizer_json
 
 VOCABULARY = Vocabulary(json.dumps(tokenizer_json()).encode(), sha256="x")

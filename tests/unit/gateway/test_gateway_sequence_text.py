@@ -7,10 +7,10 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
+from catenary.text import Vocabulary
 from gateway.streaming.entries import LogprobEntry, TokenLogprob
 from gateway.streaming.logprobs import FLOOR, TokenNames, chat_logprobs, completion_logprobs, token_name
 from gateway.streaming.sequence_text import SequenceText, TextOptions
-from gateway.text.vocabulary import Vocabulary
 from tests.support.tiny_tokenizer import EOS_ID, byte_ids, tokenizer_json
 
 VOCABULARY = Vocabulary(json.dumps(tokenizer_json()).encode(), sha256="x")

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from catenary.text import Vocabulary
 from gateway.streaming.echo import Echo
 from gateway.streaming.entries import LogprobEntry, TokenLogprob
 from gateway.streaming.sequence_text import Piece, SequenceText, TextOptions
-from gateway.text.vocabulary import Vocabulary
 from tests.support.tiny_tokenizer import (
     EOS_ID,
     FIRST_BYTE_ID,

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from catenary.text import Vocabulary
 from gateway.parsing import Content, ParserChoice, Part, ToolCallStart, ToolSet
-from gateway.text.vocabulary import Vocabulary
 from tests.support.tiny_tokenizer import IM_END_ID, byte_ids, tokenizer_json
 
 CALL, CALL_END = 5, 6

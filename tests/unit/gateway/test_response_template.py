@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from catenary.text import TokenizerTraits
 from gateway.generation.parsing import choose_parser
 from gateway.parsing import RESPONSE_TEMPLATE, ParserChoice, ToolSet, read_response_template
 from gateway.schemas import ChatRequest, RequestLimits, parse_request
 from gateway.schemas.unsupported import CHAT
-from gateway.text.traits import TokenizerTraits
 from tests.support.model_outputs import HERMES, MISTRAL, PYTHONIC, QWEN_CODER
 from tests.support.parsed import SCHEMAS, Output, read_with
 from tests.support.token_outputs import GLM

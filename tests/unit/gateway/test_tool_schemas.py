@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from catenary.text import TokenizerTraits
 from gateway.errors import ApiError
 from gateway.generation.parsing import choose_parser
 from gateway.schemas import ChatRequest, RequestLimits, parse_request
 from gateway.schemas.tools import CallMode
 from gateway.schemas.unsupported import CHAT
-from gateway.text.traits import TokenizerTraits
 
 FUNCTION = {"name": "add", "description": "Adds.", "parameters": {"type": "object", "properties": {}}}
 ADD = {"type": "function", "function": FUNCTION}

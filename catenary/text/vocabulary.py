@@ -1,4 +1,4 @@
-"""What the gateway knows of a model's tokenizer: how an id reads, alone and in a stream."""
+"""What is known of a model's tokenizer: how an id reads, alone and in a stream."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer
 
-from gateway.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
-from gateway.text.traits import TokenizerTraits
+from catenary.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from catenary.text.traits import TokenizerTraits
 
 _SPACE_MARK = "\u2581"
 

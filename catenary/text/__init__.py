@@ -1,0 +1,9 @@
+"""Token ids to text, for the gateway and for clients."""
+
+from __future__ import annotations
+
+from catenary.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from catenary.text.traits import TokenizerTraits
+from catenary.text.vocabulary import Vocabulary
+
+__all__ = ["ByteDetokenizer", "Detokenizer", "TokenizerTraits", "Vocabulary", "WindowDetokenizer"]
