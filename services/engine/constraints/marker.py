@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 
 from services.engine.constraints.matching import Bits, Grammar
-from services.engine.constraints.vocabulary import Vocabulary
+from services.engine.constraints.vocabulary import Vocabulary, bits_of
 
 
 class Marker:
@@ -30,7 +30,7 @@ class Marker:
                 if not fits[rest]:
                     wrong.append(token_id)
             if wrong:
-                self._forbidden[held] = vocabulary.bits(frozenset(wrong))
+                self._forbidden[held] = bits_of(wrong, vocabulary.words)
 
     def _completions(self) -> Iterator[tuple[int, list[tuple[int, bytes]]]]:
         """For each beginning of the marker, tokens that complete it and go on, with what comes behind it."""

@@ -103,8 +103,9 @@ class WaitingConstraints:
             found = self._ready(entry)
         except ConstraintRefused as refusal:
             return refusal
-        except Exception:
-            log.exception("a constraint cannot be compiled")
+        except Exception as error:
+            # Its text may show the constraint.
+            log.error("a constraint cannot be compiled", error=type(error).__name__)
             return ConstraintRefused(_FAILED)
         if found is None and now >= entry.deadline:
             return ConstraintRefused(

@@ -148,6 +148,26 @@ def test_a_resumed_sequence_goes_on_alike(core: LocalCore, constraint: Constrain
         assert ended(core.outputs[again]) == ended(whole)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_samples_of_a_shared_prompt_are_those_of_their_own(directory: Path, compiled: bool) -> None:
+    core = LocalCore(tiny_options(directory))
+    prompt = byte_ids("a prompt of several blocks and chunks, which is computed once")
+    options: dict[str, Any] = {"constraint": regex(NAMES), "temperature": 1.0, "max_tokens": 30}
+    if compiled:
+        core.submit(byte_ids("z"), **options)
+        core.run()
+    # Nobody's blocks are the others': another salt.
+    alone = [core.submit(prompt, seed=seed, cache_salt=f"s{seed}", **options) for seed in range(4)]
+    core.run()
+    first = core.submit(prompt, seed=0, **options)
+    others = [core.submit(prompt, seed=seed, same_prompt_as=first, **options) for seed in range(1, 4)]
+    core.run()
+    together = [core.outputs[key].token_ids for key in (first, *others)]
+    assert together == [core.outputs[key].token_ids for key in alone]
+    ends = [core.outputs[key].end for key in others]
+    assert all(end is not None and end.cached_tokens > 0 for end in ends)
+
+
 def test_emitted_tokens_that_do_not_fit_are_refused(core: LocalCore) -> None:
     prompt = byte_ids("x")
     key = core.submit([*prompt, *byte_ids("zz")], prompt_len=1, constraint=regex("[0-9]+"))
