@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
 from catenary.v1 import common_pb2
-from gateway.errors import internal, timed_out
+from gateway.errors import ApiError, internal, timed_out
 from gateway.link import Inbox, SequenceEnded, Session
+
+_FULL = 429
 
 
 class DocumentRun:
-    """Use as an async context manager: leaving it aborts what has not ended, whatever the reason."""
+    """Use as an async context manager: leaving it aborts what has not ended, whatever the reason.
+
+    A document that finds the queues full waits until another one of this request has left them; the window
+    is smaller then, and grows again slowly.
+    """
 
     def __init__(
         self,
@@ -26,12 +33,12 @@ class DocumentRun:
         """`window`: documents that are submitted and have not ended. `deadline`: by the loop's clock."""
         self._specs = specs
         self._session = session
-        self._window = window
+        self._most = self._window = float(window)
         self._deadline = deadline
         # A document gives no tokens; the limit is there to be passed.
         self._inbox = Inbox(1)
         self._live: dict[int, int] = {}
-        self._submitted = 0
+        self._pending = deque(range(len(specs)))
 
     async def __aenter__(self) -> Self:
         return self
@@ -63,15 +70,26 @@ class DocumentRun:
     def _take(self, index: int, end: SequenceEnded | None, found: list[bytes]) -> None:
         if end is None or index not in self._live:
             return
+        del self._live[index]
         if end.error is not None:
-            raise end.error
+            self._wait_for_room(index, end.error)
+            return
         if not end.vector:
             raise internal()
-        del self._live[index]
         found[index] = end.vector
+        self._window = min(self._most, self._window + 1 / self._window)
 
     def _fill(self) -> None:
-        while len(self._live) < self._window and self._submitted < len(self._specs):
-            index = self._submitted
-            self._live[index] = self._session.submit(self._specs[index], self._inbox.feed(index))
-            self._submitted += 1
+        while self._pending and len(self._live) + 1 <= self._window:
+            index = self._pending.popleft()
+            try:
+                self._live[index] = self._session.submit(self._specs[index], self._inbox.feed(index))
+            except ApiError as error:
+                self._wait_for_room(index, error)
+
+    def _wait_for_room(self, index: int, error: ApiError) -> None:
+        """Puts a document back. Raises `error` unless queues are full and others of this request in them."""
+        if error.status != _FULL or not self._live:
+            raise error
+        self._pending.appendleft(index)
+        self._window = float(len(self._live))

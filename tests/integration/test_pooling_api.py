@@ -263,6 +263,17 @@ async def test_a_client_that_leaves_takes_its_documents_along(start_stack: Start
     assert f'route="{EMBEDDINGS}",status="499"' in page
 
 
+async def test_full_queues_slow_a_request_down(start_stack: StartStack) -> None:
+    capacity = {"max_running": 2, "max_waiting": 1}
+    stack = await start_stack(embedding(capacity=capacity, step_delay_ms=1))
+    answer = await embed(stack, TEXTS * 8)
+    assert [item["embedding"] for item in answer["data"]] == [vector(text) for text in TEXTS * 8]
+    # Whoever has nothing in the queues is told to come back.
+    stack.faults.refuse_next(times=2)
+    refusal = await stack.post(EMBEDDINGS, {"input": "x"})
+    assert (refusal.status, "retry-after" in refusal.headers) == (429, True)
+
+
 async def test_keys_guard_these_routes_too(start_stack: StartStack) -> None:
     stack = await start_stack(embedding(), api_key=("secret",))
     for path in (EMBEDDINGS, "/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score"):

@@ -211,3 +211,13 @@ def test_warm_up_meets_every_shape(tmp_path: Path) -> None:
     )
     assert full.device.shapes.first_seen == len(full.embedder.shapes.all())
     assert not full.to_warm
+
+
+def test_a_long_forward_shows_that_it_goes_on(tmp_path: Path) -> None:
+    save_tiny_model("llama", tmp_path, max_position_embeddings=2048)
+    core = LocalPooledCore(tmp_path, max_num_batched_tokens=64)
+    core.loop.handle(document(1, [5] * 1500))
+    core.run()
+    reports = [message.load for message in core.link.sent]
+    # 2048 tokens in chunks of 512.
+    assert [load.running for load in reports] == [1, 1, 1, 0]

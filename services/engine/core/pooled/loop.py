@@ -65,6 +65,8 @@ class PooledLoop:
         self._tokens = 0
         self._padding = 0
         self._seen_before = engine.device.shapes.first_seen
+        # A servicer that hears nothing for long takes its core for stalled.
+        engine.embedder.watch(self._report)
 
     def run(self) -> None:
         """Returns after StopCore. Raises LinkClosed at the link's end, CoreFailure, or a defect's error."""

@@ -35,6 +35,8 @@ class DecoderPooler(Pooler):
         per_row = -(-length // _BLOCK)
         table = torch.arange(batch * per_row, device=tokens.device).view(batch, per_row)
         for start in range(0, length, self._chunk):
+            if start:
+                self.on_chunk()
             part = tokens[:, start : start + self._chunk]
             positions = (start + torch.arange(part.shape[1], device=tokens.device)).expand(part.shape)
             slots = table[:, :1] * _BLOCK + positions

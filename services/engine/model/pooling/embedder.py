@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -46,6 +46,10 @@ class Embedder:
         self.dim = pooler.dim
         self.vocab_size = pooler.vocab_size
         self.dtype = pooler.dtype
+
+    def watch(self, on_chunk: Callable[[], None]) -> None:
+        """Have `on_chunk` called between the parts of a long forward."""
+        self._pooler.on_chunk = on_chunk
 
     def warm_up(self) -> None:
         """Runs each shape once, on padding."""

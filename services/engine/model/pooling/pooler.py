@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch
 
@@ -14,6 +15,8 @@ class Pooler(ABC):
 
     vocab_size: int
     dtype: torch.dtype
+    # Called between the parts of a long forward: whoever waits sees that it goes on.
+    on_chunk: Callable[[], None] = staticmethod(lambda: None)
     dim: int
 
     @abstractmethod

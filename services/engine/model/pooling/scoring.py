@@ -55,6 +55,7 @@ class YesNoPooler(Pooler):
 
     @torch.inference_mode()
     def pool(self, tokens: torch.Tensor, lengths: torch.Tensor, seconds: torch.Tensor) -> torch.Tensor:
+        self._states.on_chunk = self.on_chunk
         hidden = self._states.pool(tokens, lengths, seconds).to(self._model.dtype)
         logits = self._model.logits(hidden).float()
         # exp(y) / (exp(y) + exp(n)), which cannot overflow so.
