@@ -142,6 +142,40 @@ def test_tags_in_text(client: OpenAI) -> None:
     assert free.choices[0].message.content == chat(client, "Hi!", max_tokens=12).choices[0].message.content
 
 
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer", "maximum": 99, "minimum": 0}, "b": {"enum": [1, 2]}},
+            "required": ["a", "b"],
+            "additionalProperties": False,
+        },
+    },
+}
+NOW = {"type": "function", "function": {"name": "now"}}
+
+
+def test_required_and_named_calls(client: OpenAI) -> None:
+    """The model was never taught to call: what it writes is what the constraint lets it."""
+    options: dict[str, Any] = {"tools": [ADD, NOW], "parallel_tool_calls": False, "max_tokens": 40}
+    required = chat(client, "Add 3 and 2.", tool_choice="required", **options).choices[0]
+    assert required.finish_reason == "tool_calls"
+    assert [call.function.name in ("add", "now") for call in required.message.tool_calls] == [True]
+    options["tool_choice"] = {"type": "function", "function": {"name": "add"}}
+    named = chat(client, "Add 3 and 2.", **options).choices[0]
+    (call,) = named.message.tool_calls
+    assert (call.function.name, named.finish_reason) == ("add", "stop")
+    jsonschema.validate(json.loads(call.function.arguments), ADD["function"]["parameters"])  # type: ignore[index]
+    name, arguments = "", ""
+    for chunk in chat(client, "Add 3 and 2.", stream=True, **options):
+        for delta in chunk.choices[0].delta.tool_calls or ():
+            name += delta.function.name or ""
+            arguments += delta.function.arguments or ""
+    assert (name, arguments) == ("add", call.function.arguments)
+
+
 @pytest.mark.parametrize(
     ("body", "param", "named"),
     [

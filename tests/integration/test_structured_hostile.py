@@ -153,3 +153,48 @@ async def test_a_tokenizer_that_is_away_is_no_fault_of_the_request(stack: Stack)
     stack.gateway._tokenizers._targets.clear()
     answer = await stack.complete([5, 6], max_tokens=1, guided_regex="a")
     assert (answer.status, answer.json()["error"]["code"]) == (503, "tokenizer_unavailable")
+
+
+def tool(parameters: Any, **fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": parameters, **fields}}
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"type": "object", "properties": {"a": {"type": "something"}}},
+        {"type": "object", "properties": {"a": {"type": "string", "pattern": "{{ 7*7 }}"}}},
+        {"type": "object", "properties": {"a": {"type": "string", "pattern": "["}}},
+        {"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}, "required": ["a"]},
+        {"type": "object", "not": {}},
+    ],
+)
+async def test_malformed_tools_are_refused_where_they_bind(
+    start_parsing: StartStack, parameters: Any
+) -> None:
+    """CVE-2025-48944: where nothing is made of them but text for the template, they are harmless."""
+    stack = await start_parsing(script(saying("Hello.")))
+    binding: list[dict[str, Any]] = [
+        {"tools": [tool(parameters, strict=True)]},
+        {"tools": [tool(parameters)], "tool_choice": "required"},
+        {"tools": [tool(parameters)], "tool_choice": {"type": "function", "function": {"name": "f"}}},
+    ]
+    for fields in binding:
+        assert_refused(await stack.chat(max_tokens=9, **fields), "tools")
+    answer = await stack.chat(max_tokens=9, tools=[tool(parameters)])
+    assert (answer.status, answer.json()["choices"][0]["message"]["content"]) == (200, "Hello.")
+    await stack.alive()
+
+
+@pytest.mark.parametrize("types", [["string", "null"], None, "string"])
+async def test_tools_with_unions_and_without_types(start_parsing: StartStack, types: Any) -> None:
+    """SGLang #16057."""
+    property_ = {"anyOf": [{"type": "string"}, {"type": "null"}]} if types is None else {"type": types}
+    strict = tool({"type": "object", "properties": {"a": property_}}, strict=True)
+    stack = await start_parsing(
+        script(saying('<tool_call>\n{"name": "f", "arguments": {"a": "x"}}\n</tool_call>'))
+    )
+    for extra in ({}, {"tool_choice": "required"}):
+        answer = await stack.chat(tools=[strict], **extra)
+        (call,) = answer.json()["choices"][0]["message"]["tool_calls"]
+        assert (call["function"]["name"], call["function"]["arguments"]) == ("f", '{"a": "x"}')

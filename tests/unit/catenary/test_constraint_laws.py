@@ -116,9 +116,9 @@ def test_regular_expressions(source: str, data: st.DataObject) -> None:
         data.draw(st.text('abé1./"\n', max_size=6)),
     ):
         assert (text in language) == (judge.fullmatch(text) is not None)
-    text = language.sample(data.draw(CHANCE).choice, most=40)
-    if text is not None:
-        assert judge.fullmatch(text)
+    sample = language.sample(data.draw(CHANCE).choice, most=40)
+    if sample is not None:
+        assert judge.fullmatch(sample)
 
 
 @settings(max_examples=60, deadline=None)
