@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
@@ -41,10 +42,20 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 """The answers of every route other than success."""
 
 
-def operation(model: type[RequestModel], summary: str, *others: type[RequestModel]) -> dict[str, Any]:
-    """Arguments of a route decorator whose body is read by our own strict reader, as one of the models."""
-    bodies = [_schema(body) for body in (model, *others)]
-    schema = {"anyOf": bodies} if others else bodies[0]
+def body_schema(model: type[RequestModel], others: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of a body, with properties of other models beside its own."""
+    schema = _schema(model)
+    return {**schema, "properties": {**others, **schema["properties"]}}
+
+
+def properties(model: type[RequestModel]) -> dict[str, Any]:
+    """The schema of each of a model's fields."""
+    found: dict[str, Any] = _schema(model)["properties"]
+    return found
+
+
+def described(summary: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a route decorator whose body is read by our own strict reader."""
     return {
         "summary": summary,
         "responses": ERRORS,
@@ -55,6 +66,12 @@ def operation(model: type[RequestModel], summary: str, *others: type[RequestMode
             }
         },
     }
+
+
+def operation(model: type[RequestModel], summary: str, *others: type[RequestModel]) -> dict[str, Any]:
+    """The same for a body that is one of the models."""
+    bodies = [_schema(body) for body in (model, *others)]
+    return described(summary, {"anyOf": bodies} if others else bodies[0])
 
 
 def routes(app: FastAPI) -> APIRouter:

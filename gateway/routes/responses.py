@@ -13,9 +13,9 @@ from gateway.http.respond import Deferred
 from gateway.parsing import ParserChoice
 from gateway.responses import Library, ResponsesService, page, stored_items
 from gateway.routes.chat_completions import ChatEndpoint
-from gateway.routes.openapi import operation
+from gateway.routes.openapi import body_schema, described, properties
 from gateway.schemas import ChatRequest, ResponsesRequest
-from gateway.schemas.responses import LOGPROBS
+from gateway.schemas.responses import LOGPROBS, PASSED_ON
 from gateway.text.models import Model
 
 _JSON = "application/json"
@@ -44,14 +44,14 @@ class ResponsesEndpoint(ChatEndpoint):
 def routes(service: ResponsesService, library: Library) -> APIRouter:
     """The routes."""
     router = APIRouter()
+    further = {name: schema for name, schema in properties(ChatRequest).items() if name in PASSED_ON}
+    body = body_schema(ResponsesRequest, further)
 
-    @router.post("/v1/responses", **operation(ResponsesRequest, "Make a response"))
+    @router.post("/v1/responses", **described("Make a response", body))
     async def create() -> Response:
         return Deferred(service.create)
 
-    @router.post(
-        "/v1/responses/input_tokens", **operation(ResponsesRequest, "Count a response's input tokens")
-    )
+    @router.post("/v1/responses/input_tokens", **described("Count a response's input tokens", body))
     async def input_tokens() -> Response:
         return Deferred(service.count)
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from openai.types.responses import Response
+from openai.types.responses import Response, ResponseItemList
 
 from tests.support.gateway import MODEL, Stack, saying, script
+from tests.support.http import Answer, call
 from tests.support.responses import RESPONSES, events_of
 from tests.support.stack_fixtures import StartStack
+from tests.support.waiting import eventually
 
 HELLO = "Hello 世界"
 
@@ -32,7 +35,6 @@ async def client(hello: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
 
 async def test_a_response(client: openai.AsyncOpenAI) -> None:
     made = await client.responses.create(model=MODEL, input="hi", metadata={"a": "b"}, temperature=0.5)
-    Response.model_validate(made.model_dump(), strict=False)
     assert made.output_text == HELLO
     assert made.id.startswith("resp_")
     assert (made.status, made.object, made.error, made.incomplete_details) == (
@@ -130,6 +132,74 @@ async def test_what_is_gone_on_from_is_what_was_said(hello: Stack) -> None:
         "/v1/chat/completions", {"messages": [*sent[:2], {"role": "user", "content": "two"}]}
     )
     assert chat.json()["usage"]["prompt_tokens"] == whole.json()["input_tokens"]
+
+
+async def test_answers_are_of_openais_types(hello: Stack) -> None:
+    sent = [{"role": "user", "content": "a"}, {"type": "reasoning", "summary": []}]
+    body = {"input": sent, "text": {"format": {"type": "json_object"}}, "reasoning": {"effort": "none"}}
+    made = await hello.post(RESPONSES, body)
+    parsed = Response.model_validate(made.json())
+    assert parsed.to_dict() == made.json()
+    assert (await hello.get(f"{RESPONSES}/{parsed.id}")).json() == made.json()
+    listed = await hello.get(f"{RESPONSES}/{parsed.id}/input_items")
+    ResponseItemList.model_validate(listed.json())
+    assert set(hello_schema(await hello.get("/openapi.json"))) >= {"input", "previous_response_id", "top_k"}
+
+
+def hello_schema(answer: Answer) -> dict[str, Any]:
+    body = answer.json()["paths"][RESPONSES]["post"]["requestBody"]["content"]["application/json"]
+    found: dict[str, Any] = body["schema"]["properties"]
+    return found
+
+
+async def test_a_client_that_hangs_up_leaves_nothing(start_stack: StartStack) -> None:
+    stack = await start_stack(script(step_delay_ms=5), max_stored_responses=5)
+    for fields in ({"stream": True}, {}):
+        connection = await stack.open_stream(RESPONSES, {"input": "x", **fields})
+        await eventually(lambda: stack.gateway._session.live == 1, "a sequence at work")
+        connection.close()
+        await stack.idle()
+    assert stack.gateway._stored._store is not None
+    assert await stack.gateway._stored._store.renew("nobody", 1.0) == set()
+
+
+async def test_a_restart_ends_background_responses_and_keeps_the_rest(
+    start_stack: StartStack, run_dir: Path
+) -> None:
+    stack = await start_stack(script(step_delay_ms=20), state_dir=run_dir / "state")
+    done = (await stack.post(RESPONSES, {"input": "hi", "max_output_tokens": 2})).json()
+    running = (await stack.post(RESPONSES, {"input": "hi", "background": True})).json()
+    await eventually(lambda: stack.gateway._session.live == 1, "a response at work")
+    await stack.restart_gateway()
+    assert (await stack.get(f"{RESPONSES}/{done['id']}")).json() == done
+    ended = (await stack.get(f"{RESPONSES}/{running['id']}")).json()
+    assert (ended["status"], ended["error"]["code"]) == ("failed", "server_error")
+
+
+async def test_gateways_that_share_a_directory(start_stack: StartStack, run_dir: Path) -> None:
+    stack = await start_stack(script(step_delay_ms=20), state_dir=run_dir / "state")
+    async with stack.another_gateway() as other:
+        made = (await stack.post(RESPONSES, {"input": "hi", "background": True})).json()
+        path = f"{RESPONSES}/{made['id']}"
+        seen = made
+        while seen["status"] == "queued":
+            await asyncio.sleep(0.02)
+            seen = (await call(other, "GET", path)).json()
+        assert seen["status"] == "in_progress"
+        assert (await call(other, "POST", f"{path}/cancel", {})).json()["status"] == "cancelled"
+        await stack.idle()
+        assert (await stack.get(path)).json()["status"] == "cancelled"
+
+
+async def test_a_gateway_that_stores_nothing(start_stack: StartStack) -> None:
+    stack = await start_stack(store_responses=False, batches=False)
+    made = await stack.post(RESPONSES, {"input": "hi", "max_output_tokens": 2})
+    assert made.json()["store"] is False
+    for fields in ({"store": True}, {"background": True}, {"previous_response_id": "resp_x"}):
+        refused = await stack.post(RESPONSES, {"input": "hi", **fields})
+        assert (refused.status, refused.json()["error"]["param"]) == (400, *fields)
+    assert (await stack.get(f"{RESPONSES}/{made.json()['id']}")).status == 404
+    assert (await stack.get("/v1/files")).status == 404
 
 
 async def test_store_false_is_not_stored(hello: Stack) -> None:

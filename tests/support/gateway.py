@@ -163,6 +163,17 @@ class Stack:
         await self.gateway.start()
         await eventually(lambda: self.gateway.ready, "a ready gateway", timeout_s=30)
 
+    @asynccontextmanager
+    async def another_gateway(self) -> AsyncIterator[str]:
+        """The base URL of one more gateway with the same options (and another port)."""
+        gateway = GatewayApp(self.gateway._config)
+        await gateway.start()
+        try:
+            await eventually(lambda: gateway.ready, "a ready gateway", timeout_s=30)
+            yield gateway.address
+        finally:
+            await gateway.stop(0)
+
     async def idle(self) -> None:
         """Wait until no part holds anything of any request."""
         await self.engine.idle()
