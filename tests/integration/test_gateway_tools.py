@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from gateway.routes.chat_completions import ChatEndpoint
 from tests.support.chat_answers import told
-from tests.support.gateway import Stack, saying, script
+from tests.support.gateway import MODEL, Stack, saying, script
 from tests.support.stack_fixtures import StartStack
 from tests.support.tiny_tokenizer import IM_START_ID, THINK_ID, byte_ids
 
@@ -154,6 +155,22 @@ async def test_an_answer_in_a_format_beside_tools(start_parsing: StartStack, str
     stack = await start_parsing(script(saying(CALL)))
     said = told(await ask(stack, stream=stream, **form))
     assert (said.names, said.finish_reason) == (["get_weather"], "tool_calls")
+
+
+async def test_a_constraint_holds_behind_thoughts_that_the_prompt_opened(start_parsing: StartStack) -> None:
+    service = (await start_parsing()).gateway._service
+    endpoint = ChatEndpoint()
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "<think>\n"}]
+    for messages, after in ((turns, "</think>"), (turns[:1], "")):
+        body = {
+            "model": MODEL,
+            "messages": messages,
+            "continue_final_message": len(messages) > 1,
+            "response_format": {"type": "json_object"},
+        }
+        plan, _ = await service.prepare(endpoint, endpoint.parse(body, service.limits), cache_salt="")
+        assert plan.constraint is not None
+        assert plan.constraint.after == after
 
 
 @MODES
