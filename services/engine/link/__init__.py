@@ -12,11 +12,9 @@ from services.engine.link.framing import (
 )
 from services.engine.link.messages import (
     AbortSequences,
-    BeamOptions,
     CancelProfile,
     CapacityFacts,
     ConstraintLoad,
-    ConstraintOptions,
     CoreErrorCode,
     CoreFailed,
     CoreLoad,
@@ -31,11 +29,9 @@ from services.engine.link.messages import (
     Message,
     ModelFacts,
     PhaseLoad,
-    PoolingOptions,
     ProfileEnd,
     ProfilePart,
     PromptColumns,
-    SamplingOptions,
     StartCore,
     StartProfile,
     StepColumns,
@@ -43,6 +39,7 @@ from services.engine.link.messages import (
     SubmitSequence,
     ToCore,
 )
+from services.engine.link.options import BeamOptions, ConstraintOptions, PoolingOptions, SamplingOptions
 
 __all__ = [
     "DEFAULT_MAX_FRAME_BYTES",
