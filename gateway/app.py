@@ -88,7 +88,9 @@ class GatewayApp:
             tokenizers=self._tokenizers,
             metrics=self._metrics,
         )
-        self._stored = StoredApis(config, self._service, self._can_serve)
+        self._stored = StoredApis(
+            config, self._service, lambda name: self._tokenizers.answering and self._models.serves(name)
+        )
         self._pooling = PoolingService(
             config,
             places=self._service,

@@ -122,6 +122,12 @@ class GatewayConfig(ServiceConfig):
     batch_priority: int = Field(
         10, ge=-(2**31), lt=2**31, description="Priority of requests of batches that name none."
     )
+    batch_model_wait_s: float = Field(
+        60.0,
+        ge=0,
+        description="Seconds after its start during which requests of batches wait for models that no engine "
+        "has brought.",
+    )
     lease_s: float = Field(
         10.0,
         ge=1,

@@ -43,9 +43,11 @@ class StoredApis:
     """The parts that keep something, and their life."""
 
     def __init__(
-        self, config: GatewayConfig, generation: GenerationService, can_serve: Callable[[], bool]
+        self, config: GatewayConfig, generation: GenerationService, serves: Callable[[str], bool]
     ) -> None:
-        """Raises StartRefused: a configured directory cannot be written."""
+        """`serves`: whether requests for a model can be answered now.
+
+        Raises StartRefused: a configured directory cannot be written."""
         self._directory = StateDirectory.open(config.state_dir, config.port)
         path = self._directory.path
         store = _response_store(config, path) if path is not None and config.store_responses else None
@@ -61,7 +63,7 @@ class StoredApis:
         self._responses = ResponsesService(generation, endpoint, self._library, background)
         self._batches = None
         if path is not None and config.batches:
-            self._batches = _Batches(config, generation, path, can_serve)
+            self._batches = _Batches(config, generation, path, serves)
         self._tasks: list[asyncio.Task[None]] = []
 
     def routers(self) -> list[APIRouter]:
@@ -120,7 +122,7 @@ class _Batches:
         config: GatewayConfig,
         generation: GenerationService,
         directory: Path,
-        can_serve: Callable[[], bool],
+        serves: Callable[[str], bool],
     ) -> None:
         self.database = Database(directory / "batches.sqlite3", SCHEMA, VERSION)
         files = FileStore(self.database, FileLimits(config.max_files, int(config.max_files_mib * _MIB)))
@@ -133,11 +135,12 @@ class _Batches:
                 config.batch_lines_at_work,
                 config.batch_priority,
                 config.upload_timeout_s,
+                config.batch_model_wait_s,
             ),
             job_limits=JobLimits(
                 config.max_batch_lines, int(config.max_body_mib * _MIB), config.batch_lines_at_work
             ),
-            can_serve=lambda: can_serve() and not generation.draining,
+            serves=serves,
         )
         self.service = BatchService(
             generation,

@@ -88,6 +88,8 @@ class BatchJob:
         batch = self._claim.batch
         if batch.status is BatchStatus.CANCELLING:
             self._finish_early(BatchStatus.CANCELLED)
+        elif self._clock() >= batch.expires_at:
+            self._finish_early(BatchStatus.EXPIRED)
         total, problems = await check_lines(self._lines(), batch.endpoint, self._limits.max_lines)
         if problems:
             end = BatchStatus.CANCELLED if self._end is BatchStatus.CANCELLED else BatchStatus.FAILED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -55,6 +56,8 @@ async def split_lines(
                 yield number, bytes(held)
             number, held, too_long, start = number + 1, bytearray(), False, end + 1
         held += piece[start:]
+        # A piece may hold thousands of lines, and others wait for the loop.
+        await asyncio.sleep(0)
         if len(held) > max_bytes:
             too_long, held = True, bytearray()
     if too_long:

@@ -24,21 +24,24 @@ _TICK_S = 0.5
 _SWEEP_S = 60.0
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 10.0
-_FULL = frozenset({408, 429})
 _AWAY = 503
-# Lines with which a serving engine was lost so often are not tried again.
+_BUSY = frozenset({408, 429, _AWAY})
+_UNKNOWN = 404
+_NO_MODEL = b'"model_not_found"'
+# Lines with which a model's engines were lost so often are not tried again.
 _MOST_LOST = 5
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerLimits:
     """Batches at work at a time, lines at work of all of them together, the priority of lines that name none,
-    and seconds that no upload takes."""
+    seconds that no upload takes, and seconds after the start for which unknown models are waited for."""
 
     max_batches: int
     max_lines_at_work: int
     priority: int
     upload_s: float
+    model_wait_s: float
 
 
 class BatchRunner:
@@ -54,7 +57,7 @@ class BatchRunner:
         *,
         limits: RunnerLimits,
         job_limits: JobLimits,
-        can_serve: Callable[[], bool],
+        serves: Callable[[str], bool],
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Set it up; `run` does the work.
@@ -64,19 +67,20 @@ class BatchRunner:
             files: their files.
             limits: its own.
             job_limits: those of each batch.
-            can_serve: whether requests can be served now.
+            serves: whether requests for a model can be answered now.
             clock: Unix time.
         """
         self._batches = batches
         self._files = files
         self._limits = limits
         self._job_limits = job_limits
-        self._can_serve = can_serve
+        self._serves = serves
         self._clock = clock
         self._runner = new_id("gateway-")
         self._places = asyncio.Semaphore(limits.max_lines_at_work)
         self._jobs: dict[asyncio.Task[None], BatchJob] = {}
         self._woken = asyncio.Event()
+        self._started = time.monotonic()
         self._app: ASGIApp | None = None
 
     def use(self, app: ASGIApp) -> None:
@@ -108,7 +112,7 @@ class BatchRunner:
             await self._give_back()
 
     async def _claim_more(self) -> None:
-        while len(self._jobs) < self._limits.max_batches and self._can_serve():
+        while len(self._jobs) < self._limits.max_batches:
             claim = await self._batches.claim(self._runner)
             if claim is None:
                 return
@@ -164,13 +168,19 @@ class BatchRunner:
                 return LineResult(error.status, new_id("req-"), error.body())
         backoff, lost = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S), 0
         while True:
-            serving = self._can_serve()
+            served = self._serves(str(line.body.get("model")))
             answer = await self._call(claim, line)
-            if answer.status == _AWAY:
-                lost += serving and self._can_serve()
-            if answer.status not in _FULL and (answer.status != _AWAY or lost >= _MOST_LOST):
+            lost += served and answer.status == _AWAY
+            if lost >= _MOST_LOST or not self._comes_back(answer):
                 return LineResult(answer.status, answer.request_id, answer.body)
             await asyncio.sleep(max(backoff.next_delay(), answer.retry_after_s or 0.0))
+
+    def _comes_back(self, answer: InnerAnswer) -> bool:
+        """Whether the same request may be answered otherwise later."""
+        if answer.status == _UNKNOWN and _NO_MODEL in answer.body:
+            # The engines of a fleet that was started as a whole arrive one by one.
+            return time.monotonic() - self._started < self._limits.model_wait_s
+        return answer.status in _BUSY
 
     async def _call(self, claim: ClaimedBatch, line: BatchLine) -> InnerAnswer:
         if self._app is None:

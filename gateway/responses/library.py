@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,7 +41,10 @@ class Library:
         if self._store is None or not response.store:
             return
         try:
-            await self._store.add(record_of(request))
+            record = (
+                await asyncio.to_thread(record_of, request) if request.chat.logprobs else record_of(request)
+            )
+            await self._store.add(record)
         except ApiError:
             response.store = False
             _log.warning("response not stored", response=response.id)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from starlette.types import Receive, Scope, Send
 
 from gateway.auth import cache_salt_of, owner_of
@@ -125,7 +127,7 @@ class ResponsesService:
         if not request.stream:
             await producer.finish()
             await self._library.keep(request)
-            await send_json(send, encode_response(request.response))
+            await send_json(send, await _encoded(request))
             return
         await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
         async for data in producer.stream():
@@ -134,3 +136,10 @@ class ResponsesService:
         await self._library.keep(request)
         await send({"type": "http.response.body", "body": producer.final_event(), "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _encoded(request: ResponseRequest) -> bytes:
+    if not request.chat.logprobs:
+        return encode_response(request.response)
+    # Tens of thousands of alternatives take long to write, and others wait for the loop.
+    return await asyncio.to_thread(encode_response, request.response)

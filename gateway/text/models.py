@@ -104,6 +104,14 @@ class ModelBoard:
             raise unavailable("The model's tokenizer is not loaded yet.", code="tokenizer_unavailable")
         return Model(name, served.info.max_model_len, served.info.vocab_size, vocabulary, served.info)
 
+    def serves(self, name: str) -> bool:
+        """Whether requests for a model can be answered now."""
+        try:
+            self.require(name, None)
+        except ApiError:
+            return False
+        return True
+
     @property
     def ready(self) -> bool:
         """Whether at least one model can be used."""

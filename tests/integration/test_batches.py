@@ -12,10 +12,11 @@ import openai
 import pytest
 
 from tests.support.batches import CHAT, COMPLETIONS, ended, jsonl, line, results, started
-from tests.support.gateway import Stack, script
+from tests.support.gateway import MODEL, Stack, saying, script
 from tests.support.http import call
 from tests.support.responses import RESPONSES
 from tests.support.stack_fixtures import StartStack
+from tests.support.waiting import eventually
 
 
 @asynccontextmanager
@@ -48,7 +49,13 @@ async def test_files(client: openai.AsyncOpenAI) -> None:
         await client.files.content(made.id)
 
 
-async def test_a_batch_of_each_endpoint(client: openai.AsyncOpenAI, stack: Stack) -> None:
+async def test_a_batch_of_each_endpoint(start_stack: StartStack) -> None:
+    stack = await start_stack(batch_model_wait_s=0.5)
+    async with client_of(stack) as client:
+        await each_endpoint(client, stack)
+
+
+async def each_endpoint(client: openai.AsyncOpenAI, stack: Stack) -> None:
     bodies: dict[str, dict[str, Any]] = {
         COMPLETIONS: {"prompt": "x", "max_tokens": 3, "seed": 1},
         CHAT: {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3, "seed": 1},
@@ -259,3 +266,22 @@ async def test_bad_batches(stack: Stack) -> None:
         answer = await call(stack.address, "POST", "/v1/batches", body)
         assert (answer.status, answer.json()["error"]["param"]) == (400, param)
     assert (await call(stack.address, "POST", "/v1/batches", WHOLE)).status == 404
+
+
+async def test_lines_with_which_an_engine_fails_and_lines_without_an_engine(
+    start_stack: StartStack,
+) -> None:
+    stack = await start_stack(script(saying("abc", then="error")))
+    async with client_of(stack) as client:
+        batch = await ended(client, await started(client, [line("x", {"prompt": "x"})]))
+        bad = await results(client, batch.error_file_id)
+        assert bad["x"]["response"]["status_code"] >= 500
+        await stack.engine.stop()
+        await eventually(lambda: not stack.gateway._models.serves(MODEL), "no engine")
+        batch = await started(client, [line("y", {"prompt": "x", "max_tokens": 1})])
+        while batch.status == "validating":
+            await asyncio.sleep(0.02)
+            batch = await client.batches.retrieve(batch.id)
+        assert batch.status == "in_progress"
+        assert (await client.batches.cancel(batch.id)).status == "cancelling"
+        assert (await ended(client, batch)).status == "cancelled"

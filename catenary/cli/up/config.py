@@ -103,6 +103,11 @@ class UpConfig(ServiceConfig):
         default=None,
         description="Prepared models and logs (default: CATENARY_CACHE, else ~/.cache/catenary).",
     )
+    state_dir: Path | None = Field(
+        default=None,
+        description="Directory of stored responses, files and batches, for all gateways together. Default: "
+        "the gateways' own, one for each port.",
+    )
     log_dir: Path | None = Field(
         default=None, description="Directory for the services' logs (default: in the cache)."
     )

@@ -104,6 +104,7 @@ def plan(config: UpConfig, runtime: RuntimeDirectory, places: Places) -> tuple[C
                         "cors-allow-origins": config.cors_allow_origins,
                         "ssl-certfile": config.ssl_certfile,
                         "ssl-keyfile": config.ssl_keyfile,
+                        "state-dir": config.state_dir,
                     },
                 ),
                 stage=Stage.GATEWAY,
