@@ -16,20 +16,23 @@ from services.tokenizer.rendering import RefusalCode, RenderRefused
 
 
 class ConstraintChecker:
-    """Compiles constraints against one model's vocabulary, which is read when it is needed first.
+    """Compiles constraints against one model's vocabulary.
 
     A limit of time is for who runs the process: it must be killed, as what is compiled cannot be interrupted.
+    The vocabulary, which takes up to seconds, is therefore read at once.
     """
 
     def __init__(self, tokenizer_json: bytes, *, memory_bytes: int) -> None:
         """`memory_bytes`: what compiling one constraint may take; beyond that the process aborts."""
-        self._file = tokenizer_json
         self._memory_bytes = memory_bytes
-        self._loaded: tuple[LLTokenizer, dict[str, int]] | None = None
+        self._vocabulary = _read(tokenizer_json)
 
     def check(self, kind: int, source: str, param: str) -> None:
         """Raises RenderRefused with `param`: INVALID_ARGUMENT, or UNSUPPORTED whatever the constraint."""
-        tokenizer, control = self._vocabulary(param)
+        if self._vocabulary is None:
+            message = "The output of this model cannot be constrained."
+            raise RenderRefused(message, param=param, code=RefusalCode.UNSUPPORTED)
+        tokenizer, control = self._vocabulary
         try:
             with bounded_memory(self._memory_bytes):
                 check_grammar(to_llguidance(ConstraintKind(kind), source, control=control), tokenizer)
@@ -38,15 +41,16 @@ class ConstraintChecker:
         except MemoryError:
             raise RenderRefused("The constraint needs too much memory.", param=param) from None
 
-    def _vocabulary(self, param: str) -> tuple[LLTokenizer, dict[str, int]]:
-        if self._loaded is None:
-            try:
-                tokenizer = LLTokenizer(self._file.decode())
-                self._loaded = tokenizer, control_tokens(self._file, tokenizer)
-            except ValueError:
-                raise RenderRefused(
-                    "The output of this model cannot be constrained.",
-                    param=param,
-                    code=RefusalCode.UNSUPPORTED,
-                ) from None
-        return self._loaded
+
+def _read(tokenizer_json: bytes) -> tuple[LLTokenizer, dict[str, int]] | None:
+    """None: a tokenizer whose tokens are no bytes of text, such as BERT's."""
+    try:
+        tokenizer = LLTokenizer(tokenizer_json.decode())
+        return tokenizer, control_tokens(tokenizer_json, tokenizer)
+    except ValueError:
+        return None
+    except BaseException as error:
+        # A panic in Rust is no Exception. The service can do without constraints.
+        if type(error).__name__ != "PanicException":
+            raise
+        return None
