@@ -13,9 +13,11 @@ import transformers
 
 from catenary.client import CatenaryClient
 from catenary.rpc import RpcError
-from catenary.v1 import common_pb2, engine_pb2
+from catenary.v1 import common_pb2, engine_pb2, router_pb2
 from services.engine.app import EngineApp
 from services.engine.config import EngineConfig
+from services.engine.link import BeamOptions
+from tests.support.beams import expected_beams
 from tests.support.engines import FAST
 from tests.support.fleet import Fleet
 from tests.support.torch_engine import VOCAB, save_tiny_model
@@ -25,6 +27,7 @@ PROMPT = [5, 9, 33, 5, 71, 9, 5]
 LONG = [3 + at * 7 % 120 for at in range(70)]
 START_S = 90.0
 SERVING = engine_pb2.ENGINE_STATE_SERVING
+STOP, LENGTH = common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH
 
 
 class Answer:
@@ -99,6 +102,29 @@ def greedy(model: Any, **options: Any) -> list[int]:
     return tokens
 
 
+async def check_search(client: CatenaryClient, model: Any) -> None:
+    """Hypotheses come over the core's link and two streams as generate finds them."""
+    stops = list(range(0, VOCAB, 7))
+    options = BeamOptions(4, 1.5, results=3)
+    expected = expected_beams(model, PROMPT, options, stops=stops, max_new_tokens=12)
+    spec = common_pb2.SequenceSpec(
+        model="tiny",
+        token_ids=PROMPT,
+        stopping=common_pb2.StoppingParams(max_tokens=12, stop_token_ids=stops, ignore_eos=True),
+        response=common_pb2.ResponseOptions(top_logprobs=2),
+        beam_search=common_pb2.BeamSearch(width=4, length_penalty=1.5, results=3),
+    )
+    last = [one async for one in client._router.Generate(router_pb2.GenerateRequest(spec=spec))][-1]
+    found = last.end.hypotheses
+    assert [list(one.token_ids) for one in found] == [tokens for tokens, _ in expected]
+    assert [one.score for one in found] == pytest.approx([score for _, score in expected], rel=1e-4)
+    for one in found:
+        score = sum(one.logprobs.sampled) / len(one.token_ids) ** 1.5
+        assert (one.score, list(one.logprobs.rows)) == (pytest.approx(score, rel=1e-4), [0])
+        assert one.reason == (STOP if one.token_ids[-1] in stops else LENGTH)
+    assert last.end.usage.completion_tokens == sum(len(one.token_ids) for one in found)
+
+
 @pytest.mark.timeout(180)
 async def test_options_reach_the_sampler_and_bad_ones_do_not(client: CatenaryClient, tmp_path: Path) -> None:
     model = reference(tmp_path)
@@ -125,6 +151,8 @@ async def test_options_reach_the_sampler_and_bad_ones_do_not(client: CatenaryCli
     penalised = await ask(client, frequency_penalty=2, presence_penalty=2, max_tokens=60)
     free = await ask(client, max_tokens=60)
     assert len(set(penalised.tokens)) > len(set(free.tokens))
+
+    await check_search(client, model)
 
     # C20, C21, C24: twice, beside others, the prompt longer than a block and than a step.
     with torch.inference_mode():
