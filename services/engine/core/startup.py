@@ -113,6 +113,7 @@ def _start(options: CoreOptions, progress: Progress, device: Device) -> Engine:
     )
     code = _open_code_cache(options, device, model, directory, cache or default_cache_dir())
     log.info("model loaded", backend=model.backend, weight_bytes=model.weight_bytes())
+    grammars = open_grammars(options, directory, model.vocab_size, facts)
     progress("planning memory", 0.7)
     tracer = open_tracer(options.trace_steps, options.profile_steps)
 
@@ -155,7 +156,7 @@ def _start(options: CoreOptions, progress: Progress, device: Device) -> Engine:
         async_stepping=options.async_stepping,
         ready=_ready(options, model, facts, kv),
         code=code,
-        grammars=open_grammars(options, directory, model.vocab_size, facts),
+        grammars=grammars,
     )
 
 
