@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from catenary.v1 import tokenizer_pb2
@@ -12,8 +12,10 @@ from gateway.text.models import Model
 from gateway.text.pool import TokenizerPool
 from gateway.text.rendered import Rendered
 
-# Texts of one call of a tokenizer service: a worker's time limit is for one call.
+# Texts of one call of a tokenizer service: time and message size are limited for each call. A query goes with
+# each of its documents, so the pairs of a request may be far longer than the request.
 _CHUNK = 64
+_CHUNK_CHARS = 1 << 20
 _ADVICE = "Please shorten it, or set 'truncate_prompt_tokens' to have it cut."
 
 T = TypeVar("T")
@@ -49,7 +51,7 @@ async def _texts(
     work: Work, model: Model, pool: TokenizerPool, request_id: str, keep: int | None
 ) -> list[Document]:
     found: list[Document] = []
-    for texts in _chunks(work.texts):
+    for texts in _chunks(work.texts, len):
         request = tokenizer_pb2.RenderRequest(
             request_id=request_id,
             model=model.name,
@@ -67,7 +69,7 @@ async def _pairs(
     work: Work, model: Model, pool: TokenizerPool, request_id: str, keep: int | None
 ) -> list[Document]:
     found: list[Document] = []
-    for pairs in _chunks(work.pairs):
+    for pairs in _chunks(work.pairs, lambda pair: len(pair[0]) + len(pair[1])):
         request = tokenizer_pb2.RenderRequest(
             request_id=request_id,
             model=model.name,
@@ -124,6 +126,14 @@ def _check(document: Document, model: Model, param: str) -> None:
         )
 
 
-def _chunks(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    for start in range(0, len(items), _CHUNK):
-        yield items[start : start + _CHUNK]
+def _chunks(items: Sequence[T], size: Callable[[T], int]) -> Iterator[list[T]]:
+    """The items in order, in parts of moderate number and size; a large one is a part of its own."""
+    chunk: list[T] = []
+    chars = 0
+    for item in items:
+        if chunk and (len(chunk) == _CHUNK or chars + size(item) > _CHUNK_CHARS):
+            yield chunk
+            chunk, chars = [], 0
+        chunk.append(item)
+        chars += size(item)
+    yield chunk

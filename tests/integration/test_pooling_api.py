@@ -249,6 +249,9 @@ async def test_a_model_that_judges_pairs(start_stack: StartStack) -> None:
         stack, "/score", {**long, "truncate_prompt_tokens": 20}, "text_2", "context_length_exceeded"
     )
     assert 0 < score_of([1]) < 1
+    # A query goes with each of its documents: their pairs are not sent all at once.
+    hostile = {"query": "Q" * 2_000_000, "documents": ["W"] * 1000}
+    await refused(stack, "/rerank", hostile, "documents", "context_length_exceeded")
 
 
 async def test_a_client_that_leaves_takes_its_documents_along(start_stack: StartStack) -> None:
