@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from gateway.batches.files import FileLimits, FileStore
+from gateway.batches.files import FileLimits, FileStore, file_not_found
 from gateway.batches.job import JobLimits
+from gateway.batches.objects import FileObject
 from gateway.batches.runner import BatchRunner, RunnerLimits
 from gateway.batches.schema import SCHEMA, VERSION
 from gateway.batches.service import BatchLimits, BatchService
@@ -17,7 +18,9 @@ __all__ = [
     "BatchService",
     "BatchStore",
     "FileLimits",
+    "FileObject",
     "FileStore",
     "JobLimits",
     "RunnerLimits",
+    "file_not_found",
 ]

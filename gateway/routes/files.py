@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from gateway.auth import owner_of
-from gateway.batches import BatchService
+from gateway.batches import BatchService, FileObject, FileStore, file_not_found
 from gateway.http.query import choice, integer, query_of
 from gateway.http.respond import Deferred
 from gateway.routes.listing import json_response, listing
@@ -64,11 +66,10 @@ def routes(service: BatchService) -> APIRouter:
     async def content(request: Request, file_id: str) -> Response:
         query_of(request, ())
         file = await files.get(owner_of(request.scope), file_id)
-        # Whatever it holds, no browser is to show it as a page.
-        headers = {"content-length": str(file.bytes), "x-content-type-options": "nosniff"}
-        return StreamingResponse(
-            files.content(file.id), media_type="application/octet-stream", headers=headers
-        )
+        # Whatever it holds, no browser is to show it as a page. No length is told: a client that has read so much
+        # might ask again before the answer has ended, and its connection would be closed.
+        headers = {"x-content-type-options": "nosniff"}
+        return StreamingResponse(_whole(files, file), media_type="application/octet-stream", headers=headers)
 
     @router.delete("/v1/files/{file_id}", summary="Forget a file", responses=ERRORS)
     async def delete(request: Request, file_id: str) -> Response:
@@ -77,3 +78,13 @@ def routes(service: BatchService) -> APIRouter:
         return JSONResponse({"id": file_id, "object": "file", "deleted": True})
 
     return router
+
+
+async def _whole(files: FileStore, file: FileObject) -> AsyncIterator[bytes]:
+    sent = 0
+    async for piece in files.content(file.id):
+        sent += len(piece)
+        yield piece
+    if sent != file.bytes:
+        # It was deleted meanwhile: the connection is cut, so that nobody takes the beginning for all of it.
+        raise file_not_found()
