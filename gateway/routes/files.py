@@ -66,8 +66,8 @@ def routes(service: BatchService) -> APIRouter:
     async def content(request: Request, file_id: str) -> Response:
         query_of(request, ())
         file = await files.get(owner_of(request.scope), file_id)
-        # Whatever it holds, no browser is to show it as a page. No length is told: a client that has read so much
-        # might ask again before the answer has ended, and its connection would be closed.
+        # Whatever it holds, no browser is to show it as a page. No length is told: a client that has read so
+        # much might ask again before the answer has ended, and its connection would be closed.
         headers = {"x-content-type-options": "nosniff"}
         return StreamingResponse(_whole(files, file), media_type="application/octet-stream", headers=headers)
 
