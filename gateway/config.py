@@ -75,6 +75,11 @@ class GatewayConfig(ServiceConfig):
     max_allowed_token_ids: int = Field(16384, ge=1, description="Most allowed_token_ids of a request.")
     max_bad_words: int = Field(128, ge=1, description="Most bad_words of a request.")
     max_bad_word_length: int = Field(128, ge=1, description="Longest of the bad_words, in characters.")
+    max_scored_prompt_tokens: int = Field(
+        262_144,
+        ge=1,
+        description="Most prompt tokens with log probabilities in an answer, each choice's counted.",
+    )
     min_priority: int = Field(-100, ge=-(2**31), le=0, description="Lowest (first) priority of a request.")
     max_priority: int = Field(100, ge=0, lt=2**31, description="Highest (last) priority of a request.")
     priority_tier: int = Field(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from starlette.types import Send
@@ -16,6 +17,8 @@ from gateway.streaming.sse import DONE, HEADERS, error_event
 from gateway.streaming.writer import AnyWriter
 
 _log = get_logger(__name__)
+LONG_ECHO = 1000
+"""Entries of one event, as an echoed prompt has them, that take long enough to write for others to notice."""
 
 
 async def collect(generation: Generation) -> list[ChoiceResult]:
@@ -87,7 +90,10 @@ async def _send_deltas(send: Send, generation: Generation, writer: AnyWriter) ->
     data = writer.opening(generation.plan.count, running())
     while not generation.done:
         for delta in await generation.next():
-            data += writer.delta(delta, running())
+            if len(delta.entries) > LONG_ECHO:
+                data += await asyncio.to_thread(writer.delta, delta, running())
+            else:
+                data += writer.delta(delta, running())
         if data and not generation.done:
             await _send_part(send, data)
             data = b""

@@ -24,6 +24,7 @@ def make_plan(
     cache_salt: str,
     constraint: common_pb2.Constraint | None = None,
     priority: int = 0,
+    max_scored_prompt_tokens: int | None = None,
     parsing: ParserChoice | None = None,
     tails: Sequence[str] = (),
 ) -> GenerationPlan:
@@ -39,6 +40,7 @@ def make_plan(
         cache_salt: cached KV is shared only with requests that have the same one.
         constraint: what the text of every choice must be; it was checked.
         priority: sequences with a lower one are computed first.
+        max_scored_prompt_tokens: prompt tokens whose log probabilities one answer may tell; None: any number.
         parsing: what is read in the texts; None: nothing.
         tails: the last characters of each prompt, for that.
     """
@@ -52,6 +54,8 @@ def make_plan(
         raise bad_request(
             "'use_beam_search' cannot be combined with a constraint on the output.", "use_beam_search"
         )
+    if max_scored_prompt_tokens is not None:
+        _check_scored(prompts, fields, max_scored_prompt_tokens)
     limits = []
     for prompt in prompts:
         if not prompt:
@@ -102,6 +106,18 @@ def bad_word_tokens(words: Iterable[str], vocabulary: Vocabulary) -> list[list[i
                 raise bad_request("Invalid 'bad_words': a word has no tokens.", "bad_words")
             found[tuple(ids)] = None
     return [list(ids) for ids in found]
+
+
+def _check_scored(prompts: Sequence[Sequence[int]], fields: GenerationFields, most: int) -> None:
+    if fields.prompt_top_count is None:
+        return
+    if sum(map(len, prompts)) * fields.samples > most:
+        param = "echo" if fields.prompt_logprobs is None else "prompt_logprobs"
+        raise bad_request(
+            f"Invalid '{param}': log probabilities of at most {most} prompt tokens, each choice's counted, "
+            "can be told in an answer.",
+            param,
+        )
 
 
 def _token_limit(prompt: int, context: int, fields: GenerationFields, default: int | None, param: str) -> int:

@@ -21,7 +21,7 @@ class Prompt:
     """One prompt of a request. Its choices wait until all of its log probabilities are known, which its first
     sequence brings."""
 
-    __slots__ = ("_echo", "_ids", "_plan", "_values", "_wanted", "deferred", "known")
+    __slots__ = ("_echo", "_entries", "_ids", "_plan", "_values", "_wanted", "deferred", "known")
 
     def __init__(self, plan: GenerationPlan, ids: Sequence[int]) -> None:
         self._plan = plan
@@ -29,6 +29,7 @@ class Prompt:
         fields = plan.fields
         self._wanted = fields.prompt_top_count is not None
         self._values: list[TokenLogprob] = []
+        self._entries: tuple[LogprobEntry, ...] | None = None
         self._echo = Echo(plan.detokenizer(()), ids) if fields.echoes else None
         self.known = not self._wanted or len(ids) == 1
         """Whether all log probabilities are here."""
@@ -60,7 +61,9 @@ class Prompt:
         count = self._plan.top_count
         if self._echo is None or count is None:
             return ()
-        return self._echo.entries([_best(value, count) for value in self._values])
+        if self._entries is None:
+            self._entries = self._echo.entries([_best(value, count) for value in self._values])
+        return self._entries
 
     def report(self) -> PromptReport | None:
         """What else is told; None: nothing was asked for."""

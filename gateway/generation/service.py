@@ -159,6 +159,7 @@ class GenerationService:
             cache_salt=salted(cache_salt, fields.cache_salt),
             constraint=None if wanted is None else wanted.message(_thoughts_end(parsing, rendered)),
             priority=self._priorities.of(fields),
+            max_scored_prompt_tokens=self.limits.max_scored_prompt_tokens,
             parsing=parsing,
             tails=rendered.text_tails,
         )

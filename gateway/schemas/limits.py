@@ -35,5 +35,6 @@ class RequestLimits:
     max_allowed_token_ids: int = 16384
     max_bad_words: int = 128
     max_bad_word_length: int = 128
+    max_scored_prompt_tokens: int = 262_144
     min_priority: int = -100
     max_priority: int = 100

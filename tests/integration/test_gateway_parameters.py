@@ -70,10 +70,25 @@ async def test_a_prompt_alone(stack: Stack, stream: bool) -> None:
 async def test_a_long_echo(start_stack: StartStack) -> None:
     stack = await start_stack(script(model={"max_model_len": 8192}))
     text = "all work and no play " * 250
-    answer = await stack.complete(text, echo=True, logprobs=0, max_tokens=1, n=2)
+    streamed = await stack.complete(text, echo=True, logprobs=0, max_tokens=1, n=2, seed=1, stream=True)
+    answer = await stack.complete(text, echo=True, logprobs=0, max_tokens=1, n=2, seed=1)
     for index in range(2):
+        assert joined(streamed, index) == joined(answer, index)
+        assert logprobs_of(streamed, index) == logprobs_of(answer, index)
         assert joined(answer, index)[0].startswith(text)
         assert "".join(logprobs_of(answer, index)["tokens"]) == joined(answer, index)[0]
+
+
+async def test_what_an_answer_tells_of_prompts_is_limited(start_stack: StartStack) -> None:
+    stack = await start_stack(max_scored_prompt_tokens=6)
+    for fields, param in (
+        ({"echo": True, "logprobs": 0}, "echo"),
+        ({"prompt_logprobs": 0}, "prompt_logprobs"),
+    ):
+        assert (await stack.complete(["xyz"], n=2, max_tokens=1, **fields)).status == 200
+        answer = await stack.complete(["xyz", "x"], n=2, max_tokens=1, **fields)
+        assert (answer.status, answer.json()["error"]["param"]) == (400, param)
+    assert (await stack.complete(["xyz", "x"], n=2, max_tokens=1, echo=True)).status == 200
 
 
 async def test_log_probabilities_of_a_prompt_have_the_shape_of_vllm(stack: Stack) -> None:
