@@ -1,5 +1,4 @@
-"""Users' bug reports, section B: usage accounting, framing of events, errors in streams. C12 stands with those
-of `/v1/responses`."""
+"""Users' bug reports, section B: usage accounting, framing of events, errors in streams."""
 
 from __future__ import annotations
 

@@ -141,3 +141,46 @@ def test_stop_reasons_and_shown_stops(client: OpenAI) -> None:
     assert text_of(stopped) == plain[: plain.index(plain[2:4]) + 2]
     assert stopped.choices[0].stop_reason == plain[2:4]
     assert complete(client).choices[0].stop_reason is None
+
+
+def test_streams_add_up_whatever_is_asked_for(client: OpenAI, reference: Reference) -> None:
+    ids = reference.tokenizer.encode(PROMPT)
+    answers = [complete(client, prompt, logprobs=2, n=2, echo=True) for prompt in (PROMPT, [PROMPT], ids)]
+    texts = [[choice.text for choice in answer.choices] for answer in answers]
+    assert texts[0] == texts[1] == texts[2]
+    columns = answers[0].choices[1].logprobs
+    pieces: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    joined, reasons = ["", ""], [0, 0]
+    for chunk in complete(client, ids, logprobs=2, n=2, echo=True, stream=True):
+        for choice in chunk.choices:
+            joined[choice.index] += choice.text
+            reasons[choice.index] += choice.finish_reason is not None
+            if choice.index == 1 and choice.logprobs is not None:
+                for name, values in pieces.items():
+                    values += getattr(choice.logprobs, name)
+    assert joined == texts[0]
+    assert reasons == [1, 1]
+    assert {name: getattr(columns, name) for name in pieces} == pieces
+    with pytest.raises(openai.BadRequestError, match="out of vocabulary"):
+        complete(client, [999999])
+
+
+def test_chat_log_probabilities_streamed_and_whole(client: OpenAI) -> None:
+    fields: dict[str, Any] = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "Say: né🌶 STOP now"}],
+        "temperature": 0,
+        "max_tokens": 12,
+        "logprobs": True,
+        "top_logprobs": 2,
+        "stop": ["o"],
+    }
+    choice = client.chat.completions.create(**fields).choices[0]
+    assert choice.logprobs is not None
+    content = choice.logprobs.content or []
+    assert b"".join(bytes(entry.bytes or ()) for entry in content).decode() == choice.message.content
+    streamed: list[Any] = []
+    for chunk in client.chat.completions.create(**fields, stream=True):
+        for part in chunk.choices:
+            streamed += (part.logprobs.content or []) if part.logprobs else []
+    assert [entry.model_dump() for entry in streamed] == [entry.model_dump() for entry in content]
