@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.support.up import Up
+from tests.support.up import Up, wait_for
 
 pytestmark = [pytest.mark.model, pytest.mark.long]
 
@@ -33,11 +33,10 @@ def post(up: Up, path: str, **body: Any) -> Any:
 
 def test_both_answer(up: Up) -> None:
     listed = httpx2.get(f"{up.url}/v1/models").json()["data"]
-    assert [(model["id"], model["tasks"]) for model in listed] == [
-        ("chat", ["generate"]),
-        ("embed", ["embed"]),
-    ]
-    assert up.ask(model="chat").status_code == 200
+    assert {model["id"]: model["tasks"] for model in listed} == {"chat": ["generate"], "embed": ["embed"]}
+    # The gateway may still be fetching a tokenizer.
+    wait_for(lambda: up.ask(model="chat").status_code == 200, 15)
+    wait_for(lambda: post(up, "/v1/embeddings", model="embed", input="hello").status_code == 200, 15)
     documents = ["Berlin is in Germany.", "Paris is the capital of France.", "Bananas are yellow."]
     body = {"model": "embed", "query": "What is the capital of France?", "documents": documents}
     ranked = post(up, "/v1/rerank", **body)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from catenary.cli.up.config import UpConfig
 from catenary.cli.up.models import ReadyModel
-from catenary.cli.up.plan import Places, plan
+from catenary.cli.up.plan import ChildSpec, Places, plan
 from catenary.cli.up.ports import bracketed, loopback_of
 from catenary.cli.up.probe import EngineProbe, EngineProgress, GatewayProbe
 from catenary.cli.up.reporter import Reporter
@@ -42,6 +42,7 @@ class Deployment:
         self._specs = plan(config, runtime, places)
         self._ready = False
         self._told: dict[str, str] = {}
+        self._serving: set[str] = set()
         in_cache = cache / "logs" / str(places.gateway_ports[0])
         log_dir = config.log_dir.expanduser() if config.log_dir else in_cache
         self._supervisor = Supervisor(
@@ -63,14 +64,16 @@ class Deployment:
         async with asyncio.TaskGroup() as group:
             for spec in self._specs:
                 if spec.status_target:
-                    group.create_task(self._watch_engine(spec.name, EngineProbe(spec.status_target, secret)))
+                    group.create_task(self._watch_engine(spec, EngineProbe(spec.status_target, secret)))
             group.create_task(self._watch_gateways())
 
-    async def _watch_engine(self, name: str, probe: EngineProbe) -> None:
+    async def _watch_engine(self, spec: ChildSpec, probe: EngineProbe) -> None:
         try:
             while True:
                 progress = await probe.read()
-                self._tell(name, progress)
+                if progress.serving:
+                    self._serving.add(spec.model_name)
+                self._tell(spec.name, progress)
                 await asyncio.sleep(SERVING_POLL_S if progress.serving else POLL_S)
         finally:
             await probe.close()
@@ -87,10 +90,11 @@ class Deployment:
         probe = GatewayProbe()
         try:
             waiting = list(self._urls)
-            while waiting:
+            while True:
                 waiting = [url for url in waiting if not await probe.is_ready(url)]
-                if waiting:
-                    await asyncio.sleep(POLL_S)
+                if not waiting and self._every_model_serves():
+                    break
+                await asyncio.sleep(POLL_S)
         finally:
             await probe.close()
         self._ready = True
@@ -98,6 +102,11 @@ class Deployment:
         self._reporter.close()
         for text in self._ready_lines():
             self._reporter.line(text)
+
+    def _every_model_serves(self) -> bool:
+        """A gateway is ready with one model, which says all where there is one."""
+        models = self._places.models
+        return len(models) == 1 or self._serving.issuperset(model.name for model in models)
 
     def _ready_lines(self) -> list[str]:
         config, models = self._config, self._places.models

@@ -43,8 +43,9 @@ class ChildSpec:
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     # Variables that a person's own setting wins over.
     default_environment: Mapping[str, str] = field(default_factory=dict)
-    # gRPC address for GetStatus of an engine, else empty.
+    # Of an engine: the gRPC address for GetStatus, and the model's name. Else empty.
     status_target: str = ""
+    model_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +175,7 @@ def _engine(
         environment={MODULE_ENV: places.modules[index]} if places.modules else {},
         default_environment=_cpu_environment(engines, places.cores) if on_host else {},
         status_target=runtime.socket(name),
+        model_name=model.name,
     )
 
 
