@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, FailFast, Field
+from pydantic_core.core_schema import ValidationInfo
 
 from catenary.schema import MAX_TOP_LOGPROBS
 from gateway.errors import bad_request
@@ -15,6 +16,7 @@ from gateway.schemas.base import (
     FieldError,
     RequestModel,
     at_most,
+    limits_of,
     plain_object,
     within,
 )
@@ -77,14 +79,25 @@ PASSED_ON = frozenset(
 """Parameters of chats that are no parameters of OpenAI's responses. They mean here what they mean there."""
 
 
-def _read_input(value: Any) -> Any:
+def _read_input(value: Any, info: ValidationInfo) -> Any:
     if isinstance(value, str):
         return [{"type": "message", "role": "user", "content": value}]
     if not isinstance(value, list):
         raise FieldError(
             "Invalid type for '{param}': expected a string or an array of items.", "invalid_type"
         )
+    most = limits_of(info).max_content_parts
+    if sum(map(_parts, value)) > most:
+        # Before any is looked at: a million of them take their time.
+        raise FieldError(f"Invalid '{{param}}': at most {most} content parts are allowed.")
     return value
+
+
+def _parts(item: Any) -> int:
+    if not isinstance(item, dict):
+        return 0
+    found = (item.get(name) for name in ("content", "output", "summary"))
+    return sum(len(parts) for parts in found if isinstance(parts, list))
 
 
 def _read_tool(value: Any) -> Any:
@@ -151,8 +164,8 @@ class ResponsesRequest(RequestModel):
     input: Annotated[
         list[Annotated[InputItem, BeforeValidator(read_item)]],
         FailFast(),
-        within("max_messages"),
         BeforeValidator(_read_input),
+        within("max_messages"),
     ] = Field(
         min_length=1,
         description="A text, or items: messages, calls of functions, their outputs, reasoning.",
@@ -172,7 +185,9 @@ class ResponsesRequest(RequestModel):
         None, description=f"Only {LOGPROBS} is supported."
     )
     tools: Annotated[
-        list[Annotated[FunctionTool, BeforeValidator(_read_tool), at_most(MAX_FIELDS)]] | None, FailFast()
+        list[Annotated[FunctionTool, BeforeValidator(_read_tool), at_most(MAX_FIELDS)]] | None,
+        FailFast(),
+        within("max_tools"),
     ] = Field(None, description="Functions that the model may ask for.")
     tool_choice: Annotated[str | dict[str, Any] | None, at_most(MAX_FIELDS)] = Field(
         None, description="none, auto, required, or a function by name."

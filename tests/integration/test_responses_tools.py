@@ -36,7 +36,7 @@ async def both(stack: Stack, **fields: Any) -> list[dict[str, Any]]:
 
 
 async def test_reasoning_text_and_two_calls(start_parsing: StartStack) -> None:
-    stack = await start_parsing(script(saying([*THOUGHT, *byte_ids(f"I look.\n{TWO}")]), step_delay_ms=1))
+    stack = await start_parsing(script(saying([*THOUGHT, *byte_ids(f"I look.\n{TWO}")])))
     for made in await both(stack):
         assert made["status"] == "completed"
         thought, said, first, second = made["output"]
