@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from catenary.client import AsyncClient, Client
     from catenary.llm import LLM, SamplingParams
 
 # What gRPC's C-core reads when grpc is imported is set by the package that everyone imports before. It writes
@@ -18,9 +19,14 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 __version__ = "0.1.0"
 
 # Imported when they are asked for: the services, which import this package too, have no use for them.
-_EXPORTS = {"LLM": "catenary.llm", "SamplingParams": "catenary.llm"}
+_EXPORTS = {
+    "AsyncClient": "catenary.client",
+    "Client": "catenary.client",
+    "LLM": "catenary.llm",
+    "SamplingParams": "catenary.llm",
+}
 
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "AsyncClient", "Client", "SamplingParams", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

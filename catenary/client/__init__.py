@@ -1,7 +1,10 @@
-"""The async client of Catenary's gRPC side."""
+"""Clients of Catenary's gRPC side: token ids or text in, and out."""
 
 from __future__ import annotations
 
-from catenary.client.client import CatenaryClient
+from catenary.client.async_client import AsyncClient
+from catenary.client.client import Client
+from catenary.client.options import GenerateOptions
+from catenary.client.results import Answer, TextDelta, Usage
 
-__all__ = ["CatenaryClient"]
+__all__ = ["Answer", "AsyncClient", "Client", "GenerateOptions", "TextDelta", "Usage"]

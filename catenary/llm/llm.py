@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +16,7 @@ from catenary.llm.progress import BatchProgress, StartProgress
 from catenary.llm.results import request_output
 from catenary.llm.sampling_params import SamplingParams
 from catenary.llm.stack import LocalStack
+from catenary.loop_thread import LoopThread
 from gateway.errors import ApiError
 from gateway.generation.answer import collect
 from gateway.pooling.scores import unpack
@@ -64,14 +63,11 @@ class LLM:
             RuntimeError: the engine did not start.
         """
         self._progress = progress
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="catenary-llm", daemon=True)
-        self._thread.start()
-        self._closed = False
+        self._loop = LoopThread("catenary-llm")
         try:
             self._stack = self._run(self._open(model, options, chat_template))
         except BaseException:
-            self._end_loop()
+            self._loop.close()
             raise
 
     def generate(
@@ -138,11 +134,10 @@ class LLM:
 
     def close(self) -> None:
         """End the engine and give its memory back. Idempotent."""
-        if self._closed:
+        if self._loop.closed:
             return
-        self._run(self._stack.stop())
-        self._closed = True
-        self._end_loop()
+        self._loop.run(self._stack.stop())
+        self._loop.close()
 
     def __enter__(self) -> Self:
         return self
@@ -214,22 +209,10 @@ class LLM:
         return [task.result() for task in tasks]
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        if self._closed:
-            work.close()
-            raise RuntimeError("this LLM is closed")
-        future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            return future.result()
+            return self._loop.run(work)
         except (ApiError, BaseExceptionGroup) as error:
             raise _plain(error) from None
-        except KeyboardInterrupt:
-            future.cancel()
-            raise
-
-    def _end_loop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
 
 
 def _plain(error: BaseException) -> BaseException:

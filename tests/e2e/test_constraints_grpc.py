@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from catenary.client import CatenaryClient
+from catenary.client import AsyncClient
 from catenary.rpc import RpcError
 from catenary.v1 import common_pb2
 from tests.support.e2e_stack import ProcessStack
@@ -43,7 +43,7 @@ def constraint(kind: common_pb2.ConstraintKind.ValueType, source: Any, **more: s
     return common_pb2.Constraint(kind=kind, source=text, **more)
 
 
-async def ask(client: CatenaryClient, content: str, **options: Any) -> tuple[str, list[int], Any]:
+async def ask(client: AsyncClient, content: str, **options: Any) -> tuple[str, list[int], Any]:
     prompt = await client.render_chat([{"role": "user", "content": content}], model=MODEL)
     tokens: list[int] = []
     end = common_pb2.SequenceEnd()

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 
-from catenary.client import CatenaryClient
+from catenary.client import AsyncClient
 from catenary.rpc import RpcError
 from catenary.v1 import common_pb2, engine_pb2, router_pb2
 from services.engine.app import EngineApp
@@ -40,7 +40,7 @@ class Answer:
         self.end = common_pb2.SequenceEnd()
 
 
-async def ask(client: CatenaryClient, prompt: list[int] = PROMPT, **options: Any) -> Answer:
+async def ask(client: AsyncClient, prompt: list[int] = PROMPT, **options: Any) -> Answer:
     answer = Answer()
     chosen = {"temperature": 0, "max_tokens": 12, "ignore_eos": True, **options}
     async for delta in client.generate(prompt, model="tiny", **chosen):
@@ -53,7 +53,7 @@ async def ask(client: CatenaryClient, prompt: list[int] = PROMPT, **options: Any
 
 
 @pytest.fixture
-async def client(start_fleet: Any, tmp_path: Path) -> AsyncIterator[CatenaryClient]:
+async def client(start_fleet: Any, tmp_path: Path) -> AsyncIterator[AsyncClient]:
     """A router and one engine with a random model, whose core is a process; a client of the router."""
     directory = save_tiny_model("llama", tmp_path)
     fleet: Fleet = await start_fleet(engines=0)
@@ -79,7 +79,7 @@ async def client(start_fleet: Any, tmp_path: Path) -> AsyncIterator[CatenaryClie
             "a serving engine",
             timeout_s=START_S,
         )
-        async with CatenaryClient(fleet.router_address, secret=fleet.secrets.client) as made:
+        async with AsyncClient(fleet.router_address, secret=fleet.secrets.client) as made:
             yield made
         await eventually(lambda: app.hub.live_sequences == 0, "an idle engine")
         assert app.hub.core_restarts == 0
@@ -126,7 +126,7 @@ async def check_search(client: CatenaryClient, model: Any) -> None:
 
 
 @pytest.mark.timeout(180)
-async def test_options_reach_the_sampler_and_bad_ones_do_not(client: CatenaryClient, tmp_path: Path) -> None:
+async def test_options_reach_the_sampler_and_bad_ones_do_not(client: AsyncClient, tmp_path: Path) -> None:
     model = reference(tmp_path)
     plain = greedy(model)
     bias = {(plain[1],): -3.0, (40,): 2.5}

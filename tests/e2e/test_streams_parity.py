@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from openai import AsyncOpenAI
 
-from catenary.client import CatenaryClient
+from catenary.client import AsyncClient
 from catenary.v1 import common_pb2
 from tests.support.e2e_stack import ProcessStack
 
@@ -47,7 +47,7 @@ class Stream:
     finish_reason: str
 
 
-async def over_grpc(client: CatenaryClient, question: str) -> Stream:
+async def over_grpc(client: AsyncClient, question: str) -> Stream:
     prompt = await client.render_chat([{"role": "user", "content": question}], model=MODEL)
     tokens: list[int] = []
     end = common_pb2.SequenceEnd()

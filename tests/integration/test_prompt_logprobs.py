@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from catenary.client import CatenaryClient
+from catenary.client import AsyncClient
 from services.engine.scripted import Script, ScriptedCapacity, best_alternatives, sampled_logprob
 from tests.support.fleet import Fleet
 from tests.support.specs import expected_tokens, sequence_spec
@@ -12,8 +12,8 @@ from tests.support.specs import expected_tokens, sequence_spec
 PROMPT = list(range(40, 60))
 
 
-def client_of(fleet: Fleet) -> CatenaryClient:
-    return CatenaryClient(fleet.router_address, secret=fleet.secrets.client)
+def client_of(fleet: Fleet) -> AsyncClient:
+    return AsyncClient(fleet.router_address, secret=fleet.secrets.client)
 
 
 async def test_the_client_gets_them_with_the_first_token(start_fleet):

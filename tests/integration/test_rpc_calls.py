@@ -14,7 +14,7 @@ import grpc
 import pytest
 from prometheus_client import REGISTRY
 
-from catenary.client import CatenaryClient
+from catenary.client import AsyncClient
 from catenary.rpc import RpcError, error_of, interceptor, open_channel, refuse
 from catenary.telemetry import bind_request
 from catenary.v1 import common_pb2, router_pb2, router_pb2_grpc
@@ -290,7 +290,7 @@ async def test_labels_are_a_closed_set() -> None:
 async def test_the_client() -> None:
     async with (
         serving() as running,
-        CatenaryClient(running.target, secret="client-secret", tokenizer=running.target) as client,
+        AsyncClient(running.target, secret="client-secret", tokenizer=running.target) as client,
     ):
         deltas = [list(delta.token_ids) async for delta in client.generate([7, 8, 9], model="m", seed=1)]
         assert deltas == [[7], [8], [9]]
@@ -316,7 +316,7 @@ async def test_the_client() -> None:
 
 
 async def test_leaving_the_clients_iteration_aborts() -> None:
-    async with serving() as running, CatenaryClient(running.target, secret="client-secret") as client:
+    async with serving() as running, AsyncClient(running.target, secret="client-secret") as client:
         stream = client.generate([1], model="endless")
         assert await anext(stream)
         await asyncio.wait_for(running.router.started.wait(), 10)
@@ -327,7 +327,7 @@ async def test_leaving_the_clients_iteration_aborts() -> None:
 
 
 async def test_a_service_that_is_away_is_unavailable_at_once_without_its_address() -> None:
-    async with CatenaryClient("127.0.0.1:1", secret="client-secret") as client:
+    async with AsyncClient("127.0.0.1:1", secret="client-secret") as client:
         with pytest.raises(RpcError) as away:
             await client.models()
         assert away.value.error.code == common_pb2.ERROR_CODE_UNAVAILABLE

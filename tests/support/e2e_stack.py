@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from catenary.client import CatenaryClient
+from catenary.client import AsyncClient
 from catenary.rpc import RpcError
 from catenary.v1 import engine_pb2, router_pb2
 from tests.support.engines import FAST
@@ -118,9 +118,9 @@ class ProcessStack:
         for service in self.services:
             service.kill()
 
-    def client(self) -> CatenaryClient:
+    def client(self) -> AsyncClient:
         """A plain gRPC client of router and tokenizer."""
-        return CatenaryClient(
+        return AsyncClient(
             self.socket("router"), secret=self.secrets.client, tokenizer=self.socket("tokenizer"), timeout_s=5
         )
 

@@ -1,0 +1,271 @@
+"""A client of Catenary's gRPC side, for programs with an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+import grpc
+
+from catenary.client.connection import Connection
+from catenary.client.options import GenerateOptions, make_spec
+from catenary.client.results import Answer, TextDelta, Usage
+from catenary.client.text import TextSide, chat_input
+from catenary.rpc import RpcError, TlsFiles, error_of
+from catenary.v1 import common_pb2, router_pb2, tokenizer_pb2
+
+# Documents of one `embed` that are under way at a time.
+_WINDOW = 32
+
+_REASONS = {common_pb2.FINISH_REASON_STOP: "stop", common_pb2.FINISH_REASON_LENGTH: "length"}
+
+
+class AsyncClient:
+    """Talks to a router and, if given one, to a tokenizer service. Made and used inside of one event loop.
+
+    Every method raises `RpcError`, whose `error` says what was refused, and ValueError if it needs a
+    tokenizer and there is none. What is refused for now (full, starting, away) is tried again; a sequence
+    only as long as it has given nothing. To cancel, cancel the task or leave the iteration: the sequence is
+    aborted.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        secret: str | None = None,
+        tls: TlsFiles | None = None,
+        tokenizer: str | None = None,
+        timeout_s: float = 30,
+        max_retries: int = 2,
+    ) -> None:
+        """Connect when first needed.
+
+        Args:
+            target: the router's address, `host:port` or `unix:/path`.
+            secret: the client role's secret.
+            tls: files for TLS.
+            tokenizer: the tokenizer service's address, for the methods that take or give text.
+            timeout_s: limit of each call that does not generate, in seconds.
+            max_retries: how often a call that was refused for now is made again.
+        """
+        self._connection = Connection(
+            target,
+            secret=secret,
+            tls=tls,
+            tokenizer=tokenizer,
+            timeout_s=timeout_s,
+            max_retries=max_retries,
+        )
+        self._text = TextSide(self._connection)
+
+    async def chat(
+        self, messages: Sequence[Mapping[str, Any]], *, model: str, **options: Unpack[GenerateOptions]
+    ) -> Answer:
+        """The answer to a chat: messages with `role` and `content`, as OpenAI's."""
+        ids = await self.render_chat(messages, model=model)
+        return await self._whole(ids, model, options)
+
+    async def stream_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, model: str, **options: Unpack[GenerateOptions]
+    ) -> AsyncGenerator[TextDelta, None]:
+        """As `chat`, piece by piece."""
+        ids = await self.render_chat(messages, model=model)
+        async with aclosing(self._deltas(ids, model, options)) as deltas:
+            async for delta in deltas:
+                yield delta
+
+    async def complete(
+        self, prompt: str | Sequence[int], *, model: str, **options: Unpack[GenerateOptions]
+    ) -> Answer:
+        """What follows a text, or token ids. In a text what spells a control token is that token."""
+        return await self._whole(await self._prompt(prompt, model), model, options)
+
+    async def stream_complete(
+        self, prompt: str | Sequence[int], *, model: str, **options: Unpack[GenerateOptions]
+    ) -> AsyncGenerator[TextDelta, None]:
+        """As `complete`, piece by piece."""
+        async with aclosing(self._deltas(await self._prompt(prompt, model), model, options)) as deltas:
+            async for delta in deltas:
+                yield delta
+
+    async def embed(
+        self, inputs: Sequence[str | Sequence[int]], *, model: str, dimensions: int | None = None
+    ) -> list[list[float]]:
+        """Vectors of texts, or of token ids, in order. `dimensions`: of a model that allows it, the width."""
+        room = asyncio.Semaphore(_WINDOW)
+
+        async def one(document: str | Sequence[int]) -> list[float]:
+            async with room:
+                return await self._vector(await self._prompt(document, model), model, dimensions)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(document)) for document in inputs]
+        except BaseExceptionGroup as failures:
+            # The first; the others are alike, or follow from it.
+            raise failures.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+    async def generate(
+        self,
+        token_ids: Sequence[int],
+        *,
+        model: str,
+        request_id: str = "",
+        **options: Unpack[GenerateOptions],
+    ) -> AsyncGenerator[router_pb2.GenerateResponse, None]:
+        """Token ids in, token ids out, one delta at a time; the last one has `end`.
+
+        A failure after the first delta is not raised: it is an `end` with FINISH_REASON_ERROR.
+        """
+        request = router_pb2.GenerateRequest(spec=make_spec(token_ids, model, request_id, options))
+        async with aclosing(self._generate(request)) as deltas:
+            async for delta in deltas:
+                yield delta
+
+    async def models(self) -> tuple[router_pb2.ServedModel, ...]:
+        """The models that are served now."""
+        connection, request = self._connection, router_pb2.ListModelsRequest()
+        response = await connection.ask(
+            lambda: connection.router.ListModels(request, timeout=connection.timeout_s)
+        )
+        return tuple(response.models)
+
+    async def fleet(self) -> router_pb2.GetFleetResponse:
+        """The attached engines and what the router counts on each."""
+        connection, request = self._connection, router_pb2.GetFleetRequest()
+        return await connection.ask(lambda: connection.router.GetFleet(request, timeout=connection.timeout_s))
+
+    async def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        model: str,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
+        template_variables: Mapping[str, Any] | None = None,
+    ) -> tuple[int, ...]:
+        """Token ids of a chat."""
+        chat = chat_input(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            template_variables=template_variables,
+        )
+        return await self._text.render(tokenizer_pb2.RenderRequest(model=model, chat=chat))
+
+    async def tokenize(
+        self, text: str, *, model: str, add_special_tokens: bool | None = None
+    ) -> tuple[int, ...]:
+        """Token ids of plain text."""
+        return await self._text.tokenize(
+            tokenizer_pb2.TokenizeRequest(model=model, text=text, add_special_tokens=add_special_tokens)
+        )
+
+    async def detokenize(
+        self, token_ids: Sequence[int], *, model: str, skip_special_tokens: bool | None = None
+    ) -> str:
+        """Text of token ids."""
+        return await self._text.detokenize(
+            tokenizer_pb2.DetokenizeRequest(
+                model=model, token_ids=token_ids, skip_special_tokens=skip_special_tokens
+            )
+        )
+
+    async def tokenizer_file(self, *, model: str = "") -> tuple[bytes, tokenizer_pb2.TokenizerDigest]:
+        """The tokenizer.json of a model and its digest. Raises ValueError too: they do not match."""
+        return await self._text.tokenizer_file(model)
+
+    async def aclose(self) -> None:
+        """Close the connections; calls that still run are cancelled."""
+        await self._connection.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def _prompt(self, prompt: str | Sequence[int], model: str) -> Sequence[int]:
+        return await self.tokenize(prompt, model=model) if isinstance(prompt, str) else prompt
+
+    async def _whole(self, ids: Sequence[int], model: str, options: GenerateOptions) -> Answer:
+        texts: list[str] = []
+        tokens: list[int] = []
+        async with aclosing(self._deltas(ids, model, options)) as deltas:
+            async for delta in deltas:
+                texts.append(delta.text)
+                tokens += delta.token_ids
+        if delta.finish_reason is None or delta.usage is None:
+            raise RpcError(_CUT_SHORT)
+        return Answer("".join(texts), tuple(tokens), delta.finish_reason, delta.usage)
+
+    async def _deltas(
+        self, ids: Sequence[int], model: str, options: GenerateOptions
+    ) -> AsyncGenerator[TextDelta, None]:
+        decoder = (await self._text.vocabulary(model)).detokenizer(ids)
+        request = router_pb2.GenerateRequest(spec=make_spec(ids, model, "", options))
+        async with aclosing(self._generate(request)) as responses:
+            async for response in responses:
+                shown = list(response.token_ids)
+                if not response.HasField("end"):
+                    yield TextDelta("".join(map(decoder.push, shown)), tuple(shown))
+                    continue
+                end = _good(response.end)
+                if end.HasField("stop_token_id"):
+                    # It is counted and not shown.
+                    shown.pop()
+                text = "".join(map(decoder.push, shown)) + decoder.flush()
+                yield TextDelta(text, tuple(response.token_ids), _REASONS.get(end.reason), _usage(end.usage))
+
+    async def _vector(self, ids: Sequence[int], model: str, dimensions: int | None) -> list[float]:
+        pooling = common_pb2.Pooling(task=common_pb2.MODEL_TASK_EMBED, dimensions=dimensions)
+        spec = common_pb2.SequenceSpec(model=model, token_ids=ids, pooling=pooling)
+        async with aclosing(self._generate(router_pb2.GenerateRequest(spec=spec))) as responses:
+            async for response in responses:
+                if response.HasField("end"):
+                    return [number for (number,) in struct.iter_unpack("<f", _good(response.end).vector)]
+        raise RpcError(_CUT_SHORT)
+
+    async def _generate(
+        self, request: router_pb2.GenerateRequest
+    ) -> AsyncGenerator[router_pb2.GenerateResponse, None]:
+        tries, begun = self._connection.tries(), False
+        while True:
+            call = self._connection.router.Generate(request)
+            try:
+                async for response in call:
+                    begun = True
+                    yield response
+                return
+            except grpc.aio.AioRpcError as failure:
+                error = error_of(failure)
+                if begun:
+                    raise RpcError(error) from None
+            finally:
+                call.cancel()
+            await tries.again(error)
+
+
+_CUT_SHORT = common_pb2.Error(
+    code=common_pb2.ERROR_CODE_UNAVAILABLE, message="The answer was cut short.", retryable=True
+)
+
+
+def _good(end: common_pb2.SequenceEnd) -> common_pb2.SequenceEnd:
+    if end.reason not in _REASONS:
+        raise RpcError(end.error if end.HasField("error") else _CUT_SHORT)
+    return end
+
+
+def _usage(usage: common_pb2.Usage) -> Usage:
+    return Usage(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
