@@ -25,6 +25,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument(
         "--ca-file", type=Path, help="authorities of the services' certificates: turns TLS on"
     )
+    parser.add_argument("--model", help="the first that is served, unless given")
     parser.add_argument("--max-tokens", type=int, default=64)
     return parser.parse_args()
 
@@ -49,7 +50,7 @@ def main() -> None:
         served = router.ListModels(router_pb2.ListModelsRequest(), metadata=metadata, timeout=10).models
         if not served:
             raise SystemExit("no engine has attached yet")
-        model = served[0].info.name
+        model = options.model or served[0].info.name
 
         # Text becomes token ids in the tokenizer service, with the model's chat template.
         message = tokenizer_pb2.ChatMessage(

@@ -1,4 +1,7 @@
-"""Talk to Catenary with the openai package: python examples/openai_client.py [--base-url URL] [QUESTION]"""
+"""Talk to Catenary with the openai package.
+
+python examples/openai_client.py [--base-url URL] [--model NAME] [QUESTION]
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("question", nargs="?", default="What is the capital of France?")
     parser.add_argument("--base-url", default="http://127.0.0.1:8000/v1")
+    parser.add_argument("--model", help="the first that is served, unless given")
     options = parser.parse_args()
 
     client = OpenAI(base_url=options.base_url, api_key=os.environ.get("OPENAI_API_KEY", "none"))
-    model = client.models.list().data[0].id
+    model = options.model or client.models.list().data[0].id
 
     answer = client.chat.completions.create(
         model=model,

@@ -8,6 +8,7 @@ from typing import Any
 
 from catenary.llm.local_engine import LocalEngine, make_config
 from catenary.llm.tokenizers import LocalTokenizers
+from catenary.telemetry import log_as_the_program_does
 from catenary.v1 import router_pb2
 from gateway.config import GatewayConfig
 from gateway.generation.service import GenerationService
@@ -30,11 +31,10 @@ class LocalStack:
 
         Raises ValueError (one line) for options or a model that cannot work.
         """
+        log_as_the_program_does()
         self.name = resolve_source(model).name
         directory = prepare_model(model)
-        self._engine = LocalEngine(
-            make_config({"log_level": "warning", **options, "model": str(directory)}), self.name
-        )
+        self._engine = LocalEngine(make_config({**options, "model": str(directory)}), self.name)
         self._tokenizers = LocalTokenizers(directory, self.name, chat_template)
         config = GatewayConfig(
             request_timeout_s=_LONG_S,

@@ -45,7 +45,7 @@ class CoreThread:
 
     def _run(self) -> None:
         try:
-            self._status = serve(self._link)
+            self._status = serve(self._link, own_logs=False)
         finally:
             self._link.close()
             self._socket.close()

@@ -41,7 +41,6 @@ class LocalTokenizers(TokenizerPool):
             model_dir=directory,
             served_model_name=name,
             chat_template=chat_template,
-            log_level="warning",
         )
         files = read_model_files(directory, chat_template=chat_template)
         tools = TaskTools(worker_setup(config, files))

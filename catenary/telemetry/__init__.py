@@ -12,7 +12,7 @@ from catenary.telemetry.context import (
     request_id,
 )
 from catenary.telemetry.exposition import MetricsServer
-from catenary.telemetry.logs import configure_logging, get_logger
+from catenary.telemetry.logs import configure_logging, get_logger, log_as_the_program_does
 
 __all__ = [
     "MetricsServer",
@@ -23,6 +23,7 @@ __all__ = [
     "current_traceparent",
     "get_logger",
     "is_request_id",
+    "log_as_the_program_does",
     "new_id",
     "request_id",
 ]

@@ -63,6 +63,25 @@ def configure_logging(*, level: str, fmt: str, service: str) -> None:
     root.setLevel(number)
 
 
+def log_as_the_program_does() -> None:
+    """For a library in somebody's program: lines go to `logging`, and its set-up is left alone.
+
+    Does nothing where structlog is set up already.
+    """
+    if structlog.is_configured():
+        return
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            structlog.processors.format_exc_info,
+            structlog.processors.KeyValueRenderer(key_order=["event"]),
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=False,
+    )
+
+
 def get_logger(name: str) -> structlog.stdlib.BoundLogger:
     """A logger with key-value events: `log.info("engine attached", engine=..., epoch=...)`."""
     logger: structlog.stdlib.BoundLogger = structlog.stdlib.get_logger(name)

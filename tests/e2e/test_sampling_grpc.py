@@ -102,7 +102,7 @@ def greedy(model: Any, **options: Any) -> list[int]:
     return tokens
 
 
-async def check_search(client: CatenaryClient, model: Any) -> None:
+async def check_search(client: AsyncClient, model: Any) -> None:
     """Hypotheses come over the core's link and two streams as generate finds them."""
     stops = list(range(0, VOCAB, 7))
     options = BeamOptions(4, 1.5, results=3)

@@ -22,10 +22,15 @@ from services.engine.link import (
 log = get_logger(__name__)
 
 
-def serve(link: BlockingLink) -> int:
-    """Runs a core until its servicer stops it or goes away. Returns the exit code: 1 after CoreFailed."""
+def serve(link: BlockingLink, *, own_logs: bool = True) -> int:
+    """Runs a core until its servicer stops it or goes away. Returns the exit code: 1 after CoreFailed.
+
+    own_logs: set this process's logging up by the options.
+    """
     try:
         options, rest = _receive_start(link)
+        if own_logs:
+            configure_logging(level=options.log_level, fmt=options.log_format, service="engine-core")
         _run(link, options, rest)
     except LinkClosed:
         return 0
@@ -43,7 +48,6 @@ def _receive_start(link: BlockingLink) -> tuple[CoreOptions, list[ToCore]]:
     if not isinstance(first, StartCore):
         raise ValueError(f"the servicer's first message is {type(first).__name__}, not StartCore")
     options = decode_options(first.config_json)
-    configure_logging(level=options.log_level, fmt=options.log_format, service="engine-core")
     return options, rest
 
 
