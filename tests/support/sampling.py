@@ -10,6 +10,7 @@ import torch
 from services.engine.device import CpuDevice, Device
 from services.engine.link import SamplingOptions
 from services.engine.sampling import (
+    MaskBuffer,
     RowParams,
     SampledToken,
     SequenceState,
@@ -50,7 +51,7 @@ def run(
     """Samples logits [R, V], of which the first rows are the given ones."""
     inputs = prepare(rows, logits.shape[0], logits.shape[1], device)
     if masks is not None:
-        inputs = with_masks(inputs, masks, logits.shape[1], device)
+        inputs = with_masks(inputs, masks, logits.shape[1], device, MaskBuffer(device))
     batch = sample(logits, inputs, torch.tensor(last_tokens, dtype=torch.int64), device)
     results = unpack(batch.packed, rows)
     if any(r.token_id not in (None, int(t)) for r, t in zip(results, batch.tokens, strict=False)):

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from services.engine.device import CpuDevice, Device
 from services.engine.graphs import Graphs
-from services.engine.sampling import RowParams, SampledToken, TokenMasks, unpack
+from services.engine.sampling import MaskBuffer, RowParams, SampledToken, TokenMasks, unpack
 from services.engine.sampling.static import Call, Stages, StaticProgram, StaticSizes, allocate
 
 # What reads from the device or has a shape that depends on values.
@@ -103,7 +103,11 @@ class StaticSampler:
         tokens = torch.tensor([*last_tokens, *[0] * (self._rows + 4 - len(last_tokens))])
         self.last_tokens.copy_(self._device.to_device(tokens))
         found = self.program.sampling(rows, [self._rows + 3] * len(rows), masked=masks is not None)
-        calls = (*found.scores, *(self.program.masks(masks) if masks else ()), *found.tokens)
+        calls = (
+            *found.scores,
+            *(self.program.masks(masks, MaskBuffer(self._device)) if masks else ()),
+            *found.tokens,
+        )
         with self.watch:
             for call in (*calls, self.program.result(1, self.buffers.harmless)):
                 self._run(call)

@@ -16,6 +16,7 @@ from services.engine.runner.prompts import PromptRequests, request_scores, slice
 from services.engine.runner.staging import Staged
 from services.engine.runner.tail import StepParts, TailRequest
 from services.engine.sampling import (
+    MaskBuffer,
     SamplerInputs,
     TokenMasks,
     prepare,
@@ -74,9 +75,10 @@ class DynamicTails:
     def dummy(self, phase: Phase, count: int) -> DynamicTail:
         return DynamicTail(self, None, None, count)
 
-    def masked(self, inputs: SamplerInputs, masks: TokenMasks) -> SamplerInputs:
+    def masked(self, inputs: SamplerInputs, masks: TokenMasks, buffer: MaskBuffer) -> SamplerInputs:
         """The inputs with masks."""
-        return with_masks(inputs, masks, self._vocab_size, self.device)
+        buffer.clear()
+        return with_masks(inputs, masks, self._vocab_size, self.device, buffer)
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [R, hidden_size], R one of the static counts -> logits [R, vocab_size]."""
@@ -107,11 +109,11 @@ class DynamicTail:
         if self._prompts is not None:
             self._scores = self._score(hidden, self._prompts)
 
-    def restrict(self, masks: TokenMasks) -> None:
+    def restrict(self, masks: TokenMasks, buffer: MaskBuffer) -> None:
         if self._sampling is None:
             raise ValueError("masks for a step that samples nothing")
         staged, inputs = self._sampling
-        self._sampling = staged, self._tails.masked(inputs, masks)
+        self._sampling = staged, self._tails.masked(inputs, masks, buffer)
 
     def sample(self) -> None:
         tails = self._tails

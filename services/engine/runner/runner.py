@@ -20,7 +20,7 @@ from services.engine.runner.staging import StepStaging
 from services.engine.runner.static import StaticTails
 from services.engine.runner.tables import BlockTables
 from services.engine.runner.tail import NoTail, StepCopy, TailRequest, Tails
-from services.engine.sampling import RowParams, SequenceStates, TokenMasks
+from services.engine.sampling import MaskBuffer, RowParams, SequenceStates, TokenMasks
 from services.engine.scheduler import StepPlan
 from services.engine.tracing import StepTracer
 
@@ -141,19 +141,25 @@ class Runner:
             rows = inputs.sampled
             if masked:
                 begun = self._device.submit(partial(self._executor.begin, inputs, number))
-                return LaunchedStep(number, plan, rows, rest=partial(self._sample, inputs, number, begun))
+                rest = partial(self._sample, inputs, number, begun, self._staging[turn].masks)
+                return LaunchedStep(number, plan, rows, rest=rest)
             work = self._device.submit(partial(self._executor.run, inputs, number))
         except Exception as error:
             work = failed(error)
         return LaunchedStep(number, plan, rows, work)
 
     def _sample(
-        self, inputs: StepInputs, number: int, begun: Submitted[None], masks: TokenMasks | None
+        self,
+        inputs: StepInputs,
+        number: int,
+        begun: Submitted[None],
+        buffer: MaskBuffer,
+        masks: TokenMasks | None,
     ) -> Submitted[StepCopy]:
         """Gives the device the rest of a step of which it has the forwards."""
         try:
             if masks is not None:
-                inputs.tail.restrict(masks)
+                inputs.tail.restrict(masks, buffer)
             return self._device.submit(partial(self._executor.end, inputs, number, begun))
         except Exception as error:
             return failed(error)

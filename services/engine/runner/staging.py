@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from services.engine.device import Device
+from services.engine.sampling import MaskBuffer
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -76,3 +77,4 @@ class StepStaging:
         self.moves = StagingBuffer(device)
         self.clear = StagingBuffer(device)
         self.rows = StagingBuffer(device)
+        self.masks = MaskBuffer(device)

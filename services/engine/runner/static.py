@@ -11,7 +11,7 @@ from services.engine.model.paged import PagedModel
 from services.engine.runner.phases import Phases
 from services.engine.runner.prompts import scored_places, slice_rows
 from services.engine.runner.tail import StepParts, TailRequest
-from services.engine.sampling import TokenMasks
+from services.engine.sampling import MaskBuffer, TokenMasks
 from services.engine.sampling.static import (
     Call,
     SamplingCalls,
@@ -83,9 +83,10 @@ class StaticTails:
         call = self._program.dummy(phase, count, self.buffers.harmless)
         return StaticTail(self, [], SamplingCalls(tokens=[call]))
 
-    def masks(self, masks: TokenMasks) -> list[Call]:
+    def masks(self, masks: TokenMasks, buffer: MaskBuffer) -> list[Call]:
         """The computations that apply masks."""
-        return self._program.masks(masks)
+        buffer.clear()
+        return self._program.masks(masks, buffer)
 
     def run(self, calls: Sequence[Call]) -> None:
         """Runs computations in order."""
@@ -116,8 +117,8 @@ class StaticTail:
     def after_prefill(self, result: Any) -> None:
         self._tails.run(self._scores)
 
-    def restrict(self, masks: TokenMasks) -> None:
-        self._masks = self._tails.masks(masks)
+    def restrict(self, masks: TokenMasks, buffer: MaskBuffer) -> None:
+        self._masks = self._tails.masks(masks, buffer)
 
     def sample(self) -> None:
         self._tails.run((*self._sampling.scores, *self._masks, *self._sampling.tokens))

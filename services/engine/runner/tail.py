@@ -11,7 +11,7 @@ import torch
 from services.engine.device import Forward
 from services.engine.graphs import Phase
 from services.engine.runner.staging import StepStaging
-from services.engine.sampling import RowParams, TokenMasks
+from services.engine.sampling import MaskBuffer, RowParams, TokenMasks
 from services.engine.scheduler import PrefillChunk
 
 
@@ -41,8 +41,11 @@ class StepTail(Protocol):
     def after_prefill(self, result: Any) -> None:
         """Takes what the prefill's forward returned."""
 
-    def restrict(self, masks: TokenMasks) -> None:
-        """Takes what may follow in constrained rows, on the host, before `sample`. Only if `masked`."""
+    def restrict(self, masks: TokenMasks, buffer: MaskBuffer) -> None:
+        """Takes what may follow in constrained rows, on the host, before `sample`. Only if `masked`.
+
+        The masks are sent from the step's buffer.
+        """
 
     def sample(self) -> None:
         """Samples, and keeps the tokens for the next step."""
@@ -97,7 +100,7 @@ class NoTail:
     def after_prefill(self, result: Any) -> None:
         return
 
-    def restrict(self, masks: TokenMasks) -> None:
+    def restrict(self, masks: TokenMasks, buffer: MaskBuffer) -> None:
         raise ValueError("a forward on padding samples nothing")
 
     def sample(self) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from services.engine.device import Device
-from services.engine.sampling.masks import TokenMasks
+from services.engine.sampling.masks import MaskBuffer, TokenMasks
 from services.engine.sampling.numbers import uniforms
 from services.engine.sampling.rows import RowParams
 from services.engine.sampling.state import Floats, Int64s
@@ -157,10 +157,12 @@ def prepare(rows: list[RowParams], padded_rows: int, vocab_size: int, device: De
     )
 
 
-def with_masks(inputs: SamplerInputs, masks: TokenMasks, vocab_size: int, device: Device) -> SamplerInputs:
+def with_masks(
+    inputs: SamplerInputs, masks: TokenMasks, vocab_size: int, device: Device, buffer: MaskBuffer
+) -> SamplerInputs:
     """The inputs of a step whose masks are known now."""
     padded = masks.take(_padded(list(range(len(masks.rows))), inputs.padded_rows))
-    found = Masks(_ints(device, padded.rows), device.to_device(padded.expanded(vocab_size)))
+    found = Masks(_ints(device, padded.rows), buffer.send(padded, vocab_size))
     return replace(inputs, masks=found)
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from services.engine.device import Device
+
 
 @dataclass(frozen=True, slots=True)
 class TokenMasks:
@@ -25,7 +27,28 @@ class TokenMasks:
             return self
         return TokenMasks([self.rows[i] for i in index], self.bits[index])
 
-    def expanded(self, vocab_size: int) -> torch.Tensor:
+
+class MaskBuffer:
+    """Host memory that masks are sent from, cleared when the device has no use any more for what was sent."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._host = torch.empty(0, dtype=torch.bool)
+        self._used = 0
+
+    def clear(self) -> None:
+        """From now on it may be filled again."""
+        self._used = 0
+
+    def send(self, masks: TokenMasks, vocab_size: int) -> torch.Tensor:
         """One byte for each token, bool [M, vocab_size]: shifts of integers are slow on some devices."""
-        flat = np.unpackbits(self.bits.view(np.uint8), axis=1, count=vocab_size, bitorder="little")
-        return torch.from_numpy(flat.view(np.bool_))
+        bits = masks.bits.view(np.uint8)
+        flat = np.unpackbits(bits, axis=1, count=vocab_size, bitorder="little").view(np.bool_)
+        if self._used + flat.size > self._host.numel():
+            # What was sent from the old one keeps it alive.
+            self._host = self._device.host_buffer(-(-2 * flat.size // 8)).view(torch.bool)
+            self._used = 0
+        part = self._host[self._used : self._used + flat.size].view(flat.shape)
+        part.numpy()[:] = flat
+        self._used += flat.size
+        return self._device.to_device(part)

@@ -18,7 +18,7 @@ from services.engine.graphs import Phase
 from services.engine.link import SamplingOptions
 from services.engine.sampling.adjust import NO_TOKEN
 from services.engine.sampling.draw import CANDIDATES
-from services.engine.sampling.masks import TokenMasks
+from services.engine.sampling.masks import MaskBuffer, TokenMasks
 from services.engine.sampling.numbers import uniforms
 from services.engine.sampling.rows import RowParams
 from services.engine.sampling.state import Floats, Int64s, SequenceState
@@ -137,10 +137,10 @@ class StaticProgram:
         calls += [self._rows_alone(Phase.LOGPROBS, index) for index in self._slices(asked)]
         return SamplingCalls(scores, calls)
 
-    def masks(self, masks: TokenMasks) -> list[Call]:
-        """The calls that keep what these masks allow."""
+    def masks(self, masks: TokenMasks, buffer: MaskBuffer) -> list[Call]:
+        """The calls that keep what these masks allow, which are sent from this buffer."""
         parts = self._slices(list(range(len(masks.rows))), self._masked)
-        return [self._mask(masks.take(index)) for index in parts]
+        return [self._mask(masks.take(index), buffer) for index in parts]
 
     def scores(self, picks: np.ndarray[Any, Any], targets: np.ndarray[Any, Any], turn: int) -> list[Call]:
         """The calls that score prompt tokens, int64 [N], after the hidden states `picks` of the prefill."""
@@ -162,7 +162,7 @@ class StaticProgram:
             Phase.EDIT: lambda: self._edit(*no_entries(key, self._spare), self._row_inputs([])),
             Phase.PENALIZE: lambda: self._penalize(*no_seen(key, self._spare), self._row_inputs([])),
             Phase.PENDING: lambda: Call(phase, key, self._row_inputs([])),
-            Phase.MASK: lambda: self._mask(self._no_masks(key)),
+            Phase.MASK: lambda: self._mask(self._no_masks(key), MaskBuffer(self._device)),
             Phase.DRAW: lambda: self._draw([row], [0] * key),
             Phase.FILTER: lambda: self._filter(phase, [row], [0] * key),
             Phase.FILTER_WIDE: lambda: self._filter(phase, [row], [0] * key),
@@ -228,8 +228,8 @@ class StaticProgram:
         sent = self._send(rows), self._send(ids), self._send(generated)
         return Call(Phase.PENALIZE, len(ids), (*sent, *shared))
 
-    def _mask(self, masks: TokenMasks) -> Call:
-        allowed = self._device.to_device(masks.expanded(self._vocab_size))
+    def _mask(self, masks: TokenMasks, buffer: MaskBuffer) -> Call:
+        allowed = buffer.send(masks, self._vocab_size)
         return Call(Phase.MASK, len(masks.rows), (self._send(np.array(masks.rows)), allowed))
 
     def _no_masks(self, count: int) -> TokenMasks:
