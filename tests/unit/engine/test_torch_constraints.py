@@ -14,8 +14,10 @@ import jsonschema
 import pytest
 
 from catenary.constraints import ConstraintKind
-from services.engine.link import AbortSequences, ConstraintOptions, CoreErrorCode, FinishReason
+from services.engine.device import Device
+from services.engine.link import AbortSequences, BeamOptions, ConstraintOptions, CoreErrorCode, FinishReason
 from tests.support.constrained import SCHEMA, ended, regex, save_constrained_model, schema, text_of
+from tests.support.static_sampling import StaticCpu
 from tests.support.tiny_tokenizer import EOS_ID, byte_ids
 from tests.support.torch_engine import LocalCore, tiny_options
 
@@ -166,6 +168,23 @@ def test_samples_of_a_shared_prompt_are_those_of_their_own(directory: Path, comp
     assert together == [core.outputs[key].token_ids for key in alone]
     ends = [core.outputs[key].end for key in others]
     assert all(end is not None and end.cached_tokens > 0 for end in ends)
+
+
+@pytest.mark.parametrize("device", [None, StaticCpu()], ids=["dynamic", "static"])
+def test_beams_and_constraints_in_one_step(directory: Path, device: Device | None) -> None:
+    results = []
+    for beside in (False, True):
+        core = LocalCore(tiny_options(directory), device)
+        search = core.submit(byte_ids("b"), beams=BeamOptions(3, results=3), max_tokens=12)
+        if beside:
+            keys = [core.submit(byte_ids("c"), constraint=regex(NAMES), seed=seed) for seed in range(3)]
+        core.run()
+        end = core.outputs[search].end
+        assert end is not None
+        results.append([found.token_ids for found in end.hypotheses])
+    assert all(re.fullmatch(NAMES, text_of(core, core.outputs[key])) for key in keys)
+    assert results[0] == results[1]
+    assert len(results[0]) == 3
 
 
 def test_emitted_tokens_that_do_not_fit_are_refused(core: LocalCore) -> None:
