@@ -49,10 +49,14 @@ async def test_another_version_is_not_touched(tmp_path: Path) -> None:
 async def test_what_does_not_count_together_does_not_count(tmp_path: Path) -> None:
     database = Database(tmp_path / "x", "CREATE TABLE IF NOT EXISTS t (a)", 1)
     await database.open()
-    with pytest.raises(KeyError):
+
+    async def broken_off() -> None:
         async with database.transaction() as db:
             await db.execute("INSERT INTO t VALUES (1)")
             raise KeyError
+
+    with pytest.raises(KeyError):
+        await broken_off()
     async with database.transaction() as db:
         await db.execute("INSERT INTO t VALUES (2)")
     assert await database.fetch("SELECT a FROM t") == [(2,)]
