@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 import msgspec
@@ -39,16 +40,12 @@ def control_tokens(tokenizer_json: bytes, tokenizer: LLTokenizer) -> dict[str, i
 
 def split_control(text: str, control: Mapping[str, int]) -> Iterator[str | int]:
     """`text` as pieces of plain text and ids of control tokens; of two at one place the longer counts."""
-    start = position = 0
     names = sorted((name for name in control if name in text), key=len, reverse=True)
-    while position < len(text):
-        name = next((name for name in names if text.startswith(name, position)), None)
-        if name is None:
-            position += 1
-            continue
-        if position > start:
-            yield text[start:position]
-        yield control[name]
-        start = position = position + len(name)
+    start = 0
+    for found in re.finditer("|".join(map(re.escape, names)), text) if names else ():
+        if found.start() > start:
+            yield text[start : found.start()]
+        yield control[found[0]]
+        start = found.end()
     if start < len(text):
         yield text[start:]

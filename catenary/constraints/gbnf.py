@@ -17,7 +17,7 @@ _ROOT = re.compile(r"^[ \t]*root[ \t]*::=", re.MULTILINE)
 _HEAD = re.compile(r"([A-Za-z][A-Za-z0-9_-]*)[ \t]*::=")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _SPACE = re.compile(r"(?:[ \t\r\n]+|#[^\n]*)*")
-_REPETITION = re.compile(r"\{[ \t]*([0-9]{1,9})[ \t]*(,?)[ \t]*([0-9]{0,9})[ \t]*\}")
+_REPETITION = re.compile(r"\{[ \t]{0,4}([0-9]{1,9})[ \t]{0,4}(,?)[ \t]{0,4}([0-9]{0,9})[ \t]{0,4}\}")
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 _CODE_POINTS = {"x": 2, "u": 4, "U": 8}
 

@@ -112,6 +112,8 @@ class _Cleaner:
             if len(value) > self._limits.max_properties:
                 raise self._too_many(name, self._limits.max_properties)
             if name == "patternProperties":
+                if len(value) > self._limits.max_patterns:
+                    raise self._too_many(name, self._limits.max_patterns)
                 for pattern in value:
                     self._check_pattern(name, pattern)
             return {key: self.schema(item) for key, item in value.items()}

@@ -31,10 +31,13 @@ class ConstraintLimits:
         max_depth: nesting of JSON values, and of groups in grammars and regular expressions.
         max_nodes: JSON values of a schema.
         max_properties: of one object in a schema.
-        max_alternatives: values of one enum, members of one anyOf, structures of a tag.
+        max_patterns: of one patternProperties, each pair of which is compared.
+        max_alternatives: values of one enum, members of one anyOf.
         max_reference_depth: schemas on the longest way through $ref, each recursion counted once.
         max_regex_size: characters that a regular expression stands for when its repetitions are written out.
         max_rules: of a grammar.
+        max_tags: structures of a tag, and triggers.
+        max_tag_chars: characters of the beginning of a structure, and of its end.
         max_whitespace: characters of white space between two JSON tokens.
     """
 
@@ -42,8 +45,11 @@ class ConstraintLimits:
     max_depth: int = 64
     max_nodes: int = 20_000
     max_properties: int = 1000
+    max_patterns: int = 16
     max_alternatives: int = 2000
     max_reference_depth: int = 512
     max_regex_size: int = 20_000
     max_rules: int = 500
+    max_tags: int = 256
+    max_tag_chars: int = 1024
     max_whitespace: int = 32

@@ -11,16 +11,15 @@ from catenary.constraints.json_schema import clean_schema
 from catenary.constraints.kinds import ConstraintError, ConstraintLimits
 from catenary.constraints.regex import check_regex
 
-# One token; what is in none of these is one character. None of them can backtrack.
+# One token; what is in none of these is one character. None can backtrack, and none is tried twice at one
+# text: a quote or a slash that is not closed is refused.
 _TOKEN = re.compile(
     r'(?P<comment>(?://|\#)[^\n]*)|(?P<string>"(?:[^"\\\n]|\\.)*"i?)|(?P<regex>/(?:[^/\\\n]|\\.)+/[imslux]*)'
     r"|(?P<directive>%[a-z]+)|(?P<name>[A-Za-z_][A-Za-z0-9_-]*)|(?P<repetition>\{[0-9, ]*\}|~[0-9. ]+)"
     r"|(?P<special><[^<>\n]*>)|(?P<other>[\s\S])"
 )
+_OPEN = ('"', "/")
 _NUMBER = re.compile(r"[0-9]+")
-_RULE = re.compile(
-    r"^[ \t]*[!?]{0,2}[A-Za-z_][A-Za-z0-9_-]*(?:\.[0-9]+)?[ \t]*(?:\[[^\]\n]*\])?[ \t]*:", re.MULTILINE
-)
 
 
 def read_lark(source: str, limits: ConstraintLimits) -> str:
@@ -32,8 +31,6 @@ def read_lark(source: str, limits: ConstraintLimits) -> str:
     """
     if not source.strip():
         raise ConstraintError("The grammar must not be empty.")
-    if sum(1 for _ in _RULE.finditer(source)) > limits.max_rules:
-        raise ConstraintError(f"The grammar has more than {limits.max_rules} rules.")
     return "".join(_read(source, limits))
 
 
@@ -43,11 +40,11 @@ def lark_text(text: str) -> str:
 
 
 def _read(source: str, limits: ConstraintLimits) -> Iterator[str]:
-    position, depth = 0, 0
+    position, depth, rules = 0, 0, 0
     while position < len(source):
         found = _TOKEN.match(source, position)
-        if found is None:
-            raise ConstraintError("The grammar cannot be read.")
+        if found is None or found[0] in _OPEN:
+            raise ConstraintError("The grammar has a text or a regular expression that is not closed.")
         kind, text = found.lastgroup, found[0]
         position = found.end()
         if kind == "directive" and text == "%json":
@@ -63,8 +60,12 @@ def _read(source: str, limits: ConstraintLimits) -> Iterator[str]:
             depth += 1
         elif text in ")]":
             depth -= 1
+        elif text == ":":
+            rules += 1
         if depth > limits.max_depth:
             raise ConstraintError(f"The grammar is nested deeper than {limits.max_depth} groups.")
+        if rules > limits.max_rules:
+            raise ConstraintError(f"The grammar has more than {limits.max_rules} rules.")
         yield text
 
 

@@ -9,6 +9,7 @@ from urllib.parse import unquote
 from catenary.constraints.keywords import SCHEMA_LISTS, SCHEMA_OBJECTS, SCHEMAS
 from catenary.constraints.kinds import ConstraintError, ConstraintLimits
 
+_DEFINITIONS = ("$defs", "definitions")
 _SCALARS = frozenset({"null", "boolean", "number", "string", "integer"})
 
 
@@ -19,13 +20,13 @@ def check_references(root: dict[str, Any], limits: ConstraintLimits) -> None:
         ConstraintError: a $ref leads out of the schema or to no schema, the way through them is too long, or
             the schema asks for itself without an end, so that no finite value satisfies it.
     """
-    schemas = list(_all_schemas(root))
+    schemas = _all_schemas(root)
     targets = {id(schema): _target(root, schema["$ref"]) for schema in schemas if "$ref" in schema}
     known = {id(schema) for schema in schemas}
     for target in targets.values():
         if isinstance(target, dict) and id(target) not in known:
             raise ConstraintError("The JSON schema's '$ref' leads to what is no schema.")
-    _check_depth(root, targets, limits)
+    _check_depth(schemas, targets, limits)
     if not _has_values(root, schemas, targets):
         raise ConstraintError("The JSON schema refers to itself by '$ref' in a circle that no value ends.")
 
@@ -41,12 +42,14 @@ def _children(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
                 yield name, child
 
 
-def _all_schemas(root: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    stack = [root]
+def _all_schemas(root: dict[str, Any]) -> list[dict[str, Any]]:
+    """Each schema before those in it."""
+    found, stack = [], [root]
     while stack:
         schema = stack.pop()
-        yield schema
+        found.append(schema)
         stack += [child for _, child in _children(schema)]
+    return found
 
 
 def _target(root: dict[str, Any], reference: str) -> Any:
@@ -66,11 +69,14 @@ def _target(root: dict[str, Any], reference: str) -> Any:
     return found
 
 
-def _check_depth(root: dict[str, Any], targets: dict[int, Any], limits: ConstraintLimits) -> None:
+def _check_depth(schemas: list[dict[str, Any]], targets: dict[int, Any], limits: ConstraintLimits) -> None:
     """A compiler that follows references sees each schema once: no way is longer than all parts together."""
-    heights = {id(target): _height(target) for target in targets.values() if isinstance(target, dict)}
-    heights[id(root)] = _height(root)
-    depth = sum(heights.values())
+    heights: dict[int, int] = {}
+    for schema in reversed(schemas):
+        inner = (heights[id(child)] for name, child in _children(schema) if name not in _DEFINITIONS)
+        heights[id(schema)] = 1 + max(inner, default=0)
+    parts = {id(schemas[0]), *(id(target) for target in targets.values() if isinstance(target, dict))}
+    depth = sum(heights[part] for part in parts)
     if depth > limits.max_reference_depth:
         raise ConstraintError(
             f"The JSON schema's parts that '$ref' names are {depth} levels deep together; at most "
@@ -78,44 +84,36 @@ def _check_depth(root: dict[str, Any], targets: dict[int, Any], limits: Constrai
         )
 
 
-def _height(schema: dict[str, Any]) -> int:
-    height, level = 0, [schema]
-    while level:
-        height += 1
-        level = [
-            child
-            for parent in level
-            for name, child in _children(parent)
-            if name not in ("$defs", "definitions")
-        ]
-    return height
-
-
 def _has_values(root: dict[str, Any], schemas: list[dict[str, Any]], targets: dict[int, Any]) -> bool:
-    """Whether a finite value can satisfy the schema, as far as references decide it: the least fixpoint."""
+    """Whether a finite value can satisfy the schema, as far as references decide it: the least fixpoint,
+    found by looking again only at what needs a schema that was found to have one."""
+    needed_by: dict[int, list[dict[str, Any]]] = {}
+    for schema in schemas:
+        for _, child in _children(schema):
+            needed_by.setdefault(id(child), []).append(schema)
+        if id(schema) in targets:
+            needed_by.setdefault(id(targets[id(schema)]), []).append(schema)
     finite: set[int] = set()
-    # Children mostly come after their parents.
-    pending = schemas[::-1]
-    while True:
-        left = [schema for schema in pending if not _is_finite(schema, targets, finite)]
-        if id(root) in finite or len(left) == len(pending):
-            return id(root) in finite
-        pending = left
+    # Those within others come last.
+    waiting = list(schemas)
+    while waiting:
+        schema = waiting.pop()
+        if id(schema) not in finite and _is_finite(schema, targets, finite):
+            finite.add(id(schema))
+            waiting += needed_by.get(id(schema), ())
+    return id(root) in finite
 
 
 def _is_finite(schema: dict[str, Any], targets: dict[int, Any], finite: set[int]) -> bool:
     def ends(child: Any) -> bool:
         return child is not False and (child is True or id(child) in finite)
 
-    is_finite = (
+    return (
         ("$ref" not in schema or ends(targets[id(schema)]))
         and all(ends(child) for child in schema.get("allOf", ()))
         and all(any(ends(child) for child in schema[name]) for name in ("anyOf", "oneOf") if name in schema)
         and (_allows_scalar(schema) or _is_finite_object(schema, ends) or _is_finite_array(schema, ends))
     )
-    if is_finite:
-        finite.add(id(schema))
-    return is_finite
 
 
 def _types(schema: dict[str, Any]) -> frozenset[str]:

@@ -48,18 +48,19 @@ def tags_to_lark(source: str, limits: ConstraintLimits, control: Mapping[str, in
     except (msgspec.MsgspecError, ValueError, RecursionError):
         raise ConstraintError("The structural tag is not valid JSON.") from None
     _check(tags, limits)
+    tags = msgspec.structs.replace(tags, triggers=_first_to_fire(tags.triggers))
     return "\n".join(_rules(tags, limits, control))
 
 
 def _check(tags: _Tags, limits: ConstraintLimits) -> None:
     if not tags.structures or not tags.triggers:
         raise ConstraintError("A structural tag needs structures and triggers.")
-    if max(len(tags.structures), len(tags.triggers)) > limits.max_alternatives:
-        raise ConstraintError(
-            f"A structural tag has more than {limits.max_alternatives} structures or triggers."
-        )
+    if max(len(tags.structures), len(tags.triggers)) > limits.max_tags:
+        raise ConstraintError(f"A structural tag has more than {limits.max_tags} structures or triggers.")
     if not all(tags.triggers):
         raise ConstraintError("A trigger of a structural tag must not be empty.")
+    if max(max(len(tag.begin), len(tag.end)) for tag in tags.structures) > limits.max_tag_chars:
+        raise ConstraintError(f"A tag's begin and end have at most {limits.max_tag_chars} characters.")
     for structure in tags.structures:
         if not structure.begin.startswith(tuple(tags.triggers)):
             raise ConstraintError("Each structure's begin must start with a trigger.")
@@ -68,6 +69,21 @@ def _check(tags: _Tags, limits: ConstraintLimits) -> None:
     for trigger in tags.triggers:
         if not any(structure.begin.startswith(trigger) for structure in tags.structures):
             raise ConstraintError("Each trigger must begin a structure.")
+
+
+def _first_to_fire(triggers: Sequence[str]) -> list[str]:
+    """Without those that begin with another one, which a text comes to before. Raises ConstraintError for one
+    that holds another further in: no text could come to its beginning and then to a tag of it."""
+    kept: list[str] = []
+    for trigger in sorted(set(triggers), key=len):
+        if trigger.startswith(tuple(kept)):
+            continue
+        if any(other in trigger for other in kept):
+            raise ConstraintError(
+                "A trigger of a structural tag must not hold another one, but at its beginning."
+            )
+        kept.append(trigger)
+    return kept
 
 
 def _rules(tags: _Tags, limits: ConstraintLimits, control: Mapping[str, int]) -> Iterator[str]:

@@ -74,6 +74,8 @@ def test_a_keyword_that_cannot_be_honoured_is_named(keyword: str) -> None:
         ({"type": "string", "pattern": "(?=a)b"}, "'pattern'"),
         ({"type": "string", "pattern": "a^b"}, "anchor"),
         ({"type": "object", "patternProperties": {"(": {}}}, ""),
+        ({"type": "object", "patternProperties": {f"^{i}x": {} for i in range(17)}}, "'patternProperties'"),
+        ({"type": "object", "patternProperties": {"a": {}, "b": {}}}, "'patternProperties'"),
         ({"type": "string", "format": "regex"}, "'format'"),
         ({"minLength": -1}, "'minLength'"),
         ({"maxItems": 1.5}, "'maxItems'"),
@@ -420,11 +422,55 @@ def test_a_trigger_that_only_begins_with_a_control_token() -> None:
         ({"triggers": [""], "structures": [{"begin": "a", "end": "x"}]}, "empty"),
         ({"triggers": ["a"], "structures": [{"begin": "a"}]}, "needs an end"),
         ({"triggers": ["a"], "structures": [{"begin": "a", "schema": {"not": {}}}]}, "'not'"),
+        (
+            {
+                "triggers": ["<", "x<"],
+                "structures": [{"begin": "<", "end": "x"}, {"begin": "x<", "end": "x"}],
+            },
+            "hold",
+        ),
+        ({"triggers": ["a"], "structures": [{"begin": "a" * 1025, "end": "x"}]}, "1024"),
+        ({"triggers": ["a"], "structures": [{"begin": "a", "end": "x"}] * 257}, "256"),
         ({"triggers": ["a<|end|>"], "structures": [{"begin": "a<|end|>", "schema": {}}]}, "beginning"),
     ],
 )
 def test_tags_that_are_refused(source: Any, named: str) -> None:
     assert named in refusal(TAG, source)
+
+
+def test_a_trigger_that_begins_with_another_adds_nothing() -> None:
+    tags = {
+        "triggers": ["<a", "<a>", "<"],
+        "structures": [
+            {"begin": "<ab>", "schema": {"type": "integer"}},
+            {"begin": "<c>", "end": "</c>"},
+            {"begin": "<a>", "end": "."},
+        ],
+    }
+    found = Language(TAG, tags)
+    assert "x<ab>1" in found
+    assert "x<c>y</c>z" in found
+    assert "<d>" not in found
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [
+        (GRAMMAR, "/\\" * 60_000),
+        (GRAMMAR, '"\\' * 60_000),
+        (GRAMMAR, "start: a" + " " * 120_000),
+        (GRAMMAR, 'root ::= "a"{1' + " " * 120_000),
+        (GRAMMAR, "root ::= " + "a|" * 60_000),
+        (GRAMMAR, "start: " + "{ " * 60_000),
+        (REGEX, "[" * 120_000),
+        (REGEX, "\\p{" * 40_000),
+        (SCHEMA, '{"patternProperties": {' + ",".join(f'"^{i}x.*": true' for i in range(900)) + "}}"),
+    ],
+)
+def test_no_text_takes_long_to_refuse(kind: ConstraintKind, source: str) -> None:
+    """What is quadratic in some reader takes minutes at this length."""
+    refusal(kind, source)
 
 
 def test_sizes_are_checked_before_all_else() -> None:
