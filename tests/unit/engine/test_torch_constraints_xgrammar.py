@@ -59,11 +59,11 @@ def core(directory: Path) -> LocalCore:
 
 @pytest.mark.parametrize("value", HONOURED)
 def test_schemas_that_it_takes_are_honoured(core: LocalCore, value: dict[str, Any]) -> None:
+    options: dict[str, Any] = {"constraint": schema(value), "temperature": 1.5, "max_tokens": 150}
+    keys = [core.submit(byte_ids("j"), seed=seed, ignore_eos=bool(seed % 2), **options) for seed in range(8)]
+    core.run()
     stopped = 0
-    for seed in range(8):
-        options = {"temperature": 1.5, "seed": seed, "max_tokens": 150, "ignore_eos": bool(seed % 2)}
-        key = core.submit(byte_ids("j"), constraint=schema(value), **options)
-        core.run()
+    for key in keys:
         if ended(core.outputs[key]) == "length":
             continue
         assert ended(core.outputs[key]) == "stop"
