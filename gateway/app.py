@@ -199,7 +199,7 @@ class GatewayApp:
             guarded = CORSMiddleware(
                 guarded,
                 allow_origins=config.cors_allow_origins,
-                allow_methods=["GET", "POST", "OPTIONS"],
+                allow_methods=["GET", "POST", "DELETE", "OPTIONS"],
                 allow_headers=["*"],
                 expose_headers=["x-request-id", "retry-after"],
             )

@@ -10,6 +10,7 @@ from typing import Any
 
 import openai
 import pytest
+from openai.types import Batch, FileObject
 
 from tests.support.batches import CHAT, COMPLETIONS, ended, jsonl, line, results, started
 from tests.support.gateway import MODEL, Stack, saying, script
@@ -88,6 +89,9 @@ async def each_endpoint(client: openai.AsyncOpenAI, stack: Stack) -> None:
             assert item["response"]["status_code"] == 200
             field = "output" if url == RESPONSES else "choices"
             assert without_ids(answer[field]) == without_ids(direct[field])
+    # As OpenAI's own types have them.
+    Batch.model_validate((await stack.get(f"/v1/batches/{batch.id}")).json())
+    FileObject.model_validate((await stack.get(f"/v1/files/{batch.output_file_id}")).json())
     listed = [item.endpoint async for item in client.batches.list(limit=2)]
     assert listed == list(reversed(bodies))
 
