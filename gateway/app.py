@@ -6,7 +6,7 @@ import asyncio
 from contextlib import suppress
 from ipaddress import ip_address
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -99,6 +99,8 @@ class GatewayApp:
             tokenizers=self._tokenizers,
             metrics=self._metrics,
         )
+        self.routers = self._made_routers()
+        """All routes, the OpenAPI document's among them."""
         self._server = HttpServer(
             self._application(),
             host=config.host,
@@ -163,6 +165,23 @@ class GatewayApp:
     def _can_serve(self) -> bool:
         return self._models.ready and self._tokenizers.answering
 
+    def _made_routers(self) -> list[APIRouter]:
+        prompts = PromptService(self._service, models=self._models, tokenizers=self._tokenizers)
+        routers = [
+            routes.chat_completions.routes(self._service),
+            routes.completions.routes(self._service),
+            routes.tokenize.routes(prompts),
+            routes.sagemaker.routes(self._service, can_serve=self._can_serve),
+            *self._stored.routers(),
+            routes.embeddings.routes(self._pooling),
+            routes.rerank.routes(self._pooling),
+            routes.score.routes(self._pooling),
+            routes.models.routes(self._models),
+            routes.health.routes(can_serve=self._can_serve, draining=lambda: self._service.draining),
+            routes.metrics.routes(self._metrics),
+        ]
+        return [*routers, routes.openapi.routes(routers)]
+
     def _application(self) -> ASGIApp:
         config = self._config
         app = FastAPI(
@@ -176,23 +195,9 @@ class GatewayApp:
         app.add_exception_handler(ApiError, _on_api_error)
         app.add_exception_handler(Exception, _on_defect)
         app.add_exception_handler(HTTPException, _on_http_error)
-        app.include_router(routes.chat_completions.routes(self._service))
-        app.include_router(routes.completions.routes(self._service))
-        prompts = PromptService(self._service, models=self._models, tokenizers=self._tokenizers)
-        app.include_router(routes.tokenize.routes(prompts))
-        app.include_router(routes.sagemaker.routes(self._service, can_serve=self._can_serve))
-        for router in self._stored.routers():
+        for router in self.routers:
             app.include_router(router)
         self._stored.use(app)
-        app.include_router(routes.embeddings.routes(self._pooling))
-        app.include_router(routes.rerank.routes(self._pooling))
-        app.include_router(routes.score.routes(self._pooling))
-        app.include_router(routes.models.routes(self._models))
-        app.include_router(
-            routes.health.routes(can_serve=self._can_serve, draining=lambda: self._service.draining)
-        )
-        app.include_router(routes.metrics.routes(self._metrics))
-        app.include_router(routes.openapi.routes(app))
         keys = read_keys(config.api_key, config.api_key_file)
         guarded: ASGIApp = AuthGate(app, keys, metrics_public=config.metrics_public)
         if config.cors_allow_origins:

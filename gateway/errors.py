@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import msgspec
 
@@ -14,6 +13,21 @@ SERVER_ERROR = "server_error"
 INTERNAL_MESSAGE = "The server had an error while processing your request."
 DEFAULT_RETRY_AFTER_MS = 1000
 _NO_MODEL = "model_not_found"
+
+
+class ErrorObject(msgspec.Struct):
+    """What went wrong: `param` is the field to blame, `code` is for programs."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorEnvelope(msgspec.Struct):
+    """Every answer other than success, and the data of an event that ends a stream early."""
+
+    error: ErrorObject
 
 
 class ApiError(Exception):
@@ -44,11 +58,11 @@ class ApiError(Exception):
 
     def body(self) -> bytes:
         """The JSON envelope."""
-        return msgspec.json.encode({"error": self.fields()})
+        return msgspec.json.encode(self.envelope())
 
-    def fields(self) -> dict[str, Any]:
-        """The object under `error`."""
-        return {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+    def envelope(self) -> ErrorEnvelope:
+        """The same before it is encoded."""
+        return ErrorEnvelope(ErrorObject(self.message, self.kind, self.param, self.code))
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Response headers, content-length aside."""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from gateway.batches.files import FileLimits, FileStore, file_not_found
 from gateway.batches.job import JobLimits
-from gateway.batches.objects import FileObject
+from gateway.batches.objects import Batch, FileObject
 from gateway.batches.runner import BatchRunner, RunnerLimits
 from gateway.batches.schema import SCHEMA, VERSION
 from gateway.batches.service import BatchLimits, BatchService
 from gateway.batches.store import BatchStore
+from gateway.batches.upload import UploadForm
 
 __all__ = [
     "SCHEMA",
     "VERSION",
+    "Batch",
     "BatchLimits",
     "BatchRunner",
     "BatchService",
@@ -22,5 +24,6 @@ __all__ = [
     "FileStore",
     "JobLimits",
     "RunnerLimits",
+    "UploadForm",
     "file_not_found",
 ]

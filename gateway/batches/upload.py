@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
+import msgspec
+from msgspec import UNSET, UnsetType
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
@@ -19,6 +22,19 @@ _MAX_HEADER_BYTES = 4096
 _MAX_PARTS = 16
 _MAX_FILENAME = 512
 _FIELDS = frozenset({"purpose", "expires_after[anchor]", "expires_after[seconds]"})
+
+
+_NAMES = {"anchor": "expires_after[anchor]", "seconds": "expires_after[seconds]"}
+
+
+class UploadForm(msgspec.Struct, rename=_NAMES):
+    """The form of an upload."""
+
+    file: Annotated[str, msgspec.Meta(extra_json_schema={"format": "binary"})]
+    purpose: Literal["batch"]
+    anchor: Literal["created_at"] | UnsetType = UNSET
+    seconds: int | UnsetType = UNSET
+
 
 Write = Callable[[int, bytes], Awaitable[None]]
 """Stores the piece of that number."""

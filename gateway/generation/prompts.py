@@ -13,6 +13,7 @@ from catenary.v1 import tokenizer_pb2
 from gateway.errors import bad_request, unavailable
 from gateway.generation.chat_input import chat_input
 from gateway.generation.endpoint import Endpoint, T
+from gateway.generation.prompt_answers import RenderedRequest, Tokens, TokensText
 from gateway.generation.service import GenerationService
 from gateway.http.disconnect import ClientWatch
 from gateway.http.respond import send_json
@@ -44,7 +45,7 @@ class PromptService:
                 # A million ids take long to write, and others wait for the loop.
                 await send_json(send, await asyncio.to_thread(msgspec.json.encode, answer))
 
-    async def tokenize(self, body: dict[str, Any]) -> dict[str, Any]:
+    async def tokenize(self, body: dict[str, Any]) -> Tokens:
         """Ids of a text or of a chat. Raises ApiError."""
         if "messages" in body and "prompt" in body:
             raise bad_request("Only one of 'prompt' and 'messages' is allowed.", "prompt")
@@ -62,31 +63,22 @@ class PromptService:
                 model=model.name, text=fields.prompt, add_special_tokens=fields.add_special_tokens
             )
             ids = await self._tokenizers.tokenize(text)
-        return {
-            "count": len(ids),
-            "max_model_len": model.max_model_len,
-            "tokens": ids,
-            "token_strs": await _spellings(model, ids) if fields.return_token_strs else None,
-        }
+        spelled = await _spellings(model, ids) if fields.return_token_strs else None
+        return Tokens(len(ids), model.max_model_len, ids, spelled)
 
-    async def detokenize(self, body: dict[str, Any]) -> dict[str, Any]:
+    async def detokenize(self, body: dict[str, Any]) -> TokensText:
         """Text of ids, control tokens shown. Raises ApiError."""
         fields = parse_request(DetokenizeRequest, body, {}, self._service.limits)
         model = self._model(fields.model)
         request = tokenizer_pb2.DetokenizeRequest(model=model.name, token_ids=fields.tokens)
-        return {"prompt": await self._tokenizers.detokenize(request)}
+        return TokensText(await self._tokenizers.detokenize(request))
 
-    async def render(self, endpoint: Endpoint[T], body: dict[str, Any]) -> list[dict[str, Any]]:
+    async def render(self, endpoint: Endpoint[T], body: dict[str, Any]) -> list[RenderedRequest]:
         """What each prompt of a generating request becomes. Raises ApiError, as the request itself would."""
         fields = endpoint.parse(body, self._service.limits)
         plan, _ = await self._service.prepare(endpoint, fields, cache_salt="")
         return [
-            {
-                "request_id": plan.request_id,
-                "model": plan.model.name,
-                "token_ids": ids,
-                "max_tokens": limit,
-            }
+            RenderedRequest(plan.request_id, plan.model.name, ids, limit)
             for ids, limit in zip(plan.prompts, plan.max_tokens, strict=True)
         ]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from starlette.requests import Request
 
@@ -11,14 +13,96 @@ from gateway.errors import bad_request
 _MAX_LENGTH = 512
 
 
-def query_of(request: Request, known: Sequence[str], unsupported: Sequence[str] = ()) -> Mapping[str, str]:
+class Parameter(Protocol):
+    """A parameter that a route understands."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The JSON schema of its values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Any text; `meaning` tells of what."""
+
+    name: str
+    meaning: str
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The JSON schema of its values."""
+        return {"type": "string", "description": self.meaning, "maxLength": _MAX_LENGTH}
+
+    def of(self, query: Mapping[str, str]) -> str | None:
+        """Its value."""
+        return query.get(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Integer:
+    """An integer from `least` to `most`."""
+
+    name: str
+    default: int
+    least: int
+    most: int
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The JSON schema of its values."""
+        return {"type": "integer", "minimum": self.least, "maximum": self.most, "default": self.default}
+
+    def of(self, query: Mapping[str, str]) -> int:
+        """Its value. Raises ApiError 400."""
+        text = query.get(self.name)
+        if text is None:
+            return self.default
+        if not (
+            text.isascii() and text.isdecimal() and len(text) <= 9 and self.least <= int(text) <= self.most
+        ):
+            raise bad_request(
+                f"Invalid '{self.name}': must be an integer from {self.least} to {self.most}.", self.name
+            )
+        return int(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of `values`; if it is left out the first, or nothing if it is `optional`."""
+
+    name: str
+    values: Sequence[str]
+    optional: bool = False
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The JSON schema of its values."""
+        default = {} if self.optional else {"default": self.values[0]}
+        return {"type": "string", "enum": list(self.values), **default}
+
+    def of(self, query: Mapping[str, str]) -> str:
+        """Its value. Raises ApiError 400."""
+        text = query.get(self.name, self.values[0])
+        if text not in self.values:
+            raise bad_request(f"Invalid '{self.name}': must be one of {', '.join(self.values)}.", self.name)
+        return text
+
+
+def query_of(
+    request: Request, known: Sequence[Parameter], unsupported: Sequence[str] = ()
+) -> Mapping[str, str]:
     """The parameters of a URL, each at most once. Raises ApiError 400.
 
     Args:
         request: the request.
-        known: names that are understood.
+        known: what is understood.
         unsupported: names that are refused as such, and not as unknown.
     """
+    names = {parameter.name for parameter in known}
     found: dict[str, str] = {}
     for name, value in request.query_params.multi_items():
         name = name.removesuffix("[]")
@@ -26,27 +110,9 @@ def query_of(request: Request, known: Sequence[str], unsupported: Sequence[str] 
             raise bad_request(
                 f"The parameter '{name}' is not supported by this server yet.", name, "unsupported_parameter"
             )
-        if name not in known:
+        if name not in names:
             raise bad_request("Unknown parameter in the URL.", None, "unknown_parameter")
         if name in found or len(value) > _MAX_LENGTH:
             raise bad_request(f"Invalid '{name}': given twice, or too long.", name)
         found[name] = value
     return found
-
-
-def integer(query: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:
-    """An integer parameter. Raises ApiError 400."""
-    text = query.get(name)
-    if text is None:
-        return default
-    if not (text.isascii() and text.isdecimal() and len(text) <= 9 and least <= int(text) <= most):
-        raise bad_request(f"Invalid '{name}': must be an integer from {least} to {most}.", name)
-    return int(text)
-
-
-def choice(query: Mapping[str, str], name: str, values: Sequence[str]) -> str:
-    """One of `values`, the first by default. Raises ApiError 400."""
-    text = query.get(name, values[0])
-    if text not in values:
-        raise bad_request(f"Invalid '{name}': must be one of {', '.join(values)}.", name)
-    return text

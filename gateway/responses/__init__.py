@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from gateway.responses.background import BackgroundRuns
+from gateway.responses.events import ResponseEvent
+from gateway.responses.items import Item
 from gateway.responses.library import Library, page, stored_items
+from gateway.responses.objects import InputTokens, Response
 from gateway.responses.service import ResponsesService
 from gateway.responses.sqlite import SqliteStore
 from gateway.responses.store import ResponseStore, StoreLimits
 
 __all__ = [
     "BackgroundRuns",
+    "InputTokens",
+    "Item",
     "Library",
+    "Response",
+    "ResponseEvent",
     "ResponseStore",
     "ResponsesService",
     "SqliteStore",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import msgspec
 
 from gateway.responses.items import OutputItem, OutputText, ReasoningText
@@ -92,6 +94,25 @@ class ArgumentsDelta(InItem, tag="response.function_call_arguments.delta"):
 class ArgumentsDone(InItem, tag="response.function_call_arguments.done"):
     name: str
     arguments: str
+
+
+ResponseEvent: TypeAlias = (
+    Created
+    | InProgress
+    | Completed
+    | Incomplete
+    | Failed
+    | ItemAdded
+    | ItemDone
+    | PartAdded
+    | PartDone
+    | TextDelta
+    | TextDone
+    | ReasoningDelta
+    | ReasoningDone
+    | ArgumentsDelta
+    | ArgumentsDone
+)
 
 
 def encode_event(value: Event) -> bytes:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
-
-import msgspec
 
 from catenary.telemetry import get_logger
 from gateway.errors import ApiError, bad_request
+from gateway.http.answers import Page, page_of
 from gateway.responses import items
 from gateway.responses.objects import Status, decode_response, encode_response
 from gateway.responses.request import ResponseRequest
@@ -127,7 +125,7 @@ def _no_previous() -> ApiError:
     )
 
 
-def page(found: Sequence[items.Item], *, order: str, limit: int, after: str | None) -> dict[str, Any]:
+def page(found: Sequence[items.Item], *, order: str, limit: int, after: str | None) -> Page[items.Item]:
     """Items as a list of the API. Raises ApiError 400 if `after` is none of them.
 
     Args:
@@ -142,14 +140,7 @@ def page(found: Sequence[items.Item], *, order: str, limit: int, after: str | No
         if after not in ids:
             raise bad_request("Invalid 'after': no item of this response has that id.", "after")
         ordered = ordered[ids.index(after) + 1 :]
-    shown = ordered[:limit]
-    return {
-        "object": "list",
-        "data": msgspec.to_builtins(shown),
-        "first_id": shown[0].id if shown else None,
-        "last_id": shown[-1].id if shown else None,
-        "has_more": len(ordered) > limit,
-    }
+    return page_of(ordered, limit)
 
 
 def stored_items(record: StoredResponse) -> list[items.Item]:

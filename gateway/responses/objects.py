@@ -60,6 +60,13 @@ class IncompleteDetails(msgspec.Struct):
     reason: str
 
 
+class InputTokens(msgspec.Struct):
+    """The size of an input."""
+
+    input_tokens: int
+    object: str = "response.input_tokens"
+
+
 class Response(msgspec.Struct, kw_only=True):
     """A response as the API shows it. What the request asked for is told again as it was understood."""
 

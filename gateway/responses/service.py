@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 from starlette.types import Receive, Scope, Send
 
 from gateway.auth import cache_salt_of, owner_of
@@ -14,7 +15,7 @@ from gateway.http.disconnect import ClientWatch
 from gateway.http.respond import send_json
 from gateway.responses.background import BackgroundRuns
 from gateway.responses.library import Library
-from gateway.responses.objects import encode_response
+from gateway.responses.objects import InputTokens, encode_response
 from gateway.responses.producer import Producer
 from gateway.responses.request import ResponseRequest, read_request, response_request
 from gateway.schemas import ChatRequest
@@ -82,9 +83,7 @@ class ResponsesService:
                     )
             except ApiError as error:
                 raise request.renamed(error) from None
-            await send_json(
-                send, b'{"object":"response.input_tokens","input_tokens":%d}' % plan.prompt_tokens
-            )
+            await send_json(send, msgspec.json.encode(InputTokens(plan.prompt_tokens)))
 
     async def delete(self, owner: str, response_id: str) -> None:
         """Forget a response, and stop making it. Raises ApiError: 404, 503."""

@@ -7,14 +7,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.auth import owner_of
-from gateway.batches import BatchService
-from gateway.http.query import integer, query_of
+from gateway.batches import Batch, BatchService
+from gateway.http.answers import Page, json_response, page_of
+from gateway.http.query import Integer, Text, query_of
 from gateway.http.respond import Deferred
-from gateway.routes.listing import json_response, listing
-from gateway.routes.openapi import ERRORS, operation
+from gateway.openapi import READS, STORED, operation
 from gateway.schemas.batches import BatchRequest
 
-_MAX_LISTED = 100
+_AFTER = Text("after", "Id of the batch after which the list begins.")
+_LIMIT = Integer("limit", 20, 1, 100)
+_LIST = (_AFTER, _LIMIT)
 
 
 def routes(service: BatchService) -> APIRouter:
@@ -22,23 +24,27 @@ def routes(service: BatchService) -> APIRouter:
     router = APIRouter()
     batches = service.batches
 
-    @router.post("/v1/batches", **operation(BatchRequest, "Run a file of requests"))
+    @router.post(
+        "/v1/batches",
+        **operation("Run a file of requests", Batch, BatchRequest, fails=(*READS, *STORED)),
+    )
     async def create() -> Response:
         return Deferred(service.create)
 
-    @router.get("/v1/batches", summary="List the batches", responses=ERRORS)
+    @router.get("/v1/batches", **operation("List the batches", Page[Batch], query=_LIST, fails=STORED))
     async def list_batches(request: Request) -> Response:
-        query = query_of(request, ("after", "limit"))
-        limit = integer(query, "limit", 20, 1, _MAX_LISTED)
+        query = query_of(request, _LIST)
+        limit = _LIMIT.of(query)
         owner = owner_of(request.scope)
-        return listing(await batches.listed(owner, limit=limit + 1, after=query.get("after")), limit)
+        found = await batches.listed(owner, limit=limit + 1, after=_AFTER.of(query))
+        return json_response(page_of(found, limit))
 
-    @router.get("/v1/batches/{batch_id}", summary="Describe a batch", responses=ERRORS)
+    @router.get("/v1/batches/{batch_id}", **operation("Describe a batch", Batch, fails=STORED))
     async def retrieve(request: Request, batch_id: str) -> Response:
         query_of(request, ())
         return json_response(await batches.get(owner_of(request.scope), batch_id))
 
-    @router.post("/v1/batches/{batch_id}/cancel", summary="End a batch", responses=ERRORS)
+    @router.post("/v1/batches/{batch_id}/cancel", **operation("End a batch", Batch, fails=STORED))
     async def cancel(request: Request, batch_id: str) -> Response:
         query_of(request, ())
         return json_response(await batches.cancel(owner_of(request.scope), batch_id))

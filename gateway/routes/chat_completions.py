@@ -10,17 +10,18 @@ from starlette.responses import Response
 
 from catenary.v1 import tokenizer_pb2
 from gateway.constraints import Wanted
+from gateway.errors import ErrorEnvelope
 from gateway.generation.chat_input import chat_input
 from gateway.generation.endpoint import Endpoint
 from gateway.generation.parsing import choose_constraint, choose_parser
 from gateway.generation.planning import truncation
 from gateway.generation.service import GenerationService
 from gateway.http.respond import Deferred
+from gateway.openapi import ASKS, operation
 from gateway.parsing import ParserChoice
-from gateway.routes.openapi import operation
 from gateway.schemas import ChatRequest, RequestLimits, parse_request
 from gateway.schemas.unsupported import CHAT
-from gateway.streaming.chat import ChatWriter
+from gateway.streaming.chat import ChatChunk, ChatCompletion, ChatWriter
 from gateway.text.models import Model
 from gateway.text.pool import TokenizerPool
 from gateway.text.rendered import Rendered
@@ -62,7 +63,16 @@ def routes(service: GenerationService) -> APIRouter:
     router = APIRouter()
     serve = partial(service.serve, ChatEndpoint())
 
-    @router.post("/v1/chat/completions", **operation(ChatRequest, "Go on with a chat"))
+    @router.post(
+        "/v1/chat/completions",
+        **operation(
+            "Go on with a chat",
+            ChatCompletion,
+            ChatRequest,
+            event=(ChatChunk, ErrorEnvelope),
+            fails=ASKS,
+        ),
+    )
     async def chat_completions() -> Response:
         return Deferred(serve)
 

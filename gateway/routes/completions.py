@@ -9,15 +9,16 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from catenary.v1 import tokenizer_pb2
+from gateway.errors import ErrorEnvelope
 from gateway.generation.endpoint import Endpoint
 from gateway.generation.planning import truncation
 from gateway.generation.service import GenerationService
 from gateway.http.respond import Deferred
-from gateway.routes.openapi import operation
+from gateway.openapi import ASKS, operation
 from gateway.schemas import CompletionRequest, RequestLimits, parse_request
 from gateway.schemas.completion import DEFAULT_MAX_TOKENS
 from gateway.schemas.unsupported import COMPLETION
-from gateway.streaming.completion import CompletionWriter
+from gateway.streaming.completion import Completion, CompletionWriter
 from gateway.text.models import Model
 from gateway.text.pool import TokenizerPool
 from gateway.text.rendered import Rendered
@@ -60,7 +61,16 @@ def routes(service: GenerationService) -> APIRouter:
     router = APIRouter()
     serve = partial(service.serve, CompletionEndpoint())
 
-    @router.post("/v1/completions", **operation(CompletionRequest, "Go on with a text"))
+    @router.post(
+        "/v1/completions",
+        **operation(
+            "Go on with a text",
+            Completion,
+            CompletionRequest,
+            event=(Completion, ErrorEnvelope),
+            fails=ASKS,
+        ),
+    )
     async def completions() -> Response:
         return Deferred(serve)
 

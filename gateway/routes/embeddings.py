@@ -13,11 +13,12 @@ from starlette.responses import Response
 from catenary.v1 import common_pb2
 from gateway.errors import bad_request
 from gateway.http.respond import Deferred
+from gateway.openapi import ASKS, operation
+from gateway.pooling.answers import Embedding, EmbeddingList, usage_of
 from gateway.pooling.endpoint import PooledEndpoint
 from gateway.pooling.scores import unpack
 from gateway.pooling.service import PoolingService
 from gateway.pooling.work import Pooled, Work
-from gateway.routes.openapi import operation
 from gateway.schemas import RequestLimits, parse_request
 from gateway.schemas.pooling import EMBEDDING, EmbeddingRequest
 from gateway.text.models import Model
@@ -46,15 +47,10 @@ class EmbeddingEndpoint(PooledEndpoint[EmbeddingRequest]):
     def write(self, fields: EmbeddingRequest, pooled: Pooled) -> bytes:
         encoded = fields.encoding_format == "base64"
         data = [
-            {
-                "object": "embedding",
-                "index": index,
-                "embedding": b64encode(vector).decode() if encoded else unpack(vector),
-            }
+            Embedding("embedding", index, b64encode(vector).decode() if encoded else unpack(vector))
             for index, vector in enumerate(pooled.vectors)
         ]
-        usage = {"prompt_tokens": pooled.prompt_tokens, "total_tokens": pooled.prompt_tokens}
-        answer = {"object": "list", "model": pooled.model.name, "data": data, "usage": usage}
+        answer = EmbeddingList("list", pooled.model.name, data, usage_of(pooled.prompt_tokens))
         return msgspec.json.encode(answer)
 
 
@@ -77,7 +73,10 @@ def routes(service: PoolingService) -> APIRouter:
     router = APIRouter()
     serve = partial(service.serve, EmbeddingEndpoint())
 
-    @router.post("/v1/embeddings", **operation(EmbeddingRequest, "Turn texts into vectors"))
+    @router.post(
+        "/v1/embeddings",
+        **operation("Turn texts into vectors", EmbeddingList, EmbeddingRequest, fails=ASKS),
+    )
     async def embeddings() -> Response:
         return Deferred(serve)
 

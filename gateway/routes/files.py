@@ -6,33 +6,21 @@ from collections.abc import AsyncIterator
 
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
 from gateway.auth import owner_of
-from gateway.batches import BatchService, FileObject, FileStore, file_not_found
-from gateway.http.query import choice, integer, query_of
+from gateway.batches import BatchService, FileObject, FileStore, UploadForm, file_not_found
+from gateway.http.answers import Deleted, Page, json_response, page_of
+from gateway.http.query import Choice, Integer, Text, query_of
 from gateway.http.respond import Deferred
-from gateway.routes.listing import json_response, listing
-from gateway.routes.openapi import ERRORS
+from gateway.openapi import READS, STORED, operation
 
-_MAX_LISTED = 10_000
-_FORM = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "required": ["file", "purpose"],
-                    "properties": {
-                        "file": {"type": "string", "format": "binary"},
-                        "purpose": {"type": "string", "enum": ["batch"]},
-                    },
-                }
-            }
-        },
-    }
-}
+_BYTES = "application/octet-stream"
+_AFTER = Text("after", "Id of the file after which the list begins.")
+_LIMIT = Integer("limit", 10_000, 1, 10_000)
+_ORDER = Choice("order", ("desc", "asc"))
+_PURPOSE = Text("purpose", "List files of this purpose alone.")
+_LIST = (_AFTER, _LIMIT, _ORDER, _PURPOSE)
 
 
 def routes(service: BatchService) -> APIRouter:
@@ -40,42 +28,48 @@ def routes(service: BatchService) -> APIRouter:
     router = APIRouter()
     files = service.files
 
-    @router.post("/v1/files", summary="Upload a file of requests", responses=ERRORS, openapi_extra=_FORM)
+    @router.post(
+        "/v1/files",
+        **operation("Upload a file of requests", FileObject, form=UploadForm, fails=READS),
+    )
     async def upload() -> Response:
         return Deferred(service.upload)
 
-    @router.get("/v1/files", summary="List the files", responses=ERRORS)
+    @router.get("/v1/files", **operation("List the files", Page[FileObject], query=_LIST, fails=STORED))
     async def list_files(request: Request) -> Response:
-        query = query_of(request, ("after", "limit", "order", "purpose"))
-        limit = integer(query, "limit", _MAX_LISTED, 1, _MAX_LISTED)
+        query = query_of(request, _LIST)
+        limit = _LIMIT.of(query)
         found = await files.listed(
             owner_of(request.scope),
-            purpose=query.get("purpose"),
+            purpose=_PURPOSE.of(query),
             limit=limit + 1,
-            after=query.get("after"),
-            newest_first=choice(query, "order", ("desc", "asc")) == "desc",
+            after=_AFTER.of(query),
+            newest_first=_ORDER.of(query) == "desc",
         )
-        return listing(found, limit)
+        return json_response(page_of(found, limit))
 
-    @router.get("/v1/files/{file_id}", summary="Describe a file", responses=ERRORS)
+    @router.get("/v1/files/{file_id}", **operation("Describe a file", FileObject, fails=STORED))
     async def retrieve(request: Request, file_id: str) -> Response:
         query_of(request, ())
         return json_response(await files.get(owner_of(request.scope), file_id))
 
-    @router.get("/v1/files/{file_id}/content", summary="Read a file", responses=ERRORS)
+    @router.get(
+        "/v1/files/{file_id}/content",
+        **operation("Read a file", bytes, media_type=_BYTES, fails=STORED),
+    )
     async def content(request: Request, file_id: str) -> Response:
         query_of(request, ())
         file = await files.get(owner_of(request.scope), file_id)
         # Whatever it holds, no browser is to show it as a page. No length is told: a client that has read so
         # much might ask again before the answer has ended, and its connection would be closed.
         headers = {"x-content-type-options": "nosniff"}
-        return StreamingResponse(_whole(files, file), media_type="application/octet-stream", headers=headers)
+        return StreamingResponse(_whole(files, file), media_type=_BYTES, headers=headers)
 
-    @router.delete("/v1/files/{file_id}", summary="Forget a file", responses=ERRORS)
+    @router.delete("/v1/files/{file_id}", **operation("Forget a file", Deleted, fails=(*STORED, 409)))
     async def delete(request: Request, file_id: str) -> Response:
         query_of(request, ())
         await files.delete(owner_of(request.scope), file_id)
-        return JSONResponse({"id": file_id, "object": "file", "deleted": True})
+        return json_response(Deleted(file_id, "file"))
 
     return router
 

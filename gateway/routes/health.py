@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fastapi import APIRouter
-from starlette.responses import JSONResponse
+from starlette.responses import Response
+
+from gateway.http.answers import Status, json_response
+from gateway.openapi import operation
+
+_NOT_NOW = {503: Status}
 
 
 def routes(*, can_serve: Callable[[], bool], draining: Callable[[], bool]) -> APIRouter:
@@ -18,18 +23,18 @@ def routes(*, can_serve: Callable[[], bool], draining: Callable[[], bool]) -> AP
     router = APIRouter()
 
     @router.head("/live", include_in_schema=False)
-    @router.get("/live", summary="The process is alive")
-    async def live() -> JSONResponse:
-        return JSONResponse({"status": "ok"})
+    @router.get("/live", **operation("The process is alive", Status))
+    async def live() -> Response:
+        return _status("ok")
 
     @router.head("/health", include_in_schema=False)
-    @router.get("/health", summary="An engine serves a model")
-    async def health() -> JSONResponse:
+    @router.get("/health", **operation("An engine serves a model", Status, also=_NOT_NOW))
+    async def health() -> Response:
         return _status("ok" if can_serve() else "unavailable")
 
     @router.head("/ready", include_in_schema=False)
-    @router.get("/ready", summary="New requests are taken")
-    async def ready() -> JSONResponse:
+    @router.get("/ready", **operation("New requests are taken", Status, also=_NOT_NOW))
+    async def ready() -> Response:
         if draining():
             return _status("draining")
         return _status("ok" if can_serve() else "unavailable")
@@ -37,5 +42,5 @@ def routes(*, can_serve: Callable[[], bool], draining: Callable[[], bool]) -> AP
     return router
 
 
-def _status(status: str) -> JSONResponse:
-    return JSONResponse({"status": status}, status_code=200 if status == "ok" else 503)
+def _status(status: str) -> Response:
+    return json_response(Status(status), 200 if status == "ok" else 503)

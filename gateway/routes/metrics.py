@@ -7,13 +7,14 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
 from gateway.metrics import GatewayMetrics
+from gateway.openapi import operation
 
 
 def routes(metrics: GatewayMetrics) -> APIRouter:
     """The route."""
     router = APIRouter()
 
-    @router.get("/metrics", summary="Prometheus metrics")
+    @router.get("/metrics", **operation("Prometheus metrics", str, media_type=CONTENT_TYPE_LATEST))
     async def page() -> Response:
         return Response(metrics.page(), media_type=CONTENT_TYPE_LATEST)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+import msgspec
 from fastapi import APIRouter
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 
 from catenary.v1 import common_pb2, router_pb2
 from gateway.errors import model_not_found
+from gateway.http.answers import json_response
+from gateway.openapi import operation
 from gateway.text.models import ModelBoard, tasks_of
 
 OWNER = "catenary"
@@ -19,32 +20,45 @@ _TASKS: dict[int, str] = {
 }
 
 
-def describe(model: router_pb2.ServedModel) -> dict[str, Any]:
+class ModelCard(msgspec.Struct):
+    """A served model. `max_model_len`: tokens of a prompt with its answer; `tasks`: what it does."""
+
+    id: str
+    object: str
+    created: int
+    owned_by: str
+    root: str
+    parent: None
+    max_model_len: int
+    tasks: list[str]
+
+
+class ModelList(msgspec.Struct):
+    """All served models."""
+
+    data: list[ModelCard]
+    object: str = "list"
+
+
+def describe(model: router_pb2.ServedModel) -> ModelCard:
     """A model as the API shows it."""
-    return {
-        "id": model.info.name,
-        "object": "model",
-        "created": model.created,
-        "owned_by": OWNER,
-        "root": model.info.name,
-        "parent": None,
-        "max_model_len": model.info.max_model_len,
-        "tasks": [_TASKS[task] for task in sorted(tasks_of(model.info)) if task in _TASKS],
-    }
+    info = model.info
+    tasks = [_TASKS[task] for task in sorted(tasks_of(info)) if task in _TASKS]
+    return ModelCard(info.name, "model", model.created, OWNER, info.name, None, info.max_model_len, tasks)
 
 
 def routes(models: ModelBoard) -> APIRouter:
     """The routes. Ids may contain slashes."""
     router = APIRouter()
 
-    @router.get("/v1/models", summary="List the served models")
-    async def list_models() -> JSONResponse:
-        return JSONResponse({"object": "list", "data": [describe(model) for model in models.served]})
+    @router.get("/v1/models", **operation("List the served models", ModelList))
+    async def list_models() -> Response:
+        return json_response(ModelList([describe(model) for model in models.served]))
 
-    @router.get("/v1/models/{model_id:path}", summary="Describe a served model")
-    async def get_model(model_id: str) -> JSONResponse:
+    @router.get("/v1/models/{model_id:path}", **operation("Describe a served model", ModelCard, fails=(404,)))
+    async def get_model(model_id: str) -> Response:
         if not model_id:
             raise model_not_found(model_id)
-        return JSONResponse(describe(models.info(model_id)))
+        return json_response(describe(models.info(model_id)))
 
     return router

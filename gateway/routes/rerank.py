@@ -11,11 +11,21 @@ from starlette.responses import Response
 
 from catenary.v1 import common_pb2
 from gateway.http.respond import Deferred
+from gateway.openapi import ASKS, operation
+from gateway.pooling.answers import (
+    ApiVersion,
+    BilledTokens,
+    CohereRanking,
+    Ranked,
+    RankedDocument,
+    Ranking,
+    RankingMeta,
+    usage_of,
+)
 from gateway.pooling.endpoint import PooledEndpoint
 from gateway.pooling.scores import compare, scores_of
 from gateway.pooling.service import PoolingService
 from gateway.pooling.work import Pooled, Work
-from gateway.routes.openapi import operation
 from gateway.schemas import RequestLimits, parse_request
 from gateway.schemas.pooling import RERANK, RerankRequest
 from gateway.text.models import Model
@@ -46,20 +56,14 @@ class RerankEndpoint(PooledEndpoint[RerankRequest]):
         scores = scores_of(_queries(fields), fields.documents, pooled)
         order = sorted(range(len(scores)), key=lambda index: -scores[index])
         shown = fields.return_documents if fields.return_documents is not None else not self._cohere
-        results: list[dict[str, Any]] = [
-            {"index": index, "relevance_score": scores[index]} for index in order[: fields.top_n or None]
-        ]
+        results = [Ranked(index, scores[index]) for index in order[: fields.top_n or None]]
         for result in results if shown else ():
-            result["document"] = {"text": fields.documents[result["index"]]}
-        answer: dict[str, Any] = {"id": pooled.request_id, "model": pooled.model.name, "results": results}
-        if self._cohere:
-            answer["meta"] = {
-                "api_version": {"version": "2"},
-                "tokens": {"input_tokens": pooled.prompt_tokens},
-            }
-        else:
-            answer["usage"] = {"prompt_tokens": pooled.prompt_tokens, "total_tokens": pooled.prompt_tokens}
-        return msgspec.json.encode(answer)
+            result.document = RankedDocument(fields.documents[result.index])
+        answer_id, model = pooled.request_id, pooled.model.name
+        if not self._cohere:
+            return msgspec.json.encode(Ranking(answer_id, model, results, usage_of(pooled.prompt_tokens)))
+        meta = RankingMeta(ApiVersion("2"), BilledTokens(pooled.prompt_tokens))
+        return msgspec.json.encode(CohereRanking(answer_id, model, results, meta))
 
 
 def _queries(fields: RerankRequest) -> list[str]:
@@ -71,14 +75,15 @@ def routes(service: PoolingService) -> APIRouter:
     router = APIRouter()
     jina = partial(service.serve, RerankEndpoint(cohere=False))
     cohere = partial(service.serve, RerankEndpoint(cohere=True))
-    described = operation(RerankRequest, "Sort documents by how well they answer a query")
+    summary = "Sort documents by how well they answer a query"
+    described = operation(summary, Ranking, RerankRequest, fails=ASKS)
 
     @router.post("/rerank", **described)
     @router.post("/v1/rerank", **described)
     async def rerank() -> Response:
         return Deferred(jina)
 
-    @router.post("/v2/rerank", **described)
+    @router.post("/v2/rerank", **operation(summary, CohereRanking, RerankRequest, fails=ASKS))
     async def rerank_v2() -> Response:
         return Deferred(cohere)
 

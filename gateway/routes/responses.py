@@ -4,22 +4,29 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from gateway.auth import owner_of
 from gateway.errors import bad_request
-from gateway.http.query import choice, integer, query_of
+from gateway.http.answers import Deleted, Page, json_response
+from gateway.http.query import Choice, Integer, Text, query_of
 from gateway.http.respond import Deferred
+from gateway.openapi import ASKS, STORED, operation
 from gateway.parsing import ParserChoice
-from gateway.responses import Library, ResponsesService, page, stored_items
+from gateway.responses import InputTokens, Item, Library, ResponseEvent, ResponsesService, page, stored_items
+from gateway.responses import Response as ResponseObject
 from gateway.routes.chat_completions import ChatEndpoint
-from gateway.routes.openapi import body_schema, described, properties
 from gateway.schemas import ChatRequest, ResponsesRequest
 from gateway.schemas.responses import LOGPROBS, PASSED_ON
 from gateway.text.models import Model
 
 _JSON = "application/json"
-_MAX_LISTED = 100
+_INCLUDE = Choice("include", (LOGPROBS,), optional=True)
+_STREAM = Choice("stream", ("false",))
+_AFTER = Text("after", "Id of the item after which the list begins.")
+_LIMIT = Integer("limit", 20, 1, 100)
+_ORDER = Choice("order", ("desc", "asc"))
+_LIST = (_AFTER, _LIMIT, _ORDER, _INCLUDE)
 
 
 class ResponsesEndpoint(ChatEndpoint):
@@ -44,20 +51,37 @@ class ResponsesEndpoint(ChatEndpoint):
 def routes(service: ResponsesService, library: Library) -> APIRouter:
     """The routes."""
     router = APIRouter()
-    further = {name: schema for name, schema in properties(ChatRequest).items() if name in PASSED_ON}
-    body = body_schema(ResponsesRequest, further)
+    further = (ChatRequest, PASSED_ON)
 
-    @router.post("/v1/responses", **described("Make a response", body))
+    @router.post(
+        "/v1/responses",
+        **operation(
+            "Make a response",
+            ResponseObject,
+            ResponsesRequest,
+            event=ResponseEvent,
+            further=further,
+            fails=ASKS,
+        ),
+    )
     async def create() -> Response:
         return Deferred(service.create)
 
-    @router.post("/v1/responses/input_tokens", **described("Count a response's input tokens", body))
+    @router.post(
+        "/v1/responses/input_tokens",
+        **operation(
+            "Count a response's input tokens", InputTokens, ResponsesRequest, further=further, fails=ASKS
+        ),
+    )
     async def input_tokens() -> Response:
         return Deferred(service.count)
 
-    @router.get("/v1/responses/{response_id}", summary="Read a stored response")
+    @router.get(
+        "/v1/responses/{response_id}",
+        **operation("Read a stored response", ResponseObject, query=(_INCLUDE, _STREAM), fails=STORED),
+    )
     async def retrieve(request: Request, response_id: str) -> Response:
-        query = query_of(request, ("include", "stream"), ("starting_after", "include_obfuscation"))
+        query = query_of(request, (_INCLUDE, _STREAM), ("starting_after", "include_obfuscation"))
         if query.get("stream", "false") != "false":
             raise bad_request(
                 "The parameter 'stream' is not supported by this server for stored responses.",
@@ -68,25 +92,33 @@ def routes(service: ResponsesService, library: Library) -> APIRouter:
         record = await library.get(owner_of(request.scope), response_id)
         return Response(record.response, media_type=_JSON)
 
-    @router.delete("/v1/responses/{response_id}", summary="Forget a stored response")
+    @router.delete(
+        "/v1/responses/{response_id}", **operation("Forget a stored response", Deleted, fails=STORED)
+    )
     async def delete(request: Request, response_id: str) -> Response:
         query_of(request, ())
         await service.delete(owner_of(request.scope), response_id)
-        return JSONResponse({"id": response_id, "object": "response", "deleted": True})
+        return json_response(Deleted(response_id, "response"))
 
-    @router.post("/v1/responses/{response_id}/cancel", summary="Stop making a response in the background")
+    @router.post(
+        "/v1/responses/{response_id}/cancel",
+        **operation("Stop making a response in the background", ResponseObject, fails=STORED),
+    )
     async def cancel(request: Request, response_id: str) -> Response:
         query_of(request, ())
         return Response(await service.cancel(owner_of(request.scope), response_id), media_type=_JSON)
 
-    @router.get("/v1/responses/{response_id}/input_items", summary="List the input of a stored response")
+    @router.get(
+        "/v1/responses/{response_id}/input_items",
+        **operation("List the input of a stored response", Page[Item], query=_LIST, fails=STORED),
+    )
     async def input_items(request: Request, response_id: str) -> Response:
-        query = query_of(request, ("after", "limit", "order", "include"))
+        query = query_of(request, _LIST)
         _check_include(query.get("include"))
-        order = choice(query, "order", ("desc", "asc"))
-        limit = integer(query, "limit", 20, 1, _MAX_LISTED)
         found = stored_items(await library.get(owner_of(request.scope), response_id))
-        return JSONResponse(page(found, order=order, limit=limit, after=query.get("after")))
+        return json_response(
+            page(found, order=_ORDER.of(query), limit=_LIMIT.of(query), after=_AFTER.of(query))
+        )
 
     return router
 

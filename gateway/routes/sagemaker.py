@@ -7,17 +7,20 @@ from functools import partial
 from typing import Any
 
 from fastapi import APIRouter
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from catenary import __version__
-from gateway.errors import bad_request
+from gateway.errors import ErrorEnvelope, bad_request
 from gateway.generation.endpoint import Endpoint
 from gateway.generation.service import GenerationService
+from gateway.http.answers import Version, json_response
 from gateway.http.respond import Deferred
+from gateway.openapi import ASKS, operation
 from gateway.routes.chat_completions import ChatEndpoint
 from gateway.routes.completions import CompletionEndpoint
-from gateway.routes.openapi import operation
 from gateway.schemas import ChatRequest, CompletionRequest
+from gateway.streaming.chat import ChatChunk, ChatCompletion
+from gateway.streaming.completion import Completion
 
 
 def routes(service: GenerationService, *, can_serve: Callable[[], bool]) -> APIRouter:
@@ -39,19 +42,26 @@ def routes(service: GenerationService, *, can_serve: Callable[[], bool]) -> APIR
 
     @router.head("/ping", include_in_schema=False)
     @router.post("/ping", include_in_schema=False)
-    @router.get("/ping", summary="An engine serves a model")
+    @router.get("/ping", **operation("An engine serves a model", None, also={503: None}))
     async def ping() -> Response:
         return Response(status_code=200 if can_serve() else 503)
 
     @router.post(
         "/invocations",
-        **operation(ChatRequest, "A chat or a completion, by the body's fields", CompletionRequest),
+        **operation(
+            "A chat or a completion, by the body's fields",
+            (ChatCompletion, Completion),
+            ChatRequest,
+            CompletionRequest,
+            event=(ChatChunk, Completion, ErrorEnvelope),
+            fails=ASKS,
+        ),
     )
     async def invocations() -> Response:
         return Deferred(serve)
 
-    @router.get("/version", summary="Version of the gateway")
-    async def version() -> JSONResponse:
-        return JSONResponse({"version": __version__})
+    @router.get("/version", **operation("Version of the gateway", Version))
+    async def version() -> Response:
+        return json_response(Version(__version__))
 
     return router

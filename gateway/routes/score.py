@@ -11,11 +11,12 @@ from starlette.responses import Response
 
 from catenary.v1 import common_pb2
 from gateway.http.respond import Deferred
+from gateway.openapi import ASKS, operation
+from gateway.pooling.answers import Score, ScoreList, usage_of
 from gateway.pooling.endpoint import PooledEndpoint
 from gateway.pooling.scores import compare, scores_of
 from gateway.pooling.service import PoolingService
 from gateway.pooling.work import Pooled, Work
-from gateway.routes.openapi import operation
 from gateway.schemas import RequestLimits, parse_request
 from gateway.schemas.pooling import SCORE, ScoreRequest
 from gateway.text.models import Model
@@ -36,16 +37,14 @@ class ScoreEndpoint(PooledEndpoint[ScoreRequest]):
 
     def write(self, fields: ScoreRequest, pooled: Pooled) -> bytes:
         scores = scores_of(*fields.sides, pooled)
-        answer = {
-            "id": pooled.request_id,
-            "object": "list",
-            "created": pooled.created,
-            "model": pooled.model.name,
-            "data": [
-                {"index": index, "object": "score", "score": score} for index, score in enumerate(scores)
-            ],
-            "usage": {"prompt_tokens": pooled.prompt_tokens, "total_tokens": pooled.prompt_tokens},
-        }
+        answer = ScoreList(
+            pooled.request_id,
+            "list",
+            pooled.created,
+            pooled.model.name,
+            [Score(index, "score", score) for index, score in enumerate(scores)],
+            usage_of(pooled.prompt_tokens),
+        )
         return msgspec.json.encode(answer)
 
 
@@ -53,7 +52,7 @@ def routes(service: PoolingService) -> APIRouter:
     """The routes."""
     router = APIRouter()
     serve = partial(service.serve, ScoreEndpoint())
-    described = operation(ScoreRequest, "Score how well texts belong together")
+    described = operation("Score how well texts belong together", ScoreList, ScoreRequest, fails=ASKS)
 
     @router.post("/score", **described)
     @router.post("/v1/score", **described)

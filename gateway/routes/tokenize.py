@@ -8,11 +8,12 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from gateway.generation.prompt_answers import RenderedRequest, Tokens, TokensText
 from gateway.generation.prompts import Handler, PromptService
 from gateway.http.respond import Deferred
+from gateway.openapi import ASKS, operation
 from gateway.routes.chat_completions import ChatEndpoint
 from gateway.routes.completions import CompletionEndpoint
-from gateway.routes.openapi import operation
 from gateway.schemas import ChatRequest, CompletionRequest
 from gateway.schemas.chat_input import TokenizeChatRequest
 from gateway.schemas.tokenize import DetokenizeRequest, TokenizeRequest
@@ -23,38 +24,39 @@ def routes(service: PromptService) -> APIRouter:
     router = APIRouter()
     chats, texts = ChatEndpoint(), CompletionEndpoint()
 
-    async def render_chat(body: dict[str, Any]) -> dict[str, Any]:
+    async def render_chat(body: dict[str, Any]) -> RenderedRequest:
         (prompt,) = await service.render(chats, body)
         return prompt
 
-    def add(path: str, handler: Handler, described: dict[str, Any], **options: Any) -> None:
+    def add(path: str, handler: Handler, described: dict[str, Any]) -> None:
         async def route() -> Response:
             return Deferred(partial(service.serve, handler))
 
-        router.add_api_route(path, route, methods=["POST"], **described, **options)
+        router.add_api_route(path, route, methods=["POST"], **described)
 
     for prefix in ("", "/v1"):
-        shown = {"include_in_schema": not prefix}
         add(
             f"{prefix}/tokenize",
             service.tokenize,
-            operation(TokenizeRequest, "Text or a chat to token ids", TokenizeChatRequest),
-            **shown,
+            operation(
+                "Text or a chat to token ids", Tokens, TokenizeRequest, TokenizeChatRequest, fails=ASKS
+            ),
         )
         add(
             f"{prefix}/detokenize",
             service.detokenize,
-            operation(DetokenizeRequest, "Token ids to text"),
-            **shown,
+            operation("Token ids to text", TokensText, DetokenizeRequest, fails=ASKS),
         )
     add(
         "/v1/chat/completions/render",
         render_chat,
-        operation(ChatRequest, "The token ids that a chat becomes"),
+        operation("The token ids that a chat becomes", RenderedRequest, ChatRequest, fails=ASKS),
     )
     add(
         "/v1/completions/render",
         partial(service.render, texts),
-        operation(CompletionRequest, "The token ids that each prompt becomes"),
+        operation(
+            "The token ids that each prompt becomes", list[RenderedRequest], CompletionRequest, fails=ASKS
+        ),
     )
     return router

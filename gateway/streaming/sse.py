@@ -32,4 +32,4 @@ def event(payload: Any) -> bytes:
 
 def error_event(error: ApiError) -> bytes:
     """An error inside a stream: `error` and no `choices`."""
-    return event({"error": error.fields()})
+    return event(error.envelope())

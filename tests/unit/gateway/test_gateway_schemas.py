@@ -30,7 +30,7 @@ def refused(parse: Any, **fields: Any) -> dict[str, Any]:
     with pytest.raises(ApiError) as caught:
         parse(**fields)
     assert caught.value.status == 400
-    return caught.value.fields()
+    return msgspec.to_builtins(caught.value.envelope().error)
 
 
 BAD_COMMON = [

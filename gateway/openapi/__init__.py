@@ -1,0 +1,8 @@
+"""The OpenAPI document: derived from what the routes read and write, never written beside it."""
+
+from __future__ import annotations
+
+from gateway.openapi.document import document
+from gateway.openapi.operation import ASKS, READS, STORED, Operation, operation, operation_of
+
+__all__ = ["ASKS", "READS", "STORED", "Operation", "document", "operation", "operation_of"]

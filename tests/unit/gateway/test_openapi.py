@@ -1,0 +1,131 @@
+"""The OpenAPI document: complete, valid, and the same as what is read and written."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from fastapi import APIRouter
+from fastapi.routing import APIRoute
+from jsonschema import Draft202012Validator
+from schemathesis.specs.openapi.definitions import OPENAPI_31
+
+from gateway import GatewayApp, GatewayConfig
+from gateway.openapi import document
+from gateway.streaming.chat import ChatChunk, ChunkChoice
+from gateway.streaming.messages import Delta
+from tests.support.secrets import TestSecrets
+
+_HEALTH = {"/live", "/health", "/ready", "/ping"}
+
+
+@pytest.fixture(scope="module")
+def routers(tmp_path_factory: pytest.TempPathFactory) -> list[APIRouter]:
+    """Those of a gateway that keeps everything."""
+    secrets = TestSecrets.write(tmp_path_factory.mktemp("secrets"))
+    directory = tmp_path_factory.mktemp("state")
+
+    async def made() -> list[APIRouter]:
+        # Its parts belong to a loop.
+        return GatewayApp(config).routers
+
+    links: dict[str, Any] = {"router": "unix:r.sock", "tokenizer": ("unix:t.sock",)}
+    config = GatewayConfig(port=0, state_dir=Path(directory), client_secret_file=secrets.client_file, **links)
+    return asyncio.run(made())
+
+
+@pytest.fixture(scope="module")
+def described(routers: list[APIRouter]) -> dict[str, Any]:
+    return msgspec.json.decode(msgspec.json.encode(document(routers, "1")), type=dict[str, Any])
+
+
+def operations(described: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    for path, methods in described["paths"].items():
+        for method, operation in methods.items():
+            yield path, method, operation
+
+
+def test_valid_openapi(described: dict[str, Any]) -> None:
+    Draft202012Validator(OPENAPI_31).validate(described)
+    for schema in described["components"]["schemas"].values():
+        Draft202012Validator.check_schema(schema)
+    ids = [operation["operationId"] for _, _, operation in operations(described)]
+    assert len(ids) == len(set(ids))
+
+
+def test_every_route_is_there(routers: list[APIRouter], described: dict[str, Any]) -> None:
+    there = {(path, method) for path, method, _ in operations(described)}
+    for router in routers:
+        for route in router.routes:
+            assert isinstance(route, APIRoute)
+            if route.include_in_schema:
+                path = route.path.replace(":path", "")
+                assert {(path, method.lower()) for method in route.methods or ()} <= there
+            else:
+                # A second method of a path, for probes.
+                assert route.path in _HEALTH
+
+
+def test_every_operation_says_what_it_reads_and_writes(described: dict[str, Any]) -> None:
+    error = {"$ref": "#/components/schemas/ErrorEnvelope"}
+    for path, method, operation in operations(described):
+        responses = operation["responses"]
+        assert {"200", "400", "401", "500"} <= set(responses), path
+        assert ("content" in responses["200"]) == (path != "/ping")
+        for status, response in responses.items():
+            if status != "200" and not (path in _HEALTH and status == "503"):
+                assert response["content"]["application/json"]["schema"] == error
+        if method == "post" and not path.endswith("/cancel"):
+            (body,) = operation["requestBody"]["content"].values()
+            assert body["schema"]
+            assert {"413", "415", "429", "503"} <= set(responses), path
+        names = {entry["name"] for entry in operation.get("parameters", ()) if entry["in"] == "path"}
+        assert names == {part[1:-1] for part in path.split("/") if part.startswith("{")}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/invocations"])
+def test_streams_are_described(described: dict[str, Any], path: str) -> None:
+    content = described["paths"][path]["post"]["responses"]["200"]["content"]
+    assert set(content) == {"application/json", "text/event-stream"}
+
+
+def test_references_lead_somewhere(described: dict[str, Any]) -> None:
+    def references(node: Any) -> Iterator[str]:
+        if isinstance(node, dict):
+            if isinstance(node.get("$ref"), str):
+                yield node["$ref"]
+            for value in node.values():
+                yield from references(value)
+        elif isinstance(node, list):
+            for value in node:
+                yield from references(value)
+
+    known = {f"#/components/schemas/{name}" for name in described["components"]["schemas"]}
+    found = set(references(described))
+    assert found <= known
+
+
+def test_required_is_what_is_always_written(described: dict[str, Any]) -> None:
+    schemas = described["components"]["schemas"]
+    chunk = ChatChunk("chatcmpl-1", "chat.completion.chunk", 1, "m", [ChunkChoice(0, Delta())])
+    written = msgspec.json.decode(msgspec.json.encode(chunk))
+    assert set(schemas["ChatChunk"]["required"]) == set(written)
+    assert set(schemas["ChunkChoice"]["required"]) == set(written["choices"][0])
+    assert schemas["Delta"]["required"] == []
+    assert set(schemas["Usage"]["required"]) == {"prompt_tokens", "completion_tokens", "total_tokens"}
+    assert schemas["TextDelta"]["required"][0] == "type"
+
+
+def test_a_route_without_a_description_is_a_defect() -> None:
+    router = APIRouter()
+
+    @router.get("/x")
+    async def nothing() -> None:
+        return None
+
+    with pytest.raises(TypeError):
+        document([router], "1")
