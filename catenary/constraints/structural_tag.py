@@ -14,6 +14,7 @@ from catenary.constraints.kinds import ConstraintError, ConstraintLimits
 from catenary.constraints.lark import lark_text
 
 _ANY = "(?s:.*)"
+_LIKE_JSON = ("{", '["', "[{", "[[")
 _META = frozenset("\\.+*?()|[]{}^$#&-~/")
 
 
@@ -103,7 +104,10 @@ def _rules(tags: _Tags, limits: ConstraintLimits, control: Mapping[str, int]) ->
 
 
 def _tags_or_json(tags: _Tags, alternatives: Sequence[str], limits: ConstraintLimits) -> Iterator[str]:
-    """Nothing but tags, or one JSON value."""
+    """Nothing but tags, or one JSON value. Raises ConstraintError if a tag begins like JSON: where both may
+    follow, the longer lexeme of the tag would win over the brace."""
+    if not tags.at_least_one and any(tag.begin.startswith(_LIKE_JSON) for tag in tags.structures):
+        raise ConstraintError("A tag that begins like JSON cannot stand beside JSON of another schema.")
     yield "start: tags" if tags.at_least_one else "start: tags | value"
     yield "tags: tag" if tags.stop_after_first else "tags: tag (GAP? tag)*"
     yield f"tag: {' | '.join(alternatives)}"

@@ -55,20 +55,17 @@ def wanted_calls(
 
     Raises:
         ApiError: in a format that holds no JSON, a strict function may be called or not, or the answer
-            without calls is constrained.
+            without calls is constrained; or it is, in a format whose calls are nothing but JSON.
     """
     strict = [function for function in functions if function.strict]
     if not required and not strict and otherwise is None:
         return None
     tags = {function.name: tag_for(parser, function.name) for function in functions}
-    if all(tags.values()):
-        return _tags(
-            functions,
-            {name: tag for name, tag in tags.items() if tag},
-            required=required,
-            single=single,
-            otherwise=otherwise,
-        )
+    known = {name: tag for name, tag in tags.items() if tag}
+    # A call that reads like JSON cannot be told from JSON.
+    is_json = otherwise is not None and any(tag.begin.startswith("{") for tag in known.values())
+    if len(known) == len(tags) and (required or not is_json):
+        return _tags(functions, known, required=required, single=single, otherwise=otherwise)
     if otherwise is not None:
         raise bad_request(
             f"'{otherwise.param}' cannot be combined with tools in this model's tool format.", otherwise.param

@@ -352,6 +352,9 @@ def test_tags_or_a_value(text: str, free: bool, required: bool, single: bool) ->
     assert (text in Language(TAG, either)) == free
     assert (text in Language(TAG, either | {"at_least_one": True})) == required
     assert (text in Language(TAG, either | {"stop_after_first": True})) == single
+    like_json = {"triggers": ["{"], "structures": [{"begin": '{"f": ', "schema": {}, "end": "}"}]}
+    assert "begins like JSON" in refusal(TAG, like_json | {"otherwise": {}})
+    assert '{"f": 1}' in Language(TAG, like_json | {"otherwise": {}, "at_least_one": True})
     refused = refusal(TAG, json.dumps(CALLS | {"otherwise": {"type": "what"}}))
     assert "type" in refused
 

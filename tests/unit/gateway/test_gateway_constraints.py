@@ -307,6 +307,11 @@ def test_tools_without_a_reason_constrain_nothing() -> None:
     assert '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>' in language(either)
     with pytest.raises(ApiError, match="response_format"):
         wanted_calls((NOW,), "pythonic", required=False, single=True, otherwise=value)
+    # Its calls are JSON themselves.
+    with pytest.raises(ApiError):
+        wanted_calls((NOW,), "llama3_json", required=False, single=True, otherwise=value)
+    calls = language(wanted_calls((NOW,), "llama3_json", required=True, single=True, otherwise=value))
+    assert '{"name": "now", "parameters": {}}' in calls
     with pytest.raises(ApiError) as caught:
         wanted_calls((ADD, NOW), "pythonic", required=False, single=False)
     assert (caught.value.status, caught.value.param) == (400, "tools")
