@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gateway import GatewayApp
 from tests.compat.answers import choices_of, joined
+from tests.support.e2e_stack import until
 from tests.support.gateway import CHAT, COMPLETIONS, MAX_MODEL_LEN, MODEL, Stack, script
 from tests.support.http import Answer, call
+from tests.support.service_process import ServiceProcess
 from tests.support.stack_fixtures import StartStack
-from tests.support.waiting import eventually
 
 USER = [{"role": "user", "content": "hi"}]
 PROMPTS = pytest.mark.parametrize(
@@ -83,7 +87,9 @@ def logprobs_of(answer: Answer, index: int = 0) -> tuple[list[Any], ...]:
 
 
 @PROMPTS
-@pytest.mark.parametrize("bias", [{"AI": -100}, {"1.5": 1}, {"": 1}, {"512": 5}, {"1": 101}, [1], "x"])
+@pytest.mark.parametrize(
+    "bias", [{"AI": -100}, {"1.5": 1}, {"": 1}, {"-1": 5}, {"512": 5}, {"1": 101}, [1], "x"]
+)
 async def test_c22_logit_bias_of_no_token_is_refused(
     stack: Stack, path: str, prompt: dict[str, Any], bias: Any
 ) -> None:
@@ -164,19 +170,30 @@ async def test_c26_best_of(stack: Stack) -> None:
     assert whole["usage"]["completion_tokens"] == 9
 
 
-async def test_c27_no_seed_differs_between_gateways(stack: Stack) -> None:
-    other = GatewayApp(stack.gateway._config)
-    await other.start()
+async def test_c27_no_seed_differs_between_gateways(stack: Stack, run_dir: Path) -> None:
+    """Two processes: this one, and another."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    config = stack.gateway._config
+    flags = ["--port", str(port), "--router", config.router, f"--tokenizer={config.tokenizer[0]}"]
+    flags += [f"--client-secret-file={config.client_secret_file}", f"--state-dir={run_dir}/other"]
+    other = ServiceProcess("gateway", "gateway", tuple(flags), run_dir)
+    addresses = [stack.address, f"http://127.0.0.1:{port}"]
+    other.start()
     try:
-        await eventually(lambda: other.ready, "another ready gateway")
-        texts = []
-        for address in (stack.address, other.address):
-            body = {"model": MODEL, "prompt": "x", "temperature": 1, "max_tokens": 16}
-            answers = [await call(address, "POST", COMPLETIONS, body) for _ in range(5)]
-            texts.append([joined(answer)[0] for answer in answers])
-        assert len({*texts[0], *texts[1]}) == 10
+        await until(partial(is_ready, addresses[1]), "another ready gateway", timeout_s=30)
+        body = {"model": MODEL, "prompt": "x", "temperature": 1, "max_tokens": 16}
+        answers = [await call(address, "POST", COMPLETIONS, body) for address in addresses * 5]
+        assert len({joined(answer)[0] for answer in answers}) == 10
     finally:
-        await other.stop(0)
+        other.stop()
+
+
+async def is_ready(address: str) -> bool:
+    with suppress(OSError):
+        return (await call(address, "GET", "/ready")).status == 200
+    return False
 
 
 async def test_c28_a_seed_is_reproducible(stack: Stack) -> None:

@@ -91,6 +91,15 @@ async def test_c33_required_calls_as_json_are_told_once(start_stack: StartStack,
 
 
 @MODES
+async def test_c33_required_means_at_least_one(start_stack: StartStack, stream: bool) -> None:
+    calls = '[{"name": "sub", "parameters": {"a":9}}, {"name": "sum", "parameters": {"n1":1}}]'
+    stack = await start_stack(script(saying(calls)))
+    said = told(await ask(stack, stream=stream, tools=[tool("sub"), SUM], tool_choice="required"))
+    assert (said.names, said.arguments) == (["sub", "sum"], ['{"a":9}', '{"n1":1}'])
+    assert len(set(said.ids)) == 2
+
+
+@MODES
 async def test_c34_calls_have_indices_and_ids_of_their_own(start_parsing: StartStack, stream: bool) -> None:
     stack = await start_parsing(script(saying(call("sum", '{"n1": 1}') + call("sum", '{"n1": 2}'))))
     ids = []
@@ -138,10 +147,11 @@ def test_c39_types_in_every_form(schema: dict[str, Any], value: str) -> None:
 
 
 @MODES
-async def test_c39_a_union_is_taken(start_parsing: StartStack, stream: bool) -> None:
-    stack = await start_parsing(script(saying(call("f", '{"a": null}'))))
+@pytest.mark.parametrize("value", ["null", '"x"'])
+async def test_c39_a_union_is_taken(start_parsing: StartStack, stream: bool, value: str) -> None:
+    stack = await start_parsing(script(saying(call("f", f'{{"a": {value}}}'))))
     said = told(await ask(stack, stream=stream, tools=[tool("f", a={"type": ["string", "null"]})]))
-    assert said.arguments == ['{"a": null}']
+    assert said.arguments == [f'{{"a": {value}}}']
 
 
 @MODES

@@ -61,6 +61,8 @@ async def test_right_keys(guarded: Stack) -> None:
         assert (await guarded.get("/v1/models", headers)).status == 200
     assert (await guarded.post(COMPLETIONS, {"prompt": "x", "max_tokens": 1}, GOOD)).status == 200
     assert (await guarded.get("/metrics")).status == 401
+    # No other header counts.
+    assert (await guarded.get("/v1/models", {"X-Api-Key": KEY})).status == 401
 
 
 async def test_keys_share_no_cached_kv(guarded: Stack, monkeypatch: pytest.MonkeyPatch) -> None:

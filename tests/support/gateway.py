@@ -4,6 +4,7 @@ it.
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tempfile
@@ -73,10 +74,15 @@ def tokenizer_process(
     flags: Sequence[str] = (),
     chat_template: str = CHATML_TEMPLATE,
     add_bos: bool = False,
+    vocabulary: dict[str, Any] | None = None,
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """A tokenizer service of the tiny model: its address and its process."""
+    """A tokenizer service of the tiny model: its address and its process. `vocabulary`: another
+    tokenizer.json.
+    """
     secrets = TestSecrets.write(secrets_dir)
     directory = write_tiny_model(secrets_dir / "model", chat_template=chat_template, add_bos=add_bos)
+    if vocabulary is not None:
+        (directory / "tokenizer.json").write_text(json.dumps(vocabulary))
     target = f"unix:{secrets_dir}/tokenizer.sock"
     command = [
         *(sys.executable, "-m", "services.tokenizer", "--listen", target, "--model-dir", str(directory)),
@@ -197,8 +203,11 @@ async def running_stack(
             [address],
             secrets,
             script=engine_script or script(),
-            served_model_name=MODEL,
-            **{"listen": (f"unix:{directory}/engine.sock",), **options.pop("engine", {})},
+            **{
+                "served_model_name": MODEL,
+                "listen": (f"unix:{directory}/engine.sock",),
+                **options.pop("engine", {}),
+            },
         )
         running.push_async_callback(engine.stop)
         await engine.start()
