@@ -50,8 +50,9 @@ async def start_thinking(run_dir: Path, thinking_tokenizer: str) -> AsyncIterato
 
 async def ask(stack: Stack, *, stream: bool, **fields: Any) -> tuple[Answer, int]:
     """The answer, and how many of its tokens were thoughts."""
-    options = {"stream_options": {"include_usage": True}} if stream else {}
-    answer = await stack.chat(stream=stream, **options, **fields)
+    if stream:
+        fields["stream_options"] = {"include_usage": True}
+    answer = await stack.chat(stream=stream, **fields)
     usage = answer.events[-2]["usage"] if stream else answer.json()["usage"]
     return answer, usage["completion_tokens_details"]["reasoning_tokens"]
 

@@ -112,10 +112,14 @@ async def test_17_greedy_requests_agree_alone_and_in_a_batch(client: openai.Asyn
 
 
 async def test_29_30_choices_of_streams(client: openai.AsyncOpenAI) -> None:
-    for fields, choices in (({"prompt": [PROMPT] * 2}, 2), ({"n": 3, "temperature": 1, "seed": 9}, 3)):
+    for fields, choices in (
+        ({"prompt": [PROMPT] * 2}, 2),
+        ({"prompt": "I saw", "n": 3, "temperature": 1.5, "seed": 9}, 3),
+    ):
         options = {"max_tokens": 4, "logprobs": 0, **fields}
         whole = await complete(client, **options)
-        texts, counts, reasons = [""] * choices, [0] * choices, [[] for _ in range(choices)]
+        texts, counts = [""] * choices, [0] * choices
+        reasons: list[list[str]] = [[] for _ in range(choices)]
         async for chunk in await complete(client, **options, stream=True):
             for choice in chunk.choices:
                 texts[choice.index] += choice.text
@@ -146,14 +150,13 @@ async def test_31_32_33_prompts(client: openai.AsyncOpenAI) -> None:
 
 async def test_39_options_of_streams(client: openai.AsyncOpenAI) -> None:
     for options, told in ((None, 0), ({"include_usage": False}, 0), ({"include_usage": True}, 1)):
-        fields = {} if options is None else {"stream_options": options}
+        fields: dict[str, Any] = {} if options is None else {"stream_options": options}
         chunks = [chunk async for chunk in await chat(client, stream=True, **fields)]
         assert [chunk.usage is not None for chunk in chunks].count(True) == told
         assert [not chunk.choices for chunk in chunks].count(True) == told
     for value in (False, openai.NOT_GIVEN):
         for usage in (True, None):
-            options = {"include_usage": usage}
-            error = await refused(chat(client, stream=value, stream_options=options))
+            error = await refused(chat(client, stream=value, stream_options={"include_usage": usage}))
             assert str(error.param).split(".")[0] == "stream_options"
 
 
