@@ -52,11 +52,18 @@ async def test_c03_reasoning_is_told_apart_with_stop_strings_too(
     assert (said.reasoning, said.content) == ("x", "y")
 
 
+NAMED = {"type": "function", "function": {"name": "sum"}}
+
+
 @MODES
-async def test_c31_a_call_cut_by_the_limit_ends_with_length(start_parsing: StartStack, stream: bool) -> None:
-    stack = await start_parsing(script(saying(call("sum", '{"n1": ' + "1" * 80 + "}"))))
-    said = told(await ask(stack, stream=stream, max_tokens=64))
-    assert (said.names, said.finish_reason) == (["sum"], "length")
+@pytest.mark.parametrize("choice", ["auto", "required", NAMED])
+async def test_c31_a_call_cut_by_the_limit_ends_with_length(
+    start_parsing: StartStack, stream: bool, choice: Any
+) -> None:
+    stack = await start_parsing(script(saying(call("sum", '{"n1": [7, ' + "1" * 80 + "]}"))))
+    said = told(await ask(stack, stream=stream, max_tokens=64, tool_choice=choice))
+    # Half a number would read as another one.
+    assert (said.names, said.arguments, said.finish_reason) == (["sum"], ['{"n1": [7, '], "length")
 
 
 @MODES
@@ -66,9 +73,6 @@ async def test_c32_a_call_of_a_models_own_will_ends_with_tool_calls(
     stack = await start_parsing(script(saying(call("sum", '{"n1": 1}'))))
     said = told(await ask(stack, stream=stream, tool_choice="auto"))
     assert (said.arguments, said.finish_reason) == (['{"n1": 1}'], "tool_calls")
-
-
-NAMED = {"type": "function", "function": {"name": "sum"}}
 
 
 @MODES
