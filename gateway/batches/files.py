@@ -125,13 +125,14 @@ class FileStore:
     async def delete(self, owner: str, file_id: str) -> None:
         """Forget a file. Raises ApiError: 404, or 409 while a batch reads it."""
         async with self._database.transaction() as db:
-            if await db.execute_fetchall(_IN_USE, (file_id,)):
-                raise ApiError(409, "A batch that has not ended reads this file.", code="file_in_use")
             cursor = await db.execute(
                 "DELETE FROM files WHERE id = ? AND owner = ? AND ready = 1", (file_id, owner)
             )
             if cursor.rowcount != 1:
                 raise file_not_found()
+            # Behind the check of the owner: to others the file is not there. Raising takes it back.
+            if await db.execute_fetchall(_IN_USE, (file_id,)):
+                raise ApiError(409, "A batch that has not ended reads this file.", code="file_in_use")
 
     async def sweep(self, upload_s: float) -> None:
         """Forget files that have expired, and uploads that were broken off: none takes `upload_s`."""

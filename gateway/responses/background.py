@@ -55,15 +55,21 @@ class BackgroundRuns:
         self._lease_s = lease_s
         self._runner = new_id("gateway-")
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._starting = 0
 
     async def start(self, request: ResponseRequest, cache_salt: str) -> None:
         """Store a response and begin to work on it. Raises ApiError: 429, or 503 of the store."""
-        if len(self._tasks) >= self._max_running:
+        if len(self._tasks) + self._starting >= self._max_running:
             raise overloaded(
                 f"The server is working on its limit of {self._max_running} background responses."
             )
         response_id = request.response.id
-        await self._store.add(record_of(request, self._runner), self._lease_s)
+        # Others ask for a place while the store writes.
+        self._starting += 1
+        try:
+            await self._store.add(record_of(request, self._runner), self._lease_s)
+        finally:
+            self._starting -= 1
         task = asyncio.create_task(self._run(request, cache_salt), name=f"background-{response_id}")
         self._tasks[response_id] = task
         task.add_done_callback(lambda _: self._tasks.pop(response_id, None))

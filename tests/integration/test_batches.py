@@ -174,6 +174,19 @@ async def test_a_batch_goes_on_after_a_restart(start_stack: StartStack, run_dir:
         assert batch.request_counts.completed == 30
 
 
+async def test_a_file_in_use_is_not_there_for_another_key(start_stack: StartStack) -> None:
+    stack = await start_stack(script(step_delay_ms=50), api_key=("a", "b"))
+    async with client_of(stack, "a") as mine, client_of(stack, "b") as theirs:
+        batch = await started(mine, [line("x", {"prompt": "x", "max_tokens": 500})])
+        with pytest.raises(openai.NotFoundError):
+            await theirs.files.delete(batch.input_file_id)
+        with pytest.raises(openai.ConflictError):
+            await mine.files.delete(batch.input_file_id)
+        await mine.batches.cancel(batch.id)
+        await ended(mine, batch)
+        assert (await mine.files.delete(batch.input_file_id)).deleted
+
+
 async def test_what_belongs_to_another_key_is_not_there(start_stack: StartStack) -> None:
     stack = await start_stack(api_key=("a", "b"))
     async with client_of(stack, "a") as mine, client_of(stack, "b") as theirs:

@@ -257,6 +257,16 @@ async def test_a_background_response_is_cancelled(start_stack: StartStack) -> No
     await stack.idle()
 
 
+async def test_background_responses_that_come_together_keep_to_their_number(start_stack: StartStack) -> None:
+    stack = await start_stack(script(step_delay_ms=50), max_background=2)
+    body = {"input": "hi", "background": True}
+    answers = await asyncio.gather(*(stack.post(RESPONSES, body) for _ in range(24)))
+    assert sorted(answer.status for answer in answers) == [200] * 2 + [429] * 22
+    for answer in answers:
+        if answer.status == 200:
+            await call(stack.address, "DELETE", f"{RESPONSES}/{answer.json()['id']}")
+
+
 async def test_an_engine_that_fails(start_stack: StartStack) -> None:
     stack = await start_stack(script(saying("abc", then="error"), step_delay_ms=10))
     events = events_of(await stack.post(RESPONSES, {"input": "hi", "stream": True}))
