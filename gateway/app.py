@@ -4,35 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from ipaddress import ip_address
 
-from fastapi import APIRouter, FastAPI
-from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.types import ASGIApp
+from fastapi import APIRouter
 
-from catenary import __version__
-from catenary.rpc import CLIENT_SECRET_ENV, TlsFiles, open_channel, read_secret
-from catenary.runtime import StartRefused
-from catenary.telemetry import get_logger, new_id
+from catenary.telemetry import get_logger
 from gateway import routes
-from gateway.auth import AuthGate, read_keys
+from gateway.application import guarded, routed
 from gateway.config import GatewayConfig
-from gateway.errors import ApiError, internal
 from gateway.generation.prompts import PromptService
 from gateway.generation.service import GenerationService
-from gateway.http.context import RequestContext
 from gateway.http.protocol import HttpLimits
-from gateway.http.respond import error_response
 from gateway.http.server import HttpServer
-from gateway.link import RouterSession
 from gateway.metrics import FleetCollector, GatewayMetrics
+from gateway.peers import Peers
 from gateway.pooling.service import PoolingService
 from gateway.stored import StoredApis
-from gateway.text.models import ModelBoard
-from gateway.text.pool import TokenizerPool
 
 _log = get_logger(__name__)
 
@@ -45,64 +31,38 @@ class GatewayApp:
     def __init__(self, config: GatewayConfig) -> None:
         """Raises StartRefused for options that cannot work: addresses, key files, TLS files."""
         self._config = config
-        secret = read_secret(config.client_secret_file, CLIENT_SECRET_ENV, option="client_secret_file")
-        tls = _tls(config)
-        try:
-            self._channel = open_channel(
-                config.router,
-                secret=secret,
-                tls=tls,
-                max_message_mib=config.max_message_mib,
-                keepalive_s=config.keepalive_s,
-            )
-            self._tokenizers = TokenizerPool(
-                config.tokenizer,
-                secret=secret,
-                tls=tls,
-                max_message_mib=config.max_message_mib,
-                keepalive_s=config.keepalive_s,
-                render_timeout_s=config.render_timeout_s,
-                silence_s=config.tokenizer_silence_s,
-            )
-        except ValueError as error:
-            raise StartRefused(f"--router or --tokenizer: {error}") from None
-        self._models = ModelBoard(self._tokenizers.fetch, lambda: self._session.connected)
-        self._session = RouterSession(
-            self._channel,
-            instance_id=new_id("gateway-"),
-            on_models=self._models.update,
-            connect_timeout_s=config.connect_timeout_s,
-            silence_s=config.router_silence_s,
-            max_outbound=config.max_outbound,
-        )
+        self.peers = Peers(config)
+        """The services that it talks to."""
         self._metrics = GatewayMetrics()
         self._metrics.registry.register(
             FleetCollector(
-                lambda: self._models.served, lambda: self._session.live, lambda: self._session.connected
+                lambda: self.peers.models.served,
+                lambda: self.peers.session.live,
+                lambda: self.peers.session.connected,
             )
         )
         self._service = GenerationService(
             config,
-            session=self._session,
-            models=self._models,
-            tokenizers=self._tokenizers,
+            session=self.peers.session,
+            models=self.peers.models,
+            tokenizers=self.peers.tokenizers,
             metrics=self._metrics,
         )
-        self._stored = StoredApis(
-            config, self._service, lambda name: self._tokenizers.answering and self._models.serves(name)
-        )
+        self._stored = StoredApis(config, self._service, self.peers.serve)
         self._pooling = PoolingService(
             config,
             places=self._service,
-            session=self._session,
-            models=self._models,
-            tokenizers=self._tokenizers,
+            session=self.peers.session,
+            models=self.peers.models,
+            tokenizers=self.peers.tokenizers,
             metrics=self._metrics,
         )
         self.routers = self._made_routers()
         """All routes, the OpenAPI document's among them."""
+        app = routed(self.routers)
+        self._stored.use(app)
         self._server = HttpServer(
-            self._application(),
+            guarded(app, config, self._metrics.observe_http),
             host=config.host,
             port=config.port,
             limits=HttpLimits(
@@ -124,7 +84,7 @@ class GatewayApp:
     @property
     def ready(self) -> bool:
         """Whether requests can be served."""
-        return self._can_serve() and not self._service.draining
+        return self.peers.serve_any and not self._service.draining
 
     async def start(self) -> None:
         """Listen and begin to connect. Raises StartRefused: the port is in use, a store cannot be opened."""
@@ -135,9 +95,7 @@ class GatewayApp:
             await self._stored.close()
             raise
         self._tasks = [
-            asyncio.create_task(self._session.run(), name="router-session"),
-            asyncio.create_task(self._models.run(), name="model-board"),
-            asyncio.create_task(self._tokenizers.run(), name="tokenizer-checks"),
+            *self.peers.tasks(),
             *self._stored.tasks(),
         ]
         _log.info("listening", address=self.address)
@@ -159,100 +117,26 @@ class GatewayApp:
             with suppress(asyncio.CancelledError):
                 await task
         await self._stored.close()
-        await self._channel.close()
-        await self._tokenizers.close()
-
-    def _can_serve(self) -> bool:
-        return self._models.ready and self._tokenizers.answering
+        await self.peers.close()
 
     def _made_routers(self) -> list[APIRouter]:
-        prompts = PromptService(self._service, models=self._models, tokenizers=self._tokenizers)
+        def can_serve() -> bool:
+            return self.peers.serve_any
+
+        prompts = PromptService(self._service, models=self.peers.models, tokenizers=self.peers.tokenizers)
         routers = [
             routes.chat_completions.routes(self._service),
             routes.completions.routes(self._service),
             routes.tokenize.routes(prompts),
-            routes.sagemaker.routes(self._service, can_serve=self._can_serve),
+            routes.sagemaker.routes(self._service, can_serve=can_serve),
             *self._stored.routers(),
             routes.embeddings.routes(self._pooling),
             routes.rerank.routes(self._pooling),
             routes.score.routes(self._pooling),
-            routes.models.routes(self._models),
-            routes.health.routes(can_serve=self._can_serve, draining=lambda: self._service.draining),
+            routes.models.routes(self.peers.models),
+            routes.health.routes(
+                can_serve=lambda: self.peers.serve_any, draining=lambda: self._service.draining
+            ),
             routes.metrics.routes(self._metrics),
         ]
         return [*routers, routes.openapi.routes(routers)]
-
-    def _application(self) -> ASGIApp:
-        config = self._config
-        app = FastAPI(
-            title="Catenary",
-            version=__version__,
-            docs_url=None,
-            redoc_url=None,
-            openapi_url=None,
-            redirect_slashes=False,
-        )
-        app.add_exception_handler(ApiError, _on_api_error)
-        app.add_exception_handler(Exception, _on_defect)
-        app.add_exception_handler(HTTPException, _on_http_error)
-        for router in self.routers:
-            app.include_router(router)
-        self._stored.use(app)
-        keys = read_keys(config.api_key, config.api_key_file)
-        guarded: ASGIApp = AuthGate(app, keys, metrics_public=config.metrics_public)
-        if config.cors_allow_origins:
-            guarded = CORSMiddleware(
-                guarded,
-                allow_origins=config.cors_allow_origins,
-                allow_methods=["GET", "POST", "DELETE", "OPTIONS"],
-                allow_headers=["*"],
-                expose_headers=["x-request-id", "retry-after"],
-            )
-        hosts = config.allowed_hosts or (None if _is_loopback(config.host) and not keys else ("*",))
-        return RequestContext(
-            guarded,
-            allowed_hosts=hosts,
-            observe=self._metrics.observe_http,
-            stall_s=config.stalled_client_s,
-        )
-
-
-def _tls(config: GatewayConfig) -> TlsFiles | None:
-    if config.tls_ca is None and config.tls_cert is None:
-        return None
-    return TlsFiles(config.tls_cert, config.tls_key, config.tls_ca)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-async def _on_api_error(_request: Request, error: Exception) -> Response:
-    if not isinstance(error, ApiError):
-        raise error
-    return error_response(error)
-
-
-async def _on_defect(_request: Request, _error: Exception) -> Response:
-    """The framework raises the defect again when this is sent; RequestContext logs it."""
-    return error_response(internal())
-
-
-async def _on_http_error(request: Request, error: Exception) -> Response:
-    """What the framework refuses: unknown paths and wrong methods."""
-    if not isinstance(error, HTTPException):
-        raise error
-    if error.status_code == 405:
-        allow = (error.headers or {}).get("Allow", "")
-        return error_response(
-            ApiError(
-                405,
-                "This method is not allowed here.",
-                code="method_not_allowed",
-                headers=(("allow", allow),),
-            )
-        )
-    return error_response(ApiError(404, "Unknown request URL.", code="unknown_url"))

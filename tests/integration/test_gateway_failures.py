@@ -129,7 +129,7 @@ async def test_a_lost_router_ends_requests(start_stack: StartStack, stream: bool
         assert answer.status == 503
     assert (await stack.complete()).status == 503
     assert (await stack.get("/ready")).status == 503
-    await eventually(lambda: stack.gateway._session.live == 0, "no live sequence")
+    await eventually(lambda: stack.gateway.peers.session.live == 0, "no live sequence")
 
 
 async def test_before_anything_is_there(run_dir: Path) -> None:
@@ -189,7 +189,7 @@ async def test_a_frozen_tokenizer_is_passed_over(run_dir: Path, tokenizer_target
     with tokenizer_process(own) as (target, process):
         options = {"extra_tokenizers": (target,), "tokenizer_silence_s": 1.0}
         async with running_stack(run_dir, tokenizer_target, **options) as stack:
-            pool = stack.gateway._tokenizers
+            pool = stack.gateway.peers.tokenizers
             await eventually(lambda: all(t.prompt for t in pool._targets), "two tokenizers", timeout_s=30)
             process.send_signal(signal.SIGSTOP)
             try:

@@ -184,7 +184,7 @@ class Stack:
         """Wait until no part holds anything of any request."""
         await self.engine.idle()
         await eventually(lambda: self.router.admission.live_sequences == 0, "no live sequence in the router")
-        service, session = self.gateway._service, self.gateway._session
+        service, session = self.gateway._service, self.gateway.peers.session
         await eventually(lambda: service.active == 0 and session.live == 0, "an idle gateway")
 
 

@@ -1,0 +1,91 @@
+"""The HTTP application of a gateway: its routes, and what every request passes before them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ipaddress import ip_address
+
+from fastapi import APIRouter, FastAPI
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from catenary import __version__
+from gateway.auth import AuthGate, read_keys
+from gateway.config import GatewayConfig
+from gateway.errors import ApiError, internal
+from gateway.http.context import Observer, RequestContext
+from gateway.http.respond import error_response
+
+
+def routed(routers: Sequence[APIRouter]) -> ASGIApp:
+    """The routes; what they raise becomes the API's errors."""
+    app = FastAPI(
+        title="Catenary",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+    )
+    app.add_exception_handler(ApiError, _on_api_error)
+    app.add_exception_handler(Exception, _on_defect)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    for router in routers:
+        app.include_router(router)
+    return app
+
+
+def guarded(app: ASGIApp, config: GatewayConfig, observe: Observer) -> ASGIApp:
+    """`app` behind keys, CORS, host names and request ids. Raises StartRefused for keys that cannot be read.
+
+    `observe` is told of each request, as RequestContext says."""
+    keys = read_keys(config.api_key, config.api_key_file)
+    behind: ASGIApp = AuthGate(app, keys, metrics_public=config.metrics_public)
+    if config.cors_allow_origins:
+        behind = CORSMiddleware(
+            behind,
+            allow_origins=config.cors_allow_origins,
+            allow_methods=["GET", "POST", "DELETE", "OPTIONS"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
+    hosts = config.allowed_hosts or (None if _is_loopback(config.host) and not keys else ("*",))
+    return RequestContext(behind, allowed_hosts=hosts, observe=observe, stall_s=config.stalled_client_s)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+async def _on_api_error(_request: Request, error: Exception) -> Response:
+    if not isinstance(error, ApiError):
+        raise error
+    return error_response(error)
+
+
+async def _on_defect(_request: Request, _error: Exception) -> Response:
+    """The framework raises the defect again when this is sent; RequestContext logs it."""
+    return error_response(internal())
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    """What the framework refuses: unknown paths and wrong methods."""
+    if not isinstance(error, HTTPException):
+        raise error
+    if error.status_code == 405:
+        allow = (error.headers or {}).get("Allow", "")
+        return error_response(
+            ApiError(
+                405,
+                "This method is not allowed here.",
+                code="method_not_allowed",
+                headers=(("allow", allow),),
+            )
+        )
+    return error_response(ApiError(404, "Unknown request URL.", code="unknown_url"))
