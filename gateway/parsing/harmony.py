@@ -84,28 +84,22 @@ class Harmony(CallReader):
     def _headed(self, begun: str, before: str) -> Scan[None]:
         """A header and its message. `begun`: the header's start in the prompt; `before`: its marker."""
         since = self.source.taken
-        self.source.hold(before)
+        self.source.hold(before, _MAX_HEADER + len(MESSAGE))
         try:
             text = yield from self._header()
         except (Malformed, CutShort):
-            # A header that was cut says nothing to anyone; text without one is an answer.
+            # A header that was cut says nothing to anyone; text without one is an answer, and goes on.
             held = self.source.release()
-            self.output.content("" if CHANNEL in held else held)
+            if CHANNEL not in held:
+                self.output.content(held)
+                yield from _NEXT.seek(self.source, self.output.content)
             return
+        self.source.hold_on()
         yield from self._message(Header.of(begun + text), since)
 
     def _header(self) -> Scan[str]:
         pieces: list[str] = []
-        length = 0
-
-        def add(text: str) -> None:
-            nonlocal length
-            length += len(text)
-            if length > _MAX_HEADER:
-                raise Malformed
-            pieces.append(text)
-
-        found = yield from _HEADER.seek(self.source, add)
+        found = yield from _HEADER.seek(self.source, pieces.append)
         if found is None:
             raise CutShort
         self.source.take(len(found.marker))

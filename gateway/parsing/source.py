@@ -26,7 +26,7 @@ class CutShort(Exception):
 class Source:
     """What has come and was not read yet: `text[pos:]`."""
 
-    __slots__ = ("_held", "_record", "ended", "pos", "taken", "text")
+    __slots__ = ("_held", "_most", "_record", "ended", "pos", "taken", "text")
 
     def __init__(self) -> None:
         self.text = ""
@@ -37,6 +37,7 @@ class Source:
         """Characters read."""
         self._record: list[str] | None = None
         self._held = 0
+        self._most = MAX_HELD
 
     def feed(self, text: str) -> None:
         """Append a piece. Scanners leave little unread, so that copying it costs little."""
@@ -68,7 +69,10 @@ class Source:
         return self.text[self.pos]
 
     def take(self, count: int) -> str:
-        """Read `count` characters that are there. Raises Malformed if too much is held."""
+        """Read `count` characters that are there. Raises Malformed if too much is held: one character more
+        than may be, however many were asked for."""
+        if self._record is not None:
+            count = min(count, self._most + 1 - self._held)
         end = self.pos + count
         text = self.text[self.pos : end]
         self.pos = end
@@ -76,7 +80,7 @@ class Source:
         if self._record is not None:
             self._record.append(text)
             self._held += count
-            if self._held > MAX_HELD:
+            if self._held > self._most:
                 raise Malformed
         return text
 
@@ -107,10 +111,16 @@ class Source:
                 return 0
             yield
 
-    def hold(self, before: str) -> None:
-        """Remember what is read from now on; `before`: text that was read already and belongs to it."""
+    def hold(self, before: str, most: int = MAX_HELD) -> None:
+        """Remember what is read from now on, up to `most` characters; `before`: text that was read already
+        and belongs to it."""
         self._record = [before]
         self._held = 0
+        self._most = most
+
+    def hold_on(self) -> None:
+        """What is held may grow to the usual limit."""
+        self._most = MAX_HELD
 
     def release(self) -> str:
         """Forget what was held, and return it; empty if nothing was."""
