@@ -201,13 +201,14 @@ class AsyncClient:
     async def _whole(self, ids: Sequence[int], model: str, options: GenerateOptions) -> Answer:
         texts: list[str] = []
         tokens: list[int] = []
+        last: TextDelta | None = None
         async with aclosing(self._deltas(ids, model, options)) as deltas:
-            async for delta in deltas:
-                texts.append(delta.text)
-                tokens += delta.token_ids
-        if delta.finish_reason is None or delta.usage is None:
+            async for last in deltas:
+                texts.append(last.text)
+                tokens += last.token_ids
+        if last is None or last.finish_reason is None or last.usage is None:
             raise RpcError(_CUT_SHORT)
-        return Answer("".join(texts), tuple(tokens), delta.finish_reason, delta.usage)
+        return Answer("".join(texts), tuple(tokens), last.finish_reason, last.usage)
 
     async def _deltas(
         self, ids: Sequence[int], model: str, options: GenerateOptions

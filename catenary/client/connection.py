@@ -50,7 +50,7 @@ class Connection:
 
     async def ask(self, call: Callable[[], Awaitable[T]]) -> T:
         """The answer to a call, made again while it is refused for now. Raises RpcError."""
-        tries = Tries(self._max_retries)
+        tries = self.tries()
         while True:
             try:
                 return await call()

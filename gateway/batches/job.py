@@ -138,7 +138,7 @@ class BatchJob:
         finally:
             for task in (stopped, *workers):
                 task.cancel()
-            await asyncio.wait({stopped, *workers})
+            await asyncio.gather(stopped, *workers, return_exceptions=True)
 
     async def _work(self, todo: AsyncIterator[BatchLine], reading: asyncio.Lock) -> None:
         while True:

@@ -154,7 +154,7 @@ class BatchRunner:
         finally:
             for task in (checks, work):
                 task.cancel()
-            await asyncio.wait({checks, work})
+            await asyncio.gather(checks, work, return_exceptions=True)
 
     async def _check(self, job: BatchJob) -> None:
         while True:

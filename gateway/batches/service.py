@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from gateway.batches.objects import Batch, Purpose
 from gateway.batches.runner import BatchRunner
 from gateway.batches.store import BatchStore, ClaimedBatch
 from gateway.batches.upload import Upload, read_upload
-from gateway.errors import bad_request
+from gateway.errors import ApiError, bad_request
 from gateway.generation.service import GenerationService
 from gateway.http.respond import send_json
 from gateway.schemas.batches import MAX_EXPIRY_S, MIN_EXPIRY_S, BatchRequest
@@ -68,7 +69,9 @@ class BatchService:
                 expires_s = _checked(upload)
                 file = await self.files.finish(owner, file_id, upload.filename, expires_s)
             except BaseException:
-                await self.files.discard(file_id)
+                # What cannot be discarded is swept away later.
+                with suppress(ApiError):
+                    await self.files.discard(file_id)
                 raise
             await send_json(send, msgspec.json.encode(file))
 

@@ -22,8 +22,6 @@ _MAX_HEADER_BYTES = 4096
 _MAX_PARTS = 16
 _MAX_FILENAME = 512
 _FIELDS = frozenset({"purpose", "expires_after[anchor]", "expires_after[seconds]"})
-
-
 _NAMES = {"anchor": "expires_after[anchor]", "seconds": "expires_after[seconds]"}
 
 

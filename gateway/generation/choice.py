@@ -8,7 +8,7 @@ from catenary.v1 import common_pb2
 from gateway.errors import internal
 from gateway.generation.plan import GenerationPlan
 from gateway.generation.prompt import Prompt
-from gateway.parsing import Part
+from gateway.parsing import Part, TextParser
 from gateway.streaming.delta import ChoiceDelta
 from gateway.streaming.entries import TokenLogprob
 from gateway.streaming.sequence_text import SequenceText, TextOptions
@@ -111,15 +111,12 @@ class Choice:
             self._opened = True
             text, entries = self._prompt.text + text, self._prompt.entries() + entries
             report = self._prompt.report()
-        parts = self._parse(text) if self._parser is not None else None
+        parts = None if self._parser is None else self._parse(self._parser, text)
         told = ids[: piece.count] if self._tells_ids else ()
         return ChoiceDelta(self.index, text, entries, self.finish_reason, stop_reason, told, report, parts)
 
-    def _parse(self, text: str) -> Sequence[Part] | None:
-        """What new text says, if it is read; a call makes a good end one of its own."""
-        parser = self._parser
-        if parser is None:
-            return None
+    def _parse(self, parser: TextParser, text: str) -> list[Part]:
+        """What new text says; a call makes a good end one of its own."""
         parts = parser.feed(text)
         if self.finish_reason is not None:
             parts += parser.finish()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from catenary.text import Vocabulary
 from catenary.v1 import common_pb2
@@ -44,18 +44,14 @@ def make_plan(
         parsing: what is read in the texts; None: nothing.
         tails: the last characters of each prompt, for that.
     """
-    _check_ids(fields.stop_token_ids or (), model, "stop_token_ids")
-    _check_ids(fields.allowed_token_ids or (), model, "allowed_token_ids")
-    _check_ids(fields.logit_bias or (), model, "logit_bias")
+    for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+        _check_ids(getattr(fields, name) or (), model, name)
     bad_words = bad_word_tokens(fields.bad_words or (), model.vocabulary)
-    for word in bad_words:
-        _check_ids(word, model, "bad_words")
+    _check_ids([token for word in bad_words for token in word], model, "bad_words")
     if constraint is not None and fields.searches:
-        raise bad_request(
-            "'use_beam_search' cannot be combined with a constraint on the output.", "use_beam_search"
-        )
-    if max_scored_prompt_tokens is not None:
-        _check_scored(prompts, fields, max_scored_prompt_tokens)
+        text = "'use_beam_search' cannot be combined with a constraint on the output."
+        raise bad_request(text, "use_beam_search")
+    _check_scored(prompts, fields, max_scored_prompt_tokens)
     limits = []
     for prompt in prompts:
         if not prompt:
@@ -108,8 +104,8 @@ def bad_word_tokens(words: Iterable[str], vocabulary: Vocabulary) -> list[list[i
     return [list(ids) for ids in found]
 
 
-def _check_scored(prompts: Sequence[Sequence[int]], fields: GenerationFields, most: int) -> None:
-    if fields.prompt_top_count is None:
+def _check_scored(prompts: Sequence[Sequence[int]], fields: GenerationFields, most: int | None) -> None:
+    if most is None or fields.prompt_top_count is None:
         return
     if sum(map(len, prompts)) * fields.samples > most:
         param = "echo" if fields.prompt_logprobs is None else "prompt_logprobs"
@@ -132,7 +128,7 @@ def _token_limit(prompt: int, context: int, fields: GenerationFields, default: i
     return limit
 
 
-def _check_ids(ids: Iterable[int], model: Model, param: str) -> None:
+def _check_ids(ids: Collection[int], model: Model, param: str) -> None:
     if min(ids, default=0) < 0 or max(ids, default=0) >= model.vocab_size:
         raise bad_request(
             f"Invalid '{param}': an id is out of vocabulary (0 to {model.vocab_size - 1}).",

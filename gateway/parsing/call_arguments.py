@@ -7,10 +7,10 @@ import re
 
 from gateway.parsing.call_objects import CallReader
 from gateway.parsing.json_text import peek_run
-from gateway.parsing.markers import Emit, MarkerSet
+from gateway.parsing.markers import MarkerSet
 from gateway.parsing.python_text import python_value
 from gateway.parsing.schema_types import is_text, to_json
-from gateway.parsing.source import CutShort, Malformed, Scan, Source
+from gateway.parsing.source import CutShort, Emit, Malformed, Scan, Source
 from gateway.parsing.syntax import TaggedArguments
 
 _NAME_CHARS = re.compile(r"[\w.-]*")
@@ -23,27 +23,18 @@ class PythonReader(CallReader):
 
     def python_calls(self) -> Scan[None]:
         """The list. Arguments have names: what a position means, no schema says."""
-        source, calls = self.source, self.output.calls
-        if not (yield from source.accept("[")):
+        yield from self.listed(self._python_call)
+
+    def _python_call(self) -> Scan[None]:
+        source = self.source
+        name = yield from peek_run(source, _NAME_CHARS, _MAX_NAME)
+        source.take(len(name))
+        if (yield from source.skip_space()) != "(":
             raise Malformed
-        while (yield from source.skip_space()) != "]":
-            name = yield from peek_run(source, _NAME_CHARS, _MAX_NAME)
-            source.take(len(name))
-            if (yield from source.skip_space()) != "(":
-                raise Malformed
-            source.take(1)
-            self.begin(name)
-            yield from self._keywords()
-            self.output.complete()
-            source.hold("")
-            char = yield from source.skip_space()
-            if char == ",":
-                source.take(1)
-            elif char != "]":
-                raise Malformed
         source.take(1)
-        if self.output.calls > calls:
-            source.release()
+        self.begin(name)
+        yield from self._keywords()
+        self.output.complete()
 
     def _keywords(self) -> Scan[None]:
         source, emit = self.source, self.output.arguments
@@ -60,11 +51,7 @@ class PythonReader(CallReader):
             emit(lead + json.dumps(key) + ": ")
             yield from python_value(source, emit)
             lead = ", "
-            char = yield from source.skip_space()
-            if char == ",":
-                source.take(1)
-            elif char != ")":
-                raise Malformed
+            yield from self.comma(")")
         source.take(1)
         emit("}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 from gateway.parsing.json_text import json_string, json_value, whole
 from gateway.parsing.output import Output
@@ -40,20 +41,28 @@ class CallReader:
 
     def call_list(self) -> Scan[None]:
         """An array of call objects."""
+        yield from self.listed(self.call_object)
+
+    def listed(self, call: Callable[[], Scan[None]]) -> Scan[None]:
+        """Calls in brackets with commas between them; `call` reads one."""
         source, calls = self.source, self.output.calls
         if not (yield from source.accept("[")):
             raise Malformed
         while (yield from source.skip_space()) != "]":
-            yield from self.call_object()
+            yield from call()
             source.hold("")
-            char = yield from source.skip_space()
-            if char == ",":
-                source.take(1)
-            elif char != "]":
-                raise Malformed
+            yield from self.comma("]")
         source.take(1)
         if self.output.calls > calls:
             source.release()
+
+    def comma(self, end: str) -> Scan[None]:
+        """What stands behind an item: a comma, or `end`, which is not read. Raises Malformed."""
+        char = yield from self.source.skip_space()
+        if char == ",":
+            self.source.take(1)
+        elif char != end:
+            raise Malformed
 
     def call_object(self, *, needs_arguments: bool = False) -> Scan[None]:
         """`{"name": ..., "arguments": {...}}`, its keys in any order."""
@@ -77,11 +86,7 @@ class CallReader:
                 held = "".join(pieces)
             else:
                 yield from json_value(source, _nowhere)
-            char = yield from source.skip_space()
-            if char == ",":
-                source.take(1)
-            elif char != "}":
-                raise Malformed
+            yield from self.comma("}")
         source.take(1)
         if not begun:
             self._late(name, held, needs_arguments)
@@ -92,7 +97,7 @@ class CallReader:
             raise Malformed
         if held.startswith('"'):
             # Arguments as JSON in a string, as the API itself has them.
-            held = json.loads(held).strip()
+            held = _sendable(json.loads(held)).strip()
         if held in ("", "null"):
             held = "{}"
         arguments = whole(json_value, held) if held.startswith("{") else None
@@ -117,6 +122,11 @@ class CallReader:
         if len(text) > _MAX_WORD:
             raise Malformed
         return str(json.loads(text))
+
+
+def _sendable(text: str) -> str:
+    """The text with lone surrogates, which UTF-8 does not have, as JSON's escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _nowhere(text: str) -> None:

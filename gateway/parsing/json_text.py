@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from gateway.parsing.source import CutShort, Malformed, Scan, Source
+from gateway.parsing.source import CutShort, Emit, Malformed, Scan, Source
 
 MAX_DEPTH = 64
 _MAX_NUMBER = 400
-
-Emit = Callable[[str], None]
 
 # Each is a single class or a fixed sequence of them: nothing to backtrack into.
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')

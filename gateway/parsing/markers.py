@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gateway.parsing.source import Scan, Source
+from gateway.parsing.source import Emit, Scan, Source
 
 MAX_SPACE = 256
 """White space in front of a marker that is left out with it."""
-
-Emit = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 
 from gateway.parsing.json_text import MAX_DEPTH, escape_control, peek_run
-from gateway.parsing.source import Malformed, Scan, Source
-
-Emit = Callable[[str], None]
+from gateway.parsing.source import Emit, Malformed, Scan, Source
 
 _MAX_WORD = 400
 _PLAIN = re.compile(r"[^'\"\\\x00-\x1f]+")

@@ -5,11 +5,13 @@ depends on the characters alone, never on where the pieces ended."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import TypeAlias, TypeVar
 
 T = TypeVar("T")
 Scan: TypeAlias = Generator[None, None, T]
+Emit: TypeAlias = Callable[[str], None]
+"""Takes text as it is read."""
 
 MAX_HELD = 1 << 16
 """Characters that may wait for the name of a call, or for the end of a value whose type shows there."""

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from catenary.telemetry import current_traceparent, new_id
@@ -14,7 +13,6 @@ from catenary.v1 import common_pb2
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError, unavailable
 from gateway.generation.service import GenerationService
-from gateway.http.body import BodyLimits, read_json_object
 from gateway.http.disconnect import ClientGone, ClientWatch, SlowReader
 from gateway.http.respond import send_json
 from gateway.link import Session
@@ -23,7 +21,6 @@ from gateway.pooling.endpoint import PooledEndpoint, T
 from gateway.pooling.rendering import render
 from gateway.pooling.run import DocumentRun
 from gateway.pooling.work import Document, Pooled, Work
-from gateway.schemas import RequestLimits
 from gateway.streaming.usage import usage_of
 from gateway.text.models import Model, ModelBoard
 from gateway.text.pool import TokenizerPool
@@ -42,17 +39,13 @@ class PoolingService:
         tokenizers: TokenizerPool,
         metrics: GatewayMetrics,
     ) -> None:
-        """`places`: where every request at work has a place, this service's too."""
+        """`places`: where every request is read and has a place while it is at work, this service's too."""
         self._places = places
         self._session = session
         self._models = models
         self._tokenizers = tokenizers
         self._metrics = metrics
         self._window = config.document_window
-        self._body = BodyLimits(int(config.max_body_mib * (1 << 20)), config.body_timeout_s)
-        self._limits = RequestLimits(
-            max_embedding_inputs=config.max_embedding_inputs, max_pairs=config.max_pairs
-        )
         self._runs: set[DocumentRun] = set()
 
     def cut_off(self) -> None:
@@ -64,8 +57,8 @@ class PoolingService:
         """Answer one request. Raises ApiError before the answer has begun, ClientGone at any time."""
         deadline = self._places.deadline()
         with self._places.place():
-            body = await read_json_object(Request(scope, receive), self._body)
-            fields = endpoint.parse(body, self._limits)
+            body = await self._places.read(scope, receive)
+            fields = endpoint.parse(body, self._places.limits)
             del body
             async with ClientWatch(receive) as watch:
                 pooled = await self.run(endpoint, fields, deadline=deadline, watch=watch)

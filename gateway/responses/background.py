@@ -119,7 +119,8 @@ class BackgroundRuns:
             _log.exception("background response failed", response=response.id)
             response.fail(internal(), int(time.time()))
         with suppress(ApiError):
-            await self._store.update(response.id, response.status, encode_response(response))
+            data = await request.written(lambda: encode_response(response))
+            await self._store.update(response.id, response.status, data)
 
     async def _produce(self, request: ResponseRequest, cache_salt: str) -> None:
         response, deadline = request.response, self._generation.deadline()

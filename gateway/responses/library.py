@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 from catenary.telemetry import get_logger
@@ -39,10 +38,7 @@ class Library:
         if self._store is None or not response.store:
             return
         try:
-            record = (
-                await asyncio.to_thread(record_of, request) if request.chat.logprobs else record_of(request)
-            )
-            await self._store.add(record)
+            await self._store.add(await request.written(lambda: record_of(request)))
         except ApiError:
             response.store = False
             _log.warning("response not stored", response=response.id)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from catenary.telemetry import new_id
 from gateway.errors import ApiError
@@ -19,6 +20,8 @@ from gateway.schemas.responses import PASSED_ON
 from gateway.schemas.unsupported import RESPONSES
 
 ID_PREFIX = "resp_"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,13 @@ class ResponseRequest:
     def renamed(self, error: ApiError) -> ApiError:
         """An error of the chat as one of this request."""
         return of_response(error, self.origins)
+
+    async def written(self, write: Callable[[], T]) -> T:
+        """What `write` makes of the response; beside the loop if that may take long."""
+        if not self.chat.logprobs:
+            return write()
+        # Tens of thousands of alternatives take long to write, and others wait for the loop.
+        return await asyncio.to_thread(write)
 
 
 def read_request(body: dict[str, Any], limits: RequestLimits) -> tuple[ResponsesRequest, dict[str, Any]]:

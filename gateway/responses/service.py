@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import msgspec
 from starlette.types import Receive, Scope, Send
 
@@ -126,19 +124,13 @@ class ResponsesService:
         if not request.stream:
             await producer.finish()
             await self._library.keep(request)
-            await send_json(send, await _encoded(request))
+            await send_json(send, await request.written(lambda: encode_response(request.response)))
             return
         await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
         async for data in producer.stream():
             await send({"type": "http.response.body", "body": data, "more_body": True})
         # Stored before it is told: whoever has read the last event may go on from the response.
         await self._library.keep(request)
-        await send({"type": "http.response.body", "body": producer.final_event(), "more_body": True})
+        last = await request.written(producer.final_event)
+        await send({"type": "http.response.body", "body": last, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def _encoded(request: ResponseRequest) -> bytes:
-    if not request.chat.logprobs:
-        return encode_response(request.response)
-    # Tens of thousands of alternatives take long to write, and others wait for the loop.
-    return await asyncio.to_thread(encode_response, request.response)

@@ -95,7 +95,7 @@ class SqliteStore(ResponseStore):
             return cursor.rowcount == 1
 
     async def get(self, owner: str, response_id: str) -> StoredResponse | None:
-        found = await self._use([(response_id,)], owner)
+        found = await self._use([response_id], owner)
         return found[0] if found else None
 
     async def conversation(self, owner: str, response_id: str, max_bytes: int) -> list[StoredResponse] | None:
@@ -106,7 +106,7 @@ class SqliteStore(ResponseStore):
             return None
         if sum(size for _, _, size in chain) > max_bytes:
             raise ConversationTooLarge
-        found = await self._use([(link[0],) for link in chain], owner)
+        found = await self._use([link[0] for link in chain], owner)
         return found if len(found) == len(chain) else None
 
     async def delete(self, owner: str, response_id: str) -> bool:
@@ -144,10 +144,10 @@ class SqliteStore(ResponseStore):
     def _since(self) -> float:
         return self._clock() - self._limits.max_age_s
 
-    async def _use(self, ids: list[tuple[str]], owner: str) -> list[StoredResponse]:
+    async def _use(self, ids: list[str], owner: str) -> list[StoredResponse]:
         found = []
         async with self._database.transaction() as db:
-            for (response_id,) in ids:
+            for response_id in ids:
                 rows = await db.execute_fetchall(
                     f"UPDATE responses SET used = ? WHERE id = ? AND owner = ? AND used >= ? "
                     f"RETURNING {_COLUMNS}",

@@ -42,7 +42,9 @@ def embedding(**fields: Any) -> Script:
 
 @pytest.fixture
 async def stack(start_stack: StartStack) -> Stack:
-    return await start_stack(embedding(), max_embedding_inputs=64, max_pairs=32, document_window=3)
+    return await start_stack(
+        embedding(), max_embedding_inputs=64, max_pairs=32, max_priority=300, document_window=3
+    )
 
 
 def vector(text: str, dimensions: int = 0) -> list[float]:
@@ -143,7 +145,8 @@ async def test_limits_say_their_value(stack: Stack) -> None:
         ("cache_salt", "x"),
     ):
         await refused(stack, EMBEDDINGS, {"input": "x", name: value}, name, "unsupported_parameter")
-    await refused(stack, EMBEDDINGS, {"input": "x", "priority": 2**20}, "priority", "invalid_value")
+    await embed(stack, "x", priority=300)
+    assert "300" in await refused(stack, EMBEDDINGS, {"input": "x", "priority": 301}, "priority")
     await refused(stack, EMBEDDINGS, {"input": "x", "sound": 1}, "sound", "unknown_parameter")
     await refused(stack, EMBEDDINGS, {"input": "x", "encoding_format": "hex"}, "encoding_format")
 

@@ -110,6 +110,12 @@ def test_nesting_is_limited() -> None:
     assert any(isinstance(part, ToolCallArguments) for part in parsed("qwen3_coder", [deep]))
 
 
+def test_arguments_in_a_string_stay_sendable() -> None:
+    text = r'<tool_call>{"name": "now", "arguments": "{\"zone\": \"\ud800\"}"}</tool_call>'
+    arguments = "".join(part.text for part in parsed("hermes", [text]) if isinstance(part, ToolCallArguments))
+    assert arguments.encode() == rb'{"zone": "\ud800"}'
+
+
 def test_a_call_held_too_long_is_content() -> None:
     text = '<tool_call>{"arguments": {"a": "' + "x" * 70_000 + '"}, "name": "now"}'
     parts = parsed("hermes", [text])
