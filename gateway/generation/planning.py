@@ -54,8 +54,6 @@ def make_plan(
     _check_scored(prompts, fields, max_scored_prompt_tokens)
     limits = []
     for prompt in prompts:
-        if not prompt:
-            raise bad_request(f"Invalid '{param}': the prompt has no tokens.", param)
         limits.append(_token_limit(len(prompt), model.max_model_len, fields, default_max_tokens, param))
         _check_ids(prompt, model, param)
     return GenerationPlan(
@@ -117,6 +115,8 @@ def _check_scored(prompts: Sequence[Sequence[int]], fields: GenerationFields, mo
 
 
 def _token_limit(prompt: int, context: int, fields: GenerationFields, default: int | None, param: str) -> int:
+    if not prompt:
+        raise bad_request(f"Invalid '{param}': the prompt has no tokens.", param)
     # Where nothing is to be generated, one token is, and dropped.
     requested = max(1, fields.token_limit) if fields.token_limit is not None else None
     if prompt + (requested or 1) > context:
