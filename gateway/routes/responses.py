@@ -115,10 +115,9 @@ def routes(service: ResponsesService, library: Library) -> APIRouter:
     async def input_items(request: Request, response_id: str) -> Response:
         query = query_of(request, _LIST)
         _check_include(query.get("include"))
+        order, limit, after = _ORDER.of(query), _LIMIT.of(query), _AFTER.of(query)
         found = stored_items(await library.get(owner_of(request.scope), response_id))
-        return json_response(
-            page(found, order=_ORDER.of(query), limit=_LIMIT.of(query), after=_AFTER.of(query))
-        )
+        return json_response(page(found, order=order, limit=limit, after=after))
 
     return router
 
