@@ -31,6 +31,6 @@ def events_of(answer: Answer) -> list[dict[str, Any]]:
 
 
 def checked_event(event: dict[str, Any]) -> dict[str, Any]:
-    """The event, after a look at it with OpenAI's own types."""
-    _CLASSES[event["type"]].model_validate(event)
+    """The event, after a strict look at it with OpenAI's own types."""
+    _CLASSES[event["type"]].model_validate_json(json.dumps(event), strict=True)
     return event
