@@ -158,7 +158,7 @@ async def upload(stack: Stack) -> Answer:
     ).prepare()
     assert isinstance(made.body, bytes)
     return await call(
-        stack.address, "POST", "/v1/files", made.body, {"Content-Type": made.headers["content-type"]}
+        stack.address, "POST", "/v1/files", made.body, {"Content-Type": str(made.headers["content-type"])}
     )
 
 
