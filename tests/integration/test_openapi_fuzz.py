@@ -32,7 +32,9 @@ LONG_EXAMPLES = 2000
 POOLED = ("/v1/embeddings", "/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score")
 MODES = [GenerationMode.POSITIVE, GenerationMode.NEGATIVE]
 # Values of fields that are hard to make up.
+GOOD_BATCH = {"endpoint": "/v1/completions", "completion_window": "24h"}
 GOOD: dict[str, Any] = {
+    **GOOD_BATCH,
     "messages": [{"role": "user", "content": "hi"}],
     "prompt": "hi",
     "input": "hi",
@@ -40,8 +42,6 @@ GOOD: dict[str, Any] = {
     "documents": ["a", "bc"],
     "text_1": "a",
     "text_2": ["b", "c"],
-    "endpoint": "/v1/completions",
-    "completion_window": "24h",
 }
 BATCH_LINES = jsonl([line("a", {"prompt": "x"})])
 
