@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 
 from fastapi import APIRouter
 
@@ -114,8 +113,8 @@ class GatewayApp:
         await self._server.stop()
         for task in self._tasks:
             task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+        # The defect of one that died is told by `failed`; here everything is to be closed.
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._stored.close()
         await self.peers.close()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from itertools import count
 from typing import Any
 
@@ -70,7 +69,7 @@ class LocalEngine:
         self.max_running = ready.capacity.max_running
         self._hub.core_ready(core, ready, self._name)
         self._hub.join(self._port)
-        self._tasks = [asyncio.create_task(self._follow(core)), asyncio.create_task(self._deliver())]
+        self._tasks = [asyncio.create_task(self._run(core))]
         return model_info(self._name, ready)
 
     def submit(
@@ -94,11 +93,26 @@ class LocalEngine:
         """End the core. Idempotent."""
         for task in self._tasks:
             task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
         if self._core is not None:
             await self._core.stop()
+
+    async def _run(self, core: Core) -> None:
+        """Follow the core to its end. A defect here ends what waits, too."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                delivering = group.create_task(self._deliver())
+                await self._follow(core)
+                delivering.cancel()
+        except Exception as error:
+            self._failure = self._failure or type(error).__name__
+            raise
+        finally:
+            lost = unavailable(f"The engine has failed: {self._failure or 'it was stopped'}")
+            feeds, self._feeds = list(self._feeds.values()), {}
+            for feed in feeds:
+                feed.finish(SequenceEnded(error=lost))
 
     async def _follow(self, core: Core) -> None:
         async for event in core.events():

@@ -125,3 +125,11 @@ def test_vectors_have_length_one():
 def test_bad_options_are_one_line(model_directory: Path, options):
     with pytest.raises((ValueError, RuntimeError)):
         LLM(str(model_directory), progress=False, **options)
+
+
+def test_a_core_that_dies_ends_what_waits():
+    with LLM("minilm", progress=False) as model:
+        engine = model._stack._engine
+        engine._core._process.terminate()
+        with pytest.raises(RuntimeError, match="engine has failed"):
+            model.embed(["x"] * 500)
