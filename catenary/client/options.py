@@ -34,6 +34,7 @@ class GenerateOptions(TypedDict, total=False):
     priority: int | None
     cache_salt: str | None
     constraint: common_pb2.Constraint | None
+    beam_search: common_pb2.BeamSearch | None
 
 
 def make_spec(
@@ -74,4 +75,5 @@ def make_spec(
         priority=options.get("priority"),
         cache_salt=options.get("cache_salt"),
         constraint=options.get("constraint"),
+        beam_search=options.get("beam_search"),
     )

@@ -13,7 +13,7 @@ import transformers
 
 from catenary.client import AsyncClient
 from catenary.rpc import RpcError
-from catenary.v1 import common_pb2, engine_pb2, router_pb2
+from catenary.v1 import common_pb2, engine_pb2
 from services.engine.app import EngineApp
 from services.engine.config import EngineConfig
 from services.engine.link import BeamOptions
@@ -107,14 +107,16 @@ async def check_search(client: AsyncClient, model: Any) -> None:
     stops = list(range(0, VOCAB, 7))
     options = BeamOptions(4, 1.5, results=3)
     expected = expected_beams(model, PROMPT, options, stops=stops, max_new_tokens=12)
-    spec = common_pb2.SequenceSpec(
+    search = client.generate(
+        PROMPT,
         model="tiny",
-        token_ids=PROMPT,
-        stopping=common_pb2.StoppingParams(max_tokens=12, stop_token_ids=stops, ignore_eos=True),
-        response=common_pb2.ResponseOptions(top_logprobs=2),
+        max_tokens=12,
+        stop_token_ids=stops,
+        ignore_eos=True,
+        top_logprobs=2,
         beam_search=common_pb2.BeamSearch(width=4, length_penalty=1.5, results=3),
     )
-    last = [one async for one in client._router.Generate(router_pb2.GenerateRequest(spec=spec))][-1]
+    last = [one async for one in search][-1]
     found = last.end.hypotheses
     assert [list(one.token_ids) for one in found] == [tokens for tokens, _ in expected]
     assert [one.score for one in found] == pytest.approx([score for _, score in expected], rel=1e-4)

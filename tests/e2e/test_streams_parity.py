@@ -63,10 +63,8 @@ async def over_grpc(client: AsyncClient, question: str) -> Stream:
     return Stream(question, tokens, None, "length")
 
 
-async def over_http(
-    client: AsyncOpenAI, question: str, reference: Reference, max_tokens: int = TOKENS, **extra: Any
-) -> Stream:
-    """The ids are read from the log probabilities' bytes; an end-of-sequence token is among them."""
+async def over_http(client: AsyncOpenAI, question: str, max_tokens: int = TOKENS, **extra: Any) -> Stream:
+    """The bytes of the log probabilities, of control tokens none, are those of the text."""
     messages: Any = [{"role": "user", "content": question}]
     chunks = await client.chat.completions.create(
         model=MODEL,
@@ -76,19 +74,20 @@ async def over_http(
         logprobs=True,
         stream=True,
         stream_options={"include_usage": True},
-        extra_body=extra,
+        extra_body={"return_token_ids": True, **extra},
     )
-    text, entries, reasons, completion_tokens = "", list[bytes](), list[str](), 0
+    text, spelled, tokens, reasons, completion_tokens = "", b"", list[int](), list[str](), 0
     async for chunk in chunks:
         completion_tokens = chunk.usage.completion_tokens if chunk.usage else completion_tokens
         for choice in chunk.choices:
             text += choice.delta.content or ""
             content = choice.logprobs.content if choice.logprobs else None
-            entries += [bytes(entry.bytes or ()) for entry in content or ()]
+            spelled += b"".join(bytes(entry.bytes or ()) for entry in content or ())
+            tokens += (choice.model_extra or {}).get("token_ids") or []
             reasons += [choice.finish_reason] if choice.finish_reason else []
     (reason,) = reasons
-    tokens = reference.ids(entries) + [reference.tokenizer.eos_token_id] * (reason == "stop")
     assert completion_tokens == len(tokens)
+    assert spelled.decode() == text
     return Stream(question, tokens, text, reason)
 
 
@@ -114,9 +113,7 @@ async def test_32_streams_equal_transformers(
     async with stack.client() as plain, connect(stack) as http:
         streams = await asyncio.gather(
             *(
-                over_grpc(plain, question)
-                if number % 2
-                else over_http(http, question, reference, ignore_eos=True)
+                over_grpc(plain, question) if number % 2 else over_http(http, question, ignore_eos=True)
                 for number, question in enumerate(QUESTIONS)
             )
         )
@@ -136,7 +133,7 @@ async def test_32_streams_equal_transformers(
 async def test_32_streams_that_end_by_themselves(stack: ProcessStack, reference: Reference) -> None:
     questions = [f"What is {number} plus 1? Answer with one number." for number in range(STREAMS)]
     async with connect(stack) as http:
-        streams = await asyncio.gather(*(over_http(http, q, reference, SHORT) for q in questions))
+        streams = await asyncio.gather(*(over_http(http, q, SHORT) for q in questions))
     assert near_ties(streams, reference) <= MOST_NEAR_TIES
     assert {stream.finish_reason for stream in streams} == {"stop", "length"}
     assert all(len(s.token_ids) == SHORT for s in streams if s.finish_reason == "length")
