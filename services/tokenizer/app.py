@@ -66,6 +66,11 @@ class TokenizerService:
             await self.pool.stop()
             raise
         self._on_pool_change()
+        _log.info(
+            "parsers",
+            tool=servicer.digest.tool_parser or NO_PARSER,
+            reasoning=servicer.digest.reasoning_parser or NO_PARSER,
+        )
         return bound
 
     async def drain(self) -> None:
@@ -122,7 +127,6 @@ def make_servicer(
         tool=config.tool_parser,
         reasoning=config.reasoning_parser,
     )
-    _log.info("parsers", tool=parsers.tool or NO_PARSER, reasoning=parsers.reasoning or NO_PARSER)
     return TokenizerServicer(
         config, TaskRunner(config, pool), tokenizer_json=files.tokenizer_json, ready=ready, parsers=parsers
     )

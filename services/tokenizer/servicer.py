@@ -44,7 +44,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self._reader = RequestReader(config)
         self._verdicts = ConstraintVerdicts(config, runner)
         self._file = tokenizer_json
-        self._digest = tokenizer_pb2.TokenizerDigest(
+        self.digest = tokenizer_pb2.TokenizerDigest(
             sha256=hashlib.sha256(tokenizer_json).hexdigest(),
             size=len(tokenizer_json),
             model=config.model_name,
@@ -96,7 +96,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
     async def ListTokenizers(
         self, request: tokenizer_pb2.ListTokenizersRequest, context: _Context
     ) -> tokenizer_pb2.ListTokenizersResponse:
-        return tokenizer_pb2.ListTokenizersResponse(tokenizers=[self._digest])
+        return tokenizer_pb2.ListTokenizersResponse(tokenizers=[self.digest])
 
     async def GetTokenizer(
         self, request: tokenizer_pb2.GetTokenizerRequest, context: _Context
@@ -105,5 +105,5 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         for start in range(0, len(self._file), CHUNK_BYTES):
             end = start + CHUNK_BYTES
             yield tokenizer_pb2.GetTokenizerResponse(
-                chunk=self._file[start:end], digest=self._digest if end >= len(self._file) else None
+                chunk=self._file[start:end], digest=self.digest if end >= len(self._file) else None
             )

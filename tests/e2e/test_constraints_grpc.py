@@ -56,6 +56,7 @@ async def ask(client: AsyncClient, content: str, **options: Any) -> tuple[str, l
     return text, tokens, end
 
 
+@pytest.mark.long
 async def test_constrained_answers_beside_free_ones(stack: ProcessStack) -> None:
     free = "Say hello."
     async with stack.client() as client:
@@ -84,6 +85,7 @@ async def test_constrained_answers_beside_free_ones(stack: ProcessStack) -> None
     assert behind in ("yes", "no")
 
 
+@pytest.mark.long
 async def test_a_resumed_answer_goes_on_alike(stack: ProcessStack) -> None:
     given = constraint(JSON, PERSON)
     async with stack.client() as client:

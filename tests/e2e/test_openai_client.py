@@ -187,6 +187,7 @@ def test_stop_strings(client: OpenAI) -> None:
     assert text_of(complete(client, stop=["never said"]).choices[0]) == whole
 
 
+@pytest.mark.long
 def test_seeds_alone_and_in_company(client: OpenAI) -> None:
     def draw(seed: int) -> str:
         return text_of(chat(client, "Invent a word.", seed=seed, temperature=0.9).choices[0])

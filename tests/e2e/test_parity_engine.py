@@ -25,6 +25,7 @@ TASKS = [
 ]
 
 
+@pytest.mark.long
 def test_32_concurrent_sequences_equal_transformers(model_directory: Path, reference: Reference) -> None:
     prompts = [reference.chat(task.format(subject)) for task in TASKS for subject in SUBJECTS]
     assert len(prompts) == SEQUENCES

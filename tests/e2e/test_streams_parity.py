@@ -130,6 +130,7 @@ async def test_32_streams_equal_transformers(
     assert ties <= MOST_NEAR_TIES
 
 
+@pytest.mark.long
 async def test_32_streams_that_end_by_themselves(stack: ProcessStack, reference: Reference) -> None:
     questions = [f"What is {number} plus 1? Answer with one number." for number in range(STREAMS)]
     async with connect(stack) as http:

@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
 LENGTH = 128
 
 
+@pytest.mark.long
 def test_20_requests_meet_no_new_shape(model_directory: Path, tmp_path: Path) -> None:
     core = LocalCore(
         core_options(
