@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -14,6 +15,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from catenary.v1 import router_pb2
+from gateway.errors import ApiError
+from gateway.http.disconnect import ClientGone, SlowReader
 from gateway.streaming.usage import Usage
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -125,6 +128,18 @@ class RequestTimer:
         self._generated = metrics.generated_tokens.labels(model)
         self.accepted = False
         """Whether an engine has answered: a request that was refused before has no latency and no tokens."""
+
+    @contextmanager
+    def failures(self) -> Iterator[None]:
+        """Count what is raised inside as the request's failure."""
+        try:
+            yield
+        except ApiError as error:
+            self.failed(error.code or "")
+            raise
+        except ClientGone as error:
+            self.failed("slow_reader" if isinstance(error, SlowReader) else "disconnect")
+            raise
 
     def tokens(self, choice: int, count: int) -> None:
         """`count` new tokens of a choice."""

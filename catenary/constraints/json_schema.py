@@ -20,6 +20,7 @@ from catenary.constraints.keywords import (
 from catenary.constraints.kinds import ConstraintError, ConstraintLimits
 from catenary.constraints.references import check_references
 from catenary.constraints.regex import check_regex
+from catenary.json_bounds import json_levels
 
 _GUIDANCE = "x-guidance"
 _SHOWN = re.compile(r"[A-Za-z0-9_$.-]{1,64}")
@@ -56,21 +57,13 @@ def clean_schema(schema: Any, limits: ConstraintLimits) -> dict[str, Any]:
 
 
 def _check_size(schema: Any, limits: ConstraintLimits) -> None:
-    level, depth, nodes = [schema], 0, 0
-    while level:
-        depth += 1
+    nodes = 0
+    for depth, level in enumerate(json_levels(schema), start=1):
         nodes += len(level)
         if depth > limits.max_depth:
             raise ConstraintError(f"The JSON schema is nested deeper than {limits.max_depth} levels.")
         if nodes > limits.max_nodes:
             raise ConstraintError(f"The JSON schema has more than {limits.max_nodes} values.")
-        below: list[Any] = []
-        for value in level:
-            if isinstance(value, dict):
-                below += value.values()
-            elif isinstance(value, list):
-                below += value
-        level = below
 
 
 class _Cleaner:

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from catenary.telemetry import current_traceparent, get_logger, new_id
 from gateway.auth import cache_salt_of, salted
 from gateway.config import GatewayConfig
-from gateway.errors import ApiError, overloaded, unavailable
+from gateway.errors import overloaded, unavailable
 from gateway.generation.answer import collect, send_stream
 from gateway.generation.endpoint import Endpoint, T
 from gateway.generation.generation import Generation
@@ -24,7 +24,7 @@ from gateway.generation.plan import GenerationPlan
 from gateway.generation.planning import make_plan, truncation
 from gateway.generation.priorities import Priorities
 from gateway.http.body import BodyLimits, read_json_object
-from gateway.http.disconnect import ClientGone, ClientWatch, SlowReader
+from gateway.http.disconnect import ClientGone, ClientWatch
 from gateway.http.respond import send_json
 from gateway.link import Session
 from gateway.metrics import GatewayMetrics, RequestTimer
@@ -195,7 +195,7 @@ class GenerationService:
         """
         # An unknown model is no label of a metric.
         timer = RequestTimer(self._metrics, self._models.require(fields.model).name)
-        try:
+        with timer.failures():
             plan, rendered = await self.prepare(endpoint, fields, cache_salt=cache_salt, watch=watch)
             with self._generation(
                 plan, timer, deadline, scores_stop_token=endpoint.scores_stop_token
@@ -206,12 +206,6 @@ class GenerationService:
                     await generation.start(current_traceparent())
                     timer.accept(plan.prompt_tokens)
                     yield Running(generation, rendered, timer.failed)
-        except ApiError as error:
-            timer.failed(error.code or "")
-            raise
-        except ClientGone as error:
-            timer.failed("slow_reader" if isinstance(error, SlowReader) else "disconnect")
-            raise
 
     @contextmanager
     def _generation(

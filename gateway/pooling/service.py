@@ -11,9 +11,9 @@ from starlette.types import Receive, Scope, Send
 from catenary.telemetry import current_traceparent, new_id
 from catenary.v1 import common_pb2
 from gateway.config import GatewayConfig
-from gateway.errors import ApiError, unavailable
+from gateway.errors import unavailable
 from gateway.generation.service import GenerationService
-from gateway.http.disconnect import ClientGone, ClientWatch, SlowReader
+from gateway.http.disconnect import ClientGone, ClientWatch
 from gateway.http.respond import send_json
 from gateway.link import Session
 from gateway.metrics import GatewayMetrics, RequestTimer
@@ -87,14 +87,8 @@ class PoolingService:
         """
         model = self._models.require(fields.model, endpoint.tasks)
         timer = RequestTimer(self._metrics, model.name)
-        try:
+        with timer.failures():
             return await self._pool(endpoint, fields, model, timer, deadline, watch)
-        except ApiError as error:
-            timer.failed(error.code or "")
-            raise
-        except ClientGone as error:
-            timer.failed("slow_reader" if isinstance(error, SlowReader) else "disconnect")
-            raise
 
     async def _pool(
         self,

@@ -51,6 +51,13 @@ class ResponsesEndpoint(ChatEndpoint):
 def routes(service: ResponsesService, library: Library) -> APIRouter:
     """The routes."""
     router = APIRouter()
+    _making(router, service)
+    _stored(router, service, library)
+    return router
+
+
+def _making(router: APIRouter, service: ResponsesService) -> None:
+    """What takes a request for a response."""
     further = (ChatRequest, PASSED_ON)
 
     @router.post(
@@ -75,6 +82,10 @@ def routes(service: ResponsesService, library: Library) -> APIRouter:
     )
     async def input_tokens() -> Response:
         return Deferred(service.count)
+
+
+def _stored(router: APIRouter, service: ResponsesService, library: Library) -> None:
+    """What is done with a response that is kept."""
 
     @router.get(
         "/v1/responses/{response_id}",
@@ -118,8 +129,6 @@ def routes(service: ResponsesService, library: Library) -> APIRouter:
         order, limit, after = _ORDER.of(query), _LIMIT.of(query), _AFTER.of(query)
         found = stored_items(await library.get(owner_of(request.scope), response_id))
         return json_response(page(found, order=order, limit=limit, after=after))
-
-    return router
 
 
 def _check_include(name: str | None) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BeforeValidator
 from pydantic_core.core_schema import ValidationInfo
 
+from catenary.json_bounds import Excess, json_excess
 from gateway.schemas.base import FieldError, limits_of
 
 
@@ -14,17 +15,11 @@ def check_data(value: Any, max_depth: int, max_values: int) -> None:
     """Refuse arrays and objects inside of one another deeper than `max_depth`, or with more than `max_values`
     values in all. Raises FieldError.
     """
-    depth = values = 0
-    level = [value] if isinstance(value, dict | list) else []
-    while level:
-        depth += 1
-        inner = [child for item in level for child in (item.values() if isinstance(item, dict) else item)]
-        values += len(inner)
-        if depth > max_depth:
-            raise FieldError(f"Invalid '{{param}}': nested deeper than {max_depth} levels.")
-        if values > max_values:
-            raise FieldError(f"Invalid '{{param}}': at most {max_values} values are allowed.")
-        level = [child for child in inner if isinstance(child, dict | list)]
+    excess = json_excess(value, max_depth, max_values)
+    if excess is Excess.DEPTH:
+        raise FieldError(f"Invalid '{{param}}': nested deeper than {max_depth} levels.")
+    if excess is Excess.VALUES:
+        raise FieldError(f"Invalid '{{param}}': at most {max_values} values are allowed.")
 
 
 def _bounded(value: Any, info: ValidationInfo) -> Any:

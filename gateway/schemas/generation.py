@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -67,9 +68,9 @@ class GenerationFields(SamplingFields, OutputFields, StructuredFields):
         return self.max_tokens
 
     @property
+    @abstractmethod
     def top_count(self) -> int | None:
         """Alternatives to report for each token; None if log probabilities were not asked for."""
-        raise NotImplementedError
 
     @property
     def echoes(self) -> bool:

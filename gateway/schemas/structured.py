@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, FailFast, Field, PlainValidator, WithJsonSchema
 from pydantic_core.core_schema import ValidationInfo
 
+from catenary.json_bounds import json_levels
 from gateway.errors import bad_request
 from gateway.schemas.base import MAX_FIELDS, FieldError, RequestModel, at_most, limits_of, within
 from gateway.schemas.limits import RequestLimits
@@ -17,22 +18,15 @@ _MAX_NAME = 64
 def _bounded(value: Any, info: ValidationInfo) -> Any:
     """JSON of moderate depth and size, whatever it holds."""
     limits = limits_of(info)
-    level, depth, values = [value], 0, 0
-    while level:
-        depth, values = depth + 1, values + len(level)
+    values = 0
+    for depth, level in enumerate(json_levels(value), start=1):
+        values += len(level)
         if depth > limits.max_constraint_depth:
             raise FieldError(f"Invalid '{{param}}': nested deeper than {limits.max_constraint_depth} levels.")
         if values > limits.max_constraint_values:
             raise FieldError(
                 f"Invalid '{{param}}': it holds more than {limits.max_constraint_values} values."
             )
-        below: list[Any] = []
-        for item in level:
-            if isinstance(item, dict):
-                below += item.values()
-            elif isinstance(item, list):
-                below += item
-        level = below
     return value
 
 

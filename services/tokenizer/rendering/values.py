@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from catenary.json_bounds import Excess, json_excess
 from services.tokenizer.rendering.errors import RenderRefused
 
 
@@ -23,21 +24,13 @@ def read_json(text: str, *, param: str, limits: JsonLimits) -> Any:
         value = msgspec.json.decode(text)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         raise RenderRefused(f"Invalid '{param}': it is not valid JSON.", param=param) from None
-    depth = values = 0
-    level = [value] if isinstance(value, dict | list) else []
-    while level:
-        depth += 1
-        inner = [child for item in level for child in (item.values() if isinstance(item, dict) else item)]
-        values += len(inner)
-        if depth > limits.max_depth:
-            raise RenderRefused(
-                f"Invalid '{param}': it is nested deeper than {limits.max_depth} levels.", param=param
-            )
-        if values > limits.max_values:
-            raise RenderRefused(
-                f"Invalid '{param}': it has more than {limits.max_values} values.", param=param
-            )
-        level = [child for child in inner if isinstance(child, dict | list)]
+    excess = json_excess(value, limits.max_depth, limits.max_values)
+    if excess is Excess.DEPTH:
+        raise RenderRefused(
+            f"Invalid '{param}': it is nested deeper than {limits.max_depth} levels.", param=param
+        )
+    if excess is Excess.VALUES:
+        raise RenderRefused(f"Invalid '{param}': it has more than {limits.max_values} values.", param=param)
     return value
 
 
