@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from services.engine.constraints import Vocabulary
 from services.engine.link import ConstraintOptions
 from tests.support.tiny_tokenizer import EOS_ID, VOCAB_SIZE, tokenizer_json, write_tiny_model
 from tests.support.torch_engine import LocalCore, Output, save_tiny_model
+
+WAIT_S = 60.0
 
 # More logits than the tokenizer has tokens, as padded vocabularies have.
 WIDTH = VOCAB_SIZE + 8
@@ -64,3 +67,12 @@ def ended(output: Output) -> str:
     if output.end is None:
         raise ValueError("the sequence has not ended")
     return ":".join(str(part) for part in (output.end.reason, output.end.error_param) if part is not None)
+
+
+def settle_compile(core: LocalCore) -> None:
+    """Waits until nobody waits for a constraint, without a step."""
+    deadline = time.monotonic() + WAIT_S
+    loop: Any = core.loop
+    while len(loop._constrained):
+        assert time.monotonic() < deadline
+        loop._constrained.admit()

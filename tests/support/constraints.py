@@ -6,9 +6,16 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from catenary.constraints import ConstraintKind, check_grammar, parser_limits, to_llguidance
+from catenary.constraints import (
+    ConstraintError,
+    ConstraintKind,
+    check_grammar,
+    parser_limits,
+    to_llguidance,
+)
 
 EOS = 256
 CONTROL = {"<|call|>": 257, "<|end|>": 258}
@@ -60,3 +67,13 @@ class Language:
             assert matcher.consume_token(token)
             data.append(token)
         return None
+
+
+def refusal(kind: ConstraintKind, source: Any) -> str:
+    """The one short line by which a constraint is refused."""
+    with pytest.raises(ConstraintError) as caught:
+        Language(kind, source, CONTROL)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert len(text) < 250
+    return text
