@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-SCHEMA_REVISION = 3
+SCHEMA_REVISION = 4
 """Revision of `protos/catenary/v1`. Raised by a change that an older peer would misread."""
 
-MINIMUM_PEER_REVISION = 3
+MINIMUM_PEER_REVISION = 4
 """Oldest revision that this build understands."""
 
 MAX_TOP_LOGPROBS = 20

@@ -123,6 +123,7 @@ _CLIENT_FAULTS: dict[int, str] = {
     common_pb2.ERROR_CODE_INVALID_ARGUMENT: "invalid_value",
     common_pb2.ERROR_CODE_UNSUPPORTED: "unsupported_value",
     common_pb2.ERROR_CODE_CONTEXT_LENGTH_EXCEEDED: "context_length_exceeded",
+    common_pb2.ERROR_CODE_POISONED: "request_poisoned",
 }
 _AWAY: frozenset[int] = frozenset(
     {

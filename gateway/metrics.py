@@ -32,6 +32,7 @@ ERROR_CODES = frozenset(
         "invalid_value",
         "model_not_found",
         "rate_limit_exceeded",
+        "request_poisoned",
         "slow_reader",
         "timeout",
         "tokenizer_unavailable",

@@ -26,6 +26,7 @@ _STATUS: dict[ErrorCode.ValueType, grpc.StatusCode] = {
     common_pb2.ERROR_CODE_SLOW_READER: grpc.StatusCode.ABORTED,
     common_pb2.ERROR_CODE_DUPLICATE_REQUEST: grpc.StatusCode.ALREADY_EXISTS,
     common_pb2.ERROR_CODE_SCHEMA_MISMATCH: grpc.StatusCode.FAILED_PRECONDITION,
+    common_pb2.ERROR_CODE_POISONED: grpc.StatusCode.INVALID_ARGUMENT,
 }
 
 # What a status without a trailer means. Texts are fixed: those of the transport name addresses.

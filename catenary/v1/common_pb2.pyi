@@ -65,6 +65,8 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     """The peer speaks another schema revision, or an older lease epoch."""
     ERROR_CODE_INTERNAL: _ErrorCode.ValueType  # 14
     """A defect of the server. The text is fixed and tells no internals."""
+    ERROR_CODE_POISONED: _ErrorCode.ValueType  # 15
+    """Engines died while they computed this request alone: it is not run again, here or elsewhere."""
 
 class ErrorCode(_ErrorCode, metaclass=_ErrorCodeEnumTypeWrapper):
     """Why a request was refused or a sequence failed. A closed set: dashboards and clients may switch on it."""
@@ -99,6 +101,8 @@ ERROR_CODE_SCHEMA_MISMATCH: ErrorCode.ValueType  # 13
 """The peer speaks another schema revision, or an older lease epoch."""
 ERROR_CODE_INTERNAL: ErrorCode.ValueType  # 14
 """A defect of the server. The text is fixed and tells no internals."""
+ERROR_CODE_POISONED: ErrorCode.ValueType  # 15
+"""Engines died while they computed this request alone: it is not run again, here or elsewhere."""
 Global___ErrorCode: _TypeAlias = ErrorCode  # noqa: Y015
 
 class _FinishReason:
@@ -200,6 +204,36 @@ MODEL_TASK_EMBED: ModelTask.ValueType  # 2
 MODEL_TASK_SCORE: ModelTask.ValueType  # 3
 """A query with a document becomes one number."""
 Global___ModelTask: _TypeAlias = ModelTask  # noqa: Y015
+
+class _PriorityClass:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PriorityClassEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PriorityClass.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PRIORITY_CLASS_UNSPECIFIED: _PriorityClass.ValueType  # 0
+    """DEFAULT."""
+    PRIORITY_CLASS_SYSTEM: _PriorityClass.ValueType  # 1
+    """Probes and operators."""
+    PRIORITY_CLASS_INTERACTIVE: _PriorityClass.ValueType  # 2
+    PRIORITY_CLASS_DEFAULT: _PriorityClass.ValueType  # 3
+    PRIORITY_CLASS_BULK: _PriorityClass.ValueType  # 4
+    """Batches and whatever else can wait."""
+
+class PriorityClass(_PriorityClass, metaclass=_PriorityClassEnumTypeWrapper):
+    """Lanes of admission, first served first. Each has places that no lower one can take, a bounded queue and a longest
+    wait; who has waited long is promoted by one class.
+    """
+
+PRIORITY_CLASS_UNSPECIFIED: PriorityClass.ValueType  # 0
+"""DEFAULT."""
+PRIORITY_CLASS_SYSTEM: PriorityClass.ValueType  # 1
+"""Probes and operators."""
+PRIORITY_CLASS_INTERACTIVE: PriorityClass.ValueType  # 2
+PRIORITY_CLASS_DEFAULT: PriorityClass.ValueType  # 3
+PRIORITY_CLASS_BULK: PriorityClass.ValueType  # 4
+"""Batches and whatever else can wait."""
+Global___PriorityClass: _TypeAlias = PriorityClass  # noqa: Y015
 
 class _AbortOutcome:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -704,6 +738,10 @@ class SequenceSpec(_message.Message):
     CONSTRAINT_FIELD_NUMBER: _builtins.int
     BEAM_SEARCH_FIELD_NUMBER: _builtins.int
     POOLING_FIELD_NUMBER: _builtins.int
+    PRIORITY_CLASS_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    MAX_WAIT_MS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Server-made id for logs and traces; unique per sequence."""
     model: _builtins.str
@@ -716,6 +754,18 @@ class SequenceSpec(_message.Message):
     """Sequences with a lower number are computed first. Absent: 0."""
     cache_salt: _builtins.str
     """Cached KV is shared only among sequences with the same one; at most 128 characters. Absent: the empty one."""
+    priority_class: Global___PriorityClass.ValueType
+    """The lane in which it waits for an engine. `priority` counts within an engine."""
+    tenant: _builtins.str
+    """Whose it is: tenants of a lane take turns by uncached prompt tokens. At most 128 characters; absent: everybody
+    without one is one tenant.
+    """
+    session_id: _builtins.str
+    """Sequences with the same one are placed on the same engine where the policy heeds that (session affinity). At most
+    256 characters.
+    """
+    max_wait_ms: _builtins.int
+    """Longest wait for an engine in milliseconds; then it is refused with TIMEOUT. Absent: the lane's."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Prompt tokens, then tokens that were already emitted in an earlier life of the sequence."""
@@ -756,25 +806,41 @@ class SequenceSpec(_message.Message):
         constraint: Global___Constraint | None = ...,
         beam_search: Global___BeamSearch | None = ...,
         pooling: Global___Pooling | None = ...,
+        priority_class: Global___PriorityClass.ValueType = ...,
+        tenant: _builtins.str | None = ...,
+        session_id: _builtins.str | None = ...,
+        max_wait_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_priority", b"_priority", "_prompt_len", b"_prompt_len", "_traceparent", b"_traceparent", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "constraint", b"constraint", "pooling", b"pooling", "priority", b"priority", "prompt_len", b"prompt_len", "response", b"response", "sampling", b"sampling", "stopping", b"stopping", "traceparent", b"traceparent"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_max_wait_ms", b"_max_wait_ms", "_priority", b"_priority", "_prompt_len", b"_prompt_len", "_session_id", b"_session_id", "_tenant", b"_tenant", "_traceparent", b"_traceparent", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "constraint", b"constraint", "max_wait_ms", b"max_wait_ms", "pooling", b"pooling", "priority", b"priority", "prompt_len", b"prompt_len", "response", b"response", "sampling", b"sampling", "session_id", b"session_id", "stopping", b"stopping", "tenant", b"tenant", "traceparent", b"traceparent"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_priority", b"_priority", "_prompt_len", b"_prompt_len", "_traceparent", b"_traceparent", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "constraint", b"constraint", "model", b"model", "pooling", b"pooling", "priority", b"priority", "prompt_len", b"prompt_len", "request_id", b"request_id", "response", b"response", "sampling", b"sampling", "stopping", b"stopping", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_max_wait_ms", b"_max_wait_ms", "_priority", b"_priority", "_prompt_len", b"_prompt_len", "_session_id", b"_session_id", "_tenant", b"_tenant", "_traceparent", b"_traceparent", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "constraint", b"constraint", "max_wait_ms", b"max_wait_ms", "model", b"model", "pooling", b"pooling", "priority", b"priority", "priority_class", b"priority_class", "prompt_len", b"prompt_len", "request_id", b"request_id", "response", b"response", "sampling", b"sampling", "session_id", b"session_id", "stopping", b"stopping", "tenant", b"tenant", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cache_salt: _TypeAlias = _typing.Literal["cache_salt"]  # noqa: Y015
     _WhichOneofArgType__cache_salt: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt"]  # noqa: Y015
+    _WhichOneofReturnType__max_wait_ms: _TypeAlias = _typing.Literal["max_wait_ms"]  # noqa: Y015
+    _WhichOneofArgType__max_wait_ms: _TypeAlias = _typing.Literal["_max_wait_ms", b"_max_wait_ms"]  # noqa: Y015
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
     _WhichOneofReturnType__prompt_len: _TypeAlias = _typing.Literal["prompt_len"]  # noqa: Y015
     _WhichOneofArgType__prompt_len: _TypeAlias = _typing.Literal["_prompt_len", b"_prompt_len"]  # noqa: Y015
+    _WhichOneofReturnType__session_id: _TypeAlias = _typing.Literal["session_id"]  # noqa: Y015
+    _WhichOneofArgType__session_id: _TypeAlias = _typing.Literal["_session_id", b"_session_id"]  # noqa: Y015
+    _WhichOneofReturnType__tenant: _TypeAlias = _typing.Literal["tenant"]  # noqa: Y015
+    _WhichOneofArgType__tenant: _TypeAlias = _typing.Literal["_tenant", b"_tenant"]  # noqa: Y015
     _WhichOneofReturnType__traceparent: _TypeAlias = _typing.Literal["traceparent"]  # noqa: Y015
     _WhichOneofArgType__traceparent: _TypeAlias = _typing.Literal["_traceparent", b"_traceparent"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__cache_salt) -> _WhichOneofReturnType__cache_salt | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_wait_ms) -> _WhichOneofReturnType__max_wait_ms | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_len) -> _WhichOneofReturnType__prompt_len | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__session_id) -> _WhichOneofReturnType__session_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tenant) -> _WhichOneofReturnType__tenant | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__traceparent) -> _WhichOneofReturnType__traceparent | None: ...
 
@@ -791,30 +857,102 @@ class Submit(_message.Message):
     HANDLE_FIELD_NUMBER: _builtins.int
     SPEC_FIELD_NUMBER: _builtins.int
     SAME_PROMPT_AS_FIELD_NUMBER: _builtins.int
+    RESUMED_FIELD_NUMBER: _builtins.int
+    ALONE_FIELD_NUMBER: _builtins.int
+    PREFILL_ONLY_FIELD_NUMBER: _builtins.int
+    KV_OFFER_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     same_prompt_as: _builtins.int
     """Handle of a live sequence that was submitted on this stream before, with the same prompt, model and cache_salt.
     Both go to one engine, which computes the prompt once and lets them share its blocks. A hint: the sequence is
     computed alone where that cannot be done, for instance because the other one has ended.
     """
+    resumed: _builtins.bool
+    """It was admitted before and lost its engine or its router: it waits in front of its lane, and limits of queues do
+    not refuse it.
+    """
+    alone: _builtins.bool
+    """Its engine may have nothing else, and gets nothing else until its first token: engines died while they computed
+    its first forward.
+    """
+    prefill_only: _builtins.bool
+    """To an engine of the prefill role: compute the prompt, keep its KV for another engine, and end with
+    SequenceEnd.kv_offer. Nothing is emitted.
+    """
     @_builtins.property
     def spec(self) -> Global___SequenceSpec: ...
+    @_builtins.property
+    def kv_offer(self) -> Global___KvOffer:
+        """To an engine of the decode role: where the KV of the prompt is. It is recomputed if that cannot be had."""
+
     def __init__(
         self,
         *,
         handle: _builtins.int = ...,
         spec: Global___SequenceSpec | None = ...,
         same_prompt_as: _builtins.int | None = ...,
+        resumed: _builtins.bool = ...,
+        alone: _builtins.bool = ...,
+        prefill_only: _builtins.bool = ...,
+        kv_offer: Global___KvOffer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_same_prompt_as", b"_same_prompt_as", "same_prompt_as", b"same_prompt_as", "spec", b"spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_same_prompt_as", b"_same_prompt_as", "kv_offer", b"kv_offer", "same_prompt_as", b"same_prompt_as", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_same_prompt_as", b"_same_prompt_as", "handle", b"handle", "same_prompt_as", b"same_prompt_as", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_same_prompt_as", b"_same_prompt_as", "alone", b"alone", "handle", b"handle", "kv_offer", b"kv_offer", "prefill_only", b"prefill_only", "resumed", b"resumed", "same_prompt_as", b"same_prompt_as", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__same_prompt_as: _TypeAlias = _typing.Literal["same_prompt_as"]  # noqa: Y015
     _WhichOneofArgType__same_prompt_as: _TypeAlias = _typing.Literal["_same_prompt_as", b"_same_prompt_as"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__same_prompt_as) -> _WhichOneofReturnType__same_prompt_as | None: ...
 
 Global___Submit: _TypeAlias = Submit  # noqa: Y015
+
+@_typing.final
+class KvOffer(_message.Message):
+    """KV of a computed prompt, kept by the engine that computed it until it is fetched or `ttl_ms` is over."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONNECTOR_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    TICKET_FIELD_NUMBER: _builtins.int
+    HOST_ID_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    LAYOUT_FIELD_NUMBER: _builtins.int
+    TTL_MS_FIELD_NUMBER: _builtins.int
+    connector: _builtins.str
+    """Connector that moves it: shm, tcp, or the name of one that was plugged in."""
+    address: _builtins.str
+    """Where to fetch it, in the connector's own form; at most 512 characters."""
+    ticket: _builtins.bytes
+    """Random name of this offer, which is also the right to fetch it; 16 to 64 bytes."""
+    host_id: _builtins.str
+    """Host on which shared memory with the offering engine is possible; empty if it cannot be told."""
+    blocks: _builtins.int
+    """Blocks that are offered, whole ones and the last, partial one, and the tokens in them: all but the prompt's last."""
+    tokens: _builtins.int
+    layout: _builtins.bytes
+    """What a receiver must have alike: block size, layers, heads, dtype and layout, as one digest."""
+    ttl_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        connector: _builtins.str = ...,
+        address: _builtins.str = ...,
+        ticket: _builtins.bytes = ...,
+        host_id: _builtins.str = ...,
+        blocks: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+        layout: _builtins.bytes = ...,
+        ttl_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "blocks", b"blocks", "connector", b"connector", "host_id", b"host_id", "layout", b"layout", "ticket", b"ticket", "tokens", b"tokens", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvOffer: _TypeAlias = KvOffer  # noqa: Y015
 
 @_typing.final
 class Refusal(_message.Message):
@@ -850,21 +988,25 @@ class Usage(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
+    TRANSFERRED_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     cached_tokens: _builtins.int
     """Prompt tokens whose KV came from the prefix cache."""
     completion_tokens: _builtins.int
     """Tokens generated after `prompt_len`, the stop token included."""
+    transferred_tokens: _builtins.int
+    """Prompt tokens whose KV came from another engine (`Submit.kv_offer`)."""
     def __init__(
         self,
         *,
         prompt_tokens: _builtins.int = ...,
         cached_tokens: _builtins.int = ...,
         completion_tokens: _builtins.int = ...,
+        transferred_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens", "transferred_tokens", b"transferred_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -883,6 +1025,7 @@ class SequenceEnd(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     HYPOTHESES_FIELD_NUMBER: _builtins.int
     VECTOR_FIELD_NUMBER: _builtins.int
+    KV_OFFER_FIELD_NUMBER: _builtins.int
     row: _builtins.int
     """Index of the row in `StepOutput.handles`."""
     reason: Global___FinishReason.ValueType
@@ -900,6 +1043,10 @@ class SequenceEnd(_message.Message):
     def hypotheses(self) -> _containers.RepeatedCompositeFieldContainer[Global___Hypothesis]:
         """Of a beam search that ended with STOP or LENGTH: what was found, best first. Usage counts the tokens of all."""
 
+    @_builtins.property
+    def kv_offer(self) -> Global___KvOffer:
+        """Of a `prefill_only` sequence that ended with STOP."""
+
     def __init__(
         self,
         *,
@@ -910,10 +1057,11 @@ class SequenceEnd(_message.Message):
         error: Global___Error | None = ...,
         hypotheses: _abc.Iterable[Global___Hypothesis] | None = ...,
         vector: _builtins.bytes | None = ...,
+        kv_offer: Global___KvOffer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "_vector", b"_vector", "error", b"error", "stop_token_id", b"stop_token_id", "usage", b"usage", "vector", b"vector"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "_vector", b"_vector", "error", b"error", "kv_offer", b"kv_offer", "stop_token_id", b"stop_token_id", "usage", b"usage", "vector", b"vector"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "_vector", b"_vector", "error", b"error", "hypotheses", b"hypotheses", "reason", b"reason", "row", b"row", "stop_token_id", b"stop_token_id", "usage", b"usage", "vector", b"vector"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "_vector", b"_vector", "error", b"error", "hypotheses", b"hypotheses", "kv_offer", b"kv_offer", "reason", b"reason", "row", b"row", "stop_token_id", b"stop_token_id", "usage", b"usage", "vector", b"vector"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__stop_token_id: _TypeAlias = _typing.Literal["stop_token_id"]  # noqa: Y015
     _WhichOneofArgType__stop_token_id: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id"]  # noqa: Y015

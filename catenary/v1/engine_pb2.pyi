@@ -56,6 +56,32 @@ ENGINE_STATE_NOT_SERVING: EngineState.ValueType  # 5
 """The core is dead; it is being restarted."""
 Global___EngineState: _TypeAlias = EngineState  # noqa: Y015
 
+class _EngineRole:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _EngineRoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EngineRole.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ENGINE_ROLE_UNSPECIFIED: _EngineRole.ValueType  # 0
+    """BOTH."""
+    ENGINE_ROLE_BOTH: _EngineRole.ValueType  # 1
+    ENGINE_ROLE_PREFILL: _EngineRole.ValueType  # 2
+    """Computes prompts and hands their KV on."""
+    ENGINE_ROLE_DECODE: _EngineRole.ValueType  # 3
+    """Fetches the KV of prompts and generates; computes prompts whose KV it cannot get."""
+
+class EngineRole(_EngineRole, metaclass=_EngineRoleEnumTypeWrapper):
+    """What an engine does of a sequence."""
+
+ENGINE_ROLE_UNSPECIFIED: EngineRole.ValueType  # 0
+"""BOTH."""
+ENGINE_ROLE_BOTH: EngineRole.ValueType  # 1
+ENGINE_ROLE_PREFILL: EngineRole.ValueType  # 2
+"""Computes prompts and hands their KV on."""
+ENGINE_ROLE_DECODE: EngineRole.ValueType  # 3
+"""Fetches the KV of prompts and generates; computes prompts whose KV it cannot get."""
+Global___EngineRole: _TypeAlias = EngineRole  # noqa: Y015
+
 @_typing.final
 class Capacity(_message.Message):
     """What an engine can hold, for placement and admission."""
@@ -109,6 +135,8 @@ class EngineHello(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     CAPACITY_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    PUBLISHES_KV_FIELD_NUMBER: _builtins.int
     schema_revision: _builtins.int
     """Revision of these files the engine was built with, and the oldest peer it understands."""
     minimum_peer_revision: _builtins.int
@@ -122,6 +150,9 @@ class EngineHello(_message.Message):
     """cpu, hpu, cuda, sim or scripted; at most 64 characters."""
     state: Global___EngineState.ValueType
     """Not UNSPECIFIED."""
+    role: Global___EngineRole.ValueType
+    publishes_kv: _builtins.bool
+    """It will open PublishKv: block names of this engine are worth waiting for."""
     @_builtins.property
     def model(self) -> _common_pb2.ModelInfo: ...
     @_builtins.property
@@ -138,10 +169,12 @@ class EngineHello(_message.Message):
         model: _common_pb2.ModelInfo | None = ...,
         capacity: Global___Capacity | None = ...,
         state: Global___EngineState.ValueType = ...,
+        role: Global___EngineRole.ValueType = ...,
+        publishes_kv: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "device", b"device", "engine_name", b"engine_name", "instance_id", b"instance_id", "minimum_peer_revision", b"minimum_peer_revision", "model", b"model", "schema_revision", b"schema_revision", "state", b"state", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "device", b"device", "engine_name", b"engine_name", "instance_id", b"instance_id", "minimum_peer_revision", b"minimum_peer_revision", "model", b"model", "publishes_kv", b"publishes_kv", "role", b"role", "schema_revision", b"schema_revision", "state", b"state", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -165,6 +198,9 @@ class LoadReport(_message.Message):
     PENDING_PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
     GENERATED_TOKENS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    PREEMPTIONS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """Rises by one with each report of a lease epoch."""
     state: Global___EngineState.ValueType
@@ -177,6 +213,11 @@ class LoadReport(_message.Message):
     steps: _builtins.int
     """Steps made since start, and tokens generated: progress."""
     generated_tokens: _builtins.int
+    prompt_tokens: _builtins.int
+    """Prompt tokens of sequences that started since the engine's start, and those of them whose KV was cached."""
+    cached_prompt_tokens: _builtins.int
+    preemptions: _builtins.int
+    """Sequences that gave way to others and were computed again."""
     def __init__(
         self,
         *,
@@ -189,10 +230,13 @@ class LoadReport(_message.Message):
         pending_prefill_tokens: _builtins.int = ...,
         steps: _builtins.int = ...,
         generated_tokens: _builtins.int = ...,
+        prompt_tokens: _builtins.int = ...,
+        cached_prompt_tokens: _builtins.int = ...,
+        preemptions: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generated_tokens", b"generated_tokens", "pending_prefill_tokens", b"pending_prefill_tokens", "running", b"running", "sequence", b"sequence", "state", b"state", "steps", b"steps", "total_blocks", b"total_blocks", "used_blocks", b"used_blocks", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "generated_tokens", b"generated_tokens", "pending_prefill_tokens", b"pending_prefill_tokens", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "running", b"running", "sequence", b"sequence", "state", b"state", "steps", b"steps", "total_blocks", b"total_blocks", "used_blocks", b"used_blocks", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -346,6 +390,242 @@ class AbortSequence(_message.Message):
 Global___AbortSequence: _TypeAlias = AbortSequence  # noqa: Y015
 
 @_typing.final
+class DrainEngine(_message.Message):
+    """Finish what there is and take nothing new, from any router; then the process ends with exit code 0. What is not done
+    after `deadline_ms` ends with a retryable ENGINE_LOST, so that it goes on elsewhere.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEADLINE_MS_FIELD_NUMBER: _builtins.int
+    deadline_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        deadline_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_ms", b"deadline_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainEngine: _TypeAlias = DrainEngine  # noqa: Y015
+
+@_typing.final
+class KvHello(_message.Message):
+    """First message of PublishKv."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    LEASE_EPOCH_FIELD_NUMBER: _builtins.int
+    BLOCK_SIZE_FIELD_NUMBER: _builtins.int
+    instance_id: _builtins.str
+    lease_epoch: _builtins.int
+    block_size: _builtins.int
+    def __init__(
+        self,
+        *,
+        instance_id: _builtins.str = ...,
+        lease_epoch: _builtins.int = ...,
+        block_size: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "instance_id", b"instance_id", "lease_epoch", b"lease_epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvHello: _TypeAlias = KvHello  # noqa: Y015
+
+@_typing.final
+class KvNames(_message.Message):
+    """Names of blocks (catenary/blockhash.py), 16 bytes each, one after another; at most 65,536 names."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMES_FIELD_NUMBER: _builtins.int
+    names: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        names: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["names", b"names"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvNames: _TypeAlias = KvNames  # noqa: Y015
+
+@_typing.final
+class KvChanges(_message.Message):
+    """Changes in order. Each name stored or removed, and each `cleared`, has one number; they rise by one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_NUMBER_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
+    first_number: _builtins.int
+    """Number of the first change."""
+    @_builtins.property
+    def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___KvChange]: ...
+    def __init__(
+        self,
+        *,
+        first_number: _builtins.int = ...,
+        changes: _abc.Iterable[Global___KvChange] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "first_number", b"first_number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvChanges: _TypeAlias = KvChanges  # noqa: Y015
+
+@_typing.final
+class KvChange(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STORED_FIELD_NUMBER: _builtins.int
+    REMOVED_FIELD_NUMBER: _builtins.int
+    CLEARED_FIELD_NUMBER: _builtins.int
+    cleared: _builtins.bool
+    """Nothing can be hit any more. Always true."""
+    @_builtins.property
+    def stored(self) -> Global___KvNames: ...
+    @_builtins.property
+    def removed(self) -> Global___KvNames: ...
+    def __init__(
+        self,
+        *,
+        stored: Global___KvNames | None = ...,
+        removed: Global___KvNames | None = ...,
+        cleared: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cleared", b"cleared", "kind", b"kind", "removed", b"removed", "stored", b"stored"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cleared", b"cleared", "kind", b"kind", "removed", b"removed", "stored", b"stored"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["stored", "removed", "cleared"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+Global___KvChange: _TypeAlias = KvChange  # noqa: Y015
+
+@_typing.final
+class KvSnapshot(_message.Message):
+    """A part of a snapshot: all names that can be hit after change `number`. `first` begins one and `last` completes it;
+    changes after `number` follow.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    NAMES_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    names: _builtins.bytes
+    first: _builtins.bool
+    last: _builtins.bool
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        names: _builtins.bytes = ...,
+        first: _builtins.bool = ...,
+        last: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "last", b"last", "names", b"names", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvSnapshot: _TypeAlias = KvSnapshot  # noqa: Y015
+
+@_typing.final
+class PublishKvRequest(_message.Message):
+    """Engine to router."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HELLO_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def hello(self) -> Global___KvHello: ...
+    @_builtins.property
+    def snapshot(self) -> Global___KvSnapshot: ...
+    @_builtins.property
+    def changes(self) -> Global___KvChanges: ...
+    def __init__(
+        self,
+        *,
+        hello: Global___KvHello | None = ...,
+        snapshot: Global___KvSnapshot | None = ...,
+        changes: Global___KvChanges | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "hello", b"hello", "payload", b"payload", "snapshot", b"snapshot"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "hello", b"hello", "payload", b"payload", "snapshot", b"snapshot"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["hello", "snapshot", "changes"]  # noqa: Y015
+    _WhichOneofArgType_payload: _TypeAlias = _typing.Literal["payload", b"payload"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_payload) -> _WhichOneofReturnType_payload | None: ...
+
+Global___PublishKvRequest: _TypeAlias = PublishKvRequest  # noqa: Y015
+
+@_typing.final
+class KvResync(_message.Message):
+    """Send a snapshot: there was a gap after change `last_number`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAST_NUMBER_FIELD_NUMBER: _builtins.int
+    last_number: _builtins.int
+    def __init__(
+        self,
+        *,
+        last_number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_number", b"last_number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvResync: _TypeAlias = KvResync  # noqa: Y015
+
+@_typing.final
+class PublishKvResponse(_message.Message):
+    """Router to engine."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESYNC_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def resync(self) -> Global___KvResync: ...
+    def __init__(
+        self,
+        *,
+        resync: Global___KvResync | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["payload", b"payload", "resync", b"resync"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["payload", b"payload", "resync", b"resync"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["resync"]  # noqa: Y015
+    _WhichOneofArgType_payload: _TypeAlias = _typing.Literal["payload", b"payload"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_payload) -> _WhichOneofReturnType_payload | None: ...
+
+Global___PublishKvResponse: _TypeAlias = PublishKvResponse  # noqa: Y015
+
+@_typing.final
 class AttachResponse(_message.Message):
     """Router to engine."""
 
@@ -355,6 +635,7 @@ class AttachResponse(_message.Message):
     RENEWED_FIELD_NUMBER: _builtins.int
     SUBMIT_FIELD_NUMBER: _builtins.int
     ABORT_FIELD_NUMBER: _builtins.int
+    DRAIN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attached(self) -> Global___Attached: ...
     @_builtins.property
@@ -363,6 +644,8 @@ class AttachResponse(_message.Message):
     def submit(self) -> _common_pb2.Submit: ...
     @_builtins.property
     def abort(self) -> Global___AbortSequence: ...
+    @_builtins.property
+    def drain(self) -> Global___DrainEngine: ...
     def __init__(
         self,
         *,
@@ -370,12 +653,13 @@ class AttachResponse(_message.Message):
         renewed: Global___LeaseRenewed | None = ...,
         submit: _common_pb2.Submit | None = ...,
         abort: Global___AbortSequence | None = ...,
+        drain: Global___DrainEngine | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "attached", b"attached", "payload", b"payload", "renewed", b"renewed", "submit", b"submit"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "attached", b"attached", "drain", b"drain", "payload", b"payload", "renewed", b"renewed", "submit", b"submit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "attached", b"attached", "payload", b"payload", "renewed", b"renewed", "submit", b"submit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "attached", b"attached", "drain", b"drain", "payload", b"payload", "renewed", b"renewed", "submit", b"submit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["attached", "renewed", "submit", "abort"]  # noqa: Y015
+    _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["attached", "renewed", "submit", "abort", "drain"]  # noqa: Y015
     _WhichOneofArgType_payload: _TypeAlias = _typing.Literal["payload", b"payload"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_payload) -> _WhichOneofReturnType_payload | None: ...
 

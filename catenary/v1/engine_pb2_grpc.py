@@ -40,6 +40,11 @@ class FleetServiceStub:
                 request_serializer=catenary_dot_v1_dot_engine__pb2.AttachRequest.SerializeToString,
                 response_deserializer=catenary_dot_v1_dot_engine__pb2.AttachResponse.FromString,
                 _registered_method=True)
+        self.PublishKv = channel.stream_stream(
+                '/catenary.v1.FleetService/PublishKv',
+                request_serializer=catenary_dot_v1_dot_engine__pb2.PublishKvRequest.SerializeToString,
+                response_deserializer=catenary_dot_v1_dot_engine__pb2.PublishKvResponse.FromString,
+                _registered_method=True)
 
 
 class FleetServiceServicer:
@@ -63,6 +68,16 @@ class FleetServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PublishKv(self, request_iterator, context):
+        """What an attached engine's prefix cache holds, so that placement can see it. A second stream beside Attach, opened
+        by the engine with `hello` for a lease epoch that it was granted; it ends with that epoch. The engine then sends
+        a snapshot and the changes after it. A router that finds a gap in the numbers forgets what it knew of the engine
+        and asks for a snapshot (`resync`). Placement goes on without this stream, by load and by approximation.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FleetServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -70,6 +85,11 @@ def add_FleetServiceServicer_to_server(servicer, server):
                     servicer.Attach,
                     request_deserializer=catenary_dot_v1_dot_engine__pb2.AttachRequest.FromString,
                     response_serializer=catenary_dot_v1_dot_engine__pb2.AttachResponse.SerializeToString,
+            ),
+            'PublishKv': grpc.stream_stream_rpc_method_handler(
+                    servicer.PublishKv,
+                    request_deserializer=catenary_dot_v1_dot_engine__pb2.PublishKvRequest.FromString,
+                    response_serializer=catenary_dot_v1_dot_engine__pb2.PublishKvResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -100,6 +120,33 @@ class FleetService:
             '/catenary.v1.FleetService/Attach',
             catenary_dot_v1_dot_engine__pb2.AttachRequest.SerializeToString,
             catenary_dot_v1_dot_engine__pb2.AttachResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PublishKv(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/catenary.v1.FleetService/PublishKv',
+            catenary_dot_v1_dot_engine__pb2.PublishKvRequest.SerializeToString,
+            catenary_dot_v1_dot_engine__pb2.PublishKvResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -48,6 +48,12 @@ class FleetServiceStub:
     with an epoch other than the one granted is refused, so an engine that was stopped and wakes up cannot speak for
     sequences that were given up.
     """
+    PublishKv: _grpc.StreamStreamMultiCallable[_engine_pb2.PublishKvRequest, _engine_pb2.PublishKvResponse]
+    """What an attached engine's prefix cache holds, so that placement can see it. A second stream beside Attach, opened
+    by the engine with `hello` for a lease epoch that it was granted; it ends with that epoch. The engine then sends
+    a snapshot and the changes after it. A router that finds a gap in the numbers forgets what it knew of the engine
+    and asks for a snapshot (`resync`). Placement goes on without this stream, by load and by approximation.
+    """
 
 @_typing.type_check_only
 class FleetServiceAsyncStub(FleetServiceStub):
@@ -66,6 +72,12 @@ class FleetServiceAsyncStub(FleetServiceStub):
     leaves the stream, aborts what this router gave it, and attaches anew. Both count on the epoch: a message
     with an epoch other than the one granted is refused, so an engine that was stopped and wakes up cannot speak for
     sequences that were given up.
+    """
+    PublishKv: _aio.StreamStreamMultiCallable[_engine_pb2.PublishKvRequest, _engine_pb2.PublishKvResponse]  # type: ignore[assignment]
+    """What an attached engine's prefix cache holds, so that placement can see it. A second stream beside Attach, opened
+    by the engine with `hello` for a lease epoch that it was granted; it ends with that epoch. The engine then sends
+    a snapshot and the changes after it. A router that finds a gap in the numbers forgets what it knew of the engine
+    and asks for a snapshot (`resync`). Placement goes on without this stream, by load and by approximation.
     """
 
 class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -88,6 +100,18 @@ class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
         leaves the stream, aborts what this router gave it, and attaches anew. Both count on the epoch: a message
         with an epoch other than the one granted is refused, so an engine that was stopped and wakes up cannot speak for
         sequences that were given up.
+        """
+
+    @_abc_1.abstractmethod
+    def PublishKv(
+        self,
+        request_iterator: _MaybeAsyncIterator[_engine_pb2.PublishKvRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_engine_pb2.PublishKvResponse], _abc.AsyncIterator[_engine_pb2.PublishKvResponse]]:
+        """What an attached engine's prefix cache holds, so that placement can see it. A second stream beside Attach, opened
+        by the engine with `hello` for a lease epoch that it was granted; it ends with that epoch. The engine then sends
+        a snapshot and the changes after it. A router that finds a gap in the numbers forgets what it knew of the engine
+        and asks for a snapshot (`resync`). Placement goes on without this stream, by load and by approximation.
         """
 
 def add_FleetServiceServicer_to_server(servicer: FleetServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

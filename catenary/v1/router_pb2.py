@@ -26,13 +26,15 @@ from catenary.v1 import common_pb2 as catenary_dot_v1_dot_common__pb2
 from catenary.v1 import engine_pb2 as catenary_dot_v1_dot_engine__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x63\x61tenary/v1/router.proto\x12\x0b\x63\x61tenary.v1\x1a\x18\x63\x61tenary/v1/common.proto\x1a\x18\x63\x61tenary/v1/engine.proto\"[\n\x0cSessionHello\x12\x17\n\x0fschema_revision\x18\x01 \x01(\r\x12\x1d\n\x15minimum_peer_revision\x18\x02 \x01(\r\x12\x13\n\x0binstance_id\x18\x03 \x01(\t\"[\n\x0eSessionWelcome\x12\x17\n\x0fschema_revision\x18\x01 \x01(\r\x12\x1a\n\x12router_instance_id\x18\x02 \x01(\t\x12\x14\n\x0cheartbeat_ms\x18\x03 \x01(\r\"X\n\tModelLoad\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x13\n\x0bused_blocks\x18\x03 \x01(\x04\x12\x14\n\x0ctotal_blocks\x18\x04 \x01(\x04\"\x83\x01\n\x0bServedModel\x12$\n\x04info\x18\x01 \x01(\x0b\x32\x16.catenary.v1.ModelInfo\x12\x17\n\x0fserving_engines\x18\x02 \x01(\r\x12\x0f\n\x07\x63reated\x18\x03 \x01(\x04\x12$\n\x04load\x18\x04 \x01(\x0b\x32\x16.catenary.v1.ModelLoad\"8\n\x0cModelsUpdate\x12(\n\x06models\x18\x01 \x03(\x0b\x32\x18.catenary.v1.ServedModel\"\x9b\x01\n\x0eSessionRequest\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x19.catenary.v1.SessionHelloH\x00\x12%\n\x06submit\x18\x02 \x01(\x0b\x32\x13.catenary.v1.SubmitH\x00\x12+\n\x05\x61\x62ort\x18\x03 \x01(\x0b\x32\x1a.catenary.v1.AbortSequenceH\x00\x42\t\n\x07payload\"\xfd\x01\n\x0fSessionResponse\x12.\n\x07welcome\x18\x01 \x01(\x0b\x32\x1b.catenary.v1.SessionWelcomeH\x00\x12+\n\x06models\x18\x02 \x01(\x0b\x32\x19.catenary.v1.ModelsUpdateH\x00\x12\'\n\x04step\x18\x03 \x01(\x0b\x32\x17.catenary.v1.StepOutputH\x00\x12\'\n\x07refusal\x18\x04 \x01(\x0b\x32\x14.catenary.v1.RefusalH\x00\x12\x30\n\x0c\x61\x62ort_result\x18\x05 \x01(\x0b\x32\x18.catenary.v1.AbortResultH\x00\x42\t\n\x07payload\":\n\x0fGenerateRequest\x12\'\n\x04spec\x18\x01 \x01(\x0b\x32\x19.catenary.v1.SequenceSpec\"\xb7\x01\n\x10GenerateResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12-\n\x08logprobs\x18\x02 \x01(\x0b\x32\x1b.catenary.v1.LogprobColumns\x12%\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x18.catenary.v1.SequenceEnd\x12:\n\x0fprompt_logprobs\x18\x04 \x01(\x0b\x32!.catenary.v1.PromptLogprobColumns\"\x13\n\x11ListModelsRequest\">\n\x12ListModelsResponse\x12(\n\x06models\x18\x01 \x03(\x0b\x32\x18.catenary.v1.ServedModel\"\x11\n\x0fGetFleetRequest\"\x84\x02\n\x0b\x46leetEngine\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x13\n\x0b\x65ngine_name\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\t\x12\x13\n\x0blease_epoch\x18\x04 \x01(\x04\x12%\n\x05model\x18\x05 \x01(\x0b\x32\x16.catenary.v1.ModelInfo\x12\'\n\x08\x63\x61pacity\x18\x06 \x01(\x0b\x32\x15.catenary.v1.Capacity\x12%\n\x04load\x18\x07 \x01(\x0b\x32\x17.catenary.v1.LoadReport\x12\x18\n\x10placed_sequences\x18\x08 \x01(\r\x12\x15\n\rplaced_tokens\x18\t \x01(\x04\"\x83\x01\n\x10GetFleetResponse\x12\x1a\n\x12router_instance_id\x18\x01 \x01(\t\x12)\n\x07\x65ngines\x18\x02 \x03(\x0b\x32\x18.catenary.v1.FleetEngine\x12\x10\n\x08sessions\x18\x03 \x01(\r\x12\x16\n\x0elive_sequences\x18\x04 \x01(\r2\xbc\x02\n\rRouterService\x12H\n\x07Session\x12\x1b.catenary.v1.SessionRequest\x1a\x1c.catenary.v1.SessionResponse(\x01\x30\x01\x12I\n\x08Generate\x12\x1c.catenary.v1.GenerateRequest\x1a\x1d.catenary.v1.GenerateResponse0\x01\x12M\n\nListModels\x12\x1e.catenary.v1.ListModelsRequest\x1a\x1f.catenary.v1.ListModelsResponse\x12G\n\x08GetFleet\x12\x1c.catenary.v1.GetFleetRequest\x1a\x1d.catenary.v1.GetFleetResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x63\x61tenary/v1/router.proto\x12\x0b\x63\x61tenary.v1\x1a\x18\x63\x61tenary/v1/common.proto\x1a\x18\x63\x61tenary/v1/engine.proto\"[\n\x0cSessionHello\x12\x17\n\x0fschema_revision\x18\x01 \x01(\r\x12\x1d\n\x15minimum_peer_revision\x18\x02 \x01(\r\x12\x13\n\x0binstance_id\x18\x03 \x01(\t\"[\n\x0eSessionWelcome\x12\x17\n\x0fschema_revision\x18\x01 \x01(\r\x12\x1a\n\x12router_instance_id\x18\x02 \x01(\t\x12\x14\n\x0cheartbeat_ms\x18\x03 \x01(\r\"X\n\tModelLoad\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x13\n\x0bused_blocks\x18\x03 \x01(\x04\x12\x14\n\x0ctotal_blocks\x18\x04 \x01(\x04\"\x83\x01\n\x0bServedModel\x12$\n\x04info\x18\x01 \x01(\x0b\x32\x16.catenary.v1.ModelInfo\x12\x17\n\x0fserving_engines\x18\x02 \x01(\r\x12\x0f\n\x07\x63reated\x18\x03 \x01(\x04\x12$\n\x04load\x18\x04 \x01(\x0b\x32\x16.catenary.v1.ModelLoad\"8\n\x0cModelsUpdate\x12(\n\x06models\x18\x01 \x03(\x0b\x32\x18.catenary.v1.ServedModel\"4\n\tShedState\x12\'\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x16.catenary.v1.ShedEntry\"\xac\x01\n\tShedEntry\x12\r\n\x05model\x18\x01 \x01(\t\x12\x32\n\x0epriority_class\x18\x02 \x01(\x0e\x32\x1a.catenary.v1.PriorityClass\x12\x13\n\x06tenant\x18\x03 \x01(\tH\x00\x88\x01\x01\x12$\n\x04\x63ode\x18\x04 \x01(\x0e\x32\x16.catenary.v1.ErrorCode\x12\x16\n\x0eretry_after_ms\x18\x05 \x01(\rB\t\n\x07_tenant\"%\n\x0eRouterDraining\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x01 \x01(\r\"\x9b\x01\n\x0eSessionRequest\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x19.catenary.v1.SessionHelloH\x00\x12%\n\x06submit\x18\x02 \x01(\x0b\x32\x13.catenary.v1.SubmitH\x00\x12+\n\x05\x61\x62ort\x18\x03 \x01(\x0b\x32\x1a.catenary.v1.AbortSequenceH\x00\x42\t\n\x07payload\"\xd6\x02\n\x0fSessionResponse\x12.\n\x07welcome\x18\x01 \x01(\x0b\x32\x1b.catenary.v1.SessionWelcomeH\x00\x12+\n\x06models\x18\x02 \x01(\x0b\x32\x19.catenary.v1.ModelsUpdateH\x00\x12\'\n\x04step\x18\x03 \x01(\x0b\x32\x17.catenary.v1.StepOutputH\x00\x12\'\n\x07refusal\x18\x04 \x01(\x0b\x32\x14.catenary.v1.RefusalH\x00\x12\x30\n\x0c\x61\x62ort_result\x18\x05 \x01(\x0b\x32\x18.catenary.v1.AbortResultH\x00\x12&\n\x04shed\x18\x06 \x01(\x0b\x32\x16.catenary.v1.ShedStateH\x00\x12/\n\x08\x64raining\x18\x07 \x01(\x0b\x32\x1b.catenary.v1.RouterDrainingH\x00\x42\t\n\x07payload\":\n\x0fGenerateRequest\x12\'\n\x04spec\x18\x01 \x01(\x0b\x32\x19.catenary.v1.SequenceSpec\"\xb7\x01\n\x10GenerateResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12-\n\x08logprobs\x18\x02 \x01(\x0b\x32\x1b.catenary.v1.LogprobColumns\x12%\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x18.catenary.v1.SequenceEnd\x12:\n\x0fprompt_logprobs\x18\x04 \x01(\x0b\x32!.catenary.v1.PromptLogprobColumns\"\x13\n\x11ListModelsRequest\">\n\x12ListModelsResponse\x12(\n\x06models\x18\x01 \x03(\x0b\x32\x18.catenary.v1.ServedModel\"\x11\n\x0fGetFleetRequest\"\x9e\x03\n\x0b\x46leetEngine\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x13\n\x0b\x65ngine_name\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\t\x12\x13\n\x0blease_epoch\x18\x04 \x01(\x04\x12%\n\x05model\x18\x05 \x01(\x0b\x32\x16.catenary.v1.ModelInfo\x12\'\n\x08\x63\x61pacity\x18\x06 \x01(\x0b\x32\x15.catenary.v1.Capacity\x12%\n\x04load\x18\x07 \x01(\x0b\x32\x17.catenary.v1.LoadReport\x12\x18\n\x10placed_sequences\x18\x08 \x01(\r\x12\x15\n\rplaced_tokens\x18\t \x01(\x04\x12%\n\x04role\x18\n \x01(\x0e\x32\x17.catenary.v1.EngineRole\x12*\n\x07\x62reaker\x18\x0b \x01(\x0e\x32\x19.catenary.v1.BreakerState\x12\x16\n\x0eindexed_blocks\x18\x0c \x01(\x04\x12\x16\n\x0eindex_complete\x18\r \x01(\x08\x12\x15\n\rreport_age_ms\x18\x0e \x01(\r\"\xf4\x01\n\x04Lane\x12\x32\n\x0epriority_class\x18\x01 \x01(\x0e\x32\x1a.catenary.v1.PriorityClass\x12\x18\n\x10queued_sequences\x18\x02 \x01(\r\x12\x15\n\rqueued_tokens\x18\x03 \x01(\x04\x12\x0f\n\x07tenants\x18\x04 \x01(\r\x12\x16\n\x0eoldest_wait_ms\x18\x05 \x01(\r\x12\x16\n\x0elive_sequences\x18\x06 \x01(\r\x12\x10\n\x08\x61\x64mitted\x18\x07 \x01(\x04\x12\x0f\n\x07refused\x18\x08 \x01(\x04\x12\x11\n\ttimed_out\x18\t \x01(\x04\x12\x10\n\x08promoted\x18\n \x01(\x04\"\xe5\x01\n\x0eRouteCandidate\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x13\n\x0b\x65ngine_name\x18\x02 \x01(\t\x12\x12\n\x05score\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x16\n\x0ematched_tokens\x18\x04 \x01(\r\x12\x16\n\x0ematch_is_exact\x18\x05 \x01(\x08\x12\x11\n\tsequences\x18\x06 \x01(\r\x12\x1d\n\x15queued_prefill_tokens\x18\x07 \x01(\x04\x12\x13\n\x0bused_blocks\x18\x08 \x01(\r\x12\x14\n\x0ctotal_blocks\x18\t \x01(\rB\x08\n\x06_score\"\x9e\x02\n\x0cRouteReceipt\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x06policy\x18\x03 \x01(\t\x12\x0f\n\x07time_ms\x18\x04 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x05 \x01(\r\x12/\n\ncandidates\x18\x06 \x03(\x0b\x32\x1b.catenary.v1.RouteCandidate\x12\x12\n\nconsidered\x18\x07 \x01(\r\x12\x0e\n\x06\x63hosen\x18\x08 \x01(\t\x12\x13\n\x0blease_epoch\x18\t \x01(\x04\x12\x0e\n\x06reason\x18\n \x01(\t\x12\x11\n\tqueued_ms\x18\x0b \x01(\r\x12\x13\n\x0b\x64\x65\x63ision_us\x18\x0c \x01(\r\x12\x11\n\tplacement\x18\r \x01(\r\"G\n\x0e\x45xplainRequest\x12\x17\n\nrequest_id\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\r\n\x05limit\x18\x02 \x01(\rB\r\n\x0b_request_id\">\n\x0f\x45xplainResponse\x12+\n\x08receipts\x18\x01 \x03(\x0b\x32\x19.catenary.v1.RouteReceipt\"H\n\x0c\x44rainRequest\x12\x0e\n\x06\x65ngine\x18\x01 \x01(\t\x12\x18\n\x0b\x64\x65\x61\x64line_ms\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\x0e\n\x0c_deadline_ms\"!\n\rDrainResponse\x12\x10\n\x08\x64raining\x18\x01 \x03(\t\"\xd2\x01\n\x10GetFleetResponse\x12\x1a\n\x12router_instance_id\x18\x01 \x01(\t\x12)\n\x07\x65ngines\x18\x02 \x03(\x0b\x32\x18.catenary.v1.FleetEngine\x12\x10\n\x08sessions\x18\x03 \x01(\r\x12\x16\n\x0elive_sequences\x18\x04 \x01(\r\x12 \n\x05lanes\x18\x05 \x03(\x0b\x32\x11.catenary.v1.Lane\x12\x10\n\x08\x64raining\x18\x06 \x01(\x08\x12\x19\n\x11resumed_sequences\x18\x07 \x01(\x04*|\n\x0c\x42reakerState\x12\x1d\n\x19\x42REAKER_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x42REAKER_STATE_CLOSED\x10\x01\x12\x16\n\x12\x42REAKER_STATE_OPEN\x10\x02\x12\x1b\n\x17\x42REAKER_STATE_HALF_OPEN\x10\x03\x32\xc2\x03\n\rRouterService\x12H\n\x07Session\x12\x1b.catenary.v1.SessionRequest\x1a\x1c.catenary.v1.SessionResponse(\x01\x30\x01\x12I\n\x08Generate\x12\x1c.catenary.v1.GenerateRequest\x1a\x1d.catenary.v1.GenerateResponse0\x01\x12M\n\nListModels\x12\x1e.catenary.v1.ListModelsRequest\x1a\x1f.catenary.v1.ListModelsResponse\x12G\n\x08GetFleet\x12\x1c.catenary.v1.GetFleetRequest\x1a\x1d.catenary.v1.GetFleetResponse\x12\x44\n\x07\x45xplain\x12\x1b.catenary.v1.ExplainRequest\x1a\x1c.catenary.v1.ExplainResponse\x12>\n\x05\x44rain\x12\x19.catenary.v1.DrainRequest\x1a\x1a.catenary.v1.DrainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'catenary.v1.router_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_BREAKERSTATE']._serialized_start=3326
+  _globals['_BREAKERSTATE']._serialized_end=3450
   _globals['_SESSIONHELLO']._serialized_start=93
   _globals['_SESSIONHELLO']._serialized_end=184
   _globals['_SESSIONWELCOME']._serialized_start=186
@@ -43,24 +45,44 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SERVEDMODEL']._serialized_end=501
   _globals['_MODELSUPDATE']._serialized_start=503
   _globals['_MODELSUPDATE']._serialized_end=559
-  _globals['_SESSIONREQUEST']._serialized_start=562
-  _globals['_SESSIONREQUEST']._serialized_end=717
-  _globals['_SESSIONRESPONSE']._serialized_start=720
-  _globals['_SESSIONRESPONSE']._serialized_end=973
-  _globals['_GENERATEREQUEST']._serialized_start=975
-  _globals['_GENERATEREQUEST']._serialized_end=1033
-  _globals['_GENERATERESPONSE']._serialized_start=1036
-  _globals['_GENERATERESPONSE']._serialized_end=1219
-  _globals['_LISTMODELSREQUEST']._serialized_start=1221
-  _globals['_LISTMODELSREQUEST']._serialized_end=1240
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1242
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1304
-  _globals['_GETFLEETREQUEST']._serialized_start=1306
-  _globals['_GETFLEETREQUEST']._serialized_end=1323
-  _globals['_FLEETENGINE']._serialized_start=1326
-  _globals['_FLEETENGINE']._serialized_end=1586
-  _globals['_GETFLEETRESPONSE']._serialized_start=1589
-  _globals['_GETFLEETRESPONSE']._serialized_end=1720
-  _globals['_ROUTERSERVICE']._serialized_start=1723
-  _globals['_ROUTERSERVICE']._serialized_end=2039
+  _globals['_SHEDSTATE']._serialized_start=561
+  _globals['_SHEDSTATE']._serialized_end=613
+  _globals['_SHEDENTRY']._serialized_start=616
+  _globals['_SHEDENTRY']._serialized_end=788
+  _globals['_ROUTERDRAINING']._serialized_start=790
+  _globals['_ROUTERDRAINING']._serialized_end=827
+  _globals['_SESSIONREQUEST']._serialized_start=830
+  _globals['_SESSIONREQUEST']._serialized_end=985
+  _globals['_SESSIONRESPONSE']._serialized_start=988
+  _globals['_SESSIONRESPONSE']._serialized_end=1330
+  _globals['_GENERATEREQUEST']._serialized_start=1332
+  _globals['_GENERATEREQUEST']._serialized_end=1390
+  _globals['_GENERATERESPONSE']._serialized_start=1393
+  _globals['_GENERATERESPONSE']._serialized_end=1576
+  _globals['_LISTMODELSREQUEST']._serialized_start=1578
+  _globals['_LISTMODELSREQUEST']._serialized_end=1597
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1599
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1661
+  _globals['_GETFLEETREQUEST']._serialized_start=1663
+  _globals['_GETFLEETREQUEST']._serialized_end=1680
+  _globals['_FLEETENGINE']._serialized_start=1683
+  _globals['_FLEETENGINE']._serialized_end=2097
+  _globals['_LANE']._serialized_start=2100
+  _globals['_LANE']._serialized_end=2344
+  _globals['_ROUTECANDIDATE']._serialized_start=2347
+  _globals['_ROUTECANDIDATE']._serialized_end=2576
+  _globals['_ROUTERECEIPT']._serialized_start=2579
+  _globals['_ROUTERECEIPT']._serialized_end=2865
+  _globals['_EXPLAINREQUEST']._serialized_start=2867
+  _globals['_EXPLAINREQUEST']._serialized_end=2938
+  _globals['_EXPLAINRESPONSE']._serialized_start=2940
+  _globals['_EXPLAINRESPONSE']._serialized_end=3002
+  _globals['_DRAINREQUEST']._serialized_start=3004
+  _globals['_DRAINREQUEST']._serialized_end=3076
+  _globals['_DRAINRESPONSE']._serialized_start=3078
+  _globals['_DRAINRESPONSE']._serialized_end=3111
+  _globals['_GETFLEETRESPONSE']._serialized_start=3114
+  _globals['_GETFLEETRESPONSE']._serialized_end=3324
+  _globals['_ROUTERSERVICE']._serialized_start=3453
+  _globals['_ROUTERSERVICE']._serialized_end=3903
 # @@protoc_insertion_point(module_scope)

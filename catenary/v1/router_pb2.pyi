@@ -9,6 +9,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -19,6 +20,32 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _BreakerState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _BreakerStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_BreakerState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    BREAKER_STATE_UNSPECIFIED: _BreakerState.ValueType  # 0
+    """CLOSED."""
+    BREAKER_STATE_CLOSED: _BreakerState.ValueType  # 1
+    BREAKER_STATE_OPEN: _BreakerState.ValueType  # 2
+    """Given nothing for a time."""
+    BREAKER_STATE_HALF_OPEN: _BreakerState.ValueType  # 3
+    """Given one sequence, on which it depends."""
+
+class BreakerState(_BreakerState, metaclass=_BreakerStateEnumTypeWrapper):
+    """Whether an engine is given sequences after faults of its transport or errors of its own."""
+
+BREAKER_STATE_UNSPECIFIED: BreakerState.ValueType  # 0
+"""CLOSED."""
+BREAKER_STATE_CLOSED: BreakerState.ValueType  # 1
+BREAKER_STATE_OPEN: BreakerState.ValueType  # 2
+"""Given nothing for a time."""
+BREAKER_STATE_HALF_OPEN: BreakerState.ValueType  # 3
+"""Given one sequence, on which it depends."""
+Global___BreakerState: _TypeAlias = BreakerState  # noqa: Y015
 
 @_typing.final
 class SessionHello(_message.Message):
@@ -164,6 +191,90 @@ class ModelsUpdate(_message.Message):
 Global___ModelsUpdate: _TypeAlias = ModelsUpdate  # noqa: Y015
 
 @_typing.final
+class ShedState(_message.Message):
+    """Requests that the router would refuse now, pushed at each change so that they cost no render. What is not listed is
+    taken. An entry holds for `retry_after_ms` at the most, if no later ShedState takes it back.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShedEntry]: ...
+    def __init__(
+        self,
+        *,
+        entries: _abc.Iterable[Global___ShedEntry] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShedState: _TypeAlias = ShedState  # noqa: Y015
+
+@_typing.final
+class ShedEntry(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    PRIORITY_CLASS_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
+    RETRY_AFTER_MS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Empty: every model."""
+    priority_class: _common_pb2.PriorityClass.ValueType
+    """UNSPECIFIED: every class."""
+    tenant: _builtins.str
+    """Absent: every tenant."""
+    code: _common_pb2.ErrorCode.ValueType
+    """OVERLOADED or UNAVAILABLE or DRAINING."""
+    retry_after_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        priority_class: _common_pb2.PriorityClass.ValueType = ...,
+        tenant: _builtins.str | None = ...,
+        code: _common_pb2.ErrorCode.ValueType = ...,
+        retry_after_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_tenant", b"_tenant", "tenant", b"tenant"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tenant", b"_tenant", "code", b"code", "model", b"model", "priority_class", b"priority_class", "retry_after_ms", b"retry_after_ms", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__tenant: _TypeAlias = _typing.Literal["tenant"]  # noqa: Y015
+    _WhichOneofArgType__tenant: _TypeAlias = _typing.Literal["_tenant", b"_tenant"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tenant) -> _WhichOneofReturnType__tenant | None: ...
+
+Global___ShedEntry: _TypeAlias = ShedEntry  # noqa: Y015
+
+@_typing.final
+class RouterDraining(_message.Message):
+    """The router is shutting down: submit nothing more here. What it has goes on for `deadline_ms`; what is left then ends
+    with a retryable error.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEADLINE_MS_FIELD_NUMBER: _builtins.int
+    deadline_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        deadline_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_ms", b"deadline_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RouterDraining: _TypeAlias = RouterDraining  # noqa: Y015
+
+@_typing.final
 class SessionRequest(_message.Message):
     """Gateway to router."""
 
@@ -206,6 +317,8 @@ class SessionResponse(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     REFUSAL_FIELD_NUMBER: _builtins.int
     ABORT_RESULT_FIELD_NUMBER: _builtins.int
+    SHED_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___SessionWelcome: ...
     @_builtins.property
@@ -216,6 +329,10 @@ class SessionResponse(_message.Message):
     def refusal(self) -> _common_pb2.Refusal: ...
     @_builtins.property
     def abort_result(self) -> _engine_pb2.AbortResult: ...
+    @_builtins.property
+    def shed(self) -> Global___ShedState: ...
+    @_builtins.property
+    def draining(self) -> Global___RouterDraining: ...
     def __init__(
         self,
         *,
@@ -224,12 +341,14 @@ class SessionResponse(_message.Message):
         step: _common_pb2.StepOutput | None = ...,
         refusal: _common_pb2.Refusal | None = ...,
         abort_result: _engine_pb2.AbortResult | None = ...,
+        shed: Global___ShedState | None = ...,
+        draining: Global___RouterDraining | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_result", b"abort_result", "models", b"models", "payload", b"payload", "refusal", b"refusal", "step", b"step", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_result", b"abort_result", "draining", b"draining", "models", b"models", "payload", b"payload", "refusal", b"refusal", "shed", b"shed", "step", b"step", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_result", b"abort_result", "models", b"models", "payload", b"payload", "refusal", b"refusal", "step", b"step", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_result", b"abort_result", "draining", b"draining", "models", b"models", "payload", b"payload", "refusal", b"refusal", "shed", b"shed", "step", b"step", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["welcome", "models", "step", "refusal", "abort_result"]  # noqa: Y015
+    _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["welcome", "models", "step", "refusal", "abort_result", "shed", "draining"]  # noqa: Y015
     _WhichOneofArgType_payload: _TypeAlias = _typing.Literal["payload", b"payload"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_payload) -> _WhichOneofReturnType_payload | None: ...
 
@@ -362,6 +481,11 @@ class FleetEngine(_message.Message):
     LOAD_FIELD_NUMBER: _builtins.int
     PLACED_SEQUENCES_FIELD_NUMBER: _builtins.int
     PLACED_TOKENS_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    BREAKER_FIELD_NUMBER: _builtins.int
+    INDEXED_BLOCKS_FIELD_NUMBER: _builtins.int
+    INDEX_COMPLETE_FIELD_NUMBER: _builtins.int
+    REPORT_AGE_MS_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     engine_name: _builtins.str
     device: _builtins.str
@@ -369,6 +493,13 @@ class FleetEngine(_message.Message):
     placed_sequences: _builtins.int
     """Sequences and prompt tokens that this router has placed on it and that have not ended."""
     placed_tokens: _builtins.int
+    role: _engine_pb2.EngineRole.ValueType
+    breaker: Global___BreakerState.ValueType
+    indexed_blocks: _builtins.int
+    """Blocks that this router knows to be cached there, and whether it knows all."""
+    index_complete: _builtins.bool
+    report_age_ms: _builtins.int
+    """Milliseconds since the last report."""
     @_builtins.property
     def model(self) -> _common_pb2.ModelInfo: ...
     @_builtins.property
@@ -389,14 +520,277 @@ class FleetEngine(_message.Message):
         load: _engine_pb2.LoadReport | None = ...,
         placed_sequences: _builtins.int = ...,
         placed_tokens: _builtins.int = ...,
+        role: _engine_pb2.EngineRole.ValueType = ...,
+        breaker: Global___BreakerState.ValueType = ...,
+        indexed_blocks: _builtins.int = ...,
+        index_complete: _builtins.bool = ...,
+        report_age_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "load", b"load", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "device", b"device", "engine_name", b"engine_name", "instance_id", b"instance_id", "lease_epoch", b"lease_epoch", "load", b"load", "model", b"model", "placed_sequences", b"placed_sequences", "placed_tokens", b"placed_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["breaker", b"breaker", "capacity", b"capacity", "device", b"device", "engine_name", b"engine_name", "index_complete", b"index_complete", "indexed_blocks", b"indexed_blocks", "instance_id", b"instance_id", "lease_epoch", b"lease_epoch", "load", b"load", "model", b"model", "placed_sequences", b"placed_sequences", "placed_tokens", b"placed_tokens", "report_age_ms", b"report_age_ms", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FleetEngine: _TypeAlias = FleetEngine  # noqa: Y015
+
+@_typing.final
+class Lane(_message.Message):
+    """A lane of admission as it is now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRIORITY_CLASS_FIELD_NUMBER: _builtins.int
+    QUEUED_SEQUENCES_FIELD_NUMBER: _builtins.int
+    QUEUED_TOKENS_FIELD_NUMBER: _builtins.int
+    TENANTS_FIELD_NUMBER: _builtins.int
+    OLDEST_WAIT_MS_FIELD_NUMBER: _builtins.int
+    LIVE_SEQUENCES_FIELD_NUMBER: _builtins.int
+    ADMITTED_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    TIMED_OUT_FIELD_NUMBER: _builtins.int
+    PROMOTED_FIELD_NUMBER: _builtins.int
+    priority_class: _common_pb2.PriorityClass.ValueType
+    queued_sequences: _builtins.int
+    queued_tokens: _builtins.int
+    tenants: _builtins.int
+    oldest_wait_ms: _builtins.int
+    live_sequences: _builtins.int
+    """Sequences that engines have of this class."""
+    admitted: _builtins.int
+    """Since the router's start."""
+    refused: _builtins.int
+    timed_out: _builtins.int
+    promoted: _builtins.int
+    def __init__(
+        self,
+        *,
+        priority_class: _common_pb2.PriorityClass.ValueType = ...,
+        queued_sequences: _builtins.int = ...,
+        queued_tokens: _builtins.int = ...,
+        tenants: _builtins.int = ...,
+        oldest_wait_ms: _builtins.int = ...,
+        live_sequences: _builtins.int = ...,
+        admitted: _builtins.int = ...,
+        refused: _builtins.int = ...,
+        timed_out: _builtins.int = ...,
+        promoted: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "live_sequences", b"live_sequences", "oldest_wait_ms", b"oldest_wait_ms", "priority_class", b"priority_class", "promoted", b"promoted", "queued_sequences", b"queued_sequences", "queued_tokens", b"queued_tokens", "refused", b"refused", "tenants", b"tenants", "timed_out", b"timed_out"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Lane: _TypeAlias = Lane  # noqa: Y015
+
+@_typing.final
+class RouteCandidate(_message.Message):
+    """What was known of one engine when a sequence was placed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    ENGINE_NAME_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
+    MATCHED_TOKENS_FIELD_NUMBER: _builtins.int
+    MATCH_IS_EXACT_FIELD_NUMBER: _builtins.int
+    SEQUENCES_FIELD_NUMBER: _builtins.int
+    QUEUED_PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
+    USED_BLOCKS_FIELD_NUMBER: _builtins.int
+    TOTAL_BLOCKS_FIELD_NUMBER: _builtins.int
+    instance_id: _builtins.str
+    engine_name: _builtins.str
+    score: _builtins.float
+    """By the policy, lower is better; absent for one that was only listed."""
+    matched_tokens: _builtins.int
+    """Prompt tokens found in its cache, and whether that is known or guessed."""
+    match_is_exact: _builtins.bool
+    sequences: _builtins.int
+    queued_prefill_tokens: _builtins.int
+    used_blocks: _builtins.int
+    total_blocks: _builtins.int
+    def __init__(
+        self,
+        *,
+        instance_id: _builtins.str = ...,
+        engine_name: _builtins.str = ...,
+        score: _builtins.float | None = ...,
+        matched_tokens: _builtins.int = ...,
+        match_is_exact: _builtins.bool = ...,
+        sequences: _builtins.int = ...,
+        queued_prefill_tokens: _builtins.int = ...,
+        used_blocks: _builtins.int = ...,
+        total_blocks: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "score", b"score"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "engine_name", b"engine_name", "instance_id", b"instance_id", "match_is_exact", b"match_is_exact", "matched_tokens", b"matched_tokens", "queued_prefill_tokens", b"queued_prefill_tokens", "score", b"score", "sequences", b"sequences", "total_blocks", b"total_blocks", "used_blocks", b"used_blocks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__score: _TypeAlias = _typing.Literal["score"]  # noqa: Y015
+    _WhichOneofArgType__score: _TypeAlias = _typing.Literal["_score", b"_score"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__score) -> _WhichOneofReturnType__score | None: ...
+
+Global___RouteCandidate: _TypeAlias = RouteCandidate  # noqa: Y015
+
+@_typing.final
+class RouteReceipt(_message.Message):
+    """One decision of placement."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
+    TIME_MS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    CANDIDATES_FIELD_NUMBER: _builtins.int
+    CONSIDERED_FIELD_NUMBER: _builtins.int
+    CHOSEN_FIELD_NUMBER: _builtins.int
+    LEASE_EPOCH_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    QUEUED_MS_FIELD_NUMBER: _builtins.int
+    DECISION_US_FIELD_NUMBER: _builtins.int
+    PLACEMENT_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    model: _builtins.str
+    policy: _builtins.str
+    time_ms: _builtins.int
+    """Unix time in milliseconds."""
+    prompt_tokens: _builtins.int
+    considered: _builtins.int
+    chosen: _builtins.str
+    """instance_id and lease epoch of the engine that was chosen."""
+    lease_epoch: _builtins.int
+    reason: _builtins.str
+    """Closed set, in words: lowest_cost, least_loaded, only_one, same_prompt, session, ring, prefix, alone, resumed, ..."""
+    queued_ms: _builtins.int
+    """How long it waited for admission, and how long the decision took."""
+    decision_us: _builtins.int
+    placement: _builtins.int
+    """1 for the first placement of the sequence here."""
+    @_builtins.property
+    def candidates(self) -> _containers.RepeatedCompositeFieldContainer[Global___RouteCandidate]:
+        """The candidates that were scored, best first, at most 16; `considered` is how many there were."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        policy: _builtins.str = ...,
+        time_ms: _builtins.int = ...,
+        prompt_tokens: _builtins.int = ...,
+        candidates: _abc.Iterable[Global___RouteCandidate] | None = ...,
+        considered: _builtins.int = ...,
+        chosen: _builtins.str = ...,
+        lease_epoch: _builtins.int = ...,
+        reason: _builtins.str = ...,
+        queued_ms: _builtins.int = ...,
+        decision_us: _builtins.int = ...,
+        placement: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "chosen", b"chosen", "considered", b"considered", "decision_us", b"decision_us", "lease_epoch", b"lease_epoch", "model", b"model", "placement", b"placement", "policy", b"policy", "prompt_tokens", b"prompt_tokens", "queued_ms", b"queued_ms", "reason", b"reason", "request_id", b"request_id", "time_ms", b"time_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RouteReceipt: _TypeAlias = RouteReceipt  # noqa: Y015
+
+@_typing.final
+class ExplainRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Absent: the latest receipts."""
+    limit: _builtins.int
+    """At most so many, newest first; 0 is the server's limit."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str | None = ...,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_request_id", b"_request_id", "request_id", b"request_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_request_id", b"_request_id", "limit", b"limit", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__request_id: _TypeAlias = _typing.Literal["request_id"]  # noqa: Y015
+    _WhichOneofArgType__request_id: _TypeAlias = _typing.Literal["_request_id", b"_request_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__request_id) -> _WhichOneofReturnType__request_id | None: ...
+
+Global___ExplainRequest: _TypeAlias = ExplainRequest  # noqa: Y015
+
+@_typing.final
+class ExplainResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECEIPTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def receipts(self) -> _containers.RepeatedCompositeFieldContainer[Global___RouteReceipt]: ...
+    def __init__(
+        self,
+        *,
+        receipts: _abc.Iterable[Global___RouteReceipt] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["receipts", b"receipts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainResponse: _TypeAlias = ExplainResponse  # noqa: Y015
+
+@_typing.final
+class DrainRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENGINE_FIELD_NUMBER: _builtins.int
+    DEADLINE_MS_FIELD_NUMBER: _builtins.int
+    engine: _builtins.str
+    """instance_id or engine_name; a name that several engines have drains all of them."""
+    deadline_ms: _builtins.int
+    """Absent: the engine's own."""
+    def __init__(
+        self,
+        *,
+        engine: _builtins.str = ...,
+        deadline_ms: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline_ms", b"_deadline_ms", "deadline_ms", b"deadline_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_ms", b"_deadline_ms", "deadline_ms", b"deadline_ms", "engine", b"engine"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__deadline_ms: _TypeAlias = _typing.Literal["deadline_ms"]  # noqa: Y015
+    _WhichOneofArgType__deadline_ms: _TypeAlias = _typing.Literal["_deadline_ms", b"_deadline_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__deadline_ms) -> _WhichOneofReturnType__deadline_ms | None: ...
+
+Global___DrainRequest: _TypeAlias = DrainRequest  # noqa: Y015
+
+@_typing.final
+class DrainResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DRAINING_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def draining(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """instance_ids that were told."""
+
+    def __init__(
+        self,
+        *,
+        draining: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainResponse: _TypeAlias = DrainResponse  # noqa: Y015
 
 @_typing.final
 class GetFleetResponse(_message.Message):
@@ -406,13 +800,21 @@ class GetFleetResponse(_message.Message):
     ENGINES_FIELD_NUMBER: _builtins.int
     SESSIONS_FIELD_NUMBER: _builtins.int
     LIVE_SEQUENCES_FIELD_NUMBER: _builtins.int
+    LANES_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
+    RESUMED_SEQUENCES_FIELD_NUMBER: _builtins.int
     router_instance_id: _builtins.str
     sessions: _builtins.int
     """Gateways connected by Session."""
     live_sequences: _builtins.int
     """Live sequences of all sessions and Generate calls."""
+    draining: _builtins.bool
+    resumed_sequences: _builtins.int
+    """Sequences that were submitted here with `resumed`, since the start."""
     @_builtins.property
     def engines(self) -> _containers.RepeatedCompositeFieldContainer[Global___FleetEngine]: ...
+    @_builtins.property
+    def lanes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Lane]: ...
     def __init__(
         self,
         *,
@@ -420,10 +822,13 @@ class GetFleetResponse(_message.Message):
         engines: _abc.Iterable[Global___FleetEngine] | None = ...,
         sessions: _builtins.int = ...,
         live_sequences: _builtins.int = ...,
+        lanes: _abc.Iterable[Global___Lane] | None = ...,
+        draining: _builtins.bool = ...,
+        resumed_sequences: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engines", b"engines", "live_sequences", b"live_sequences", "router_instance_id", b"router_instance_id", "sessions", b"sessions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "engines", b"engines", "lanes", b"lanes", "live_sequences", b"live_sequences", "resumed_sequences", b"resumed_sequences", "router_instance_id", b"router_instance_id", "sessions", b"sessions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -55,6 +55,16 @@ class RouterServiceStub:
                 request_serializer=catenary_dot_v1_dot_router__pb2.GetFleetRequest.SerializeToString,
                 response_deserializer=catenary_dot_v1_dot_router__pb2.GetFleetResponse.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/catenary.v1.RouterService/Explain',
+                request_serializer=catenary_dot_v1_dot_router__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=catenary_dot_v1_dot_router__pb2.ExplainResponse.FromString,
+                _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/catenary.v1.RouterService/Drain',
+                request_serializer=catenary_dot_v1_dot_router__pb2.DrainRequest.SerializeToString,
+                response_deserializer=catenary_dot_v1_dot_router__pb2.DrainResponse.FromString,
+                _registered_method=True)
 
 
 class RouterServiceServicer:
@@ -99,6 +109,20 @@ class RouterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Explain(self, request, context):
+        """Why requests went where they went: route receipts of one request, or the latest ones.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """Makes an engine finish what it has and end. NOT_FOUND for one that is not attached here.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RouterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -121,6 +145,16 @@ def add_RouterServiceServicer_to_server(servicer, server):
                     servicer.GetFleet,
                     request_deserializer=catenary_dot_v1_dot_router__pb2.GetFleetRequest.FromString,
                     response_serializer=catenary_dot_v1_dot_router__pb2.GetFleetResponse.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=catenary_dot_v1_dot_router__pb2.ExplainRequest.FromString,
+                    response_serializer=catenary_dot_v1_dot_router__pb2.ExplainResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=catenary_dot_v1_dot_router__pb2.DrainRequest.FromString,
+                    response_serializer=catenary_dot_v1_dot_router__pb2.DrainResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -232,6 +266,60 @@ class RouterService:
             '/catenary.v1.RouterService/GetFleet',
             catenary_dot_v1_dot_router__pb2.GetFleetRequest.SerializeToString,
             catenary_dot_v1_dot_router__pb2.GetFleetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/catenary.v1.RouterService/Explain',
+            catenary_dot_v1_dot_router__pb2.ExplainRequest.SerializeToString,
+            catenary_dot_v1_dot_router__pb2.ExplainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/catenary.v1.RouterService/Drain',
+            catenary_dot_v1_dot_router__pb2.DrainRequest.SerializeToString,
+            catenary_dot_v1_dot_router__pb2.DrainResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -53,6 +53,10 @@ class RouterServiceStub:
     """The models that are served now."""
     GetFleet: _grpc.UnaryUnaryMultiCallable[_router_pb2.GetFleetRequest, _router_pb2.GetFleetResponse]
     """The attached engines and what the router counts on each: for operators, tests and the console."""
+    Explain: _grpc.UnaryUnaryMultiCallable[_router_pb2.ExplainRequest, _router_pb2.ExplainResponse]
+    """Why requests went where they went: route receipts of one request, or the latest ones."""
+    Drain: _grpc.UnaryUnaryMultiCallable[_router_pb2.DrainRequest, _router_pb2.DrainResponse]
+    """Makes an engine finish what it has and end. NOT_FOUND for one that is not attached here."""
 
 @_typing.type_check_only
 class RouterServiceAsyncStub(RouterServiceStub):
@@ -79,6 +83,10 @@ class RouterServiceAsyncStub(RouterServiceStub):
     """The models that are served now."""
     GetFleet: _aio.UnaryUnaryMultiCallable[_router_pb2.GetFleetRequest, _router_pb2.GetFleetResponse]  # type: ignore[assignment]
     """The attached engines and what the router counts on each: for operators, tests and the console."""
+    Explain: _aio.UnaryUnaryMultiCallable[_router_pb2.ExplainRequest, _router_pb2.ExplainResponse]  # type: ignore[assignment]
+    """Why requests went where they went: route receipts of one request, or the latest ones."""
+    Drain: _aio.UnaryUnaryMultiCallable[_router_pb2.DrainRequest, _router_pb2.DrainResponse]  # type: ignore[assignment]
+    """Makes an engine finish what it has and end. NOT_FOUND for one that is not attached here."""
 
 class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
     """Needs the client role's secret."""
@@ -126,5 +134,21 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_router_pb2.GetFleetResponse, _abc.Awaitable[_router_pb2.GetFleetResponse]]:
         """The attached engines and what the router counts on each: for operators, tests and the console."""
+
+    @_abc_1.abstractmethod
+    def Explain(
+        self,
+        request: _router_pb2.ExplainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.ExplainResponse, _abc.Awaitable[_router_pb2.ExplainResponse]]:
+        """Why requests went where they went: route receipts of one request, or the latest ones."""
+
+    @_abc_1.abstractmethod
+    def Drain(
+        self,
+        request: _router_pb2.DrainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.DrainResponse, _abc.Awaitable[_router_pb2.DrainResponse]]:
+        """Makes an engine finish what it has and end. NOT_FOUND for one that is not attached here."""
 
 def add_RouterServiceServicer_to_server(servicer: RouterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -242,7 +242,7 @@ async def test_a_quiet_router_is_heard_in_each_heartbeat(monkeypatch):
 
 async def test_a_session_must_say_hello_with_a_known_schema(monkeypatch):
     async with running_router(monkeypatch, hello_timeout_s=0.2) as (router, address):
-        with pytest.raises(grpc.aio.AioRpcError, match=r"schema revision 3 .* speaks 99"):
+        with pytest.raises(grpc.aio.AioRpcError, match=r"schema revision 4 .* speaks 99"):
             await FakeGateway(address, schema_revision=99, minimum_peer_revision=99).__aenter__()
         channel = open_channel(address, secret=CLIENT_SECRET)
         stub = router_pb2_grpc.RouterServiceStub(channel)
