@@ -17,7 +17,15 @@ from catenary.v1 import engine_pb2_grpc, router_pb2_grpc
 from services.router.admission import Admission, AdmissionLimits, SpecLimits
 from services.router.chores import Chore, Chores
 from services.router.config import RouterConfig
-from services.router.dispatch import AbortCause, Dispatcher, Membership, ReaderWatch, SessionHub
+from services.router.dispatch import (
+    AbortCause,
+    Dispatcher,
+    EngineHealth,
+    Membership,
+    ReaderWatch,
+    SessionHub,
+    StallWatch,
+)
 from services.router.fleet import Fleet
 from services.router.metrics import RouterMetrics
 from services.router.placement import Placer, policy_named
@@ -58,16 +66,18 @@ class Router:
     ) -> None:
         self.instance_id = new_id("router-")
         self._config = config
-        self.fleet = Fleet(lease_s=config.lease_ms / 1000)
+        self.fleet = Fleet(lease_s=config.lease_ms / 1000, breaker=config.breaker())
         self.admission = Admission(
             AdmissionLimits(config.max_live_sequences, config.max_live_tokens, config.retry_after_ms)
         )
         self._metrics = RouterMetrics(registry or CollectorRegistry())
         policy = policy_named(config.placement, rng or random.Random())
+        self._health = EngineHealth(self._metrics, on_change=self._fleet_changed)
         self._dispatcher = Dispatcher(
             self.admission,
             Placer(self.fleet, policy, retry_after_ms=config.retry_after_ms),
             self._metrics,
+            self._health,
             spec_limits=SpecLimits(config.max_request_tokens),
             abort_timeout_s=config.abort_timeout_s,
         )
@@ -81,8 +91,17 @@ class Router:
             self.fleet,
             self._dispatcher,
             self._metrics,
+            self._health,
             max_engines=config.max_engines,
-            on_change=self._hub.changed,
+            on_change=self._fleet_changed,
+        )
+        self._stalls = StallWatch(
+            self.fleet,
+            self._dispatcher,
+            self._health,
+            self._metrics,
+            limit_s=config.stall_s,
+            on_change=self._fleet_changed,
         )
         self.client_watch = ReaderWatch(config.slow_reader_s)
         self._engine_watch = ReaderWatch(config.lease_ms / 1000)
@@ -116,10 +135,17 @@ class Router:
         await self._server.stop(STOP_GRACE_S)
         await self._chores.stop()
 
+    def _fleet_changed(self) -> None:
+        """Other engines than before may be given sequences."""
+        self._hub.changed()
+
     def _start_chores(self) -> None:
-        period = min(SWEEP_PERIOD_S, self._config.lease_ms / 4000, self._config.slow_reader_s / 4)
+        limits = (self._config.lease_ms / 1000, self._config.slow_reader_s, self._config.stall_s)
+        period = min(SWEEP_PERIOD_S, min(limits) / 4)
         self._chores.start(
             Chore("leases", period, self._membership.sweep, judges=True),
+            Chore("stalls", period, self._stalls.sweep, judges=True),
+            Chore("breakers", period, lambda: self._health.sweep(self.fleet)),
             Chore("aborts", period, self._dispatcher.sweep, judges=True),
             Chore("client readers", period, self.client_watch.sweep, judges=True),
             Chore("engine readers", period, self._engine_watch.sweep, judges=True),

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from catenary.config import settings
 from catenary.rpc import RpcConfig
+from services.router.fleet import BreakerOptions
 from services.router.placement import POLICIES
 
 
@@ -60,6 +61,30 @@ class RouterConfig(RpcConfig):
     abort_timeout_s: float = Field(
         30, gt=0, le=3600, description="Seconds after which an abort that no engine confirms is over."
     )
+    stall_s: float = Field(
+        60,
+        gt=0,
+        le=86_400,
+        description="Seconds without a step after which an engine loses its sequences; keep it above the "
+        "engines' own stall-limit-s.",
+    )
+    breaker_faults: int = Field(
+        3,
+        ge=1,
+        le=1000,
+        description="Faults of an engine or its link after which it is given nothing for a time; each "
+        "sequence that ends well takes one off.",
+    )
+    breaker_window_s: float = Field(
+        300, gt=0, le=86_400, description="Seconds after which such a fault is forgotten."
+    )
+    breaker_open_s: float = Field(
+        5,
+        gt=0,
+        le=3600,
+        description="Seconds of that time; it doubles with each single sequence that fails after it.",
+    )
+    breaker_open_max_s: float = Field(60, gt=0, le=86_400, description="Longest such time in seconds.")
 
     @field_validator("placement")
     @classmethod
@@ -73,3 +98,12 @@ class RouterConfig(RpcConfig):
         if self.lease_ms < 2 * self.report_interval_ms:
             raise ValueError("lease_ms must be at least twice report_interval_ms")
         return self
+
+    def breaker(self) -> BreakerOptions:
+        """The options of the engines' breakers."""
+        return BreakerOptions(
+            faults=self.breaker_faults,
+            window_s=self.breaker_window_s,
+            open_s=self.breaker_open_s,
+            open_max_s=max(self.breaker_open_s, self.breaker_open_max_s),
+        )

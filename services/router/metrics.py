@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from catenary.v1 import common_pb2, engine_pb2
-from services.router.fleet import Engine
+from services.router.fleet import BreakerState, Engine
 
 _PREFIX = "catenary_router_"
 
@@ -27,6 +27,14 @@ class RouterMetrics:
         )
         self.engine_losses = Counter(
             _PREFIX + "engine_losses", "Engines that left, by reason.", ["reason"], registry=registry
+        )
+        self.engine_stalls = Counter(
+            _PREFIX + "engine_stalls", "Times that an engine had work and made no step.", registry=registry
+        )
+        self.breaker_openings = Counter(
+            _PREFIX + "breaker_openings",
+            "Times that an engine was given nothing.",
+            registry=registry,
         )
         self._refusals = Counter(
             _PREFIX + "refusals", "Sequences refused, by error code.", ["code"], registry=registry
@@ -65,6 +73,14 @@ class _LiveCollector(Collector):
         for name, number in engine_pb2.EngineState.items():
             states.add_metric([_short(name)], sum(engine.state == number for engine in self._engines))
         yield states
+        breakers = GaugeMetricFamily(
+            _PREFIX + "breakers", "Attached engines by the state of their breaker.", labels=["state"]
+        )
+        for breaker in BreakerState:
+            breakers.add_metric(
+                [breaker.value], sum(engine.breaker.state is breaker for engine in self._engines)
+            )
+        yield breakers
         placed = GaugeMetricFamily(
             _PREFIX + "placed_sequences", "Live sequences of this router by engine.", labels=["engine"]
         )

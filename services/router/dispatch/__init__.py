@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from services.router.dispatch.dispatcher import Dispatcher
+from services.router.dispatch.health import EngineHealth
 from services.router.dispatch.hub import SessionHub
 from services.router.dispatch.link import EngineLink
 from services.router.dispatch.membership import LossReason, Membership
@@ -10,11 +11,13 @@ from services.router.dispatch.outbox import SessionOutbox
 from services.router.dispatch.sequence import AbortCause, LiveSequence, SequenceStatus, Sink
 from services.router.dispatch.session import Session
 from services.router.dispatch.single import SingleSink
+from services.router.dispatch.stall import StallWatch
 from services.router.dispatch.watch import ReaderWatch, Watched
 
 __all__ = [
     "AbortCause",
     "Dispatcher",
+    "EngineHealth",
     "EngineLink",
     "LiveSequence",
     "LossReason",
@@ -26,5 +29,6 @@ __all__ = [
     "SessionOutbox",
     "SingleSink",
     "Sink",
+    "StallWatch",
     "Watched",
 ]

@@ -11,6 +11,7 @@ from catenary.telemetry import get_logger, new_id
 from catenary.v1 import common_pb2, engine_pb2
 from services.router.admission import Admission, Refused, SpecLimits, sequences_of, validate, validate_task
 from services.router.dispatch.contract import check_row, check_step, complete, presentable
+from services.router.dispatch.health import FAULTS, EngineHealth
 from services.router.dispatch.link import EngineLink
 from services.router.dispatch.sequence import NULL_SINK, AbortCause, LiveSequence, SequenceStatus, Sink
 from services.router.fleet import Engine
@@ -21,6 +22,7 @@ _log = get_logger(__name__)
 
 # A request that one engine refused is offered to one other.
 MAX_PLACEMENTS = 2
+_WELL = (common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH)
 
 ENGINE_LOST = common_pb2.Error(
     code=common_pb2.ERROR_CODE_ENGINE_LOST,
@@ -41,6 +43,7 @@ class Dispatcher:
         admission: Admission,
         placer: Placer,
         metrics: RouterMetrics,
+        health: EngineHealth,
         *,
         spec_limits: SpecLimits,
         abort_timeout_s: float,
@@ -49,6 +52,7 @@ class Dispatcher:
         self._admission = admission
         self._placer = placer
         self._metrics = metrics
+        self._health = health
         self._spec_limits = spec_limits
         self._abort_timeout_s = abort_timeout_s
         self._clock = clock
@@ -131,6 +135,7 @@ class Dispatcher:
         """
         check_step(step, link.engine.model.vocab_size)
         sequences = link.sequences
+        failed = False
         for row in split(step):
             sequence = sequences.get(row.handle)
             if sequence is None:
@@ -139,6 +144,13 @@ class Dispatcher:
                 self._emit(sequence, row)
             if row.end is not None:
                 self._end(sequence, complete(sequence, row.end))
+                if row.end.error.code in FAULTS:
+                    failed = True
+                elif row.end.reason in _WELL:
+                    self._health.succeeded(link.engine)
+        if failed:
+            # One fault, however many sequences it cost.
+            self._health.failed(link.engine)
 
     def on_refusal(self, link: EngineLink, refusal: common_pb2.Refusal) -> None:
         """An engine did not accept: ask another one once if that may help, else pass its refusal on."""
@@ -146,6 +158,8 @@ class Dispatcher:
         if sequence is None:
             return
         error = presentable(refusal.error)
+        if error.code in FAULTS:
+            self._health.failed(link.engine)
         if sequence.status is SequenceStatus.ABORTING:
             self._end(sequence, sequence.ending(common_pb2.FINISH_REASON_ABORT))
         elif sequence.status is SequenceStatus.RUNNING:
@@ -177,6 +191,14 @@ class Dispatcher:
                 self._end(sequence, sequence.ending(common_pb2.FINISH_REASON_ERROR, ENGINE_LOST))
         return len(lost)
 
+    def give_up(self, link: EngineLink) -> int:
+        """The engine is there and does not go on: end what it runs, and abort it there. Returns how many."""
+        ended = [s for s in link.sequences.values() if s.status is not SequenceStatus.ABORTING]
+        for sequence in ended:
+            sequence.sink.end(sequence.handle, sequence.ending(common_pb2.FINISH_REASON_ERROR, ENGINE_LOST))
+            self.abandon(sequence, AbortCause.STALLED)
+        return len(ended)
+
     def sweep(self) -> None:
         """Give up aborts that an engine has not confirmed in time, so that no load is counted for ever."""
         limit = self._clock() - self._abort_timeout_s
@@ -187,6 +209,8 @@ class Dispatcher:
         self._last_handle += 1
         sequence.place(link, self._last_handle)
         sequence.guard.place(link.engine)
+        if not link.sequences:
+            self._health.got_work(link.engine)
         link.sequences[sequence.engine_handle] = sequence
         leader = sequence.leader_handle()
         link.submit(

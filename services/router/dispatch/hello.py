@@ -45,6 +45,8 @@ def check_hello(hello: engine_pb2.EngineHello) -> None:
             raise _invalid(what, f"The hello's {what} has more than {MAX_FACT_LENGTH} characters.")
     if not known_state(hello.state):
         raise _invalid("state", "The hello's state is not one of the contract's.")
+    if hello.role not in engine_pb2.EngineRole.values():
+        raise _invalid("role", "The hello's role is not one of the contract's.")
     _check_model(model)
     _check_capacity(hello.capacity)
 

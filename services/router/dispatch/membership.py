@@ -10,6 +10,7 @@ from catenary.telemetry import get_logger
 from catenary.v1 import common_pb2, engine_pb2
 from services.router.admission import Refused
 from services.router.dispatch.dispatcher import Dispatcher
+from services.router.dispatch.health import EngineHealth
 from services.router.dispatch.hello import check_hello, known_state
 from services.router.dispatch.link import EngineLink
 from services.router.fleet import Fleet
@@ -48,6 +49,7 @@ class Membership:
         fleet: Fleet,
         dispatcher: Dispatcher,
         metrics: RouterMetrics,
+        health: EngineHealth,
         *,
         max_engines: int,
         on_change: Callable[[], None],
@@ -56,6 +58,7 @@ class Membership:
         self._fleet = fleet
         self._dispatcher = dispatcher
         self._metrics = metrics
+        self._health = health
         self._max_engines = max_engines
         self._on_change = on_change
         self._clock = clock
@@ -89,6 +92,8 @@ class Membership:
         if error is None and (text := _TEXTS.get(reason)) is not None:
             error = common_pb2.Error(code=common_pb2.ERROR_CODE_UNAVAILABLE, message=text, retryable=True)
         link.close(error)
+        if reason is not LossReason.ROUTER_STOPPED:
+            self._health.failed(link.engine)
         self._fleet.detach(link.engine)
         ended = self._dispatcher.lose(link)
         self._metrics.engine_losses.labels(reason).inc()
@@ -118,6 +123,7 @@ class Membership:
         link.engine.heard(self._clock())
         match request.WhichOneof("payload"):
             case "step":
+                self._health.stepped(link.engine)
                 self._dispatcher.on_step(link, request.step)
             case "load":
                 self._report(link, request.load)
@@ -149,10 +155,10 @@ class Membership:
                 "The report's state is not one of the contract's.",
                 param="state",
             )
-        before = link.engine.state
+        before = (link.engine.state, link.engine.serving)
         link.engine.apply(report)
         link.renew(report.sequence)
-        if link.engine.state != before:
+        if (link.engine.state, link.engine.serving) != before:
             self._on_change()
 
     def _check(self, hello: engine_pb2.EngineHello) -> None:

@@ -37,6 +37,7 @@ class AbortCause(StrEnum):
     SESSION_END = "session_end"
     SLOW_READER = "slow_reader"
     DRAIN = "drain"
+    STALLED = "stalled"
 
 
 class Sink(Protocol):

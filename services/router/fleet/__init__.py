@@ -1,8 +1,9 @@
-"""The fleet: attached engines, their leases and loads, the models they serve. Pure."""
+"""The fleet: attached engines, their leases, loads and breakers, the models they serve. Pure."""
 
 from __future__ import annotations
 
+from services.router.fleet.breaker import Breaker, BreakerOptions, BreakerState
 from services.router.fleet.engine import Engine
 from services.router.fleet.registry import Fleet
 
-__all__ = ["Engine", "Fleet"]
+__all__ = ["Breaker", "BreakerOptions", "BreakerState", "Engine", "Fleet"]

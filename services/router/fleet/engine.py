@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from catenary.v1 import common_pb2, engine_pb2
+from services.router.fleet.breaker import Breaker, BreakerOptions, BreakerState
 
 
 @dataclass(slots=True, eq=False)
@@ -24,6 +25,18 @@ class Engine:
     epoch: int
     state: engine_pb2.EngineState.ValueType
     last_heard: float
+    # Never UNSPECIFIED.
+    role: engine_pb2.EngineRole.ValueType = engine_pb2.ENGINE_ROLE_BOTH
+    publishes_kv: bool = False
+    breaker: Breaker = field(default_factory=lambda: Breaker(BreakerOptions()))
+    # It was told to drain; its reports may not say so yet.
+    draining: bool = False
+    # It had work and made no step for too long.
+    stalled: bool = False
+    # When it last made a step, or got work after it had none.
+    progress_at: float = 0.0
+    # When its last report came.
+    reported_at: float = 0.0
     # None until the first one of this epoch.
     report: engine_pb2.LoadReport | None = None
     # Kept by LoadGuard alone.
@@ -36,8 +49,29 @@ class Engine:
 
     @property
     def serving(self) -> bool:
-        """Takes sequences."""
-        return self.state == engine_pb2.ENGINE_STATE_SERVING
+        """Is well and takes sequences, its breaker aside."""
+        return self.state == engine_pb2.ENGINE_STATE_SERVING and not self.stalled and not self.draining
+
+    @property
+    def leaving(self) -> bool:
+        """Finishes what it has and ends."""
+        return self.draining or self.state == engine_pb2.ENGINE_STATE_DRAINING
+
+    @property
+    def available(self) -> bool:
+        """May be given a sequence now, if there is room: it serves and its breaker lets one through."""
+        if not self.serving:
+            return False
+        state = self.breaker.state
+        return state is BreakerState.CLOSED or (
+            state is BreakerState.HALF_OPEN and self.placed_sequences == 0
+        )
+
+    def does(self, role: engine_pb2.EngineRole.ValueType | None) -> bool:
+        """Whether it takes what `role` is for. None: whole sequences, which one for prefill does not."""
+        if role == engine_pb2.ENGINE_ROLE_PREFILL:
+            return self.role == role
+        return self.role != engine_pb2.ENGINE_ROLE_PREFILL
 
     @property
     def sequences(self) -> int:
@@ -61,8 +95,16 @@ class Engine:
         """Renew the lease: a valid message came at monotonic time `now`."""
         self.last_heard = now
 
+    def stepped(self, now: float) -> None:
+        """It made a step, so it is not stalled."""
+        self.progress_at = now
+        self.stalled = False
+
     def apply(self, report: engine_pb2.LoadReport) -> bool:
-        """Take a report over. False, and nothing changed, if it is not newer than the last one.
+        """Take over a report, just `heard`. False, and nothing changed, if it is not newer than the last one.
+
+        Steps that it counts are progress, also those for other routers' sequences; and one that has nothing
+        owes none.
 
         What is beyond the capacity of the hello counts as that capacity: sums over engines stay sensible, and
         an engine that miscounts only makes itself look full.
@@ -70,7 +112,12 @@ class Engine:
         if self.report is not None and report.sequence <= self.report.sequence:
             return False
         report = self._clamped(report)
+        before = 0 if self.report is None else self.report.steps
+        idle = report.state == engine_pb2.ENGINE_STATE_SERVING and not report.running + report.waiting
+        if report.steps > before or idle:
+            self.stepped(self.last_heard)
         self.report = report
+        self.reported_at = self.last_heard
         self.state = report.state
         self.foreign_sequences = max(0, report.running + report.waiting - self.placed_sequences)
         held = report.used_blocks * self.capacity.block_size + report.pending_prefill_tokens
@@ -92,4 +139,7 @@ class Engine:
             pending_prefill_tokens=min(report.pending_prefill_tokens, sequences * self.model.max_model_len),
             steps=report.steps,
             generated_tokens=report.generated_tokens,
+            prompt_tokens=report.prompt_tokens,
+            cached_prompt_tokens=min(report.cached_prompt_tokens, report.prompt_tokens),
+            preemptions=report.preemptions,
         )

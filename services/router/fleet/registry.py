@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from catenary.v1 import common_pb2, engine_pb2, router_pb2
+from services.router.fleet.breaker import BreakerOptions
+from services.router.fleet.breakers import Breakers
 from services.router.fleet.engine import Engine
 
 # Models that stay listed after their last engine left.
@@ -24,11 +26,12 @@ class KnownModel:
 class Fleet:
     """Membership. Pure: the caller passes the time and owns the streams.
 
-    `lease_s`: silence after which an engine counts as lost.
+    `lease_s`: silence after which an engine counts as lost. `breaker`: options of the engines' breakers.
     """
 
-    def __init__(self, *, lease_s: float) -> None:
+    def __init__(self, *, lease_s: float, breaker: BreakerOptions | None = None) -> None:
         self._lease_s = lease_s
+        self._breakers = Breakers(breaker or BreakerOptions())
         self._by_instance: dict[str, Engine] = {}
         self._models: dict[str, KnownModel] = {}
         # Those of them that no engine has, in the order in which they were left.
@@ -50,6 +53,8 @@ class Fleet:
             The engine, and the older attachment of the same instance id that it replaces, already removed.
         """
         replaced = self._by_instance.pop(hello.instance_id, None)
+        if replaced is not None:
+            self._breakers.give_back(replaced.name, replaced.breaker, now)
         self._last_epoch += 1
         engine = Engine(
             instance_id=hello.instance_id,
@@ -61,6 +66,11 @@ class Fleet:
             epoch=self._last_epoch,
             state=hello.state,
             last_heard=now,
+            role=hello.role or engine_pb2.ENGINE_ROLE_BOTH,
+            publishes_kv=hello.publishes_kv,
+            breaker=self._breakers.take(hello.engine_name, now),
+            progress_at=now,
+            reported_at=now,
         )
         self._by_instance[engine.instance_id] = engine
         self._remember(engine, int(unix_time))
@@ -77,6 +87,7 @@ class Fleet:
         if self._by_instance.get(engine.instance_id) is not engine:
             return False
         del self._by_instance[engine.instance_id]
+        self._breakers.give_back(engine.name, engine.breaker, engine.last_heard)
         self._depart(engine.model.name)
         return True
 
@@ -99,12 +110,25 @@ class Fleet:
         """Whether the model was attached here, and not so long ago that it is forgotten."""
         return model in self._models
 
-    def candidates(self, model: str, *, excluding: Collection[Engine] = ()) -> list[Engine]:
-        """Engines that serve `model` now, less `excluding`."""
+    def candidates(
+        self,
+        model: str,
+        *,
+        excluding: Collection[Engine] = (),
+        role: engine_pb2.EngineRole.ValueType | None = None,
+    ) -> list[Engine]:
+        """Engines that may be given a sequence of `model` now, less `excluding`.
+
+        Those whose breaker is open are left out, and one that is half open and has a sequence. `role` PREFILL
+        asks for engines of that role; otherwise those that generate are meant.
+        """
         return [
             engine
             for engine in self._by_instance.values()
-            if engine.serving and engine.model.name == model and engine not in excluding
+            if engine.available
+            and engine.model.name == model
+            and engine.does(role)
+            and engine not in excluding
         ]
 
     def served_models(self) -> list[router_pb2.ServedModel]:
@@ -141,7 +165,7 @@ class Fleet:
 
 
 def _add_engine(model: router_pb2.ServedModel, engine: Engine) -> None:
-    model.serving_engines += engine.serving
+    model.serving_engines += engine.serving and engine.does(None)
     report = engine.report
     if report is None:
         model.load.total_blocks += engine.capacity.total_blocks

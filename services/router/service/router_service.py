@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,9 +11,15 @@ import grpc
 from catenary.v1 import engine_pb2, router_pb2, router_pb2_grpc
 from services.router.admission import Admission
 from services.router.dispatch import SessionHub
-from services.router.fleet import Engine, Fleet
+from services.router.fleet import BreakerState, Engine, Fleet
 from services.router.service.generate import GenerateCalls
 from services.router.service.sessions import SessionStreams
+
+_BREAKERS = {
+    BreakerState.CLOSED: router_pb2.BREAKER_STATE_CLOSED,
+    BreakerState.OPEN: router_pb2.BREAKER_STATE_OPEN,
+    BreakerState.HALF_OPEN: router_pb2.BREAKER_STATE_HALF_OPEN,
+}
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -59,15 +66,16 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         self, request: router_pb2.GetFleetRequest, context: _Context
     ) -> router_pb2.GetFleetResponse:
         """See the proto."""
+        now = time.monotonic()
         return router_pb2.GetFleetResponse(
             router_instance_id=self._router_instance_id,
-            engines=[_fleet_engine(engine) for engine in self._fleet],
+            engines=[_fleet_engine(engine, now) for engine in self._fleet],
             sessions=len(self._hub),
             live_sequences=self._admission.live_sequences,
         )
 
 
-def _fleet_engine(engine: Engine) -> router_pb2.FleetEngine:
+def _fleet_engine(engine: Engine, now: float) -> router_pb2.FleetEngine:
     load = engine.report
     if load is None:
         load = engine_pb2.LoadReport(state=engine.state, total_blocks=engine.capacity.total_blocks)
@@ -81,4 +89,7 @@ def _fleet_engine(engine: Engine) -> router_pb2.FleetEngine:
         load=load,
         placed_sequences=engine.placed_sequences,
         placed_tokens=engine.placed_tokens,
+        role=engine.role,
+        breaker=_BREAKERS[engine.breaker.state],
+        report_age_ms=max(0, round((now - engine.reported_at) * 1000)),
     )

@@ -12,7 +12,7 @@ from catenary.columns import StepRow
 from catenary.schema import MINIMUM_PEER_REVISION, SCHEMA_REVISION
 from catenary.v1 import common_pb2, engine_pb2
 from services.router.admission import Admission, AdmissionLimits, Refused, SpecLimits
-from services.router.dispatch import AbortCause, Dispatcher, LossReason, Membership
+from services.router.dispatch import AbortCause, Dispatcher, EngineHealth, LossReason, Membership
 from services.router.fleet import Fleet
 from services.router.metrics import RouterMetrics
 from services.router.placement import LeastLoaded, Placer
@@ -53,11 +53,13 @@ class World:
         self.fleet = Fleet(lease_s=5)
         self.admission = Admission(AdmissionLimits(8, 200, retry_after_ms=10))
         self.metrics = RouterMetrics(CollectorRegistry())
+        self.health = EngineHealth(self.metrics, on_change=self._changed, clock=lambda: self.now)
         placer = Placer(self.fleet, LeastLoaded(random.Random(0)), retry_after_ms=10)
         self.dispatcher = Dispatcher(
             self.admission,
             placer,
             self.metrics,
+            self.health,
             spec_limits=SpecLimits(100),
             abort_timeout_s=ABORT_TIMEOUT_S,
             clock=lambda: self.now,
@@ -67,6 +69,7 @@ class World:
             self.fleet,
             self.dispatcher,
             self.metrics,
+            self.health,
             max_engines=8,
             on_change=self._changed,
             clock=lambda: self.now,

@@ -14,6 +14,7 @@ from services.router.admission import Admission, AdmissionLimits, Refused, SpecL
 from services.router.dispatch import (
     AbortCause,
     Dispatcher,
+    EngineHealth,
     EngineLink,
     ReaderWatch,
     SessionHub,
@@ -101,10 +102,12 @@ async def test_an_engines_outbox_merges_renewals_and_takes_unsent_submits_back()
 
 
 def hub_of(fleet: Fleet, **limits) -> SessionHub:
+    metrics = RouterMetrics(CollectorRegistry())
     dispatcher = Dispatcher(
         Admission(AdmissionLimits(10, 100, 1)),
         Placer(fleet, LeastLoaded(random.Random()), retry_after_ms=1),
-        RouterMetrics(CollectorRegistry()),
+        metrics,
+        EngineHealth(metrics, on_change=lambda: None),
         spec_limits=SpecLimits(10),
         abort_timeout_s=1,
     )

@@ -1,0 +1,69 @@
+"""Whether engines are well by what they do: faults and good ends for their breakers, steps for stalls."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from catenary.telemetry import get_logger
+from catenary.v1 import common_pb2
+from services.router.fleet import Engine
+from services.router.metrics import RouterMetrics
+
+_log = get_logger(__name__)
+
+# What an engine says when it is itself at fault. All else a request may have earned, or says that it is full.
+FAULTS = frozenset({common_pb2.ERROR_CODE_INTERNAL, common_pb2.ERROR_CODE_ENGINE_LOST})
+
+
+class EngineHealth:
+    """Tells the breakers. `on_change` is called whenever that changes who may be given sequences."""
+
+    def __init__(
+        self,
+        metrics: RouterMetrics,
+        *,
+        on_change: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._metrics = metrics
+        self._on_change = on_change
+        self._clock = clock
+
+    def failed(self, engine: Engine) -> None:
+        """Its link broke, or it failed a sequence by its own fault. What it ends as it drains is none."""
+        if engine.leaving or not engine.breaker.failed(self._clock()):
+            return
+        self._metrics.breaker_openings.inc()
+        _log.warning("engine is given nothing for a time: too many faults", engine=engine.name)
+        self._on_change()
+
+    def succeeded(self, engine: Engine) -> None:
+        """It ended a sequence well."""
+        if engine.breaker.succeeded():
+            self._closed(engine)
+
+    def stepped(self, engine: Engine) -> None:
+        """It made a step."""
+        now = self._clock()
+        was_stalled = engine.stalled
+        engine.stepped(now)
+        if engine.breaker.stepped(now):
+            self._closed(engine)
+        elif was_stalled:
+            self._on_change()
+
+    def got_work(self, engine: Engine) -> None:
+        """It had nothing and is given a sequence: its time to make a step begins."""
+        engine.progress_at = self._clock()
+
+    def sweep(self, engines: Iterable[Engine]) -> None:
+        """Let probes through to engines that were closed off for long enough."""
+        now = self._clock()
+        probed = [engine for engine in engines if engine.breaker.tick(now)]
+        if probed:
+            self._on_change()
+
+    def _closed(self, engine: Engine) -> None:
+        _log.info("engine is well again", engine=engine.name)
+        self._on_change()

@@ -1,0 +1,101 @@
+"""Circuit breaker of one engine: after several faults it is given nothing for a time, then one sequence."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum
+
+
+class BreakerState(Enum):
+    """Whether an engine is given sequences."""
+
+    CLOSED = "closed"
+    # Nothing.
+    OPEN = "open"
+    # One, on which it depends.
+    HALF_OPEN = "half_open"
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerOptions:
+    """When it opens and for how long. Times are seconds."""
+
+    faults: int = 3
+    window_s: float = 300.0
+    open_s: float = 5.0
+    open_max_s: float = 60.0
+
+
+class Breaker:
+    """Counts faults of the engine itself, never errors that a request earned. Times are of any steady clock.
+
+    Each sequence that ends well takes one fault off, so an engine that mostly works is not closed off. The
+    time that it stays open doubles with each probe that failed.
+    """
+
+    __slots__ = ("_faults", "_first_step", "_openings", "_options", "_until", "state")
+
+    def __init__(self, options: BreakerOptions) -> None:
+        self._options = options
+        self._faults: deque[float] = deque(maxlen=options.faults)
+        self._openings = 0
+        self._until = 0.0
+        self._first_step: float | None = None
+        self.state = BreakerState.CLOSED
+
+    def failed(self, now: float) -> bool:
+        """A fault of the engine or of its link. True if the breaker opens."""
+        if self.state is BreakerState.OPEN:
+            return False
+        self._expire(now)
+        self._faults.append(now)
+        if self.state is BreakerState.CLOSED and len(self._faults) < self._options.faults:
+            return False
+        self.state = BreakerState.OPEN
+        wait_s = self._options.open_s * 2 ** min(self._openings, 16)
+        self._until = now + min(wait_s, self._options.open_max_s)
+        self._openings += 1
+        return True
+
+    def succeeded(self) -> bool:
+        """A sequence ended well. True if the breaker closes."""
+        if self.state is BreakerState.HALF_OPEN:
+            self._close()
+            return True
+        if self.state is BreakerState.CLOSED and self._faults:
+            self._faults.popleft()
+        return False
+
+    def stepped(self, now: float) -> bool:
+        """The engine made a step. True if the breaker closes: its probe ran long enough to be believed."""
+        if self.state is not BreakerState.HALF_OPEN:
+            return False
+        if self._first_step is None:
+            self._first_step = now
+        if now - self._first_step < self._options.open_s:
+            return False
+        self._close()
+        return True
+
+    def tick(self, now: float) -> bool:
+        """Time went on. True if a probe may be sent from here on."""
+        if self.state is not BreakerState.OPEN or now < self._until:
+            return False
+        self.state = BreakerState.HALF_OPEN
+        self._first_step = None
+        return True
+
+    def remembers(self, now: float) -> bool:
+        """Whether it is other than a new one."""
+        self._expire(now)
+        return self.state is not BreakerState.CLOSED or bool(self._faults)
+
+    def _expire(self, now: float) -> None:
+        while self._faults and now - self._faults[0] > self._options.window_s:
+            self._faults.popleft()
+
+    def _close(self) -> None:
+        self.state = BreakerState.CLOSED
+        self._openings = 0
+        self._faults.clear()

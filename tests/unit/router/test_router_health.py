@@ -1,0 +1,242 @@
+"""Faults and stalls as the dispatcher meets them: what counts against an engine, and what it costs."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from catenary.columns import StepRow
+from catenary.schema import MINIMUM_PEER_REVISION, SCHEMA_REVISION
+from catenary.v1 import common_pb2, engine_pb2
+from services.router.admission import Admission, AdmissionLimits, Refused, SpecLimits
+from services.router.dispatch import Dispatcher, EngineHealth, LossReason, Membership, StallWatch
+from services.router.fleet import BreakerOptions, BreakerState, Fleet
+from services.router.metrics import RouterMetrics
+from services.router.placement import LeastLoaded, Placer
+
+STALL_S = 10.0
+INTERNAL = common_pb2.Error(code=common_pb2.ERROR_CODE_INTERNAL, message="broken", retryable=True)
+
+
+class Sink:
+    def __init__(self):
+        self.over = {}
+
+    def row(self, handle):
+        return StepRow(handle)
+
+    def end(self, handle, end):
+        assert handle not in self.over
+        self.over[handle] = end
+
+    def refuse(self, handle, error):
+        assert handle not in self.over
+        self.over[handle] = error
+
+    def abort_result(self, handle, outcome):
+        raise AssertionError("nobody asked")
+
+
+class Stage:
+    """A router's inside with a clock that the test turns."""
+
+    def __init__(self):
+        self.now = 100.0
+        self.changes = 0
+        self.fleet = Fleet(lease_s=5, breaker=BreakerOptions(faults=3, window_s=100, open_s=5, open_max_s=60))
+        self.admission = Admission(AdmissionLimits(100, 10_000, 10))
+        metrics = RouterMetrics(CollectorRegistry())
+        watched = {"on_change": self._changed, "clock": lambda: self.now}
+        self.health = EngineHealth(metrics, **watched)
+        placer = Placer(self.fleet, LeastLoaded(random.Random(0)), retry_after_ms=10)
+        self.dispatcher = Dispatcher(
+            self.admission,
+            placer,
+            metrics,
+            self.health,
+            spec_limits=SpecLimits(100),
+            abort_timeout_s=30,
+            clock=lambda: self.now,
+        )
+        self.membership = Membership(
+            self.fleet, self.dispatcher, metrics, self.health, max_engines=8, **watched
+        )
+        self.stalls = StallWatch(
+            self.fleet, self.dispatcher, self.health, metrics, limit_s=STALL_S, **watched
+        )
+        self.sink = Sink()
+        self.reports = 0
+        self.handles = 0
+
+    def _changed(self):
+        self.changes += 1
+
+    def attach(self, instance="i", name="e"):
+        hello = engine_pb2.EngineHello(
+            schema_revision=SCHEMA_REVISION,
+            minimum_peer_revision=MINIMUM_PEER_REVISION,
+            instance_id=instance,
+            engine_name=name,
+            model=common_pb2.ModelInfo(name="m", max_model_len=64, vocab_size=100),
+            capacity=engine_pb2.Capacity(block_size=16, total_blocks=64, max_running=8, max_waiting=8),
+            state=engine_pb2.ENGINE_STATE_SERVING,
+        )
+        return self.membership.attach(hello)
+
+    def submit(self):
+        self.handles += 1
+        spec = common_pb2.SequenceSpec(model="m", token_ids=[1, 2])
+        self.dispatcher.submit(self.handles, spec, self.sink)
+        return self.handles
+
+    def send(self, link, **payload):
+        request = engine_pb2.AttachRequest(lease_epoch=link.engine.epoch, **payload)
+        self.membership.receive(link, request)
+
+    def report(self, link, state=engine_pb2.ENGINE_STATE_SERVING, **fields):
+        self.reports += 1
+        self.send(link, load=engine_pb2.LoadReport(sequence=self.reports, state=state, **fields))
+
+    def end(self, link, handles, error=None):
+        reason = common_pb2.FINISH_REASON_ERROR if error else common_pb2.FINISH_REASON_STOP
+        ends = [common_pb2.SequenceEnd(row=row, reason=reason, error=error) for row in range(len(handles))]
+        step = common_pb2.StepOutput(
+            handles=handles, token_counts=[1] * len(handles), token_ids=[5] * len(handles), ends=ends
+        )
+        self.send(link, step=step)
+
+
+def test_one_step_that_fails_many_sequences_is_one_fault():
+    stage = Stage()
+    link = stage.attach()
+    for fault in range(3):
+        assert link.engine.breaker.state is BreakerState.CLOSED
+        for _ in range(4):
+            stage.submit()
+        assert link.engine.available
+        stage.end(link, list(link.sequences), INTERNAL)
+        assert len(stage.sink.over) == 4 * (fault + 1)
+    assert link.engine.breaker.state is BreakerState.OPEN
+    with pytest.raises(Refused) as caught:
+        stage.submit()
+    assert caught.value.error.code == common_pb2.ERROR_CODE_UNAVAILABLE
+    assert caught.value.error.retryable
+    assert stage.admission.live_sequences == 0
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        common_pb2.ERROR_CODE_INVALID_ARGUMENT,
+        common_pb2.ERROR_CODE_UNSUPPORTED,
+        common_pb2.ERROR_CODE_CONTEXT_LENGTH_EXCEEDED,
+        common_pb2.ERROR_CODE_OVERLOADED,
+        common_pb2.ERROR_CODE_DRAINING,
+        common_pb2.ERROR_CODE_CANCELLED,
+        common_pb2.ERROR_CODE_DUPLICATE_REQUEST,
+    ],
+)
+def test_errors_that_requests_earned_never_open_a_breaker(code):
+    stage = Stage()
+    link = stage.attach()
+    error = common_pb2.Error(code=code, message="no")
+    for _ in range(20):
+        stage.submit()
+        stage.end(link, list(link.sequences), error)
+        stage.submit()
+        refusal = common_pb2.Refusal(handle=next(iter(link.sequences)), error=error)
+        stage.send(link, refusal=refusal)
+    assert link.engine.breaker.state is BreakerState.CLOSED
+    assert not link.engine.breaker.remembers(stage.now)
+
+
+def test_a_crash_loop_gets_one_sequence_and_then_all():
+    stage = Stage()
+    for life in range(3):
+        link = stage.attach(f"life-{life}")
+        stage.submit()
+        stage.membership.leave(link, LossReason.STREAM_ENDED)
+        stage.now += 1
+    link = stage.attach("life-3")
+    with pytest.raises(Refused):
+        stage.submit()
+    changes = stage.changes
+    stage.now += 5
+    stage.health.sweep(stage.fleet)
+    assert stage.changes == changes + 1
+    stage.submit()
+    with pytest.raises(Refused):
+        stage.submit()
+    stage.end(link, list(link.sequences))
+    for _ in range(8):
+        stage.submit()
+    assert len(link.sequences) == 8
+
+
+def test_a_drained_engine_that_leaves_is_no_fault():
+    stage = Stage()
+    for life in range(5):
+        link = stage.attach(f"life-{life}")
+        stage.submit()
+        stage.report(link, engine_pb2.ENGINE_STATE_DRAINING)
+        lost = common_pb2.Error(code=common_pb2.ERROR_CODE_ENGINE_LOST, message="over", retryable=True)
+        stage.end(link, list(link.sequences), lost)
+        stage.membership.leave(link, LossReason.STREAM_ENDED)
+    assert stage.attach("last").engine.available
+
+
+def test_an_engine_with_work_and_no_step_loses_it_and_gets_nothing_until_it_steps():
+    stage = Stage()
+    link = stage.attach()
+    first, second = stage.submit(), stage.submit()
+    assert link._next().submit.handle
+    stage.now += STALL_S + 1
+    stage.report(link, running=1, waiting=1)
+    stage.stalls.sweep()
+    for handle in (first, second):
+        end = stage.sink.over[handle]
+        assert (end.error.code, end.error.retryable) == (common_pb2.ERROR_CODE_ENGINE_LOST, True)
+    # The one that was sent is aborted there and counts until that is confirmed; the other never was sent.
+    (held,) = link.sequences
+    assert link._next().renewed.sequence
+    assert link._next().abort.handle == held
+    assert link._next() is None
+    assert link.engine.placed_sequences == 1
+    assert stage.fleet.served_models()[0].serving_engines == 0
+    with pytest.raises(Refused):
+        stage.submit()
+    # Tokens of a past life reach nobody.
+    stage.send(link, step=common_pb2.StepOutput(handles=[held], token_counts=[1], token_ids=[5]))
+    aborted = engine_pb2.AbortResult(handle=held, outcome=common_pb2.ABORT_OUTCOME_ALREADY_FINISHED)
+    stage.send(link, abort_result=aborted)
+    assert stage.admission.live_sequences == 0
+    assert stage.submit()
+    assert len(link.sequences) == 1
+
+
+def test_steps_for_others_and_an_empty_engine_are_no_stall():
+    stage = Stage()
+    link = stage.attach()
+    stage.now += 1000
+    stage.stalls.sweep()
+    assert not link.engine.stalled
+    # Work counts from when it came, not from the last step before it.
+    stage.submit()
+    stage.now += STALL_S - 1
+    stage.stalls.sweep()
+    assert not link.engine.stalled
+    for steps in range(1, 6):
+        stage.now += STALL_S - 1
+        stage.report(link, running=8, waiting=1, steps=steps)
+        stage.stalls.sweep()
+        assert not link.engine.stalled
+    # A count that stands still or goes back is none.
+    stage.now += STALL_S + 1
+    stage.report(link, running=8, waiting=1, steps=2)
+    stage.stalls.sweep()
+    assert link.engine.stalled
+    # It says that it has nothing: it owes nothing.
+    stage.report(link, steps=2)
+    assert not link.engine.stalled
