@@ -110,6 +110,7 @@ class GatewayApp:
         await self._stored.pause()
         await self._service.drain(self._config.drain_s if grace_s is None else grace_s)
         self._pooling.cut_off()
+        self._stored.cut_off()
         await self._server.stop()
         for task in self._tasks:
             task.cancel()

@@ -110,6 +110,16 @@ class GatewayConfig(ServiceConfig):
         30.0, gt=0, description="Days after its last use at which a stored response is forgotten."
     )
     max_background: int = Field(64, ge=1, description="Most background responses at work at a time.")
+    max_event_mib: float = Field(
+        16.0,
+        gt=0,
+        le=1024,
+        description="Most MiB of events that are kept of a background response with a stream; of one with "
+        "more none is kept.",
+    )
+    max_event_streams: int = Field(
+        256, ge=1, description="Most streams of background responses that are sent at a time."
+    )
     batches: bool = Field(True, description="Take files, and run batches of requests.")
     max_file_mib: float = Field(200.0, gt=0, le=4096, description="Largest uploaded file in MiB.")
     upload_timeout_s: float = Field(600.0, gt=0, description="Seconds for a client to upload a file.")

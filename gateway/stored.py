@@ -55,7 +55,13 @@ class StoredApis:
         background = None
         if store is not None:
             background = BackgroundRuns(
-                generation, endpoint, store, max_running=config.max_background, lease_s=config.lease_s
+                generation,
+                endpoint,
+                store,
+                max_running=config.max_background,
+                max_event_bytes=int(config.max_event_mib * _MIB),
+                max_streams=config.max_event_streams,
+                lease_s=config.lease_s,
             )
         self._background = background
         self._store: ResponseStore | None = store
@@ -64,7 +70,8 @@ class StoredApis:
         self._batches = None
         if path is not None and config.batches:
             self._batches = _Batches(config, generation, path, serves)
-        self._tasks: list[asyncio.Task[None]] = []
+        self._care: asyncio.Task[None] | None = None
+        self._running: asyncio.Task[None] | None = None
 
     def routers(self) -> list[APIRouter]:
         """Their routes."""
@@ -93,20 +100,23 @@ class StoredApis:
     def tasks(self) -> list[asyncio.Task[None]]:
         """What has to run meanwhile, started."""
         if self._background is not None:
-            self._tasks.append(asyncio.create_task(self._background.run(), name="background-responses"))
+            self._care = asyncio.create_task(self._background.run(), name="background-responses")
         if self._batches is not None:
-            self._tasks.append(asyncio.create_task(self._batches.runner.run(), name="batches"))
-        return self._tasks
+            self._running = asyncio.create_task(self._batches.runner.run(), name="batches")
+        return [task for task in (self._care, self._running) if task is not None]
 
     async def pause(self) -> None:
-        """Begin nothing more: batches are given back as they are."""
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        """Begin nothing more: batches are given back as they are. Responses go on, and this is known."""
+        await _cancelled(self._running)
+
+    def cut_off(self) -> None:
+        """End the streams of background responses with an error: the server stops."""
+        if self._background is not None:
+            self._background.streams.cut_off()
 
     async def close(self) -> None:
         """End what runs, and close the stores. `pause` comes before."""
+        await _cancelled(self._care)
         if self._background is not None:
             await self._background.close()
         if self._batches is not None:
@@ -151,6 +161,12 @@ class _Batches:
                 int(config.max_file_mib * _MIB), config.upload_timeout_s, config.file_days * _DAY_S
             ),
         )
+
+
+async def _cancelled(task: asyncio.Task[None] | None) -> None:
+    if task is not None:
+        task.cancel()
+        await asyncio.wait({task})
 
 
 def _response_store(config: GatewayConfig, directory: Path) -> ResponseStore:

@@ -44,17 +44,20 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Integer:
-    """An integer from `least` to `most`."""
+    """An integer from `least` to `most`; `default` is what it means to leave it out, which is told unless it
+    is `optional`."""
 
     name: str
     default: int
     least: int
     most: int
+    optional: bool = False
 
     @property
     def schema(self) -> dict[str, Any]:
         """The JSON schema of its values."""
-        return {"type": "integer", "minimum": self.least, "maximum": self.most, "default": self.default}
+        default = {} if self.optional else {"default": self.default}
+        return {"type": "integer", "minimum": self.least, "maximum": self.most, **default}
 
     def of(self, query: Mapping[str, str]) -> int:
         """Its value. Raises ApiError 400."""

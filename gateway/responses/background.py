@@ -10,12 +10,15 @@ from catenary.backoff import Backoff
 from catenary.telemetry import get_logger, new_id
 from gateway.errors import ApiError, internal, overloaded, unavailable
 from gateway.generation.endpoint import Endpoint
-from gateway.generation.service import GenerationService
+from gateway.generation.service import GenerationService, Running
+from gateway.responses import events
+from gateway.responses.event_log import EventLog, EventLogs
+from gateway.responses.event_streams import EventStreams
 from gateway.responses.library import record_of
 from gateway.responses.objects import Status, decode_response, encode_response
-from gateway.responses.producer import Producer
+from gateway.responses.producer import Producer, final_event
 from gateway.responses.request import ResponseRequest
-from gateway.responses.store import ResponseStore
+from gateway.responses.store import EventBatch, ResponseStore
 from gateway.schemas import ChatRequest
 
 _log = get_logger(__name__)
@@ -37,6 +40,8 @@ class BackgroundRuns:
         store: ResponseStore,
         *,
         max_running: int,
+        max_event_bytes: int,
+        max_streams: int,
         lease_s: float,
     ) -> None:
         """Set it up.
@@ -46,11 +51,16 @@ class BackgroundRuns:
             endpoint: how they are rendered.
             store: where the responses are.
             max_running: responses at work at a time.
+            max_event_bytes: of the events of one of them.
+            max_streams: that tell of them at a time.
             lease_s: seconds without a word from a gateway after which it counts as dead.
         """
         self._generation = generation
         self._endpoint = endpoint
         self._store = store
+        self._logs = EventLogs(store, max_event_bytes)
+        self.streams = EventStreams(store, self._logs, max_streams)
+        """What tells of them."""
         self._max_running = max_running
         self._lease_s = lease_s
         self._runner = new_id("gateway-")
@@ -64,15 +74,17 @@ class BackgroundRuns:
                 f"The server is working on its limit of {self._max_running} background responses."
             )
         response_id = request.response.id
+        begun = _opening(request) if request.stream else None
         # Others ask for a place while the store writes.
         self._starting += 1
         try:
-            await self._store.add(record_of(request, self._runner), self._lease_s)
+            await self._store.add(record_of(request, self._runner), self._lease_s, begun)
         finally:
             self._starting -= 1
-        task = asyncio.create_task(self._run(request, cache_salt), name=f"background-{response_id}")
+        log = None if begun is None else self._logs.open(response_id, begun)
+        task = asyncio.create_task(self._run(request, cache_salt, log), name=f"background-{response_id}")
         self._tasks[response_id] = task
-        task.add_done_callback(lambda _: self._tasks.pop(response_id, None))
+        task.add_done_callback(lambda _: self._ended(response_id))
 
     def stop(self, response_id: str) -> None:
         """Stop working on a response that was cancelled or deleted."""
@@ -100,19 +112,25 @@ class BackgroundRuns:
     async def close(self) -> None:
         """End what still runs with an error, and let go of the store."""
         running = list(self._tasks.values())
-        for task in running:
-            task.cancel()
         if running:
+            with suppress(ApiError):
+                await self._logs.flush()
+            for task in running:
+                task.cancel()
             await asyncio.wait(running)
             with suppress(ApiError):
                 await self._store.renew(self._runner, -1.0)
                 await self._end_abandoned()
         await self._store.close()
 
-    async def _run(self, request: ResponseRequest, cache_salt: str) -> None:
+    def _ended(self, response_id: str) -> None:
+        self._tasks.pop(response_id, None)
+        self._logs.close(response_id)
+
+    async def _run(self, request: ResponseRequest, cache_salt: str, log: EventLog | None) -> None:
         response = request.response
         try:
-            await self._produce(request, cache_salt)
+            await self._produce(request, cache_salt, log)
         except ApiError as error:
             response.fail(request.renamed(error), int(time.time()))
         except Exception:
@@ -120,9 +138,11 @@ class BackgroundRuns:
             response.fail(internal(), int(time.time()))
         with suppress(ApiError):
             data = await request.written(lambda: encode_response(response))
-            await self._store.update(response.id, response.status, data)
+            if log is not None:
+                log.add([await request.written(lambda: final_event(response, log.number))])
+            await self._logs.finish(response.id, response.status, data)
 
-    async def _produce(self, request: ResponseRequest, cache_salt: str) -> None:
+    async def _produce(self, request: ResponseRequest, cache_salt: str, log: EventLog | None) -> None:
         response, deadline = request.response, self._generation.deadline()
         backoff = Backoff(0.1, 5.0)
         while True:
@@ -133,7 +153,7 @@ class BackgroundRuns:
                     ) as running:
                         response.status = Status.IN_PROGRESS
                         await self._store.update(response.id, response.status, encode_response(response))
-                        await Producer(response, running).finish()
+                        await _finish(request, running, log)
                         return
             except ApiError as error:
                 late = asyncio.get_running_loop().time() >= deadline
@@ -147,4 +167,20 @@ class BackgroundRuns:
         for record in await self._store.abandoned():
             response = decode_response(record.response)
             response.fail(unavailable("The gateway that made the response ended."), int(time.time()))
-            await self._store.update(record.id, Status.FAILED, encode_response(response))
+            number, last = record.next_event, None
+            if number is not None:
+                last = EventBatch(number, [final_event(response, number)])
+            await self._store.update(record.id, Status.FAILED, encode_response(response), last)
+
+
+def _opening(request: ResponseRequest) -> list[bytes]:
+    kinds = (events.Created, events.Queued)
+    return [events.encode_event(kind(number, request.response)) for number, kind in enumerate(kinds)]
+
+
+async def _finish(request: ResponseRequest, running: Running, log: EventLog | None) -> None:
+    if log is None:
+        await Producer(request.response, running).finish()
+        return
+    async for made in Producer(request.response, running, log.number).stream(events.InProgress):
+        log.add(made)

@@ -18,24 +18,42 @@ class Event(msgspec.Struct, tag_field="type"):
     sequence_number: int
 
 
-class Created(Event, tag="response.created"):
+class OfResponse(Event):
+    """An event of the response as a whole."""
+
     response: Response
 
 
-class InProgress(Event, tag="response.in_progress"):
-    response: Response
+class Created(OfResponse, tag="response.created"):
+    pass
 
 
-class Completed(Event, tag="response.completed"):
-    response: Response
+class Queued(OfResponse, tag="response.queued"):
+    pass
 
 
-class Incomplete(Event, tag="response.incomplete"):
-    response: Response
+class InProgress(OfResponse, tag="response.in_progress"):
+    pass
 
 
-class Failed(Event, tag="response.failed"):
-    response: Response
+class Completed(OfResponse, tag="response.completed"):
+    pass
+
+
+class Incomplete(OfResponse, tag="response.incomplete"):
+    pass
+
+
+class Failed(OfResponse, tag="response.failed"):
+    pass
+
+
+class Error(Event, tag="error"):
+    """The stream ends without the response's end."""
+
+    code: str | None
+    message: str
+    param: str | None
 
 
 class ItemAdded(Event, tag="response.output_item.added"):
@@ -98,6 +116,7 @@ class ArgumentsDone(InItem, tag="response.function_call_arguments.done"):
 
 ResponseEvent: TypeAlias = (
     Created
+    | Queued
     | InProgress
     | Completed
     | Incomplete
@@ -112,6 +131,7 @@ ResponseEvent: TypeAlias = (
     | ReasoningDone
     | ArgumentsDelta
     | ArgumentsDone
+    | Error
 )
 
 

@@ -23,10 +23,11 @@ _CUT = "length"
 class Producer:
     """Makes one response final, from the output of a running chat."""
 
-    def __init__(self, response: Response, running: Running) -> None:
+    def __init__(self, response: Response, running: Running, number: int = 0) -> None:
+        """`number`: the sequence number of the next event."""
         self._response = response
         self._running = running
-        self._assembler = OutputAssembler(new_id)
+        self._assembler = OutputAssembler(new_id, number)
         self._names = TokenNames(running.generation.plan.model.vocabulary)
 
     async def finish(self) -> None:
@@ -34,19 +35,17 @@ class Producer:
         async for _ in self._generated():
             continue
 
-    async def stream(self) -> AsyncIterator[bytes]:
+    async def stream(self, *opening: type[events.OfResponse]) -> AsyncIterator[list[bytes]]:
         """The same, yielding events as they are sent, all but the last, which is left to the caller.
 
-        What fails here is no exception: it ends the response. Raises ClientGone."""
-        response, number = self._response, self._assembler.numbered
-        yield b"".join(
-            events.encode_event(event)
-            for event in (events.Created(number(), response), events.InProgress(number(), response))
-        )
+        What fails here is no exception: it ends the response. `opening`: what it begins with. Raises
+        ClientGone."""
+        response = self._response
+        yield [events.encode_event(kind(self._assembler.numbered(), response)) for kind in opening]
         try:
             async for made in self._generated():
                 if made:
-                    yield b"".join(map(events.encode_event, made))
+                    yield list(map(events.encode_event, made))
         except ClientGone:
             raise
         except Exception as failure:
@@ -59,9 +58,7 @@ class Producer:
 
     def final_event(self) -> bytes:
         """The event that ends a stream, once the response is final."""
-        kinds = {Status.FAILED: events.Failed, Status.INCOMPLETE: events.Incomplete}
-        kind = kinds.get(self._response.status, events.Completed)
-        return events.encode_event(kind(self._assembler.numbered(), self._response))
+        return final_event(self._response, self._assembler.numbered())
 
     async def _generated(self) -> AsyncIterator[list[events.Event]]:
         generation, assembler = self._running.generation, self._assembler
@@ -87,6 +84,12 @@ class Producer:
             for other in entry.top_logprobs:
                 other.bytes = other.bytes or []
         return content
+
+
+def final_event(response: Response, number: int) -> bytes:
+    """The event with the sequence number `number` that ends a response's stream."""
+    kinds = {Status.FAILED: events.Failed, Status.INCOMPLETE: events.Incomplete}
+    return events.encode_event(kinds.get(response.status, events.Completed)(number, response))
 
 
 def _parts(delta: ChoiceDelta) -> Sequence[Part]:

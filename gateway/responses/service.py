@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import msgspec
 from starlette.types import Receive, Scope, Send
 
@@ -11,8 +13,9 @@ from gateway.generation.endpoint import Endpoint
 from gateway.generation.service import GenerationService, Running
 from gateway.http.disconnect import ClientWatch
 from gateway.http.respond import send_json
+from gateway.responses import events
 from gateway.responses.background import BackgroundRuns
-from gateway.responses.library import Library
+from gateway.responses.library import Library, not_found
 from gateway.responses.objects import InputTokens, encode_response
 from gateway.responses.producer import Producer
 from gateway.responses.request import ResponseRequest, read_request, response_request
@@ -47,28 +50,44 @@ class ResponsesService:
     async def create(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request. Raises ApiError before the answer has begun, ClientGone at any time."""
         deadline = self._generation.deadline()
-        with self._generation.place():
-            request = await self._read(scope, receive)
-            try:
-                async with ClientWatch(receive) as watch:
-                    if request.response.background and self._background is not None:
-                        salt = cache_salt_of(scope)
-                        await self._generation.prepare(
-                            self._endpoint, request.chat, cache_salt=salt, watch=watch
-                        )
-                        await self._background.start(request, salt)
-                        await send_json(send, encode_response(request.response))
-                        return
-                    async with self._generation.run(
-                        self._endpoint,
-                        request.chat,
-                        cache_salt=cache_salt_of(scope),
-                        deadline=deadline,
-                        watch=watch,
-                    ) as running:
-                        await self._answer(request, running, send)
-            except ApiError as error:
-                raise request.renamed(error) from None
+        streams = None
+        with ExitStack() as streaming:
+            with self._generation.place():
+                request = await self._read(scope, receive)
+                if request.response.background and request.stream and self._background is not None:
+                    streams = self._background.streams
+                    streaming.enter_context(streams.place())
+                try:
+                    async with ClientWatch(receive) as watch:
+                        await self._make(request, cache_salt_of(scope), deadline, watch, send)
+                except ApiError as error:
+                    raise request.renamed(error) from None
+            # The response has a place of its own: who only watches it must not keep it from one.
+            if streams is not None:
+                await streams.send(request.owner, request.response.id, -1, receive, send)
+
+    async def _make(
+        self, request: ResponseRequest, salt: str, deadline: float, watch: ClientWatch, send: Send
+    ) -> None:
+        if request.response.background and self._background is not None:
+            await self._generation.prepare(self._endpoint, request.chat, cache_salt=salt, watch=watch)
+            await self._background.start(request, salt)
+            if not request.stream:
+                await send_json(send, encode_response(request.response))
+            return
+        async with self._generation.run(
+            self._endpoint, request.chat, cache_salt=salt, deadline=deadline, watch=watch
+        ) as running:
+            await self._answer(request, running, send)
+
+    async def follow(self, response_id: str, after: int, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer with what follows in a stored response's stream. Raises as `create` does."""
+        owner = owner_of(scope)
+        await self._library.get(owner, response_id)
+        if self._background is None:
+            raise not_found()
+        with self._background.streams.place():
+            await self._background.streams.send(owner, response_id, after, receive, send)
 
     async def count(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer with the number of tokens that a request's input has. Raises as `create` does."""
@@ -127,8 +146,8 @@ class ResponsesService:
             await send_json(send, await request.written(lambda: encode_response(request.response)))
             return
         await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
-        async for data in producer.stream():
-            await send({"type": "http.response.body", "body": data, "more_body": True})
+        async for made in producer.stream(events.Created, events.InProgress):
+            await send({"type": "http.response.body", "body": b"".join(made), "more_body": True})
         # Stored before it is told: whoever has read the last event may go on from the response.
         await self._library.keep(request)
         last = await request.written(producer.final_event)

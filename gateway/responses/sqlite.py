@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import aiosqlite
 
+from gateway.responses import sqlite_events
 from gateway.responses.objects import Status
-from gateway.responses.store import ConversationTooLarge, ResponseStore, StoredResponse, StoreLimits
+from gateway.responses.store import (
+    ConversationTooLarge,
+    EventBatch,
+    ResponseStore,
+    StoredEvents,
+    StoredResponse,
+    StoreLimits,
+)
 from gateway.state import Database
 
 _VERSION = 1
@@ -63,14 +71,16 @@ class SqliteStore(ResponseStore):
     """A store that several gateways of one host may share."""
 
     def __init__(self, path: Path, limits: StoreLimits, *, clock: Callable[[], float] = time.time) -> None:
-        self._database = Database(path, _SCHEMA, _VERSION)
+        self._database = Database(path, f"{_SCHEMA}\n\n{sqlite_events.SCHEMA}", _VERSION)
         self._limits = limits
         self._clock = clock
 
     async def open(self) -> None:
         await self._database.open()
 
-    async def add(self, record: StoredResponse, lease_s: float = 0.0) -> None:
+    async def add(
+        self, record: StoredResponse, lease_s: float = 0.0, events: Sequence[bytes] | None = None
+    ) -> None:
         now = self._clock()
         size = len(record.response) + len(record.items)
         async with self._database.transaction() as db:
@@ -82,17 +92,38 @@ class SqliteStore(ResponseStore):
                     *(record.runner, now + lease_s, record.items, record.response),
                 ),
             )
+            if events is not None:
+                await sqlite_events.begin(db, record.id, events)
             await self._forget(db)
 
-    async def update(self, response_id: str, status: Status, response: bytes) -> bool:
+    async def update(
+        self, response_id: str, status: Status, response: bytes, last: EventBatch | None = None
+    ) -> bool:
         async with self._database.transaction() as db:
             cursor = await db.execute(
                 "UPDATE responses SET status = ?, response = ?, bytes = length(items) + ?, used = ? "
                 f"WHERE id = ? AND status IN {_OPEN}",
                 (status.value, response, len(response), self._clock(), response_id),
             )
+            changed = cursor.rowcount == 1
+            if changed and last is not None:
+                await sqlite_events.append(db, response_id, last)
             await self._forget(db)
-            return cursor.rowcount == 1
+            return changed
+
+    async def add_events(self, batches: Mapping[str, EventBatch], dropped: Collection[str]) -> None:
+        async with self._database.transaction() as db:
+            for response_id, batch in batches.items():
+                if await db.execute_fetchall(
+                    f"SELECT 1 FROM responses WHERE id = ? AND status IN {_OPEN}", (response_id,)
+                ):
+                    await sqlite_events.append(db, response_id, batch)
+            for response_id in dropped:
+                await sqlite_events.drop(db, response_id)
+            await self._forget(db)
+
+    async def events(self, owner: str, response_id: str, after: int) -> StoredEvents | None:
+        return await sqlite_events.behind(self._database, owner, response_id, after)
 
     async def get(self, owner: str, response_id: str) -> StoredResponse | None:
         found = await self._use([response_id], owner)
@@ -129,7 +160,8 @@ class SqliteStore(ResponseStore):
 
     async def abandoned(self) -> list[StoredResponse]:
         rows = await self._database.fetch(
-            f"SELECT {_COLUMNS} FROM responses WHERE runner IS NOT NULL AND lease < ? AND status IN {_OPEN}",
+            f"SELECT {_COLUMNS}, next FROM responses LEFT JOIN streams ON streams.response_id = id "
+            f"AND NOT dropped WHERE runner IS NOT NULL AND lease < ? AND status IN {_OPEN}",
             (self._clock(),),
         )
         return [_record(row) for row in rows]
@@ -158,18 +190,18 @@ class SqliteStore(ResponseStore):
 
     async def _forget(self, db: aiosqlite.Connection) -> None:
         await db.execute(f"DELETE FROM responses WHERE used < ? AND status NOT IN {_OPEN}", (self._since(),))
-        ((count, size),) = await db.execute_fetchall("SELECT count, bytes FROM totals")
-        while count > self._limits.max_count or size > self._limits.max_bytes:
-            rows = await db.execute_fetchall(
-                f"DELETE FROM responses WHERE id = (SELECT id FROM responses WHERE status NOT IN {_OPEN} "
-                "ORDER BY used LIMIT 1) RETURNING bytes"
-            )
-            gone = [row[0] for row in rows]
-            if not gone:
+        while True:
+            ((count, size),) = await db.execute_fetchall("SELECT count, bytes FROM totals")
+            if count <= self._limits.max_count and size <= self._limits.max_bytes:
                 return
-            count, size = count - 1, size - gone[0]
+            cursor = await db.execute(
+                f"DELETE FROM responses WHERE id = (SELECT id FROM responses WHERE status NOT IN {_OPEN} "
+                "ORDER BY used LIMIT 1)"
+            )
+            if not cursor.rowcount:
+                return
 
 
 def _record(row: tuple[Any, ...]) -> StoredResponse:
-    response_id, owner, status, previous, response, items, runner = row
-    return StoredResponse(response_id, owner, Status(status), previous, response, items, runner)
+    response_id, owner, status, *rest = row
+    return StoredResponse(response_id, owner, Status(status), *rest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.responses.objects import Status
@@ -11,7 +12,8 @@ from gateway.responses.objects import Status
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
     """A response with its own input. `response` and `items` are JSON; `owner` names whose it is: nobody else
-    is ever told of it. `runner`: the gateway that works on it in the background."""
+    is ever told of it. `runner`: the gateway that works on it in the background; `next_event`: the sequence
+    number of its stream's next event, where they are kept; only `abandoned` tells it."""
 
     id: str
     owner: str
@@ -20,6 +22,28 @@ class StoredResponse:
     response: bytes
     items: bytes
     runner: str | None = None
+    next_event: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EventBatch:
+    """Events of a stream in a row, as they are sent; `first` is the sequence number of the first."""
+
+    first: int
+    events: Sequence[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEvents:
+    """What follows in a response's stream, maybe not all of it.
+
+    kept: the response was made with a stream that is kept; dropped: it was, until it became too large;
+    final: the response is, so that nothing comes behind the last of the events."""
+
+    events: Sequence[bytes]
+    kept: bool
+    dropped: bool
+    final: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +68,27 @@ class ResponseStore(ABC):
         """Make ready for the other methods. Raises StartRefused if the store cannot be used."""
 
     @abstractmethod
-    async def add(self, record: StoredResponse, lease_s: float = 0.0) -> None:
-        """Keep a response. One with a runner must be renewed by it within `lease_s`, until it is final."""
+    async def add(
+        self, record: StoredResponse, lease_s: float = 0.0, events: Sequence[bytes] | None = None
+    ) -> None:
+        """Keep a response. One with a runner must be renewed by it within `lease_s`, until it is final.
+
+        `events`: the first ones of its stream, which is kept then."""
 
     @abstractmethod
-    async def update(self, response_id: str, status: Status, response: bytes) -> bool:
-        """Replace a response that is not final. False: it was final already, or is gone."""
+    async def update(
+        self, response_id: str, status: Status, response: bytes, last: EventBatch | None = None
+    ) -> bool:
+        """Replace a response that is not final, and add events to its stream, both or none. False: it was
+        final already, or is gone."""
+
+    @abstractmethod
+    async def add_events(self, batches: Mapping[str, EventBatch], dropped: Collection[str]) -> None:
+        """Add to the streams of responses that are not final, and forget those of the `dropped` ones."""
+
+    @abstractmethod
+    async def events(self, owner: str, response_id: str, after: int) -> StoredEvents | None:
+        """Events behind the one with that sequence number; None: the response is not there."""
 
     @abstractmethod
     async def get(self, owner: str, response_id: str) -> StoredResponse | None:

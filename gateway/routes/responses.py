@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,11 +20,15 @@ from gateway.responses import Response as ResponseObject
 from gateway.routes.chat_completions import ChatEndpoint
 from gateway.schemas import ChatRequest, ResponsesRequest
 from gateway.schemas.responses import LOGPROBS, PASSED_ON
+from gateway.schemas.unsupported import unsupported
 from gateway.text.models import Model
 
 _JSON = "application/json"
 _INCLUDE = Choice("include", (LOGPROBS,), optional=True)
-_STREAM = Choice("stream", ("false",))
+_STREAM = Choice("stream", ("false", "true"))
+_STARTING_AFTER = Integer("starting_after", -1, 0, 999_999_999, optional=True)
+_OBFUSCATION = Choice("include_obfuscation", ("false",))
+_READ = (_INCLUDE, _STREAM, _STARTING_AFTER, _OBFUSCATION)
 _AFTER = Text("after", "Id of the item after which the list begins.")
 _LIMIT = Integer("limit", 20, 1, 100)
 _ORDER = Choice("order", ("desc", "asc"))
@@ -89,17 +95,24 @@ def _stored(router: APIRouter, service: ResponsesService, library: Library) -> N
 
     @router.get(
         "/v1/responses/{response_id}",
-        **operation("Read a stored response", ResponseObject, query=(_INCLUDE, _STREAM), fails=STORED),
+        **operation(
+            "Read a stored response",
+            ResponseObject,
+            event=ResponseEvent,
+            query=_READ,
+            fails=(*STORED, 429),
+        ),
     )
     async def retrieve(request: Request, response_id: str) -> Response:
-        query = query_of(request, (_INCLUDE, _STREAM), ("starting_after", "include_obfuscation"))
-        if query.get("stream", "false") != "false":
-            raise bad_request(
-                "The parameter 'stream' is not supported by this server for stored responses.",
-                "stream",
-                "unsupported_parameter",
-            )
+        query = query_of(request, _READ)
         _check_include(query.get("include"))
+        if query.get(_OBFUSCATION.name, "false") != "false":
+            raise unsupported(_OBFUSCATION.name)
+        if _STREAM.of(query) == "true":
+            after = _STARTING_AFTER.of(query)
+            return Deferred(partial(service.follow, response_id, after))
+        if _STARTING_AFTER.name in query:
+            raise bad_request("'starting_after' is only allowed when 'stream' is true.", "starting_after")
         record = await library.get(owner_of(request.scope), response_id)
         return Response(record.response, media_type=_JSON)
 

@@ -230,12 +230,6 @@ class ResponsesRequest(RequestModel):
                 raise bad_request("'stream_options' is only allowed when 'stream' is true.", "stream_options")
             if self.stream_options.include_obfuscation:
                 raise unsupported("stream_options.include_obfuscation")
-        if self.background and self.stream:
-            raise bad_request(
-                "The parameter 'stream' is not supported by this server with 'background'.",
-                "stream",
-                "unsupported_parameter",
-            )
         if self.background and self.store is False:
             raise bad_request("'background' needs 'store': such a response can only be read later.", "store")
         self._check_metadata()

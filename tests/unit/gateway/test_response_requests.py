@@ -152,7 +152,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"temperature": float("nan")}, "temperature", "invalid_value"),
     ({"top_logprobs": 21}, "top_logprobs", "invalid_value"),
     ({"stream_options": {}}, "stream_options", "invalid_value"),
-    ({"background": True, "stream": True}, "stream", "unsupported_parameter"),
     ({"background": True, "store": False}, "store", "invalid_value"),
     ({"metadata": {"k" * 65: "v"}}, "metadata", "invalid_value"),
     ({"messages": [USER]}, "messages", "unknown_parameter"),

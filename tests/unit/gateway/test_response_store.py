@@ -11,7 +11,7 @@ import pytest
 from catenary.runtime import StartRefused
 from gateway.responses import SqliteStore, StoreLimits
 from gateway.responses.objects import Status
-from gateway.responses.store import ConversationTooLarge, StoredResponse
+from gateway.responses.store import ConversationTooLarge, EventBatch, StoredEvents, StoredResponse
 
 
 class Clock:
@@ -142,3 +142,68 @@ async def test_a_file_that_is_none(tmp_path: Path) -> None:
         await SqliteStore(tmp_path / "x", StoreLimits(5, 1000, 100.0)).open()
     with pytest.raises(StartRefused):
         await SqliteStore(tmp_path / "no" / "x", StoreLimits(5, 1000, 100.0)).open()
+
+
+async def test_events_are_told_from_any_on(store: SqliteStore, clock: Clock) -> None:
+    running = record("a", status=Status.IN_PROGRESS, runner="g")
+    await store.add(running, 10, [b"0\n\n", b"1\n\n"])
+    await store.add_events({"a": EventBatch(2, [b"2\n\n"]), "none": EventBatch(0, [b"x\n\n"])}, ())
+    await store.add_events({"a": EventBatch(3, [b"3\n\n", b"4\n\n"])}, ())
+    for after in range(-1, 7):
+        found = await store.events("me", "a", after)
+        assert found is not None
+        assert list(found.events) == [b"%d\n\n" % number for number in range(after + 1, 5)]
+        assert (found.kept, found.dropped, found.final) == (True, False, False)
+    assert await store.events("you", "a", -1) is None
+    clock.now += 20
+    assert [item.next_event for item in await store.abandoned()] == [5]
+    assert await store.update("a", Status.COMPLETED, b"r", EventBatch(5, [b"5\n\n"]))
+    assert not await store.update("a", Status.FAILED, b"r", EventBatch(6, [b"6\n\n"]))
+    await store.add_events({"a": EventBatch(6, [b"late\n\n"])}, ())
+    assert await store.events("me", "a", 4) == StoredEvents([b"5\n\n"], True, False, True)
+
+
+async def test_events_that_are_not_the_next_ones_are_not_taken(store: SqliteStore) -> None:
+    await store.add(record("a", status=Status.IN_PROGRESS), 10, [b"0\n\n"])
+    await store.add_events({"a": EventBatch(2, [b"2\n\n"])}, ())
+    await store.add_events({"a": EventBatch(0, [b"again\n\n"])}, ())
+    found = await store.events("me", "a", -1)
+    assert found is not None
+    assert found.events == [b"0\n\n"]
+
+
+async def test_events_that_were_dropped_or_never_kept(store: SqliteStore) -> None:
+    await store.add(record("a", status=Status.IN_PROGRESS), 10, [b"0\n\n"])
+    await store.add(record("b"))
+    await store.add_events({}, ["a", "b"])
+    await store.add_events({"a": EventBatch(1, [b"1\n\n"])}, ())
+    assert await store.events("me", "a", -1) == StoredEvents((), True, True, False)
+    assert await store.events("me", "b", -1) == StoredEvents((), False, False, True)
+
+
+async def test_bytes_of_events_count_and_go_with_their_response(store: SqliteStore, clock: Clock) -> None:
+    await store.add(record("a", status=Status.IN_PROGRESS), 10, [b"x" * 500 + b"\n\n"])
+    clock.now += 1
+    await store.add(record("b", size=400))
+    assert await store.get("me", "b")
+    await store.update("a", Status.COMPLETED, b"r" * 10)
+    clock.now += 1
+    await store.add(record("c", size=400))
+    assert [await store.get("me", name) is not None for name in "abc"] == [False, True, True]
+    assert await store.events("me", "a", -1) is None
+    assert await store._database.fetch("SELECT * FROM events") == []
+
+
+async def test_all_events_come_however_many_chunks_there_are(store: SqliteStore) -> None:
+    await store.add(record("a", status=Status.IN_PROGRESS), 10, [])
+    for number in range(100):
+        await store.add_events({"a": EventBatch(number, [b"%d\n\n" % number])}, ())
+    await store.update("a", Status.COMPLETED, b"")
+    told: list[bytes] = []
+    final = False
+    while not final:
+        found = await store.events("me", "a", len(told) - 1)
+        assert found is not None
+        told += found.events
+        final = found.final
+    assert told == [b"%d\n\n" % number for number in range(100)]
