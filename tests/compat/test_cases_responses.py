@@ -75,7 +75,7 @@ async def test_urls_that_are_not_there(start_stack: StartStack) -> None:
         (f"{RESPONSES}/resp_x/input_items", 404, "response_not_found"),
         (f"{RESPONSES}/resp_x?stream=true", 404, "response_not_found"),
         (f"{RESPONSES}/resp_x?stream=false&stream=false", 400, "invalid_value"),
-        (f"{RESPONSES}/resp_x?starting_after=3", 400, "unsupported_parameter"),
+        (f"{RESPONSES}/resp_x?starting_after=3", 400, "invalid_value"),
         (f"{RESPONSES}/resp_x?x=3", 400, "unknown_parameter"),
         (f"{RESPONSES}/resp_x?include=reasoning.encrypted_content", 400, "unsupported_parameter"),
         (f"{RESPONSES}/resp_x/input_items?limit=0", 400, "invalid_value"),
