@@ -7,7 +7,7 @@ import errno
 import socket
 import ssl
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import uvicorn
@@ -19,11 +19,48 @@ from gateway.http.protocol import HttpLimits, limited_protocol
 BACKLOG = 2048
 
 
-class _QuietServer(uvicorn.Server):
+_DATE_S = 1.0
+_GRACE_S = 5.0
+_POLL_S = 0.005
+
+
+class _PromptServer(uvicorn.Server):
+    """Stops when it is told to: uvicorn's own server looks every 0.1 s, and waits as long again."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._told = asyncio.Event()
+
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         """Signals belong to catenary.runtime."""
         yield
+
+    def tell(self) -> None:
+        """End `serve` in good order."""
+        self.should_exit = True
+        self._told.set()
+
+    async def main_loop(self) -> None:
+        """Renews the date header until it is told to stop."""
+        while not await self.on_tick(0):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._told.wait(), _DATE_S)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop listening, close what is idle, let the rest end for a moment."""
+        for server in self.servers:
+            server.close()
+        state = self.server_state
+        for connection in list(state.connections):
+            connection.shutdown()
+        deadline = asyncio.get_running_loop().time() + _GRACE_S
+        while state.connections or state.tasks:
+            if asyncio.get_running_loop().time() > deadline:
+                break
+            await asyncio.sleep(_POLL_S)
+        for task in state.tasks:
+            task.cancel()
 
 
 class HttpServer:
@@ -48,7 +85,7 @@ class HttpServer:
         self._scheme = "http" if context is None else "https"
         self._socket: socket.socket | None = None
         self._task: asyncio.Task[None] | None = None
-        self._server = _QuietServer(
+        self._server = _PromptServer(
             uvicorn.Config(
                 app,
                 http=limited_protocol(limits),
@@ -61,7 +98,6 @@ class HttpServer:
                 proxy_headers=False,
                 backlog=BACKLOG,
                 timeout_keep_alive=keep_alive_s,
-                timeout_graceful_shutdown=5,
                 ssl_context_factory=None if context is None else lambda _config, _default: context,
             )
         )
@@ -74,7 +110,7 @@ class HttpServer:
             if self._task.done():
                 await self._task
                 raise StartRefused(f"--host {self._host}: the HTTP server did not start")
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(_POLL_S)
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"{self._scheme}://{host}:{self._socket.getsockname()[1]}"
 
@@ -82,7 +118,7 @@ class HttpServer:
         """Stop listening, let answers that are being written end for a moment, close all connections."""
         if self._task is None:
             return
-        self._server.should_exit = True
+        self._server.tell()
         await asyncio.wait({self._task})
         if self._socket is not None:
             self._socket.close()

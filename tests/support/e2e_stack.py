@@ -17,7 +17,7 @@ from tests.support.secrets import TestSecrets
 from tests.support.service_process import ServiceProcess
 
 # Reports often enough to wait for one; a lease that a loaded machine keeps.
-REPORT_INTERVAL_MS = 100
+REPORT_INTERVAL_MS = 40
 LEASE_MS = 3000
 # The gateway waits up to 3 s between two dials of a router.
 READY_S = 30.0
