@@ -26,9 +26,10 @@ from services.router.dispatch import (
     SessionHub,
     StallWatch,
 )
-from services.router.fleet import Fleet
+from services.router.fleet import Engine, Fleet
+from services.router.index import KvIndex
 from services.router.metrics import RouterMetrics
-from services.router.placement import Placer, policy_named
+from services.router.placement import Placer, ReceiptBook, policy_named
 from services.router.service import (
     AttachTerms,
     FleetServicer,
@@ -71,11 +72,20 @@ class Router:
             AdmissionLimits(config.max_live_sequences, config.max_live_tokens, config.retry_after_ms)
         )
         self._metrics = RouterMetrics(registry or CollectorRegistry())
-        policy = policy_named(config.placement, rng or random.Random())
         self._health = EngineHealth(self._metrics, on_change=self._fleet_changed)
+        self.kv_index: KvIndex[Engine] = KvIndex(config.kv_index_blocks)
+        self.receipts = ReceiptBook(config.receipts)
+        rng = rng or random.Random()
         self._dispatcher = Dispatcher(
             self.admission,
-            Placer(self.fleet, policy, retry_after_ms=config.retry_after_ms),
+            Placer(
+                self.fleet,
+                policy_named(config.placement, rng),
+                retry_after_ms=config.retry_after_ms,
+                policies={model: policy_named(name, rng) for model, name in config.placements().items()},
+                index=self.kv_index,
+                receipts=self.receipts,
+            ),
             self._metrics,
             self._health,
             spec_limits=SpecLimits(config.max_request_tokens),
@@ -169,6 +179,8 @@ class Router:
             self._hub,
             sessions,
             GenerateCalls(self._dispatcher, self.client_watch),
+            self.kv_index,
+            self.receipts,
             router_instance_id=self.instance_id,
         )
         terms = AttachTerms(

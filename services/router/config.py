@@ -12,6 +12,13 @@ from services.router.fleet import BreakerOptions
 from services.router.placement import POLICIES
 
 
+def check_policy(name: str) -> str:
+    """`name`, if there is such a policy. Raises ValueError."""
+    if name not in POLICIES:
+        raise ValueError(f"{name!r} is not one of: {', '.join(sorted(POLICIES))}")
+    return name
+
+
 class RouterConfig(RpcConfig):
     """Flags, CATENARY_ROUTER_ variables or YAML."""
 
@@ -19,6 +26,19 @@ class RouterConfig(RpcConfig):
 
     placement: str = Field(
         "least_loaded", description="How an engine is chosen: " + ", ".join(sorted(POLICIES)) + "."
+    )
+    placement_for: tuple[str, ...] = Field(
+        (), description="MODEL=POLICY pairs, for models whose engines are chosen otherwise."
+    )
+    kv_index_blocks: int = Field(
+        10_000_000,
+        ge=1,
+        le=1_000_000_000,
+        description="Cached blocks that the router knows of, each counted for every engine that has it; "
+        "beyond that it forgets those it has known longest. One takes about 140 bytes.",
+    )
+    receipts: int = Field(
+        1024, ge=1, le=100_000, description="Latest decisions of placement that Explain can tell of."
     )
     max_live_sequences: int = Field(
         4096, ge=1, le=1_000_000, description="Sequences that may be live at once; more are refused."
@@ -89,9 +109,25 @@ class RouterConfig(RpcConfig):
     @field_validator("placement")
     @classmethod
     def _known_policy(cls, value: str) -> str:
-        if value not in POLICIES:
-            raise ValueError(f"{value!r} is not one of: {', '.join(sorted(POLICIES))}")
+        return check_policy(value)
+
+    @field_validator("placement_for")
+    @classmethod
+    def _known_policies(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        models = []
+        for pair in value:
+            model, equals, policy = pair.rpartition("=")
+            if not equals or not model:
+                raise ValueError(f"{pair!r} is not MODEL=POLICY")
+            check_policy(policy)
+            models.append(model)
+        if len(set(models)) < len(models):
+            raise ValueError("names a model twice")
         return value
+
+    def placements(self) -> dict[str, str]:
+        """Policies by model, of those that `placement_for` names."""
+        return {model: policy for model, _, policy in (pair.rpartition("=") for pair in self.placement_for)}
 
     @model_validator(mode="after")
     def _lease_covers_reports(self) -> Self:

@@ -92,7 +92,8 @@ class Dispatcher:
                 spec.sampling.seed = draw_seed()
             guard = self._admission.admit(len(spec.token_ids), sequences_of(spec))
             try:
-                engine = self._placer.place(_placement(spec, same_prompt_as))
+                request = _placement(spec, same_prompt_as)
+                engine = self._placer.place(request).engine
                 validate_task(spec, engine.model)
             except BaseException:
                 guard.release()
@@ -100,7 +101,7 @@ class Dispatcher:
         except Refused as refusal:
             self._metrics.refused(refusal.error.code)
             raise
-        sequence = LiveSequence(handle, spec, sink, guard, same_prompt_as)
+        sequence = LiveSequence(handle, spec, sink, guard, request, same_prompt_as)
         self._send(sequence, self._links[engine.epoch])
         return sequence
 
@@ -183,6 +184,7 @@ class Dispatcher:
     def lose(self, link: EngineLink) -> int:
         """The engine is gone: end what it ran. Returns how many sequences that were."""
         self._links.pop(link.engine.epoch, None)
+        self._placer.forget(link.engine)
         lost = list(link.sequences.values())
         for sequence in lost:
             if sequence.status is SequenceStatus.ABORTING:
@@ -223,7 +225,8 @@ class Dispatcher:
         if len(sequence.refused_by) >= MAX_PLACEMENTS:
             return False
         try:
-            engine = self._placer.place(_placement(sequence.spec), excluding=sequence.refused_by)
+            sequence.request.beside = None
+            engine = self._placer.place(sequence.request, excluding=sequence.refused_by).engine
         except Refused:
             return False
         del sequence.link.sequences[sequence.engine_handle]
@@ -264,4 +267,13 @@ class Dispatcher:
 def _placement(spec: common_pb2.SequenceSpec, leader: LiveSequence | None = None) -> PlacementRequest:
     lives = leader is not None and leader.status is not SequenceStatus.ENDED
     beside = leader.link.engine if lives and leader is not None else None
-    return PlacementRequest(spec.request_id, spec.model, len(spec.token_ids), beside, sequences_of(spec))
+    return PlacementRequest(
+        request_id=spec.request_id,
+        model=spec.model,
+        token_ids=spec.token_ids,
+        prompt_len=spec.prompt_len if spec.HasField("prompt_len") else len(spec.token_ids),
+        salt=spec.cache_salt.encode(),
+        session_id=spec.session_id,
+        sequences=sequences_of(spec),
+        beside=beside,
+    )

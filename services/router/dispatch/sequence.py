@@ -12,6 +12,7 @@ from services.router.admission import LoadGuard
 if TYPE_CHECKING:
     from services.router.dispatch.link import EngineLink
     from services.router.fleet import Engine
+    from services.router.placement import PlacementRequest
 
 
 _FLOAT_BYTES = 4
@@ -95,6 +96,7 @@ class LiveSequence:
         "prompt_alternatives",
         "prompt_scored",
         "refused_by",
+        "request",
         "results",
         "same_prompt_as",
         "sink",
@@ -117,6 +119,7 @@ class LiveSequence:
         spec: common_pb2.SequenceSpec,
         sink: Sink,
         guard: LoadGuard,
+        request: PlacementRequest,
         same_prompt_as: LiveSequence | None = None,
     ) -> None:
         self.handle = handle
@@ -125,6 +128,8 @@ class LiveSequence:
         self.spec = spec
         self.sink = sink
         self.guard = guard
+        # What placement is asked with, each time.
+        self.request = request
         self.status = SequenceStatus.PLACED
         self.emitted = 0
         # Alternatives asked for with each token's log probability; None if no log probabilities were.

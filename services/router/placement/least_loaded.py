@@ -6,7 +6,8 @@ import random
 from collections.abc import Sequence
 
 from services.router.fleet import Engine
-from services.router.placement.policy import PlacementPolicy, PlacementRequest, register
+from services.router.placement.policy import Choice, PlacementPolicy, register
+from services.router.placement.request import PlacementRequest
 
 
 def score(engine: Engine) -> float:
@@ -28,17 +29,11 @@ class LeastLoaded(PlacementPolicy):
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
 
-    def pick(self, request: PlacementRequest, engines: Sequence[Engine]) -> Engine | None:
+    def pick(self, request: PlacementRequest, engines: Sequence[Engine]) -> Choice | None:
         """See PlacementPolicy."""
-        best: list[Engine] = []
-        lowest = float("inf")
-        for engine in engines:
-            load = score(engine)
-            if load < lowest:
-                lowest = load
-                best = [engine]
-            elif load == lowest:
-                best.append(engine)
-        if not best:
+        if not engines:
             return None
-        return best[0] if len(best) == 1 else self._rng.choice(best)
+        scores = [(engine, score(engine)) for engine in engines]
+        lowest = min(load for _, load in scores)
+        best = [engine for engine, load in scores if load == lowest]
+        return Choice(best[0] if len(best) == 1 else self._rng.choice(best), "least_loaded", scores)

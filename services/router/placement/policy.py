@@ -6,23 +6,22 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from services.router.fleet import Engine
+from services.router.placement.request import PlacementRequest
 
 
 @dataclass(frozen=True, slots=True)
-class PlacementRequest:
-    """What a policy may look at. `sequences`: as how many it counts.
+class Choice:
+    """A policy's answer. `reason`: of the closed set in RouteReceipt.
 
-    `beside`: the engine that has the same prompt, if one has. The placer prefers that one if it can take the
-    request, and does not ask the policy then.
+    `scores`: what it gave to the engines that it compared, lower is better.
     """
 
-    request_id: str
-    model: str
-    token_count: int
-    beside: Engine | None = None
-    sequences: int = 1
+    engine: Engine
+    reason: str
+    scores: Sequence[tuple[Engine, float]] = ()
 
 
 class PlacementPolicy(ABC):
@@ -32,24 +31,23 @@ class PlacementPolicy(ABC):
     with the number of requests. Load is counted by the caller; a policy only reads it.
     """
 
+    name: ClassVar[str]
+
     @abstractmethod
-    def pick(self, request: PlacementRequest, engines: Sequence[Engine]) -> Engine | None:
+    def pick(self, request: PlacementRequest, engines: Sequence[Engine]) -> Choice | None:
         """Choose among `engines`, which all serve the model and have room. None only if there are none."""
 
 
 POLICIES: dict[str, Callable[[random.Random], PlacementPolicy]] = {}
 
 
-def register(
-    name: str,
-) -> Callable[[Callable[[random.Random], PlacementPolicy]], Callable[[random.Random], PlacementPolicy]]:
+def register(name: str) -> Callable[[type[PlacementPolicy]], type[PlacementPolicy]]:
     """Class decorator: make a policy available under the name that the option `placement` takes."""
 
-    def add(
-        factory: Callable[[random.Random], PlacementPolicy],
-    ) -> Callable[[random.Random], PlacementPolicy]:
-        POLICIES[name] = factory
-        return factory
+    def add(policy: type[PlacementPolicy]) -> type[PlacementPolicy]:
+        policy.name = name
+        POLICIES[name] = policy
+        return policy
 
     return add
 

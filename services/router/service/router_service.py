@@ -12,8 +12,13 @@ from catenary.v1 import engine_pb2, router_pb2, router_pb2_grpc
 from services.router.admission import Admission
 from services.router.dispatch import SessionHub
 from services.router.fleet import BreakerState, Engine, Fleet
+from services.router.index import KvIndex
+from services.router.placement import ReceiptBook
 from services.router.service.generate import GenerateCalls
 from services.router.service.sessions import SessionStreams
+
+# Receipts in one answer.
+MAX_EXPLAINED = 256
 
 _BREAKERS = {
     BreakerState.CLOSED: router_pb2.BREAKER_STATE_CLOSED,
@@ -34,6 +39,8 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         hub: SessionHub,
         sessions: SessionStreams,
         calls: GenerateCalls,
+        index: KvIndex[Engine],
+        receipts: ReceiptBook,
         *,
         router_instance_id: str,
     ) -> None:
@@ -42,6 +49,8 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         self._hub = hub
         self._sessions = sessions
         self._calls = calls
+        self._index = index
+        self._receipts = receipts
         self._router_instance_id = router_instance_id
 
     def Session(
@@ -69,13 +78,22 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         now = time.monotonic()
         return router_pb2.GetFleetResponse(
             router_instance_id=self._router_instance_id,
-            engines=[_fleet_engine(engine, now) for engine in self._fleet],
+            engines=[_fleet_engine(engine, self._index, now) for engine in self._fleet],
             sessions=len(self._hub),
             live_sequences=self._admission.live_sequences,
         )
 
+    async def Explain(
+        self, request: router_pb2.ExplainRequest, context: _Context
+    ) -> router_pb2.ExplainResponse:
+        """See the proto."""
+        limit = min(request.limit or MAX_EXPLAINED, MAX_EXPLAINED)
+        request_id = request.request_id if request.HasField("request_id") else None
+        receipts = self._receipts.find(request_id, limit)
+        return router_pb2.ExplainResponse(receipts=[receipt.message() for receipt in receipts])
 
-def _fleet_engine(engine: Engine, now: float) -> router_pb2.FleetEngine:
+
+def _fleet_engine(engine: Engine, index: KvIndex[Engine], now: float) -> router_pb2.FleetEngine:
     load = engine.report
     if load is None:
         load = engine_pb2.LoadReport(state=engine.state, total_blocks=engine.capacity.total_blocks)
@@ -92,4 +110,6 @@ def _fleet_engine(engine: Engine, now: float) -> router_pb2.FleetEngine:
         role=engine.role,
         breaker=_BREAKERS[engine.breaker.state],
         report_age_ms=max(0, round((now - engine.reported_at) * 1000)),
+        indexed_blocks=index.blocks(engine),
+        index_complete=index.complete(engine),
     )

@@ -1,0 +1,188 @@
+"""Which engines hold which block, for millions of blocks and up to a thousand engines."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Generic, TypeVar
+
+from services.router.index.matches import Matches
+
+K = TypeVar("K", bound=Hashable)
+
+# At the bound an engine gives up at least this share of what it has, so that the search for its oldest pairs,
+# which passes the places of those given up before, is paid by many.
+_LEAST_SHARE = 100
+
+
+@dataclass(slots=True)
+class _Holdings:
+    """One engine: its bit in the sets of holders, and its blocks, longest known first."""
+
+    slot: int
+    bit: int
+    names: dict[bytes, None] = field(default_factory=dict)
+    complete: bool = False
+
+
+class KvIndex(Generic[K]):
+    """Block name -> engines, and back. Engines are any hashable keys.
+
+    A pair is one block of one engine. There are at most `max_pairs`: at the bound, the engine that has most
+    gives up those that were stored longest ago, so that one engine that tells too much costs only itself.
+
+    A set of holders is an integer with one bit an engine. Sets with one member, and those of blocks that were
+    stored one after another, are shared objects: a pair costs about 140 bytes.
+    """
+
+    def __init__(self, max_pairs: int) -> None:
+        """Raises ValueError for a bound below 1."""
+        if max_pairs < 1:
+            raise ValueError(f"an index holds at least one block, not {max_pairs}")
+        self._max_pairs = max_pairs
+        self._holders: dict[bytes, int] = {}
+        self._holdings: dict[K, _Holdings] = {}
+        # Engines by slot; None for a slot that is free.
+        self._engines: list[K | None] = []
+        self._free: list[int] = []
+        self._pairs = 0
+        self.version = 0
+
+    @property
+    def pairs(self) -> int:
+        """Blocks known, counted once for each engine that holds them."""
+        return self._pairs
+
+    def slot(self, engine: K) -> int:
+        """Place of `engine` in `Matches.by_slot`, -1 without one. Holds as long as `version` stays."""
+        holdings = self._holdings.get(engine)
+        return -1 if holdings is None else holdings.slot
+
+    def blocks(self, engine: K) -> int:
+        """How many blocks of `engine` are known."""
+        holdings = self._holdings.get(engine)
+        return 0 if holdings is None else len(holdings.names)
+
+    def complete(self, engine: K) -> bool:
+        """Whether these are all that it holds: `completed` was told, and nothing was given up since."""
+        holdings = self._holdings.get(engine)
+        return holdings is not None and holdings.complete
+
+    def completed(self, engine: K) -> None:
+        """All that `engine` holds has been stored here."""
+        self._of(engine).complete = True
+
+    def stored(self, engine: K, names: Iterable[bytes]) -> None:
+        """`engine` holds these blocks. Those known before become its youngest."""
+        holdings = self._of(engine)
+        own, bit, holders = holdings.names, holdings.bit, self._holders
+        count = len(own)
+        # Blocks of one chain mostly have the same holders: their new set is made once and shared.
+        before, after = 0, bit
+        for name in names:
+            if name in own:
+                del own[name]
+                own[name] = None
+                continue
+            own[name] = None
+            held = holders.get(name, 0)
+            if held is not before:
+                before, after = held, (held | bit if held else bit)
+            holders[name] = after
+        self._pairs += len(own) - count
+        while self._pairs > self._max_pairs:
+            self._give_up()
+
+    def removed(self, engine: K, names: Iterable[bytes]) -> None:
+        """`engine` does not hold these blocks any more. Those that are not known are passed over."""
+        holdings = self._holdings.get(engine)
+        if holdings is not None:
+            self._remove(holdings, names)
+
+    def cleared(self, engine: K) -> None:
+        """`engine` holds nothing any more."""
+        holdings = self._holdings.get(engine)
+        if holdings is not None:
+            names, holdings.names = holdings.names, {}
+            self._unhold(holdings.bit, names)
+            self._pairs -= len(names)
+
+    def replace(self, engine: K, names: Iterable[bytes]) -> None:
+        """`engine` holds these blocks and no others."""
+        self.cleared(engine)
+        self.stored(engine, names)
+        self.completed(engine)
+
+    def forget(self, engine: K) -> None:
+        """Nothing is known of `engine`. Idempotent."""
+        self.cleared(engine)
+        holdings = self._holdings.pop(engine, None)
+        if holdings is not None:
+            self._engines[holdings.slot] = None
+            self._free.append(holdings.slot)
+            self.version += 1
+
+    def incomplete(self, engine: K) -> None:
+        """Nothing is known of `engine` until it tells all that it holds again."""
+        self.cleared(engine)
+        self._of(engine).complete = False
+
+    def match(self, names: Iterable[bytes]) -> dict[K, int]:
+        """Engines that hold the first of `names`, and how many they hold without a gap from there on."""
+        return self.walk(names).by_engine()
+
+    def walk(self, names: Iterable[bytes]) -> Matches[K]:
+        """The same as sets. `names` is read up to the first block that no engine left in the chain holds."""
+        steps: list[tuple[int, int]] = []
+        holders = self._holders
+        alive, last, depth = -1, 0, 0
+        for name in names:
+            held = holders.get(name, 0)
+            # The same set as before: whoever is left is in it.
+            if held is not last:
+                still = alive & held
+                if depth and still != alive:
+                    steps.append((alive ^ still, depth))
+                alive, last = still, held
+            if not alive or not held:
+                return Matches(steps, self._engines)
+            depth += 1
+        if depth:
+            steps.append((alive, depth))
+        return Matches(steps, self._engines)
+
+    def _of(self, engine: K) -> _Holdings:
+        holdings = self._holdings.get(engine)
+        if holdings is None:
+            if self._free:
+                slot = self._free.pop()
+                self._engines[slot] = engine
+            else:
+                slot = len(self._engines)
+                self._engines.append(engine)
+            holdings = self._holdings[engine] = _Holdings(slot, 1 << slot)
+            self.version += 1
+        return holdings
+
+    def _give_up(self) -> None:
+        most = max(self._holdings.values(), key=lambda holdings: len(holdings.names))
+        most.complete = False
+        count = max(self._pairs - self._max_pairs, len(most.names) // _LEAST_SHARE)
+        self._remove(most, list(islice(most.names, count)))
+
+    def _remove(self, holdings: _Holdings, names: Iterable[bytes]) -> None:
+        own, bit = holdings.names, holdings.bit
+        count = len(own)
+        self._unhold(bit, [name for name in names if own.pop(name, bit) is None])
+        self._pairs -= count - len(own)
+
+    def _unhold(self, bit: int, names: Iterable[bytes]) -> None:
+        """Take `bit` out of the holders of `names`, which all have it."""
+        holders = self._holders
+        for name in names:
+            held = holders[name]
+            if held == bit:
+                del holders[name]
+            else:
+                holders[name] = held ^ bit

@@ -1,0 +1,44 @@
+"""Explain over gRPC, and the choice of a policy for a model."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from catenary.v1 import router_pb2
+from services.router.config import RouterConfig
+from tests.support.specs import sequence_spec
+
+
+async def test_explain_tells_where_requests_went_and_why(start_fleet):
+    fleet = await start_fleet(engines=2, router={"receipts": 3})
+    specs = [sequence_spec([number]) for number in range(5)]
+    for spec in specs:
+        await fleet.answer(spec)
+    latest = (await fleet.stub.Explain(router_pb2.ExplainRequest())).receipts
+    assert [receipt.request_id for receipt in latest] == [spec.request_id for spec in specs[:1:-1]]
+    (one,) = (await fleet.stub.Explain(router_pb2.ExplainRequest(request_id=specs[4].request_id))).receipts
+    assert one.model == "scripted"
+    assert one.considered == 2
+    assert one.chosen in {candidate.instance_id for candidate in one.candidates}
+    assert len((await fleet.stub.Explain(router_pb2.ExplainRequest(limit=2))).receipts) == 2
+    assert not (await fleet.stub.Explain(router_pb2.ExplainRequest(request_id="nobody"))).receipts
+
+
+async def test_a_model_has_the_policy_that_it_was_given(start_fleet):
+    router = {"placement": "least_loaded", "placement_for": ("scripted=least_loaded",)}
+    fleet = await start_fleet(engines=1, router=router)
+    await fleet.answer(sequence_spec([1]))
+    (receipt,) = (await fleet.stub.Explain(router_pb2.ExplainRequest())).receipts
+    assert receipt.policy == "least_loaded"
+
+
+@pytest.mark.parametrize("pairs", ["m", "=least_loaded", "m=nope", "m=least_loaded,m=least_loaded"])
+def test_a_bad_choice_ends_the_start(pairs):
+    with pytest.raises(ValidationError):
+        RouterConfig(placement_for=pairs, insecure=True)
+
+
+def test_a_models_name_may_hold_an_equals_sign():
+    config = RouterConfig(placement_for="a=b=least_loaded,c=least_loaded", insecure=True)
+    assert config.placements() == {"a=b": "least_loaded", "c": "least_loaded"}
