@@ -22,6 +22,7 @@ from services.router.dispatch import (
     Dispatcher,
     EngineHealth,
     Membership,
+    QueueLimits,
     ReaderWatch,
     SessionHub,
     StallWatch,
@@ -48,6 +49,7 @@ ACCESS = {
 
 MODELS_PERIOD_S = 1.0
 SWEEP_PERIOD_S = 0.25
+QUEUE_PERIOD_S = 0.1
 IDLE_POLL_S = 0.02
 STOP_GRACE_S = 2.0
 
@@ -67,7 +69,9 @@ class Router:
     ) -> None:
         self.instance_id = new_id("router-")
         self._config = config
-        self.fleet = Fleet(lease_s=config.lease_ms / 1000, breaker=config.breaker())
+        self.fleet = Fleet(
+            lease_s=config.lease_ms / 1000, breaker=config.breaker(), backlog=config.engine_backlog
+        )
         self.admission = Admission(
             AdmissionLimits(config.max_live_sequences, config.max_live_tokens, config.retry_after_ms)
         )
@@ -89,6 +93,7 @@ class Router:
             self._metrics,
             self._health,
             spec_limits=SpecLimits(config.max_request_tokens),
+            queue_limits=QueueLimits(config.max_queued, config.max_wait_s, config.retry_after_ms),
             abort_timeout_s=config.abort_timeout_s,
         )
         self._hub = SessionHub(
@@ -148,6 +153,7 @@ class Router:
     def _fleet_changed(self) -> None:
         """Other engines than before may be given sequences."""
         self._hub.changed()
+        self._dispatcher.pump_soon()
 
     def _start_chores(self) -> None:
         limits = (self._config.lease_ms / 1000, self._config.slow_reader_s, self._config.stall_s)
@@ -157,6 +163,7 @@ class Router:
             Chore("stalls", period, self._stalls.sweep, judges=True),
             Chore("breakers", period, lambda: self._health.sweep(self.fleet)),
             Chore("aborts", period, self._dispatcher.sweep, judges=True),
+            Chore("queue", QUEUE_PERIOD_S, self._dispatcher.pump),
             Chore("client readers", period, self.client_watch.sweep, judges=True),
             Chore("engine readers", period, self._engine_watch.sweep, judges=True),
             Chore("models", MODELS_PERIOD_S, self._hub.tick),
@@ -199,6 +206,10 @@ class Router:
                     lambda: self.admission.live_sequences,
                 ),
                 "live_tokens": ("Prompt tokens of live sequences.", lambda: self.admission.live_tokens),
+                "queued_sequences": (
+                    "Sequences that wait for an engine.",
+                    lambda: self._dispatcher.queued_sequences,
+                ),
                 "sessions": ("Gateways connected.", lambda: len(self._hub)),
             },
         )

@@ -46,6 +46,19 @@ class RouterConfig(RpcConfig):
     max_live_tokens: int = Field(
         8_388_608, ge=1, le=1 << 32, description="Prompt tokens of live sequences; more are refused."
     )
+    max_queued: int = Field(
+        1024, ge=0, le=1_000_000, description="Sequences that may wait for an engine; more are refused."
+    )
+    max_wait_s: float = Field(
+        60, gt=0, le=86_400, description="Seconds after which a sequence that waits for an engine is refused."
+    )
+    engine_backlog: int = Field(
+        8,
+        ge=0,
+        le=1 << 20,
+        description="Sequences that an engine is given beyond those it runs at once, if it lets so many "
+        "wait; the others wait in the router.",
+    )
     max_request_tokens: int = Field(
         262_144, ge=1, le=1 << 24, description="Token ids of one request; larger ones are refused."
     )

@@ -92,7 +92,9 @@ async def test_an_engine_that_shares_no_blocks_takes_no_search(start_fleet):
 
 async def test_a_search_counts_as_its_beams(start_fleet):
     fleet = await start_fleet(
-        engines=1, script=Script(capacity=ScriptedCapacity(max_running=4, max_waiting=2))
+        engines=1,
+        script=Script(capacity=ScriptedCapacity(max_running=4, max_waiting=2)),
+        router={"max_queued": 0},
     )
     (engine,) = fleet.engines
     engine.faults.stalled = True

@@ -9,14 +9,15 @@ from catenary.columns import StepRow, split
 from catenary.seeds import draw_seed
 from catenary.telemetry import get_logger, new_id
 from catenary.v1 import common_pb2, engine_pb2
-from services.router.admission import Admission, Refused, SpecLimits, sequences_of, validate, validate_task
+from services.router.admission import Admission, Refused, SpecLimits, sequences_of, validate
 from services.router.dispatch.contract import check_row, check_step, complete, presentable
 from services.router.dispatch.health import FAULTS, EngineHealth
+from services.router.dispatch.intake import CallSoon, Intake, QueueLimits, placement_request
 from services.router.dispatch.link import EngineLink
 from services.router.dispatch.sequence import NULL_SINK, AbortCause, LiveSequence, SequenceStatus, Sink
 from services.router.fleet import Engine
 from services.router.metrics import RouterMetrics
-from services.router.placement import PlacementRequest, Placer
+from services.router.placement import Placer
 
 _log = get_logger(__name__)
 
@@ -46,13 +47,23 @@ class Dispatcher:
         health: EngineHealth,
         *,
         spec_limits: SpecLimits,
+        queue_limits: QueueLimits,
         abort_timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
+        call_soon: CallSoon | None = None,
     ) -> None:
         self._admission = admission
-        self._placer = placer
         self._metrics = metrics
         self._health = health
+        self._placer = placer
+        self._intake = Intake(
+            placer,
+            queue_limits,
+            send=lambda sequence, engine: self._send(sequence, self._links[engine.epoch]),
+            refuse=self._refuse,
+            clock=clock,
+            call_soon=call_soon,
+        )
         self._spec_limits = spec_limits
         self._abort_timeout_s = abort_timeout_s
         self._clock = clock
@@ -60,9 +71,15 @@ class Dispatcher:
         self._aborting: dict[int, LiveSequence] = {}
         self._last_handle = 0
 
+    @property
+    def queued_sequences(self) -> int:
+        """Sequences that wait for an engine."""
+        return self._intake.queued
+
     def connect(self, engine: Engine) -> EngineLink:
         """An engine is attached: it may be given sequences from here on."""
         link = self._links[engine.epoch] = EngineLink(engine)
+        self._intake.pump_soon()
         return link
 
     def link_of(self, engine: Engine) -> EngineLink | None:
@@ -76,10 +93,19 @@ class Dispatcher:
         sink: Sink,
         *,
         same_prompt_as: LiveSequence | None = None,
+        resumed: bool = False,
+        alone: bool = False,
     ) -> LiveSequence:
-        """Admit a sequence and send it to an engine. `spec` is kept, and completed with a seed and an id.
+        """Admit a sequence: send it to an engine, or let it wait for one. `spec` is kept, and completed with
+        a seed and an id.
 
-        It goes where a sequence with the same prompt is, if that one lives and its engine has room.
+        Args:
+            handle: names it to its sink.
+            spec: what to generate.
+            sink: receives what becomes of it; a refusal after a wait too.
+            same_prompt_as: one with the same prompt; it goes to the same engine, if that one has room.
+            resumed: it was admitted before: it waits in front of others, and no queue is too full for it.
+            alone: an engine is to compute nothing else until its first token.
 
         Raises:
             Refused: it was not accepted, and nothing is counted.
@@ -91,19 +117,25 @@ class Dispatcher:
             if not spec.HasField("pooling") and not spec.sampling.HasField("seed"):
                 spec.sampling.seed = draw_seed()
             guard = self._admission.admit(len(spec.token_ids), sequences_of(spec))
+            request = placement_request(spec, alone=alone)
+            sequence = LiveSequence(handle, spec, sink, guard, request, same_prompt_as, resumed=resumed)
             try:
-                request = _placement(spec, same_prompt_as)
-                engine = self._placer.place(request).engine
-                validate_task(spec, engine.model)
+                self._intake.enter(sequence)
             except BaseException:
                 guard.release()
                 raise
         except Refused as refusal:
             self._metrics.refused(refusal.error.code)
             raise
-        sequence = LiveSequence(handle, spec, sink, guard, request, same_prompt_as)
-        self._send(sequence, self._links[engine.epoch])
         return sequence
+
+    def pump(self) -> None:
+        """Give engines what waits and has room now, and refuse what has waited too long."""
+        self._intake.pump()
+
+    def pump_soon(self) -> None:
+        """As `pump`, at the end of this tick of the loop: something may have made room."""
+        self._intake.pump_soon()
 
     def abort(self, sequence: LiveSequence, cause: AbortCause, *, answer: bool = False) -> None:
         """Abort for a reader that still reads; with `answer`, its sink gets the outcome. Idempotent."""
@@ -116,6 +148,10 @@ class Dispatcher:
         if sequence.status is SequenceStatus.ABORTING:
             return
         self._metrics.aborted(cause)
+        if sequence.status is SequenceStatus.QUEUED:
+            self._intake.withdraw(sequence)
+            self._end(sequence, sequence.ending(common_pb2.FINISH_REASON_ABORT))
+            return
         sequence.status = SequenceStatus.ABORTING
         sequence.aborted_at = self._clock()
         if sequence.link.abort(sequence.engine_handle):
@@ -166,10 +202,8 @@ class Dispatcher:
         elif sequence.status is SequenceStatus.RUNNING:
             self._end(sequence, sequence.ending(common_pb2.FINISH_REASON_ERROR, error))
         elif not (error.retryable and self._place_again(sequence)):
-            self._metrics.refused(error.code)
             _log.debug("sequence refused", sequence=sequence.spec.request_id, engine=link.engine.name)
-            self._forget(sequence)
-            sequence.sink.refuse(sequence.handle, error)
+            self._refuse(sequence, error)
 
     def on_abort_result(self, link: EngineLink, result: engine_pb2.AbortResult) -> None:
         """The engine answered an abort. One that does not know the sequence will not end it: end it here."""
@@ -221,18 +255,21 @@ class Dispatcher:
         _log.debug("sequence placed", sequence=sequence.spec.request_id, engine=link.engine.name)
 
     def _place_again(self, sequence: LiveSequence) -> bool:
-        sequence.refused_by.append(sequence.link.engine)
+        refused = sequence.link
+        sequence.refused_by.append(refused.engine)
         if len(sequence.refused_by) >= MAX_PLACEMENTS:
             return False
-        try:
-            sequence.request.beside = None
-            engine = self._placer.place(sequence.request, excluding=sequence.refused_by).engine
-        except Refused:
+        handle = sequence.engine_handle
+        if not self._intake.place_again(sequence, excluding=sequence.refused_by):
             return False
-        del sequence.link.sequences[sequence.engine_handle]
+        del refused.sequences[handle]
         self._metrics.placed_again.inc()
-        self._send(sequence, self._links[engine.epoch])
         return True
+
+    def _refuse(self, sequence: LiveSequence, error: common_pb2.Error) -> None:
+        self._metrics.refused(error.code)
+        self._forget(sequence)
+        sequence.sink.refuse(sequence.handle, error)
 
     def _emit(self, sequence: LiveSequence, row: StepRow) -> None:
         sequence.emitted += len(row.token_ids)
@@ -257,23 +294,11 @@ class Dispatcher:
             sequence.sink.abort_result(sequence.handle, outcome)
 
     def _forget(self, sequence: LiveSequence) -> None:
+        had_engine = sequence.engine is not None
         sequence.status = SequenceStatus.ENDED
         sequence.same_prompt_as = None
-        sequence.link.sequences.pop(sequence.engine_handle, None)
-        self._aborting.pop(sequence.engine_handle, None)
+        if had_engine:
+            sequence.link.sequences.pop(sequence.engine_handle, None)
+            self._aborting.pop(sequence.engine_handle, None)
         sequence.guard.release()
-
-
-def _placement(spec: common_pb2.SequenceSpec, leader: LiveSequence | None = None) -> PlacementRequest:
-    lives = leader is not None and leader.status is not SequenceStatus.ENDED
-    beside = leader.link.engine if lives and leader is not None else None
-    return PlacementRequest(
-        request_id=spec.request_id,
-        model=spec.model,
-        token_ids=spec.token_ids,
-        prompt_len=spec.prompt_len if spec.HasField("prompt_len") else len(spec.token_ids),
-        salt=spec.cache_salt.encode(),
-        session_id=spec.session_id,
-        sequences=sequences_of(spec),
-        beside=beside,
-    )
+        self._intake.pump_soon()

@@ -19,15 +19,17 @@ _FLOAT_BYTES = 4
 
 
 class SequenceStatus(Enum):
-    """Life of a sequence in the router. It only moves down this list."""
+    """Life of a sequence in the router. It moves down this list, but for one that waits again."""
 
-    # Submitted to an engine that has not said anything about it: it may still go elsewhere.
-    PLACED = 1
+    # Waits for an engine.
+    QUEUED = 1
+    # Submitted to an engine that has not said anything about it: it may still go elsewhere, or wait again.
+    PLACED = 2
     # Its engine has emitted tokens.
-    RUNNING = 2
+    RUNNING = 3
     # An abort is on its way to the engine; the load counts until the engine confirms.
-    ABORTING = 3
-    ENDED = 4
+    ABORTING = 4
+    ENDED = 5
 
 
 class AbortCause(StrEnum):
@@ -86,6 +88,7 @@ class LiveSequence:
     __slots__ = (
         "abort_wanted_answer",
         "aborted_at",
+        "alone",
         "alternatives",
         "budget",
         "emitted",
@@ -98,6 +101,7 @@ class LiveSequence:
         "refused_by",
         "request",
         "results",
+        "resumed",
         "same_prompt_as",
         "sink",
         "spec",
@@ -105,7 +109,7 @@ class LiveSequence:
         "vector_bytes",
     )
 
-    # Set with each placement.
+    # Set with each placement; not there while the sequence has only waited.
     link: EngineLink
     engine_handle: int
     # Tokens that the engine may emit.
@@ -121,8 +125,14 @@ class LiveSequence:
         guard: LoadGuard,
         request: PlacementRequest,
         same_prompt_as: LiveSequence | None = None,
+        *,
+        resumed: bool = False,
     ) -> None:
         self.handle = handle
+        # It was admitted before, here or by another router.
+        self.resumed = resumed
+        # Its engine has nothing else until its first token.
+        self.alone = request.alone
         # One that was submitted before with the same prompt; let go at the end, lest a chain of them grows.
         self.same_prompt_as = same_prompt_as
         self.spec = spec
@@ -130,7 +140,7 @@ class LiveSequence:
         self.guard = guard
         # What placement is asked with, each time.
         self.request = request
-        self.status = SequenceStatus.PLACED
+        self.status = SequenceStatus.QUEUED
         self.emitted = 0
         # Alternatives asked for with each token's log probability; None if no log probabilities were.
         self.alternatives = spec.response.top_logprobs if spec.response.HasField("top_logprobs") else None
@@ -149,8 +159,16 @@ class LiveSequence:
         """Tokens of the prompt, without those emitted in an earlier life."""
         return self.spec.prompt_len if self.spec.HasField("prompt_len") else len(self.spec.token_ids)
 
+    @property
+    def engine(self) -> Engine | None:
+        """The engine that has it now."""
+        if self.status in (SequenceStatus.QUEUED, SequenceStatus.ENDED):
+            return None
+        return self.link.engine
+
     def place(self, link: EngineLink, engine_handle: int) -> None:
         """It is sent to the engine of `link`."""
+        self.status = SequenceStatus.PLACED
         self.link = link
         self.engine_handle = engine_handle
         self.vector_bytes = 0
@@ -168,7 +186,7 @@ class LiveSequence:
     def leader_handle(self) -> int | None:
         """The engine's handle of the one with the same prompt, if that one lives on the same engine."""
         leader = self.same_prompt_as
-        if leader is None or leader.status is SequenceStatus.ENDED or leader.link is not self.link:
+        if leader is None or leader.engine is None or leader.link is not self.link:
             return None
         return leader.engine_handle
 

@@ -37,6 +37,8 @@ class Engine:
     progress_at: float = 0.0
     # When its last report came.
     reported_at: float = 0.0
+    # Sequences that it is given beyond those it runs at once: no place stays empty for a round trip.
+    backlog: int = 0
     # None until the first one of this epoch.
     report: engine_pb2.LoadReport | None = None
     # Kept by LoadGuard alone.
@@ -87,9 +89,9 @@ class Engine:
         return self.foreign_tokens + self.placed_tokens
 
     def has_room(self, sequences: int = 1) -> bool:
-        """False when so many more would be refused for the time being: more than run at once always are."""
+        """Whether it is given so many more sequences now. More than run at once are given to an empty one."""
         needed = min(sequences, self.capacity.max_running)
-        return self.sequences + needed <= self.capacity.max_running + self.capacity.max_waiting
+        return self.sequences + needed <= self.capacity.max_running + self.backlog
 
     def heard(self, now: float) -> None:
         """Renew the lease: a valid message came at monotonic time `now`."""

@@ -27,11 +27,13 @@ class Fleet:
     """Membership. Pure: the caller passes the time and owns the streams.
 
     `lease_s`: silence after which an engine counts as lost. `breaker`: options of the engines' breakers.
+    `backlog`: sequences that an engine is given beyond those it runs at once, if it lets so many wait.
     """
 
-    def __init__(self, *, lease_s: float, breaker: BreakerOptions | None = None) -> None:
+    def __init__(self, *, lease_s: float, breaker: BreakerOptions | None = None, backlog: int = 0) -> None:
         self._lease_s = lease_s
         self._breakers = Breakers(breaker or BreakerOptions())
+        self._backlog = backlog
         self._by_instance: dict[str, Engine] = {}
         self._models: dict[str, KnownModel] = {}
         # Those of them that no engine has, in the order in which they were left.
@@ -71,6 +73,7 @@ class Fleet:
             breaker=self._breakers.take(hello.engine_name, now),
             progress_at=now,
             reported_at=now,
+            backlog=min(self._backlog, hello.capacity.max_waiting),
         )
         self._by_instance[engine.instance_id] = engine
         self._remember(engine, int(unix_time))

@@ -12,12 +12,20 @@ from catenary.columns import StepRow
 from catenary.schema import MINIMUM_PEER_REVISION, SCHEMA_REVISION
 from catenary.v1 import common_pb2, engine_pb2
 from services.router.admission import Admission, AdmissionLimits, Refused, SpecLimits
-from services.router.dispatch import AbortCause, Dispatcher, EngineHealth, LossReason, Membership
+from services.router.dispatch import (
+    AbortCause,
+    Dispatcher,
+    EngineHealth,
+    LossReason,
+    Membership,
+    QueueLimits,
+)
 from services.router.fleet import Fleet
 from services.router.metrics import RouterMetrics
 from services.router.placement import LeastLoaded, Placer
 
 ABORT_TIMEOUT_S = 30.0
+MAX_WAIT_S = 20.0
 
 
 class RecordingSink:
@@ -48,9 +56,10 @@ class RecordingSink:
 class World:
     """A dispatcher with engines that the test plays, a clock that it turns, and one sink."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, backlog: int = 3) -> None:
         self.now = 0.0
-        self.fleet = Fleet(lease_s=5)
+        self.due = []
+        self.fleet = Fleet(lease_s=5, backlog=backlog)
         self.admission = Admission(AdmissionLimits(8, 200, retry_after_ms=10))
         self.metrics = RouterMetrics(CollectorRegistry())
         self.health = EngineHealth(self.metrics, on_change=self._changed, clock=lambda: self.now)
@@ -61,8 +70,10 @@ class World:
             self.metrics,
             self.health,
             spec_limits=SpecLimits(100),
+            queue_limits=QueueLimits(4, MAX_WAIT_S, retry_after_ms=10),
             abort_timeout_s=ABORT_TIMEOUT_S,
             clock=lambda: self.now,
+            call_soon=self.due.append,
         )
         self.changes = 0
         self.membership = Membership(
@@ -96,13 +107,19 @@ class World:
         self.links = [known for known in self.links if not known.closed] + [link]
         return link
 
-    def submit(self, handle, tokens=3):
-        spec = common_pb2.SequenceSpec(model="m", token_ids=[1] * tokens)
+    def submit(self, handle, tokens=3, *, resumed=False, **fields):
+        spec = common_pb2.SequenceSpec(model="m", token_ids=[1] * tokens, **fields)
         try:
-            self.sequences[handle] = self.dispatcher.submit(handle, spec, self.sink)
+            self.sequences[handle] = self.dispatcher.submit(handle, spec, self.sink, resumed=resumed)
         except Refused as refusal:
             return refusal.error
         return None
+
+    def tick(self):
+        """The end of a tick of the loop."""
+        due, self.due[:] = list(self.due), []
+        for call in due:
+            call()
 
     def send(self, link, **payload):
         self.membership.receive(link, engine_pb2.AttachRequest(lease_epoch=link.engine.epoch, **payload))
@@ -123,7 +140,8 @@ class World:
         ]
         assert self.admission.live_sequences >= len(live)
         held = sum(len(link.sequences) for link in self.links)
-        assert self.admission.live_sequences == held
+        assert self.admission.live_sequences == held + self.dispatcher.queued_sequences
+        assert self.dispatcher.queued_sequences <= 4 + sum(s.resumed for s in live)
         assert sum(engine.placed_sequences for engine in self.fleet) == held
 
     def check_idle(self):
@@ -137,8 +155,8 @@ events = st.lists(
     st.tuples(
         st.sampled_from(
             [
-                *("attach", "leave", "report", "sweep"),
-                *("submit", "submit", "abort", "abandon"),
+                *("attach", "leave", "report", "sweep", "tick", "wait"),
+                *("submit", "submit", "resume", "abort", "abandon"),
                 *("step", "finish", "refuse", "refuse hard", "aborted", "unknown"),
             ]
         ),
@@ -156,6 +174,13 @@ def play(world: World, what: str, number: int) -> None:
             world.attach("abc"[number % 3])
         case "submit" if number not in world.sequences:
             world.submit(number, tokens=number + 1)
+        case "resume" if number not in world.sequences:
+            world.submit(number, resumed=True)
+        case "tick":
+            world.tick()
+        case "wait":
+            world.now += MAX_WAIT_S * 0.4
+            world.dispatcher.pump()
         case "abort" if sequence is not None:
             world.dispatcher.abort(sequence, AbortCause.CLIENT, answer=True)
         case "abandon" if sequence is not None:
@@ -196,6 +221,8 @@ def test_any_interleaving_ends_each_sequence_once_and_counts_to_zero(script):
         world.check_counts()
     for link in world.links:
         world.membership.leave(link, LossReason.STREAM_ENDED)
+    world.now += MAX_WAIT_S
+    world.dispatcher.pump()
     world.check_idle()
 
 
@@ -266,3 +293,46 @@ def test_the_metrics_name_what_happened():
     assert read("catenary_router_ends_total", {"reason": "stop"}) == 1
     assert read("catenary_router_aborts_total", {"cause": "slow_reader"}) == 1
     assert read("catenary_router_engine_losses_total", {"reason": "lease_expired"}) == 1
+
+
+def test_what_finds_no_room_waits_in_order_until_there_is_some():
+    world = World(backlog=0)
+    link = world.attach()
+    for handle in range(6):
+        assert world.submit(handle) is None
+    assert world.dispatcher.queued_sequences == 3
+    assert world.submit(6) is None
+    full = world.submit(7)
+    assert (full.code, full.retry_after_ms) == (common_pb2.ERROR_CODE_OVERLOADED, 10)
+    assert "max-queued" in full.message
+    assert world.submit(8, resumed=True) is None
+    assert len(link.sequences) == 3
+    world.step(link, list(link.sequences)[:2], ends=True)
+    world.tick()
+    assert [s.handle for s in link.sequences.values()] == [2, 8, 3]
+    world.dispatcher.abort(world.sequences[4], AbortCause.CLIENT, answer=True)
+    assert world.sink.over[4].reason == common_pb2.FINISH_REASON_ABORT
+    assert world.sink.answers == [(4, common_pb2.ABORT_OUTCOME_ABORTED)]
+    world.attach("b")
+    world.tick()
+    assert world.dispatcher.queued_sequences == 0
+    world.check_counts()
+
+
+def test_a_wait_has_an_end():
+    world = World(backlog=0)
+    link = world.attach()
+    for handle in range(3):
+        world.submit(handle)
+    world.submit(3)
+    world.submit(4, max_wait_ms=5000)
+    world.now = 5.0
+    world.dispatcher.pump()
+    assert world.sink.over.keys() == {4}
+    world.now = MAX_WAIT_S
+    world.dispatcher.pump()
+    for handle in (3, 4):
+        assert world.sink.over[handle].code == common_pb2.ERROR_CODE_TIMEOUT
+        assert world.sink.over[handle].retryable
+    world.membership.leave(link, LossReason.STREAM_ENDED)
+    world.check_idle()

@@ -16,6 +16,7 @@ from services.router.dispatch import (
     Dispatcher,
     EngineHealth,
     EngineLink,
+    QueueLimits,
     ReaderWatch,
     SessionHub,
     SessionOutbox,
@@ -109,6 +110,7 @@ def hub_of(fleet: Fleet, **limits) -> SessionHub:
         metrics,
         EngineHealth(metrics, on_change=lambda: None),
         spec_limits=SpecLimits(10),
+        queue_limits=QueueLimits(4, 1, 1),
         abort_timeout_s=1,
     )
     return SessionHub(fleet, dispatcher, max_sessions=limits.get("max_sessions", 2), max_unread=10)
