@@ -109,6 +109,9 @@ class GatewayConfig(ServiceConfig):
     stored_response_days: float = Field(
         30.0, gt=0, description="Days after its last use at which a stored response is forgotten."
     )
+    max_item_references: int = Field(
+        512, ge=0, description="Most references to stored items in the input of a response."
+    )
     max_background: int = Field(64, ge=1, description="Most background responses at work at a time.")
     max_event_mib: float = Field(
         16.0,

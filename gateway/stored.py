@@ -66,7 +66,13 @@ class StoredApis:
         self._background = background
         self._store: ResponseStore | None = store
         self._library = Library(store, int(config.max_body_mib * _MIB))
-        self._responses = ResponsesService(generation, endpoint, self._library, background)
+        self._responses = ResponsesService(
+            generation,
+            endpoint,
+            self._library,
+            background,
+            max_references=config.max_item_references,
+        )
         self._batches = None
         if path is not None and config.batches:
             self._batches = _Batches(config, generation, path, serves)

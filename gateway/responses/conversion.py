@@ -77,6 +77,8 @@ def chat_body(
         "logprobs": True if request.wants_logprobs else None,
         "top_logprobs": request.top_logprobs if request.wants_logprobs else None,
     }
+    if request.truncation == "auto":
+        values["truncation"] = request.truncation
     body = extensions | {name: value for name, value in values.items() if value is not None}
     return ChatBody(body, tuple(origins))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from gateway.responses import items
 from gateway.schemas import response_items as schema
@@ -10,12 +10,26 @@ from gateway.schemas import response_items as schema
 _PREFIXES = {"message": "msg_", "function_call": "fc_", "function_call_output": "fco_", "reasoning": "rs_"}
 
 
-def given_items(given: Sequence[schema.InputItem], new_id: Callable[[str], str]) -> list[items.Item]:
-    """The items of a request. An id that the client sent is kept, others get one."""
-    return [_item(item, item.id or new_id(_PREFIXES[item.type])) for item in given]
+def given_items(
+    given: Sequence[schema.InputItem], new_id: Callable[[str], str], stored: Mapping[str, items.Item]
+) -> list[items.Item]:
+    """The items of a request. An id that the client sent is kept, others get one.
+
+    `stored`: what references refer to."""
+    return [
+        stored[item.id]
+        if isinstance(item, schema.ItemReference)
+        else _item(item, item.id or new_id(_PREFIXES[item.type]))
+        for item in given
+    ]
 
 
-def _item(item: schema.InputItem, item_id: str) -> items.Item:
+def references(given: Sequence[schema.InputItem]) -> dict[int, str]:
+    """The ids of the stored items that an input refers to, by their places."""
+    return {place: item.id for place, item in enumerate(given) if isinstance(item, schema.ItemReference)}
+
+
+def _item(item: schema.WholeItem, item_id: str) -> items.Item:
     status = item.status or items.COMPLETED
     if isinstance(item, schema.MessageItem):
         kind = items.OutputText if item.role == "assistant" else items.InputText

@@ -81,6 +81,7 @@ OutputItem: TypeAlias = Message | FunctionCall | Reasoning
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(list[Item])
+_item_decoder: msgspec.json.Decoder[Item] = msgspec.json.Decoder(Item)
 
 
 def encode_items(items: list[Item]) -> bytes:
@@ -91,3 +92,8 @@ def encode_items(items: list[Item]) -> bytes:
 def decode_items(data: bytes) -> list[Item]:
     """What `encode_items` was given."""
     return _decoder.decode(data)
+
+
+def decode_item(data: bytes) -> Item:
+    """One of them."""
+    return _item_decoder.decode(data)

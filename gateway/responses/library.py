@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from catenary.telemetry import get_logger
 from gateway.errors import ApiError, bad_request
@@ -70,6 +70,28 @@ class Library:
         if await self._store.update(response_id, Status.CANCELLED, data):
             return data
         return (await self.get(owner, response_id)).response
+
+    async def referenced(self, owner: str, references: Mapping[int, str]) -> dict[str, items.Item]:
+        """Stored items by their ids.
+
+        Raises ApiError 400 that names the first place of the input whose item is not there.
+
+        Args:
+            owner: whose they are.
+            references: the ids, by their places in an input."""
+        wanted = list(dict.fromkeys(references.values()))
+        found = {} if self._store is None else await self._store.items(owner, wanted)
+        for place, item_id in references.items():
+            if item_id not in found:
+                param = f"input.{place}"
+                raise bad_request(f"The item '{param}' refers to is not stored.", param, "item_not_found")
+        if sum(map(len, found.values())) > self._max_bytes:
+            raise bad_request(
+                "Invalid 'input': the items that it refers to are larger than the limit of "
+                f"{self._max_bytes / _MIB:.3g} MiB.",
+                "input",
+            )
+        return {item_id: items.decode_item(data) for item_id, data in found.items()}
 
     async def conversation(self, owner: str, response_id: str) -> list[items.Item]:
         """All items up to the end of a response. Raises ApiError 400 for one that cannot be gone on from."""

@@ -96,7 +96,7 @@ class Response(msgspec.Struct, kw_only=True):
     tools: list[dict[str, Any]]
     top_logprobs: int
     top_p: float | None
-    truncation: str = "disabled"
+    truncation: str
     usage: ResponseUsage | None = None
     user: str | None
     metadata: dict[str, str]

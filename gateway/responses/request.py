@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from catenary.telemetry import new_id
-from gateway.errors import ApiError
+from gateway.errors import ApiError, bad_request
 from gateway.generation.endpoint import Endpoint
 from gateway.responses import items
 from gateway.responses.conversion import chat_body, of_response
@@ -20,6 +20,7 @@ from gateway.schemas.responses import PASSED_ON
 from gateway.schemas.unsupported import RESPONSES
 
 ID_PREFIX = "resp_"
+_CUT = "truncate_prompt_tokens"
 
 T = TypeVar("T")
 
@@ -51,13 +52,17 @@ def read_request(body: dict[str, Any], limits: RequestLimits) -> tuple[Responses
     """A body as its own parameters, checked, and those that it has for the chat. Raises ApiError 400."""
     passed_on = {name: value for name, value in body.items() if name in PASSED_ON}
     own = {name: value for name, value in body.items() if name not in PASSED_ON}
-    return parse_request(ResponsesRequest, own, RESPONSES, limits), passed_on
+    request = parse_request(ResponsesRequest, own, RESPONSES, limits)
+    if request.truncation == "auto" and passed_on.get(_CUT) is not None:
+        raise bad_request(f"'{_CUT}' is not allowed when 'truncation' is 'auto'.", _CUT)
+    return request, passed_on
 
 
 def response_request(
     request: ResponsesRequest,
     passed_on: dict[str, Any],
     history: Sequence[items.Item],
+    stored: Mapping[str, items.Item],
     *,
     endpoint: Endpoint[ChatRequest],
     limits: RequestLimits,
@@ -70,12 +75,13 @@ def response_request(
         request: the request.
         passed_on: its parameters for the chat.
         history: the items that came before its input.
+        stored: the items that its input refers to.
         endpoint: how chats are parsed.
         limits: of the operator.
         owner: whose it is.
         store: whether the response will be stored.
     """
-    given = given_items(request.input, new_id)
+    given = given_items(request.input, new_id, stored)
     made = chat_body(request, history, given, passed_on)
     try:
         chat = endpoint.parse(made.body, limits)
@@ -114,6 +120,7 @@ def _response(request: ResponsesRequest, *, store: bool) -> Response:
         tools=[tool.model_dump() for tool in request.tools or ()],
         top_logprobs=request.top_logprobs or 0,
         top_p=request.top_p,
+        truncation=request.truncation or "disabled",
         user=request.user,
         metadata=request.metadata or {},
     )

@@ -8,13 +8,14 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from gateway.auth import cache_salt_of, owner_of
-from gateway.errors import ApiError
+from gateway.errors import ApiError, bad_request
 from gateway.generation.endpoint import Endpoint
 from gateway.generation.service import GenerationService, Running
 from gateway.http.disconnect import ClientWatch
 from gateway.http.respond import send_json
 from gateway.responses import events
 from gateway.responses.background import BackgroundRuns
+from gateway.responses.given import references
 from gateway.responses.library import Library, not_found
 from gateway.responses.objects import InputTokens, encode_response
 from gateway.responses.producer import Producer
@@ -33,6 +34,8 @@ class ResponsesService:
         endpoint: Endpoint[ChatRequest],
         library: Library,
         background: BackgroundRuns | None,
+        *,
+        max_references: int,
     ) -> None:
         """Put it together.
 
@@ -41,11 +44,13 @@ class ResponsesService:
             endpoint: how they are parsed and rendered.
             library: the stored responses.
             background: what runs those that nobody waits for; None with a library of nothing.
+            max_references: to stored items in one input.
         """
         self._generation = generation
         self._endpoint = endpoint
         self._library = library
         self._background = background
+        self._max_references = max_references
 
     async def create(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request. Raises ApiError before the answer has begun, ClientGone at any time."""
@@ -128,10 +133,18 @@ class ResponsesService:
         history = []
         if request.previous_response_id is not None:
             history = await self._library.conversation(owner, request.previous_response_id)
+        referred = references(request.input)
+        if len(referred) > self._max_references:
+            raise bad_request(
+                f"Invalid 'input': at most {self._max_references} items of type item_reference are allowed.",
+                "input",
+            )
+        stored = await self._library.referenced(owner, referred) if referred else {}
         return response_request(
             request,
             passed_on,
             history,
+            stored,
             endpoint=self._endpoint,
             limits=self._generation.limits,
             owner=owner,

@@ -9,7 +9,7 @@ from typing import Any
 
 import aiosqlite
 
-from gateway.responses import sqlite_events
+from gateway.responses import sqlite_events, sqlite_items
 from gateway.responses.objects import Status
 from gateway.responses.store import (
     ConversationTooLarge,
@@ -71,7 +71,8 @@ class SqliteStore(ResponseStore):
     """A store that several gateways of one host may share."""
 
     def __init__(self, path: Path, limits: StoreLimits, *, clock: Callable[[], float] = time.time) -> None:
-        self._database = Database(path, f"{_SCHEMA}\n\n{sqlite_events.SCHEMA}", _VERSION)
+        schema = "\n\n".join((_SCHEMA, sqlite_events.SCHEMA, sqlite_items.SCHEMA))
+        self._database = Database(path, schema, _VERSION)
         self._limits = limits
         self._clock = clock
 
@@ -92,6 +93,9 @@ class SqliteStore(ResponseStore):
                     *(record.runner, now + lease_s, record.items, record.response),
                 ),
             )
+            await sqlite_items.add_input(db, record.id)
+            if record.status.final:
+                await sqlite_items.add_output(db, record.id)
             if events is not None:
                 await sqlite_events.begin(db, record.id, events)
             await self._forget(db)
@@ -106,6 +110,8 @@ class SqliteStore(ResponseStore):
                 (status.value, response, len(response), self._clock(), response_id),
             )
             changed = cursor.rowcount == 1
+            if changed and status.final:
+                await sqlite_items.add_output(db, response_id)
             if changed and last is not None:
                 await sqlite_events.append(db, response_id, last)
             await self._forget(db)
@@ -139,6 +145,11 @@ class SqliteStore(ResponseStore):
             raise ConversationTooLarge
         found = await self._use([link[0] for link in chain], owner)
         return found if len(found) == len(chain) else None
+
+    async def items(self, owner: str, item_ids: Sequence[str]) -> dict[str, bytes]:
+        found = await sqlite_items.find(self._database, owner, item_ids, self._since())
+        await self._use(sorted({response_id for _, _, response_id in found}), owner)
+        return {item_id: data for item_id, data, _ in found}
 
     async def delete(self, owner: str, response_id: str) -> bool:
         async with self._database.transaction() as db:

@@ -101,6 +101,12 @@ class ResponseStore(ABC):
         None if one of them is not there (any more). Raises ConversationTooLarge."""
 
     @abstractmethod
+    async def items(self, owner: str, item_ids: Sequence[str]) -> dict[str, bytes]:
+        """The JSON of items of responses, as far as they are there, by their ids; a use of each response.
+
+        They are those of all inputs, and of the outputs of final responses."""
+
+    @abstractmethod
     async def delete(self, owner: str, response_id: str) -> bool:
         """Forget a response. False: it was not there."""
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.auth import owner_of
-from gateway.errors import bad_request
+from gateway.errors import bad_request, context_length_exceeded
+from gateway.generation.fitting import fitted
 from gateway.http.answers import Deleted, Page, json_response
 from gateway.http.query import Choice, Integer, Text, query_of
 from gateway.http.respond import Deferred
@@ -18,10 +20,13 @@ from gateway.parsing import ParserChoice
 from gateway.responses import InputTokens, Item, Library, ResponseEvent, ResponsesService, page, stored_items
 from gateway.responses import Response as ResponseObject
 from gateway.routes.chat_completions import ChatEndpoint
-from gateway.schemas import ChatRequest, ResponsesRequest
-from gateway.schemas.responses import LOGPROBS, PASSED_ON
-from gateway.schemas.unsupported import unsupported
+from gateway.schemas import ChatRequest, RequestLimits, ResponsesRequest, parse_request
+from gateway.schemas.messages import ChatMessage
+from gateway.schemas.responses import LOGPROBS, PASSED_ON, ResponseChat
+from gateway.schemas.unsupported import CHAT, unsupported
 from gateway.text.models import Model
+from gateway.text.pool import TokenizerPool
+from gateway.text.rendered import Rendered
 
 _JSON = "application/json"
 _INCLUDE = Choice("include", (LOGPROBS,), optional=True)
@@ -40,6 +45,26 @@ class ResponsesEndpoint(ChatEndpoint):
 
     id_prefix = "resp-"
     prompt_param = "input"
+
+    def parse(self, body: dict[str, Any], limits: RequestLimits) -> ChatRequest:
+        return parse_request(ResponseChat, body, CHAT, limits)
+
+    async def render(
+        self, fields: ChatRequest, model: Model, pool: TokenizerPool, request_id: str
+    ) -> Rendered:
+        whole = super().render
+        if not isinstance(fields, ResponseChat) or fields.truncation is None:
+            return await whole(fields, model, pool, request_id)
+        wanted = fields.token_limit or 1
+
+        async def render(messages: list[ChatMessage]) -> Rendered:
+            rendered = await whole(fields.model_copy(update={"messages": messages}), model, pool, request_id)
+            (prompt,) = rendered.prompts
+            if len(prompt) + wanted > model.max_model_len:
+                raise context_length_exceeded(model.max_model_len, len(prompt), wanted, self.prompt_param)
+            return rendered
+
+        return await fitted(fields.messages, render)
 
     def parsing(self, fields: ChatRequest, model: Model) -> ParserChoice:
         choice = super().parsing(fields, model)

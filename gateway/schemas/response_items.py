@@ -10,7 +10,8 @@ from pydantic.config import JsonDict
 
 from gateway.schemas.base import FieldError, RequestModel, plain_object
 
-_KINDS = ("message", "function_call", "function_call_output", "reasoning")
+_REFERENCE = "item_reference"
+_KINDS = ("message", "function_call", "function_call_output", "reasoning", _REFERENCE)
 _MAX_NAME = 256
 # What clients send back with items that they got, and what of it asks for nothing.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -40,9 +41,11 @@ def without_neutral(value: dict[str, Any], known: Mapping[str, Sequence[Any]]) -
 
 
 def read_item(value: Any) -> Any:
-    """An item with its type; a message may leave it out. Raises FieldError."""
+    """An item with its type; a message and a reference may leave it out. Raises FieldError."""
     item = without_neutral(plain_object(value), _NEUTRAL)
-    kind = item.setdefault("type", "message")
+    if item.get("type") is None:
+        item["type"] = _REFERENCE if item.keys() <= {"id", "type"} else "message"
+    kind = item["type"]
     if not isinstance(kind, str):
         raise FieldError(
             "Invalid type for '{param}': expected an item whose 'type' is a string.", "invalid_type"
@@ -146,6 +149,14 @@ class ReasoningItem(RequestModel):
     status: Status | None = None
 
 
+class ItemReference(RequestModel):
+    """A stored item, of the input or the output of a response."""
+
+    type: Literal["item_reference"]
+    id: str = Field(min_length=1, max_length=_MAX_NAME)
+
+
+WholeItem = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem
 UNION_TAGS = frozenset(f"<{kind}>" for kind in _KINDS)
 """What stands in an error's location behind the index of an item, and is no field."""
 
@@ -159,6 +170,7 @@ InputItem = Annotated[
     Annotated[MessageItem, Tag("<message>")]
     | Annotated[FunctionCallItem, Tag("<function_call>")]
     | Annotated[FunctionCallOutputItem, Tag("<function_call_output>")]
-    | Annotated[ReasoningItem, Tag("<reasoning>")],
+    | Annotated[ReasoningItem, Tag("<reasoning>")]
+    | Annotated[ItemReference, Tag("<item_reference>")],
     Discriminator(_kind),
 ]

@@ -20,6 +20,7 @@ from gateway.schemas.base import (
     plain_object,
     within,
 )
+from gateway.schemas.chat import ChatRequest
 from gateway.schemas.limits import RequestLimits
 from gateway.schemas.response_items import InputItem, read_item, without_neutral
 from gateway.schemas.unsupported import drop_neutral, unsupported
@@ -151,6 +152,12 @@ class ReasoningOptions(RequestModel):
     effort: str | None = Field(None, max_length=32)
 
 
+class ResponseChat(ChatRequest):
+    """The chat that answers a request."""
+
+    truncation: Literal["auto"] | None = None
+
+
 class StreamOptions(RequestModel):
     """What a stream has besides the events."""
 
@@ -199,8 +206,9 @@ class ResponsesRequest(RequestModel):
     reasoning: Annotated[ReasoningOptions | None, _known("reasoning.", _REASONING), at_most(MAX_FIELDS)] = (
         Field(None, description="How much to think.")
     )
-    truncation: Literal["disabled"] | None = Field(
-        None, description="What is too long is refused, never cut."
+    truncation: Literal["disabled", "auto"] | None = Field(
+        None,
+        description="auto: the oldest turns of what is too long are left out. Default: it is refused.",
     )
     store: bool | None = Field(None, description="Keep the response, to be read or gone on from later.")
     background: bool | None = Field(None, description="Answer at once and go on; read the response later.")

@@ -26,7 +26,7 @@ def deep(levels: int) -> Any:
 def read(**fields: Any) -> None:
     request, passed_on = read_request({"model": "m", "input": "x", **fields}, LIMITS)
     response_request(
-        request, passed_on, [], endpoint=ResponsesEndpoint(), limits=LIMITS, owner="", store=False
+        request, passed_on, [], {}, endpoint=ResponsesEndpoint(), limits=LIMITS, owner="", store=False
     )
 
 

@@ -21,7 +21,7 @@ TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "stri
 
 def chat(**fields: Any) -> dict[str, Any]:
     request, passed_on = read_request({"model": "m", "input": "x", **fields}, LIMITS)
-    return chat_body(request, [], given_items(request.input, new_id), passed_on).body
+    return chat_body(request, [], given_items(request.input, new_id, {}), passed_on).body
 
 
 def messages(*conversation: dict[str, Any]) -> list[dict[str, Any]]:
@@ -127,7 +127,9 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "invalid_type",
     ),
     ({"input": [{"type": "function_call", "name": "f"}]}, "input.0.call_id", "missing_required_parameter"),
-    ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0", "unsupported_parameter"),
+    ({"input": [USER, {"type": "item_reference"}]}, "input.1.id", "missing_required_parameter"),
+    ({"input": [{"id": "x" * 257}]}, "input.0.id", "invalid_value"),
+    ({"input": [{"type": "item_reference", "id": "x", "role": "user"}]}, "input.0.role", "unknown_parameter"),
     ({"input": [{"type": "web_search_call"}]}, "input.0", "unsupported_parameter"),
     (
         {"input": [{"type": "reasoning", "summary": [], "encrypted_content": "x"}]},
@@ -142,7 +144,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [{"type": "function"}]}, "tools.0.name", "missing_required_parameter"),
     ({"text": {"format": {"type": "xml"}}}, "text.format.type", "invalid_value"),
     ({"text": {"verbosity": "high"}}, "text.verbosity", "unsupported_parameter"),
-    ({"truncation": "auto"}, "truncation", "invalid_value"),
+    ({"truncation": "some"}, "truncation", "invalid_value"),
+    ({"truncation": "auto", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens", "invalid_value"),
     ({"include": ["file_search_call.results"]}, "include.0", "unsupported_parameter"),
     ({"reasoning": {"summary": "auto"}}, "reasoning.summary", "unsupported_parameter"),
     ({"conversation": "c"}, "conversation", "unsupported_parameter"),
@@ -192,7 +195,7 @@ def test_ids_of_clients_are_kept() -> None:
     request, _ = read_request(
         {"model": "m", "input": [{"role": "user", "content": "x", "id": "msg_mine"}, USER]}, LIMITS
     )
-    first, second = given_items(request.input, new_id)
+    first, second = given_items(request.input, new_id, {})
     assert first.id == "msg_mine"
     assert second.id.startswith("msg_")
     assert items.decode_items(items.encode_items([first, second])) == [first, second]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +36,7 @@ async def store(tmp_path: Path, clock: Clock) -> AsyncIterator[SqliteStore]:
 
 
 def record(response_id: str, previous: str | None = None, size: int = 10, **fields: object) -> StoredResponse:
-    made = StoredResponse(response_id, "me", Status.COMPLETED, previous, b"r" * size, b"i")
+    made = StoredResponse(response_id, "me", Status.COMPLETED, previous, b'"%s"' % (b"r" * (size - 2)), b"0")
     return replace(made, **fields)  # type: ignore[arg-type]
 
 
@@ -100,11 +101,11 @@ async def test_age_counts_from_the_last_use(store: SqliteStore, clock: Clock) ->
 
 async def test_a_final_response_stays_as_it_is(store: SqliteStore) -> None:
     await store.add(record("a", status=Status.QUEUED, runner="g"), 10)
-    assert await store.update("a", Status.CANCELLED, b"gone")
-    assert not await store.update("a", Status.COMPLETED, b"late")
+    assert await store.update("a", Status.CANCELLED, b'"gone"')
+    assert not await store.update("a", Status.COMPLETED, b'"late"')
     found = await store.get("me", "a")
     assert found is not None
-    assert (found.status, found.response) == (Status.CANCELLED, b"gone")
+    assert (found.status, found.response) == (Status.CANCELLED, b'"gone"')
 
 
 async def test_leases(store: SqliteStore, clock: Clock) -> None:
@@ -115,7 +116,7 @@ async def test_leases(store: SqliteStore, clock: Clock) -> None:
     assert await store.renew("g", 10) == {"a"}
     clock.now += 5
     assert [item.id for item in await store.abandoned()] == ["b"]
-    await store.update("a", Status.CANCELLED, b"")
+    await store.update("a", Status.CANCELLED, b"0")
     assert await store.renew("g", 10) == set()
 
 
@@ -157,8 +158,8 @@ async def test_events_are_told_from_any_on(store: SqliteStore, clock: Clock) -> 
     assert await store.events("you", "a", -1) is None
     clock.now += 20
     assert [item.next_event for item in await store.abandoned()] == [5]
-    assert await store.update("a", Status.COMPLETED, b"r", EventBatch(5, [b"5\n\n"]))
-    assert not await store.update("a", Status.FAILED, b"r", EventBatch(6, [b"6\n\n"]))
+    assert await store.update("a", Status.COMPLETED, b"0", EventBatch(5, [b"5\n\n"]))
+    assert not await store.update("a", Status.FAILED, b"0", EventBatch(6, [b"6\n\n"]))
     await store.add_events({"a": EventBatch(6, [b"late\n\n"])}, ())
     assert await store.events("me", "a", 4) == StoredEvents([b"5\n\n"], True, False, True)
 
@@ -186,7 +187,7 @@ async def test_bytes_of_events_count_and_go_with_their_response(store: SqliteSto
     clock.now += 1
     await store.add(record("b", size=400))
     assert await store.get("me", "b")
-    await store.update("a", Status.COMPLETED, b"r" * 10)
+    await store.update("a", Status.COMPLETED, b"0")
     clock.now += 1
     await store.add(record("c", size=400))
     assert [await store.get("me", name) is not None for name in "abc"] == [False, True, True]
@@ -198,7 +199,7 @@ async def test_all_events_come_however_many_chunks_there_are(store: SqliteStore)
     await store.add(record("a", status=Status.IN_PROGRESS), 10, [])
     for number in range(100):
         await store.add_events({"a": EventBatch(number, [b"%d\n\n" % number])}, ())
-    await store.update("a", Status.COMPLETED, b"")
+    await store.update("a", Status.COMPLETED, b"0")
     told: list[bytes] = []
     final = False
     while not final:
@@ -207,3 +208,27 @@ async def test_all_events_come_however_many_chunks_there_are(store: SqliteStore)
         told += found.events
         final = found.final
     assert told == [b"%d\n\n" % number for number in range(100)]
+
+
+async def test_items_are_found_by_their_ids(store: SqliteStore, clock: Clock) -> None:
+    output = b'{"output": [{"id": "o1", "text": "\\u4e16 \xe4\xb8\x96"}, {"id": "o2"}]}'
+    await store.add(record("a", items=b'[{"id": "i1"}, {"id": "same", "n": 1}]', response=output))
+    await store.add(record("b", items=b'[{"id": "same", "n": 2}]', status=Status.QUEUED))
+    await store.add(record("c", items=b'[{"id": "theirs"}]', owner="you"))
+    wanted = ["o1", "o2", "i1", "same", "theirs", "none", "o3"]
+    found = {name: json.loads(data) for name, data in (await store.items("me", wanted)).items()}
+    assert found == {
+        "o1": {"id": "o1", "text": "世 世"},
+        "o2": {"id": "o2"},
+        "i1": {"id": "i1"},
+        "same": {"id": "same", "n": 2},
+    }
+    await store.update("b", Status.COMPLETED, b'{"output": [{"id": "o3"}]}')
+    assert (await store.items("me", ["o3"])).keys() == {"o3"}
+    assert await store.items("you", ["o1"]) == {}
+    await store.delete("me", "b")
+    assert json.loads((await store.items("me", ["same"]))["same"])["n"] == 1
+    many = [f"x{number}" for number in range(100)]
+    assert (await store.items("me", [*many, "i1"])).keys() == {"i1"}
+    clock.now += 101
+    assert await store.items("me", wanted) == {}
