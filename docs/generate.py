@@ -11,6 +11,7 @@ from pathlib import Path
 from catenary.cli.buckets import BucketsConfig
 from catenary.cli.chat import ChatConfig
 from catenary.cli.doctor import DoctorConfig
+from catenary.cli.drain import DrainConfig
 from catenary.cli.plan import PlanConfig
 from catenary.cli.profile import ProfileConfig
 from catenary.cli.up import UpConfig
@@ -45,6 +46,7 @@ def configuration() -> str:
         "catenary buckets": BucketsConfig,
         "catenary plan": PlanConfig,
         "catenary profile": ProfileConfig,
+        "catenary drain": DrainConfig,
         "catenary doctor": DoctorConfig,
         "Gateway (python -m gateway)": GatewayConfig,
         "Router (python -m services.router)": RouterConfig,

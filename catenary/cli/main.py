@@ -15,6 +15,7 @@ usage: catenary COMMAND [OPTIONS]
   plan         what an engine would do with a model on a card: memory, buckets, warm-up, settings
   buckets      compare the static shapes that an engine would have, and learn better ones
   profile      record what a running engine's steps spend their time on
+  drain        let an engine finish what it has and end
   doctor       check whether this host is set up for Gaudi cards, and say what to do
   vllm-serve   up, with the options of vllm serve
   gaudi-start  up, with the letters of start_gaudi_vllm_server.sh
@@ -69,6 +70,10 @@ def _run(arguments: list[str]) -> int:
 
             end_on_sigterm()
             return run_profile(rest)
+        case "drain":
+            from catenary.cli.drain import run_drain
+
+            return run_drain(rest)
         case "doctor":
             from catenary.cli.doctor import run_doctor
 

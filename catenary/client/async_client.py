@@ -141,6 +141,17 @@ class AsyncClient:
         connection, request = self._connection, router_pb2.GetFleetRequest()
         return await connection.ask(lambda: connection.router.GetFleet(request, timeout=connection.timeout_s))
 
+    async def drain(self, engine: str, *, deadline_ms: int | None = None) -> tuple[str, ...]:
+        """Let the engines of this name or instance id finish what they have and end.
+
+        Returns:
+            The instance ids of those that were told. They have left once `fleet` shows them no more.
+        """
+        connection = self._connection
+        request = router_pb2.DrainRequest(engine=engine, deadline_ms=deadline_ms)
+        answer = await connection.ask(lambda: connection.router.Drain(request, timeout=connection.timeout_s))
+        return tuple(answer.draining)
+
     async def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],

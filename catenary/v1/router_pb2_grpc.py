@@ -117,7 +117,8 @@ class RouterServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Makes an engine finish what it has and end. NOT_FOUND for one that is not attached here.
+        """Makes an engine finish what it has, of all routers, and end. NOT_FOUND for one that is not attached here. Once
+        more with another deadline: the earliest counts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -56,7 +56,9 @@ class RouterServiceStub:
     Explain: _grpc.UnaryUnaryMultiCallable[_router_pb2.ExplainRequest, _router_pb2.ExplainResponse]
     """Why requests went where they went: route receipts of one request, or the latest ones."""
     Drain: _grpc.UnaryUnaryMultiCallable[_router_pb2.DrainRequest, _router_pb2.DrainResponse]
-    """Makes an engine finish what it has and end. NOT_FOUND for one that is not attached here."""
+    """Makes an engine finish what it has, of all routers, and end. NOT_FOUND for one that is not attached here. Once
+    more with another deadline: the earliest counts.
+    """
 
 @_typing.type_check_only
 class RouterServiceAsyncStub(RouterServiceStub):
@@ -86,7 +88,9 @@ class RouterServiceAsyncStub(RouterServiceStub):
     Explain: _aio.UnaryUnaryMultiCallable[_router_pb2.ExplainRequest, _router_pb2.ExplainResponse]  # type: ignore[assignment]
     """Why requests went where they went: route receipts of one request, or the latest ones."""
     Drain: _aio.UnaryUnaryMultiCallable[_router_pb2.DrainRequest, _router_pb2.DrainResponse]  # type: ignore[assignment]
-    """Makes an engine finish what it has and end. NOT_FOUND for one that is not attached here."""
+    """Makes an engine finish what it has, of all routers, and end. NOT_FOUND for one that is not attached here. Once
+    more with another deadline: the earliest counts.
+    """
 
 class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
     """Needs the client role's secret."""
@@ -149,6 +153,8 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _router_pb2.DrainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_router_pb2.DrainResponse, _abc.Awaitable[_router_pb2.DrainResponse]]:
-        """Makes an engine finish what it has and end. NOT_FOUND for one that is not attached here."""
+        """Makes an engine finish what it has, of all routers, and end. NOT_FOUND for one that is not attached here. Once
+        more with another deadline: the earliest counts.
+        """
 
 def add_RouterServiceServicer_to_server(servicer: RouterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

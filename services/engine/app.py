@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections.abc import Coroutine
 from contextlib import suppress
+from typing import Any
 
 from prometheus_client import REGISTRY
 
@@ -24,6 +26,7 @@ from services.engine.servicer import (
     Core,
     CoreFactory,
     CoreSupervisor,
+    DrainOrder,
     EngineCollector,
     EngineHub,
     Identity,
@@ -71,6 +74,7 @@ class EngineApp:
             remembered_handles=config.remembered_handles,
             on_state=self._on_state,
         )
+        self.drain_order = DrainOrder(config.drain_s)
         self._supervisor = CoreSupervisor(
             core_factory or self._cores(script),
             self.hub,
@@ -101,6 +105,12 @@ class EngineApp:
         """Wait until the engine ends by itself: its first core did not come up. Raises StartRefused then."""
         if self._task is not None:
             await asyncio.shield(self._task)
+
+    async def drain(self, cut_short: asyncio.Event) -> None:
+        """Take nothing new, and finish what there is by the deadline of the order, or until `cut_short`."""
+        self.hub.drain()
+        self._server.begin_drain()
+        await first_of(self.hub.idle(), self.drain_order.over(), cut_short.wait())
 
     async def stop(self, drain_s: float | None = None) -> None:
         """Drain for up to `drain_s` (default: the option), leave the routers, end the core. Idempotent."""
@@ -175,6 +185,7 @@ class EngineApp:
             ),
             identity,
             self.hub,
+            self.drain_order,
             LinkTimes(
                 attach_timeout_s=config.attach_timeout_s,
                 orphan_timeout_s=config.orphan_timeout_s,
@@ -190,17 +201,27 @@ async def serve(config: EngineConfig, stop: asyncio.Event) -> int:
     app = EngineApp(config)
     await app.start()
     mark_started()
-    stopped = asyncio.create_task(stop.wait())
-    failed = asyncio.create_task(app.finished())
+    order = app.drain_order
     try:
-        await asyncio.wait((stopped, failed), return_when=asyncio.FIRST_COMPLETED)
-        if failed.done():
-            await failed
+        await first_of(stop.wait(), app.finished(), order.given())
+        if not stop.is_set():
+            await first_of(app.drain(stop), app.finished())
     finally:
-        stopped.cancel()
-        failed.cancel()
-        await app.stop()
+        # A signal leaves its own time at the most, whatever a router allowed.
+        await app.stop(min(order.left_s, config.drain_s))
     return 0
+
+
+async def first_of(*waits: Coroutine[Any, Any, object]) -> None:
+    """Wait for one of them. Raises what that one raises."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            await task
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 def _script_of(config: EngineConfig) -> Script | None:

@@ -13,7 +13,7 @@ from catenary.config import unknown_variables
 from catenary.rpc import Role, RpcServer
 from catenary.runtime import mark_started
 from catenary.telemetry import configure_logging, get_logger, new_id
-from catenary.v1 import engine_pb2_grpc, router_pb2_grpc
+from catenary.v1 import common_pb2, engine_pb2_grpc, router_pb2_grpc
 from services.router.admission import Admission, AdmissionLimits, SpecLimits
 from services.router.chores import Chore, Chores
 from services.router.config import RouterConfig
@@ -52,6 +52,10 @@ SWEEP_PERIOD_S = 0.25
 QUEUE_PERIOD_S = 0.1
 IDLE_POLL_S = 0.02
 STOP_GRACE_S = 2.0
+
+SHUTTING_DOWN = common_pb2.Error(
+    code=common_pb2.ERROR_CODE_DRAINING, message="The router is shutting down.", retryable=True
+)
 
 
 class Router:
@@ -133,14 +137,18 @@ class Router:
         return bound
 
     async def drain(self) -> None:
-        """Admit nothing more and wait, up to `drain_s`, for what is live."""
+        """Admit nothing more, wait up to `drain_s` for what is live, end the rest with a retryable error."""
         self._server.begin_drain()
         self.admission.drain()
+        self._hub.drain(round(self._config.drain_s * 1000))
+        self._dispatcher.refuse_queued(SHUTTING_DOWN)
         with suppress(TimeoutError):
             async with asyncio.timeout(self._config.drain_s):
                 # Ends are many and a drain is rare: looking now and then costs less than telling each time.
                 while self.admission.live_sequences:  # noqa: ASYNC110
                     await asyncio.sleep(IDLE_POLL_S)
+        if given_up := self._membership.give_up_all(SHUTTING_DOWN):
+            _log.warning("sequences did not end in time", ended=given_up, drain_s=self._config.drain_s)
 
     async def stop(self) -> None:
         """End all streams and what still runs on them."""
@@ -188,6 +196,7 @@ class Router:
             GenerateCalls(self._dispatcher, self.client_watch),
             self.kv_index,
             self.receipts,
+            self._membership,
             router_instance_id=self.instance_id,
         )
         terms = AttachTerms(

@@ -63,6 +63,15 @@ class RouterProcess:
         return int(found[1]) / 1024
 
 
+async def opened(stub):
+    """A session after its welcome."""
+    session = stub.Session()
+    hello = router_pb2.SessionHello(schema_revision=SCHEMA_REVISION, minimum_peer_revision=1, instance_id="g")
+    await session.write(router_pb2.SessionRequest(hello=hello))
+    assert (await session.read()).HasField("welcome")
+    return session
+
+
 def output_of(code: str) -> str:
     command = [sys.executable, "-c", code]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
@@ -125,12 +134,7 @@ async def test_a_drain_finishes_what_is_live_and_admits_nothing(run_dir, secrets
     ):
         stub = router_pb2_grpc.RouterServiceStub(channel)
         call = stub.Generate(router_pb2.GenerateRequest(spec=spec([3], max_tokens=4)))
-        session = stub.Session()
-        hello = router_pb2.SessionHello(
-            schema_revision=SCHEMA_REVISION, minimum_peer_revision=1, instance_id="g"
-        )
-        await session.write(router_pb2.SessionRequest(hello=hello))
-        assert (await session.read()).HasField("welcome")
+        session = await opened(stub)
         await until(lambda: engine.live)
         router.process.send_signal(signal.SIGTERM)
         while await router.health() == health_pb2.HealthCheckResponse.SERVING:
@@ -163,8 +167,20 @@ async def test_what_outlives_the_drain_is_ended(run_dir, secrets):
         await until(lambda: engine.live)
         await engine.step(1)
         assert len((await call.read()).token_ids) == 1
+        session = await opened(stub)
+        await session.write(router_pb2.SessionRequest(submit=common_pb2.Submit(handle=1, spec=spec([4]))))
+        await until(lambda: len(engine.live) == 2)
         router.process.send_signal(signal.SIGTERM)
-        assert (await call.read()).end.error.code == common_pb2.ERROR_CODE_ENGINE_LOST
+        end = (await call.read()).end
+        assert (end.error.code, end.error.retryable) == (common_pb2.ERROR_CODE_DRAINING, True)
+        # A gateway is told before, and gets an end for each sequence.
+        while not (message := await session.read()).HasField("draining"):
+            continue
+        assert message.draining.deadline_ms == 300
+        while not (message := await session.read()).HasField("step"):
+            continue
+        (end,) = message.step.ends
+        assert (end.error.code, end.error.retryable) == (common_pb2.ERROR_CODE_DRAINING, True)
         assert await router.wait() == 0
         assert "Traceback" not in router.log.read_text()
 

@@ -56,11 +56,15 @@ class Fleet:
         await engine.start()
         return engine
 
-    def add_process(self, *, script: Script | None = None, flags: tuple[str, ...] = ()) -> EngineProcess:
-        """Start an engine as a process of its own."""
+    def add_process(
+        self, *, script: Script | None = None, flags: tuple[str, ...] = (), also: tuple[str, ...] = ()
+    ) -> EngineProcess:
+        """Start an engine as a process of its own; `also`: further routers that it attaches to."""
         directory = self.directory / f"p{len(self.processes)}"
         directory.mkdir()
-        process = EngineProcess([self.router_address], self.secrets, directory, script=script, flags=flags)
+        process = EngineProcess(
+            [self.router_address, *also], self.secrets, directory, script=script, flags=flags
+        )
         self.processes.append(process)
         process.start()
         return process

@@ -90,7 +90,8 @@ class Supervisor:
             code = await child.run()
             if self._stopping.is_set():
                 return
-            if time.monotonic() - started > STABLE_S:
+            # One that was told to drain ends well: it is not one that fails to start.
+            if time.monotonic() - started > STABLE_S or (self._ready and code == 0):
                 failures = 0
                 backoff.reset()
             failures += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from services.engine.servicer.admission import Admission
 from services.engine.servicer.core_client import Core, CoreEvent, CoreRefusal, CoreStartError, ProgressSink
+from services.engine.servicer.draining import DrainOrder
 from services.engine.servicer.hub import EngineHub
 from services.engine.servicer.identity import Identity
 from services.engine.servicer.inadmissible import Inadmissible
@@ -23,6 +24,7 @@ __all__ = [
     "CoreRefusal",
     "CoreStartError",
     "CoreSupervisor",
+    "DrainOrder",
     "EngineCollector",
     "EngineHub",
     "Identity",

@@ -10,6 +10,7 @@ import grpc
 
 from catenary.telemetry import get_logger
 from catenary.v1 import engine_pb2, engine_pb2_grpc
+from services.engine.servicer.draining import DrainOrder
 from services.engine.servicer.hub import EngineHub
 from services.engine.servicer.identity import Identity
 from services.engine.servicer.lease import Lease, LeaseRefused
@@ -46,6 +47,7 @@ class Attachment:
         identity: Identity,
         hub: EngineHub,
         mailbox: Mailbox,
+        drain_order: DrainOrder,
         *,
         attach_timeout_s: float,
         orphan_timeout_s: float,
@@ -54,6 +56,7 @@ class Attachment:
         self._identity = identity
         self._hub = hub
         self._mailbox = mailbox
+        self._drain_order = drain_order
         self._attach_timeout_s = attach_timeout_s
         self._orphan_timeout_s = orphan_timeout_s
         self._reports = 0
@@ -125,6 +128,12 @@ class Attachment:
                     self._hub.submit(self._mailbox, message.submit)
                 case "abort":
                     self._hub.abort(self._mailbox, message.abort.handle)
+                case "drain":
+                    order = message.drain
+                    log.info("told to drain", router=lease.router)
+                    self._drain_order.give(
+                        order.deadline_ms / 1000 if order.HasField("deadline_ms") else None
+                    )
                 case _:
                     pass
 

@@ -13,6 +13,7 @@ import grpc
 from catenary.backoff import Backoff
 from catenary.telemetry import get_logger
 from services.engine.servicer.attachment import AttachLost, Attachment, AttachRefused
+from services.engine.servicer.draining import DrainOrder
 from services.engine.servicer.hub import EngineHub
 from services.engine.servicer.identity import Identity
 from services.engine.servicer.mailbox import Mailbox
@@ -43,12 +44,14 @@ class RouterLink:
         dial: Callable[[str], grpc.aio.Channel],
         identity: Identity,
         hub: EngineHub,
+        drain_order: DrainOrder,
         times: LinkTimes,
     ) -> None:
         self._address = address
         self._dial = dial
         self._identity = identity
         self._hub = hub
+        self._drain_order = drain_order
         self._times = times
         self._backoff = Backoff(times.backoff_s, times.backoff_max_s)
         self._said: str | None = None
@@ -68,6 +71,7 @@ class RouterLink:
             self._identity,
             self._hub,
             Mailbox(next(_numbers), max_answers=_MAX_ANSWERS),
+            self._drain_order,
             attach_timeout_s=self._times.attach_timeout_s,
             orphan_timeout_s=self._times.orphan_timeout_s,
         )

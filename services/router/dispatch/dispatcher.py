@@ -129,6 +129,10 @@ class Dispatcher:
             raise
         return sequence
 
+    def refuse_queued(self, error: common_pb2.Error) -> None:
+        """Refuse what waits for an engine: the router drains, and another one may have room."""
+        self._intake.refuse_all(error)
+
     def pump(self) -> None:
         """Give engines what waits and has room now, and refuse what has waited too long."""
         self._intake.pump()
@@ -227,12 +231,16 @@ class Dispatcher:
                 self._end(sequence, sequence.ending(common_pb2.FINISH_REASON_ERROR, ENGINE_LOST))
         return len(lost)
 
-    def give_up(self, link: EngineLink) -> int:
-        """The engine is there and does not go on: end what it runs, and abort it there. Returns how many."""
+    def give_up(self, link: EngineLink, error: common_pb2.Error, cause: AbortCause) -> int:
+        """The engine is there and is not waited for: end what it runs, and abort it there.
+
+        Returns:
+            How many sequences end with `error`.
+        """
         ended = [s for s in link.sequences.values() if s.status is not SequenceStatus.ABORTING]
         for sequence in ended:
-            sequence.sink.end(sequence.handle, sequence.ending(common_pb2.FINISH_REASON_ERROR, ENGINE_LOST))
-            self.abandon(sequence, AbortCause.STALLED)
+            sequence.sink.end(sequence.handle, sequence.ending(common_pb2.FINISH_REASON_ERROR, error))
+            self.abandon(sequence, cause)
         return len(ended)
 
     def sweep(self) -> None:

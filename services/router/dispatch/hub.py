@@ -28,6 +28,7 @@ class SessionHub:
         self._sessions: set[Session] = set()
         self._published = router_pb2.ModelsUpdate()
         self._push_due = False
+        self._draining: router_pb2.RouterDraining | None = None
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -45,6 +46,8 @@ class SessionHub:
                 retryable=True,
             )
         session = Session(self._dispatcher, SessionOutbox(max_unread=self._max_unread))
+        if self._draining is not None:
+            session.outbox.answer(router_pb2.SessionResponse(draining=self._draining))
         session.outbox.models(self._update())
         self._sessions.add(session)
         return session
@@ -58,6 +61,12 @@ class SessionHub:
         """End every session: the router stops."""
         for session in list(self._sessions):
             self.close(session, cause)
+
+    def drain(self, deadline_ms: int) -> None:
+        """Tell every gateway, also those that come yet, that the router ends within so many milliseconds."""
+        self._draining = router_pb2.RouterDraining(deadline_ms=deadline_ms)
+        for session in self._sessions:
+            session.outbox.answer(router_pb2.SessionResponse(draining=self._draining))
 
     def changed(self) -> None:
         """Push an update soon, once for all changes of this tick."""

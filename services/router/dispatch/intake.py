@@ -99,6 +99,12 @@ class Intake:
         self._remove(sequence)
         self.pump_soon()
 
+    def refuse_all(self, error: common_pb2.Error) -> None:
+        """Nothing waits any longer."""
+        for sequence in [sequence for queue in self._queues.values() for sequence in queue]:
+            self._remove(sequence)
+            self._refuse(sequence, error)
+
     def pump_soon(self) -> None:
         """Look for room at the end of this tick of the loop, once for all that freed some."""
         if self._queued and not self._pump_due:

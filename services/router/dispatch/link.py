@@ -24,6 +24,7 @@ class EngineLink:
         self._submits: dict[int, common_pb2.Submit] = {}
         self._aborts: dict[int, None] = {}
         self._renewal: int | None = None
+        self._drain: engine_pb2.DrainEngine | None = None
         self._closed = False
         self._wake = asyncio.Event()
 
@@ -48,6 +49,11 @@ class EngineLink:
     def renew(self, report_sequence: int) -> None:
         """Queue the answer to a report; a later one replaces it."""
         self._renewal = report_sequence
+        self._wake.set()
+
+    def drain(self, order: engine_pb2.DrainEngine) -> None:
+        """Queue an order to drain; a later one replaces one that waits."""
+        self._drain = order
         self._wake.set()
 
     def close(self, error: common_pb2.Error | None = None) -> None:
@@ -83,4 +89,8 @@ class EngineLink:
         if self._submits:
             handle = next(iter(self._submits))
             return engine_pb2.AttachResponse(submit=self._submits.pop(handle))
+        # After the submits, which the engine still takes.
+        if self._drain is not None:
+            order, self._drain = self._drain, None
+            return engine_pb2.AttachResponse(drain=order)
         return None

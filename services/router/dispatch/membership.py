@@ -13,6 +13,7 @@ from services.router.dispatch.dispatcher import Dispatcher
 from services.router.dispatch.health import EngineHealth
 from services.router.dispatch.hello import check_hello, known_state
 from services.router.dispatch.link import EngineLink
+from services.router.dispatch.sequence import AbortCause
 from services.router.fleet import Fleet
 from services.router.metrics import RouterMetrics
 
@@ -136,11 +137,35 @@ class Membership:
                     common_pb2.ERROR_CODE_INVALID_ARGUMENT, "Only the first message of a stream is a hello."
                 )
 
+    def drain(self, name: str, deadline_ms: int | None) -> list[str]:
+        """Tell the engines with this instance id or name to finish what they have and end; they get no more.
+
+        Returns:
+            Their instance ids; nothing if there are none.
+        """
+        told = []
+        for engine in self._fleet.named(name):
+            if (link := self._dispatcher.link_of(engine)) is None:
+                continue
+            engine.draining = True
+            link.drain(engine_pb2.DrainEngine(deadline_ms=deadline_ms))
+            told.append(engine.instance_id)
+            _log.info("engine told to drain", engine=engine.name, instance=engine.instance_id)
+        if told:
+            self._on_change()
+        return told
+
     def sweep(self) -> None:
         """End the attachments whose lease ran out."""
         for engine in self._fleet.expired(self._clock()):
             if (link := self._dispatcher.link_of(engine)) is not None:
                 self.leave(link, LossReason.LEASE_EXPIRED)
+
+    def give_up_all(self, error: common_pb2.Error) -> int:
+        """End all sequences with `error`: the router's time to drain is over. Returns how many."""
+        links = [self._dispatcher.link_of(engine) for engine in self._fleet]
+        given_up = [self._dispatcher.give_up(link, error, AbortCause.DRAIN) for link in links if link]
+        return sum(given_up)
 
     def leave_all(self) -> None:
         """End every attachment: the router stops."""

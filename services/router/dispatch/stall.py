@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable
 
 from catenary.telemetry import get_logger
-from services.router.dispatch.dispatcher import Dispatcher
+from services.router.dispatch.dispatcher import ENGINE_LOST, Dispatcher
 from services.router.dispatch.health import EngineHealth
+from services.router.dispatch.sequence import AbortCause
 from services.router.fleet import Fleet
 from services.router.metrics import RouterMetrics
 
@@ -47,7 +48,7 @@ class StallWatch:
             if engine.stalled or link is None or not link.sequences or engine.progress_at >= limit:
                 continue
             engine.stalled = True
-            ended = self._dispatcher.give_up(link)
+            ended = self._dispatcher.give_up(link, ENGINE_LOST, AbortCause.STALLED)
             self._metrics.engine_stalls.inc()
             _log.warning("engine makes no step", engine=engine.name, limit_s=self._limit_s, ended=ended)
             self._health.failed(engine)

@@ -113,6 +113,10 @@ class Fleet:
         """Whether the model was attached here, and not so long ago that it is forgotten."""
         return model in self._models
 
+    def named(self, name: str) -> list[Engine]:
+        """The attached engines with this instance id or engine name."""
+        return [engine for engine in self if name in (engine.instance_id, engine.name)]
+
     def candidates(
         self,
         model: str,

@@ -8,9 +8,10 @@ from typing import Any
 
 import grpc
 
-from catenary.v1 import engine_pb2, router_pb2, router_pb2_grpc
+from catenary.rpc import refuse
+from catenary.v1 import common_pb2, engine_pb2, router_pb2, router_pb2_grpc
 from services.router.admission import Admission
-from services.router.dispatch import SessionHub
+from services.router.dispatch import Membership, SessionHub
 from services.router.fleet import BreakerState, Engine, Fleet
 from services.router.index import KvIndex
 from services.router.placement import ReceiptBook
@@ -41,6 +42,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         calls: GenerateCalls,
         index: KvIndex[Engine],
         receipts: ReceiptBook,
+        membership: Membership,
         *,
         router_instance_id: str,
     ) -> None:
@@ -51,6 +53,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         self._calls = calls
         self._index = index
         self._receipts = receipts
+        self._membership = membership
         self._router_instance_id = router_instance_id
 
     def Session(
@@ -81,6 +84,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             engines=[_fleet_engine(engine, self._index, now) for engine in self._fleet],
             sessions=len(self._hub),
             live_sequences=self._admission.live_sequences,
+            draining=self._admission.draining,
         )
 
     async def Explain(
@@ -91,6 +95,15 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         request_id = request.request_id if request.HasField("request_id") else None
         receipts = self._receipts.find(request_id, limit)
         return router_pb2.ExplainResponse(receipts=[receipt.message() for receipt in receipts])
+
+    async def Drain(self, request: router_pb2.DrainRequest, context: _Context) -> router_pb2.DrainResponse:
+        """See the proto."""
+        deadline_ms = request.deadline_ms if request.HasField("deadline_ms") else None
+        if not (draining := self._membership.drain(request.engine, deadline_ms)):
+            # The code says what its status does: NOT_FOUND.
+            text = "No engine of this instance id or name is attached here."
+            raise refuse(common_pb2.ERROR_CODE_MODEL_NOT_FOUND, text, param="engine")
+        return router_pb2.DrainResponse(draining=draining)
 
 
 def _fleet_engine(engine: Engine, index: KvIndex[Engine], now: float) -> router_pb2.FleetEngine:

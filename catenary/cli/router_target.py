@@ -1,0 +1,49 @@
+"""Which router a command speaks to, and with what secret."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from catenary.cli.router_options import RouterOptions
+from catenary.cli.up.runtime import RuntimeDirectory, running
+from catenary.rpc import CLIENT_SECRET_ENV, TlsFiles, parse_address, read_secret
+from catenary.runtime import StartRefused
+
+
+@dataclass(frozen=True, slots=True)
+class RouterTarget:
+    """A router and how to reach it."""
+
+    address: str
+    secret: str | None = field(repr=False)
+    tls: TlsFiles | None
+
+
+def find_router(config: RouterOptions) -> RouterTarget:
+    """Return the router that the options mean. Raises StartRefused if there is none, or more than one."""
+    address = config.router or _router_here()
+    try:
+        parse_address(address)
+    except ValueError as error:
+        raise StartRefused(f"--router {address}: {error}") from None
+    file = config.client_secret_file
+    if file is None and address.startswith("unix:"):
+        # Beside the sockets of a `catenary up`, in a directory that only its owner can enter.
+        beside = RuntimeDirectory(Path(address.removeprefix("unix:")).parent).client_secret
+        file = beside if beside.is_file() else None
+    tls = None
+    if config.tls_ca or config.tls_cert or config.tls_key:
+        tls = TlsFiles(config.tls_cert, config.tls_key, config.tls_ca)
+    return RouterTarget(address, read_secret(file, CLIENT_SECRET_ENV, option="client_secret_file"), tls)
+
+
+def _router_here() -> str:
+    found = [run.socket("router") for run in running()]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise StartRefused(
+            f"--router: more than one catenary up runs on this machine: choose one of {', '.join(found)}"
+        )
+    raise StartRefused("no catenary up of yours runs on this machine: give --router the address of a router")
