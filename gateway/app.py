@@ -30,9 +30,9 @@ class GatewayApp:
     def __init__(self, config: GatewayConfig) -> None:
         """Raises StartRefused for options that cannot work: addresses, key files, TLS files."""
         self._config = config
-        self.peers = Peers(config)
-        """The services that it talks to."""
         self._metrics = GatewayMetrics()
+        self.peers = Peers(config, self._metrics)
+        """The services that it talks to."""
         self._metrics.registry.register(
             FleetCollector(
                 lambda: self.peers.models.served,

@@ -18,7 +18,10 @@ class GatewayConfig(ServiceConfig):
 
     host: str = Field("127.0.0.1", description="Address to listen on for HTTP.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
-    router: str = Field("127.0.0.1:7070", description="The router's gRPC address.")
+    router: tuple[str, ...] = Field(
+        ("127.0.0.1:7070",),
+        description="gRPC addresses of routers; a name stands for all that it resolves to, now and later.",
+    )
     tokenizer: tuple[str, ...] = Field(
         ("127.0.0.1:7071",),
         description="gRPC addresses of tokenizer services; a name is balanced over all its addresses.",
@@ -183,6 +186,21 @@ class GatewayConfig(ServiceConfig):
         description="Seconds without a word from the router after which it is lost; at least three of its "
         "heartbeats.",
     )
+    failover_wait_s: float = Field(
+        15.0,
+        ge=0,
+        le=3600,
+        description="Seconds that a request waits for a router, or for an engine in place of a lost one.",
+    )
+    failover_attempts: int = Field(
+        8,
+        ge=1,
+        le=1000,
+        description="Engines or routers in a row that a request may lose without a token before it fails.",
+    )
+    failover_lives: int = Field(
+        64, ge=1, le=100_000, description="Engines or routers that a request may lose in all before it fails."
+    )
     tokenizer_silence_s: float = Field(
         10.0,
         gt=0,
@@ -204,4 +222,6 @@ class GatewayConfig(ServiceConfig):
             raise ValueError("batch-priority must lie between min-priority and max-priority")
         if not self.tokenizer:
             raise ValueError("tokenizer needs at least one address")
+        if not self.router:
+            raise ValueError("router needs at least one address")
         return self

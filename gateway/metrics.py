@@ -14,6 +14,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from catenary.resume import Cause
 from catenary.v1 import router_pb2
 from gateway.errors import ApiError
 from gateway.http.disconnect import ClientGone, SlowReader
@@ -79,6 +80,18 @@ class GatewayMetrics:
         self.request_generated = self._histogram(
             "catenary_request_generation_tokens", "Generated tokens.", _TOKENS
         )
+        self._resumed = Counter(
+            "catenary_resumed_sequences",
+            "Sequences that lost their engine or router and went on elsewhere, by cause.",
+            ("cause",),
+            registry=self.registry,
+        )
+        self._given_up = Counter(
+            "catenary_given_up_sequences",
+            "Sequences that failed since nobody could go on with them, by cause.",
+            ("cause",),
+            registry=self.registry,
+        )
         self.registry.register(
             _Aliases(
                 [
@@ -101,6 +114,14 @@ class GatewayMetrics:
         """Count an answered request."""
         self._http.labels(route, method, str(status)).inc()
         self._http_seconds.labels(route).observe(seconds)
+
+    def resumed(self, cause: Cause) -> None:
+        """Count a sequence that goes on in another life."""
+        self._resumed.labels(cause).inc()
+
+    def given_up(self, cause: Cause) -> None:
+        """Count a sequence that was tried for long enough."""
+        self._given_up.labels(cause).inc()
 
     def page(self) -> bytes:
         """The text that Prometheus scrapes."""
@@ -187,7 +208,7 @@ class FleetCollector(Collector):
     """Gauges read at scrape time: the router's last word, and this gateway's own state."""
 
     def __init__(
-        self, models: Callable[[], Served], live: Callable[[], int], connected: Callable[[], bool]
+        self, models: Callable[[], Served], live: Callable[[], int], connected: Callable[[], int]
     ) -> None:
         self._models = models
         self._live = live
@@ -215,7 +236,7 @@ class FleetCollector(Collector):
             "catenary_gateway_live_sequences", "Sequences of this gateway.", value=self._live()
         )
         yield GaugeMetricFamily(
-            "catenary_router_connected", "1 with a session to the router.", value=float(self._connected())
+            "catenary_router_connected", "Routers that a session is up with.", value=self._connected()
         )
 
 

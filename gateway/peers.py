@@ -1,14 +1,18 @@
-"""What a gateway talks to: the router, the tokenizer services, and the models that both tell of."""
+"""What a gateway talks to: the routers, the tokenizer services, and the models that both tell of."""
 
 from __future__ import annotations
 
 import asyncio
 
-from catenary.rpc import CLIENT_SECRET_ENV, TlsFiles, open_channel, read_secret
+import grpc
+
+from catenary.resume import ResumePolicy
+from catenary.rpc import CLIENT_SECRET_ENV, TcpAddress, TlsFiles, open_channel, parse_address, read_secret
 from catenary.runtime import StartRefused
 from catenary.telemetry import new_id
 from gateway.config import GatewayConfig
-from gateway.link import RouterSession
+from gateway.link import Routers
+from gateway.metrics import GatewayMetrics
 from gateway.text.models import ModelBoard
 from gateway.text.pool import TokenizerPool
 
@@ -16,18 +20,23 @@ from gateway.text.pool import TokenizerPool
 class Peers:
     """Connected from `tasks` to `close`; until the first answers nothing can be served."""
 
-    def __init__(self, config: GatewayConfig) -> None:
+    def __init__(self, config: GatewayConfig, metrics: GatewayMetrics) -> None:
         """Raises StartRefused for options that cannot work: addresses, key files, TLS files."""
         secret = read_secret(config.client_secret_file, CLIENT_SECRET_ENV, option="client_secret_file")
         tls = _tls(config)
-        try:
-            self._channel = open_channel(
-                config.router,
+
+        def dial(address: str, name: str) -> grpc.aio.Channel:
+            parsed = parse_address(name)
+            return open_channel(
+                address,
                 secret=secret,
                 tls=tls,
                 max_message_mib=config.max_message_mib,
                 keepalive_s=config.keepalive_s,
+                server_name=parsed.host if isinstance(parsed, TcpAddress) and address != name else None,
             )
+
+        try:
             self.tokenizers = TokenizerPool(
                 config.tokenizer,
                 secret=secret,
@@ -37,17 +46,25 @@ class Peers:
                 render_timeout_s=config.render_timeout_s,
                 silence_s=config.tokenizer_silence_s,
             )
+            self.models = ModelBoard(
+                self.tokenizers.fetch,
+                lambda: self.session.connected > 0,
+                lambda name: self.session.awaits(name),
+            )
+            self.session = Routers(
+                config.router,
+                dial,
+                instance_id=new_id("gateway-"),
+                policy=ResumePolicy(config.failover_attempts, config.failover_lives, config.failover_wait_s),
+                on_models=self.models.update,
+                on_resumed=metrics.resumed,
+                on_given_up=metrics.given_up,
+                connect_timeout_s=config.connect_timeout_s,
+                silence_s=config.router_silence_s,
+                max_outbound=config.max_outbound,
+            )
         except ValueError as error:
             raise StartRefused(f"--router or --tokenizer: {error}") from None
-        self.models = ModelBoard(self.tokenizers.fetch, lambda: self.session.connected)
-        self.session = RouterSession(
-            self._channel,
-            instance_id=new_id("gateway-"),
-            on_models=self.models.update,
-            connect_timeout_s=config.connect_timeout_s,
-            silence_s=config.router_silence_s,
-            max_outbound=config.max_outbound,
-        )
 
     @property
     def serve_any(self) -> bool:
@@ -61,14 +78,14 @@ class Peers:
     def tasks(self) -> list[asyncio.Task[None]]:
         """Begin to connect; they run until cancelled."""
         return [
-            asyncio.create_task(self.session.run(), name="router-session"),
+            asyncio.create_task(self.session.run(), name="routers"),
             asyncio.create_task(self.models.run(), name="model-board"),
             asyncio.create_task(self.tokenizers.run(), name="tokenizer-checks"),
         ]
 
     async def close(self) -> None:
         """Close all channels, once the tasks have ended."""
-        await self._channel.close()
+        await self.session.close()
         await self.tokenizers.close()
 
 

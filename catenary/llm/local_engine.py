@@ -11,7 +11,7 @@ from catenary.llm.thread_core import thread_core
 from catenary.v1 import common_pb2
 from gateway.errors import from_wire, unavailable
 from gateway.link import SequenceEnded, SequenceFeed
-from gateway.link.steps import deliver
+from gateway.link.steps import deliver, ended
 from services.engine.config import EngineConfig
 from services.engine.link import CoreFailed, CoreProgress, CoreStep
 from services.engine.servicer import Core, CoreStartError, EngineHub, SequenceLimits
@@ -128,12 +128,14 @@ class LocalEngine:
             messages, _ = self._port.take()
             for message in messages:
                 if message.HasField("step"):
-                    for handle, _ in deliver(message.step, self._feeds.get):
-                        self._feeds.pop(handle, None)
+                    for handle, end in deliver(message.step, self._feeds.get):
+                        feed = self._feeds.pop(handle)
+                        if end is not None:
+                            feed.finish(ended(end))
                 elif message.HasField("refusal"):
-                    feed = self._feeds.pop(message.refusal.handle, None)
-                    if feed is not None:
-                        feed.finish(SequenceEnded(error=from_wire(message.refusal.error)))
+                    refused = self._feeds.pop(message.refusal.handle, None)
+                    if refused is not None:
+                        refused.finish(SequenceEnded(error=from_wire(message.refusal.error)))
 
 
 def make_config(options: Mapping[str, Any]) -> EngineConfig:

@@ -44,7 +44,7 @@ class LocalStack:
         )
         self.max_running = 0
         """Sequences that run at once, known once started."""
-        self._models = ModelBoard(self._tokenizers.fetch, lambda: True)
+        self._models = ModelBoard(self._tokenizers.fetch, lambda: True, lambda _: False)
         metrics = GatewayMetrics()
         self.generations = GenerationService(
             config,

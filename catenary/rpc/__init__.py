@@ -9,6 +9,7 @@ from catenary.rpc.channel import open_channel
 from catenary.rpc.config import CLIENT_SECRET_ENV, ENGINE_SECRET_ENV, RpcConfig, Secrets, read_secret
 from catenary.rpc.errors import ERROR_TRAILER, RpcError, error_of, refuse, status_of
 from catenary.rpc.health import HealthBoard
+from catenary.rpc.resolving import is_name, resolve
 from catenary.rpc.server import RpcServer
 from catenary.rpc.tls import TlsFiles
 
@@ -29,9 +30,11 @@ __all__ = [
     "TlsFiles",
     "UnixAddress",
     "error_of",
+    "is_name",
     "open_channel",
     "parse_address",
     "read_secret",
     "refuse",
+    "resolve",
     "status_of",
 ]

@@ -26,6 +26,7 @@ def open_channel(
     max_message_mib: int = 64,
     keepalive_s: float = 30,
     balanced: bool = False,
+    server_name: str | None = None,
 ) -> grpc.aio.Channel:
     """Open a channel to a Catenary service. It connects with the first call, and again after a loss.
 
@@ -34,6 +35,7 @@ def open_channel(
         secret: sent with each call as a bearer token; the caller's request id and trace context go along.
         tls: files for TLS on TCP. A unix socket stays plain: it does not leave the machine.
         balanced: spread calls over all addresses that the host name resolves to, instead of using one.
+        server_name: the host name that a TLS certificate must have, for a `target` that is an IP address.
 
     Raises:
         ValueError: `target` is not an address.
@@ -41,6 +43,8 @@ def open_channel(
     """
     address = parse_address(target)
     options = channel_options(max_message_mib=max_message_mib, keepalive_s=keepalive_s, balanced=balanced)
+    if tls is not None and server_name is not None:
+        options = (*options, ("grpc.ssl_target_name_override", server_name))
     if isinstance(address, UnixAddress):
         inner = grpc.aio.insecure_channel(str(address), options=options)
     elif tls is None:

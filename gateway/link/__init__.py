@@ -1,8 +1,9 @@
-"""The gateway's one stream to the router."""
+"""The gateway's streams to the routers, and what runs on them."""
 
 from __future__ import annotations
 
 from gateway.link.inbox import Batch, FoundBeam, Inbox, SequenceEnded, SequenceFeed
-from gateway.link.session import RouterSession, Session
+from gateway.link.routers import Routers
+from gateway.link.session import Session
 
-__all__ = ["Batch", "FoundBeam", "Inbox", "RouterSession", "SequenceEnded", "SequenceFeed", "Session"]
+__all__ = ["Batch", "FoundBeam", "Inbox", "Routers", "SequenceEnded", "SequenceFeed", "Session"]

@@ -1,36 +1,46 @@
-"""From a step's columns to the feeds of its sequences."""
+"""From a step's columns to those who read its sequences."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from typing import Protocol
 
 from catenary.columns import LogprobValues, split
 from catenary.v1 import common_pb2
 from gateway.errors import from_wire, internal, unavailable
-from gateway.link.inbox import FoundBeam, SequenceEnded, SequenceFeed
+from gateway.link.inbox import FoundBeam, SequenceEnded
 from gateway.streaming.entries import TokenLogprob
 
-Lookup = Callable[[int], SequenceFeed | None]
+
+class Reader(Protocol):
+    """Takes the output of a sequence."""
+
+    def extend(
+        self, ids: list[int], logprobs: list[TokenLogprob], prompt: Sequence[TokenLogprob] = ()
+    ) -> bool:
+        """Add a step's tokens, and log probabilities of tokens of the prompt. False: the reader is too far
+        behind and the sequence should be given up."""
 
 
-def deliver(step: common_pb2.StepOutput, lookup: Lookup) -> Iterator[tuple[int, bool]]:
-    """Give each row to its feed. Rows of unknown handles are passed over: their abort is on its way.
+def deliver(
+    step: common_pb2.StepOutput, lookup: Callable[[int], Reader | None]
+) -> Iterator[tuple[int, common_pb2.SequenceEnd | None]]:
+    """Give each row to its reader. Rows of unknown handles are passed over: their abort is on its way.
 
-    Yields (handle, overrun) for each sequence that is over: it ended, or its reader is too far behind.
-    Raises MalformedStep before anything was delivered.
+    Yields (handle, end) for each sequence that is over: how it ended, or None if its reader is too far
+    behind. Raises MalformedStep before anything was delivered.
     """
     for row in split(step):
-        feed = lookup(row.handle)
-        if feed is None:
+        reader = lookup(row.handle)
+        if reader is None:
             continue
         logprobs = [] if row.logprobs is None else _logprobs(row.logprobs)
         prompt = () if row.prompt_logprobs is None else _logprobs(row.prompt_logprobs)
-        if not feed.extend(row.token_ids, logprobs, prompt):
-            yield row.handle, True
+        if not reader.extend(row.token_ids, logprobs, prompt):
+            yield row.handle, None
         elif row.end is not None:
-            feed.finish(ended(row.end))
-            yield row.handle, False
+            yield row.handle, row.end
 
 
 def ended(end: common_pb2.SequenceEnd) -> SequenceEnded:

@@ -55,10 +55,19 @@ class Model:
 class ModelBoard:
     """The router's last word on the models, with the vocabulary of each."""
 
-    def __init__(self, fetch: Fetch, is_online: Callable[[], bool]) -> None:
-        """`is_online`: whether the router's word is fresh, that is, its session is up."""
+    def __init__(
+        self, fetch: Fetch, is_online: Callable[[], bool], is_awaited: Callable[[str], bool]
+    ) -> None:
+        """Knows nothing yet.
+
+        Args:
+            fetch: gets the vocabulary of a model.
+            is_online: whether the routers' word is fresh, that is, a session is up.
+            is_awaited: whether requests for a model that nobody serves now are to be taken all the same.
+        """
         self._fetch = fetch
         self._is_online = is_online
+        self._is_awaited = is_awaited
         self._served: dict[str, router_pb2.ServedModel] = {}
         self._vocabularies: dict[str, Vocabulary] = {}
         self._changed = asyncio.Event()
@@ -92,7 +101,8 @@ class ModelBoard:
         own = tasks_of(served.info)
         if tasks is not None and own.isdisjoint(tasks):
             raise bad_request(_INSTEAD[min(own)], "model", "unsupported_value")
-        if not self._is_online() or not served.serving_engines:
+        online = self._is_online() and served.serving_engines
+        if not online and not self._is_awaited(name):
             raise unavailable("No engine is serving the model at the moment.")
         return self.known(name)
 
@@ -106,11 +116,10 @@ class ModelBoard:
 
     def serves(self, name: str) -> bool:
         """Whether requests for a model can be answered now."""
-        try:
-            self.require(name, None)
-        except ApiError:
+        if not self._is_online():
             return False
-        return True
+        served = self._served.get(name)
+        return served is not None and bool(served.serving_engines) and self._usable(served) is not None
 
     @property
     def ready(self) -> bool:

@@ -23,7 +23,7 @@ from tests.support.stack_fixtures import StartStack
 from tests.support.tiny_tokenizer import write_tiny_model
 from tests.support.waiting import eventually
 
-LONG = 900
+LONG = 300
 KEY = "sk-one"
 # The reports ask for one second; tests run beside other work.
 GONE_S = 3
@@ -134,13 +134,13 @@ async def test_c56_health_tells_of_an_engine_that_is_dead_or_stuck(
         return await whole.health() == status
 
     await until(lambda: health_is(503), "/health 503", timeout_s=HEALTH_S)
-    answer = await waiting
-    assert (answer.status, answer.json()["error"]["code"]) == (503, "engine_unavailable")
     if number is signal.SIGKILL:
         engine.start()
     else:
         engine.send(signal.SIGCONT)
     await until(lambda: health_is(200), "/health 200", timeout_s=20)
+    # The request has waited for the engine, and is gone on with.
+    assert (await waiting).status == 200
     again = await call(whole.address, "POST", COMPLETIONS, {**body, "max_tokens": 2}, timeout_s=10)
     assert again.status == 200
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from catenary.v1 import common_pb2
-from gateway.link import RouterSession
+from gateway.link import Routers
 from tests.support.gateway import CHAT, COMPLETIONS, Stack
 from tests.support.http import Connection, call, request_bytes
 from tests.support.stack_fixtures import StartStack
@@ -66,13 +66,13 @@ async def test_right_keys(guarded: Stack) -> None:
 
 async def test_keys_share_no_cached_kv(guarded: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     salts: list[str] = []
-    submit = RouterSession.submit
+    submit = Routers.submit
 
-    def spy(session: RouterSession, spec: common_pb2.SequenceSpec, *rest: Any) -> int:
+    def spy(session: Routers, spec: common_pb2.SequenceSpec, *rest: Any) -> int:
         salts.append(spec.cache_salt)
         return submit(session, spec, *rest)
 
-    monkeypatch.setattr(RouterSession, "submit", spy)
+    monkeypatch.setattr(Routers, "submit", spy)
     user = [{"role": "user", "content": "x"}]
     for key in (KEY, "sk-two"):
         headers = {"Authorization": f"Bearer {key}"}
@@ -93,13 +93,13 @@ async def test_keys_share_no_cached_kv(guarded: Stack, monkeypatch: pytest.Monke
 
 async def test_without_keys_everybody_shares_cached_kv(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     specs: list[common_pb2.SequenceSpec] = []
-    submit = RouterSession.submit
+    submit = Routers.submit
 
-    def spy(session: RouterSession, spec: common_pb2.SequenceSpec, *rest: Any) -> int:
+    def spy(session: Routers, spec: common_pb2.SequenceSpec, *rest: Any) -> int:
         specs.append(spec)
         return submit(session, spec, *rest)
 
-    monkeypatch.setattr(RouterSession, "submit", spy)
+    monkeypatch.setattr(Routers, "submit", spy)
     assert (await stack.complete("x", max_tokens=1)).status == 200
     assert [spec.cache_salt for spec in specs] == [""]
 

@@ -11,6 +11,7 @@ import pytest
 from catenary.v1 import common_pb2
 from gateway import GatewayApp, GatewayConfig
 from gateway.errors import INTERNAL_MESSAGE
+from tests.compat.answers import joined
 from tests.support.gateway import COMPLETIONS, MODEL, Stack, running_stack, saying, script, tokenizer_process
 from tests.support.http import call
 from tests.support.secrets import TestSecrets
@@ -83,24 +84,32 @@ async def test_an_engine_error_in_the_middle(start_stack: StartStack) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_crashed_core_ends_requests_and_comes_back(start_stack: StartStack, stream: bool) -> None:
-    stack = await start_stack(script(step_delay_ms=5))
-    job = asyncio.create_task(stack.complete(max_tokens=900, stream=stream))
-    await eventually(lambda: stack.engine.app.hub.load().running == 1, "a running sequence")
-    if stream:
-        await eventually(lambda: stack.engine.app.hub.load().steps > 3, "some steps")
+async def test_a_crashed_core_is_waited_for(start_stack: StartStack, stream: bool) -> None:
+    stack = await start_stack(script(step_delay_ms=1))
+    body = {"max_tokens": 300, "seed": 1, "stream": stream}
+    expected = joined(await stack.complete(**body))
+    steps = stack.engine.app.hub.load().steps
+    job = asyncio.create_task(stack.complete(**body))
+    await eventually(lambda: stack.engine.app.hub.load().steps > steps + 3, "some steps")
     stack.faults.crash()
+    assert joined(await asyncio.wait_for(job, 10)) == expected
+    await stack.alive()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_engine_that_stays_away_ends_requests(start_stack: StartStack, stream: bool) -> None:
+    stack = await start_stack(script(step_delay_ms=5), failover_wait_s=0.5)
+    job = asyncio.create_task(stack.complete(max_tokens=900, stream=stream))
+    await eventually(lambda: stack.engine.app.hub.load().steps > 3, "some steps")
+    await stack.engine.stop()
     answer = await asyncio.wait_for(job, 10)
     if stream:
         assert answer.events[-2]["error"]["code"] == "engine_unavailable"
     else:
         assert (answer.status, answer.json()["error"]["code"]) == (503, "engine_unavailable")
         assert "retry-after" in answer.headers
-    # The request may hear of the crash before the board does: /ready alone says nothing yet.
-    async with asyncio.timeout(10):
-        while (await stack.complete(max_tokens=1)).status != 200:
-            continue
-    await stack.alive()
+    page = (await stack.get("/metrics")).body.decode()
+    assert 'catenary_given_up_sequences_total{cause="unavailable"} 1.0' in page
 
 
 async def test_without_an_engine_nothing_is_served(stack: Stack) -> None:
@@ -117,8 +126,8 @@ async def test_without_an_engine_nothing_is_served(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_lost_router_ends_requests(start_stack: StartStack, stream: bool) -> None:
-    stack = await start_stack(script(step_delay_ms=5))
+async def test_a_router_that_stays_away_ends_requests(start_stack: StartStack, stream: bool) -> None:
+    stack = await start_stack(script(step_delay_ms=5), failover_wait_s=0.5)
     job = asyncio.create_task(stack.complete(max_tokens=900, stream=stream))
     await eventually(lambda: stack.engine.app.hub.load().steps > 3, "some steps")
     await stack.router.stop()

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from services.engine.scripted import Script
+from tests.support.cluster import Cluster, running_cluster
 from tests.support.gateway import Stack, running_stack, shared_tokenizer
 
 StartStack = Callable[..., Awaitable[Stack]]
+StartCluster = Callable[..., Awaitable[Cluster]]
 
 
 @pytest.fixture(scope="session")
@@ -38,6 +40,23 @@ async def start_stack(run_dir: Path, tokenizer_target: str) -> AsyncIterator[Sta
         yield start
         for stack in stacks:
             await stack.idle()
+
+
+@pytest.fixture
+async def start_cluster(run_dir: Path, parsing_tokenizer: str) -> AsyncIterator[StartCluster]:
+    """Starts a gateway over several routers and engines, with a tokenizer that names parsers; the test must
+    leave it idle."""
+    clusters: list[Cluster] = []
+    async with AsyncExitStack() as running:
+
+        async def start(script: Script | None = None, **options: Any) -> Cluster:
+            made = running_cluster(run_dir, parsing_tokenizer, script, **options)
+            clusters.append(await running.enter_async_context(made))
+            return clusters[-1]
+
+        yield start
+        for cluster in clusters:
+            await cluster.idle()
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from gateway.generation.planning import make_plan
 from gateway.generation.prompt import read_prompts
 from gateway.link import SequenceEnded, SequenceFeed
 from gateway.link.inbox import FoundBeam
-from gateway.link.steps import deliver
+from gateway.link.steps import deliver, ended
 from gateway.schemas import CompletionRequest, RequestLimits, parse_request
 from gateway.schemas.unsupported import COMPLETION
 from gateway.streaming.entries import TokenLogprob
@@ -170,7 +170,10 @@ def test_hypotheses_come_off_the_wire() -> None:
     session = PlayedSession()
     running = generation(session)
     feed = running._inbox.feed(0)
-    assert list(deliver(step, {7: feed}.get)) == [(7, False)]
+    ((handle, told),) = deliver(step, {7: feed}.get)
+    assert handle == 7
+    assert told is not None
+    feed.finish(ended(told))
     batch = feed.take()
     assert batch.end is not None
     assert batch.end.beams == (

@@ -41,12 +41,12 @@ async def test_columns_reach_their_feeds() -> None:
     output = step(handles=[10, 99, 20], token_counts=[1, 1, 2], token_ids=[1, 2, 3, 4], ends=[end(2)])
     columns.rows[:] = [2]
     output.logprobs.CopyFrom(columns)
-    assert list(deliver(output, table.get)) == [(20, False)]
+    assert list(deliver(output, table.get)) == [(20, output.ends[0])]
     first, second = await inbox.wait()
     assert (first.take().ids, first.take().ids) == ([1], [])
     batch = second.take()
     assert (batch.ids, [entry.top_ids for entry in batch.logprobs or []]) == ([3, 4], [(4,), (5, 6)])
-    assert batch.end == SequenceEnded(common_pb2.FINISH_REASON_LENGTH)
+    assert batch.end is None
 
 
 async def test_steps_merge_for_a_slow_reader_up_to_its_bound() -> None:
@@ -54,7 +54,7 @@ async def test_steps_merge_for_a_slow_reader_up_to_its_bound() -> None:
     table = feeds(inbox, 1)
     for token in range(3):
         assert list(deliver(step(handles=[1], token_counts=[1], token_ids=[token]), table.get)) == []
-    assert list(deliver(step(handles=[1], token_counts=[1], token_ids=[9]), table.get)) == [(1, True)]
+    assert list(deliver(step(handles=[1], token_counts=[1], token_ids=[9]), table.get)) == [(1, None)]
     (feed,) = await inbox.wait()
     assert feed.take().ids == [0, 1, 2]
 
@@ -157,8 +157,8 @@ async def until(board: ModelBoard, status: int, name: str = "m") -> None:
 
 
 async def test_a_model_needs_a_session_an_engine_and_its_own_tokenizer() -> None:
-    shelf, online = Shelf(), True
-    board = ModelBoard(shelf.fetch, lambda: online)
+    shelf, online, awaited = Shelf(), True, set[str]()
+    board = ModelBoard(shelf.fetch, lambda: online, lambda name: name in awaited)
     running = asyncio.create_task(board.run())
     try:
         assert status_of(board) == 503
@@ -175,6 +175,8 @@ async def test_a_model_needs_a_session_an_engine_and_its_own_tokenizer() -> None
         await until(board, 200)
         online = False
         assert (status_of(board), board.ready) == (503, False)
+        awaited.add("m")
+        assert (status_of(board), board.ready, board.serves("m")) == (200, False, False)
     finally:
         running.cancel()
         await asyncio.wait({running})
@@ -182,7 +184,7 @@ async def test_a_model_needs_a_session_an_engine_and_its_own_tokenizer() -> None
 
 async def test_an_engine_without_a_checksum_takes_any_tokenizer() -> None:
     shelf = Shelf()
-    board = ModelBoard(shelf.fetch, lambda: True)
+    board = ModelBoard(shelf.fetch, lambda: True, lambda _: False)
     running = asyncio.create_task(board.run())
     try:
         board.update([served()])

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from catenary.v1 import router_pb2
-from gateway.link import RouterSession
+from gateway.link.router_session import RouterSession
 from gateway.link.silence import Silence
 from gateway.text.target import TokenizerTarget
 
@@ -51,13 +51,14 @@ async def listened_s(heartbeat_ms: int) -> float | None:
     """How long a session bears a mute router that promised this; None: as long as the test lasts."""
     loop = asyncio.get_running_loop()
     async with grpc.aio.insecure_channel("unix:/nowhere") as channel:
+        nobody: Any = None
         session: Any = RouterSession(
+            "unix:/nowhere",
             channel,
             instance_id="gateway-1",
-            on_models=lambda models: None,
+            listener=nobody,
             connect_timeout_s=1,
             silence_s=LIMIT_S,
-            max_outbound=1,
         )
         started = loop.time()
         welcome = router_pb2.SessionWelcome(heartbeat_ms=heartbeat_ms)

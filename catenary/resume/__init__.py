@@ -1,0 +1,23 @@
+"""Failover: a sequence that lost its engine or its router goes on elsewhere, and nobody notices. Pure.
+
+The gateway and the router's plain `Generate` both keep a `Resumable` for each live sequence.
+"""
+
+from __future__ import annotations
+
+from catenary.resume.failure import Cause, Failure
+from catenary.resume.policy import ResumePolicy
+from catenary.resume.resumable import Resumable
+from catenary.resume.verdict import Again, Finished, GivenUp, Passed, Verdict
+
+__all__ = [
+    "Again",
+    "Cause",
+    "Failure",
+    "Finished",
+    "GivenUp",
+    "Passed",
+    "Resumable",
+    "ResumePolicy",
+    "Verdict",
+]

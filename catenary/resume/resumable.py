@@ -1,0 +1,236 @@
+"""One live sequence: what it has emitted, and how it goes on after a failure."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Sequence
+
+from catenary.backoff import Backoff
+from catenary.resume.failure import Cause, Failure
+from catenary.resume.policy import ResumePolicy
+from catenary.resume.verdict import Again, Finished, GivenUp, Passed, Verdict
+from catenary.seeds import draw_seed
+from catenary.v1 import common_pb2
+
+# Engines that may die in a sequence's first forward before it is computed alone.
+DEATHS_BEFORE_ALONE = 2
+
+POISONED = common_pb2.Error(
+    code=common_pb2.ERROR_CODE_POISONED,
+    message="Engines died while they computed this request alone; it is not run again.",
+)
+
+
+class Resumable:
+    """A sequence through all of its lives. A life begins with `spec()` submitted, and ends with a failure.
+
+    Whoever reads the sequence calls `record` with all that is passed on, so that nothing is lost or comes
+    twice. A sequence that emits nothing before its end (a beam search, a document) starts anew.
+    """
+
+    __slots__ = (
+        "_alone",
+        "_attempts",
+        "_backoff",
+        "_deaths",
+        "_emitted",
+        "_eos",
+        "_failed",
+        "_first_usage",
+        "_given",
+        "_life_from",
+        "_lives",
+        "_policy",
+        "_prompt",
+        "_resumed",
+        "_since",
+        "_told",
+        "_told_now",
+    )
+
+    def __init__(
+        self,
+        spec: common_pb2.SequenceSpec,
+        policy: ResumePolicy,
+        *,
+        like: Resumable | None = None,
+        eos_token_ids: Collection[int] = (),
+    ) -> None:
+        """`spec` is kept, and gets a seed if it has none.
+
+        Args:
+            spec: the sequence; tokens that it has beyond prompt_len were emitted to somebody else before.
+            policy: how often and how long it is tried.
+            like: one with the same prompt: the tokens are held once for both, and taken out of `spec`.
+            eos_token_ids: the model's, if they are known.
+        """
+        if not spec.HasField("pooling") and not spec.sampling.HasField("seed"):
+            spec.sampling.seed = draw_seed()
+        self._given = self._prompt = spec
+        if like is not None and len(like._prompt.token_ids) == len(spec.token_ids):
+            self._prompt = like._prompt
+            spec.ClearField("token_ids")
+        self._policy = policy
+        self._eos = eos_token_ids
+        self._emitted = array("I")
+        # How many tokens there were when this life began.
+        self._life_from = 0
+        self._lives = 0
+        # Lives in a row without a token, those of them in which an engine died, and whether one failed it.
+        self._attempts = 0
+        self._deaths = 0
+        self._failed = False
+        self._alone = False
+        self._resumed = False
+        # Since when nobody runs it.
+        self._since: float | None = None
+        self._backoff: Backoff | None = None
+        # Log probabilities of prompt tokens that were passed on, and those that this life has told.
+        self._told = 0
+        self._told_now = 0
+        self._first_usage: common_pb2.Usage | None = None
+
+    @property
+    def request_id(self) -> str:
+        """For logs."""
+        return self._given.request_id
+
+    @property
+    def model(self) -> str:
+        """Served model name."""
+        return self._given.model
+
+    @property
+    def resumed(self) -> bool:
+        """Whether it was admitted before (`Submit.resumed`)."""
+        return self._resumed
+
+    @property
+    def alone(self) -> bool:
+        """Whether the next life is to be alone on its engine (`Submit.alone`)."""
+        return self._alone
+
+    @property
+    def emitted(self) -> int:
+        """Tokens that were passed on."""
+        return len(self._emitted)
+
+    def record(self, token_ids: Sequence[int]) -> None:
+        """These tokens were passed on."""
+        self._emitted.extend(token_ids)
+
+    def record_prompt(self, count: int) -> int:
+        """This life has told `count` more log probabilities of prompt tokens. Returns how many of them, from
+        the first on, were passed on in an earlier life: they are to be left out."""
+        known = max(0, min(count, self._told - self._told_now))
+        self._told_now += count
+        self._told = max(self._told, self._told_now)
+        return known
+
+    def spec(self) -> common_pb2.SequenceSpec:
+        """What to submit now: the given one before the first token, else a new one with all tokens."""
+        if not self._emitted and not self._told and self._given is self._prompt:
+            return self._given
+        spec = common_pb2.SequenceSpec()
+        spec.CopyFrom(self._given)
+        if self._given is not self._prompt:
+            spec.token_ids.MergeFrom(self._prompt.token_ids)
+        spec.prompt_len = self._prompt_len
+        spec.token_ids.extend(self._emitted)
+        if spec.response.HasField("prompt_logprobs") and (self._emitted or self._prompt_told):
+            spec.response.ClearField("prompt_logprobs")
+        return spec
+
+    def settle(self, usage: common_pb2.Usage) -> None:
+        """Put the counters of its end right, in place: what was cached counts for the life that gave the
+        first token, and as 0 if that one was lost before it told."""
+        if (first := self._first_usage) is not None:
+            usage.cached_tokens = first.cached_tokens
+            usage.transferred_tokens = first.transferred_tokens
+
+    def after(self, failure: Failure, now: float) -> Verdict:
+        """What to do about a failure at the steady time `now`, in seconds."""
+        if not failure.refused:
+            self._end_life(failure)
+        if (end := self._whole(failure)) is not None:
+            return Finished(end)
+        if failure.cause is None or (failure.refused and self._lives == 0 and self._final(failure.cause)):
+            return Passed(failure.error)
+        if not failure.refused and (given_up := self._hopeless(failure, failure.cause)) is not None:
+            return given_up
+        if self._since is None or not failure.refused:
+            self._since = now
+        if self._backoff is None:
+            self._backoff = Backoff(self._policy.first_delay_s, self._policy.longest_delay_s)
+        until = self._since + self._policy.wait_s
+        delay = self._backoff.next_delay()
+        if failure.error.HasField("retry_after_ms"):
+            delay = max(delay, failure.error.retry_after_ms / 1000)
+        if now + delay > until:
+            return GivenUp(failure.cause, failure.error)
+        return Again(failure.cause, delay, until)
+
+    def _final(self, cause: Cause) -> bool:
+        """Whether a first refusal is the answer: a queue that is full is told of, not hidden."""
+        return cause is Cause.OVERLOADED or not self._policy.patient
+
+    def _end_life(self, failure: Failure) -> None:
+        self._lives += 1
+        self._told_now = 0
+        if len(self._emitted) > self._life_from:
+            if self._life_from == 0:
+                self._first_usage = failure.usage or common_pb2.Usage()
+            self._life_from = len(self._emitted)
+            self._resumed = True
+            self._attempts = self._deaths = 0
+            self._alone = self._failed = False
+            self._backoff = None
+            return
+        self._attempts += 1
+        if failure.cause is Cause.ENGINE_LOST:
+            self._resumed = True
+            self._deaths += 1
+
+    def _hopeless(self, failure: Failure, cause: Cause) -> GivenUp | None:
+        """Whether the life that has ended was the last one."""
+        if self._attempts:
+            if cause is Cause.ENGINE_LOST and self._alone:
+                return GivenUp(cause, POISONED)
+            self._alone = self._alone or self._deaths >= DEATHS_BEFORE_ALONE
+        if cause is Cause.ENGINE_FAILED:
+            if self._failed:
+                return GivenUp(cause, failure.error)
+            self._failed = True
+        if self._attempts >= self._policy.max_attempts or self._lives >= self._policy.max_lives:
+            return GivenUp(cause, failure.error)
+        return None
+
+    @property
+    def _prompt_len(self) -> int:
+        given = self._given
+        return given.prompt_len if given.HasField("prompt_len") else len(self._prompt.token_ids)
+
+    @property
+    def _prompt_told(self) -> bool:
+        return 0 < self._told == self._prompt_len - 1
+
+    def _whole(self, failure: Failure) -> common_pb2.SequenceEnd | None:
+        """The end that it must have had, if its last token was passed on: to submit it again would be
+        refused, since nothing is left to generate."""
+        if not self._emitted:
+            return None
+        prompt_len, stopping = self._prompt_len, self._given.stopping
+        count = len(self._prompt.token_ids) - prompt_len + len(self._emitted)
+        usage = common_pb2.Usage(prompt_tokens=prompt_len, completion_tokens=count)
+        last = self._emitted[-1]
+        ends = last in stopping.stop_token_ids or (last in self._eos and not stopping.ignore_eos)
+        if ends and count >= stopping.min_tokens:
+            reason = common_pb2.FINISH_REASON_STOP
+            return common_pb2.SequenceEnd(reason=reason, usage=usage, stop_token_id=last)
+        if stopping.HasField("max_tokens"):
+            full = count >= stopping.max_tokens
+        else:
+            full = failure.error.code == common_pb2.ERROR_CODE_CONTEXT_LENGTH_EXCEEDED
+        if full:
+            return common_pb2.SequenceEnd(reason=common_pb2.FINISH_REASON_LENGTH, usage=usage)
+        return None

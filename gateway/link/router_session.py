@@ -1,0 +1,287 @@
+"""The multiplexed stream to one router: connected for life, connected again whenever it breaks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from itertools import count
+from typing import Protocol, TypeAlias
+
+import grpc
+
+from catenary.backoff import Backoff
+from catenary.columns import MalformedStep
+from catenary.schema import MINIMUM_PEER_REVISION, SCHEMA_REVISION, revision_mismatch
+from catenary.telemetry import get_logger
+from catenary.v1 import common_pb2, engine_pb2, router_pb2, router_pb2_grpc
+from gateway.link.silence import Silence
+from gateway.link.steps import Reader, deliver
+
+_log = get_logger(__name__)
+_FIRST_BACKOFF_S = 0.05
+_LONGEST_BACKOFF_S = 3.0
+# Between two looks whether an address still leads to a router that another one leads to.
+_TWICE_PAUSE_S = 30.0
+# A router may be late with one heartbeat, and a network with another.
+_FEWEST_HEARTBEATS = 3
+
+_Call: TypeAlias = "grpc.aio.StreamStreamCall[router_pb2.SessionRequest, router_pb2.SessionResponse]"
+
+
+class LinkRefused(Exception):
+    """The router cannot be worked with: another schema, or no proper greeting. The text is for the log."""
+
+
+class _Twice(Exception):
+    """Another address leads to the same router."""
+
+
+class Receiver(Reader, Protocol):
+    """One life of a sequence on one router's stream: any number of `extend`, then one of these."""
+
+    def ended(self, end: common_pb2.SequenceEnd) -> None:
+        """It ended, well or not."""
+
+    def refused(self, error: common_pb2.Error) -> None:
+        """It was not accepted."""
+
+    def lost(self) -> None:
+        """The stream broke."""
+
+    def unread(self) -> None:
+        """It was given up for its reader, as `extend` has asked for."""
+
+
+class Listener(Protocol):
+    """Who is told of a router's news."""
+
+    def greeted(self, session: RouterSession, router: str) -> bool:
+        """A router has greeted, `router` being its instance. False if another session has it."""
+
+    def changed(self, session: RouterSession) -> None:
+        """It is connected, lost or draining now, or has told of other models."""
+
+
+class RouterSession:
+    """Sequences of all requests on one stream.
+
+    `run` keeps the stream up; the other methods never wait. When the stream breaks, or the router is silent
+    for `silence_s` although it promised heartbeats, each sequence on it is lost: the router has aborted them
+    all, or does when it comes back."""
+
+    def __init__(
+        self,
+        address: str,
+        channel: grpc.aio.Channel,
+        *,
+        instance_id: str,
+        listener: Listener,
+        connect_timeout_s: float,
+        silence_s: float,
+    ) -> None:
+        self.address = address
+        self._stub = router_pb2_grpc.RouterServiceStub(channel)
+        self._instance_id = instance_id
+        self._listener = listener
+        self._connect_timeout_s = connect_timeout_s
+        self._silence_s = silence_s
+        self._handles = count(1)
+        self._receivers: dict[int, Receiver] = {}
+        self._outbound: deque[router_pb2.SessionRequest] = deque()
+        self._unsent: dict[int, router_pb2.SessionRequest] = {}
+        self._wake = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._greeted = False
+        self.connected = False
+        """Whether the router has greeted and the stream is up."""
+        self.draining = False
+        """Whether it has asked to be given nothing more."""
+        self.router = ""
+        """The router's instance, while it is connected."""
+        self.models: dict[str, router_pb2.ServedModel] = {}
+        """Its last word on the models, by name; empty while it is not connected."""
+
+    @property
+    def live(self) -> int:
+        """Sequences that were submitted here and have not ended."""
+        return len(self._receivers)
+
+    @property
+    def unsent(self) -> int:
+        """Those of them that wait to be sent."""
+        return len(self._unsent)
+
+    def serves(self, model: str) -> bool:
+        """Whether engines of the router take sequences for a model, by its last word."""
+        served = self.models.get(model)
+        return served is not None and served.serving_engines > 0
+
+    def hurry(self) -> None:
+        """Do not wait any longer before the next try to connect."""
+        self._hurry.set()
+
+    def submit(self, submit: common_pb2.Submit, receiver: Receiver) -> int:
+        """Send a sequence; its output goes to `receiver`. The session must be connected.
+
+        Returns the handle, which is entered in `submit`."""
+        submit.handle = next(self._handles)
+        self._receivers[submit.handle] = receiver
+        message = router_pb2.SessionRequest(submit=submit)
+        self._unsent[submit.handle] = message
+        self._send(message)
+        return submit.handle
+
+    def abort(self, handle: int) -> None:
+        """Give a sequence up. Its receiver is told nothing more. Idempotent."""
+        if self._receivers.pop(handle, None) is None:
+            return
+        if (message := self._unsent.pop(handle, None)) is not None:
+            self._outbound.remove(message)
+        elif self.connected:
+            self._send(router_pb2.SessionRequest(abort=engine_pb2.AbortSequence(handle=handle)))
+
+    async def run(self) -> None:
+        """Keep the stream up until cancelled."""
+        backoff = Backoff(_FIRST_BACKOFF_S, _LONGEST_BACKOFF_S)
+        while True:
+            self._hurry.clear()
+            try:
+                reason = await self._live_once()
+            except _Twice:
+                await self._pause(_TWICE_PAUSE_S)
+                continue
+            _log.warning("no router session", router=self.address, reason=reason)
+            if self._greeted:
+                backoff.reset()
+            await self._pause(backoff.next_delay())
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._hurry.wait()
+        except TimeoutError:
+            pass
+
+    async def _live_once(self) -> str:
+        """Open the stream and stay on it until it breaks; why it did."""
+        self._greeted = False
+        call = self._stub.Session()
+        writer: asyncio.Task[None] | None = None
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                welcome = await self._greet(call)
+            if not self._listener.greeted(self, welcome.router_instance_id):
+                raise _Twice
+            self.router = welcome.router_instance_id
+            self._greeted = self.connected = True
+            _log.info("router session open", router=self.address)
+            self._listener.changed(self)
+            writer = asyncio.create_task(self._write(call))
+            return await self._listen(call, welcome)
+        except grpc.aio.AioRpcError as error:
+            return error.code().name
+        except TimeoutError:
+            return f"no answer within {self._connect_timeout_s:g} s"
+        except LinkRefused as error:
+            return str(error)
+        finally:
+            call.cancel()
+            self._disconnect()
+            if writer is not None:
+                writer.cancel()
+                await asyncio.wait({writer})
+
+    async def _greet(self, call: _Call) -> router_pb2.SessionWelcome:
+        hello = router_pb2.SessionHello(
+            schema_revision=SCHEMA_REVISION,
+            minimum_peer_revision=MINIMUM_PEER_REVISION,
+            instance_id=self._instance_id,
+        )
+        await call.write(router_pb2.SessionRequest(hello=hello))
+        response = await call.read()
+        if not isinstance(response, router_pb2.SessionResponse) or not response.HasField("welcome"):
+            raise LinkRefused("the router sent no welcome")
+        mismatch = revision_mismatch(response.welcome.schema_revision, 0, peer="router")
+        if mismatch is not None:
+            raise LinkRefused(mismatch)
+        return response.welcome
+
+    async def _write(self, call: _Call) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._outbound:
+                message = self._outbound.popleft()
+                if message.HasField("submit"):
+                    self._unsent.pop(message.submit.handle, None)
+                try:
+                    await call.write(message)
+                except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                    # The reader of the same stream learns why it broke.
+                    return
+
+    async def _listen(self, call: _Call, welcome: router_pb2.SessionWelcome) -> str:
+        """Read until the stream breaks or the router falls silent; which of them it was."""
+        if not welcome.heartbeat_ms:
+            return await self._read(call, None)
+        silence = Silence(max(self._silence_s, _FEWEST_HEARTBEATS * welcome.heartbeat_ms / 1000))
+        reading = asyncio.create_task(self._read(call, silence))
+        silent = asyncio.create_task(silence.wait())
+        try:
+            await asyncio.wait({reading, silent}, return_when=asyncio.FIRST_COMPLETED)
+            return reading.result() if reading.done() else f"silent for {silence.limit_s:g} s"
+        finally:
+            reading.cancel()
+            silent.cancel()
+            await asyncio.wait({reading, silent})
+
+    async def _read(self, call: _Call, silence: Silence | None) -> str:
+        while isinstance(response := await call.read(), router_pb2.SessionResponse):
+            if silence is not None:
+                silence.heard()
+            kind = response.WhichOneof("payload")
+            if kind == "step":
+                self._deliver(response.step)
+            elif kind == "models":
+                self.models = {model.info.name: model for model in response.models.models}
+                self._listener.changed(self)
+            elif kind == "refusal":
+                self._refuse(response.refusal)
+            elif kind == "draining":
+                self.draining = True
+                _log.info("router drains", router=self.address, deadline_ms=response.draining.deadline_ms)
+                self._listener.changed(self)
+        return "closed by the router"
+
+    def _deliver(self, step: common_pb2.StepOutput) -> None:
+        try:
+            for handle, end in deliver(step, self._receivers.get):
+                receiver = self._receivers[handle]
+                if end is None:
+                    self.abort(handle)
+                    receiver.unread()
+                else:
+                    del self._receivers[handle]
+                    receiver.ended(end)
+        except MalformedStep:
+            raise LinkRefused("the router sent a malformed step") from None
+
+    def _refuse(self, refusal: common_pb2.Refusal) -> None:
+        receiver = self._receivers.pop(refusal.handle, None)
+        if receiver is not None:
+            receiver.refused(refusal.error)
+
+    def _send(self, message: router_pb2.SessionRequest) -> None:
+        self._outbound.append(message)
+        self._wake.set()
+
+    def _disconnect(self) -> None:
+        was, self.connected, self.draining, self.router = self.connected, False, False, ""
+        self._outbound.clear()
+        self._unsent.clear()
+        receivers, self._receivers = list(self._receivers.values()), {}
+        if was:
+            self._listener.changed(self)
+        self.models = {}
+        for receiver in receivers:
+            receiver.lost()

@@ -1,0 +1,283 @@
+"""All routers as one: sequences are spread over them, and outlive each of them and each engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from itertools import count
+
+import grpc
+
+from catenary.resume import Again, Cause, Failure, Finished, GivenUp, Resumable, ResumePolicy
+from catenary.telemetry import get_logger
+from catenary.v1 import common_pb2, router_pb2
+from gateway.errors import ApiError, from_wire, overloaded, timed_out, unavailable
+from gateway.link.inbox import SequenceEnded, SequenceFeed
+from gateway.link.router_session import RouterSession
+from gateway.link.sequence import LinkedSequence, PromptGroup
+from gateway.link.spread import home, least
+from gateway.link.steps import ended
+from gateway.link.targets import Dial, RouterTargets
+from gateway.link.view import merged
+
+_log = get_logger(__name__)
+_GOOD = (common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH)
+_UNREACHABLE = "The router is not reachable."
+
+OnModels = Callable[[Sequence[router_pb2.ServedModel]], None]
+
+
+class Routers:
+    """Implements `Session` over one stream per router.
+
+    A sequence whose engine or router is lost is submitted again, with all that it has emitted; its reader
+    sees a pause. One that nobody can take waits, for the policy's `wait_s`.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        dial: Dial,
+        *,
+        instance_id: str,
+        policy: ResumePolicy,
+        on_models: OnModels,
+        on_resumed: Callable[[Cause], None],
+        on_given_up: Callable[[Cause], None],
+        connect_timeout_s: float,
+        silence_s: float,
+        max_outbound: int,
+    ) -> None:
+        """Nothing is dialled before `run`. Raises ValueError for what is not an address.
+
+        Args:
+            addresses: of routers; a name may stand for several.
+            dial: makes a channel to (address, name).
+            instance_id: of this gateway.
+            policy: bounds of failover.
+            on_models: told the models of all routers at each change.
+            on_resumed: told of each life that ended and is followed by another.
+            on_given_up: told of each sequence that failed for good although another life might have helped.
+            connect_timeout_s: for a router to answer a new session.
+            silence_s: without a word, after which a router is lost.
+            max_outbound: sequences that may wait to be sent; more are refused.
+        """
+
+        def open_session(address: str, channel: grpc.aio.Channel) -> RouterSession:
+            return RouterSession(
+                address,
+                channel,
+                instance_id=instance_id,
+                listener=self,
+                connect_timeout_s=connect_timeout_s,
+                silence_s=silence_s,
+            )
+
+        self._targets = RouterTargets(addresses, dial, open_session)
+        self._policy = policy
+        self._on_models = on_models
+        self._on_resumed = on_resumed
+        self._on_given_up = on_given_up
+        self._max_outbound = max_outbound
+        self._handles = count(1)
+        self._sequences: dict[int, LinkedSequence] = {}
+        # Those that no router can take now, in the order in which they began to wait.
+        self._waiting: dict[int, LinkedSequence] = {}
+        # Models of a router that was lost, until when they are waited for.
+        self._awaited: dict[str, tuple[float, router_pb2.ServedModel]] = {}
+
+    @property
+    def connected(self) -> int:
+        """Routers that a session is up with."""
+        return sum(session.connected for session in self._targets.sessions)
+
+    @property
+    def live(self) -> int:
+        """Sequences that were submitted and have not ended."""
+        return len(self._sequences)
+
+    def awaits(self, model: str) -> bool:
+        """Whether a model that nobody serves was served a moment ago by a router that is gone: requests for
+        it are taken, and wait."""
+        awaited = self._awaited.get(model)
+        return awaited is not None and asyncio.get_running_loop().time() < awaited[0]
+
+    async def run(self) -> None:
+        """Keep the sessions up until cancelled."""
+        await self._targets.run()
+
+    async def close(self) -> None:
+        """Close all channels, once `run` has ended."""
+        await self._targets.close()
+
+    def submit(
+        self, spec: common_pb2.SequenceSpec, feed: SequenceFeed, same_prompt_as: int | None = None
+    ) -> int:
+        """See Session. Raises ApiError: no router is there, nor was a moment ago (503), or too much waits to
+        be sent (429)."""
+        if not self.connected and not self.awaits(spec.model):
+            raise unavailable(_UNREACHABLE)
+        waiting = len(self._waiting) + sum(session.unsent for session in self._targets.sessions)
+        if waiting >= self._max_outbound:
+            raise overloaded(f"More than {self._max_outbound} sequences wait to be sent to the router.")
+        leader = None if same_prompt_as is None else self._sequences.get(same_prompt_as)
+        eos = self._eos_token_ids(spec.model)
+        like = None if leader is None else leader.resumable
+        tenant = spec.tenant or spec.session_id
+        resumable = Resumable(spec, self._policy, like=like, eos_token_ids=eos)
+        group = PromptGroup() if leader is None else leader.group
+        sequence = LinkedSequence(next(self._handles), feed, resumable, group, tenant, self)
+        self._sequences[sequence.handle] = sequence
+        self._place(sequence, asyncio.get_running_loop().time() + self._policy.wait_s)
+        return sequence.handle
+
+    def abort(self, handle: int) -> None:
+        """See Session."""
+        if (sequence := self._sequences.get(handle)) is not None:
+            self._forget(sequence)
+
+    def home(self, tenant: str, model: str) -> RouterSession | None:
+        """The router that a tenant's next sequence goes to; None if there are several for nobody's in
+        particular, or none."""
+        able = self._able(model)
+        return self._choose(able, tenant, 0) if tenant or len(able) == 1 else None
+
+    def greeted(self, session: RouterSession, router: str) -> bool:
+        """See Listener: a name may lead to one router by several addresses."""
+        return all(other.router != router for other in self._targets.sessions if other is not session)
+
+    def changed(self, session: RouterSession) -> None:
+        """See Listener."""
+        connected = [one for one in self._targets.sessions if one.connected]
+        if not session.connected:
+            for other in self._targets.sessions:
+                other.hurry()
+            until = asyncio.get_running_loop().time() + self._policy.wait_s
+            self._awaited |= {
+                name: (until, model) for name, model in session.models.items() if model.serving_engines
+            }
+        self._awaited = {
+            name: awaited
+            for name, awaited in self._awaited.items()
+            if self.awaits(name) and not any(one.serves(name) for one in connected)
+        }
+        if connected:
+            # Else the last word stands: models do not cease to exist with the connection to a router.
+            awaited = [model for _, model in self._awaited.values()]
+            self._on_models(merged([one.models for one in connected], awaited))
+        for sequence in list(self._waiting.values()):
+            self._try(sequence)
+
+    def ended(self, sequence: LinkedSequence, end: common_pb2.SequenceEnd) -> None:
+        """See Owner."""
+        if end.reason in _GOOD:
+            self._finish(sequence, end)
+        else:
+            self.failed(sequence, Failure.of_end(end))
+
+    def failed(self, sequence: LinkedSequence, failure: Failure) -> None:
+        """See Owner."""
+        loop = asyncio.get_running_loop()
+        verdict = sequence.resumable.after(failure, loop.time())
+        if isinstance(verdict, Again):
+            if not failure.refused:
+                self._on_resumed(verdict.cause)
+            _log.debug(
+                "sequence goes on elsewhere", request=sequence.resumable.request_id, cause=verdict.cause
+            )
+            sequence.timer = loop.call_later(verdict.delay_s, self._place, sequence, verdict.until)
+        elif isinstance(verdict, Finished):
+            self._finish(sequence, verdict.end)
+        else:
+            if isinstance(verdict, GivenUp):
+                self._give_up(sequence, verdict.cause)
+            self._forget(sequence)
+            sequence.feed.finish(_failed(from_wire(verdict.error)))
+
+    def unread(self, sequence: LinkedSequence) -> None:
+        """See Owner."""
+        self._forget(sequence)
+        sequence.feed.finish(_failed(timed_out("The client did not read its stream.", status=408)))
+
+    def _place(self, sequence: LinkedSequence, until: float) -> None:
+        """Give it to a router; if none can take it, wait for one until then."""
+        sequence.timer = None
+        if self._try(sequence):
+            return
+        self._waiting[sequence.handle] = sequence
+        loop = asyncio.get_running_loop()
+        sequence.timer = loop.call_at(until, self._waited_out, sequence)
+
+    def _try(self, sequence: LinkedSequence) -> bool:
+        resumable, group = sequence.resumable, sequence.group
+        session = self._router_for(sequence)
+        if session is None:
+            return False
+        if self._waiting.pop(sequence.handle, None) is not None and sequence.timer is not None:
+            sequence.timer.cancel()
+            sequence.timer = None
+        whole = not resumable.emitted and not resumable.alone
+        leader = group.leader if whole else None
+        shares = leader is not None and leader.placed_whole and leader.session is session
+        if whole and not shares:
+            group.leader = sequence
+        submit = common_pb2.Submit(
+            spec=resumable.spec(),
+            same_prompt_as=leader.stream_handle if shares and leader is not None else None,
+            resumed=resumable.resumed,
+            alone=resumable.alone,
+        )
+        sequence.tried, sequence.placed_whole, sequence.session = True, whole, session
+        sequence.stream_handle = session.submit(submit, sequence)
+        return True
+
+    def _router_for(self, sequence: LinkedSequence) -> RouterSession | None:
+        model = sequence.resumable.model
+        able = self._able(model)
+        if able and not able[0].serves(model) and (sequence.tried or self.awaits(model)):
+            return None
+        others = [session for session in able if session is not sequence.refused_by]
+        leader = sequence.group.leader
+        if leader is not None and leader.session in others:
+            return leader.session
+        return self._choose(others or able, sequence.tenant, sequence.handle)
+
+    def _able(self, model: str) -> list[RouterSession]:
+        """Routers that take sequences: those that serve the model, else all."""
+        able = [session for session in self._targets.sessions if session.connected and not session.draining]
+        return [session for session in able if session.serves(model)] or able
+
+    def _choose(self, sessions: list[RouterSession], tenant: str, turn: int) -> RouterSession | None:
+        if not sessions:
+            return None
+        return home(tenant, sessions) if tenant else least(sessions, turn)
+
+    def _eos_token_ids(self, model: str) -> Sequence[int]:
+        for session in self._targets.sessions:
+            if (served := session.models.get(model)) is not None:
+                return served.info.eos_token_ids
+        return ()
+
+    def _finish(self, sequence: LinkedSequence, end: common_pb2.SequenceEnd) -> None:
+        sequence.resumable.settle(end.usage)
+        self._forget(sequence)
+        sequence.feed.finish(ended(end))
+
+    def _waited_out(self, sequence: LinkedSequence) -> None:
+        self._give_up(sequence, Cause.UNAVAILABLE)
+        self._forget(sequence)
+        text = "No engine is serving the model at the moment." if self.connected else _UNREACHABLE
+        sequence.feed.finish(_failed(unavailable(text)))
+
+    def _give_up(self, sequence: LinkedSequence, cause: Cause) -> None:
+        self._on_given_up(cause)
+        _log.warning("sequence given up", request=sequence.resumable.request_id, cause=cause)
+
+    def _forget(self, sequence: LinkedSequence) -> None:
+        self._sequences.pop(sequence.handle, None)
+        self._waiting.pop(sequence.handle, None)
+        sequence.leave()
+
+
+def _failed(error: ApiError) -> SequenceEnded:
+    return SequenceEnded(common_pb2.FINISH_REASON_ERROR, error=error)

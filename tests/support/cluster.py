@@ -1,0 +1,151 @@
+"""Several routers and engines with one gateway in this loop, to be lost one by one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from gateway import GatewayApp, GatewayConfig
+from services.engine.scripted import Script
+from services.router.app import Router
+from services.router.config import RouterConfig
+from tests.support.engines import ScriptedEngine
+from tests.support.gateway import MODEL, script
+from tests.support.http import Answer, call
+from tests.support.secrets import TestSecrets
+from tests.support.waiting import eventually
+
+FAST_ROUTER: dict[str, Any] = {"lease_ms": 2000, "report_interval_ms": 50, "heartbeat_s": 0.3}
+
+
+class Cluster:
+    """`directory` takes the sockets. Every engine dials every router."""
+
+    def __init__(self, directory: Path, secrets: TestSecrets) -> None:
+        self.directory = directory
+        self.secrets = secrets
+        self.routers: list[Router | None] = []
+        self.engines: list[ScriptedEngine] = []
+        self.gateway: GatewayApp
+        self._options: dict[str, Any] = {}
+
+    def address(self, index: int) -> str:
+        """Where router `index` listens, running or not."""
+        return f"unix:{self.directory}/router-{index}.sock"
+
+    async def start_router(self, index: int) -> Router:
+        """Start router `index`, for the first time or again."""
+        options = {**FAST_ROUTER, **self._options, **self.secrets.options}
+        router = Router(RouterConfig(listen=(self.address(index),), **options))
+        await router.start()
+        self.routers[index] = router
+        return router
+
+    async def stop_router(self, index: int) -> None:
+        """End a router without a drain. Idempotent."""
+        router, self.routers[index] = self.routers[index], None
+        if router is not None:
+            await router.stop()
+
+    async def add_engine(
+        self, engine_script: Script, addresses: Sequence[str], **options: Any
+    ) -> ScriptedEngine:
+        """Start one more engine."""
+        number = len(self.engines)
+        options.setdefault("listen", (f"unix:{self.directory}/engine-{number}.sock",))
+        engine = ScriptedEngine(
+            addresses,
+            self.secrets,
+            script=engine_script,
+            served_model_name=MODEL,
+            engine_name=f"engine-{number}",
+            **options,
+        )
+        self.engines.append(engine)
+        await engine.start()
+        return engine
+
+    @property
+    def running(self) -> list[Router]:
+        """Routers that run."""
+        return [router for router in self.routers if router is not None]
+
+    @property
+    def busy(self) -> list[ScriptedEngine]:
+        """Engines that run sequences."""
+        return [engine for engine in self.engines if engine.app.hub.load().running]
+
+    async def post(self, path: str, body: dict[str, Any], **options: Any) -> Answer:
+        """POST; the model is filled in."""
+        return await call(self.gateway.address, "POST", path, {"model": MODEL, **body}, **options)
+
+    async def metric(self, name: str) -> float:
+        """The sum of a metric of the gateway over all labels."""
+        page = (await call(self.gateway.address, "GET", "/metrics")).body.decode()
+        lines = [line for line in page.splitlines() if line.startswith((f"{name}{{", f"{name} "))]
+        return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+    async def serving(self) -> None:
+        """Wait until every running router sees every engine serve, and the gateway is connected to them."""
+
+        def all_there() -> bool:
+            seen = [[engine.serving for engine in router.fleet] for router in self.running]
+            return seen == [[True] * len(self.engines)] * len(seen)
+
+        await eventually(all_there, "serving engines at every router")
+        session = self.gateway.peers.session
+        await eventually(lambda: session.connected == len(self.running), "a session with every router")
+        await eventually(lambda: self.gateway.ready, "a ready gateway", timeout_s=30)
+
+    async def idle(self) -> None:
+        """Wait until no part holds anything of any request."""
+        for engine in self.engines:
+            await engine.idle()
+        for router in self.running:
+            await eventually(lambda r=router: r.admission.live_sequences == 0, "an idle router")
+        service, session = self.gateway._service, self.gateway.peers.session
+        await eventually(lambda: service.active == 0 and session.live == 0, "an idle gateway")
+
+
+@asynccontextmanager
+async def running_cluster(
+    directory: Path,
+    tokenizer: str,
+    engine_script: Script | None = None,
+    *,
+    routers: int = 1,
+    engines: int = 2,
+    router: dict[str, Any] | None = None,
+    engine: dict[str, Any] | None = None,
+    dialled: Sequence[str] = (),
+    **options: Any,
+) -> AsyncIterator[Cluster]:
+    """Run everything; `options` are the gateway's. `dialled`: what the gateway dials in place of the routers'
+    own addresses."""
+    cluster = Cluster(directory, TestSecrets.write(directory))
+    cluster._options = router or {}
+    cluster.routers = [None] * routers
+    async with AsyncExitStack() as stack:
+        for index in range(routers):
+            stack.push_async_callback(cluster.stop_router, index)
+            await cluster.start_router(index)
+        addresses = [cluster.address(index) for index in range(routers)]
+        for _ in range(engines):
+            made = await cluster.add_engine(engine_script or script(), addresses, **(engine or {}))
+            stack.push_async_callback(made.stop)
+        given: dict[str, Any] = {"drain_s": 1.0, "router_silence_s": 1.0, "connect_timeout_s": 1.0, **options}
+        cluster.gateway = GatewayApp(
+            GatewayConfig(
+                port=0,
+                router=tuple(dialled or addresses),
+                tokenizer=(tokenizer,),
+                client_secret_file=cluster.secrets.client_file,
+                **given,
+            )
+        )
+        stack.push_async_callback(lambda: cluster.gateway.stop(0))
+        await cluster.gateway.start()
+        await cluster.serving()
+        yield cluster
