@@ -93,18 +93,6 @@ class Asked:
         assert stream.text == self.expected
         assert (stream.finish_reason, stream.done, stream.after_done) == ("length", True, b"")
 
-    async def cut_short(self) -> None:
-        """The answer began right, ended with a retryable error event and [DONE], and nothing came after."""
-        stream = await self.stream.finish()
-        assert stream.status == 200
-        assert not stream.broken
-        assert stream.text
-        assert self.expected.startswith(stream.text)
-        assert stream.text != self.expected
-        assert stream.error is not None
-        assert (stream.error["type"], stream.error["code"]) == ("server_error", "engine_unavailable")
-        assert (stream.finish_reason, stream.done, stream.after_done) == (None, True, b"")
-
 
 async def serves_exactly(stack: ProcessStack, count: int = 4) -> None:
     """New requests, on every engine, are answered exactly."""

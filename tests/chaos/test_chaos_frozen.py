@@ -1,4 +1,4 @@
-"""A router or a tokenizer freezes with its connections open: the gateway notices, says so, and recovers."""
+"""A router or a tokenizer freezes with its connections open: the gateway notices, says so, and goes on."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.chaos.support import MODEL, Asked, body, chaos_script, fast_prompt, serves_exactly
+from tests.chaos.support import MODEL, Asked, chaos_script, serves_exactly
 from tests.support.e2e_stack import ProcessStack, StackPlan, until
 from tests.support.http import Answer, call
 from tests.support.tiny_tokenizer import write_tiny_model
 from tests.support.token_stream import COMPLETIONS
 
-LONG = 4000
+SHORT = 150
 SILENCE_S = 1.5
 # Silence, the look that finds it, and a loaded machine.
 NOTICED_S = 3 * SILENCE_S
@@ -73,20 +73,16 @@ async def ask(stack: ProcessStack, prompt: object) -> Answer:
 
 
 async def test_a_frozen_router(frozen: ProcessStack) -> None:
-    asked = [Asked(frozen, LONG) for _ in range(3)]
+    asked = [Asked(frozen, SHORT) for _ in range(3)]
     await asyncio.gather(*(one.stream.begun() for one in asked))
 
     frozen.router.send(signal.SIGSTOP)
     await health_is(frozen, 503, timeout_s=NOTICED_S)
-    for one in asked:
-        await asyncio.wait_for(one.cut_short(), NOTICED_S)
     assert await frozen.health("/live") == 200
-    refused = await call(frozen.address, "POST", COMPLETIONS, body(fast_prompt(), 4), timeout_s=2)
-    assert (refused.status, refused.json()["error"]["code"]) == (503, "engine_unavailable")
-    assert "retry-after" in refused.headers
-
+    late = Asked(frozen, 4)
     frozen.router.send(signal.SIGCONT)
-    await frozen.ready()
+    for one in (*asked, late):
+        await one.exact()
     await frozen.idle()
     await serves_exactly(frozen)
 
