@@ -9,7 +9,7 @@ from gateway.errors import internal
 from gateway.generation.plan import GenerationPlan
 from gateway.generation.prompt import Prompt
 from gateway.parsing import Part, TextParser
-from gateway.streaming.delta import ChoiceDelta
+from gateway.streaming.delta import ChoiceDelta, joined
 from gateway.streaming.entries import TokenLogprob
 from gateway.streaming.sequence_text import SequenceText, TextOptions
 
@@ -23,6 +23,7 @@ class Choice:
     """Turns the tokens of one choice into deltas. The first one has what is told of the prompt."""
 
     __slots__ = (
+        "_called",
         "_opened",
         "_parser",
         "_plan",
@@ -31,6 +32,7 @@ class Choice:
         "_ranks",
         "_reports",
         "_scored",
+        "_single",
         "_tells_ids",
         "_text",
         "finish_reason",
@@ -44,12 +46,14 @@ class Choice:
         self._text = SequenceText(prompt.detokenizer(), options, len(prompt.text))
         self._parser = plan.parser(index)
         self._opened = False
+        self._called = False
         # Looked at with every token.
         self._prompt_only = plan.prompt_only
         self._scored = plan.scored is not None
         self._reports = plan.top_count is not None
         self._ranks = plan.ranks
         self._tells_ids = bool(plan.fields.return_token_ids)
+        self._single = plan.ends_with_call
         self.index = index
         self.finish_reason: str | None = None
         self.logprob = 0.0
@@ -67,8 +71,8 @@ class Choice:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string ended it, and not the engine."""
-        return self._text.stopped
+        """Whether a stop string ended it, or the one call that was wanted, and not the engine."""
+        return self._text.stopped or self._called
 
     @property
     def mean_logprob(self) -> float:
@@ -85,6 +89,32 @@ class Choice:
         """The next tokens, and why they are the last ones.
 
         Raises ApiError if log probabilities are missing."""
+        if not self._single or len(ids) < 2:
+            return self._read(ids, logprobs, reason, stop_token)
+        # One after the other: what stands behind the call does not count.
+        deltas = []
+        for place in range(len(ids)):
+            last = place == len(ids) - 1
+            some = slice(place, place + 1)
+            deltas.append(
+                self._read(
+                    ids[some],
+                    None if logprobs is None else logprobs[some],
+                    reason if last else None,
+                    stop_token if last else None,
+                )
+            )
+            if self.finish_reason is not None:
+                break
+        return joined(deltas)
+
+    def _read(
+        self,
+        ids: Sequence[int],
+        logprobs: Sequence[TokenLogprob] | None,
+        reason: common_pb2.FinishReason.ValueType | None,
+        stop_token: int | None,
+    ) -> ChoiceDelta:
         if self._prompt_only:
             ids, logprobs, stop_token = (), None, None
         elif not self._scored:
@@ -118,6 +148,9 @@ class Choice:
     def _parse(self, parser: TextParser, text: str) -> list[Part]:
         """What new text says; a call makes a good end one of its own."""
         parts = parser.feed(text)
+        if self._single and parser.called and self.tokens >= (self._plan.fields.min_tokens or 0):
+            self._called = True
+            self.finish_reason = "stop"
         if self.finish_reason is not None:
             parts += parser.finish()
             if self.finish_reason == "stop" and parser.called and not self._plan.parsing.named:

@@ -31,6 +31,7 @@ def choose_parser(fields: ChatRequest, traits: TokenizerTraits) -> ParserChoice:
         continues=bool(fields.continue_final_message),
         named=policy.named,
         shows_reasoning=fields.include_reasoning is not False,
+        taken=frozenset(call.id for message in fields.messages for call in message.tool_calls or ()),
         template=template,
     )
 

@@ -52,6 +52,12 @@ class GenerationPlan:
         return self.samples > self.n and not self.fields.searches
 
     @property
+    def ends_with_call(self) -> bool:
+        """Whether a text ends with its first call. A constraint sees to that by itself, and what was searched
+        for has ended before it is read."""
+        return self.parsing.tools.single and self.constraint is None and not self.fields.searches
+
+    @property
     def candidates(self) -> int:
         """Texts per prompt."""
         return self.n if self.fields.searches else self.samples

@@ -35,6 +35,8 @@ class ParserChoice:
     """The request named the one function: its call ends the answer with `stop`, as OpenAI's do."""
     shows_reasoning: bool = True
     """Reasoning is part of the answer."""
+    taken: frozenset[str] = frozenset()
+    """Ids of the calls that the conversation has already."""
     template: TemplateFormats = field(default_factory=TemplateFormats)
     """Formats that the name `response_template` stands for."""
 
@@ -93,7 +95,9 @@ class ParserChoice:
         """A parser for one choice. `tail`: the last characters of the prompt."""
         source = Source()
         form = self._calls
-        output = Output(ids=form.ids, single=self.tools.single, thoughts=self.shows_reasoning)
+        output = Output(
+            ids=form.ids, single=self.tools.single, thoughts=self.shows_reasoning, taken=self.taken
+        )
         if self.is_harmony:
             reader = harmony.Harmony(source, output, self.tools, calls=bool(self.tool_parser))
             return TextParser(source, output, reader.read(tail))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import string
-from collections.abc import Container
+from collections.abc import Collection
 from enum import Enum
 
 from gateway.parsing.events import Content, Part, Reasoning, ToolCallArguments, ToolCallStart
@@ -20,11 +20,17 @@ class IdStyle(Enum):
     NINE = "nine"
     """Nine letters and digits, as Mistral's templates demand."""
     OWN = "own"
-    """What the model wrote, as Kimi's template shows it again; `call_...` where it wrote the same twice."""
+    """What the model wrote, `functions.NAME:3`, as Kimi's template shows it again. The number counts the
+    calls of a conversation; it goes on from there where the model wrote one that is taken."""
 
-    def make(self, written: str, used: Container[str]) -> str:
-        """An id for a call; `written`: what the model wrote; `used`: ids of other calls."""
-        if self is IdStyle.OWN and written and written not in used:
+    def make(self, name: str, written: str, used: Collection[str]) -> str:
+        """An id for a call of `name`; `written`: what the model wrote; `used`: ids of the other calls of the
+        conversation."""
+        if self is IdStyle.OWN:
+            number = len(used)
+            while not written or written in used:
+                written = f"functions.{name}:{number}"
+                number += 1
             return written
         if self is IdStyle.NINE:
             return "".join(secrets.choice(_ALPHABET) for _ in range(9))
@@ -34,10 +40,18 @@ class IdStyle(Enum):
 class Output:
     """Collects parts, numbers the calls, and remembers where the reasoning was."""
 
-    def __init__(self, *, ids: IdStyle = IdStyle.CALL, single: bool = False, thoughts: bool = True) -> None:
-        """`single`: calls behind the first one are left out; `thoughts`: reasoning is shown."""
+    def __init__(
+        self,
+        *,
+        ids: IdStyle = IdStyle.CALL,
+        single: bool = False,
+        thoughts: bool = True,
+        taken: Collection[str] = (),
+    ) -> None:
+        """`single`: calls behind the first one are left out; `thoughts`: reasoning is shown; `taken`: ids of
+        the calls before this answer."""
         self._style = ids
-        self._ids: set[str] = set()
+        self._ids = set(taken)
         self._single = single
         self._thoughts = thoughts
         self._parts: list[Part] = []
@@ -64,7 +78,7 @@ class Output:
         self._flush()
         self.calls += 1
         if not self._muted:
-            call_id = self._style.make(written_id, self._ids)
+            call_id = self._style.make(name, written_id, self._ids)
             self._ids.add(call_id)
             self._parts.append(ToolCallStart(self.calls - 1, call_id, name))
 

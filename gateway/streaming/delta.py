@@ -40,6 +40,21 @@ class ChoiceDelta:
     parts: Sequence[Part] | None = None
 
 
+def joined(deltas: Sequence[ChoiceDelta]) -> ChoiceDelta:
+    """News of one choice that came one after the other, as one."""
+    first, last = deltas[0], deltas[-1]
+    return ChoiceDelta(
+        first.index,
+        "".join(delta.text for delta in deltas),
+        tuple(entry for delta in deltas for entry in delta.entries),
+        last.finish_reason,
+        last.stop_reason,
+        [token_id for delta in deltas for token_id in delta.token_ids],
+        first.prompt,
+        None if first.parts is None else [part for delta in deltas for part in delta.parts or ()],
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class ChoiceResult:
     """A finished choice. `entries` and `token_ids` are None if they were not asked for, `parts` if nothing is

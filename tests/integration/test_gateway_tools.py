@@ -78,6 +78,33 @@ async def test_two_calls_and_at_most_one(start_parsing: StartStack, stream: bool
 
 
 @MODES
+@pytest.mark.parametrize("delay", [0, 1])
+async def test_an_answer_ends_with_the_one_call_that_is_wanted(
+    start_parsing: StartStack, stream: bool, delay: int
+) -> None:
+    text = f"I look.\n{TWO} and so on, for long"
+    until = text.index("}}") + 2
+    one = {"parallel_tool_calls": False, **TOOLS}
+    counted = USAGE if stream else {}
+    # Without a delay several tokens come together.
+    stack = await start_parsing(script(saying(text), step_delay_ms=delay))
+    answer = await ask(stack, stream=stream, **one, **counted)
+    said = told(answer)
+    assert (said.content, said.names, said.finish_reason) == ("I look.", ["get_weather"], "tool_calls")
+    assert _usage(answer, stream=stream)["completion_tokens"] == until
+    await stack.idle()
+    more = await ask(stack, stream=stream, min_tokens=until + 5, **one, **counted)
+    assert _usage(more, stream=stream)["completion_tokens"] == until + 5
+    assert told(more).names == ["get_weather"]
+    assert told(await ask(stack, stream=stream, max_tokens=until, **one)).finish_reason == "tool_calls"
+    assert told(await ask(stack, stream=stream, max_tokens=until - 1, **one)).finish_reason == "length"
+
+
+def _usage(answer: Any, *, stream: bool) -> Any:
+    return answer.events[-2]["usage"] if stream else answer.json()["usage"]
+
+
+@MODES
 async def test_reasoning_then_a_call(start_parsing: StartStack, stream: bool) -> None:
     tokens = [THINK_ID, *byte_ids("Paris?\n"), THINK_ID + 1, *byte_ids(f"\n\n{CALL}")]
     stack = await start_parsing(script(saying(tokens)))

@@ -154,6 +154,19 @@ def test_ids_have_the_form_that_the_template_wants() -> None:
     assert first_id("kimi_k2", kimi) == "functions.now:4"
 
 
+def test_ids_of_kimi_are_unique_in_a_conversation() -> None:
+    def kimi(written: str) -> str:
+        return f"<|tool_call_begin|>{written}<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
+
+    taken = frozenset({"functions.now:0", "functions.get_weather:1", "functions.now:2"})
+    text = "".join(map(kimi, ("functions.now:0", "functions.now:3", "functions.get_weather:4", "now", "now")))
+    parts = feed(ParserChoice("kimi_k2", "", TOOLS, taken=taken), text)
+    ids = [part.id for some in parts for part in some if isinstance(part, ToolCallStart)]
+    # What the model wrote stays, unless it is taken: then the number goes on from the calls that there are.
+    assert ids == ["functions.now:3", "functions.now:4", "functions.get_weather:4", "now", "functions.now:7"]
+    assert not taken & set(ids)
+
+
 def test_markers_of_a_request_are_known() -> None:
     assert "[TOOL_CALLS]" in ParserChoice("mistral", "", TOOLS).markers
     assert {"<think>", "</think>", "<tool_call>", "</tool_call>"} <= ParserChoice("hermes", "qwen3").markers
