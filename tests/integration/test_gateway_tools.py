@@ -83,7 +83,7 @@ async def test_an_answer_ends_with_the_one_call_that_is_wanted(
     start_parsing: StartStack, stream: bool, delay: int
 ) -> None:
     text = f"I look.\n{TWO} and so on, for long"
-    until = text.index("}}") + 2
+    until = text.index("}}") + 1
     one = {"parallel_tool_calls": False, **TOOLS}
     counted = USAGE if stream else {}
     # Without a delay several tokens come together.
