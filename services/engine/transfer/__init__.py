@@ -1,0 +1,43 @@
+"""Moves the KV of computed prompts from one engine to another, through connectors."""
+
+from __future__ import annotations
+
+from services.engine.transfer.connector import (
+    BlockSource,
+    Connector,
+    Fetch,
+    Offered,
+    PendingBlocks,
+    Put,
+    TransferSettings,
+    load_connector,
+)
+from services.engine.transfer.faults import TransferError, TransferFault
+from services.engine.transfer.hosts import host_id
+from services.engine.transfer.shm import ShmConnector
+from services.engine.transfer.tcp import TcpConnector
+from services.engine.transfer.tickets import binding_of, name_of, new_ticket
+
+BUILTIN: dict[str, type[Connector]] = {
+    connector.name: connector for connector in (ShmConnector, TcpConnector)
+}
+
+__all__ = [
+    "BUILTIN",
+    "BlockSource",
+    "Connector",
+    "Fetch",
+    "Offered",
+    "PendingBlocks",
+    "Put",
+    "ShmConnector",
+    "TcpConnector",
+    "TransferError",
+    "TransferFault",
+    "TransferSettings",
+    "binding_of",
+    "host_id",
+    "load_connector",
+    "name_of",
+    "new_ticket",
+]

@@ -1,0 +1,48 @@
+"""The fetching side of a connector whose peer speaks `protocol`."""
+
+from __future__ import annotations
+
+import socket
+from typing import Protocol
+
+from services.engine.transfer.connector import Fetch, Put
+from services.engine.transfer.faults import TransferError, TransferFault
+from services.engine.transfer.protocol import (
+    GREETING_BYTES,
+    REPLY_BYTES,
+    THANKS,
+    check_reply,
+    make_request,
+    read_greeting,
+)
+from services.engine.transfer.sockets import TimedSocket
+from services.engine.transfer.tickets import Checksums, equal
+
+
+class ReceiveChunk(Protocol):
+    """Receives `count` blocks with their checksums into `blocks`, in a connector's own way."""
+
+    def __call__(self, sock: TimedSocket, count: int, blocks: memoryview) -> list[bytes]: ...
+
+
+def fetch_blocks(connection: socket.socket, fetch: Fetch, receive_chunk: ReceiveChunk, put: Put) -> None:
+    """Speaks the protocol on a connection, which is the caller's to close.
+
+    Raises TransferError, and what `put` raises. What `put` gets has the right checksums.
+    """
+    sock = TimedSocket(connection, fetch.deadline)
+    nonce = read_greeting(sock.receive(GREETING_BYTES))
+    sock.send(make_request(fetch, nonce))
+    check_reply(sock.receive(REPLY_BYTES), fetch)
+    checksums = Checksums(fetch.ticket, fetch.binding, fetch.layout)
+    size = fetch.block_bytes
+    for start in range(fetch.first, fetch.first + fetch.count, fetch.chunk_blocks):
+        count = min(fetch.chunk_blocks, fetch.first + fetch.count - start)
+        blocks = memoryview(bytearray(count * size))
+        given = receive_chunk(sock, count, blocks)
+        for at, digest in enumerate(given):
+            if not equal(checksums.of(start + at, blocks[at * size : (at + 1) * size]), digest):
+                raise TransferError(TransferFault.CHECKSUM, f"block {start + at} is not what was sent")
+        put(blocks)
+    if fetch.count:
+        sock.send(THANKS)

@@ -1,0 +1,82 @@
+"""KV between hosts, in the clear: for a network of nobody but the engines."""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import ClassVar
+
+from services.engine.transfer.connector import BlockSource, Connector, Fetch, Put, TransferSettings
+from services.engine.transfer.faults import TransferError, TransferFault
+from services.engine.transfer.fetching import fetch_blocks
+from services.engine.transfer.serving import OfferServer
+from services.engine.transfer.sockets import TimedSocket
+from services.engine.transfer.tickets import DIGEST_BYTES
+
+
+class TcpConnector(Connector):
+    """Sends each block behind its checksum."""
+
+    name: ClassVar[str] = "tcp"
+
+    def __init__(self, settings: TransferSettings) -> None:
+        super().__init__(settings)
+        self._server: OfferServer | None = None
+
+    def serve(self, source: BlockSource) -> str:
+        host, port = split_address(self.settings.listen)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family)
+        bound = listener.getsockname()[1]
+        self._server = OfferServer(
+            listener,
+            source,
+            _send_chunk,
+            timeout_s=self.settings.timeout_s,
+            max_transfers=self.settings.max_transfers,
+        )
+        if self.settings.advertise is None:
+            return _join(host, bound)
+        shown, port = split_address(self.settings.advertise)
+        return _join(shown, port or bound)
+
+    def fetch(self, fetch: Fetch, put: Put) -> None:
+        left = fetch.deadline - time.monotonic()
+        try:
+            connection = socket.create_connection(split_address(fetch.address), timeout=max(left, 0.001))
+        except (OSError, ValueError):
+            raise TransferError(TransferFault.UNREACHABLE, "nobody answers at the offer's address") from None
+        with connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            fetch_blocks(connection, fetch, _receive_chunk, put)
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Host, without brackets, and port of HOST:PORT. Raises ValueError."""
+    host, colon, port = text.rpartition(":")
+    if not (host and colon and port.isascii() and port.isdigit() and int(port) < 1 << 16):
+        raise ValueError("not HOST:PORT")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _join(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _send_chunk(sock: TimedSocket, digests: list[bytes], blocks: memoryview) -> None:
+    size = len(blocks) // len(digests)
+    for at, digest in enumerate(digests):
+        sock.send(digest)
+        sock.send(blocks[at * size : (at + 1) * size])
+
+
+def _receive_chunk(sock: TimedSocket, count: int, blocks: memoryview) -> list[bytes]:
+    size, digests = len(blocks) // count, []
+    for at in range(count):
+        digests.append(sock.receive(DIGEST_BYTES))
+        sock.receive_into(blocks[at * size : (at + 1) * size])
+    return digests
