@@ -14,9 +14,10 @@ from services.engine.bucketing_options import BucketingOptions
 from services.engine.grammar_options import GrammarOptions
 from services.engine.hpu_options import HpuOptions
 from services.engine.servicer_options import ServicerOptions
+from services.engine.transfer_options import TransferOptions
 
 
-class EngineConfig(BucketingOptions, GrammarOptions, HpuOptions, ServicerOptions, RpcConfig):
+class EngineConfig(BucketingOptions, GrammarOptions, HpuOptions, ServicerOptions, TransferOptions, RpcConfig):
     """Options of `python -m services.engine`: flags, CATENARY_ENGINE_* variables, a YAML file, defaults."""
 
     model_config = settings(prefix="CATENARY_ENGINE_")
@@ -252,6 +253,12 @@ class EngineConfig(BucketingOptions, GrammarOptions, HpuOptions, ServicerOptions
             raise ValueError(
                 "contiguous-kv excludes enable-prefix-caching, whose blocks are fetched by id: switch one off"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _blocks_stay_where_they_are(self) -> Self:
+        if self.contiguous_kv and self.role != "both":
+            raise ValueError(f"contiguous-kv moves blocks, which role {self.role} hands on: use role both")
         return self
 
     @field_serializer("block_size")

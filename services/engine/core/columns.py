@@ -9,6 +9,7 @@ from services.engine.link import (
     EndRow,
     FinishReason,
     HypothesisRow,
+    OfferedKv,
     PromptColumns,
     StepColumns,
 )
@@ -48,6 +49,10 @@ class StepBuilder:
         row, best = self._add_row(sequence.key), found[0]
         self.numbers += sum(len(one.token_ids) + 2 * len(one.top_ids or ()) for one in found)
         self._end(row, sequence, best.reason, stop_token_id=best.stop_token_id, hypotheses=found)
+
+    def add_offer(self, sequence: Sequence, offer: OfferedKv | None) -> None:
+        """Adds the end of a sequence whose prompt was computed for another engine. It emits nothing."""
+        self._end(self._add_row(sequence.key), sequence, FinishReason.STOP, offer=offer)
 
     def add_failure(
         self, sequence: Sequence, code: CoreErrorCode, message: str, param: str | None = None
@@ -112,16 +117,20 @@ class StepBuilder:
         message: str | None = None,
         param: str | None = None,
         hypotheses: list[HypothesisRow] | None = None,
+        offer: OfferedKv | None = None,
     ) -> None:
         generated = max(0, sequence.num_generated_tokens)
-        if sequence.group is not None:
+        if sequence.hands_over:
+            generated = 0
+        elif sequence.group is not None:
             # Nothing else of a beam search reaches anybody.
             generated = sum(len(one.token_ids) for one in hypotheses or ())
         self._columns.ends.append(
             EndRow(
                 row=row,
                 reason=reason,
-                prompt_tokens=sequence.prompt_len,
+                # Who hands over has left the last token to the other engine.
+                prompt_tokens=sequence.prompt_len + sequence.hands_over,
                 cached_tokens=sequence.num_cached_tokens,
                 completion_tokens=generated,
                 stop_token_id=stop_token_id,
@@ -129,5 +138,7 @@ class StepBuilder:
                 error_message=message,
                 error_param=param,
                 hypotheses=hypotheses or [],
+                transferred_tokens=sequence.num_transferred_tokens,
+                kv_offer=offer,
             )
         )

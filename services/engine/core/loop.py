@@ -12,6 +12,7 @@ from services.engine.core.checks import check_beams, check_token_ids
 from services.engine.core.columns import StepBuilder
 from services.engine.core.constrained import ConstrainedSequences
 from services.engine.core.errors import CoreFailure
+from services.engine.core.handover import prompt_alone
 from services.engine.core.startup import Engine
 from services.engine.core.warming import graph_load
 from services.engine.link import (
@@ -31,6 +32,7 @@ from services.engine.runner import LaunchedStep, StepResult
 from services.engine.sampling import RowStatus, SampledToken
 from services.engine.scheduler import (
     BeamGroup,
+    Finished,
     QueueFull,
     Scored,
     Sequence,
@@ -70,6 +72,8 @@ class CoreLoop:
         self._vocab_size = engine.ready.model.vocab_size
         self._eos_token_ids = engine.ready.model.eos_token_ids
         self._beams = BeamSearches(engine.scheduler, self._eos_token_ids)
+        self._handover = engine.handover
+        self._handover.attach(link.wake)
         self._max_beam_width = engine.max_beam_width
         self._step = StepBuilder()
         self._constrained = ConstrainedSequences(
@@ -94,7 +98,7 @@ class CoreLoop:
     @property
     def busy(self) -> bool:
         """True while a sequence lives or a step is in flight."""
-        return self._steps_go_on or len(self._constrained) > 0
+        return self._steps_go_on or len(self._constrained) + len(self._handover) > 0
 
     @property
     def _steps_go_on(self) -> bool:
@@ -105,7 +109,7 @@ class CoreLoop:
         if self._steps_go_on or self._warm_up():
             return 0.0
         # Who waits for a constraint is woken when it is compiled.
-        limits = (self._profiler.remaining, self._constrained.patience)
+        limits = (self._profiler.remaining, self._constrained.patience, self._handover.patience)
         return min((limit for limit in limits if limit is not None), default=None)
 
     def handle(self, message: ToCore) -> None:
@@ -115,13 +119,7 @@ class CoreLoop:
                 self._submit(message)
             case AbortSequences(keys=keys):
                 for key in keys:
-                    finished = self._scheduler.end(key, FinishReason.ABORT)
-                    if finished is not None:
-                        self._beams.forget(key)
-                        self._step.add_outcome(finished, None)
-                        self._constrained.forget(key)
-                    else:
-                        self._constrained.abort(key)
+                    self._abort(key)
             case StartProfile():
                 self._profiler.start(message, self._runner.launches)
             case CancelProfile():
@@ -133,6 +131,9 @@ class CoreLoop:
 
     def advance(self) -> None:
         """Launches the next step if there is work, ends the one before it, and reports what there is."""
+        arrived, freed = self._handover.turn()
+        for sequence, message in arrived:
+            self._enter(sequence, message)
         self._constrained.admit()
         begun = self._begin()
         if self._overlaps:
@@ -144,13 +145,26 @@ class CoreLoop:
         elif begun is not None:
             self._constrained.restrict(begun)
             self._finish(begun)
-        if begun is not None or self._step:
+        if begun is not None or self._step or freed:
             self._report()
         if not self.busy:
             self._scheduler.check()
             self._recorder.idle()
         elif self._background is not None:
             self._background.turn(busy=True)
+
+    def _abort(self, key: int) -> None:
+        finished = self._scheduler.end(key, FinishReason.ABORT)
+        if finished is not None:
+            self._beams.forget(key)
+            self._step.add_outcome(finished, None)
+            self._constrained.forget(key)
+        elif (waiting := self._handover.abort(key)) is not None:
+            waiting.finish()
+            self._step.add_outcome(Finished(waiting, None, FinishReason.ABORT), None)
+        else:
+            self._constrained.abort(key)
+            self._handover.forget(key)
 
     def send_profile(self) -> None:
         """Sends a profile that is over."""
@@ -174,8 +188,19 @@ class CoreLoop:
         sequence = sequence_from(message, self._eos_token_ids)
         try:
             check_token_ids(message, self._vocab_size)
+        except SequenceRefused as refusal:
+            self._refuse(sequence, refusal.code, refusal.message, refusal.param)
+            return
+        if not self._handover.begin(sequence, message):
+            self._enter(sequence, message)
+
+    def _enter(self, sequence: Sequence, message: SubmitSequence) -> None:
+        """Queues a sequence, or lets it wait for its constraint."""
+        try:
             given, leader = message.constraint, message.same_prompt_as
-            if message.beams is not None:
+            if message.prefill_only:
+                self._scheduler.add(prompt_alone(message))
+            elif message.beams is not None:
                 check_beams(message.beams, message, self._max_beam_width)
                 self._beams.submit(message, message.beams)
             elif given is None or self._constrained.add(sequence, given, leader):
@@ -190,6 +215,7 @@ class CoreLoop:
     ) -> None:
         self._step.add_failure(sequence, code, message, param)
         self._constrained.forget(sequence.key)
+        self._handover.forget(sequence.key)
 
     def _begin(self) -> LaunchedStep | None:
         with self._tracer.span("plan", self._runner.launches + 1):
@@ -260,6 +286,9 @@ class CoreLoop:
             if isinstance(outcome, Scored):
                 self._branch(outcome.group)
                 continue
+            if outcome.sequence.hands_over:
+                self._step.add_offer(outcome.sequence, self._handover.offer(outcome.sequence))
+                continue
             self._generated += 1
             if not outcome.sequence.constrained:
                 self._step.add_outcome(outcome, scored.get(outcome.sequence.key))
@@ -305,11 +334,12 @@ class CoreLoop:
         load = self._scheduler.load()
         return CoreLoad(
             running=load.running,
-            waiting=load.waiting + len(self._constrained),
+            waiting=load.waiting + len(self._constrained) + len(self._handover),
             used_blocks=load.used_blocks,
             pending_prefill_tokens=load.pending_prefill_tokens + self._constrained.tokens,
             steps=self._steps,
             generated_tokens=self._generated,
             graphs=graph_load(self._graphs, self._background, self._device),
             constraints=self._constrained.load,
+            transfers=self._handover.load(),
         )

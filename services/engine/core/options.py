@@ -81,6 +81,15 @@ class CoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     attention_slice_chunk: int
     log_step_compilations: str
     log_step_fallbacks: str
+    role: str
+    kv_connector: str
+    kv_transfer_listen: str
+    kv_transfer_advertise: str | None
+    kv_transfer_directory: str | None
+    kv_transfer_timeout_s: float
+    max_kv_transfers: int
+    kv_offer_ttl_s: float
+    kv_offer_share: float
     log_level: str
     log_format: str
 

@@ -16,6 +16,7 @@ from services.engine.bucketing import BucketPlan
 from services.engine.core.devices import device_of
 from services.engine.core.errors import StartError
 from services.engine.core.grammars import NO_GRAMMARS, Grammars, open_grammars
+from services.engine.core.handover import Handover, open_handover
 from services.engine.core.options import CoreOptions
 from services.engine.core.recording import ServingRecorder
 from services.engine.core.sizing import size_engine
@@ -67,10 +68,12 @@ class Engine:
     async_stepping: bool
     ready: CoreReady
     code: CodeCache | None
+    handover: Handover
     grammars: Grammars = NO_GRAMMARS
 
     def close(self) -> None:
         """Waits for the device; completes the trace and the recording; keeps what was compiled."""
+        self.handover.close()
         self.device.close()
         self.grammars.close()
         self.recorder.idle()
@@ -142,9 +145,10 @@ def _start(options: CoreOptions, progress: Progress, device: Device) -> Engine:
 
     progress("warming up", 0.8)
     background = warm_up(kind, options, device, graphs, runner, sizing, code, warming)
+    scheduler = _make_scheduler(options, kv, buckets)
     return Engine(
         model=model,
-        scheduler=_make_scheduler(options, kv, buckets),
+        scheduler=scheduler,
         runner=runner,
         graphs=graphs,
         background=background,
@@ -156,6 +160,7 @@ def _start(options: CoreOptions, progress: Progress, device: Device) -> Engine:
         async_stepping=options.async_stepping,
         ready=_ready(options, model, facts, kv),
         code=code,
+        handover=open_handover(options, model, config, scheduler, runner.copies, kv.num_blocks),
         grammars=grammars,
     )
 

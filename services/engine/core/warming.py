@@ -33,6 +33,9 @@ log = get_logger(__name__)
 # A warm-up with more shapes takes hours where each is compiled.
 _MANY_SHAPES = 2_000
 
+# What engines of a role do with KV that is handed on.
+_COPIES = {"prefill": Phase.READ, "decode": Phase.WRITE}
+
 
 class WarmUpKind(Enum):
     """FULL before serving, BACKGROUND beside it, SKIP: each shape when it is first needed."""
@@ -117,6 +120,8 @@ def _warm_up(
     # What is never captured, but still has to be seen: it may be compiled behind our back.
     eager: list[Shape] = count_shapes(Phase.CLEAR, runner.clear_counts)
     eager += count_shapes(Phase.MOVE, runner.move_counts)
+    if (copying := _COPIES.get(options.role)) is not None:
+        eager += count_shapes(copying, (runner.copies.blocks,))
     if not device.mode.captures:
         eager, prefill, rest = [*eager, *rest, *prefill], [], []
     elif device.budgets_graphs:

@@ -10,6 +10,8 @@ from services.engine.bucketing import Bucket
 class Phase(Enum):
     """PREFILL and DECODE run in buckets; HEAD (logits) for a number of rows, CLEAR and MOVE of blocks.
 
+    READ and WRITE are copies of blocks to the host and from there, where engines hand KV on.
+
     The others are what sampling is made of where shapes are static, `sampling.static` says for what counts.
     """
 
@@ -18,6 +20,8 @@ class Phase(Enum):
     HEAD = "head"
     CLEAR = "clear"
     MOVE = "move"
+    READ = "read"
+    WRITE = "write"
     GREEDY = "greedy"
     NORMALIZE = "normalize"
     EDIT = "edit"

@@ -40,6 +40,7 @@ from services.engine.link.messages import (
     ToCore,
 )
 from services.engine.link.options import BeamOptions, ConstraintOptions, PoolingOptions, SamplingOptions
+from services.engine.link.transfers import OfferedKv, TransferLoad
 
 __all__ = [
     "DEFAULT_MAX_FRAME_BYTES",
@@ -68,6 +69,7 @@ __all__ = [
     "MalformedFrame",
     "Message",
     "ModelFacts",
+    "OfferedKv",
     "PhaseLoad",
     "PoolingOptions",
     "ProfileEnd",
@@ -80,4 +82,5 @@ __all__ = [
     "StopCore",
     "SubmitSequence",
     "ToCore",
+    "TransferLoad",
 ]

@@ -13,6 +13,7 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from services.engine.link.options import BeamOptions, ConstraintOptions, PoolingOptions, SamplingOptions
+from services.engine.link.transfers import OfferedKv, TransferLoad
 
 
 class FinishReason(StrEnum):
@@ -47,7 +48,8 @@ class SubmitSequence(Struct, frozen=True, array_like=True, tag="submit"):
     the model's own. A lower `priority` is more urgent. Sequences share cached KV only with an equal
     `cache_salt`. With `pooling` nothing is generated: the token ids are the whole document. `same_prompt_as`:
     key of another sequence with the same prompt and salt, 0 for none; it may have ended. With `beams` nothing
-    is emitted before the end, and of `sampling` penalties, biases and bans alone count.
+    is emitted before the end, and of `sampling` penalties, biases and bans alone count. `prefill_only`: the
+    KV of the prompt is to be offered, and nothing is emitted. `kv_offer`: another engine offers it.
     """
 
     key: int
@@ -64,10 +66,12 @@ class SubmitSequence(Struct, frozen=True, array_like=True, tag="submit"):
     same_prompt_as: int = 0
     constraint: ConstraintOptions | None = None
     beams: BeamOptions | None = None
+    prefill_only: bool = False
+    kv_offer: OfferedKv | None = None
 
 
 class AbortSequences(Struct, frozen=True, array_like=True, tag="abort"):
-    """Ends these sequences. Unknown and finished keys are ignored."""
+    """Ends these sequences, and withdraws what ended ones offer. Other keys are ignored."""
 
     keys: list[int]
 
@@ -194,6 +198,7 @@ class CoreLoad(Struct, frozen=True, array_like=True):
     generated_tokens: int = 0
     graphs: GraphLoad = GraphLoad()
     constraints: ConstraintLoad = ConstraintLoad()
+    transfers: TransferLoad = TransferLoad()
 
 
 class HypothesisRow(Struct, frozen=True, array_like=True):
@@ -214,6 +219,7 @@ class EndRow(Struct, frozen=True, array_like=True):
     """The end of row `row` of the same StepColumns. The error fields are set for FinishReason.ERROR alone.
 
     `vector`: little-endian float32 of a pooled sequence. `hypotheses`: of a beam search, best first.
+    `kv_offer`: of one that was `prefill_only`.
     """
 
     row: int
@@ -227,6 +233,8 @@ class EndRow(Struct, frozen=True, array_like=True):
     vector: bytes | None = None
     error_param: str | None = None
     hypotheses: list[HypothesisRow] = []
+    transferred_tokens: int = 0
+    kv_offer: OfferedKv | None = None
 
 
 class PromptColumns(Struct, frozen=True, array_like=True):

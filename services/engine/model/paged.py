@@ -95,6 +95,33 @@ class PagedModel(ABC):
             cache.copy_blocks(sources, targets, tokens, self.block_size)
 
     @torch.inference_mode()
+    def read_blocks(self, blocks: torch.Tensor) -> torch.Tensor:
+        """All that blocks hold. blocks int64 [N] on the device.
+
+        Returns [N, block_size * numbers of a token's KV]: a block's layers in order, keys before values.
+        """
+        parts = [part for cache in self._caches for part in cache.read_blocks(blocks, self.block_size)]
+        return torch.cat(parts, dim=1)
+
+    @torch.inference_mode()
+    def write_blocks(self, blocks: torch.Tensor, data: torch.Tensor) -> None:
+        """Overwrites blocks, int64 [N] on the device, with what `read_blocks` gives of a model like this.
+
+        Of a block that comes more than once, which may be the padding block alone, either may win.
+        """
+        parts = iter(data.split(self._part_widths, dim=1))
+        for cache in self._caches:
+            cache.write_blocks(blocks, next(parts), next(parts), self.block_size)
+
+    @property
+    def _part_widths(self) -> list[int]:
+        """Numbers of a block's keys and values, layer by layer."""
+        tokens = self.block_size
+        return [
+            tokens * layer.kv_heads * dim for layer in self.layers for dim in (layer.key_dim, layer.value_dim)
+        ]
+
+    @torch.inference_mode()
     def prefill(
         self,
         tokens: torch.Tensor,

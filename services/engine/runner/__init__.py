@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from services.engine.runner.copies import BlockCopies, host_bytes
 from services.engine.runner.launched import LaunchedStep, PlanError, StepResult
 from services.engine.runner.layout import KvLayout
 from services.engine.runner.prompts import PromptScores, TokenScore
 from services.engine.runner.runner import Runner
 
 __all__ = [
+    "BlockCopies",
     "KvLayout",
     "LaunchedStep",
     "PlanError",
@@ -15,4 +17,5 @@ __all__ = [
     "Runner",
     "StepResult",
     "TokenScore",
+    "host_bytes",
 ]

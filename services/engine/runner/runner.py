@@ -10,6 +10,7 @@ from services.engine.device import Device, Submitted, failed
 from services.engine.graphs import Graphs, Key, Phase, PhaseWork
 from services.engine.model.paged import PagedModel
 from services.engine.runner.batches import BatchBuilder, begun_by_decode, begun_by_prefill
+from services.engine.runner.copies import BlockCopies
 from services.engine.runner.dynamic import DynamicTails
 from services.engine.runner.execution import StepExecutor, StepInputs
 from services.engine.runner.launched import LaunchedStep, PlanError
@@ -51,6 +52,7 @@ class Runner:
         self._graphs = graphs
         self._tracer = tracer or StepTracer()
         model.allocate_kv(layout.num_blocks, layout.block_size)
+        self.copies = BlockCopies(model, device, graphs, layout)
         self._phases = Phases(model, device, layout, max_num_seqs)
         self._states = SequenceStates(max_num_seqs)
         self._builder = BatchBuilder(layout, BlockTables(max_num_seqs), self._phases.spare_row)
@@ -95,9 +97,12 @@ class Runner:
     def dummy(self, phase: Phase, key: Key) -> None:
         """Runs one computation of a step on padding alone and waits for it, for profiling and warm-up.
 
-        `key` is a bucket, or one of the phase's `tail_counts`, or of `clear_counts` or `move_counts`. Raises
-        what the computation raises.
+        `key` is a bucket, or one of the phase's `tail_counts`, or of `clear_counts` or `move_counts`, or
+        `copies.blocks`. Raises what the computation raises.
         """
+        if phase in (Phase.READ, Phase.WRITE):
+            self.copies.rehearse(phase).result()
+            return
         # Made here, as a step's: a tensor made in inference mode is another kind to a compiler.
         inputs = self._dummy_inputs(phase, key)
         self._device.submit(partial(self._executor.rehearse, inputs)).result()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from services.engine.scheduler.beams import BeamGroup
 from services.engine.scheduler.errors import QueueFull, SchedulerError, SequenceRefused
+from services.engine.scheduler.kept import Expected, KeptBlocks
 from services.engine.scheduler.load import SchedulerLoad
 from services.engine.scheduler.plan import (
     Advanced,
@@ -28,8 +29,10 @@ __all__ = [
     "Advanced",
     "BeamGroup",
     "DecodeRow",
+    "Expected",
     "Finished",
     "IllegalTransition",
+    "KeptBlocks",
     "Outcome",
     "PrefillChunk",
     "QueueFull",

@@ -11,6 +11,7 @@ from services.engine.scheduler.beams import BeamGroup, Beams
 from services.engine.scheduler.decodes import DecodeChoice, book_decodes, choose_decodes
 from services.engine.scheduler.defragmentation import move_blocks
 from services.engine.scheduler.errors import SchedulerError
+from services.engine.scheduler.kept import KeptBlocks
 from services.engine.scheduler.plan import StepPlan
 from services.engine.scheduler.prefills import PrefillBatch
 from services.engine.scheduler.prefixes import Demand, demand_of, take_blocks
@@ -41,6 +42,7 @@ class Planner:
         running: RunningSet,
         shared: SharedPrompts,
         beams: Beams,
+        kept: KeptBlocks,
     ) -> None:
         self._config = config
         self._pool = pool
@@ -49,6 +51,7 @@ class Planner:
         self._running = running
         self._shared = shared
         self._beams = beams
+        self._kept = kept
         # What the step in the making copies, and for whom.
         self._copies: list[BlockMove] = []
         self._copied: list[Sequence] = []
@@ -140,13 +143,13 @@ class Planner:
             choice = choose_decodes(self._running, self._buckets, contiguous=self._config.contiguous)
             if len(choice.growing) <= self._pool.free_count:
                 return choice
-            if self._shared.give_up():
+            if self._give_up_blocks():
                 continue
             if self._running.ending:
                 return None
             growing = {sequence.key for sequence in choice.growing}
             while len(growing) > self._pool.free_count:
-                if self._shared.give_up():
+                if self._give_up_blocks():
                     continue
                 victim = self._running.by_order.last()
                 if victim is None:
@@ -216,7 +219,7 @@ class Planner:
 
     def _start(self, sequence: Sequence, batch: PrefillBatch) -> bool:
         demand = self._demand(sequence)
-        while demand is None and not self._running and self._shared.give_up():
+        while demand is None and not self._running and self._give_up_blocks():
             demand = self._demand(sequence)
         if demand is None:
             return False
@@ -240,6 +243,10 @@ class Planner:
             self._begun.append(sequence)
         self._last_start = self._step
         return True
+
+    def _give_up_blocks(self) -> bool:
+        """Frees blocks that nobody runs with, if there are any."""
+        return self._shared.give_up() or self._kept.give_up()
 
     def _start_beams(self, group: BeamGroup, demand: Demand, batch: PrefillBatch) -> bool:
         trunk = group.trunk

@@ -66,7 +66,13 @@ def take_blocks(
         pool.share(demand.hits)
     else:
         pool.acquire(demand.hits)
-    if not sequence.num_preemptions and pool.prefix_caching:
+    if not demand.shared:
+        # What was fetched for it had to be given up.
+        sequence.num_transferred_tokens = 0
+    if sequence.num_transferred_tokens:
+        # All but the last token is there: the rest of it was found here.
+        sequence.num_cached_tokens = demand.start - sequence.num_transferred_tokens
+    elif not sequence.num_preemptions and pool.prefix_caching:
         sequence.num_cached_tokens = min(len(demand.hits) * pool.block_size, sequence.prompt_len)
     fresh = pool.allocate(demand.missing)
     copies: tuple[BlockMove, ...] = ()
@@ -77,6 +83,11 @@ def take_blocks(
 
 def publish_blocks(sequence: Sequence, start: int, end: int, pool: BlockPool) -> None:
     """Publishes the blocks that the computation of tokens [start, end) has filled."""
+    publish_table(sequence, sequence.block_table, start, end, pool)
+
+
+def publish_table(sequence: Sequence, table: list[int], start: int, end: int, pool: BlockPool) -> None:
+    """The same of tokens that are in the blocks of this table."""
     size = pool.block_size
     first, last = start // size, end // size
     if first == last or not pool.prefix_caching:
@@ -85,7 +96,15 @@ def publish_blocks(sequence: Sequence, start: int, end: int, pool: BlockPool) ->
     for index in range(first, last):
         parent = hashes[index - 1] if index else None
         token_ids = sequence.token_ids[index * size : (index + 1) * size]
-        pool.publish(sequence.block_table[index], hashes[index], parent, token_ids)
+        pool.publish(table[index], hashes[index], parent, token_ids)
+
+
+def cached_prefix(sequence: Sequence, tokens: int, pool: BlockPool) -> list[int]:
+    """The cached blocks that hold the beginning of the sequence's first tokens."""
+    if not pool.prefix_caching:
+        return []
+    full = tokens // pool.block_size
+    return pool.lookup(_hashes(sequence, full, pool.block_size)[:full])
 
 
 def _hashes(sequence: Sequence, blocks: int, block_size: int) -> list[bytes]:

@@ -12,26 +12,31 @@ from services.engine.link import FinishReason
 from services.engine.scheduler.admission import check_admissible, check_buckets, check_group, set_lengths
 from services.engine.scheduler.beams import BeamGroup, Beams
 from services.engine.scheduler.errors import QueueFull, SchedulerError
+from services.engine.scheduler.kept import Expected, KeptBlocks
 from services.engine.scheduler.load import SchedulerLoad
 from services.engine.scheduler.plan import Advanced, Finished, Outcome, Scored, StepPlan
 from services.engine.scheduler.planner import Planner
-from services.engine.scheduler.prefixes import publish_blocks
+from services.engine.scheduler.prefixes import cached_prefix, publish_blocks, publish_table
 from services.engine.scheduler.running import RunningSet
 from services.engine.scheduler.sequence import Sequence, SequenceStatus
 from services.engine.scheduler.settings import SchedulerConfig
 from services.engine.scheduler.sharing import SharedPrompts
 from services.engine.scheduler.stopping import finish_reason
+from services.engine.scheduler.victims import reserved_blocks
 from services.engine.scheduler.waiting import WaitingQueue
 
 # One step runs while the next is planned.
 _MAX_IN_FLIGHT: Final = 2
+
 
 _RUNNING: Final = SequenceStatus.RUNNING
 _FINISHED: Final = SequenceStatus.FINISHED
 
 
 class Scheduler:
-    """Owns every live sequence. Drive it as: plan, run the plan, commit it with the sampled tokens; again.
+    """Owns every live sequence; `kept` are blocks of none.
+
+    Drive it as: plan, run the plan, commit it with the sampled tokens; again.
 
     One more step may be planned before the last one is committed: planning overlaps the device's work. Plans
     are committed in their order. A sequence may be ended between any two calls. Blocks and rows that become
@@ -47,8 +52,9 @@ class Scheduler:
         self._running = RunningSet(config.max_num_seqs, pool.block_size)
         self._shared = SharedPrompts(pool, self._waiting)
         self._beams = Beams(pool, self._waiting, self._running)
+        self.kept = KeptBlocks(pool)
         self._planner = Planner(
-            config, pool, buckets, self._waiting, self._running, self._shared, self._beams
+            config, pool, buckets, self._waiting, self._running, self._shared, self._beams, self.kept
         )
         self._live: dict[int, Sequence] = {}
         self._in_flight: deque[StepPlan] = deque()
@@ -58,6 +64,11 @@ class Scheduler:
     def has_work(self) -> bool:
         """True while any sequence lives."""
         return bool(self._live)
+
+    @property
+    def forfeited(self) -> int:
+        """How often KV had arrived for a sequence and was given up before it could start."""
+        return self._shared.forfeited
 
     def load(self) -> SchedulerLoad:
         """The load now."""
@@ -83,7 +94,11 @@ class Scheduler:
         if same_prompt_as is not None and not self._config.contiguous:
             other = self._live.get(same_prompt_as)
         self._enter([sequence])
-        if other is None or other.group is not None or not self._shared.join(sequence, other):
+        provided = self.kept.take(sequence.key)
+        if provided is not None:
+            self._shared.provide(sequence, sequence.prompt_len - 1, provided)
+            self._waiting.push(sequence)
+        elif other is None or other.group is not None or not self._shared.join(sequence, other):
             self._waiting.push(sequence)
 
     def add_beams(self, members: list[Sequence]) -> None:
@@ -104,6 +119,35 @@ class Scheduler:
     def branch(self, group: BeamGroup, choices: Iterable[tuple[Sequence, int]]) -> None:
         """Answers a Scored outcome: how beams go on, each a beam so far and its next token, best first."""
         self._beams.branch(group, choices)
+
+    def expect(self, sequence: Sequence) -> Expected | None:
+        """Keeps blocks, under the key of a new sequence, for the KV of its prompt but the last token.
+
+        None if too few are free. When the KV is there, `arrived` and `add` are to follow.
+        """
+        tokens = sequence.prompt_len - 1
+        hits = cached_prefix(sequence, tokens, self._pool)
+        missing = self._pool.blocks_for(tokens) - len(hits)
+        free = self._pool.free_count - self._pool.idle(hits) - reserved_blocks(len(self._running))
+        if missing > free:
+            return None
+        # The hits come first: what an allocation evicts may then be none of them.
+        self._pool.acquire(hits)
+        blocks = hits + self._pool.allocate(missing)
+        self.kept.keep(sequence.key, blocks)
+        return Expected(blocks, len(hits))
+
+    def arrived(self, sequence: Sequence, expected: Expected) -> bool:
+        """Publishes blocks whose KV is there; the sequence begins with its last token once it is added.
+
+        False if they were given up meanwhile.
+        """
+        if self.kept.table(sequence.key) is not expected.blocks:
+            return False
+        tokens, start = sequence.prompt_len - 1, expected.hits * self._pool.block_size
+        publish_table(sequence, expected.blocks, start, tokens, self._pool)
+        sequence.num_transferred_tokens = tokens - start
+        return True
 
     def _enter(self, sequences: list[Sequence]) -> None:
         for sequence in sequences:
@@ -194,7 +238,7 @@ class Scheduler:
     def check(self) -> None:
         """Compares all books, for idle moments and tests. Raises BlockError or SchedulerError."""
         tables = [sequence.block_table for sequence in self._live.values()]
-        self._pool.check(tables + self._shared.tables())
+        self._pool.check(tables + self._shared.tables() + self.kept.tables())
         self._shared.check()
         if len(self._live) != len(self._running) + len(self._waiting):
             raise SchedulerError("the live sequences are not the running and the waiting ones")
@@ -225,15 +269,19 @@ class Scheduler:
         reason = finish_reason(sequence)
         if reason is None:
             return Advanced(sequence, token)
-        self._retire(sequence)
+        self._retire(sequence, keep=sequence.hands_over)
         return Finished(sequence, token, reason, token if reason is FinishReason.STOP else None)
 
-    def _retire(self, sequence: Sequence, *, failed: bool = False) -> None:
+    def _retire(self, sequence: Sequence, *, failed: bool = False, keep: bool = False) -> None:
         del self._live[sequence.key]
         runs = sequence.status is _RUNNING
         if runs:
             self._running.remove(sequence)
-        self._pool.free(sequence.finish())
+        blocks = sequence.finish()
+        if keep:
+            self.kept.keep(sequence.key, blocks)
+        else:
+            self._pool.free(blocks)
         if not runs:
             self._waiting.discard(sequence)
         self._shared.left(sequence, failed=failed and runs)

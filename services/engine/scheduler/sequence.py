@@ -60,7 +60,8 @@ class Sequence:
     planned, and one more until the earlier of two is committed. While it runs, `row` is its index among those
     that run, for buffers on the device. Cached KV is shared only between sequences of one `cache_salt`.
     `prompt_computed`: steps that are committed have computed all of its prompt into its own blocks.
-    `constrained`: what may follow is told by masks, which know of `params.stop_ids` too.
+    `num_transferred_tokens` of its prompt were computed by another engine. `hands_over`: its blocks are kept
+    when it has ended well. `constrained`: what may follow is told by masks, which know `params.stop_ids` too.
     `group`: it is a beam of a search, or waits to be one. `shares_last`: it must not write to its last block.
 
     `highest_block` is the highest id in `block_table`, -1 if that is empty.
@@ -78,8 +79,10 @@ class Sequence:
     params: SequenceParams
     cache_salt: bytes = b""
     constrained: bool = False
+    hands_over: bool = False
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
+    num_transferred_tokens: int = 0
     num_scored_tokens: int = 1
     num_pending: int = 0
     num_preemptions: int = 0

@@ -24,6 +24,8 @@ class SharedPrompt:
     leader: Sequence | None = None
     candidate: Sequence | None = None
     held: list[Sequence] = field(default_factory=list)
+    # Its KV came from elsewhere, and nobody has started with it.
+    provided: bool = False
     blocks: list[int] = field(default_factory=list)
 
     def before(self) -> Iterator[Sequence]:
@@ -45,6 +47,8 @@ class SharedPrompts:
         self._of: dict[int, SharedPrompt] = {}
         # Those with blocks.
         self._kept: dict[int, SharedPrompt] = {}
+        # How often provided blocks were given up before anybody started with them.
+        self.forfeited = 0
 
     def join(self, sequence: Sequence, other: Sequence) -> bool:
         """Makes a new sequence share a live one's prompt, and wait. False, changing nothing, if it cannot.
@@ -66,6 +70,15 @@ class SharedPrompts:
         self._advance(shared)
         return True
 
+    def provide(self, sequence: Sequence, length: int, blocks: list[int]) -> None:
+        """Gives a new sequence, which is to queue, the KV of its first `length` tokens.
+
+        Takes over the caller's references to the blocks.
+        """
+        shared = SharedPrompt(length, candidate=sequence, blocks=blocks, provided=True)
+        self._of[sequence.key] = shared
+        self._kept[id(shared)] = shared
+
     def found(self, sequence: Sequence) -> SharedPrompt | None:
         """The prompt that a waiting sequence can start with, if its blocks are there."""
         shared = self._of.get(sequence.key)
@@ -77,6 +90,7 @@ class SharedPrompts:
         shared = self._of.get(sequence.key)
         if shared is not None and shared.candidate is sequence:
             shared.candidate = None
+            shared.provided = False
             self._advance(shared)
 
     def computed(self, sequence: Sequence) -> None:
@@ -132,6 +146,7 @@ class SharedPrompts:
 
     def _give_up(self, shared: SharedPrompt) -> None:
         if shared.blocks:
+            self.forfeited += shared.provided and shared.candidate is not None
             self._pool.free(shared.blocks)
             shared.blocks = []
             del self._kept[id(shared)]

@@ -6,8 +6,8 @@
     server    chunks     as the connector has it: per block a checksum[16] and the block
     client    thanks     one byte, once all blocks are there and right
 
-Everything has a fixed length, numbers are little-endian, and nobody takes from the other side a length that he
-did not ask for. The proof covers the nonce, so a request cannot be played again.
+Everything has a fixed length, numbers are little-endian, and nobody takes a length from the other side that
+he did not ask for. The proof covers the nonce, so a request cannot be played again.
 """
 
 from __future__ import annotations

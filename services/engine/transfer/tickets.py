@@ -6,9 +6,9 @@ of blocks.
 
 That checksum is a keyed BLAKE2b (RFC 7693) of the block's place and CRC-32. The digest ties the block to the
 ticket, the prompt, the layout and its index, so nothing that belongs elsewhere passes for it. The block's
-bytes go through the CRC alone: it finds what memory, cables and defects do at several GiB/s, where a digest of
-all bytes would be the slowest part of the way. Against somebody on the path it proves nothing: he reads the
-KV as well, and is to be kept off that network.
+bytes go through the CRC alone: it finds what memory, cables and defects do at several GiB/s, where a digest
+of all bytes would be the slowest part of the way. Against somebody on the path it proves nothing: he reads
+the KV as well, and is to be kept off that network.
 """
 
 from __future__ import annotations

@@ -53,6 +53,22 @@ class LayerCache:
         for tensor in (self.key, self.value):
             tensor.index_copy_(0, written, tensor.index_select(0, read).masked_fill(beyond, 0))
 
+    def read_blocks(self, blocks: torch.Tensor, block_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of blocks, int64 [N] on the device: [N, block_size * kv_heads * dim] each."""
+        slots = _slots(blocks, block_size)
+        count = blocks.shape[0]
+        return self.key.index_select(0, slots).view(count, -1), self.value.index_select(0, slots).view(
+            count, -1
+        )
+
+    def write_blocks(
+        self, blocks: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, block_size: int
+    ) -> None:
+        """Overwrites blocks, int64 [N] on the device, with what `read_blocks` gave."""
+        slots = _slots(blocks, block_size)
+        for tensor, new in ((self.key, keys), (self.value, values)):
+            tensor.index_copy_(0, slots, new.reshape(slots.shape[0], *tensor.shape[1:]))
+
 
 def _slots(blocks: torch.Tensor, block_size: int) -> torch.Tensor:
     """The slots of blocks, int64 [N * block_size].

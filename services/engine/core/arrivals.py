@@ -1,0 +1,314 @@
+"""Prompts whose KV another engine has: fetched beside the loop, while their sequences wait for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from catenary.telemetry import get_logger
+from services.engine.core.fetchers import Fetchers
+from services.engine.link import OfferedKv, SubmitSequence
+from services.engine.runner import BlockCopies
+from services.engine.scheduler import Expected, Scheduler, Sequence
+from services.engine.transfer import (
+    Connector,
+    Fetch,
+    TransferError,
+    TransferFault,
+    binding_of,
+    host_id,
+)
+
+# Chunks of one prompt that have arrived and that the device has not copied yet.
+_CHUNKS_AHEAD: Final = 2
+# Copies that the loop gives the device between two steps.
+_WRITES_PER_TURN: Final = 4
+# A connector keeps its deadline; one that was plugged in may not.
+_OVERTIME_S: Final = 1.0
+_TICKET_BYTES: Final = range(16, 65)
+
+log = get_logger(__name__)
+
+Waiting = tuple[Sequence, SubmitSequence]
+"""A sequence outside of the scheduler, with what submitted it."""
+
+
+@dataclass(eq=False, slots=True)
+class Arrival:
+    """One prompt on its way. `followers` have the same prompt and wait for it."""
+
+    sequence: Sequence
+    message: SubmitSequence
+    expected: Expected
+    fetch: Fetch
+    connector: Connector
+    followers: list[Waiting] = field(default_factory=list)
+    ahead: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(_CHUNKS_AHEAD))
+    # Set by the loop: nobody wants it any more.
+    cancelled: bool = False
+    # Blocks that came, and those of them that are on the device.
+    came: int = 0
+    written: int = 0
+    fetched: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    arrival: Arrival
+    first: int
+    data: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    arrival: Arrival
+    count: int
+    error: Exception | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetched:
+    arrival: Arrival
+    fault: TransferFault | None
+
+
+class Arrivals:
+    """All prompts on their way. Its methods are the loop's; threads talk to it through `_inbox`.
+
+    Whatever goes wrong, the sequence goes on without: its prompt is computed here.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        copies: BlockCopies,
+        connectors: Mapping[str, Connector],
+        *,
+        layout: bytes,
+        block_size: int,
+        timeout_s: float,
+        max_transfers: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._scheduler = scheduler
+        self._copies = copies
+        self._connectors = connectors
+        self._layout = layout
+        self._block_size = block_size
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._host = host_id()
+        self._fetchers = Fetchers(max_transfers)
+        self.wake: Callable[[], None] = lambda: None
+        self._live: dict[int, Arrival] = {}
+        self._ready: list[Waiting] = []
+        self._inbox: deque[_Chunk | _Written | _Fetched] = deque()
+        self.faults: dict[str, int] = {}
+        self.arrived = self.bytes_received = 0
+
+    def __len__(self) -> int:
+        """Sequences that wait here."""
+        return len(self._ready) + sum(1 + len(arrival.followers) for arrival in self._live.values())
+
+    @property
+    def fetching(self) -> int:
+        """Prompts on their way."""
+        return len(self._live)
+
+    def begin(self, sequence: Sequence, message: SubmitSequence) -> bool:
+        """True if the sequence waits here: for its KV, or for one with the same prompt that does."""
+        leader = self._live.get(message.same_prompt_as)
+        if message.kv_offer is None:
+            if leader is not None:
+                leader.followers.append((sequence, message))
+            return leader is not None
+        fault = self._begin(sequence, message, message.kv_offer)
+        if fault is not None:
+            self._count(fault, sequence.key)
+        return fault is None
+
+    def ready(self) -> list[Waiting]:
+        """Takes those that go on, with their KV or without, in an order in which leaders come first."""
+        ready, self._ready = self._ready, []
+        return ready
+
+    def abort(self, key: int) -> Sequence | None:
+        """Takes out one that waits, and returns it."""
+        arrival = self._live.get(key)
+        if arrival is not None:
+            self._end(arrival)
+            self._ready += arrival.followers
+            return arrival.sequence
+        for places in (self._ready, *(one.followers for one in self._live.values())):
+            for place, (sequence, _) in enumerate(places):
+                if sequence.key == key:
+                    del places[place]
+                    self._scheduler.kept.release(key)
+                    return sequence
+        return None
+
+    def patience(self) -> float | None:
+        """Seconds until something is to be done; None: until a thread wakes the loop."""
+        if self._inbox or self._ready:
+            return 0.0
+        limits = [arrival.fetch.deadline for arrival in self._live.values()]
+        return max(0.0, min(limits) + _OVERTIME_S - self._clock()) if limits else None
+
+    def turn(self) -> None:
+        """Takes what the threads say, and gives the device what arrived."""
+        writes = 0
+        while self._inbox and writes < _WRITES_PER_TURN:
+            match self._inbox.popleft():
+                case _Chunk() as chunk:
+                    writes += 1
+                    self._write(chunk)
+                case _Written(arrival, count, error):
+                    arrival.written += count
+                    if error is not None:
+                        log.warning("the device did not write blocks", error=type(error).__name__)
+                        self._fail(arrival, TransferFault.DEVICE)
+                    self._complete(arrival)
+                case _Fetched(arrival, fault):
+                    arrival.fetched = True
+                    if fault is None and arrival.came < arrival.fetch.count:
+                        fault = TransferFault.PROTOCOL
+                    if fault is not None:
+                        self._fail(arrival, fault)
+                    self._complete(arrival)
+        late = self._clock() - _OVERTIME_S
+        for arrival in [one for one in self._live.values() if one.fetch.deadline < late]:
+            self._fail(arrival, TransferFault.TIMEOUT)
+
+    def close(self) -> None:
+        """Ends the threads as soon as they look up."""
+        for arrival in self._live.values():
+            arrival.cancelled = True
+        self._fetchers.close()
+
+    def _begin(self, sequence: Sequence, message: SubmitSequence, offer: OfferedKv) -> TransferFault | None:
+        connector = self._connectors.get(offer.connector)
+        if connector is None:
+            return TransferFault.CONNECTOR
+        if (fault := self._misfit(message, offer)) is not None:
+            return fault
+        expected = self._scheduler.expect(sequence)
+        blocks = offer.blocks if expected is None else len(expected.blocks)
+        hits = blocks if expected is None else expected.hits
+        fetch = Fetch(
+            ticket=offer.ticket,
+            address=offer.address,
+            binding=binding_of(message.token_ids[: offer.tokens], sequence.cache_salt, self._block_size),
+            layout=self._layout,
+            first=hits,
+            count=blocks - hits,
+            block_bytes=self._copies.block_bytes,
+            chunk_blocks=self._copies.blocks,
+            deadline=self._clock() + self._timeout_s,
+        )
+        if expected is None:
+            # The other engine need not keep it.
+            self._fetchers.run(lambda: connector.fetch(fetch, lambda _: None))
+            return TransferFault.NO_BLOCKS
+        arrival = Arrival(sequence, message, expected, fetch, connector)
+        self._live[sequence.key] = arrival
+        self._fetchers.run(lambda: self._fetch(arrival))
+        return None
+
+    def _misfit(self, message: SubmitSequence, offer: OfferedKv) -> TransferFault | None:
+        if offer.connector == "shm" and offer.host_id != self._host:
+            return TransferFault.HOST
+        if offer.layout != self._layout:
+            return TransferFault.LAYOUT
+        blocks = -(-offer.tokens // self._block_size)
+        whole = message.prompt_len == len(message.token_ids) == offer.tokens + 1
+        scored = message.sampling.prompt_logprobs >= 0 or message.beams is not None
+        if not whole or scored or offer.blocks != blocks or not blocks:
+            return TransferFault.MISMATCH
+        return None if len(offer.ticket) in _TICKET_BYTES else TransferFault.MISMATCH
+
+    def _fetch(self, arrival: Arrival) -> None:
+        """In a thread of its own: fetches all chunks."""
+        fault: TransferFault | None = None
+        try:
+            if not arrival.cancelled:
+                arrival.connector.fetch(arrival.fetch, lambda data: self._put(arrival, data))
+        except TransferError as error:
+            fault = error.fault
+            log.debug("KV did not arrive", fault=fault.value, reason=str(error))
+        except Exception:
+            fault = TransferFault.PROTOCOL
+            log.exception("a connector failed", connector=arrival.connector.name)
+        self._tell(_Fetched(arrival, fault))
+
+    def _put(self, arrival: Arrival, data: memoryview) -> None:
+        left = arrival.fetch.deadline - self._clock()
+        if not arrival.ahead.acquire(timeout=max(0.0, left)):
+            raise TransferError(TransferFault.TIMEOUT, "the engine did not come to write blocks")
+        if arrival.cancelled:
+            raise TransferError(TransferFault.GONE, "the KV is not wanted any more")
+        count = len(data) // arrival.fetch.block_bytes
+        first = arrival.fetch.first + arrival.came
+        arrival.came += count
+        if not count or len(data) % arrival.fetch.block_bytes or arrival.came > arrival.fetch.count:
+            raise TransferError(TransferFault.PROTOCOL, "the connector gave other blocks than were asked for")
+        self._tell(_Chunk(arrival, first, data))
+
+    def _tell(self, news: _Chunk | _Written | _Fetched) -> None:
+        self._inbox.append(news)
+        self.wake()
+
+    def _write(self, chunk: _Chunk) -> None:
+        arrival = chunk.arrival
+        if arrival.cancelled:
+            arrival.ahead.release()
+            return
+        if not self._holds(arrival):
+            self._fail(arrival, TransferFault.NO_BLOCKS)
+            return
+        count = len(chunk.data) // arrival.fetch.block_bytes
+        self.bytes_received += len(chunk.data)
+
+        def done(error: Exception | None) -> None:
+            arrival.ahead.release()
+            self._tell(_Written(arrival, count, error))
+
+        self._copies.write(arrival.expected.blocks[chunk.first : chunk.first + count], chunk.data, done)
+
+    def _holds(self, arrival: Arrival) -> bool:
+        """Whether its blocks were not given up."""
+        return self._scheduler.kept.table(arrival.sequence.key) is arrival.expected.blocks
+
+    def _complete(self, arrival: Arrival) -> None:
+        """Lets the sequence go on if all of its KV is there."""
+        whole = arrival.fetched and arrival.written == arrival.fetch.count
+        if not whole or arrival.cancelled:
+            return
+        if not self._scheduler.arrived(arrival.sequence, arrival.expected):
+            self._fail(arrival, TransferFault.NO_BLOCKS)
+            return
+        self.arrived += 1
+        del self._live[arrival.sequence.key]
+        self._ready += [(arrival.sequence, arrival.message), *arrival.followers]
+
+    def _fail(self, arrival: Arrival, fault: TransferFault) -> None:
+        """Lets the sequence go on without the KV."""
+        if arrival.cancelled:
+            return
+        self._count(fault, arrival.sequence.key)
+        self._end(arrival)
+        self._ready += [(arrival.sequence, arrival.message), *arrival.followers]
+
+    def _end(self, arrival: Arrival) -> None:
+        """Frees what it holds; its thread ends when it looks up."""
+        arrival.cancelled = True
+        arrival.ahead.release()
+        del self._live[arrival.sequence.key]
+        self._scheduler.kept.release(arrival.sequence.key)
+
+    def _count(self, fault: TransferFault, key: int) -> None:
+        self.faults[fault.value] = self.faults.get(fault.value, 0) + 1
+        log.info("a prompt is computed whose KV did not come", sequence=key, fault=fault.value)

@@ -1,0 +1,45 @@
+"""A few threads for work that waits for other engines."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from catenary.telemetry import get_logger
+from services.engine.transfer import TransferError
+
+log = get_logger(__name__)
+
+Work = Callable[[], None]
+
+
+class Fetchers:
+    """Up to `count` threads, started as they are needed. They do not hold up the end of the process."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._queue: SimpleQueue[Work | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+
+    def run(self, work: Work) -> None:
+        """Runs it when a thread is free. What it raises is logged."""
+        self._queue.put(work)
+        if len(self._threads) < self._count:
+            thread = threading.Thread(target=self._work, name="kv fetch", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def close(self) -> None:
+        """Lets each thread end after what it is at."""
+        for _ in self._threads:
+            self._queue.put(None)
+
+    def _work(self) -> None:
+        while (work := self._queue.get()) is not None:
+            try:
+                work()
+            except TransferError as error:
+                log.debug("an offer was not given back", fault=error.fault.value)
+            except Exception:
+                log.exception("a connector failed")

@@ -1,0 +1,218 @@
+"""KV of computed prompts that this engine keeps for others."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Final
+
+from services.engine.device import HostCopy
+from services.engine.link import OfferedKv
+from services.engine.runner import BlockCopies, host_bytes
+from services.engine.scheduler import KeptBlocks, Sequence
+from services.engine.transfer import (
+    Offered,
+    TransferError,
+    TransferFault,
+    binding_of,
+    host_id,
+    name_of,
+    new_ticket,
+)
+
+# Copies that the loop gives the device between two steps.
+_READS_PER_TURN: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class OfferTerms:
+    """What an offer says beside its ticket, and for how long and for how many blocks it holds."""
+
+    connector: str
+    address: str
+    layout: bytes
+    ttl_s: float
+    most_blocks: int
+
+
+class PendingRead:
+    """Implements `PendingBlocks`."""
+
+    def __init__(self, offered: Offered, first: int, count: int) -> None:
+        self.offered = offered
+        self.first = first
+        self.count = count
+        self._copy: Future[HostCopy] = Future()
+
+    def done(self, result: HostCopy | Exception) -> None:
+        """The device has begun the copy, or failed."""
+        if not isinstance(result, Exception):
+            self._copy.set_result(result)
+        elif isinstance(result, TransferError):
+            self._copy.set_exception(result)
+        else:
+            text = f"the device did not read blocks: {type(result).__name__}"
+            self._copy.set_exception(TransferError(TransferFault.DEVICE, text))
+
+    def wait(self, timeout_s: float) -> memoryview:
+        try:
+            copy = self._copy.result(max(0.0, timeout_s))
+        except TimeoutError:
+            raise TransferError(TransferFault.TIMEOUT, "the engine did not come to read blocks") from None
+        return host_bytes(copy, self.count, self.offered.block_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    offered: Offered
+    name: bytes
+    blocks: list[int]
+    expires: float
+
+
+class OfferBook:
+    """All offers, the oldest first. Implements `BlockSource`, whose methods any thread calls.
+
+    The others are the loop's. Blocks are read when they are asked for, in the order of the device's work: a
+    read that the loop has begun is whole, whatever happens to the blocks afterwards.
+    """
+
+    def __init__(
+        self,
+        kept: KeptBlocks,
+        copies: BlockCopies,
+        *,
+        block_size: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._kept = kept
+        self._copies = copies
+        self._block_size = block_size
+        self._clock = clock
+        self._host = host_id()
+        self.terms: OfferTerms | None = None
+        self.wake: Callable[[], None] = lambda: None
+        self._lock = threading.Lock()
+        self._offers: dict[int, _Offer] = {}
+        self._by_name: dict[bytes, _Offer] = {}
+        self._reads: deque[PendingRead] = deque()
+        self._fetched: deque[int] = deque()
+        self.blocks = 0
+        self._freed = False
+        self.made = self.fetched_count = self.expired = self.evicted = self.withdrawn = self.bytes_sent = 0
+
+    def __len__(self) -> int:
+        return len(self._offers)
+
+    @property
+    def chunk_blocks(self) -> int:
+        """See BlockSource."""
+        return self._copies.blocks
+
+    def find(self, name: bytes) -> Offered | None:
+        """See BlockSource."""
+        with self._lock:
+            offer = self._by_name.get(name)
+        return None if offer is None else offer.offered
+
+    def read(self, offered: Offered, first: int, count: int) -> PendingRead:
+        """See BlockSource."""
+        read = PendingRead(offered, first, count)
+        self._reads.append(read)
+        self.wake()
+        return read
+
+    def fetched(self, offered: Offered) -> None:
+        """See BlockSource."""
+        self._fetched.append(offered.key)
+        self.wake()
+
+    def offer(self, sequence: Sequence) -> OfferedKv | None:
+        """Offers what is kept of a sequence that has just ended; None if it was given up already."""
+        terms, blocks = self.terms, self._kept.table(sequence.key)
+        if terms is None or blocks is None:
+            return None
+        tokens, ticket = sequence.token_ids[: sequence.prompt_len], new_ticket()
+        binding = binding_of(tokens, sequence.cache_salt, self._block_size)
+        offered = Offered(sequence.key, ticket, binding, terms.layout, len(blocks), self._copies.block_bytes)
+        offer = _Offer(offered, name_of(ticket), blocks, self._clock() + terms.ttl_s)
+        with self._lock:
+            self._offers[sequence.key] = self._by_name[offer.name] = offer
+        self.blocks += len(blocks)
+        self.made += 1
+        while self.blocks > terms.most_blocks and len(self._offers) > 1:
+            self._kept.release(self._drop(next(iter(self._offers))))
+            self.evicted += 1
+        return OfferedKv(
+            connector=terms.connector,
+            address=terms.address,
+            ticket=ticket,
+            host_id=self._host,
+            blocks=len(blocks),
+            tokens=len(tokens),
+            layout=terms.layout,
+            ttl_ms=round(terms.ttl_s * 1000),
+        )
+
+    def withdraw(self, key: int) -> bool:
+        """Ends an offer that nobody will fetch. False if there is none."""
+        if key not in self._offers:
+            return False
+        self._kept.release(self._drop(key))
+        self.withdrawn += 1
+        return True
+
+    def patience(self) -> float | None:
+        """Seconds until something is to be done; None: nothing ever."""
+        if self._reads or self._fetched:
+            return 0.0
+        oldest = next(iter(self._offers.values()), None)
+        return None if oldest is None else max(0.0, oldest.expires - self._clock())
+
+    def turn(self) -> bool:
+        """Ends what is over, and begins reads. True if blocks came free since the last turn."""
+        while self._fetched:
+            key = self._fetched.popleft()
+            if key in self._offers:
+                self._kept.release(self._drop(key))
+                self.fetched_count += 1
+        self._end_old()
+        for _ in range(min(_READS_PER_TURN, len(self._reads))):
+            self._begin(self._reads.popleft())
+        freed, self._freed = self._freed, False
+        return freed
+
+    def _end_old(self) -> None:
+        now = self._clock()
+        for offer in list(self._offers.values()):
+            key = offer.offered.key
+            if key not in self._kept:
+                # The scheduler gives up the oldest first, too.
+                self._drop(key)
+                self.evicted += 1
+            elif offer.expires <= now:
+                self._kept.release(self._drop(key))
+                self.expired += 1
+            else:
+                return
+
+    def _begin(self, read: PendingRead) -> None:
+        offer = self._offers.get(read.offered.key)
+        if offer is None or offer.offered.key not in self._kept:
+            read.done(TransferError(TransferFault.GONE, "the offer is over"))
+            return
+        self.bytes_sent += read.count * read.offered.block_bytes
+        self._copies.read(offer.blocks[read.first : read.first + read.count], read.done)
+
+    def _drop(self, key: int) -> int:
+        """Forgets an offer; returns its key."""
+        with self._lock:
+            offer = self._offers.pop(key)
+            del self._by_name[offer.name]
+        self.blocks -= len(offer.blocks)
+        self._freed = True
+        return key

@@ -1,0 +1,71 @@
+"""Options of engines that compute prompts for others, or generate from what others computed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, Field, field_validator
+
+from catenary.rpc import TcpAddress, parse_address
+
+
+class TransferOptions(BaseModel):
+    """A part of the engine's options."""
+
+    role: Literal["both", "prefill", "decode"] = Field(
+        "both",
+        description="prefill: computes long prompts and hands their KV on. decode: fetches it and generates. "
+        "Either serves whole requests too where the other is missing. Not with contiguous_kv.",
+    )
+    kv_connector: str = Field(
+        "shm",
+        min_length=1,
+        max_length=256,
+        description="How a prefill engine gives KV away: shm (engines of one host), tcp, or MODULE:CLASS of "
+        "a services.engine.transfer.Connector. A decode engine fetches by shm, tcp and the one named here.",
+    )
+    kv_transfer_listen: str = Field(
+        "127.0.0.1:0",
+        description="HOST:PORT on which connector tcp answers (port 0: any free one). KV crosses it in the "
+        "clear: for a network of engines alone.",
+    )
+    kv_transfer_advertise: str | None = Field(
+        None,
+        description="HOST:PORT under which other hosts reach that (port 0: the one that it listens on). "
+        "Absent: kv_transfer_listen.",
+    )
+    kv_transfer_directory: Path | None = Field(
+        None,
+        description="Directory of the sockets of connector shm, which all engines of a host must see. "
+        "Absent: catenary-kv-UID in the system's directory for temporary files.",
+    )
+    kv_transfer_timeout_s: float = Field(
+        10.0,
+        gt=0,
+        le=600,
+        description="Longest that the KV of one prompt may take to arrive; then the prompt is recomputed.",
+    )
+    max_kv_transfers: int = Field(
+        8, ge=1, le=256, description="Prompts whose KV is given away, or fetched, at once."
+    )
+    kv_offer_ttl_s: float = Field(
+        30.0,
+        gt=0,
+        le=3_600,
+        description="Time for which a prefill engine keeps the KV of a prompt for others.",
+    )
+    kv_offer_share: float = Field(
+        0.5,
+        gt=0,
+        le=1,
+        description="Share of the KV blocks that such prompts may hold together, but for the latest one: the "
+        "oldest go. They also go, oldest first, as soon as running sequences are short of blocks.",
+    )
+
+    @field_validator("kv_transfer_listen", "kv_transfer_advertise")
+    @classmethod
+    def _host_and_port(cls, value: str | None) -> str | None:
+        if value is not None and not isinstance(parse_address(value), TcpAddress):
+            raise ValueError(f"{value!r}: write HOST:PORT")
+        return value
