@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from catenary.telemetry import get_logger
 from services.engine.core.beams import BeamSearches
-from services.engine.core.checks import check_beams, check_token_ids
 from services.engine.core.columns import StepBuilder
 from services.engine.core.constrained import ConstrainedSequences
 from services.engine.core.errors import CoreFailure
-from services.engine.core.handover import prompt_alone
+from services.engine.core.intake import Intake
 from services.engine.core.startup import Engine
 from services.engine.core.warming import graph_load
 from services.engine.link import (
@@ -32,13 +31,9 @@ from services.engine.runner import LaunchedStep, StepResult
 from services.engine.sampling import RowStatus, SampledToken
 from services.engine.scheduler import (
     BeamGroup,
-    Finished,
-    QueueFull,
     Scored,
     Sequence,
-    SequenceRefused,
     StepPlan,
-    sequence_from,
 )
 
 # A forward may fail for what is in it. One that goes on failing has lost its device.
@@ -69,16 +64,14 @@ class CoreLoop:
         self._profiler = engine.profiler
         self._recorder = engine.recorder
         self._overlaps = engine.async_stepping
-        self._vocab_size = engine.ready.model.vocab_size
-        self._eos_token_ids = engine.ready.model.eos_token_ids
-        self._beams = BeamSearches(engine.scheduler, self._eos_token_ids)
+        self._beams = BeamSearches(engine.scheduler, engine.ready.model.eos_token_ids)
         self._handover = engine.handover
         self._handover.attach(link.wake)
-        self._max_beam_width = engine.max_beam_width
         self._step = StepBuilder()
         self._constrained = ConstrainedSequences(
             engine.grammars.constraints(link.wake), engine.scheduler, self._step, engine.tracer
         )
+        self._intake = Intake(engine, self._step, self._beams, self._constrained)
         self._in_flight: LaunchedStep | None = None
         self._stopping = False
         self._steps = 0
@@ -116,10 +109,10 @@ class CoreLoop:
         """Takes one message. Whatever it ends is reported with the next step."""
         match message:
             case SubmitSequence():
-                self._submit(message)
+                self._intake.submit(message)
             case AbortSequences(keys=keys):
                 for key in keys:
-                    self._abort(key)
+                    self._intake.abort(key)
             case StartProfile():
                 self._profiler.start(message, self._runner.launches)
             case CancelProfile():
@@ -131,10 +124,7 @@ class CoreLoop:
 
     def advance(self) -> None:
         """Launches the next step if there is work, ends the one before it, and reports what there is."""
-        arrived, freed = self._handover.turn()
-        for sequence, message in arrived:
-            self._enter(sequence, message)
-        self._constrained.admit()
+        freed = self._intake.admit()
         begun = self._begin()
         if self._overlaps:
             begun, self._in_flight = self._in_flight, begun
@@ -153,19 +143,6 @@ class CoreLoop:
         elif self._background is not None:
             self._background.turn(busy=True)
 
-    def _abort(self, key: int) -> None:
-        finished = self._scheduler.end(key, FinishReason.ABORT)
-        if finished is not None:
-            self._beams.forget(key)
-            self._step.add_outcome(finished, None)
-            self._constrained.forget(key)
-        elif (waiting := self._handover.abort(key)) is not None:
-            waiting.finish()
-            self._step.add_outcome(Finished(waiting, None, FinishReason.ABORT), None)
-        else:
-            self._constrained.abort(key)
-            self._handover.forget(key)
-
     def send_profile(self) -> None:
         """Sends a profile that is over."""
         for message in self._profiler.due():
@@ -183,39 +160,6 @@ class CoreLoop:
         self._tracer.counters("sequences", running=load.running, waiting=load.waiting)
         self._tracer.counters("KV blocks", used=load.used_blocks)
         self._link.send(CoreStep(columns=self._step.take(), load=load))
-
-    def _submit(self, message: SubmitSequence) -> None:
-        sequence = sequence_from(message, self._eos_token_ids)
-        try:
-            check_token_ids(message, self._vocab_size)
-        except SequenceRefused as refusal:
-            self._refuse(sequence, refusal.code, refusal.message, refusal.param)
-            return
-        if not self._handover.begin(sequence, message):
-            self._enter(sequence, message)
-
-    def _enter(self, sequence: Sequence, message: SubmitSequence) -> None:
-        """Queues a sequence, or lets it wait for its constraint."""
-        try:
-            given, leader = message.constraint, message.same_prompt_as
-            if message.prefill_only:
-                self._scheduler.add(prompt_alone(message))
-            elif message.beams is not None:
-                check_beams(message.beams, message, self._max_beam_width)
-                self._beams.submit(message, message.beams)
-            elif given is None or self._constrained.add(sequence, given, leader):
-                self._scheduler.add(sequence, leader or None)
-        except SequenceRefused as refusal:
-            self._refuse(sequence, refusal.code, refusal.message, refusal.param)
-        except QueueFull as refusal:
-            self._refuse(sequence, CoreErrorCode.OVERLOADED, str(refusal))
-
-    def _refuse(
-        self, sequence: Sequence, code: CoreErrorCode, message: str, param: str | None = None
-    ) -> None:
-        self._step.add_failure(sequence, code, message, param)
-        self._constrained.forget(sequence.key)
-        self._handover.forget(sequence.key)
 
     def _begin(self) -> LaunchedStep | None:
         with self._tracer.span("plan", self._runner.launches + 1):
