@@ -72,6 +72,7 @@ class EngineApp:
                 max_beam_numbers=config.max_beam_numbers,
             ),
             remembered_handles=config.remembered_handles,
+            role=config.role,
             on_state=self._on_state,
         )
         self.drain_order = DrainOrder(config.drain_s)
@@ -170,6 +171,7 @@ class EngineApp:
             version=catenary.__version__,
             device="scripted" if script else config.device,
             served_model_name=self._name,
+            role=engine_pb2.EngineRole.Value(f"ENGINE_ROLE_{config.role.upper()}"),
             schema_revision=revision,
             minimum_peer_revision=min(revision, MINIMUM_PEER_REVISION),
         )

@@ -9,11 +9,20 @@ from collections.abc import Callable
 from catenary.columns import StepRow
 from catenary.telemetry import bind_request, get_logger
 from catenary.v1 import common_pb2, engine_pb2
-from services.engine.link import ConstraintLoad, CoreLoad, CoreProgress, CoreReady, CoreStep, GraphLoad
+from services.engine.link import (
+    ConstraintLoad,
+    CoreLoad,
+    CoreProgress,
+    CoreReady,
+    CoreStep,
+    GraphLoad,
+    TransferLoad,
+)
 from services.engine.servicer.admission import Admission
 from services.engine.servicer.core_client import Core, CoreRefusal
 from services.engine.servicer.inadmissible import Inadmissible
 from services.engine.servicer.mailbox import Mailbox
+from services.engine.servicer.offers import OfferHandles, with_role
 from services.engine.servicer.profiles import Profiles
 from services.engine.servicer.progress import ProgressWatch
 from services.engine.servicer.refusals import duplicate, engine_lost, full, not_taking
@@ -38,6 +47,7 @@ class EngineHub:
         stall_limit_s: float,
         limits: SequenceLimits,
         remembered_handles: int,
+        role: str = "both",
         on_state: StateListener,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -45,6 +55,8 @@ class EngineHub:
         self._on_state = on_state
         self._clock = clock
         self._table = SequenceTable(remembered_handles)
+        self._role = role
+        self._offers = OfferHandles(remembered_handles)
         self._watch = ProgressWatch(stall_limit_s)
         self._ports: dict[int, Mailbox] = {}
         self._core: Core | None = None
@@ -111,6 +123,11 @@ class EngineHub:
         return self._load.graphs
 
     @property
+    def transfers(self) -> TransferLoad:
+        """What the core has done with KV that is handed on, as of its last report."""
+        return self._load.transfers
+
+    @property
     def constraints(self) -> ConstraintLoad:
         """What the core has done for constraints as of its last report."""
         return self._load.constraints
@@ -153,6 +170,7 @@ class EngineHub:
         self._core, self._load = None, CoreLoad()
         self._watch.reset()
         self.profiles.core_lost()
+        self._offers.clear()
         self._end_all(engine_lost("The engine's core died."))
         self.refresh()
 
@@ -176,10 +194,19 @@ class EngineHub:
             row.handle = sequence.handle
             port.add_row(row)
         if row.end is not None:
+            if row.end.HasField("kv_offer"):
+                self._note_offer(sequence)
             self._table.end(sequence)
             if row.end.HasField("error"):
                 with bind_request(sequence.request_id, None):
                     log.warning("sequence failed", code=common_pb2.ErrorCode.Name(row.end.error.code))
+
+    def _note_offer(self, sequence: LiveSequence) -> None:
+        if sequence.link is not None:
+            self._offers.add(sequence.link, sequence.handle, sequence.key)
+        elif self._core is not None:
+            # Its router is gone, and nobody else knows of the offer.
+            self._core.abort([sequence.key])
 
     def join(self, port: Mailbox) -> None:
         """A router granted a lease."""
@@ -192,7 +219,7 @@ class EngineHub:
             return
         if not self._ports:
             self._alone.set()
-        keys = self._table.leave(port.link)
+        keys = self._table.leave(port.link) + self._offers.leave(port.link)
         if keys and self._core is not None:
             log.info("aborting the sequences of a lost router", sequences=len(keys))
             self._core.abort(keys)
@@ -218,6 +245,7 @@ class EngineHub:
         hinted = message.HasField("same_prompt_as")
         alike = self._table.find(port.link, message.same_prompt_as) if hinted else None
         resolved = admission.resolve(spec, self._table.new_key(), 0 if alike is None else alike.key)
+        resolved = with_role(resolved, message, self._role)
         places = 1 if resolved.beams is None else resolved.beams.width
         if self._table.places + places > limit:
             raise CoreRefusal(full(limit))
@@ -242,6 +270,9 @@ class EngineHub:
         sequence = self._table.find(port.link, handle)
         if sequence is None:
             ended = self._table.ended(port.link, handle)
+            offering = self._offers.take(port.link, handle)
+            if offering is not None and self._core is not None:
+                self._core.abort([offering])
             port.abort_result(
                 handle,
                 common_pb2.ABORT_OUTCOME_ALREADY_FINISHED if ended else common_pb2.ABORT_OUTCOME_UNKNOWN,

@@ -18,6 +18,7 @@ class Identity:
     version: str
     device: str
     served_model_name: str
+    role: engine_pb2.EngineRole.ValueType = engine_pb2.ENGINE_ROLE_BOTH
     schema_revision: int = SCHEMA_REVISION
     minimum_peer_revision: int = MINIMUM_PEER_REVISION
 
@@ -33,6 +34,7 @@ class Identity:
             model=model_info(self.served_model_name, ready),
             capacity=capacity(ready),
             state=state,
+            role=self.role,
         )
 
 

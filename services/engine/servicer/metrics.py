@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from catenary.v1 import engine_pb2
-from services.engine.link import ConstraintLoad, GraphLoad
+from services.engine.link import ConstraintLoad, GraphLoad, TransferLoad
 from services.engine.servicer.hub import EngineHub
 
 
@@ -49,6 +49,7 @@ class EngineCollector(Collector):
         yield from _shapes(self._hub.graphs)
         yield _device(self._hub.graphs)
         yield from _constraints(self._hub.constraints)
+        yield from _transfers(self._hub.transfers)
         states = GaugeMetricFamily(
             "catenary_engine_state", "1 for the state the engine is in.", labels=["state"]
         )
@@ -96,6 +97,38 @@ def _constraints(load: ConstraintLoad) -> Iterator[Metric]:
     }
     for name, (text, value) in counters.items():
         yield CounterMetricFamily(f"catenary_engine_{name}", text, value=value)
+
+
+def _transfers(load: TransferLoad) -> Iterator[Metric]:
+    """Since the core's start, but for the gauges."""
+    offers = CounterMetricFamily(
+        "catenary_engine_kv_offers",
+        "Prompts whose KV was offered to other engines (made), and what became of the offers.",
+        labels=["result"],
+    )
+    for name in ("made", "fetched", "expired", "evicted", "withdrawn"):
+        offers.add_metric([name], getattr(load, name))
+    yield offers
+    arrivals = CounterMetricFamily(
+        "catenary_engine_kv_arrivals",
+        "Prompts whose KV another engine offered: arrived, or why they were computed here.",
+        labels=["result"],
+    )
+    for name, count in {"arrived": load.arrived, **load.faults}.items():
+        arrivals.add_metric([name], count)
+    yield arrivals
+    moved = CounterMetricFamily(
+        "catenary_engine_kv_transfer_bytes", "KV that was sent and received.", labels=["direction"]
+    )
+    moved.add_metric(["sent"], load.bytes_sent)
+    moved.add_metric(["received"], load.bytes_received)
+    yield moved
+    yield GaugeMetricFamily(
+        "catenary_engine_kv_offered_blocks", "KV blocks that offers hold.", value=load.blocks
+    )
+    yield GaugeMetricFamily(
+        "catenary_engine_kv_fetching", "Prompts whose KV is on its way here.", value=load.fetching
+    )
 
 
 def _shapes(graphs: GraphLoad) -> Iterator[Metric]:

@@ -8,6 +8,7 @@ from catenary.columns import StepRow, split_columns, take_message
 from catenary.v1 import common_pb2
 from services.engine.link import CoreErrorCode, EndRow, FinishReason, StepColumns
 from services.engine.servicer.beams import hypothesis_of
+from services.engine.servicer.offers import offer_message
 
 _REASONS = {
     FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
@@ -38,10 +39,12 @@ def _end_of(end: EndRow) -> common_pb2.SequenceEnd:
             prompt_tokens=end.prompt_tokens,
             cached_tokens=end.cached_tokens,
             completion_tokens=end.completion_tokens,
+            transferred_tokens=end.transferred_tokens,
         ),
         stop_token_id=end.stop_token_id,
         vector=end.vector,
         hypotheses=map(hypothesis_of, end.hypotheses),
+        kv_offer=None if end.kv_offer is None else offer_message(end.kv_offer),
     )
     if message.reason == common_pb2.FINISH_REASON_ERROR:
         code = end.error_code or CoreErrorCode.INTERNAL
