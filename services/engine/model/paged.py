@@ -109,7 +109,7 @@ class PagedModel(ABC):
 
         Of a block that comes more than once, which may be the padding block alone, either may win.
         """
-        parts = iter(data.split(self._part_widths, dim=1))
+        parts = iter(torch.split(data, self._part_widths, dim=1))
         for cache in self._caches:
             cache.write_blocks(blocks, next(parts), next(parts), self.block_size)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -97,4 +97,5 @@ class BlockCopies:
 def host_bytes(copy: HostCopy, count: int, block_bytes: int) -> memoryview:
     """The first `count` blocks of a copy, once it is there."""
     flat = copy.wait().contiguous().view(torch.uint8).flatten()
-    return memoryview(flat.numpy())[: count * block_bytes]
+    numbers: Any = flat.numpy()
+    return memoryview(numbers)[: count * block_bytes]

@@ -1,4 +1,4 @@
-"""The engine's Prometheus metrics, read from the hub at each scrape. Labels: state, phase, event."""
+"""The engine's Prometheus metrics, read from the hub at each scrape. Labels: state, phase, event, result, direction."""
 
 from __future__ import annotations
 

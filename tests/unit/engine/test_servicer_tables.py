@@ -215,7 +215,7 @@ def test_metrics_come_from_the_hub_with_state_and_phase_as_the_only_labels() -> 
     states = {sample.labels["state"]: sample.value for sample in metrics["catenary_engine_state"].samples}
     assert states == {"starting": 1, "serving": 0, "stalled": 0, "draining": 0, "not_serving": 0}
     labels = {label for m in metrics.values() for sample in m.samples for label in sample.labels}
-    assert labels == {"state", "phase", "result"}
+    assert labels == {"state", "phase", "result", "direction"}
 
 
 def test_metrics_tell_first_seen_shapes_padding_and_constraints() -> None:

@@ -69,9 +69,7 @@ def transfers(core: LocalCore) -> Any:
 
 @pytest.mark.parametrize("connector", ["shm", "tcp"])
 @pytest.mark.parametrize("length", [2, BLOCK, BLOCK + 1, 61])
-def test_tokens_are_those_of_one_engine(
-    cores: Callable[..., LocalCore], connector: str, length: int
-) -> None:
+def test_tokens_are_those_of_one_engine(cores: Callable[..., LocalCore], connector: str, length: int) -> None:
     prefill, decode, alone = cores("prefill", kv_connector=connector), cores("decode"), cores("both")
     prompt = PROMPT[:length]
     options: dict[str, Any] = {"temperature": 0.8, "seed": 7, "top_logprobs": 2}
