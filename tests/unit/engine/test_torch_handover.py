@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from services.engine.link import FinishReason, OfferedKv
-from tests.support.torch_engine import LocalCore, Output, save_tiny_model, tiny_options
+from tests.support.torch_engine import LocalCore, save_tiny_model, tiny_options
 
 PROMPT = [3 + at * 7 % 120 for at in range(61)]
 BLOCK = 8
