@@ -1,4 +1,4 @@
-"""The engine's Prometheus metrics, read from the hub at each scrape. Labels: state, phase, event, result, direction."""
+"""The engine's Prometheus metrics, read from the hub at each scrape. No label names a request."""
 
 from __future__ import annotations
 
