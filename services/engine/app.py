@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
@@ -14,7 +14,15 @@ from prometheus_client import REGISTRY
 import catenary
 from catenary.backoff import Backoff
 from catenary.config import ConfigError
-from catenary.rpc import CLIENT_SECRET_ENV, ENGINE_SECRET_ENV, Role, RpcServer, open_channel
+from catenary.rpc import (
+    CLIENT_SECRET_ENV,
+    ENGINE_SECRET_ENV,
+    Role,
+    RpcServer,
+    TcpAddress,
+    open_channel,
+    parse_address,
+)
 from catenary.runtime import StartRefused, mark_started
 from catenary.schema import MINIMUM_PEER_REVISION, SCHEMA_REVISION
 from catenary.telemetry import get_logger, new_id
@@ -33,6 +41,7 @@ from services.engine.servicer import (
     LinkTimes,
     ProcessCore,
     RouterLink,
+    RouterLinks,
     SequenceLimits,
     StatusService,
     spawn_process,
@@ -82,7 +91,11 @@ class EngineApp:
             Backoff(config.core_restart_backoff_s, config.core_restart_backoff_max_s),
             served_model_name=self._name,
         )
-        self._links = [self._link(address, script) for address in config.router]
+        self._links = RouterLinks(
+            config.router,
+            lambda address, name, elsewhere: self._link(address, name, elsewhere, script),
+            self.hub,
+        )
         self._collector = EngineCollector(self.hub)
         self._task: asyncio.Task[None] | None = None
         self.addresses: tuple[str, ...] = ()
@@ -137,8 +150,7 @@ class EngineApp:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._supervisor.run())
             group.create_task(self.hub.watch(min(_WATCH_S, self._config.stall_limit_s / 4)))
-            for link in self._links:
-                group.create_task(link.run())
+            group.create_task(self._links.run())
 
     def _on_state(self, state: engine_pb2.EngineState.ValueType) -> None:
         self._server.health.set(_SERVICE, state == engine_pb2.ENGINE_STATE_SERVING)
@@ -161,8 +173,13 @@ class EngineApp:
 
         return process_core
 
-    def _link(self, address: str, script: Script | None) -> RouterLink:
+    def _link(
+        self, address: str, name: str, attached_elsewhere: Callable[[str], bool], script: Script | None
+    ) -> RouterLink:
         config = self._config
+        parsed = parse_address(name)
+        # A certificate is for the name, whatever it stands for.
+        server_name = parsed.host if isinstance(parsed, TcpAddress) and address != name else None
         claimed = script.faults.schema_revision if script else None
         revision = SCHEMA_REVISION if claimed is None else claimed
         identity = Identity(
@@ -184,6 +201,7 @@ class EngineApp:
                 tls=tls,
                 max_message_mib=config.max_message_mib,
                 keepalive_s=config.keepalive_s,
+                server_name=server_name,
             ),
             identity,
             self.hub,
@@ -195,6 +213,7 @@ class EngineApp:
                 backoff_max_s=config.attach_backoff_max_s,
                 refused_backoff_s=config.attach_refused_backoff_s,
             ),
+            attached_elsewhere,
         )
 
 

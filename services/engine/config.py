@@ -28,7 +28,10 @@ class EngineConfig(BucketingOptions, GrammarOptions, HpuOptions, ServicerOptions
         "this way: the engine dials its routers.",
     )
     router: tuple[str, ...] = Field(
-        ("127.0.0.1:7070",), min_length=1, description="Routers to attach to, all of them at once."
+        ("127.0.0.1:7070",),
+        min_length=1,
+        description="Routers to attach to, all of them at once; of a host name, all "
+        "addresses that it stands for, looked up for life.",
     )
     engine_name: str = Field("", max_length=128, description="Name for people. Empty: the host's name.")
 

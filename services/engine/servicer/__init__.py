@@ -11,6 +11,7 @@ from services.engine.servicer.inadmissible import Inadmissible
 from services.engine.servicer.metrics import EngineCollector
 from services.engine.servicer.process_core import CoreLife, ProcessCore, spawn_process
 from services.engine.servicer.router_link import LinkTimes, RouterLink
+from services.engine.servicer.router_links import RouterLinks
 from services.engine.servicer.sampling import SequenceLimits
 from services.engine.servicer.status import StatusService
 from services.engine.servicer.supervisor import CoreFactory, CoreSupervisor
@@ -33,6 +34,7 @@ __all__ = [
     "ProcessCore",
     "ProgressSink",
     "RouterLink",
+    "RouterLinks",
     "SequenceLimits",
     "StatusService",
     "spawn_process",

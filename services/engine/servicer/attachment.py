@@ -61,6 +61,8 @@ class Attachment:
         self._orphan_timeout_s = orphan_timeout_s
         self._reports = 0
         self.attached = False
+        # Instance id of the router, once it granted a lease.
+        self.router: str | None = None
 
     async def run(self) -> NoReturn:
         """Attach and serve until the stream or the lease ends.
@@ -71,7 +73,7 @@ class Attachment:
         call = self._stub.Attach()
         try:
             lease = await self._open(call)
-            self.attached = True
+            self.attached, self.router = True, lease.router
             self._hub.join(self._mailbox)
             log.info("attached to a router", router=lease.router, epoch=lease.epoch, lease_s=lease.limit_s)
             await self._serve(call, lease)

@@ -36,7 +36,11 @@ class LinkTimes:
 
 
 class RouterLink:
-    """The link to the router at one address. `dial` makes a channel that carries the engine's secret."""
+    """The link to the router at one address. `dial` makes a channel that carries the engine's secret.
+
+    `attached_elsewhere` tells whether another link has a lease of the router with this instance id: a router
+    behind two addresses knows one attachment of an engine, and each would end the other for ever.
+    """
 
     def __init__(
         self,
@@ -46,6 +50,7 @@ class RouterLink:
         hub: EngineHub,
         drain_order: DrainOrder,
         times: LinkTimes,
+        attached_elsewhere: Callable[[str], bool],
     ) -> None:
         self._address = address
         self._dial = dial
@@ -53,13 +58,30 @@ class RouterLink:
         self._hub = hub
         self._drain_order = drain_order
         self._times = times
+        self._attached_elsewhere = attached_elsewhere
+        self._router: str | None = None
         self._backoff = Backoff(times.backoff_s, times.backoff_max_s)
         self._said: str | None = None
+        self._attachment: Attachment | None = None
+
+    @property
+    def attached(self) -> bool:
+        """Whether a router has granted a lease here and still keeps it."""
+        return self._attachment is not None and self._attachment.attached
+
+    @property
+    def router(self) -> str | None:
+        """Instance id of the router that is or was attached to."""
+        attached = None if self._attachment is None else self._attachment.router
+        return attached or self._router
 
     async def run(self) -> None:
         """Attach again and again until the engine drains. The hello needs the core's facts first."""
         await self._hub.facts.wait()
         while not self._hub.draining:
+            if self._router is not None and self._attached_elsewhere(self._router):
+                await asyncio.sleep(self._times.backoff_max_s)
+                continue
             delay = await self._attach_once()
             await asyncio.sleep(delay)
 
@@ -75,6 +97,7 @@ class RouterLink:
             attach_timeout_s=self._times.attach_timeout_s,
             orphan_timeout_s=self._times.orphan_timeout_s,
         )
+        self._attachment = attachment
         started = time.monotonic()
         try:
             await attachment.run()
@@ -97,6 +120,8 @@ class RouterLink:
             log.exception("the link to a router failed", address=self._address)
             return self._times.backoff_max_s
         finally:
+            self._router = self.router
+            self._attachment = None
             await channel.close()
 
     def _say(self, event: str, reason: str, *, wait_s: float) -> None:

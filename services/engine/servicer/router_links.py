@@ -1,0 +1,101 @@
+"""Links to all routers: to each address as configured, and to each that a name stands for now."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from catenary.rpc import TcpAddress, is_name, parse_address, resolve
+from catenary.telemetry import get_logger
+from services.engine.servicer.hub import EngineHub
+from services.engine.servicer.router_link import RouterLink
+
+log = get_logger(__name__)
+
+_LOOK_UP_S = 5.0
+_LOOK_UP_ALONE_S = 1.0
+
+
+@dataclass(slots=True)
+class _Target:
+    link: RouterLink
+    task: asyncio.Task[None]
+
+
+class RouterLinks:
+    """One link for each address. One that a name does not stand for any more is dropped once it is down.
+
+    `make(address, name, attached_elsewhere)` makes a link; `name` is the configured address that led to it.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        make: Callable[[str, str, Callable[[str], bool]], RouterLink],
+        hub: EngineHub,
+        *,
+        look_up: Callable[[str], Awaitable[Sequence[str]]] = resolve,
+    ) -> None:
+        """Raises ValueError for what is not an address."""
+        self._literal = tuple(address for address in addresses if not is_name(address))
+        self._names = tuple(address for address in addresses if is_name(address))
+        self._make = make
+        self._hub = hub
+        self._look_up = look_up
+        self._targets: dict[str, _Target] = {}
+
+    async def run(self) -> None:
+        """Keep the links until the engine drains; those that are attached end by themselves then."""
+        async with asyncio.TaskGroup() as tasks:
+            for address in self._literal:
+                self._add(tasks, address, address)
+            while self._names and not self._hub.draining:
+                await self._look_up_all(tasks)
+                attached = any(target.link.attached for target in self._targets.values())
+                await asyncio.sleep(_LOOK_UP_S if attached else _LOOK_UP_ALONE_S)
+
+    async def _look_up_all(self, tasks: asyncio.TaskGroup) -> None:
+        wanted = set(self._literal)
+        for name in self._names:
+            try:
+                found = of_one_family(await self._look_up(name))
+            except OSError as error:
+                log.debug("router's name not resolved", name=name, reason=error.strerror or "unknown")
+                # Nobody is dropped for a name service that is away.
+                wanted |= self._targets.keys()
+                continue
+            wanted |= set(found)
+            for address in found:
+                if address not in self._targets:
+                    self._add(tasks, address, name)
+        for address, target in list(self._targets.items()):
+            if address not in wanted and not target.link.attached:
+                del self._targets[address]
+                target.task.cancel()
+                await asyncio.wait([target.task])
+
+    def _add(self, tasks: asyncio.TaskGroup, address: str, name: str) -> None:
+        link = self._make(address, name, lambda router: self._attached_elsewhere(router, address))
+        self._targets[address] = _Target(link, tasks.create_task(link.run(), name=f"router {address}"))
+
+    def _attached_elsewhere(self, router: str, address: str) -> bool:
+        return any(
+            target.link.attached and target.link.router == router
+            for other, target in self._targets.items()
+            if other != address
+        )
+
+
+def of_one_family(addresses: Iterable[str]) -> list[str]:
+    """Those of IP version 4, or all if there are none.
+
+    A router that has one address of each version is not to be attached to twice.
+    """
+    found = list(addresses)
+    fourth = []
+    for address in found:
+        parsed = parse_address(address)
+        if isinstance(parsed, TcpAddress) and ":" not in parsed.host:
+            fourth.append(address)
+    return fourth or found
