@@ -15,7 +15,6 @@ from gateway.constraints.wanted import Wanted
 from gateway.errors import bad_request
 from gateway.parsing import Tag, tag_for
 
-_PARAM = "tools"
 _OBJECT = {"type": "object"}
 _NOTHING = {"type": "object", "additionalProperties": False}
 
@@ -41,6 +40,7 @@ def wanted_calls(
     required: bool,
     single: bool,
     otherwise: Wanted | None = None,
+    param: str = "tools",
 ) -> Wanted | None:
     """What an answer with these tools is constrained to; None: any text.
 
@@ -52,6 +52,7 @@ def wanted_calls(
             strict functions do, and there may be no call.
         single: at most one call, with nothing behind it.
         otherwise: what an answer without calls must be, a JSON schema; None: any text.
+        param: the field that the functions came in.
 
     Raises:
         ApiError: in a format that holds no JSON, a strict function may be called or not, or the answer
@@ -65,7 +66,7 @@ def wanted_calls(
     # A call that reads like JSON cannot be told from JSON.
     is_json = otherwise is not None and any(tag.begin.startswith("{") for tag in known.values())
     if len(known) == len(tags) and (required or not is_json):
-        return _tags(functions, known, required=required, single=single, otherwise=otherwise)
+        return _tags(functions, known, required=required, single=single, otherwise=otherwise, param=param)
     if otherwise is not None:
         raise bad_request(
             f"'{otherwise.param}' cannot be combined with tools in this model's tool format.", otherwise.param
@@ -74,10 +75,10 @@ def wanted_calls(
         raise bad_request(
             "Strict functions are not supported with this model's tool format, unless 'tool_choice' requires "
             "a call.",
-            _PARAM,
+            param,
             "unsupported_parameter",
         )
-    return Wanted(CONSTRAINT_KIND_GRAMMAR, _array_grammar(functions, single=single), _PARAM)
+    return Wanted(CONSTRAINT_KIND_GRAMMAR, _array_grammar(functions, single=single), param)
 
 
 def _tags(
@@ -87,6 +88,7 @@ def _tags(
     required: bool,
     single: bool,
     otherwise: Wanted | None,
+    param: str,
 ) -> Wanted:
     value = {} if otherwise is None else {"otherwise": msgspec.Raw(otherwise.source.encode())}
     wanted = Wanted.json(
@@ -105,7 +107,7 @@ def _tags(
             "stop_after_first": single,
             **value,
         },
-        _PARAM,
+        param,
     )
     return dataclasses.replace(wanted, part=otherwise)
 

@@ -6,6 +6,7 @@ import msgspec
 
 from catenary.text import TokenizerTraits
 from catenary.v1 import tokenizer_pb2
+from gateway.generation.legacy_calls import with_tools
 from gateway.schemas.chat_input import ChatInputFields
 from gateway.schemas.messages import ChatMessage
 
@@ -14,7 +15,7 @@ def chat_input(fields: ChatInputFields, traits: TokenizerTraits) -> tokenizer_pb
     """The part of a request that its template sees. Raises ApiError for variables that it does not read."""
     variables = fields.template_variables(traits.template_variables)
     return tokenizer_pb2.ChatInput(
-        messages=[_message(message) for message in fields.messages],
+        messages=[_message(message) for message in with_tools(fields.messages, traits.tool_parser)],
         add_generation_prompt=fields.add_generation_prompt,
         continue_final_message=bool(fields.continue_final_message),
         add_special_tokens=fields.add_special_tokens,

@@ -153,8 +153,8 @@ class Choice:
             self.finish_reason = "stop"
         if self.finish_reason is not None:
             parts += parser.finish()
-            if self.finish_reason == "stop" and parser.called and not self._plan.parsing.named:
-                self.finish_reason = "tool_calls"
+            if self.finish_reason == "stop" and parser.called:
+                self.finish_reason = self._plan.parsing.called_reason
         return parts
 
 

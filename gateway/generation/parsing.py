@@ -6,6 +6,7 @@ from catenary.text import TokenizerTraits
 from catenary.v1.common_pb2 import CONSTRAINT_KIND_JSON_SCHEMA
 from gateway.constraints import CallableFunction, Wanted, wanted_calls, wanted_of
 from gateway.errors import bad_request
+from gateway.generation.legacy_calls import with_tools
 from gateway.parsing import (
     RESPONSE_TEMPLATE,
     ParserChoice,
@@ -15,8 +16,9 @@ from gateway.parsing import (
     tag_for,
 )
 from gateway.parsing.formats import JSON
+from gateway.schemas.calls import CallMode, CallPolicy
 from gateway.schemas.chat import ChatRequest
-from gateway.schemas.tools import CallMode, CallPolicy
+from gateway.schemas.tools import FunctionTool
 
 
 def choose_parser(fields: ChatRequest, traits: TokenizerTraits) -> ParserChoice:
@@ -25,13 +27,18 @@ def choose_parser(fields: ChatRequest, traits: TokenizerTraits) -> ParserChoice:
     restricted = policy.mode is CallMode.REQUIRED or set(policy.names) != fields.schemas.keys()
     tool_parser, reasoning_parser, template = _own(traits)
     return ParserChoice(
-        tool_parser=_tool_parser(tool_parser, policy),
+        tool_parser=_tool_parser(tool_parser, policy, fields.tools_param),
         reasoning_parser=reasoning_parser,
         tools=ToolSet(fields.schemas, frozenset(policy.names) if restricted else None, policy.single),
         continues=bool(fields.continue_final_message),
         named=policy.named,
         shows_reasoning=fields.include_reasoning is not False,
-        taken=frozenset(call.id for message in fields.messages for call in message.tool_calls or ()),
+        legacy=policy.legacy,
+        taken=frozenset(
+            call.id
+            for message in with_tools(fields.messages, traits.tool_parser)
+            for call in message.tool_calls or ()
+        ),
         template=template,
     )
 
@@ -48,13 +55,24 @@ def choose_constraint(fields: ChatRequest, traits: TokenizerTraits) -> Wanted | 
             f"'{text.param}' cannot be combined with tools that may be called; see 'tool_choice'.", text.param
         )
     functions = [
-        CallableFunction(tool.function.name, tool.function.parameters, tool.function.strict is True)
-        for tool in fields.tools or ()
-        if tool.function.name in policy.names
+        CallableFunction(
+            function.name,
+            function.parameters,
+            isinstance(function, FunctionTool) and function.strict is True,
+        )
+        for function in fields.offered
+        if function.name in policy.names
     ]
     required = policy.mode is CallMode.REQUIRED
     parser = _own(traits)[0]
-    return wanted_calls(functions, parser, required=required, single=policy.single, otherwise=text)
+    return wanted_calls(
+        functions,
+        parser,
+        required=required,
+        single=policy.single,
+        otherwise=text,
+        param=fields.tools_param,
+    )
 
 
 def _own(traits: TokenizerTraits) -> tuple[str, str, TemplateFormats]:
@@ -69,7 +87,7 @@ def _own(traits: TokenizerTraits) -> tuple[str, str, TemplateFormats]:
     )
 
 
-def _tool_parser(own: str, policy: CallPolicy) -> str:
+def _tool_parser(own: str, policy: CallPolicy, param: str) -> str:
     """The model's own, or the one for calls as a constraint has them written where those are no JSON."""
     if policy.mode is CallMode.NONE:
         return ""
@@ -78,7 +96,7 @@ def _tool_parser(own: str, policy: CallPolicy) -> str:
     if not own:
         raise bad_request(
             "The model's chat template knows no tools, and the server was started without --tool-parser.",
-            "tools",
+            param,
             "unsupported_parameter",
         )
     return own

@@ -264,6 +264,7 @@ def answer_head(plan: GenerationPlan) -> AnswerHead:
         tokens_as_ids=bool(plan.fields.return_tokens_as_token_ids),
         with_usage=plan.fields.wants_usage,
         service_tier=plan.fields.tier,
+        legacy_calls=plan.parsing.legacy,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.parsing.choice import REASONING_PARSERS, TOOL_PARSERS, ParserChoice
+from gateway.parsing.choice import REASONING_PARSERS, TOOL_PARSERS, ParserChoice, id_style
 from gateway.parsing.events import (
     Content,
     OutputParser,
@@ -11,6 +11,7 @@ from gateway.parsing.events import (
     ToolCallArguments,
     ToolCallStart,
 )
+from gateway.parsing.output import IdStyle
 from gateway.parsing.parser import TextParser
 from gateway.parsing.response_template import NAME as RESPONSE_TEMPLATE
 from gateway.parsing.response_template import TemplateFormats, read_response_template
@@ -23,6 +24,7 @@ __all__ = [
     "RESPONSE_TEMPLATE",
     "TOOL_PARSERS",
     "Content",
+    "IdStyle",
     "OutputParser",
     "ParserChoice",
     "Part",
@@ -33,6 +35,7 @@ __all__ = [
     "ToolCallArguments",
     "ToolCallStart",
     "ToolSet",
+    "id_style",
     "read_response_template",
     "tag_for",
 ]

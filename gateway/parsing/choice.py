@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from gateway.parsing import formats, harmony, reasoning, response_template
 from gateway.parsing.calls import Calls
 from gateway.parsing.formats import FORMATS
-from gateway.parsing.output import Output
+from gateway.parsing.output import IdStyle, Output
 from gateway.parsing.parser import TextParser
 from gateway.parsing.reasoning import REASONING, Beginning, ReasoningFormat, beginning, read_reasoning
 from gateway.parsing.response_template import TemplateFormats
@@ -33,6 +33,8 @@ class ParserChoice:
     """The answer goes on with the assistant's last message."""
     named: bool = False
     """The request named the one function: its call ends the answer with `stop`, as OpenAI's do."""
+    legacy: bool = False
+    """The call is told under its older names."""
     shows_reasoning: bool = True
     """Reasoning is part of the answer."""
     taken: frozenset[str] = frozenset()
@@ -44,6 +46,13 @@ class ParserChoice:
     def needed(self) -> bool:
         """Whether answers need a parser at all."""
         return bool(self.tool_parser or self.reasoning_parser)
+
+    @property
+    def called_reason(self) -> str:
+        """Why an answer with a call has ended."""
+        if self.named:
+            return "stop"
+        return "function_call" if self.legacy else "tool_calls"
 
     @property
     def is_harmony(self) -> bool:
@@ -111,3 +120,8 @@ class ParserChoice:
             interrupts = form.markers if form.ends_reasoning else ()
             trim = yield from read_reasoning(source, output, thoughts, start, interrupts)
         yield from Calls(source, output, self.tools, form).read(trim=trim)
+
+
+def id_style(tool_parser: str) -> IdStyle:
+    """What ids of calls look like in a parser's format."""
+    return FORMATS.get(tool_parser, _PLAIN).ids

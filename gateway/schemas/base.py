@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic.config import JsonDict
 from pydantic_core.core_schema import ValidationInfo
 
 from gateway.errors import ApiError, bad_request
@@ -13,6 +14,8 @@ from gateway.schemas.limits import RequestLimits
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 MAX_FIELDS = 256
+DEPRECATED: JsonDict = {"deprecated": True}
+"""For the schema of a field that has a newer name. pydantic's own mark warns whoever reads the field."""
 
 
 class FieldError(ValueError):

@@ -7,13 +7,12 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, FailFast, Field, model_validator
 from pydantic_core.core_schema import ValidationInfo
 
-from gateway.schemas.base import FieldError, RequestModel, at_most, limits_of, plain_object
+from gateway.schemas.base import DEPRECATED, FieldError, RequestModel, at_most, limits_of, plain_object
 
 MAX_CALLS = 1024
 MAX_ID = 256
 # What clients send back with an assistant's message, and what of it asks for nothing.
 _NEUTRAL_FIELDS: dict[str, tuple[Any, ...]] = {
-    "function_call": (None,),
     "audio": (None,),
     "annotations": (None, []),
 }
@@ -24,13 +23,14 @@ _ABSENT: dict[str, tuple[Any, ...]] = {
     "refusal": (None, ""),
     "tool_calls": (None, []),
     "tool_call_id": (None,),
+    "function_call": (None,),
     "reasoning": (None, ""),
     "reasoning_content": (None, ""),
 }
 _OTHER_PARTS = frozenset(
     {"image_url", "input_image", "input_audio", "audio_url", "video_url", "file", "image", "audio", "video"}
 )
-_ASSISTANTS = ("tool_calls", "reasoning", "reasoning_content", "refusal")
+_ASSISTANTS = ("tool_calls", "function_call", "reasoning", "reasoning_content", "refusal")
 
 
 def _read_part(value: Any) -> Any:
@@ -69,12 +69,6 @@ def _read_call(value: Any) -> Any:
 
 def _read_message(value: Any) -> Any:
     message = plain_object(value)
-    if message.get("role") == "function":
-        raise FieldError(
-            "Invalid '{param}': messages of role 'function' are not supported; 'tool' took their place.",
-            "unsupported_parameter",
-            "role",
-        )
     kept = {}
     for name, item in message.items():
         if name in _NEUTRAL_FIELDS:
@@ -146,10 +140,11 @@ class ChatMessage(RequestModel):
     """One message. Parts are joined without a separator.
 
     Only an assistant's has calls, reasoning (under either name) and a refusal, and need not have content
-    then; only a tool's has the id of the call that it answers.
+    then; only a tool's has the id of the call that it answers. A function's, which OpenAI had before tools,
+    has its name.
     """
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Annotated[
         list[Annotated[ContentPart, BeforeValidator(_read_part)]] | None,
         FailFast(),
@@ -160,6 +155,7 @@ class ChatMessage(RequestModel):
         list[Annotated[ToolCall, BeforeValidator(_read_call)]] | None, FailFast(), at_most(MAX_CALLS)
     ] = None
     tool_call_id: str | None = Field(None, min_length=1, max_length=MAX_ID)
+    function_call: CalledFunction | None = Field(None, json_schema_extra=DEPRECATED)
     refusal: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
@@ -178,7 +174,14 @@ class ChatMessage(RequestModel):
             )
         if self.role != "tool" and self.tool_call_id is not None:
             raise FieldError("Invalid '{param}': only a tool's message may have it.", at="tool_call_id")
-        says = assistant and any(getattr(self, name) is not None for name in _ASSISTANTS)
+        if None not in (self.tool_calls, self.function_call):
+            raise FieldError("Invalid '{param}': not allowed beside 'tool_calls'.", at="function_call")
+        if self.role == "function" and not self.name:
+            raise FieldError("Missing required parameter: '{param}'.", "missing_required_parameter", "name")
+        # What a function gave may be nothing.
+        says = self.role == "function" or (
+            assistant and any(getattr(self, name) is not None for name in _ASSISTANTS)
+        )
         if self.content is None and not says:
             raise FieldError(
                 "Missing required parameter: '{param}'.", "missing_required_parameter", "content"

@@ -2,60 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import BeforeValidator, FailFast, Field, PlainValidator, WithJsonSchema
-from pydantic_core.core_schema import ValidationInfo
+from pydantic import BeforeValidator, FailFast, Field
 
 from gateway.errors import bad_request
-from gateway.parsing import NAME
-from gateway.schemas.base import FieldError, RequestModel, limits_of, plain_object, within
+from gateway.schemas.base import DEPRECATED, FieldError, RequestModel, plain_object, within
+from gateway.schemas.calls import NO_CALLS, TOOL_CHOICE, CallMode, CallPolicy, ToolChoice
 from gateway.schemas.data import BOUNDED
+from gateway.schemas.functions import FUNCTION_CALL, Function
 from gateway.schemas.limits import RequestLimits
-
-_CHOICES = ("none", "auto", "required")
-_NAME_SCHEMA = {"type": "string", "pattern": f"^{NAME.pattern}$"}
-
-
-def _object_schema(**properties: Any) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
-
-
-_NAMED_SCHEMA = _object_schema(type={"const": "function"}, function=_object_schema(name=_NAME_SCHEMA))
-_CHOICE_SCHEMA = WithJsonSchema(
-    {
-        "anyOf": [
-            {"type": "string", "enum": list(_CHOICES)},
-            _NAMED_SCHEMA,
-            _object_schema(
-                type={"const": "allowed_tools"},
-                allowed_tools=_object_schema(
-                    mode={"enum": ["auto", "required"]},
-                    tools={"type": "array", "minItems": 1, "items": _NAMED_SCHEMA},
-                ),
-            ),
-            {"type": "null"},
-        ]
-    }
-)
-
-
-def _name(value: Any) -> Any:
-    if isinstance(value, str) and NAME.fullmatch(value) is None:
-        raise FieldError("Invalid '{param}': must be 1 to 64 letters, digits, underscores and dashes.")
-    return value
-
-
-FunctionName = Annotated[str, BeforeValidator(_name), WithJsonSchema(_NAME_SCHEMA)]
 
 
 def _only_functions(value: Any) -> Any:
@@ -69,12 +27,9 @@ def _only_functions(value: Any) -> Any:
     return value
 
 
-class FunctionTool(RequestModel):
+class FunctionTool(Function):
     """A function."""
 
-    name: FunctionName = Field(description="1 to 64 letters, digits, underscores and dashes.")
-    description: str | None = None
-    parameters: dict[str, Any] | None = Field(None, description="JSON Schema of its arguments.")
     strict: bool | None = Field(None, description="Arguments must obey the schema.")
 
 
@@ -83,82 +38,6 @@ class Tool(RequestModel):
 
     type: Literal["function"]
     function: FunctionTool
-
-
-class CallMode(Enum):
-    """Whether a model calls: NONE never, AUTO as it likes, REQUIRED at least once."""
-
-    NONE = "none"
-    AUTO = "auto"
-    REQUIRED = "required"
-
-
-@dataclass(frozen=True, slots=True)
-class ToolChoice:
-    """What `tool_choice` says.
-
-    names: the functions that may be called; None: all; named: the request named that one."""
-
-    mode: CallMode
-    names: tuple[str, ...] | None = None
-    named: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class CallPolicy:
-    """What a request wants of calls.
-
-    names: the functions that may be called; single: at most one call; named: the request named that one."""
-
-    mode: CallMode
-    names: tuple[str, ...] = ()
-    single: bool = False
-    named: bool = False
-
-
-NO_CALLS = CallPolicy(CallMode.NONE)
-
-
-def _read_choice(value: Any, info: ValidationInfo) -> ToolChoice | None:
-    if value is None:
-        return None
-    if isinstance(value, str):
-        if value not in _CHOICES:
-            words = ", ".join(f"'{choice}'" for choice in _CHOICES)
-            raise FieldError(f"Invalid '{{param}}': must be one of {words}, or an object.")
-        return ToolChoice(CallMode(value))
-    if not isinstance(value, dict):
-        raise FieldError("Invalid type for '{param}': expected a string or an object.", "invalid_type")
-    kind = plain_object(value).get("type")
-    if kind == "function":
-        return ToolChoice(CallMode.REQUIRED, (_named(value, ""),), named=True)
-    if kind != "allowed_tools":
-        raise FieldError("Invalid '{param}': must be 'function' or 'allowed_tools'.", at="type")
-    return _read_allowed(value, limits_of(info).max_tools)
-
-
-def _read_allowed(value: dict[str, Any], most: int) -> ToolChoice:
-    allowed = value.get("allowed_tools")
-    if value.keys() - {"type", "allowed_tools"} or not isinstance(allowed, dict):
-        raise FieldError("Invalid '{param}': must be an object with 'mode' and 'tools'.", at="allowed_tools")
-    mode, tools = allowed.get("mode"), allowed.get("tools")
-    if mode not in ("auto", "required") or allowed.keys() - {"mode", "tools"}:
-        raise FieldError("Invalid '{param}': must be 'auto' or 'required'.", at="allowed_tools.mode")
-    if not isinstance(tools, list) or not 0 < len(tools) <= most:
-        raise FieldError(f"Invalid '{{param}}': must be 1 to {most} tools.", at="allowed_tools.tools")
-    names = (_named(tool, f"allowed_tools.tools.{place}.") for place, tool in enumerate(tools))
-    return ToolChoice(CallMode(mode), tuple(dict.fromkeys(names)))
-
-
-def _named(tool: Any, at: str) -> str:
-    """The name in `{"type": "function", "function": {"name": ...}}`."""
-    if not isinstance(tool, dict) or tool.get("type") != "function" or tool.keys() - {"type", "function"}:
-        raise FieldError("Invalid '{param}': must be 'function'.", at=f"{at}type")
-    function = tool.get("function")
-    name = function.get("name") if isinstance(function, dict) and len(function) == 1 else None
-    if not isinstance(name, str):
-        raise FieldError("Invalid '{param}': must be an object with a 'name'.", at=f"{at}function")
-    return name
 
 
 class ToolListFields(RequestModel):
@@ -172,44 +51,74 @@ class ToolListFields(RequestModel):
     ] = Field(None, description="Functions that the model may call.")
 
     @property
+    def offered(self) -> Sequence[Function]:
+        """The functions."""
+        return [tool.function for tool in self.tools or ()]
+
+    @property
+    def tools_param(self) -> str:
+        """The field that they came in."""
+        return "tools"
+
+    @property
     def schemas(self) -> dict[str, Mapping[str, Any]]:
         """The parameters' schemas, by function."""
-        return {tool.function.name: tool.function.parameters or {} for tool in self.tools or ()}
+        return {function.name: function.parameters or {} for function in self.offered}
 
     @property
     def tools_json(self) -> str:
         """The tools as a chat template sees them; empty if there are none."""
-        if not self.tools:
+        if not (offered := self.offered):
             return ""
-        return msgspec.json.encode([_shown(tool.function) for tool in self.tools]).decode()
+        return msgspec.json.encode([_shown(function) for function in offered]).decode()
 
     def check_tools(self, limits: RequestLimits) -> None:
         """Checks across these fields. Raises ApiError."""
-        if len(self.schemas) != len(self.tools or ()):
-            raise bad_request("Invalid 'tools': two functions have the same name.", "tools")
+        param = self.tools_param
+        if len(self.schemas) != len(self.offered):
+            raise bad_request(f"Invalid '{param}': two functions have the same name.", param)
         if len(self.tools_json.encode()) > limits.max_tools_bytes:
             raise bad_request(
-                f"Invalid 'tools': they must have at most {limits.max_tools_bytes} bytes.", "tools"
+                f"Invalid '{param}': they must have at most {limits.max_tools_bytes} bytes.", param
             )
 
 
 class ToolFields(ToolListFields):
     """What is wanted of the tools."""
 
-    tool_choice: Annotated[ToolChoice | None, PlainValidator(_read_choice), _CHOICE_SCHEMA] = Field(
+    tool_choice: Annotated[ToolChoice | None, *TOOL_CHOICE] = Field(
         None, description="none, auto, required, a function, or allowed_tools. Default: auto."
     )
     parallel_tool_calls: bool | None = Field(None, description="false: at most one call. Default: true.")
+    functions: Annotated[list[Function] | None, FailFast(), BOUNDED, within("max_tools")] = Field(
+        None,
+        description="The older name of tools, of which at most one is called.",
+        json_schema_extra=DEPRECATED,
+    )
+    function_call: Annotated[ToolChoice | None, *FUNCTION_CALL] = Field(
+        None,
+        description="none, auto, or a function, with functions. Default: auto.",
+        json_schema_extra=DEPRECATED,
+    )
     include_reasoning: bool | None = Field(None, description="false: reasoning is left out of the answer.")
+
+    @property
+    def offered(self) -> Sequence[Function]:
+        return self.functions or super().offered
+
+    @property
+    def tools_param(self) -> str:
+        return "functions" if self.functions else "tools"
 
     @property
     def call_policy(self) -> CallPolicy:
         """What is wanted of calls."""
-        choice = self.tool_choice or ToolChoice(CallMode.AUTO)
-        if not self.tools or choice.mode is CallMode.NONE:
+        legacy = bool(self.functions)
+        choice = (self.function_call if legacy else self.tool_choice) or ToolChoice(CallMode.AUTO)
+        if not self.offered or choice.mode is CallMode.NONE:
             return NO_CALLS
-        single = choice.named or self.parallel_tool_calls is False
-        return CallPolicy(choice.mode, choice.names or tuple(self.schemas), single, choice.named)
+        single = legacy or choice.named or self.parallel_tool_calls is False
+        return CallPolicy(choice.mode, choice.names or tuple(self.schemas), single, choice.named, legacy)
 
     @property
     def tools_json(self) -> str:
@@ -218,15 +127,28 @@ class ToolFields(ToolListFields):
 
     def check_tools(self, limits: RequestLimits) -> None:
         super().check_tools(limits)
-        choice = self.tool_choice or ToolChoice(CallMode.AUTO if self.tools else CallMode.NONE)
+        if self.functions:
+            if self.tools:
+                raise bad_request("'functions' cannot be combined with 'tools'.", "functions")
+            if self.parallel_tool_calls:
+                raise bad_request(
+                    "'parallel_tool_calls' is only allowed when 'tools' are given.", "parallel_tool_calls"
+                )
+        self._check_choice("tool_choice", self.tool_choice, "tools", self.tools)
+        self._check_choice("function_call", self.function_call, "functions", self.functions)
+
+    def _check_choice(
+        self, param: str, given: ToolChoice | None, of: str, offered: Sequence[RequestModel] | None
+    ) -> None:
+        choice = given or ToolChoice(CallMode.AUTO if offered else CallMode.NONE)
         if choice.mode is CallMode.NONE:
             return
-        if self.tools is None or (not self.tools and choice != ToolChoice(CallMode.AUTO)):
-            raise bad_request("'tool_choice' is only allowed when 'tools' are given.", "tool_choice")
+        if offered is None or (not offered and choice != ToolChoice(CallMode.AUTO)):
+            raise bad_request(f"'{param}' is only allowed when '{of}' are given.", param)
         if not self.schemas.keys() >= set(choice.names or ()):
-            raise bad_request("Invalid 'tool_choice': 'tools' has no such function.", "tool_choice")
+            raise bad_request(f"Invalid '{param}': '{of}' has no such function.", param)
 
 
-def _shown(function: FunctionTool) -> dict[str, Any]:
+def _shown(function: Function) -> dict[str, Any]:
     given = {"name": function.name, "description": function.description, "parameters": function.parameters}
     return {"type": "function", "function": {name: item for name, item in given.items() if item is not None}}

@@ -35,8 +35,6 @@ COMMON: Mapping[str, Sequence[Any]] = {**_SAMPLING, **_OUTPUT, **_SYSTEM}
 
 CHAT: Mapping[str, Sequence[Any]] = {
     **COMMON,
-    "functions": ([],),
-    "function_call": ("none",),
     "audio": _OFF,
     "modalities": (["text"],),
     "prediction": _OFF,

@@ -69,7 +69,9 @@ class ChatWriter(Writer[ChunkChoice]):
         choices = [
             ChatChoice(
                 result.index,
-                message_of([Content(result.text)] if result.parts is None else result.parts),
+                message_of(
+                    [Content(result.text)] if result.parts is None else result.parts, legacy=self._legacy
+                ),
                 None if result.entries is None else chat_logprobs(result.entries, self._names),
                 result.finish_reason,
                 result.stop_reason,
@@ -90,7 +92,7 @@ class ChatWriter(Writer[ChunkChoice]):
         if delta.parts is None:
             yield from super()._news(delta)
             return
-        parts = [delta_of(part) for part in delta.parts]
+        parts = [delta_of(part, legacy=self._legacy) for part in delta.parts]
         if parts or delta.entries or delta.token_ids or delta.prompt is not None:
             yield self._told(delta, parts[0] if parts else Delta())
         for part in parts[1:]:

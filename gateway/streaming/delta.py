@@ -25,10 +25,10 @@ class ChoiceDelta:
     """News of a choice.
 
     index: of the choice; text: new text; entries: log probabilities that came to it; finish_reason: why it
-    ended ("stop", "length" or "tool_calls"), with its last part; stop_reason: the stop string or the
-    requested stop token that ended it; token_ids: new tokens; prompt: with the first part, if anything was
-    asked of the prompt; parts: what was read in the text, which may come later than the text; None: nothing
-    is read in it."""
+    ended ("stop", "length", "tool_calls" or "function_call"), with its last part; stop_reason: the stop
+    string or the requested stop token that ended it; token_ids: new tokens; prompt: with the first part, if
+    anything was asked of the prompt; parts: what was read in the text, which may come later than the text;
+    None: nothing is read in it."""
 
     index: int
     text: str

@@ -30,6 +30,7 @@ class Delta(msgspec.Struct, omit_defaults=True):
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+    function_call: FunctionDelta | UnsetType = UNSET
 
 
 class Function(msgspec.Struct):
@@ -50,24 +51,28 @@ class Message(msgspec.Struct):
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
     tool_calls: list[ToolCall] | UnsetType = UNSET
+    function_call: Function | UnsetType = UNSET
 
 
-def delta_of(part: Part) -> Delta:
-    """A part as a chunk has it."""
+def delta_of(part: Part, *, legacy: bool = False) -> Delta:
+    """A part as a chunk has it; `legacy`: the one call is told as `function_call`."""
     match part:
         case Content(text):
             return Delta(content=text)
         case Reasoning(text):
             return Delta(reasoning_content=text, reasoning=text)
         case ToolCallStart(index, call_id, name):
-            call = ToolCallDelta(index, call_id, "function", FunctionDelta(name, ""))
+            function = FunctionDelta(name, "")
+            call = ToolCallDelta(index, call_id, "function", function)
         case ToolCallArguments(index, text):
-            call = ToolCallDelta(index, function=FunctionDelta(arguments=text))
-    return Delta(tool_calls=[call])
+            function = FunctionDelta(arguments=text)
+            call = ToolCallDelta(index, function=function)
+    return Delta(function_call=function) if legacy else Delta(tool_calls=[call])
 
 
-def message_of(parts: Iterable[Part]) -> Message:
-    """All parts of a choice. The content is null where there is none but something else."""
+def message_of(parts: Iterable[Part], *, legacy: bool = False) -> Message:
+    """All parts of a choice; `legacy` as in `delta_of`. The content is null where there is none but something
+    else."""
     content: list[str] = []
     reasoning: list[str] = []
     calls: list[tuple[ToolCallStart, list[str]]] = []
@@ -84,7 +89,10 @@ def message_of(parts: Iterable[Part]) -> Message:
     message = Message("assistant", "".join(content))
     if reasoning:
         message.reasoning_content = message.reasoning = "".join(reasoning)
-    if calls:
+    if calls and legacy:
+        ((start, arguments),) = calls
+        message.function_call = Function(start.name, "".join(arguments))
+    elif calls:
         message.tool_calls = [
             ToolCall(start.id, "function", Function(start.name, "".join(arguments)))
             for start, arguments in calls

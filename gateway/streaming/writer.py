@@ -25,7 +25,8 @@ class AnswerHead:
 
     answer_id: its id; created: Unix time in seconds; model: the served name; vocabulary: what log
     probabilities name tokens with; tokens_as_ids: they name them by their ids; with_usage: a stream ends with
-    the usage, and all its other chunks have `usage: null`; service_tier: the one that was asked for."""
+    the usage, and all its other chunks have `usage: null`; service_tier: the one that was asked for;
+    legacy_calls: a call is told as `function_call`."""
 
     answer_id: str
     created: int
@@ -34,6 +35,7 @@ class AnswerHead:
     tokens_as_ids: bool = False
     with_usage: bool = False
     service_tier: str | None = None
+    legacy_calls: bool = False
 
 
 class Writer(ABC, Generic[C]):
@@ -48,6 +50,7 @@ class Writer(ABC, Generic[C]):
         self._model = head.model
         self._names = TokenNames(head.vocabulary, as_ids=head.tokens_as_ids, odd_prefix=self.odd_prefix)
         self._absent_usage: UnsetType | None = None if head.with_usage else UNSET
+        self._legacy = head.legacy_calls
         self._service_tier = UNSET if head.service_tier is None else head.service_tier
 
     def opening(self, count: int, usage: Usage | None) -> bytes:

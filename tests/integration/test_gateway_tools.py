@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from openai.types.chat import ChatCompletion
 
 from gateway.routes.chat_completions import ChatEndpoint
 from tests.support.chat_answers import told
@@ -219,3 +220,64 @@ async def test_a_model_without_a_parser_refuses_tools(stack: Stack, stream: bool
     assert (answer.status, answer.json()["error"]["param"]) == (400, "tools")
     assert told(await ask(stack, stream=stream, tools=[], max_tokens=3)).finish_reason == "length"
     await stack.alive()
+
+
+FUNCTIONS = {"functions": [WEATHER["function"], NOW["function"]]}
+
+
+@MODES
+async def test_functions_as_they_were_before_tools(start_parsing: StartStack, stream: bool) -> None:
+    stack = await start_parsing(script(saying(f"I look.\n{TWO}")))
+    answer = await ask(stack, stream=stream, **FUNCTIONS)
+    content, call, reason = _legacy(answer, stream=stream)
+    assert (content, call, reason) == (
+        *("I look.", {"name": "get_weather", "arguments": '{"city": "Paris"}'}, "function_call"),
+    )
+    assert b"tool_calls" not in answer.body
+    named = {**FUNCTIONS, "function_call": {"name": "get_weather"}}
+    assert _legacy(await ask(stack, stream=stream, **named), stream=stream)[1:] == (call, "stop")
+    silent = await ask(stack, stream=stream, **FUNCTIONS, function_call="none")
+    assert told(silent).content == f"I look.\n{TWO}"
+
+
+def _legacy(answer: Any, *, stream: bool) -> tuple[str, dict[str, str], str]:
+    assert answer.status == 200, answer.body
+    if not stream:
+        (choice,) = answer.json()["choices"]
+        ChatCompletion.model_validate_json(answer.body, strict=True)
+        message = choice["message"]
+        return message["content"] or "", message["function_call"], choice["finish_reason"]
+    choices = [choice for event in answer.events[:-1] for choice in event["choices"]]
+    call: dict[str, str] = {}
+    for choice in choices:
+        delta = choice["delta"].get("function_call", {})
+        assert ("name" in delta) == (bool(delta) and not call)
+        call = {
+            name: call.get(name, "") + text for name, text in {**dict.fromkeys(call, ""), **delta}.items()
+        }
+    content = "".join(choice["delta"].get("content", "") for choice in choices)
+    return content, call, choices[-1]["finish_reason"]
+
+
+async def test_a_chat_with_functions_is_rendered_as_one_with_tools(start_parsing: StartStack) -> None:
+    stack = await start_parsing()
+    call = {"name": "now", "arguments": "{}"}
+    user = {"role": "user", "content": "hi"}
+    older = {
+        "messages": [
+            user,
+            {"role": "assistant", "content": None, "function_call": call},
+            {"role": "function", "name": "now", "content": "noon"},
+        ],
+        **FUNCTIONS,
+    }
+    newer = {
+        "messages": [
+            user,
+            {"role": "assistant", "tool_calls": [{"id": "call00000", "type": "function", "function": call}]},
+            {"role": "tool", "tool_call_id": "call00000", "name": "now", "content": "noon"},
+        ],
+        **TOOLS,
+    }
+    rendered = [await stack.post("/v1/chat/completions/render", body) for body in (older, newer)]
+    assert rendered[0].json()["token_ids"] == rendered[1].json()["token_ids"]

@@ -11,7 +11,7 @@ from catenary.text import TokenizerTraits
 from gateway.errors import ApiError
 from gateway.generation.parsing import choose_parser
 from gateway.schemas import ChatRequest, RequestLimits, parse_request
-from gateway.schemas.tools import CallMode
+from gateway.schemas.calls import NO_CALLS, CallMode, CallPolicy
 from gateway.schemas.unsupported import CHAT
 
 FUNCTION = {"name": "add", "description": "Adds.", "parameters": {"type": "object", "properties": {}}}
@@ -84,7 +84,18 @@ def test_what_is_wanted_of_calls() -> None:
         ),
         ({"parallel_tool_calls": "yes"}, "parallel_tool_calls"),
         ({"include_reasoning": 1}, "include_reasoning"),
-        ({"functions": [FUNCTION]}, "functions"),
+        ({"functions": [FUNCTION], "tools": [ADD]}, "functions"),
+        ({"functions": [FUNCTION, FUNCTION]}, "functions"),
+        ({"functions": [FUNCTION] * 129}, "functions"),
+        ({"functions": [{**FUNCTION, "strict": True}]}, "functions.0.strict"),
+        ({"functions": [{"name": "a b"}]}, "functions.0.name"),
+        ({"functions": [FUNCTION], "parallel_tool_calls": True}, "parallel_tool_calls"),
+        ({"functions": [FUNCTION], "tool_choice": "auto"}, "tool_choice"),
+        ({"tools": [ADD], "function_call": "auto"}, "function_call"),
+        ({"functions": [FUNCTION], "function_call": "required"}, "function_call"),
+        ({"functions": [FUNCTION], "function_call": {"name": "nope"}}, "function_call"),
+        ({"functions": [FUNCTION], "function_call": {"name": "add", "x": 1}}, "function_call"),
+        ({"functions": [], "function_call": {"name": "add"}}, "function_call"),
         ({"function_call": "auto"}, "function_call"),
     ],
 )
@@ -123,3 +134,20 @@ def test_the_parser_knows_what_may_be_called() -> None:
     assert choice.tools.allowed == frozenset({"add"})
     assert choose_parser(chat(tools=[ADD, SUB]), traits).tools.allowed is None
     assert choose_parser(chat(tools=[ADD], tool_choice="none"), traits).tool_parser == ""
+
+
+def test_functions_are_tools_by_their_older_name() -> None:
+    asked = chat(functions=[FUNCTION])
+    assert asked.call_policy == CallPolicy(CallMode.AUTO, ("add",), single=True, legacy=True)
+    assert asked.tools_json == chat(tools=[ADD]).tools_json
+    assert asked.schemas == chat(tools=[ADD]).schemas
+    named = chat(functions=[FUNCTION], function_call={"name": "add"}).call_policy
+    assert named == CallPolicy(CallMode.REQUIRED, ("add",), single=True, named=True, legacy=True)
+    for silent in (
+        chat(functions=[FUNCTION], function_call="none"),
+        chat(function_call="none"),
+        chat(functions=[], function_call="auto"),
+        chat(functions=None, function_call=None),
+    ):
+        assert silent.call_policy == NO_CALLS
+        assert silent.tools_json == ""
