@@ -38,6 +38,7 @@ from services.engine.servicer import (
     EngineCollector,
     EngineHub,
     Identity,
+    KvPublishing,
     LinkTimes,
     ProcessCore,
     RouterLink,
@@ -189,6 +190,7 @@ class EngineApp:
             device="scripted" if script else config.device,
             served_model_name=self._name,
             role=engine_pb2.EngineRole.Value(f"ENGINE_ROLE_{config.role.upper()}"),
+            publish_kv=config.publish_kv,
             schema_revision=revision,
             minimum_peer_revision=min(revision, MINIMUM_PEER_REVISION),
         )
@@ -214,6 +216,14 @@ class EngineApp:
                 refused_backoff_s=config.attach_refused_backoff_s,
             ),
             attached_elsewhere,
+            KvPublishing(
+                interval_s=config.kv_publish_interval_s,
+                max_pending=config.kv_publish_queue,
+                resync_interval_s=config.kv_resync_interval_s,
+                backoff_s=config.attach_backoff_s,
+                backoff_max_s=config.attach_backoff_max_s,
+                refused_backoff_s=config.attach_refused_backoff_s,
+            ),
         )
 
 

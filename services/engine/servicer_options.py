@@ -54,3 +54,24 @@ class ServicerOptions(BaseModel):
     remembered_handles: int = Field(
         16_384, ge=1, le=10_000_000, description="Ended sequences that late aborts are still answered for."
     )
+    publish_kv: bool = Field(
+        True,
+        description="Tell the routers which blocks the prefix cache holds, so that requests go where their "
+        "prefix is.",
+    )
+    kv_publish_interval_s: float = Field(
+        0.1, ge=0, le=60, description="Changes of the prefix cache are told together, so many seconds apart."
+    )
+    kv_publish_queue: int = Field(
+        65_536,
+        ge=1,
+        le=10_000_000,
+        description="Changes that may wait for a router that does not read them; with more it is told anew "
+        "what there is.",
+    )
+    kv_resync_interval_s: float = Field(
+        1.0,
+        ge=0,
+        le=3_600,
+        description="Seconds between two answers to a router that asks for all names again.",
+    )

@@ -35,6 +35,7 @@ from services.router.service import (
     AttachTerms,
     FleetServicer,
     GenerateCalls,
+    KvStreams,
     RouterServicer,
     SessionStreams,
 )
@@ -202,7 +203,15 @@ class Router:
         terms = AttachTerms(
             self.instance_id, config.lease_ms, config.report_interval_ms, config.hello_timeout_s
         )
-        fleet = FleetServicer(self._membership, self._engine_watch, terms)
+        kv = KvStreams(
+            self.fleet,
+            self._dispatcher.link_of,
+            self.kv_index,
+            self._metrics,
+            hello_timeout_s=config.hello_timeout_s,
+            max_resyncs=config.max_kv_resyncs,
+        )
+        fleet = FleetServicer(self._membership, self._engine_watch, terms, kv)
         router_pb2_grpc.add_RouterServiceServicer_to_server(router, self._server.grpc)
         engine_pb2_grpc.add_FleetServiceServicer_to_server(fleet, self._server.grpc)
 
@@ -218,6 +227,10 @@ class Router:
                 "queued_sequences": (
                     "Sequences that wait for an engine.",
                     lambda: self._dispatcher.queued_sequences,
+                ),
+                "indexed_blocks": (
+                    "Cached blocks of engines that are known here, once for each engine.",
+                    lambda: self.kv_index.pairs,
                 ),
                 "sessions": ("Gateways connected.", lambda: len(self._hub)),
             },

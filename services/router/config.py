@@ -37,6 +37,13 @@ class RouterConfig(RpcConfig):
         description="Cached blocks that the router knows of, each counted for every engine that has it; "
         "beyond that it forgets those it has known longest. One takes about 140 bytes.",
     )
+    max_kv_resyncs: int = Field(
+        16,
+        ge=0,
+        le=1_000_000,
+        description="Gaps in the KV events of one stream, after each of which the engine is asked for all "
+        "its blocks; with one more the stream ends.",
+    )
     receipts: int = Field(
         1024, ge=1, le=100_000, description="Latest decisions of placement that Explain can tell of."
     )

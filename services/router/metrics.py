@@ -36,6 +36,14 @@ class RouterMetrics:
             "Times that an engine was given nothing.",
             registry=registry,
         )
+        self.kv_resyncs = Counter(
+            _PREFIX + "kv_resyncs", "Gaps in the KV events of an engine.", registry=registry
+        )
+        self.kv_breaches = Counter(
+            _PREFIX + "kv_breaches",
+            "Streams of KV events that ended because the engine broke the contract.",
+            registry=registry,
+        )
         self._refusals = Counter(
             _PREFIX + "refusals", "Sequences refused, by error code.", ["code"], registry=registry
         )

@@ -120,7 +120,14 @@ def gateway_process(log: Path, *flags: str) -> Iterator[subprocess.Popen[bytes]]
 
 async def test_it_serves_in_little_memory_and_drains_on_sigterm(stack: Stack, run_dir: Path) -> None:
     port, log, config = free_port(), run_dir / "gateway.log", stack.gateway._config
-    flags = ["--port", str(port), "--router", ",".join(config.router), "--tokenizer", ",".join(config.tokenizer)]
+    flags = [
+        "--port",
+        str(port),
+        "--router",
+        ",".join(config.router),
+        "--tokenizer",
+        ",".join(config.tokenizer),
+    ]
     flags += ["--client-secret-file", str(config.client_secret_file), "--drain-s", "5"]
     address = f"http://127.0.0.1:{port}"
     with gateway_process(log, *flags) as process:

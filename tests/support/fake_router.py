@@ -9,9 +9,10 @@ from typing import Any
 
 import grpc
 
-from catenary.rpc import Role, RpcServer, refuse
+from catenary.rpc import Role, RpcError, RpcServer, refuse
 from catenary.schema import SCHEMA_REVISION, revision_mismatch
 from catenary.v1 import common_pb2, engine_pb2, engine_pb2_grpc
+from tests.support.kv_follower import KvFollower
 from tests.support.secrets import TestSecrets
 from tests.support.waiting import eventually
 
@@ -111,6 +112,21 @@ class FakeAttachment:
         assert (token, token, top) == (len(columns.sampled), len(columns.top_counts), len(columns.top_ids))
 
 
+class FakePublication:
+    """One engine's stream of KV events."""
+
+    def __init__(self, hello: engine_pb2.KvHello, context: Any) -> None:
+        self.hello = hello
+        self.known = KvFollower()
+        self.closed = False
+        self._context = context
+
+    async def resync(self) -> None:
+        """Ask for a snapshot."""
+        resync = engine_pb2.KvResync(last_number=self.known.number)
+        await self._context.write(engine_pb2.PublishKvResponse(resync=resync))
+
+
 class FakeRouter(engine_pb2_grpc.FleetServiceServicer):
     """Serves FleetService. Change the fields at any time."""
 
@@ -127,6 +143,9 @@ class FakeRouter(engine_pb2_grpc.FleetServiceServicer):
         self.reading = asyncio.Event()
         self.reading.set()
         self.attachments: list[FakeAttachment] = []
+        self.publications: list[FakePublication] = []
+        # What PublishKv is refused with.
+        self.refuses_kv: common_pb2.Error | None = None
         self.attempts = 0
 
     @classmethod
@@ -174,3 +193,25 @@ class FakeRouter(engine_pb2_grpc.FleetServiceServicer):
                     await attachment.send(renewed=engine_pb2.LeaseRenewed(sequence=message.load.sequence))
         finally:
             attachment.closed = True
+
+    async def published(self, count: int = 1) -> FakePublication:
+        """Wait for so many streams of KV events and the last one's snapshot; the last one."""
+        await eventually(
+            lambda: len(self.publications) >= count and self.publications[-1].known.complete,
+            f"stream {count} of KV events",
+        )
+        return self.publications[-1]
+
+    async def PublishKv(self, request_iterator: Any, context: Any) -> None:
+        """One engine's stream of KV events."""
+        first = await context.read()
+        publication = FakePublication(first.hello, context)
+        self.publications.append(publication)
+        if self.refuses_kv is not None:
+            raise RpcError(self.refuses_kv)
+        try:
+            while (message := await context.read()) is not grpc.aio.EOF:
+                publication.known.take(message)
+                await self.reading.wait()
+        finally:
+            publication.closed = True

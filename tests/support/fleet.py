@@ -47,11 +47,14 @@ class Fleet:
             await self.add_engine(script=script, **engine_options)
         await self.serving(engines)
 
-    async def add_engine(self, *, via: LinkProxy | None = None, **options: Any) -> ScriptedEngine:
-        """Start one more engine in this process, dialling the router directly or through a proxy."""
+    async def add_engine(
+        self, *, via: LinkProxy | None = None, routers: list[str] | None = None, **options: Any
+    ) -> ScriptedEngine:
+        """Start one more engine in this process, dialling the router, it through a proxy, or `routers`."""
         options.setdefault("listen", (f"unix:{self.directory}/e{len(self.engines)}.sock",))
         options.setdefault("engine_name", f"engine-{len(self.engines)}")
-        engine = ScriptedEngine([via.address if via else self.router_address], self.secrets, **options)
+        routers = routers or [via.address if via else self.router_address]
+        engine = ScriptedEngine(routers, self.secrets, **options)
         self.engines.append(engine)
         await engine.start()
         return engine

@@ -16,7 +16,15 @@ from services.engine.core.loop import CoreLoop
 from services.engine.core.options import CoreOptions, decode_options
 from services.engine.core.startup import Engine, start_engine
 from services.engine.device import Device
-from services.engine.link import CoreStep, EndRow, PromptColumns, SamplingOptions, SubmitSequence
+from services.engine.link import (
+    CoreStep,
+    EndRow,
+    KvChanges,
+    KvContents,
+    PromptColumns,
+    SamplingOptions,
+    SubmitSequence,
+)
 
 VOCAB = 128
 
@@ -124,6 +132,7 @@ class LocalCore:
         link: Any = self.link
         self.loop = CoreLoop(link, self.engine)
         self.outputs: dict[int, Output] = {}
+        self.kv_news: list[KvContents | KvChanges] = []
         self._keys = 0
 
     def submit(self, token_ids: list[int], **options: Any) -> int:
@@ -156,7 +165,10 @@ class LocalCore:
         """One turn of the loop; returns what it reported."""
         before = len(self.link.sent)
         self.loop.advance()
-        new = self.link.sent[before:]
+        new = []
+        for message in self.link.sent[before:]:
+            kept = self.kv_news if isinstance(message, KvContents | KvChanges) else new
+            kept.append(message)
         if len(new) > 1:
             raise AssertionError(f"{len(new)} messages in one turn")
         for message in new:

@@ -14,6 +14,7 @@ from services.engine.core.errors import CoreFailure
 from services.engine.core.intake import Intake
 from services.engine.core.startup import Engine
 from services.engine.core.warming import graph_load
+from services.engine.kv import KvNews
 from services.engine.link import (
     AbortSequences,
     BlockingLink,
@@ -22,6 +23,7 @@ from services.engine.link import (
     CoreLoad,
     CoreStep,
     FinishReason,
+    FollowKv,
     StartProfile,
     StopCore,
     SubmitSequence,
@@ -68,6 +70,7 @@ class CoreLoop:
         self._handover = engine.handover
         self._handover.attach(link.wake)
         self._step = StepBuilder()
+        self._kv_news = KvNews(engine.scheduler.kv_events)
         self._constrained = ConstrainedSequences(
             engine.grammars.constraints(link.wake), engine.scheduler, self._step, engine.tracer
         )
@@ -113,6 +116,8 @@ class CoreLoop:
             case AbortSequences(keys=keys):
                 for key in keys:
                     self._intake.abort(key)
+            case FollowKv():
+                self._kv_news.follow()
             case StartProfile():
                 self._profiler.start(message, self._runner.launches)
             case CancelProfile():
@@ -137,6 +142,9 @@ class CoreLoop:
             self._finish(begun)
         if begun is not None or self._step or freed:
             self._report()
+        # Behind the step's tokens, which somebody waits for.
+        for news in self._kv_news.due():
+            self._link.send(news)
         if not self.busy:
             self._scheduler.check()
             self._recorder.idle()
@@ -275,7 +283,7 @@ class CoreLoop:
                 self._constrained.forget(ended.sequence.key)
 
     def _load(self) -> CoreLoad:
-        load = self._scheduler.load()
+        load, counts = self._scheduler.load(), self._scheduler.counts
         return CoreLoad(
             running=load.running,
             waiting=load.waiting + len(self._constrained) + len(self._handover),
@@ -283,6 +291,9 @@ class CoreLoop:
             pending_prefill_tokens=load.pending_prefill_tokens + self._constrained.tokens,
             steps=self._steps,
             generated_tokens=self._generated,
+            prompt_tokens=counts.prompt_tokens,
+            cached_prompt_tokens=counts.cached_prompt_tokens,
+            preemptions=counts.preemptions,
             graphs=graph_load(self._graphs, self._background, self._device),
             constraints=self._constrained.load,
             transfers=self._handover.load(),

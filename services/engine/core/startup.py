@@ -270,4 +270,5 @@ def _ready(options: CoreOptions, model: PagedModel, facts: DirectoryFacts, kv: K
             max_waiting=options.max_waiting,
             max_batched_tokens=options.max_num_batched_tokens,
         ),
+        publishes_kv=options.enable_prefix_caching,
     )

@@ -6,6 +6,7 @@ from services.engine.kv.block_pool import BlockPool
 from services.engine.kv.errors import BlockError, OutOfBlocks
 from services.engine.kv.events import Cleared, KvEvent, KvEventLog, KvSnapshot, Removed, Stored
 from services.engine.kv.moves import BlockMove
+from services.engine.kv.news import KvNews, net_changes
 
 __all__ = [
     "BlockError",
@@ -14,8 +15,10 @@ __all__ = [
     "Cleared",
     "KvEvent",
     "KvEventLog",
+    "KvNews",
     "KvSnapshot",
     "OutOfBlocks",
     "Removed",
     "Stored",
+    "net_changes",
 ]

@@ -84,6 +84,15 @@ class KvEventLog:
         self._number += 1
         self._waiting.append(Cleared(self._number))
 
+    def __len__(self) -> int:
+        """Events that wait to be drained."""
+        return len(self._waiting)
+
+    @property
+    def number(self) -> int:
+        """The number of the latest event, drained or not."""
+        return self._number
+
     def drain(self) -> list[KvEvent]:
         """Takes the waiting events, oldest first."""
         events = list(self._waiting)
@@ -93,6 +102,10 @@ class KvEventLog:
     def snapshot(self) -> KvSnapshot:
         """The contents now, as of the latest event, drained or not. It visits every cached block."""
         return KvSnapshot(self._number, tuple(self._parents_first()))
+
+    def names(self) -> list[bytes]:
+        """The names of the contents now, in any order. It visits every cached block."""
+        return [block.block_hash for block in self._contents]
 
     def _parents_first(self) -> Iterator[Stored]:
         rest = {block.block_hash: block for block in self._contents}

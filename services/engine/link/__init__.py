@@ -10,6 +10,7 @@ from services.engine.link.framing import (
     LinkError,
     MalformedFrame,
 )
+from services.engine.link.kv import FollowKv, KvChanges, KvContents
 from services.engine.link.messages import (
     AbortSequences,
     CancelProfile,
@@ -60,10 +61,13 @@ __all__ = [
     "CoreStep",
     "EndRow",
     "FinishReason",
+    "FollowKv",
     "FrameTooLarge",
     "FromCore",
     "GraphLoad",
     "HypothesisRow",
+    "KvChanges",
+    "KvContents",
     "LinkClosed",
     "LinkError",
     "MalformedFrame",

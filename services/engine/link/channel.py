@@ -25,23 +25,7 @@ from services.engine.link.framing import (
     decode_body,
     encode_frame,
 )
-from services.engine.link.messages import (
-    AbortSequences,
-    CancelProfile,
-    CoreFailed,
-    CoreProgress,
-    CoreReady,
-    CoreStep,
-    FromCore,
-    Message,
-    ProfileEnd,
-    ProfilePart,
-    StartCore,
-    StartProfile,
-    StopCore,
-    SubmitSequence,
-    ToCore,
-)
+from services.engine.link.messages import FromCore, Message, ToCore
 
 _READ_BYTES: Final = 256 * 1024
 
@@ -193,14 +177,12 @@ class AsyncLink:
 
 
 def _for_core(message: Message) -> ToCore:
-    if isinstance(
-        message, StartCore | SubmitSequence | AbortSequences | StartProfile | CancelProfile | StopCore
-    ):
+    if isinstance(message, ToCore):
         return message
     raise MalformedFrame("a message for the servicer reached the core")
 
 
 def _from_core(message: Message) -> FromCore:
-    if isinstance(message, CoreProgress | CoreReady | CoreStep | ProfilePart | ProfileEnd | CoreFailed):
+    if isinstance(message, FromCore):
         return message
     raise MalformedFrame("a message for the core reached the servicer")

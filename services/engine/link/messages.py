@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
+from services.engine.link.kv import FollowKv, KvChanges, KvContents
 from services.engine.link.options import BeamOptions, ConstraintOptions, PoolingOptions, SamplingOptions
 from services.engine.link.transfers import OfferedKv, TransferLoad
 
@@ -139,10 +140,11 @@ class CapacityFacts(Struct, frozen=True, array_like=True):
 
 
 class CoreReady(Struct, frozen=True, array_like=True, tag="ready"):
-    """The core takes sequences from now on."""
+    """The core takes sequences from now on. `publishes_kv`: it has a prefix cache and answers FollowKv."""
 
     model: ModelFacts
     capacity: CapacityFacts
+    publishes_kv: bool = False
 
 
 class PhaseLoad(Struct, frozen=True, array_like=True):
@@ -188,7 +190,11 @@ class ConstraintLoad(Struct, frozen=True, array_like=True):
 
 
 class CoreLoad(Struct, frozen=True, array_like=True):
-    """The core's load after a step. `steps` and `generated_tokens` count since its start."""
+    """The core's load after a step.
+
+    Since its start count `steps`, `generated_tokens`, the tokens of prompts that were started and those of
+    them whose KV was there, and the sequences that gave way to others.
+    """
 
     running: int = 0
     waiting: int = 0
@@ -196,6 +202,9 @@ class CoreLoad(Struct, frozen=True, array_like=True):
     pending_prefill_tokens: int = 0
     steps: int = 0
     generated_tokens: int = 0
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    preemptions: int = 0
     graphs: GraphLoad = GraphLoad()
     constraints: ConstraintLoad = ConstraintLoad()
     transfers: TransferLoad = TransferLoad()
@@ -306,6 +315,10 @@ class CoreFailed(Struct, frozen=True, array_like=True, tag="failed"):
     reason: str
 
 
-ToCore: TypeAlias = StartCore | SubmitSequence | AbortSequences | StartProfile | CancelProfile | StopCore
-FromCore: TypeAlias = CoreProgress | CoreReady | CoreStep | ProfilePart | ProfileEnd | CoreFailed
+ToCore: TypeAlias = (
+    StartCore | SubmitSequence | AbortSequences | FollowKv | StartProfile | CancelProfile | StopCore
+)
+FromCore: TypeAlias = (
+    CoreProgress | CoreReady | CoreStep | KvContents | KvChanges | ProfilePart | ProfileEnd | CoreFailed
+)
 Message: TypeAlias = ToCore | FromCore

@@ -12,6 +12,7 @@ from services.engine.scheduler.decodes import DecodeChoice, book_decodes, choose
 from services.engine.scheduler.defragmentation import move_blocks
 from services.engine.scheduler.errors import SchedulerError
 from services.engine.scheduler.kept import KeptBlocks
+from services.engine.scheduler.load import StartCounts
 from services.engine.scheduler.plan import StepPlan
 from services.engine.scheduler.prefills import PrefillBatch
 from services.engine.scheduler.prefixes import Demand, demand_of, take_blocks
@@ -59,6 +60,7 @@ class Planner:
         self._begun: list[Sequence] = []
         self._step = 0
         self._last_start = 0
+        self.counts = StartCounts()
 
     @property
     def step(self) -> int:
@@ -118,7 +120,10 @@ class Planner:
         A group of beams gives way as a whole. Returns who has given way.
         """
         if victim.group is not None:
-            return self._beams.preempt(victim.group)
+            members = self._beams.preempt(victim.group)
+            self.counts.preemptions += len(members)
+            return members
+        self.counts.preemptions += 1
         self._running.remove(victim)
         self._pool.free(victim.preempt())
         self._waiting.push(victim)
@@ -233,6 +238,7 @@ class Planner:
             end = chunk.end
         self._waiting.pop(sequence)
         table, copies = take_blocks(sequence, demand, self._pool)
+        self.counts.started(sequence)
         sequence.run(table, start)
         self._running.add(sequence, end, self._turn(sequence))
         self._shared.started(sequence)
@@ -255,6 +261,7 @@ class Planner:
             return False
         self._waiting.pop(group.lead)
         table, _ = take_blocks(trunk, demand, self._pool)
+        self.counts.started(trunk)
         trunk.run(table, demand.start)
         self._running.add(trunk, chunk.end, self._turn(trunk))
         self._beams.start(group)

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from services.engine.bucketing import BucketPlan
-from services.engine.kv import BlockPool
+from services.engine.kv import BlockPool, KvEventLog
 from services.engine.link import FinishReason
 from services.engine.scheduler.admission import check_admissible, check_buckets, check_group, set_lengths
 from services.engine.scheduler.beams import BeamGroup, Beams
 from services.engine.scheduler.errors import QueueFull, SchedulerError
 from services.engine.scheduler.kept import Expected, KeptBlocks
-from services.engine.scheduler.load import SchedulerLoad
+from services.engine.scheduler.load import SchedulerLoad, StartCounts
 from services.engine.scheduler.plan import Advanced, Finished, Outcome, Scored, StepPlan
 from services.engine.scheduler.planner import Planner
 from services.engine.scheduler.prefixes import cached_prefix, publish_blocks, publish_table
@@ -78,6 +78,16 @@ class Scheduler:
             used_blocks=self._pool.used,
             pending_prefill_tokens=self._waiting.tokens + self._running.prefill_tokens,
         )
+
+    @property
+    def kv_events(self) -> KvEventLog:
+        """What becomes hittable for others and what is given up."""
+        return self._pool.events
+
+    @property
+    def counts(self) -> StartCounts:
+        """What was started and gave way since the start, as it stands."""
+        return self._planner.counts
 
     def add(self, sequence: Sequence, same_prompt_as: int | None = None) -> None:
         """Queues a new sequence.

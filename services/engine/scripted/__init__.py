@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from services.engine.scripted.core import ScriptedCore
 from services.engine.scripted.faults import Faults
+from services.engine.scripted.machine import ScriptedMachine
 from services.engine.scripted.script import (
     Match,
     Rule,
     Script,
     ScriptedCapacity,
     ScriptedFaults,
+    ScriptedLatency,
     ScriptedModel,
     ScriptError,
     Then,
@@ -34,6 +36,8 @@ __all__ = [
     "ScriptedCapacity",
     "ScriptedCore",
     "ScriptedFaults",
+    "ScriptedLatency",
+    "ScriptedMachine",
     "ScriptedModel",
     "Then",
     "best_alternatives",

@@ -62,7 +62,7 @@ class Columns:
                 error_code=CoreErrorCode.INTERNAL if failed else None,
                 error_message="The scripted engine was told to fail this sequence." if failed else None,
                 prompt_tokens=sequence.spec.prompt_len,
-                cached_tokens=0,
+                cached_tokens=sequence.cached_tokens,
                 completion_tokens=generated,
                 vector=vector,
                 hypotheses=found,

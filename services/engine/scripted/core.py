@@ -78,6 +78,7 @@ class ScriptedCore(Core):
                 max_waiting=capacity.max_waiting,
                 max_batched_tokens=capacity.max_batched_tokens,
             ),
+            publishes_kv=capacity.prefix_caching and model.task == "generate",
         )
 
     def submit(self, sequence: SubmitSequence) -> None:
@@ -98,6 +99,11 @@ class ScriptedCore(Core):
         self._machine.abort(keys)
         self._wake.set()
 
+    def follow_kv(self) -> None:
+        """Tell the cache's contents soon."""
+        self._machine.kv_news.follow()
+        self._wake.set()
+
     def profile(self, message: StartProfile | CancelProfile) -> None:
         """Record spans of the next steps, or stop that."""
         if isinstance(message, StartProfile):
@@ -110,7 +116,7 @@ class ScriptedCore(Core):
         """Step while there is work; end with CoreFailed at a crash."""
         faults, machine = self._faults, self._machine
         while not self._stopped:
-            for message in self._profiler.due():
+            for message in (*self._profiler.due(), *machine.kv_news.due()):
                 yield message
             if faults.crash_reason is not None:
                 reason, faults.crash_reason = faults.crash_reason, None
@@ -133,7 +139,8 @@ class ScriptedCore(Core):
                 continue
             with self._tracer.span("commit", self._step):
                 step = machine.step()
-            if step is not None:
+            await self._pass_time(machine.cost_s)
+            if step is not None and faults.crash_reason is None:
                 longest = machine.longest
                 self._note(step.load)
                 yield step
@@ -143,6 +150,14 @@ class ScriptedCore(Core):
         """End the loop of `events`."""
         self._stopped = True
         self._wake.set()
+
+    async def _pass_time(self, seconds: float) -> None:
+        """Let a step take its time by the latency model; what it gives is held back while it is stalled."""
+        if not seconds:
+            return
+        await asyncio.sleep(seconds)
+        while self._faults.stalled and self._faults.crash_reason is None and not self._stopped:
+            await self._wait()
 
     def _note(self, load: CoreLoad) -> None:
         self._tracer.counters("sequences", running=load.running, waiting=load.waiting)

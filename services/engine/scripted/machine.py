@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 
+from services.engine.kv import KvNews
 from services.engine.link import CoreLoad, CoreStep, FinishReason, SubmitSequence
+from services.engine.scripted.blocks import ScriptedBlocks
 from services.engine.scripted.columns import Columns
 from services.engine.scripted.script import Script, Then
 from services.engine.scripted.sequence import ScriptedSequence, Status
@@ -19,7 +22,8 @@ class ScriptedMachine:
     """Sequences, blocks and steps of one life of a scripted core. Deterministic.
 
     A sequence of n tokens holds ceil(n / block_size) blocks. One that finds no block when it grows sends the
-    youngest running sequence back to the queue, which computes its prompt again later.
+    youngest running sequence back to the queue, which computes its prompt again later. No token depends on
+    what was cached.
     """
 
     def __init__(self, script: Script) -> None:
@@ -29,9 +33,13 @@ class ScriptedMachine:
         self._waiting: deque[ScriptedSequence] = deque()
         self._running: list[ScriptedSequence] = []
         self._aborted: list[int] = []
-        self._free = script.capacity.total_blocks
+        self._blocks = ScriptedBlocks(script.capacity)
         self._steps = 0
         self._generated = 0
+        self._prompt_tokens = 0
+        self._cached_prompt_tokens = 0
+        self._preemptions = 0
+        self._work = StepWork()
 
     def submit(self, spec: SubmitSequence) -> None:
         """Queue a sequence. Raises QueueFull."""
@@ -59,6 +67,19 @@ class ScriptedMachine:
         return max((s.step_delay_s for s in self._running), default=0.0) or self._script.step_delay_ms / 1000
 
     @property
+    def cost_s(self) -> float:
+        """How long the last step took by the script's latency model."""
+        work = self._work
+        if not work.sequences:
+            return 0.0
+        return self._script.latency.seconds(work.prefill_tokens, work.sequences, work.blocks)
+
+    @property
+    def kv_news(self) -> KvNews:
+        """What the prefix cache holds."""
+        return self._blocks.news
+
+    @property
     def longest(self) -> int:
         """Most tokens that one live sequence has generated."""
         return max((s.generated for s in self._running), default=0)
@@ -69,16 +90,20 @@ class ScriptedMachine:
         return CoreLoad(
             running=len(self._running),
             waiting=len(self._waiting),
-            used_blocks=self._capacity.total_blocks - self._free,
+            used_blocks=self._blocks.used,
             pending_prefill_tokens=sum(len(s.token_ids) - s.computed for s in self._waiting)
             + sum(max(0, len(s.token_ids) - 1 - s.computed) for s in self._running),
             steps=self._steps,
             generated_tokens=self._generated,
+            prompt_tokens=self._prompt_tokens,
+            cached_prompt_tokens=self._cached_prompt_tokens,
+            preemptions=self._preemptions,
         )
 
     def step(self) -> CoreStep | None:
         """Advance everything by one step; None if there was nothing to say."""
         columns = Columns()
+        self._work = StepWork()
         self._end_aborted(columns)
         budget = self._capacity.max_batched_tokens
         for sequence in list(self._running):
@@ -101,11 +126,15 @@ class ScriptedMachine:
     def _admit(self, budget: int, columns: Columns) -> None:
         while self._waiting and len(self._running) < self._capacity.max_running and budget > 0:
             sequence = self._waiting[0]
-            if self._needed(sequence) > self._free:
+            if not self._blocks.start(sequence):
                 return
             self._waiting.popleft()
             self._running.append(sequence)
             sequence.status = Status.RUNNING
+            if not sequence.started:
+                sequence.started = True
+                self._prompt_tokens += sequence.spec.prompt_len
+                self._cached_prompt_tokens += sequence.cached_tokens
             budget -= self._advance(sequence, budget, columns)
 
     def _advance(self, sequence: ScriptedSequence, budget: int, columns: Columns) -> int:
@@ -113,7 +142,8 @@ class ScriptedMachine:
         if not self._hold(sequence):
             return 0
         chunk = min(budget, len(sequence.token_ids) - sequence.computed)
-        sequence.computed += chunk
+        self._work.add(chunk, len(sequence.block_table))
+        self._blocks.computed(sequence, chunk)
         if sequence.computed == len(sequence.token_ids):
             self._draw(sequence, columns)
         else:
@@ -122,7 +152,7 @@ class ScriptedMachine:
 
     def _draw(self, sequence: ScriptedSequence, columns: Columns) -> None:
         if sequence.outcome is Then.ERROR:
-            self._finish(sequence)
+            self._finish(sequence, failed=True)
             columns.end(sequence, FinishReason.ERROR)
             return
         if sequence.spec.pooling is not None:
@@ -144,33 +174,43 @@ class ScriptedMachine:
         outcomes = {s.outcome for s in self._running}
         return next((o for o in (Then.CRASH, Then.STALL) if o in outcomes), None)
 
-    def _needed(self, sequence: ScriptedSequence) -> int:
-        return -(-len(sequence.token_ids) // self._capacity.block_size)
-
     def _hold(self, sequence: ScriptedSequence) -> bool:
         """Give the sequence the blocks for its tokens; False if it was itself sent back for want of them."""
-        missing = self._needed(sequence) - sequence.blocks
-        while missing > self._free:
+        missing = self._blocks.missing(sequence)
+        while missing and not self._blocks.grow(sequence, missing):
             youngest = self._running[-1]
             self._release(youngest)
+            self._preemptions += 1
             youngest.status = Status.WAITING
-            youngest.computed = 0
             self._waiting.appendleft(youngest)
             if youngest is sequence:
                 return False
-        self._free -= missing
-        sequence.blocks += missing
         return True
 
-    def _finish(self, sequence: ScriptedSequence) -> None:
+    def _finish(self, sequence: ScriptedSequence, *, failed: bool = False) -> None:
         if sequence.status is Status.WAITING:
             self._waiting.remove(sequence)
         else:
-            self._release(sequence)
+            self._release(sequence, failed=failed)
         sequence.status = Status.FINISHED
         del self._sequences[sequence.spec.key]
 
-    def _release(self, sequence: ScriptedSequence) -> None:
+    def _release(self, sequence: ScriptedSequence, *, failed: bool = False) -> None:
         self._running.remove(sequence)
-        self._free += sequence.blocks
-        sequence.blocks = 0
+        self._blocks.release(sequence, failed=failed)
+
+
+@dataclass(slots=True)
+class StepWork:
+    """What a step computes. A sequence with one token to compute decodes."""
+
+    prefill_tokens: int = 0
+    sequences: int = 0
+    blocks: int = 0
+
+    def add(self, tokens: int, blocks: int) -> None:
+        """A sequence computes so many tokens and holds so many blocks."""
+        self.sequences += 1
+        self.blocks += blocks
+        if tokens > 1:
+            self.prefill_tokens += tokens

@@ -13,6 +13,7 @@ from msgspec import Meta
 Count = Annotated[int, Meta(ge=1)]
 Natural = Annotated[int, Meta(ge=0)]
 Milliseconds = Annotated[float, Meta(ge=0, le=3_600_000)]
+Microseconds = Annotated[float, Meta(ge=0, le=3_600_000_000)]
 
 
 class Match(Enum):
@@ -65,6 +66,29 @@ class ScriptedCapacity(_Part, frozen=True):
     max_running: Count = 32
     max_waiting: Natural = 256
     max_batched_tokens: Count = 512
+    # Keep full blocks for prompts that begin alike, as memory allows, and tell routers which.
+    prefix_caching: bool = False
+
+
+class ScriptedLatency(_Part, frozen=True):
+    """How long a step takes, beside what the script's delays say: the sum of these. All zero: no time.
+
+    Prompt tokens count that are computed and not cached; sequences and their KV blocks that are in the step.
+    """
+
+    step_base_ms: Milliseconds = 0
+    prefill_us_per_token: Microseconds = 0
+    us_per_sequence: Microseconds = 0
+    us_per_block: Microseconds = 0
+
+    def seconds(self, prefill_tokens: int, sequences: int, blocks: int) -> float:
+        """The duration of a step that computes so much."""
+        microseconds = (
+            self.prefill_us_per_token * prefill_tokens
+            + self.us_per_sequence * sequences
+            + self.us_per_block * blocks
+        )
+        return self.step_base_ms / 1e3 + microseconds / 1e6
 
 
 class Rule(_Part, frozen=True):
@@ -111,6 +135,7 @@ class Script(_Part, frozen=True):
 
     model: ScriptedModel = ScriptedModel()
     capacity: ScriptedCapacity = ScriptedCapacity()
+    latency: ScriptedLatency = ScriptedLatency()
     # Duration of each step.
     step_delay_ms: Milliseconds = 0
     # Duration of the start, in ten reports of progress.

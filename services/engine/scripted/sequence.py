@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from catenary.blockhash import BlockHashes
 from services.engine.link import SubmitSequence
 from services.engine.scripted.script import Rule, ScriptedModel, Then
 from services.engine.scripted.tokens import (
@@ -43,8 +44,13 @@ class ScriptedSequence:
     rule: Rule | None
     model: ScriptedModel
     status: Status = Status.WAITING
-    blocks: int = 0
+    # Ids of its KV blocks, and the names of those that are full, as far as they were needed.
+    block_table: list[int] = field(default_factory=list)
+    names: BlockHashes | None = None
     computed: int = 0
+    # Of its first start.
+    cached_tokens: int = 0
+    started: bool = False
     token_ids: list[int] = field(default_factory=list)
     digest: int = 0
     scored: bool = False
@@ -97,6 +103,20 @@ class ScriptedSequence:
             for position, token in enumerate(self.token_ids[: self.spec.prompt_len])
             if position
         ]
+
+    @property
+    def takes_hits(self) -> bool:
+        """Whether cached KV may stand for its prompt's."""
+        return self.spec.pooling is None and self.spec.sampling.prompt_logprobs < 0
+
+    def block_names(self, count: int, block_size: int) -> list[bytes]:
+        """The names of its first `count` blocks, which must be full."""
+        if self.names is None:
+            self.names = BlockHashes(block_size, self.spec.cache_salt.encode())
+        known = len(self.names.hashes)
+        if known < count:
+            self.names.extend(self.token_ids[known * block_size : count * block_size])
+        return self.names.hashes[:count]
 
     def vector(self) -> bytes:
         """What a document becomes: little-endian float32."""

@@ -8,6 +8,9 @@ from services.engine.servicer.draining import DrainOrder
 from services.engine.servicer.hub import EngineHub
 from services.engine.servicer.identity import Identity
 from services.engine.servicer.inadmissible import Inadmissible
+from services.engine.servicer.kv_board import KvBoard
+from services.engine.servicer.kv_outbox import KvOutbox
+from services.engine.servicer.kv_stream import KvPublishing
 from services.engine.servicer.metrics import EngineCollector
 from services.engine.servicer.process_core import CoreLife, ProcessCore, spawn_process
 from services.engine.servicer.router_link import LinkTimes, RouterLink
@@ -30,6 +33,9 @@ __all__ = [
     "EngineHub",
     "Identity",
     "Inadmissible",
+    "KvBoard",
+    "KvOutbox",
+    "KvPublishing",
     "LinkTimes",
     "ProcessCore",
     "ProgressSink",

@@ -13,6 +13,7 @@ from catenary.v1 import engine_pb2, engine_pb2_grpc
 from services.engine.servicer.draining import DrainOrder
 from services.engine.servicer.hub import EngineHub
 from services.engine.servicer.identity import Identity
+from services.engine.servicer.kv_stream import KvPublishing, KvStream
 from services.engine.servicer.lease import Lease, LeaseRefused
 from services.engine.servicer.mailbox import Mailbox
 
@@ -39,7 +40,7 @@ class AttachRefused(Exception):
 
 
 class Attachment:
-    """A stream with its lease, three tasks (read, write, report) and one mailbox."""
+    """A stream with its lease, tasks (read, write, report; publish KV events) and one mailbox."""
 
     def __init__(
         self,
@@ -48,6 +49,7 @@ class Attachment:
         hub: EngineHub,
         mailbox: Mailbox,
         drain_order: DrainOrder,
+        publishing: KvPublishing,
         *,
         attach_timeout_s: float,
         orphan_timeout_s: float,
@@ -57,6 +59,7 @@ class Attachment:
         self._hub = hub
         self._mailbox = mailbox
         self._drain_order = drain_order
+        self._kv = KvStream(self._stub, identity.instance_id, hub, publishing)
         self._attach_timeout_s = attach_timeout_s
         self._orphan_timeout_s = orphan_timeout_s
         self._reports = 0
@@ -108,6 +111,8 @@ class Attachment:
                 group.create_task(self._read(call, lease))
                 group.create_task(self._write(call, lease))
                 group.create_task(self._report(lease))
+                if self._hub.ready is not None and self._identity.publishes_kv(self._hub.ready):
+                    group.create_task(self._kv.run(lease.epoch))
         except* AttachLost as lost:
             reason = str(lost.exceptions[0])
         except* (grpc.RpcError, asyncio.InvalidStateError):

@@ -13,13 +13,17 @@ from services.engine.link import (
     CoreProgress,
     CoreReady,
     CoreStep,
+    KvChanges,
+    KvContents,
     ProfileEnd,
     ProfilePart,
     StartProfile,
     SubmitSequence,
 )
 
-CoreEvent: TypeAlias = CoreStep | CoreProgress | ProfilePart | ProfileEnd | CoreFailed
+CoreEvent: TypeAlias = (
+    CoreStep | CoreProgress | KvContents | KvChanges | ProfilePart | ProfileEnd | CoreFailed
+)
 ProgressSink: TypeAlias = Callable[[CoreProgress], None]
 
 
@@ -52,6 +56,10 @@ class Core(ABC):
     @abstractmethod
     def abort(self, keys: Iterable[int]) -> None:
         """End sequences by key; each live one still gets its end row. Unknown keys are ignored."""
+
+    @abstractmethod
+    def follow_kv(self) -> None:
+        """Tell in `events` what the prefix cache holds, and what changes from then on."""
 
     @abstractmethod
     def profile(self, message: StartProfile | CancelProfile) -> None:

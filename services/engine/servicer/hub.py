@@ -6,6 +6,8 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from catenary.columns import StepRow
 from catenary.telemetry import bind_request, get_logger
 from catenary.v1 import common_pb2, engine_pb2
@@ -21,6 +23,7 @@ from services.engine.link import (
 from services.engine.servicer.admission import Admission
 from services.engine.servicer.core_client import Core, CoreRefusal
 from services.engine.servicer.inadmissible import Inadmissible
+from services.engine.servicer.kv_board import KvBoard
 from services.engine.servicer.mailbox import Mailbox
 from services.engine.servicer.offers import OfferHandles, with_role
 from services.engine.servicer.profiles import Profiles
@@ -31,6 +34,8 @@ from services.engine.servicer.sequences import LiveSequence, SequenceTable
 from services.engine.servicer.steps import rows_of
 
 log = get_logger(__name__)
+
+_COUNTERS = ("steps", "generated_tokens", "prompt_tokens", "cached_prompt_tokens", "preemptions")
 
 StateListener = Callable[[engine_pb2.EngineState.ValueType], None]
 
@@ -69,6 +74,7 @@ class EngineHub:
         self._alone = asyncio.Event()
         self._alone.set()
         self.profiles = Profiles()
+        self.kv = KvBoard()
         self.facts = asyncio.Event()
         self.ready: CoreReady | None = None
         self.admission: Admission | None = None
@@ -104,7 +110,7 @@ class EngineHub:
 
     def load(self) -> engine_pb2.LoadReport:
         """The load as of the core's last step, sequences handed over since then counted as waiting."""
-        load, past = self._load, self._past
+        load = self._load
         running = min(load.running, self._table.places)
         return engine_pb2.LoadReport(
             state=self.state,
@@ -113,9 +119,13 @@ class EngineHub:
             used_blocks=load.used_blocks,
             total_blocks=self.ready.capacity.total_blocks if self.ready else 0,
             pending_prefill_tokens=load.pending_prefill_tokens,
-            steps=past.steps + load.steps,
-            generated_tokens=past.generated_tokens + load.generated_tokens,
+            **self._totals(),
         )
+
+    def _totals(self) -> dict[str, int]:
+        """What is counted over the lives of all cores."""
+        past, load = self._past, self._load
+        return {name: getattr(past, name) + getattr(load, name) for name in _COUNTERS}
 
     @property
     def graphs(self) -> GraphLoad:
@@ -158,19 +168,18 @@ class EngineHub:
         self.admission = Admission(served_model_name, ready.model, ready.capacity, self._limits)
         self._watch.reset()
         self.profiles.core_ready(core)
+        self.kv.core_ready(core, publishes=ready.publishes_kv)
         self.facts.set()
         self.refresh()
 
     def core_lost(self) -> None:
         """The core is dead: every sequence ends with a retryable error."""
-        past, load = self._past, self._load
-        self._past = CoreLoad(
-            steps=past.steps + load.steps, generated_tokens=past.generated_tokens + load.generated_tokens
-        )
+        self._past = replace(CoreLoad(), **self._totals())
         self._core, self._load = None, CoreLoad()
         self._watch.reset()
         self.profiles.core_lost()
         self._offers.clear()
+        self.kv.core_lost()
         self._end_all(engine_lost("The engine's core died."))
         self.refresh()
 

@@ -11,7 +11,7 @@ from services.engine.link import CoreReady, ModelFacts
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who this engine says it is."""
+    """Who this engine says it is. `publish_kv`: routers may follow its prefix cache, if it has one."""
 
     instance_id: str
     engine_name: str
@@ -19,6 +19,7 @@ class Identity:
     device: str
     served_model_name: str
     role: engine_pb2.EngineRole.ValueType = engine_pb2.ENGINE_ROLE_BOTH
+    publish_kv: bool = True
     schema_revision: int = SCHEMA_REVISION
     minimum_peer_revision: int = MINIMUM_PEER_REVISION
 
@@ -35,7 +36,12 @@ class Identity:
             capacity=capacity(ready),
             state=state,
             role=self.role,
+            publishes_kv=self.publishes_kv(ready),
         )
+
+    def publishes_kv(self, ready: CoreReady) -> bool:
+        """Whether routers are told what is cached here."""
+        return self.publish_kv and ready.publishes_kv
 
 
 def model_info(served_model_name: str, ready: CoreReady) -> common_pb2.ModelInfo:

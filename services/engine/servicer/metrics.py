@@ -46,6 +46,7 @@ class EngineCollector(Collector):
         }
         for name, (text, value) in counters.items():
             yield CounterMetricFamily(f"catenary_engine_{name}", text, value=value)
+        yield from _prompts(load)
         yield from _shapes(self._hub.graphs)
         yield _device(self._hub.graphs)
         yield from _constraints(self._hub.constraints)
@@ -58,6 +59,27 @@ class EngineCollector(Collector):
             if label != "unspecified":
                 states.add_metric([label], float(number == load.state))
         yield states
+
+
+def _prompts(load: engine_pb2.LoadReport) -> Iterator[Metric]:
+    """Counted by sequences that started, under our names and under vLLM's."""
+    for name, alias, text, value in (
+        (
+            "prompt_tokens",
+            "prefix_cache_queries",
+            "Prompt tokens of sequences that started.",
+            load.prompt_tokens,
+        ),
+        (
+            "cached_prompt_tokens",
+            "prefix_cache_hits",
+            "Those of them whose KV was cached.",
+            load.cached_prompt_tokens,
+        ),
+        ("preemptions", "num_preemptions", "Sequences that gave way to others.", load.preemptions),
+    ):
+        yield CounterMetricFamily(f"catenary_engine_{name}", text, value=value)
+        yield CounterMetricFamily(f"vllm:{alias}", text, value=value)
 
 
 def _warm_up(hub: EngineHub) -> float:

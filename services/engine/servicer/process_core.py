@@ -19,6 +19,7 @@ from services.engine.link import (
     CoreFailed,
     CoreProgress,
     CoreReady,
+    FollowKv,
     LinkClosed,
     LinkError,
     StartCore,
@@ -119,9 +120,17 @@ class ProcessCore(Core):
             raise CoreRefusal(error) from None
 
     def abort(self, keys: Iterable[int]) -> None:
-        """Queue an abort. A core so far behind that there is no room is as good as dead, and is killed."""
+        """Queue an abort."""
+        self._insist(AbortSequences(keys=list(keys)))
+
+    def follow_kv(self) -> None:
+        """Queue the message for the socket."""
+        self._insist(FollowKv())
+
+    def _insist(self, message: ToCore) -> None:
+        """Queue a message. A core so far behind that there is no room is as good as dead, and is killed."""
         try:
-            self._outbound.put_nowait(AbortSequences(keys=list(keys)))
+            self._outbound.put_nowait(message)
         except asyncio.QueueFull:
             log.error("engine core reads no commands, killing it", queued=_MAX_QUEUED)
             self._kill()

@@ -16,6 +16,7 @@ from services.engine.servicer.attachment import AttachLost, Attachment, AttachRe
 from services.engine.servicer.draining import DrainOrder
 from services.engine.servicer.hub import EngineHub
 from services.engine.servicer.identity import Identity
+from services.engine.servicer.kv_stream import KvPublishing
 from services.engine.servicer.mailbox import Mailbox
 
 log = get_logger(__name__)
@@ -51,6 +52,7 @@ class RouterLink:
         drain_order: DrainOrder,
         times: LinkTimes,
         attached_elsewhere: Callable[[str], bool],
+        publishing: KvPublishing,
     ) -> None:
         self._address = address
         self._dial = dial
@@ -60,6 +62,7 @@ class RouterLink:
         self._times = times
         self._attached_elsewhere = attached_elsewhere
         self._router: str | None = None
+        self._publishing = publishing
         self._backoff = Backoff(times.backoff_s, times.backoff_max_s)
         self._said: str | None = None
         self._attachment: Attachment | None = None
@@ -94,6 +97,7 @@ class RouterLink:
             self._hub,
             Mailbox(next(_numbers), max_answers=_MAX_ANSWERS),
             self._drain_order,
+            self._publishing,
             attach_timeout_s=self._times.attach_timeout_s,
             orphan_timeout_s=self._times.orphan_timeout_s,
         )

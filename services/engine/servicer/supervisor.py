@@ -8,7 +8,15 @@ from collections.abc import Callable
 from catenary.backoff import Backoff
 from catenary.runtime import StartRefused
 from catenary.telemetry import get_logger
-from services.engine.link import CoreFailed, CoreProgress, CoreStep, ProfileEnd, ProfilePart
+from services.engine.link import (
+    CoreFailed,
+    CoreProgress,
+    CoreStep,
+    KvChanges,
+    KvContents,
+    ProfileEnd,
+    ProfilePart,
+)
 from services.engine.servicer.core_client import Core, CoreStartError
 from services.engine.servicer.hub import EngineHub
 
@@ -71,6 +79,8 @@ class CoreSupervisor:
                         self._hub.core_stepped(event)
                     case CoreProgress():
                         self._on_progress(event)
+                    case KvContents() | KvChanges():
+                        self._hub.kv.take(event)
                     case ProfilePart() | ProfileEnd():
                         self._hub.profiles.take(event)
                     case CoreFailed():

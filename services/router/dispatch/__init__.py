@@ -9,6 +9,7 @@ from services.router.dispatch.intake import QueueLimits
 from services.router.dispatch.link import EngineLink
 from services.router.dispatch.membership import LossReason, Membership
 from services.router.dispatch.outbox import SessionOutbox
+from services.router.dispatch.publication import KvPublication
 from services.router.dispatch.sequence import AbortCause, LiveSequence, SequenceStatus, Sink
 from services.router.dispatch.session import Session
 from services.router.dispatch.single import SingleSink
@@ -20,6 +21,7 @@ __all__ = [
     "Dispatcher",
     "EngineHealth",
     "EngineLink",
+    "KvPublication",
     "LiveSequence",
     "LossReason",
     "Membership",

@@ -26,6 +26,7 @@ class EngineLink:
         self._renewal: int | None = None
         self._drain: engine_pb2.DrainEngine | None = None
         self._closed = False
+        self._ended = asyncio.Event()
         self._wake = asyncio.Event()
 
     @property
@@ -61,10 +62,15 @@ class EngineLink:
         if self._closed:
             return
         self._closed = True
+        self._ended.set()
         self.error = error
         self._submits.clear()
         self._aborts.clear()
         self._wake.set()
+
+    async def ended(self) -> None:
+        """Wait until the link is closed."""
+        await self._ended.wait()
 
     async def messages(self) -> AsyncIterator[engine_pb2.AttachResponse]:
         """What to write, in order, until the link is closed."""

@@ -85,6 +85,10 @@ class Fleet:
         """Whether this engine process has an attachment."""
         return instance_id in self._by_instance
 
+    def find(self, instance_id: str) -> Engine | None:
+        """The attachment of this engine process, if it has one."""
+        return self._by_instance.get(instance_id)
+
     def detach(self, engine: Engine) -> bool:
         """Remove this attachment. False if it was removed or replaced before."""
         if self._by_instance.get(engine.instance_id) is not engine:

@@ -16,6 +16,7 @@ from catenary.telemetry import get_logger
 from catenary.v1 import common_pb2, engine_pb2, engine_pb2_grpc
 from services.router.admission import Refused
 from services.router.dispatch import EngineLink, LossReason, Membership, ReaderWatch
+from services.router.service.publish import KvStreams
 from services.router.service.streams import INTERNAL, SLOW_READER, Cut, first_message
 
 _log = get_logger(__name__)
@@ -32,10 +33,11 @@ class AttachTerms:
 
 
 class FleetServicer(engine_pb2_grpc.FleetServiceServicer):
-    """Carries `Membership` over Attach streams."""
+    """Carries `Membership` over Attach streams, and what engines cache over `kv`."""
 
-    def __init__(self, membership: Membership, watch: ReaderWatch, terms: AttachTerms) -> None:
+    def __init__(self, membership: Membership, watch: ReaderWatch, terms: AttachTerms, kv: KvStreams) -> None:
         self._membership = membership
+        self._kv = kv
         self._watch = watch
         self._terms = terms
 
@@ -71,6 +73,14 @@ class FleetServicer(engine_pb2_grpc.FleetServiceServicer):
             reader.cancel()
             self._watch.remove(watched)
             self._membership.leave(link, LossReason.STREAM_ENDED)
+
+    def PublishKv(
+        self,
+        request_iterator: AsyncIterator[engine_pb2.PublishKvRequest],
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> AsyncIterator[engine_pb2.PublishKvResponse]:
+        """See the proto."""
+        return self._kv.serve(request_iterator)
 
     async def _read(self, requests: AsyncIterator[engine_pb2.AttachRequest], link: EngineLink) -> None:
         try:

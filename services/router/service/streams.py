@@ -14,7 +14,7 @@ INTERNAL = common_pb2.Error(
 )
 
 
-M = TypeVar("M", router_pb2.SessionRequest, engine_pb2.AttachRequest)
+M = TypeVar("M", router_pb2.SessionRequest, engine_pb2.AttachRequest, engine_pb2.PublishKvRequest)
 
 
 SLOW_READER = common_pb2.Error(

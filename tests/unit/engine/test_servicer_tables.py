@@ -238,8 +238,27 @@ def test_metrics_tell_first_seen_shapes_padding_and_constraints() -> None:
     assert samples["padding_tokens_total", "decode"] == 6
     assert samples["blocks_total", "decode"] == 40
     assert samples["padding_blocks_total", "decode"] == 24
+
     counts = [samples["constraints_total", name] for name in ("compiled", "reused", "refused")]
     assert counts == [4, 9, 1]
     assert samples["masked_steps_total", None] == 7
     assert samples["constraint_compile_seconds_total", None] == 0.5
     assert samples["mask_seconds_total", None] == 0.25
+
+
+def test_prompts_are_counted_over_cores_that_die_and_under_both_names() -> None:
+    hub = EngineHub(stall_limit_s=1, limits=SequenceLimits(), remembered_handles=1, on_state=lambda _: None)
+    hub.core_stepped(
+        CoreStep(StepColumns(), CoreLoad(prompt_tokens=90, cached_prompt_tokens=64, preemptions=2))
+    )
+    hub.core_lost()
+    hub.core_stepped(CoreStep(StepColumns(), CoreLoad(prompt_tokens=10, cached_prompt_tokens=1)))
+    load = hub.load()
+    assert (load.prompt_tokens, load.cached_prompt_tokens, load.preemptions) == (100, 65, 2)
+    values = {sample.name: sample.value for m in EngineCollector(hub).collect() for sample in m.samples}
+    for ours, alias, value in (
+        ("prompt_tokens", "prefix_cache_queries", 100),
+        ("cached_prompt_tokens", "prefix_cache_hits", 65),
+        ("preemptions", "num_preemptions", 2),
+    ):
+        assert values[f"catenary_engine_{ours}_total"] == values[f"vllm:{alias}_total"] == value

@@ -1,0 +1,102 @@
+"""News of the prefix cache on their way to one router: merged while it does not read, and bounded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterator
+from typing import Final
+
+from catenary.v1 import engine_pb2
+
+# Of one message: what a router can apply between two turns of its loop without being missed.
+_NAMES_A_MESSAGE: Final = 8192
+
+
+class KvOutbox:
+    """Net changes since the last take, at most `max_pending` names; with more it is a snapshot that is due.
+
+    `contents` gives all names, or None while nobody knows them: then nothing is sent. Numbers are those of
+    this outbox: a block that comes and goes between two messages has none.
+    """
+
+    def __init__(self, contents: Callable[[], Collection[bytes] | None], *, max_pending: int) -> None:
+        self._contents = contents
+        self._max_pending = max_pending
+        self._number = 0
+        self._renewed = True
+        self._cleared = False
+        # Whether a name was stored or removed, in order.
+        self._pending: dict[bytes, bool] = {}
+        self._wake = asyncio.Event()
+        self._wake.set()
+
+    def change(self, cleared: bool, removed: Collection[bytes], stored: Collection[bytes]) -> None:
+        """Add changes: `cleared` came before the others."""
+        if self._renewed:
+            return
+        if cleared:
+            self._cleared = True
+            self._pending.clear()
+        for name in removed:
+            self._add(name, stored=False)
+        for name in stored:
+            self._add(name, stored=True)
+        if len(self._pending) > self._max_pending:
+            self.renew()
+        else:
+            self._wake.set()
+
+    def renew(self) -> None:
+        """Send all there is, as soon as it is known, in place of what waits."""
+        self._renewed, self._cleared = True, False
+        self._pending.clear()
+        self._wake.set()
+
+    async def ready(self) -> None:
+        """Wait until there may be something to take."""
+        await self._wake.wait()
+
+    def take(self) -> list[engine_pb2.PublishKvRequest]:
+        """The messages that are due."""
+        self._wake.clear()
+        if not self._renewed:
+            return list(self._changes())
+        names = self._contents()
+        if names is None:
+            return []
+        self._renewed = False
+        return list(self._snapshot(names))
+
+    def _add(self, name: bytes, *, stored: bool) -> None:
+        # A name comes and goes by turns, so two changes of it are none.
+        if self._pending.pop(name, None) is None:
+            self._pending[name] = stored
+
+    def _snapshot(self, names: Collection[bytes]) -> Iterator[engine_pb2.PublishKvRequest]:
+        parts = [b"".join(part) for part in _batches(list(names))] or [b""]
+        for index, part in enumerate(parts):
+            snapshot = engine_pb2.KvSnapshot(
+                number=self._number, names=part, first=index == 0, last=index == len(parts) - 1
+            )
+            yield engine_pb2.PublishKvRequest(snapshot=snapshot)
+
+    def _changes(self) -> Iterator[engine_pb2.PublishKvRequest]:
+        if self._cleared:
+            yield self._message(engine_pb2.KvChange(cleared=True), 1)
+        for stored in (False, True):
+            names = [name for name, kind in self._pending.items() if kind is stored]
+            for part in _batches(names):
+                joined = engine_pb2.KvNames(names=b"".join(part))
+                change = engine_pb2.KvChange(stored=joined) if stored else engine_pb2.KvChange(removed=joined)
+                yield self._message(change, len(part))
+        self._cleared = False
+        self._pending.clear()
+
+    def _message(self, change: engine_pb2.KvChange, count: int) -> engine_pb2.PublishKvRequest:
+        first, self._number = self._number + 1, self._number + count
+        changes = engine_pb2.KvChanges(first_number=first, changes=[change])
+        return engine_pb2.PublishKvRequest(changes=changes)
+
+
+def _batches(names: list[bytes]) -> Iterator[list[bytes]]:
+    return (names[start : start + _NAMES_A_MESSAGE] for start in range(0, len(names), _NAMES_A_MESSAGE))

@@ -1,0 +1,131 @@
+"""PublishKv: what engines cache, beside their Attach streams. Whatever happens here harms no sequence."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import grpc
+
+from catenary.rpc import RpcError
+from catenary.telemetry import get_logger
+from catenary.v1 import common_pb2, engine_pb2
+from services.router.admission import Refused
+from services.router.dispatch import EngineLink, KvPublication
+from services.router.fleet import Engine, Fleet
+from services.router.index import KvIndex
+from services.router.metrics import RouterMetrics
+from services.router.service.streams import INTERNAL, first_message
+
+_log = get_logger(__name__)
+
+_REPLACED = common_pb2.Error(
+    code=common_pb2.ERROR_CODE_UNAVAILABLE,
+    message="The engine opened another stream of KV events; this one is over.",
+    retryable=True,
+)
+
+
+class KvStreams:
+    """Carries PublishKv streams into the index, at most one for each attached engine.
+
+    `link_of` gives an engine's attachment. A stream ends with it.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        link_of: Callable[[Engine], EngineLink | None],
+        index: KvIndex[Engine],
+        metrics: RouterMetrics,
+        *,
+        hello_timeout_s: float,
+        max_resyncs: int,
+    ) -> None:
+        self._fleet = fleet
+        self._link_of = link_of
+        self._index = index
+        self._metrics = metrics
+        self._hello_timeout_s = hello_timeout_s
+        self._max_resyncs = max_resyncs
+        self._open: dict[Engine, KvPublication] = {}
+
+    async def serve(
+        self, requests: AsyncIterator[engine_pb2.PublishKvRequest]
+    ) -> AsyncIterator[engine_pb2.PublishKvResponse]:
+        """One stream. Raises RpcError for a hello that does not do and for a breach of the contract."""
+        first = await first_message(requests, "hello", timeout_s=self._hello_timeout_s)
+        try:
+            link = self._check(first.hello)
+        except Refused as refusal:
+            _log.warning("KV events refused", reason=refusal.error.message)
+            raise RpcError(refusal.error) from None
+        publication = self._begin(link.engine)
+        tasks = (
+            asyncio.create_task(self._read(requests, publication)),
+            asyncio.create_task(_close_with(link, publication)),
+        )
+        try:
+            async for message in publication.messages():
+                yield message
+            if publication.error is not None:
+                raise RpcError(publication.error)
+        finally:
+            for task in tasks:
+                task.cancel()
+            publication.close()
+            if self._open.get(link.engine) is publication:
+                del self._open[link.engine]
+
+    def _check(self, hello: engine_pb2.KvHello) -> EngineLink:
+        engine = self._fleet.find(hello.instance_id)
+        link = None if engine is None else self._link_of(engine)
+        if engine is None or link is None or engine.epoch != hello.lease_epoch:
+            raise Refused(
+                common_pb2.ERROR_CODE_SCHEMA_MISMATCH,
+                f"No attachment of this engine has the lease epoch {hello.lease_epoch}.",
+            )
+        if hello.block_size != engine.capacity.block_size:
+            raise Refused(
+                common_pb2.ERROR_CODE_INVALID_ARGUMENT,
+                f"The blocks have {hello.block_size} tokens, those of the attachment "
+                f"{engine.capacity.block_size}.",
+                param="block_size",
+            )
+        return link
+
+    def _begin(self, engine: Engine) -> KvPublication:
+        older = self._open.pop(engine, None)
+        if older is not None:
+            # Before the new one begins, for it takes out what the index has of the engine.
+            older.close(_REPLACED)
+        publication = KvPublication(engine, self._index, max_resyncs=self._max_resyncs)
+        self._open[engine] = publication
+        return publication
+
+    async def _read(
+        self, requests: AsyncIterator[engine_pb2.PublishKvRequest], publication: KvPublication
+    ) -> None:
+        engine = publication.engine
+        try:
+            async for request in requests:
+                gaps = publication.resyncs
+                publication.receive(request)
+                if publication.resyncs > gaps:
+                    self._metrics.kv_resyncs.inc()
+                    _log.warning("a gap in KV events", engine=engine.name, instance=engine.instance_id)
+            publication.close()
+        except Refused as refusal:
+            self._metrics.kv_breaches.inc()
+            _log.error("engine broke the contract of KV events", engine=engine.name, fault=str(refusal))
+            publication.close(refusal.error)
+        except (grpc.aio.InternalError, grpc.aio.UsageError):
+            publication.close()
+        except Exception:
+            _log.exception("KV events failed", engine=engine.name)
+            publication.close(INTERNAL)
+
+
+async def _close_with(link: EngineLink, publication: KvPublication) -> None:
+    await link.ended()
+    publication.close(link.error)

@@ -1,0 +1,204 @@
+"""From the core to a router, link by link: whatever is merged or lost, both know the same in the end."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.engine.kv import BlockPool, KvNews, net_changes
+from services.engine.link import KvChanges, KvContents
+from services.engine.servicer import Core, KvBoard, KvOutbox
+from tests.support.kv_follower import KvFollower, names_of
+
+
+def name(number: int) -> bytes:
+    return hashlib.blake2b(bytes([number]), digest_size=16).digest()
+
+
+class FollowedCore(Core):
+    """A core that notes whether it is followed."""
+
+    followed = 0
+
+    def follow_kv(self) -> None:
+        self.followed += 1
+
+
+FollowedCore.__abstractmethods__ = frozenset()
+
+
+class Cache:
+    """A pool whose every block is published as soon as it is taken."""
+
+    def __init__(self, blocks: int, event_capacity: int) -> None:
+        self.pool = BlockPool(blocks, 1, prefix_caching=True, event_capacity=event_capacity)
+        self.news = KvNews(self.pool.events)
+
+    def use(self, number: int) -> None:
+        if self.pool.lookup([name(number)]):
+            return
+        (block,) = self.pool.allocate(1)
+        self.pool.publish(block, name(number), None, [number])
+        self.pool.free([block])
+
+    @property
+    def names(self) -> set[bytes]:
+        return {block.block_hash for block in self.pool.events.snapshot().blocks}
+
+
+def told(news: Iterable[KvContents | KvChanges]) -> list[KvContents | KvChanges]:
+    return list(news)
+
+
+def test_nothing_is_told_before_somebody_follows_and_then_all_of_it() -> None:
+    cache = Cache(4, 100)
+    cache.use(1)
+    assert told(cache.news.due()) == []
+    cache.news.follow()
+    assert told(cache.news.due()) == [KvContents(name(1), True, True)]
+    assert told(cache.news.due()) == []
+    cache.use(2)
+    cache.use(3)
+    assert told(cache.news.due()) == [KvChanges(False, b"", name(2) + name(3))]
+
+
+def test_an_empty_cache_is_told_too() -> None:
+    cache = Cache(4, 100)
+    cache.news.follow()
+    assert told(cache.news.due()) == [KvContents(b"", True, True)]
+
+
+def test_what_came_and_went_between_two_messages_is_not_named() -> None:
+    cache = Cache(1, 100)
+    cache.news.follow()
+    told(cache.news.due())
+    cache.use(1)
+    cache.use(2)
+    assert told(cache.news.due()) == [KvChanges(False, b"", name(2))]
+    cache.use(3)
+    cache.use(2)
+    assert told(cache.news.due()) == []
+    cache.use(1)
+    cache.pool.clear_cache()
+    cache.use(4)
+    assert told(cache.news.due()) == [KvChanges(True, b"", name(4))]
+    assert net_changes([]) is None
+
+
+def test_more_events_than_the_log_holds_are_told_as_contents() -> None:
+    cache = Cache(8, 3)
+    cache.news.follow()
+    told(cache.news.due())
+    for number in range(4):
+        cache.use(number)
+    (contents,) = told(cache.news.due())
+    assert isinstance(contents, KvContents)
+    assert set(names_of(contents.names)) == cache.names
+    cache.use(4)
+    assert told(cache.news.due()) == [KvChanges(False, b"", name(4))]
+
+
+def test_contents_come_in_parts() -> None:
+    pool = BlockPool(70_000, 1, prefix_caching=True)
+    for block in pool.allocate(70_000):
+        pool.publish(block, block.to_bytes(16, "big"), None, [block])
+    news = KvNews(pool.events)
+    news.follow()
+    parts = [part for part in news.due() if isinstance(part, KvContents)]
+    assert [(len(part.names) // 16, part.first, part.last) for part in parts] == [
+        (65_536, True, False),
+        (4_464, False, True),
+    ]
+    board = KvBoard()
+    for part in parts[:1]:
+        board.take(part)
+    assert board.names() is None
+    board.take(parts[1])
+    assert len(board.names() or ()) == 70_000
+
+
+def test_the_core_is_asked_when_the_first_router_follows_and_once_a_life() -> None:
+    board, core = KvBoard(), FollowedCore()
+    board.core_ready(core, publishes=True)
+    assert core.followed == 0
+    first = board.join(max_pending=10)
+    board.join(max_pending=10)
+    board.leave(first)
+    board.join(max_pending=10)
+    assert core.followed == 1
+    board.core_lost()
+    other = FollowedCore()
+    board.core_ready(other, publishes=True)
+    assert (core.followed, other.followed) == (1, 1)
+    board.core_lost()
+    board.core_ready(without := FollowedCore(), publishes=False)
+    assert without.followed == 0
+
+
+def test_a_dead_core_clears_what_routers_know_and_the_next_one_tells_anew() -> None:
+    board = KvBoard()
+    board.core_ready(FollowedCore(), publishes=True)
+    outbox, router = board.join(max_pending=10), KvFollower()
+    assert outbox.take() == []
+    board.take(KvContents(name(1) + name(2), True, True))
+    deliver(outbox, router)
+    assert router.names == {name(1), name(2)}
+    board.core_lost()
+    deliver(outbox, router)
+    assert (router.names, router.number, board.names()) == (set(), 1, None)
+    board.core_ready(FollowedCore(), publishes=True)
+    # Late news of the first life.
+    board.take(KvChanges(False, b"", name(3)))
+    assert outbox.take() == []
+    board.take(KvContents(b"", True, True))
+    board.take(KvChanges(False, b"", name(4)))
+    deliver(outbox, router)
+    assert router.names == {name(4)}
+    assert router.snapshots == 2
+
+
+def deliver(outbox: KvOutbox, router: KvFollower) -> None:
+    for message in outbox.take():
+        router.take(message)
+
+
+moves = st.one_of(
+    st.tuples(st.just("use"), st.integers(0, 40)),
+    st.tuples(st.sampled_from(["clear", "step", "resync"]), st.just(0)),
+    st.tuples(st.just("deliver"), st.integers(0, 1)),
+)
+
+
+@given(st.lists(moves, max_size=120), st.integers(1, 12), st.integers(1, 6), st.integers(1, 9))
+def test_whatever_is_merged_or_dropped_all_know_the_same_in_the_end(
+    todo: list[tuple[str, int]], blocks: int, events: int, pending: int
+) -> None:
+    cache, board = Cache(blocks, events), KvBoard()
+    board.core_ready(FollowedCore(), publishes=True)
+    links = [(board.join(max_pending=pending), KvFollower()) for _ in range(2)]
+    cache.news.follow()
+
+    def step() -> None:
+        for news in cache.news.due():
+            board.take(news)
+
+    for what, number in todo:
+        match what:
+            case "use":
+                cache.use(number)
+            case "clear":
+                cache.pool.clear_cache()
+            case "step":
+                step()
+            case "resync":
+                links[0][0].renew()
+            case "deliver":
+                deliver(*links[number])
+    step()
+    for outbox, router in links:
+        deliver(outbox, router)
+        assert router.names == cache.names == set(board.names() or ())
+        assert len(outbox.take()) == 0
