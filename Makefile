@@ -51,6 +51,10 @@ test-long: setup ## Run the tests that take minutes
 	$(PYTEST) $(TESTS) -m long
 	$(if $(filter tests,$(TESTS)),$(PYTEST) tests/sim -m long)
 
+.PHONY: chaos
+chaos: setup ## Kill engines, routers and clients under load, and count what completes exactly (minutes)
+	$(PYTEST) tests/chaos
+
 .PHONY: gpu-check
 gpu-check: setup ## Test the cuda device on an NVIDIA GPU (a few minutes; says so where there is none)
 	$(BIN)/python deploy/gpu/check.py

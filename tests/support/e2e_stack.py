@@ -39,6 +39,7 @@ class StackPlan:
     model_dir: Path
     model: str
     engines: int = 1
+    routers: int = 1
     engine_flags: tuple[str, ...] = ()
     router_flags: tuple[str, ...] = ()
     tokenizer_flags: tuple[str, ...] = ()
@@ -55,12 +56,17 @@ class ProcessStack:
         self._directory = directory
         self._port = _free_port()
         fast = [f"--{name.replace('_', '-')}={value}" for name, value in FAST.items()]
-        self.router = self._service(
-            "router",
-            "services.router",
-            *("--lease-ms", str(LEASE_MS), "--report-interval-ms", str(REPORT_INTERVAL_MS)),
-            *("--drain-s", "2", *self.secrets.flags, *plan.router_flags),
-        )
+        self.routers = [
+            self._service(
+                f"router-{index}" if index else "router",
+                "services.router",
+                *("--lease-ms", str(LEASE_MS), "--report-interval-ms", str(REPORT_INTERVAL_MS)),
+                *("--drain-s", "2", *self.secrets.flags, *plan.router_flags),
+            )
+            for index in range(plan.routers)
+        ]
+        self.router = self.routers[0]
+        all_routers = ",".join(self.socket(one.name) for one in self.routers)
         self.tokenizer = self._tokenizer("tokenizer", plan.model_dir, plan.model, *plan.tokenizer_flags)
         self.tokenizers = [
             self.tokenizer,
@@ -72,7 +78,7 @@ class ProcessStack:
             self._service(
                 f"engine-{index}",
                 "services.engine",
-                *("--router", self.socket("router"), "--engine-name", f"engine-{index}"),
+                *("--router", all_routers, "--engine-name", f"engine-{index}"),
                 *("--served-model-name", name, *fast, *self.secrets.flags, *flags),
             )
             for index, (name, flags) in enumerate(models)
@@ -81,7 +87,7 @@ class ProcessStack:
             "gateway",
             "gateway",
             (
-                *("--port", str(self._port), "--router", self.socket("router")),
+                *("--port", str(self._port), "--router", all_routers),
                 *(f"--tokenizer={self.socket(one.name)}" for one in self.tokenizers),
                 *("--drain-s", "2"),
                 *(f"--client-secret-file={self.secrets.client_file}", *plan.gateway_flags),
@@ -97,7 +103,7 @@ class ProcessStack:
     @property
     def services(self) -> tuple[ServiceProcess, ...]:
         """All of them, in the order in which they start."""
-        return (self.router, *self.tokenizers, *self.engines, self.gateway)
+        return (*self.routers, *self.tokenizers, *self.engines, self.gateway)
 
     def socket(self, name: str) -> str:
         """A service's gRPC address."""
@@ -118,15 +124,15 @@ class ProcessStack:
         for service in self.services:
             service.kill()
 
-    def client(self) -> AsyncClient:
-        """A plain gRPC client of router and tokenizer."""
+    def client(self, router: str = "router") -> AsyncClient:
+        """A plain gRPC client of a router and the tokenizer."""
         return AsyncClient(
-            self.socket("router"), secret=self.secrets.client, tokenizer=self.socket("tokenizer"), timeout_s=5
+            self.socket(router), secret=self.secrets.client, tokenizer=self.socket("tokenizer"), timeout_s=5
         )
 
-    async def fleet(self) -> router_pb2.GetFleetResponse | None:
-        """The fleet as the router sees it; None if the router is away."""
-        async with self.client() as client:
+    async def fleet(self, router: str = "router") -> router_pb2.GetFleetResponse | None:
+        """The fleet as a router sees it; None if that router is away."""
+        async with self.client(router) as client:
             try:
                 return await client.fleet()
             except RpcError:
@@ -146,17 +152,18 @@ class ProcessStack:
             for service in self.services:
                 if not service.alive:
                     raise AssertionError(f"{service.name} ended:\n{service.tail()}")
-            fleet = await self.fleet()
+            fleets = [await self.fleet(router.name) for router in self.routers]
             return (
-                fleet is not None
-                and sum(serves(engine) for engine in fleet.engines) == len(self.engines)
-                and len(fleet.engines) == len(self.engines)
-                and fleet.sessions == 1
+                all(fleet is not None and self._complete(fleet) for fleet in fleets)
                 and await self.health("/ready") == 200
                 and (not self.plan.further or await self._knows_all_models())
             )
 
         await until(serving, "a stack that serves", timeout_s=timeout_s)
+
+    def _complete(self, fleet: router_pb2.GetFleetResponse) -> bool:
+        serving = sum(serves(engine) for engine in fleet.engines)
+        return serving == len(fleet.engines) == len(self.engines) and fleet.sessions == 1
 
     async def _knows_all_models(self) -> bool:
         """Whether the gateway has the tokenizer of each model: it is ready with one of them."""
@@ -168,21 +175,24 @@ class ProcessStack:
 
     async def idle(self, *, timeout_s: float = 15.0) -> None:
         """Wait until nothing is live anywhere, by reports that engines made after this call."""
-        seen: dict[tuple[str, int], int] = {}
+        seen: dict[tuple[str, str, int], int] = {}
         last: router_pb2.GetFleetResponse | None = None
 
-        async def quiet() -> bool:
+        async def quiet_at(router: str) -> bool:
             nonlocal last
-            last = fleet = await self.fleet()
+            last = fleet = await self.fleet(router)
             if fleet is None or fleet.live_sequences or not fleet.engines:
                 return False
             # One report may be on its way from before the call; the second is not.
             fresh = [
                 engine.load.sequence
-                >= seen.setdefault((engine.instance_id, engine.lease_epoch), engine.load.sequence) + 2
+                >= seen.setdefault((router, engine.instance_id, engine.lease_epoch), engine.load.sequence) + 2
                 for engine in fleet.engines
             ]
             return all(fresh) and not any(map(busy, fleet.engines))
+
+        async def quiet() -> bool:
+            return all([await quiet_at(router.name) for router in self.routers])
 
         try:
             await until(quiet, "an idle stack", timeout_s=timeout_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -80,6 +81,12 @@ class ServiceProcess:
         except subprocess.TimeoutExpired:
             self.kill()
             raise AssertionError(f"{self.name} did not end within {timeout_s:g} s of SIGTERM") from None
+
+    async def ended(self, timeout_s: float = 30) -> int:
+        """Wait until it ends by itself; its exit code, negative for a signal."""
+        if self._process is None:
+            raise AssertionError(f"{self.name} was not started")
+        return await asyncio.to_thread(self._process.wait, timeout_s)
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal."""
