@@ -136,7 +136,7 @@ class PlanChecks:
 
         `new`: what had nothing to compute when the step was planned.
         """
-        config, split = self.setup.config, False
+        config, split, left_out = self.setup.config, False, 0
         served = new.union(sequence.key for sequence in plan.sequences())
         ageing = (max(self.setup.priorities) - min(self.setup.priorities)) * config.priority_ageing_steps
         for key, reference in self.live.items():
@@ -150,9 +150,12 @@ class PlanChecks:
                 assert reference.idle_prefills <= ageing + config.max_num_seqs
             else:
                 split = True
+                left_out += reference.length // self.setup.block_size + 1
                 reference.idle_decodes += 1
                 assert reference.idle_decodes < config.max_num_seqs
-        assert not split or self.setup.decode_maxima is not None
+        # Blocks count for each that shares them: without `decode_maxima` too they may be too many.
+        blocks = left_out + sum(len(row.sequence.block_table) for row in plan.decodes)
+        assert not split or self.setup.decode_maxima is not None or blocks > self.most_blocks
         self.counts["splits"] += split
 
     def _started(self, before: dict[int, SequenceStatus]) -> list[Sequence]:

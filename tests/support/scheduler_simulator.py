@@ -36,7 +36,9 @@ class Simulator(BeamEvents):
     def __post_init__(self) -> None:
         setup = self.setup
         self.pool = BlockPool(setup.blocks, setup.block_size, prefix_caching=setup.prefix_caching)
-        self.scheduler = Scheduler(setup.config, self.pool, setup.buckets())
+        buckets = setup.buckets()
+        self.most_blocks = buckets.max_decode_blocks
+        self.scheduler = Scheduler(setup.config, self.pool, buckets)
         self.device = SimulatedDevice(self.pool, setup.config.max_num_seqs)
         self.live: dict[int, Reference] = {}
         self.in_flight: deque[tuple[StepPlan, dict[int, int]]] = deque()

@@ -61,6 +61,8 @@ class Planner:
         self._step = 0
         self._last_start = 0
         self.counts = StartCounts()
+        self.gave_way = False
+        """The last call of `plan` made no step but took blocks, maybe of somebody with a step in flight."""
 
     @property
     def step(self) -> int:
@@ -72,6 +74,11 @@ class Planner:
         self._step += 1
         self._copies, self._copied, self._begun = [], [], []
         preempted: list[Sequence] = []
+        made = self._make(preempted)
+        self.gave_way = made is None and bool(preempted)
+        return made
+
+    def _make(self, preempted: list[Sequence]) -> StepPlan | None:
         choice = self._choose_decodes(preempted)
         if choice is None:
             return None
@@ -196,7 +203,7 @@ class Planner:
             ):
                 begun = self._start(first, batch)
                 # A victim of this very step may be the next, and what is in flight for it is of its old life.
-                # When the step after this one is planned, that is committed.
+                # When the step after this one is planned, that is committed (see `gave_way`).
                 first = self._waiting.head() if begun and urgent is None else None
             elif not self._go_on(started.popleft(), batch):
                 # No bucket holds one more row of this length, so none holds the others.

@@ -199,6 +199,9 @@ class Scheduler:
         """
         if len(self._in_flight) == _MAX_IN_FLIGHT:
             raise SchedulerError("two steps are planned already and not committed")
+        if self._in_flight and self._planner.gave_way:
+            # Whoever gave way must not start anew before what is in flight for its old life is committed.
+            return None
         plan = self._planner.plan()
         if plan is not None:
             self._in_flight.append(plan)

@@ -118,7 +118,7 @@ def test_everything_happens_a_thousand_times_and_the_invariants_hold() -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("seed", range(2, 6))
+@pytest.mark.parametrize("seed", [2, 4, 7])
 def test_the_invariants_hold_for_millions_of_events(seed: int) -> None:
     run_all(1_000_000 // len(SETUPS), seed)
 
