@@ -14,7 +14,7 @@ class KvBoard:
     """A copy of the names that the core can hit, and the outboxes of those who follow it.
 
     With the copy, a router that attaches or lost count is answered without the core, whose steps that would
-    hold up. It takes some 130 bytes a block, and is bounded by the core's blocks. The core is asked when the
+    hold up. It takes some 100 bytes a block, and is bounded by the core's blocks. The core is asked when the
     first router follows, and not before.
     """
 

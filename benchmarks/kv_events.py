@@ -1,0 +1,155 @@
+"""What following the prefix cache costs: the core a step, the servicer a step, and either of them a snapshot.
+
+Run: `python -m benchmarks.kv_events`. CPU time of one thread, median of many; no model is run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+import statistics
+import time
+import tracemalloc
+from collections.abc import Callable, Iterable
+
+from services.engine.kv import BlockPool, KvNews
+from services.engine.link import KvChanges, KvContents
+from services.engine.link.framing import DEFAULT_MAX_FRAME_BYTES, encode_frame
+from services.engine.servicer import KvBoard
+
+BLOCK_SIZE = 32
+# Blocks that a step fills: one of 32 sequences, 256 sequences that decode, 8192 tokens of prompts.
+STEPS = {"32 decode": 1, "256 decode": 8, "8192 prompt tokens": 256}
+
+
+class Cache:
+    """A pool that is full of cached blocks, so that each new one gives one up."""
+
+    def __init__(self, blocks: int) -> None:
+        self.pool = BlockPool(blocks, BLOCK_SIZE, prefix_caching=True)
+        self.news = KvNews(self.pool.events)
+        self._names = (number.to_bytes(16, "big") for number in itertools.count())
+        self.fill(blocks)
+
+    def fill(self, count: int) -> None:
+        """Publishes so many blocks, which nobody uses then."""
+        tokens = (0,) * BLOCK_SIZE
+        table = self.pool.allocate(count)
+        for block in table:
+            self.pool.publish(block, next(self._names), None, tokens)
+        self.pool.free(table)
+
+
+def microseconds(act: Callable[[], object], prepare: Callable[[], object], times: int) -> float:
+    """Median CPU time of `act`, each after a `prepare` that is not counted."""
+    spent = []
+    for _ in range(times):
+        prepare()
+        start = time.thread_time_ns()
+        act()
+        spent.append((time.thread_time_ns() - start) / 1000)
+    return statistics.median(spent)
+
+
+def send(news: Iterable[KvContents | KvChanges]) -> None:
+    """Encodes what the core sends."""
+    for message in news:
+        encode_frame(message, DEFAULT_MAX_FRAME_BYTES)
+
+
+def measure_steps(blocks: int, times: int) -> None:
+    """Prints the cost of a step that fills and gives up blocks."""
+    print(f"{'microseconds a step':<24}{'not followed':>14}{'core':>10}{'servicer':>10}{'one router':>12}")
+    for name, filled in STEPS.items():
+        cache = Cache(blocks)
+        alone = microseconds(lambda c=cache: send(c.news.due()), lambda c=cache, n=filled: c.fill(n), times)
+        cache.news.follow()
+        board = KvBoard()
+        outbox = board.join(max_pending=65_536)
+        for part in cache.news.due():
+            board.take(part)
+        outbox.take()
+        core = microseconds(lambda c=cache: send(c.news.due()), lambda c=cache, n=filled: c.fill(n), times)
+        cache.news.follow()
+        for part in cache.news.due():
+            board.take(part)
+        outbox.take()
+        due: list[KvContents | KvChanges] = []
+
+        def step(cache: Cache = cache, filled: int = filled, due: list[object] = due) -> None:
+            cache.fill(filled)
+            due[:] = cache.news.due()
+
+        def take(board: KvBoard = board, due: list[KvContents | KvChanges] = due) -> None:
+            for message in due:
+                board.take(message)
+
+        servicer = microseconds(take, step, times)
+        outbox.take()
+
+        def taken(step: Callable[[], None] = step, take: Callable[[], None] = take) -> None:
+            step()
+            take()
+
+        router = microseconds(
+            lambda o=outbox: [message.SerializeToString() for message in o.take()], taken, times
+        )
+        print(f"{name:<24}{alone:>14.2f}{core:>10.1f}{servicer:>10.1f}{router:>12.1f}")
+
+
+def memory_of(parts: Iterable[KvContents | KvChanges]) -> int:
+    """Bytes of a servicer's copy."""
+    gc.collect()
+    tracemalloc.start()
+    board = KvBoard()
+    for part in parts:
+        board.take(part)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return held
+
+
+def measure_snapshots(sizes: Iterable[int]) -> None:
+    """Prints what all names cost to tell, and to keep in the servicer."""
+    print(
+        f"{'milliseconds a snapshot':<24}{'core':>14}{'servicer':>10}{'one router':>12}{'bytes a block':>16}"
+    )
+    for blocks in sizes:
+        cache = Cache(blocks)
+        cache.news.follow()
+        start = time.thread_time()
+        parts = list(cache.news.due())
+        send(parts)
+        core = time.thread_time() - start
+        board = KvBoard()
+        start = time.thread_time()
+        for part in parts:
+            board.take(part)
+        servicer = time.thread_time() - start
+        held = memory_of(parts)
+        outbox = board.join(max_pending=65_536)
+        start = time.thread_time()
+        for message in outbox.take():
+            message.SerializeToString()
+        router = time.thread_time() - start
+        label = f"{blocks} blocks"
+        print(
+            f"{label:<24}{core * 1000:>14.1f}{servicer * 1000:>10.1f}{router * 1000:>12.1f}"
+            f"{held / blocks:>16.0f}"
+        )
+
+
+def main() -> None:
+    """Measures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--blocks", type=int, default=20_000)
+    parser.add_argument("--times", type=int, default=300)
+    options = parser.parse_args()
+    gc.disable()
+    measure_steps(options.blocks, options.times)
+    measure_snapshots((10_000, 100_000, 1_000_000))
+
+
+if __name__ == "__main__":
+    main()
