@@ -14,6 +14,7 @@ class ScriptedBlocks:
         self._pool = BlockPool(
             capacity.total_blocks, capacity.block_size, prefix_caching=capacity.prefix_caching
         )
+        self._size = capacity.block_size
         self.news = KvNews(self._pool.events)
 
     @property
@@ -43,7 +44,7 @@ class ScriptedBlocks:
 
     def missing(self, sequence: ScriptedSequence) -> int:
         """Blocks that it needs beside those it has."""
-        return self._pool.blocks_for(len(sequence.token_ids)) - len(sequence.block_table)
+        return -(-len(sequence.token_ids) // self._size) - len(sequence.block_table)
 
     def grow(self, sequence: ScriptedSequence, count: int) -> bool:
         """Give a sequence so many more blocks; False if not as many are free."""
@@ -54,10 +55,12 @@ class ScriptedBlocks:
 
     def computed(self, sequence: ScriptedSequence, count: int) -> None:
         """Note that the next `count` tokens of a sequence are computed: others can hit what they fill."""
-        size, first = self._pool.block_size, sequence.computed // self._pool.block_size
-        sequence.computed += count
-        last = sequence.computed // size
-        if first == last or not self._pool.prefix_caching or sequence.spec.pooling is not None:
+        size, before = self._size, sequence.computed
+        sequence.computed = before + count
+        if not self._pool.prefix_caching or sequence.spec.pooling is not None:
+            return
+        first, last = before // size, (before + count) // size
+        if first == last:
             return
         names = sequence.block_names(last, size)
         for index in range(first, last):

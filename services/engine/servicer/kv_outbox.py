@@ -9,7 +9,7 @@ from typing import Final
 from catenary.v1 import engine_pb2
 
 # Of one message: what a router can apply between two turns of its loop without being missed.
-_NAMES_A_MESSAGE: Final = 8192
+_NAMES_A_MESSAGE: Final = 2048
 
 
 class KvOutbox:
