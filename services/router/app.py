@@ -22,7 +22,6 @@ from services.router.dispatch import (
     Dispatcher,
     EngineHealth,
     Membership,
-    QueueLimits,
     ReaderWatch,
     SessionHub,
     StallWatch,
@@ -98,7 +97,7 @@ class Router:
             self._metrics,
             self._health,
             spec_limits=SpecLimits(config.max_request_tokens),
-            queue_limits=QueueLimits(config.max_queued, config.max_wait_s, config.retry_after_ms),
+            queue_options=config.queues(),
             abort_timeout_s=config.abort_timeout_s,
         )
         self._hub = SessionHub(
@@ -162,7 +161,7 @@ class Router:
     def _fleet_changed(self) -> None:
         """Other engines than before may be given sequences."""
         self._hub.changed()
-        self._dispatcher.pump_soon()
+        self._dispatcher.fleet_changed()
 
     def _start_chores(self) -> None:
         limits = (self._config.lease_ms / 1000, self._config.slow_reader_s, self._config.stall_s)
@@ -172,7 +171,7 @@ class Router:
             Chore("stalls", period, self._stalls.sweep, judges=True),
             Chore("breakers", period, lambda: self._health.sweep(self.fleet)),
             Chore("aborts", period, self._dispatcher.sweep, judges=True),
-            Chore("queue", QUEUE_PERIOD_S, self._dispatcher.pump),
+            Chore("queue", QUEUE_PERIOD_S, self._dispatcher.tick),
             Chore("client readers", period, self.client_watch.sweep, judges=True),
             Chore("engine readers", period, self._engine_watch.sweep, judges=True),
             Chore("models", MODELS_PERIOD_S, self._hub.tick),
@@ -216,6 +215,7 @@ class Router:
         engine_pb2_grpc.add_FleetServiceServicer_to_server(fleet, self._server.grpc)
 
     def _add_gauges(self) -> None:
+        self._metrics.lanes.watch(self._dispatcher.lanes)
         self._metrics.watch(
             self.fleet,
             {
@@ -224,10 +224,6 @@ class Router:
                     lambda: self.admission.live_sequences,
                 ),
                 "live_tokens": ("Prompt tokens of live sequences.", lambda: self.admission.live_tokens),
-                "queued_sequences": (
-                    "Sequences that wait for an engine.",
-                    lambda: self._dispatcher.queued_sequences,
-                ),
                 "indexed_blocks": (
                     "Cached blocks of engines that are known here, once for each engine.",
                     lambda: self.kv_index.pairs,

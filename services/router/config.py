@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
 from catenary.config import settings
 from catenary.rpc import RpcConfig
+from services.router.admission import QueueOptions
 from services.router.fleet import BreakerOptions
 from services.router.placement import POLICIES
 
@@ -17,6 +19,12 @@ def check_policy(name: str) -> str:
     if name not in POLICIES:
         raise ValueError(f"{name!r} is not one of: {', '.join(sorted(POLICIES))}")
     return name
+
+
+MAX_LANE = 1 << 32
+# Of a model's places: lower classes are to get most of them.
+MAX_RESERVED = 0.5
+_ORDER = "in the order system, interactive, default, bulk."
 
 
 class RouterConfig(RpcConfig):
@@ -53,11 +61,37 @@ class RouterConfig(RpcConfig):
     max_live_tokens: int = Field(
         8_388_608, ge=1, le=1 << 32, description="Prompt tokens of live sequences; more are refused."
     )
-    max_queued: int = Field(
-        1024, ge=0, le=1_000_000, description="Sequences that may wait for an engine; more are refused."
+    lane_sequences: tuple[int, int, int, int] = Field(
+        (64, 1024, 1024, 4096),
+        description="Sequences of a model that may wait for an engine: one number for each class, " + _ORDER,
     )
-    max_wait_s: float = Field(
-        60, gt=0, le=86_400, description="Seconds after which a sequence that waits for an engine is refused."
+    lane_tokens: tuple[int, int, int, int] = Field(
+        (1 << 20, 1 << 22, 1 << 22, 1 << 23),
+        description="Tokens of a model's sequences that may wait, one number for each class.",
+    )
+    lane_wait_s: tuple[float, float, float, float] = Field(
+        (10.0, 30.0, 60.0, 600.0),
+        description="Seconds after which a sequence that waits is refused, one number for each class.",
+    )
+    lane_reserved: tuple[float, float, float] = Field(
+        (0.02, 0.03, 0.05),
+        description="Share of a model's places that system, interactive and default keep from lower classes.",
+    )
+    promote_after_s: float = Field(
+        10.0, gt=0, le=86_400, description="Seconds after which a sequence that waits moves up one class."
+    )
+    tenant_share: float = Field(
+        0.5, gt=0, le=1, description="Share of a class's queue that one tenant may take, if it has a name."
+    )
+    fair_quantum: int = Field(
+        2048, ge=1, le=1 << 24, description="Uncached prompt tokens of a tenant's turn in a queue."
+    )
+    unserved_wait_s: float = Field(
+        30.0,
+        ge=0,
+        le=86_400,
+        description="Seconds after its last engine stopped serving during which requests for a model still "
+        "wait for another one; then they are refused at once.",
     )
     engine_backlog: int = Field(
         8,
@@ -78,7 +112,14 @@ class RouterConfig(RpcConfig):
         description="Unread rows and answers of a gateway at which no more of its requests are taken.",
     )
     retry_after_ms: int = Field(
-        1000, ge=1, le=3_600_000, description="Milliseconds after which a refused request may be tried again."
+        1000,
+        ge=1,
+        le=3_600_000,
+        description="Milliseconds after which a refused request may be tried again, at the least: what is "
+        "told is the time in which the queue empties.",
+    )
+    max_retry_after_ms: int = Field(
+        60_000, ge=1, le=3_600_000, description="The most that is told as that time."
     )
     lease_ms: int = Field(
         6000, ge=100, le=600_000, description="Milliseconds of silence after which an engine is lost."
@@ -148,6 +189,35 @@ class RouterConfig(RpcConfig):
     def placements(self) -> dict[str, str]:
         """Policies by model, of those that `placement_for` names."""
         return {model: policy for model, _, policy in (pair.rpartition("=") for pair in self.placement_for)}
+
+    @field_validator("lane_sequences", "lane_tokens", "lane_wait_s")
+    @classmethod
+    def _not_negative(cls, value: tuple[float, ...]) -> tuple[float, ...]:
+        if min(value) < 0 or not all(map(math.isfinite, value)) or max(value) > MAX_LANE:
+            raise ValueError(f"each number must be between 0 and {MAX_LANE}")
+        return value
+
+    @field_validator("lane_reserved")
+    @classmethod
+    def _shares(cls, value: tuple[float, ...]) -> tuple[float, ...]:
+        if not (min(value) >= 0 and sum(value) <= MAX_RESERVED):
+            raise ValueError(f"shares must not be negative, nor more than {MAX_RESERVED} together")
+        return value
+
+    def queues(self) -> QueueOptions:
+        """The options of admission."""
+        return QueueOptions(
+            sequences=self.lane_sequences,
+            tokens=self.lane_tokens,
+            wait_s=self.lane_wait_s,
+            kept_shares=self.lane_reserved,
+            tenant_share=self.tenant_share,
+            promote_after_s=self.promote_after_s,
+            quantum=self.fair_quantum,
+            unserved_s=self.unserved_wait_s,
+            retry_after_ms=self.retry_after_ms,
+            max_retry_after_ms=max(self.retry_after_ms, self.max_retry_after_ms),
+        )
 
     @model_validator(mode="after")
     def _lease_covers_reports(self) -> Self:

@@ -94,7 +94,7 @@ async def test_a_search_counts_as_its_beams(start_fleet):
     fleet = await start_fleet(
         engines=1,
         script=Script(capacity=ScriptedCapacity(max_running=4, max_waiting=2)),
-        router={"max_queued": 0},
+        router={"lane_sequences": (0, 0, 0, 0)},
     )
     (engine,) = fleet.engines
     engine.faults.stalled = True

@@ -40,8 +40,8 @@ async def test_two_hundred_sequences_over_two_engines_are_byte_exact(start_fleet
 
 
 async def test_a_full_engine_hands_over_and_a_full_fleet_refuses(start_fleet):
-    fleet = await start_fleet(engines=2, script=Script(capacity=SMALL), router={"max_queued": 0})
-    for engine in fleet.engines:
+    fleet = await start_fleet(engines=2, script=Script(capacity=SMALL), router={"lane_sequences": (0, 0, 0,
+    0)}) for engine in fleet.engines:
         engine.faults.stalled = True
     running = [asyncio.create_task(outcome(fleet, [n])) for n in range(6)]
     await eventually(lambda: fleet.router.admission.live_sequences == 6, "six live sequences")

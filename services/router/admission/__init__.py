@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from services.router.admission.admission import Admission, AdmissionLimits
+from services.router.admission.counts import LaneCounts, LaneView, RefusedFor
 from services.router.admission.guard import Ledger, LoadGuard
+from services.router.admission.lane import CLASSES, LANE_NAMES, LANES, Ticket, lane_of
+from services.router.admission.queue import ModelQueue, QueueOptions
 from services.router.admission.refusal import Refused
+from services.router.admission.room import WaitingRoom
+from services.router.admission.turned_away import does_not_fit, not_served, too_late
 from services.router.admission.validation import (
     MAX_NAME_LENGTH,
     SpecLimits,
@@ -14,14 +19,28 @@ from services.router.admission.validation import (
 )
 
 __all__ = [
+    "CLASSES",
+    "LANES",
+    "LANE_NAMES",
     "MAX_NAME_LENGTH",
     "Admission",
     "AdmissionLimits",
+    "LaneCounts",
+    "LaneView",
     "Ledger",
     "LoadGuard",
+    "ModelQueue",
+    "QueueOptions",
     "Refused",
+    "RefusedFor",
     "SpecLimits",
+    "Ticket",
+    "WaitingRoom",
+    "does_not_fit",
+    "lane_of",
+    "not_served",
     "sequences_of",
+    "too_late",
     "validate",
     "validate_task",
 ]

@@ -45,8 +45,11 @@ class Admission:
         """Admit nothing from here on."""
         self._draining = True
 
-    def admit(self, tokens: int, sequences: int = 1) -> LoadGuard:
+    def admit(self, tokens: int, sequences: int = 1, *, resumed: bool = False) -> LoadGuard:
         """Count a request of `tokens` prompt tokens in, which is so many sequences in its engine.
+
+        Those that were admitted before, by a router that is gone perhaps, may pass the limits by as much
+        again.
 
         Raises:
             Refused: DRAINING after `drain`; OVERLOADED with a retry time when a limit would be passed.
@@ -59,9 +62,10 @@ class Admission:
                 retryable=True,
                 retry_after_ms=limits.retry_after_ms,
             )
-        if self._ledger.sequences + sequences > limits.max_live_sequences:
+        share = 2 if resumed else 1
+        if self._ledger.sequences + sequences > share * limits.max_live_sequences:
             raise self._overloaded(f"{limits.max_live_sequences} live sequences (max-live-sequences)")
-        if self._ledger.tokens + tokens > limits.max_live_tokens:
+        if self._ledger.tokens + tokens > share * limits.max_live_tokens:
             raise self._overloaded(f"{limits.max_live_tokens} live prompt tokens (max-live-tokens)")
         return LoadGuard(self._ledger, tokens, sequences)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from services.router.admission.places import ClassLoad
 from services.router.fleet import Engine
 
 
@@ -23,13 +24,28 @@ class LoadGuard:
     times from any path; only the first one counts. A released guard cannot be placed again.
     """
 
-    __slots__ = ("_engine", "_ledger", "_released", "sequences", "tokens")
+    __slots__ = (
+        "_engine",
+        "_lane",
+        "_ledger",
+        "_load",
+        "_mark",
+        "_released",
+        "sequences",
+        "tokens",
+        "uncached",
+    )
 
     def __init__(self, ledger: Ledger, tokens: int, sequences: int = 1) -> None:
         self.tokens = tokens
         # More than one for a beam search.
         self.sequences = sequences
+        # Tokens of KV that its next engine has to find room for.
+        self.uncached = tokens
         self._ledger = ledger
+        self._load: ClassLoad | None = None
+        self._lane = 0
+        self._mark = 0
         self._engine: Engine | None = None
         self._released = False
         ledger.sequences += sequences
@@ -40,13 +56,20 @@ class LoadGuard:
         """The engine that carries the load now."""
         return self._engine
 
+    def classify(self, load: ClassLoad, lane: int) -> None:
+        """Count in `load` from here on, while an engine carries it, as one of class `lane`."""
+        self._load, self._lane = load, lane
+
     def place(self, engine: Engine) -> None:
         """Put the load on `engine`, taking it off the one that had it."""
         if self._released:
             return
-        self._unplace()
+        self.unplace()
         engine.placed_sequences += self.sequences
         engine.placed_tokens += self.tokens
+        self._mark = engine.kv.place(self.uncached)
+        if self._load is not None:
+            self._load.placed[self._lane] += self.sequences
         self._engine = engine
 
     def release(self) -> None:
@@ -54,13 +77,17 @@ class LoadGuard:
         if self._released:
             return
         self._released = True
-        self._unplace()
+        self.unplace()
         self._ledger.sequences -= self.sequences
         self._ledger.tokens -= self.tokens
 
-    def _unplace(self) -> None:
+    def unplace(self) -> None:
+        """Take the load off the engine that has it, if one has."""
         if self._engine is None:
             return
         self._engine.placed_sequences -= self.sequences
         self._engine.placed_tokens -= self.tokens
+        self._engine.kv.release(self._mark, self.uncached)
+        if self._load is not None:
+            self._load.placed[self._lane] -= self.sequences
         self._engine = None

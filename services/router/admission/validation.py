@@ -20,6 +20,7 @@ from services.router.admission.refusal import Refused
 
 MAX_NAME_LENGTH = 256
 MAX_TRACEPARENT_LENGTH = 128
+MAX_TENANT_LENGTH = 128
 MAX_STOP_TOKEN_IDS = 1024
 # More than any vocabulary has.
 MAX_SAMPLING_IDS = 1 << 19
@@ -70,6 +71,7 @@ def validate(spec: common_pb2.SequenceSpec, limits: SpecLimits) -> None:
         _validate_constraint(spec.constraint)
     if spec.HasField("beam_search"):
         _validate_beams(spec.beam_search)
+    _validate_admission(spec)
     if len(spec.cache_salt) > MAX_CACHE_SALT:
         raise _invalid("cache_salt", f"cache_salt is longer than {MAX_CACHE_SALT} characters.")
 
@@ -87,6 +89,15 @@ def validate_task(spec: common_pb2.SequenceSpec, model: common_pb2.ModelInfo) ->
         raise _invalid("model", f"The model is not served to {_TASKS[wanted]}.")
     if pooled and spec.pooling.dimensions > model.embedding_width:
         raise _invalid("dimensions", f"dimensions is above the model's width, {model.embedding_width}.")
+
+
+def _validate_admission(spec: common_pb2.SequenceSpec) -> None:
+    if spec.priority_class not in common_pb2.PriorityClass.values():
+        raise _invalid("priority_class", "priority_class is not one of the contract's.")
+    if len(spec.tenant) > MAX_TENANT_LENGTH:
+        raise _invalid("tenant", f"tenant is longer than {MAX_TENANT_LENGTH} characters.")
+    if len(spec.session_id) > MAX_NAME_LENGTH:
+        raise _invalid("session_id", f"session_id is longer than {MAX_NAME_LENGTH} characters.")
 
 
 def _validate_pooling(spec: common_pb2.SequenceSpec) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from services.router.dispatch.dispatcher import Dispatcher
 from services.router.dispatch.health import EngineHealth
 from services.router.dispatch.hub import SessionHub
-from services.router.dispatch.intake import QueueLimits
 from services.router.dispatch.link import EngineLink
 from services.router.dispatch.membership import LossReason, Membership
 from services.router.dispatch.outbox import SessionOutbox
@@ -25,7 +24,6 @@ __all__ = [
     "LiveSequence",
     "LossReason",
     "Membership",
-    "QueueLimits",
     "ReaderWatch",
     "SequenceStatus",
     "Session",

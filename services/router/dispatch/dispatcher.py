@@ -9,20 +9,35 @@ from catenary.columns import StepRow, split
 from catenary.seeds import draw_seed
 from catenary.telemetry import get_logger, new_id
 from catenary.v1 import common_pb2, engine_pb2
-from services.router.admission import Admission, Refused, SpecLimits, sequences_of, validate
+from services.router.admission import (
+    Admission,
+    LaneView,
+    LoadGuard,
+    QueueOptions,
+    Refused,
+    RefusedFor,
+    SpecLimits,
+    lane_of,
+    sequences_of,
+    validate,
+)
 from services.router.dispatch.contract import check_row, check_step, complete, presentable
 from services.router.dispatch.health import FAULTS, EngineHealth
-from services.router.dispatch.intake import CallSoon, Intake, QueueLimits, placement_request
+from services.router.dispatch.intake import CallSoon, Hands, Intake
 from services.router.dispatch.link import EngineLink
 from services.router.dispatch.sequence import NULL_SINK, AbortCause, LiveSequence, SequenceStatus, Sink
 from services.router.fleet import Engine
 from services.router.metrics import RouterMetrics
-from services.router.placement import Placer
+from services.router.placement import Placer, placement_request
 
 _log = get_logger(__name__)
 
 # A request that one engine refused is offered to one other.
 MAX_PLACEMENTS = 2
+# What an engine refuses with these it may take later.
+_FOR_NOW = frozenset(
+    {common_pb2.ERROR_CODE_OVERLOADED, common_pb2.ERROR_CODE_DRAINING, common_pb2.ERROR_CODE_UNAVAILABLE}
+)
 _WELL = (common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH)
 
 ENGINE_LOST = common_pb2.Error(
@@ -47,7 +62,7 @@ class Dispatcher:
         health: EngineHealth,
         *,
         spec_limits: SpecLimits,
-        queue_limits: QueueLimits,
+        queue_options: QueueOptions,
         abort_timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
         call_soon: CallSoon | None = None,
@@ -58,9 +73,12 @@ class Dispatcher:
         self._placer = placer
         self._intake = Intake(
             placer,
-            queue_limits,
-            send=lambda sequence, engine: self._send(sequence, self._links[engine.epoch]),
-            refuse=self._refuse,
+            queue_options,
+            Hands(
+                send=lambda sequence, engine: self._send(sequence, self._links[engine.epoch]),
+                refuse=self._refuse,
+                waited=metrics.lanes.waited,
+            ),
             clock=clock,
             call_soon=call_soon,
         )
@@ -74,7 +92,11 @@ class Dispatcher:
     @property
     def queued_sequences(self) -> int:
         """Sequences that wait for an engine."""
-        return self._intake.queued
+        return len(self._intake.room)
+
+    def lanes(self) -> list[LaneView]:
+        """What waits, by class."""
+        return self._intake.room.views(self._clock())
 
     def connect(self, engine: Engine) -> EngineLink:
         """An engine is attached: it may be given sequences from here on."""
@@ -116,13 +138,14 @@ class Dispatcher:
             spec.request_id = spec.request_id or new_id("seq-")
             if not spec.HasField("pooling") and not spec.sampling.HasField("seed"):
                 spec.sampling.seed = draw_seed()
-            guard = self._admission.admit(len(spec.token_ids), sequences_of(spec))
+            guard = self._let_in(spec, resumed=resumed)
             request = placement_request(spec, alone=alone)
             sequence = LiveSequence(handle, spec, sink, guard, request, same_prompt_as, resumed=resumed)
             try:
                 self._intake.enter(sequence)
             except BaseException:
                 guard.release()
+                self._intake.forget(sequence)
                 raise
         except Refused as refusal:
             self._metrics.refused(refusal.error.code)
@@ -134,8 +157,16 @@ class Dispatcher:
         self._intake.refuse_all(error)
 
     def pump(self) -> None:
-        """Give engines what waits and has room now, and refuse what has waited too long."""
+        """Give engines what waits and has room now."""
         self._intake.pump()
+
+    def tick(self) -> None:
+        """As `pump`, after a look at what has waited too long: called a few times a second."""
+        self._intake.tick()
+
+    def fleet_changed(self) -> None:
+        """Other engines than before may be given sequences."""
+        self._intake.fleet_changed()
 
     def pump_soon(self) -> None:
         """As `pump`, at the end of this tick of the loop: something may have made room."""
@@ -153,7 +184,6 @@ class Dispatcher:
             return
         self._metrics.aborted(cause)
         if sequence.status is SequenceStatus.QUEUED:
-            self._intake.withdraw(sequence)
             self._end(sequence, sequence.ending(common_pb2.FINISH_REASON_ABORT))
             return
         sequence.status = SequenceStatus.ABORTING
@@ -205,7 +235,7 @@ class Dispatcher:
             self._end(sequence, sequence.ending(common_pb2.FINISH_REASON_ABORT))
         elif sequence.status is SequenceStatus.RUNNING:
             self._end(sequence, sequence.ending(common_pb2.FINISH_REASON_ERROR, error))
-        elif not (error.retryable and self._place_again(sequence)):
+        elif not (error.retryable and self._go_on(sequence, error.code)):
             _log.debug("sequence refused", sequence=sequence.spec.request_id, engine=link.engine.name)
             self._refuse(sequence, error)
 
@@ -262,15 +292,28 @@ class Dispatcher:
         )
         _log.debug("sequence placed", sequence=sequence.spec.request_id, engine=link.engine.name)
 
-    def _place_again(self, sequence: LiveSequence) -> bool:
-        refused = sequence.link
-        sequence.refused_by.append(refused.engine)
-        if len(sequence.refused_by) >= MAX_PLACEMENTS:
-            return False
-        handle = sequence.engine_handle
-        if not self._intake.place_again(sequence, excluding=sequence.refused_by):
-            return False
-        del refused.sequences[handle]
+    def _let_in(self, spec: common_pb2.SequenceSpec, *, resumed: bool) -> LoadGuard:
+        try:
+            return self._admission.admit(len(spec.token_ids), sequences_of(spec), resumed=resumed)
+        except Refused:
+            reason = RefusedFor.DRAINING if self._admission.draining else RefusedFor.ROUTER_FULL
+            self._intake.room.refused(lane_of(spec), reason)
+            raise
+
+    def _go_on(self, sequence: LiveSequence, code: common_pb2.ErrorCode.ValueType) -> bool:
+        """Give a refused sequence to another engine, or let it wait again. False if neither can be."""
+        link, handle = sequence.link, sequence.engine_handle
+        sequence.refused_by.append(link.engine)
+        comes_back = code in _FOR_NOW
+        # Until its next report it is not asked again.
+        link.engine.full = link.engine.full or comes_back
+        other = len(sequence.refused_by) < MAX_PLACEMENTS
+        if not (other and self._intake.place_again(sequence, excluding=sequence.refused_by)):
+            if not (comes_back and self._intake.wait_again(sequence)):
+                return False
+            sequence.status = SequenceStatus.QUEUED
+            sequence.refused_by.clear()
+        del link.sequences[handle]
         self._metrics.placed_again.inc()
         return True
 
@@ -284,6 +327,8 @@ class Dispatcher:
         check_row(sequence, row)
         if sequence.status is SequenceStatus.PLACED:
             sequence.status = SequenceStatus.RUNNING
+            if sequence.alone:
+                self._intake.accompany(sequence)
         sequence.sink.row(sequence.handle).append(row)
 
     def _end(self, sequence: LiveSequence, end: common_pb2.SequenceEnd) -> None:
@@ -309,4 +354,4 @@ class Dispatcher:
             sequence.link.sequences.pop(sequence.engine_handle, None)
             self._aborting.pop(sequence.engine_handle, None)
         sequence.guard.release()
-        self._intake.pump_soon()
+        self._intake.forget(sequence)

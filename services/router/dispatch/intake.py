@@ -3,65 +3,65 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from catenary.v1 import common_pb2
-from services.router.admission import Refused, sequences_of, validate_task
+from services.router.admission import (
+    ModelQueue,
+    QueueOptions,
+    Refused,
+    RefusedFor,
+    Ticket,
+    WaitingRoom,
+    does_not_fit,
+    not_served,
+    too_late,
+    validate_task,
+)
+from services.router.dispatch.lone import LoneSequences
 from services.router.dispatch.sequence import LiveSequence
 from services.router.fleet import Engine
-from services.router.placement import PlacementRequest, Placer
+from services.router.placement import Placer
 
-Send = Callable[[LiveSequence, Engine], None]
 CallSoon = Callable[[Callable[[], None]], object]
+_NOBODY = common_pb2.ERROR_CODE_UNAVAILABLE
+_WAITS = frozenset({common_pb2.ERROR_CODE_OVERLOADED, _NOBODY})
 
 
 @dataclass(frozen=True, slots=True)
-class QueueLimits:
-    """Bounds of what waits. `max_wait_s`: longest wait of a sequence that brings no time of its own."""
+class Hands:
+    """What becomes of a sequence. `send` gives it to an engine; `refuse` tells one that waited in vain;
+    `waited` gets the lane and the seconds of each wait that ended well."""
 
-    max_queued: int
-    max_wait_s: float
-    retry_after_ms: int
-
-
-@dataclass(slots=True, eq=False)
-class _Waiting:
-    sequence: LiveSequence
-    deadline: float
+    send: Callable[[LiveSequence, Engine], None]
+    refuse: Callable[[LiveSequence, common_pb2.Error], None]
+    waited: Callable[[int, float], None]
 
 
 class Intake:
-    """Gives sequences to engines, in their order of arrival for each model.
-
-    `send` takes a sequence that has an engine, `refuse` one that has waited in vain. Nothing here awaits.
-    """
+    """Gives sequences to engines, and lets those wait in lanes whom no engine has room for. Never awaits."""
 
     def __init__(
         self,
         placer: Placer,
-        limits: QueueLimits,
+        options: QueueOptions,
+        hands: Hands,
         *,
-        send: Send,
-        refuse: Callable[[LiveSequence, common_pb2.Error], None],
         clock: Callable[[], float],
         call_soon: CallSoon | None = None,
     ) -> None:
         self._placer = placer
-        self._limits = limits
-        self._send = send
-        self._refuse = refuse
+        self._fleet = placer.fleet
+        self._hands = hands
         self._clock = clock
         self._call_soon = call_soon
-        self._queues: dict[str, OrderedDict[LiveSequence, _Waiting]] = {}
-        self._queued = 0
+        self._lone = LoneSequences(placer.fleet)
         self._pump_due = False
-
-    @property
-    def queued(self) -> int:
-        """Sequences that wait."""
-        return self._queued
+        self._stale = True
+        self.room: WaitingRoom[LiveSequence] = WaitingRoom(
+            options, lambda ticket: placer.uncached_tokens(ticket.item.request)
+        )
 
     def enter(self, sequence: LiveSequence) -> None:
         """Place a new sequence at once, or let it wait.
@@ -69,123 +69,190 @@ class Intake:
         Raises:
             Refused: it can neither be placed nor wait.
         """
-        model = sequence.spec.model
-        if model not in self._queues:
-            try:
-                self._place(sequence)
+        now, room, spec = self._clock(), self.room, sequence.spec
+        self._look(now)
+        ticket = sequence.ticket = room.ticket(
+            sequence, spec, now, first=sequence.resumed, apart=sequence.alone
+        )
+        if not self._fleet.knows(spec.model):
+            # No queue for a name that anybody may invent.
+            self._place(sequence)
+        queue = room.queue_of(spec.model)
+        sequence.guard.classify(queue.places.load, ticket.home)
+        error: common_pb2.Error | None = None
+        if self._goes_first(queue, ticket):
+            error = self._try(sequence)
+            if error is None:
+                room.take(ticket, now)
                 return
-            except Refused as refusal:
-                if refusal.error.code != common_pb2.ERROR_CODE_OVERLOADED:
-                    raise
-        if self._queued >= self._limits.max_queued and not sequence.resumed:
-            raise self._full()
-        queue = self._queues.setdefault(model, OrderedDict())
-        queue[sequence] = _Waiting(sequence, self._clock() + self._wait_s(sequence))
-        if sequence.resumed:
-            queue.move_to_end(sequence, last=False)
-        self._queued += 1
+            if error.code not in _WAITS:
+                raise Refused.of(error)
+        self._check_wait(queue, ticket, now, served=error is None or error.code != _NOBODY)
+        room.add(ticket, now)
+        if sequence.alone:
+            self._lone.wait(sequence)
         self.pump_soon()
 
     def place_again(self, sequence: LiveSequence, *, excluding: Collection[Engine]) -> bool:
-        """Give a sequence that an engine refused to another one. False if none can take it."""
-        try:
-            self._place(sequence, excluding=excluding)
-        except Refused:
+        """Give a sequence that an engine refused to another one. False if none can take it now."""
+        self._lone.over(sequence)
+        return self._try(sequence, excluding=excluding) is None
+
+    def wait_again(self, sequence: LiveSequence) -> bool:
+        """Let a sequence that engines have refused wait in front of its lane. False: it has waited enough."""
+        ticket, now = sequence.ticket, self._clock()
+        if ticket is None or ticket.deadline <= now:
             return False
+        sequence.guard.unplace()
+        self._lone.over(sequence)
+        ticket.first = True
+        self.room.add(ticket, now, foremost=not ticket.apart)
+        if sequence.alone:
+            self._lone.wait(sequence)
         return True
 
-    def withdraw(self, sequence: LiveSequence) -> None:
-        """It waits no longer."""
-        self._remove(sequence)
+    def forget(self, sequence: LiveSequence) -> None:
+        """It is over: it waits no longer and keeps no engine for itself. Idempotent."""
+        self._lone.over(sequence)
+        if sequence.ticket is not None:
+            self.room.remove(sequence.ticket)
+        self.pump_soon()
+
+    def accompany(self, sequence: LiveSequence) -> None:
+        """A lone sequence has its first token: its engine may have others."""
+        self._lone.over(sequence)
+        self.pump_soon()
+
+    def fleet_changed(self) -> None:
+        """Other engines than before may be given sequences."""
+        self._stale = True
         self.pump_soon()
 
     def refuse_all(self, error: common_pb2.Error) -> None:
         """Nothing waits any longer."""
-        for sequence in [sequence for queue in self._queues.values() for sequence in queue]:
-            self._remove(sequence)
-            self._refuse(sequence, error)
+        for ticket in self.room.tickets():
+            self._hands.refuse(ticket.item, error)
 
     def pump_soon(self) -> None:
         """Look for room at the end of this tick of the loop, once for all that freed some."""
-        if self._queued and not self._pump_due:
+        if len(self.room) and not self._pump_due:
             self._pump_due = True
             (self._call_soon or asyncio.get_running_loop().call_soon)(self.pump)
 
+    def tick(self) -> None:
+        """What is due from time to time: look at the fleet, promote, refuse what waited too long, place."""
+        now = self._clock()
+        self._stale = True
+        self._look(now)
+        self.room.promote(now)
+        for ticket in self.room.due(now):
+            self._turn_away(ticket, now)
+        self.pump()
+
     def pump(self) -> None:
-        """Place what there is room for, and refuse what has waited too long."""
+        """Place what there is room for."""
         self._pump_due = False
-        self._expire()
-        for queue in list(self._queues.values()):
-            while queue and self._admit(next(iter(queue))):
+        now = self._clock()
+        self._look(now)
+        for sequence in list(self._lone.waiting):
+            self._admit(sequence, now)
+        for queue in self.room:
+            while len(queue.lanes) and (head := _next(queue)) is not None and self._admit(head.item, now):
                 pass
 
-    def _admit(self, sequence: LiveSequence) -> bool:
-        """Place the first one of a model. False: nothing of this model can be placed now."""
-        try:
-            self._place(sequence)
-        except Refused as refusal:
-            if refusal.error.code == common_pb2.ERROR_CODE_OVERLOADED:
-                return False
-            self._remove(sequence)
-            self._refuse(sequence, refusal.error)
+    def _admit(self, sequence: LiveSequence, now: float) -> bool:
+        """Place one that waits, or refuse it for good. False: it goes on waiting."""
+        ticket = sequence.ticket
+        if ticket is None:
+            return False
+        sequence.request.queued_ms = round((now - ticket.since) * 1000)
+        error = self._try(sequence)
+        if error is None:
+            self.room.take(ticket, now)
+            self._hands.waited(ticket.home, now - ticket.since)
             return True
-        self._remove(sequence)
+        if error.code in _WAITS:
+            if sequence.alone:
+                self._lone.wait(sequence)
+            return False
+        self.room.remove(ticket)
+        self._hands.refuse(sequence, error)
         return True
 
-    def _expire(self) -> None:
-        now = self._clock()
-        for queue in list(self._queues.values()):
-            for waiting in [one for one in queue.values() if one.deadline <= now]:
-                self._remove(waiting.sequence)
-                self._refuse(waiting.sequence, self._too_late(waiting.sequence).error)
+    def _goes_first(self, queue: ModelQueue[LiveSequence], ticket: Ticket[LiveSequence]) -> bool:
+        """Whether nobody who waits comes before a newcomer, and it takes no place that is kept from it."""
+        if ticket.apart:
+            return True
+        return not queue.lanes.blocked(ticket.home, first=ticket.first) and queue.places.admits(
+            ticket.home, ticket.sequences
+        )
 
-    def _remove(self, sequence: LiveSequence) -> None:
-        queue = self._queues[sequence.spec.model]
-        del queue[sequence]
-        self._queued -= 1
-        if not queue:
-            del self._queues[sequence.spec.model]
+    def _check_wait(
+        self, queue: ModelQueue[LiveSequence], ticket: Ticket[LiveSequence], now: float, *, served: bool
+    ) -> None:
+        """Raises Refused: it would wait in vain, or there is no more room to wait."""
+        lane, after = ticket.home, queue.retry_after_ms(ticket.home, now)
+        needed = ticket.item.request.kv_tokens
+        if needed > queue.largest_kv > 0:
+            raise does_not_fit(needed, queue.largest_kv)
+        if not queue.lately_served(now):
+            self.room.refused(lane, RefusedFor.NOT_SERVED)
+            raise not_served(after)
+        if ticket.deadline <= now:
+            self.room.refused(lane, RefusedFor.WAITED_TOO_LONG)
+            raise too_late(ticket, after)
+        if ticket.first:
+            return
+        try:
+            queue.check(ticket, now)
+        except Refused:
+            self.room.refused(lane, RefusedFor.QUEUE_FULL if served else RefusedFor.NOT_SERVED)
+            if not served:
+                raise not_served(after) from None
+            raise
+
+    def _turn_away(self, ticket: Ticket[LiveSequence], now: float) -> None:
+        """It has waited too long. Whether for room or for an engine makes a difference to whom it is told."""
+        queue = self.room.queue_of(ticket.model)
+        after = queue.retry_after_ms(ticket.home, now)
+        served = queue.served_at == now
+        self.room.refused(ticket.home, RefusedFor.WAITED_TOO_LONG if served else RefusedFor.NOT_SERVED)
+        refusal = too_late(ticket, after) if served else not_served(after)
+        self._hands.refuse(ticket.item, refusal.error)
+
+    def _try(self, sequence: LiveSequence, *, excluding: Collection[Engine] = ()) -> common_pb2.Error | None:
+        """Give it to an engine. Returns why that cannot be, None if an engine has it."""
+        try:
+            self._place(sequence, excluding=excluding)
+        except Refused as refusal:
+            return refusal.error
+        return None
 
     def _place(self, sequence: LiveSequence, *, excluding: Collection[Engine] = ()) -> None:
-        request, leader = sequence.request, sequence.same_prompt_as
+        request, leader, guard = sequence.request, sequence.same_prompt_as, sequence.guard
         request.beside = None if leader is None else leader.engine
-        engine = self._placer.place(request, excluding=excluding).engine
+        placed = self._placer.place(request, excluding=excluding)
+        engine = placed.engine
         validate_task(sequence.spec, engine.model)
-        self._send(sequence, engine)
+        guard.unplace()
+        if placed.engine is request.beside:
+            guard.uncached = min(request.kv_tokens, engine.capacity.block_size)
+        else:
+            guard.uncached = max(0, request.kv_tokens - placed.receipt.matched_tokens)
+        self._hands.send(sequence, engine)
+        if sequence.alone:
+            self._lone.placed(sequence, engine)
 
-    def _wait_s(self, sequence: LiveSequence) -> float:
-        limit = self._limits.max_wait_s
-        if sequence.spec.HasField("max_wait_ms"):
-            return min(limit, sequence.spec.max_wait_ms / 1000)
-        return limit
-
-    def _full(self) -> Refused:
-        return Refused(
-            common_pb2.ERROR_CODE_OVERLOADED,
-            f"The router's queue is full: its limit is {self._limits.max_queued} sequences (max-queued). "
-            "Try again later.",
-            retryable=True,
-            retry_after_ms=self._limits.retry_after_ms,
-        )
-
-    def _too_late(self, sequence: LiveSequence) -> Refused:
-        return Refused(
-            common_pb2.ERROR_CODE_TIMEOUT,
-            f"No engine had room for the request within {self._wait_s(sequence):g} seconds (max-wait-s).",
-            retryable=True,
-            retry_after_ms=self._limits.retry_after_ms,
-        )
+    def _look(self, now: float) -> None:
+        """Take over what the fleet is now, if it may have changed."""
+        if self._stale:
+            self._stale = False
+            self.room.refresh(self._fleet, now, self._fleet.knows)
 
 
-def placement_request(spec: common_pb2.SequenceSpec, *, alone: bool = False) -> PlacementRequest:
-    """What placement is asked with for a sequence."""
-    return PlacementRequest(
-        request_id=spec.request_id,
-        model=spec.model,
-        token_ids=spec.token_ids,
-        prompt_len=spec.prompt_len if spec.HasField("prompt_len") else len(spec.token_ids),
-        salt=spec.cache_salt.encode(),
-        session_id=spec.session_id,
-        sequences=sequences_of(spec),
-        alone=alone,
-    )
+def _next(queue: ModelQueue[LiveSequence]) -> Ticket[LiveSequence] | None:
+    """Whose turn it is, if it takes no place that is kept from it."""
+    for head in queue.lanes.heads():
+        if queue.places.admits(head.lane, head.sequences):
+            return head
+    return None

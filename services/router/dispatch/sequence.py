@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from catenary.columns import StepRow
 from catenary.v1 import common_pb2
-from services.router.admission import LoadGuard
+from services.router.admission import LoadGuard, Ticket
 
 if TYPE_CHECKING:
     from services.router.dispatch.link import EngineLink
@@ -106,6 +106,7 @@ class LiveSequence:
         "sink",
         "spec",
         "status",
+        "ticket",
         "vector_bytes",
     )
 
@@ -140,6 +141,8 @@ class LiveSequence:
         self.guard = guard
         # What placement is asked with, each time.
         self.request = request
+        # Its place in admission; set by the intake, with the first attempt to place it.
+        self.ticket: Ticket[LiveSequence] | None = None
         self.status = SequenceStatus.QUEUED
         self.emitted = 0
         # Alternatives asked for with each token's log probability; None if no log probabilities were.

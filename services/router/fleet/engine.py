@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from catenary.v1 import common_pb2, engine_pb2
 from services.router.fleet.breaker import Breaker, BreakerOptions, BreakerState
+from services.router.fleet.kv_load import KvLoad
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +40,11 @@ class Engine:
     reported_at: float = 0.0
     # Sequences that it is given beyond those it runs at once: no place stays empty for a round trip.
     backlog: int = 0
+    kv: KvLoad = field(default_factory=KvLoad)
+    # It refused a sequence because it is full: given nothing before it reports again.
+    full: bool = False
+    # What has it for itself, or waits until it has.
+    kept_for: object = None
     # None until the first one of this epoch.
     report: engine_pb2.LoadReport | None = None
     # Kept by LoadGuard alone.
@@ -88,10 +94,28 @@ class Engine:
         """Tokens of KV it holds or is about to hold, by the same rule."""
         return self.foreign_tokens + self.placed_tokens
 
-    def has_room(self, sequences: int = 1) -> bool:
-        """Whether it is given so many more sequences now. More than run at once are given to an empty one."""
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that its KV has room for, when nothing else is in it."""
+        return self.capacity.total_blocks * self.capacity.block_size
+
+    def has_room(self, sequences: int = 1, tokens: int = 0) -> bool:
+        """Whether it is given so many more sequences now, which need so many tokens of KV together.
+
+        More than run at once are given to an empty one. One that does not tell what is in its cache may need
+        fewer blocks than it seems, so that its KV is looked at alone.
+        """
         needed = min(sequences, self.capacity.max_running)
-        return self.sequences + needed <= self.capacity.max_running + self.backlog
+        if self.full or self.sequences + needed > self.capacity.max_running + self.backlog:
+            return False
+        if not tokens:
+            return True
+        size = self.capacity.block_size
+        if -(-tokens // size) * size > self.kv_tokens:
+            return False
+        if not self.sequences:
+            return True
+        return self.kv.held + (-(-tokens // size) * size if self.publishes_kv else size) <= self.kv_tokens
 
     def heard(self, now: float) -> None:
         """Renew the lease: a valid message came at monotonic time `now`."""
@@ -119,11 +143,13 @@ class Engine:
         if report.steps > before or idle:
             self.stepped(self.last_heard)
         self.report = report
+        self.full = False
         self.reported_at = self.last_heard
         self.state = report.state
         self.foreign_sequences = max(0, report.running + report.waiting - self.placed_sequences)
         held = report.used_blocks * self.capacity.block_size + report.pending_prefill_tokens
         self.foreign_tokens = max(0, held - self.placed_tokens)
+        self.kv.report(held)
         return True
 
     def _clamped(self, report: engine_pb2.LoadReport) -> engine_pb2.LoadReport:

@@ -12,7 +12,7 @@ from services.router.placement.policy import (
     register,
 )
 from services.router.placement.receipt import Candidate, Receipt, ReceiptBook
-from services.router.placement.request import BlockNames, PlacementRequest
+from services.router.placement.request import BlockNames, PlacementRequest, placement_request
 
 __all__ = [
     "POLICIES",
@@ -26,6 +26,7 @@ __all__ = [
     "Placer",
     "Receipt",
     "ReceiptBook",
+    "placement_request",
     "policy_named",
     "register",
 ]

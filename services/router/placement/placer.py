@@ -46,7 +46,7 @@ class Placer:
         clock: Callable[[], float] = time.perf_counter,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self._fleet = fleet
+        self.fleet = fleet
         self._policy = policy
         self._policies = policies or {}
         self._retry_after_ms = retry_after_ms
@@ -62,11 +62,11 @@ class Placer:
             Refused: MODEL_NOT_FOUND; UNAVAILABLE if none of its engines serves; OVERLOADED if all are full.
         """
         began = self._clock()
-        if not self._fleet.knows(request.model):
+        if not self.fleet.knows(request.model):
             raise Refused(
                 common_pb2.ERROR_CODE_MODEL_NOT_FOUND, "The model does not exist here.", param="model"
             )
-        serving = self._fleet.candidates(request.model, excluding=excluding, role=request.role)
+        serving = self.fleet.candidates(request.model, excluding=excluding, role=request.role)
         if not serving:
             raise Refused(
                 common_pb2.ERROR_CODE_UNAVAILABLE,
@@ -74,11 +74,10 @@ class Placer:
                 retryable=True,
                 retry_after_ms=self._retry_after_ms,
             )
-        roomy = [candidate for candidate in serving if candidate.has_room(request.sequences)]
-        if request.alone:
-            roomy = [candidate for candidate in roomy if not candidate.sequences]
+        free = [engine for engine in serving if engine.kept_for in (None, request)]
+        roomy = self._roomy(request, free)
         policy = self._policies.get(request.model, self._policy)
-        choice = self._beside(request, roomy) or policy.pick(request, roomy)
+        choice = self._beside(request, free) or policy.pick(request, roomy)
         if choice is None:
             raise Refused(
                 common_pb2.ERROR_CODE_OVERLOADED,
@@ -100,14 +99,35 @@ class Placer:
         """`engine` left: nothing is known of it any more."""
         self._index.forget(engine)
 
-    def _beside(self, request: PlacementRequest, roomy: Sequence[Engine]) -> Choice | None:
+    def _roomy(self, request: PlacementRequest, free: Sequence[Engine]) -> list[Engine]:
+        if request.alone:
+            return [engine for engine in free if not engine.sequences and not engine.full]
+        needed = request.kv_tokens
+        roomy = [engine for engine in free if engine.has_room(request.sequences, needed)]
+        if not roomy and needed:
+            # What is cached on an engine needs no room there.
+            roomy = [
+                engine
+                for engine, matched in self._matched(request).items()
+                if engine in free and engine.has_room(request.sequences, max(1, needed - matched))
+            ]
+        return roomy
+
+    def _beside(self, request: PlacementRequest, free: Sequence[Engine]) -> Choice | None:
         beside = request.beside
-        return Choice(beside, "same_prompt") if beside is not None and beside in roomy else None
+        # The prompt is there already.
+        if (
+            beside is None
+            or beside not in free
+            or not beside.has_room(request.sequences, min(1, request.kv_tokens))
+        ):
+            return None
+        return Choice(beside, "same_prompt")
 
     def _matched(self, request: PlacementRequest) -> dict[Engine, int]:
         """Tokens by engine. The last token is always computed: its output is what is wanted."""
         found: dict[Engine, int] = {}
-        engines = self._fleet.candidates(request.model, role=request.role)
+        engines = self.fleet.candidates(request.model, role=request.role)
         for size in {engine.capacity.block_size for engine in engines}:
             blocks = self._index.match(request.names(size))
             for engine in engines:

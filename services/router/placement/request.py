@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import overload
 
 from catenary.blockhash import BlockHashes
-from catenary.v1 import engine_pb2
+from catenary.v1 import common_pb2, engine_pb2
+from services.router.admission import sequences_of
 from services.router.fleet import Engine
 
 # Blocks that are named at once: a look-up that misses at the first block has not named them all.
@@ -67,7 +68,8 @@ class PlacementRequest:
     `salt`: of the block names. `session_id`: empty for none. `sequences`: as how many it counts. `beside`:
     the engine that has the same prompt, if one has; the placer prefers that one if it can take the request,
     and does not ask the policy then. `alone`: only an engine without work will do. `role`: as for
-    Fleet.candidates. `queued_ms`: how long it has waited, for the receipt.
+    Fleet.candidates. `kv_tokens`: that it needs room for; 0 for what keeps no KV. `queued_ms`: how long it
+    has waited, for the receipt.
     """
 
     request_id: str
@@ -80,6 +82,7 @@ class PlacementRequest:
     beside: Engine | None = None
     alone: bool = False
     role: engine_pb2.EngineRole.ValueType | None = None
+    kv_tokens: int = 0
     queued_ms: int = 0
     # Kept by the placer: how often it was placed.
     placements: int = 0
@@ -91,3 +94,19 @@ class PlacementRequest:
         if names is None:
             names = self._names[block_size] = BlockNames(self.token_ids, block_size, self.salt)
         return names
+
+
+def placement_request(spec: common_pb2.SequenceSpec, *, alone: bool = False) -> PlacementRequest:
+    """What placement is asked with for a valid sequence."""
+    return PlacementRequest(
+        request_id=spec.request_id,
+        model=spec.model,
+        token_ids=spec.token_ids,
+        prompt_len=spec.prompt_len if spec.HasField("prompt_len") else len(spec.token_ids),
+        salt=spec.cache_salt.encode(),
+        session_id=spec.session_id,
+        sequences=sequences_of(spec),
+        alone=alone,
+        # One more than it has: nothing can be generated without room for it.
+        kv_tokens=0 if spec.HasField("pooling") else len(spec.token_ids) + 1,
+    )

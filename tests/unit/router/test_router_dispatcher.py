@@ -11,14 +11,13 @@ from prometheus_client import CollectorRegistry
 from catenary.columns import StepRow
 from catenary.schema import MINIMUM_PEER_REVISION, SCHEMA_REVISION
 from catenary.v1 import common_pb2, engine_pb2
-from services.router.admission import Admission, AdmissionLimits, Refused, SpecLimits
+from services.router.admission import Admission, AdmissionLimits, QueueOptions, Refused, SpecLimits
 from services.router.dispatch import (
     AbortCause,
     Dispatcher,
     EngineHealth,
     LossReason,
     Membership,
-    QueueLimits,
 )
 from services.router.fleet import Fleet
 from services.router.metrics import RouterMetrics
@@ -26,6 +25,15 @@ from services.router.placement import LeastLoaded, Placer
 
 ABORT_TIMEOUT_S = 30.0
 MAX_WAIT_S = 20.0
+QUEUES = QueueOptions(
+    sequences=(4,) * 4,
+    tokens=(1000,) * 4,
+    wait_s=(MAX_WAIT_S,) * 4,
+    kept_shares=(),
+    promote_after_s=8,
+    unserved_s=10,
+    retry_after_ms=10,
+)
 
 
 class RecordingSink:
@@ -70,7 +78,7 @@ class World:
             self.metrics,
             self.health,
             spec_limits=SpecLimits(100),
-            queue_limits=QueueLimits(4, MAX_WAIT_S, retry_after_ms=10),
+            queue_options=QUEUES,
             abort_timeout_s=ABORT_TIMEOUT_S,
             clock=lambda: self.now,
             call_soon=self.due.append,
@@ -180,7 +188,7 @@ def play(world: World, what: str, number: int) -> None:
             world.tick()
         case "wait":
             world.now += MAX_WAIT_S * 0.4
-            world.dispatcher.pump()
+            world.dispatcher.tick()
         case "abort" if sequence is not None:
             world.dispatcher.abort(sequence, AbortCause.CLIENT, answer=True)
         case "abandon" if sequence is not None:
@@ -222,7 +230,7 @@ def test_any_interleaving_ends_each_sequence_once_and_counts_to_zero(script):
     for link in world.links:
         world.membership.leave(link, LossReason.STREAM_ENDED)
     world.now += MAX_WAIT_S
-    world.dispatcher.pump()
+    world.dispatcher.tick()
     world.check_idle()
 
 
@@ -238,7 +246,20 @@ def test_a_refused_sequence_is_tried_once_elsewhere():
     assert held.engine.placed_sequences == 0
     assert other.engine.placed_sequences == 1
     world.send(other, refusal=common_pb2.Refusal(handle=next(iter(other.sequences)), error=busy))
-    assert world.sink.over[1] == busy
+    # Both say that they are full. Neither is asked again before it says how it is; then the wait goes on.
+    world.tick()
+    assert not world.sink.over
+    assert world.dispatcher.queued_sequences == 1
+    assert other.engine.placed_sequences == 0
+    world.submit(2)
+    load = engine_pb2.LoadReport(sequence=1, state=engine_pb2.ENGINE_STATE_SERVING)
+    world.send(other, load=load)
+    world.tick()
+    assert [s.handle for s in other.sequences.values()] == [1, 2]
+    broken = common_pb2.Error(code=common_pb2.ERROR_CODE_INTERNAL, message="broken", retryable=True)
+    for handle in list(other.sequences):
+        world.send(other, refusal=common_pb2.Refusal(handle=handle, error=broken))
+    assert world.sink.over[1] == world.sink.over[2] == broken
     world.check_idle()
 
 
@@ -304,7 +325,7 @@ def test_what_finds_no_room_waits_in_order_until_there_is_some():
     assert world.submit(6) is None
     full = world.submit(7)
     assert (full.code, full.retry_after_ms) == (common_pb2.ERROR_CODE_OVERLOADED, 10)
-    assert "max-queued" in full.message
+    assert "lane-sequences" in full.message
     assert world.submit(8, resumed=True) is None
     assert len(link.sequences) == 3
     world.step(link, list(link.sequences)[:2], ends=True)
@@ -327,12 +348,13 @@ def test_a_wait_has_an_end():
     world.submit(3)
     world.submit(4, max_wait_ms=5000)
     world.now = 5.0
-    world.dispatcher.pump()
+    world.dispatcher.tick()
     assert world.sink.over.keys() == {4}
     world.now = MAX_WAIT_S
-    world.dispatcher.pump()
-    for handle in (3, 4):
+    world.dispatcher.tick()
+    for handle, seconds in ((3, "20"), (4, "5")):
         assert world.sink.over[handle].code == common_pb2.ERROR_CODE_TIMEOUT
         assert world.sink.over[handle].retryable
+        assert f"within {seconds} seconds" in world.sink.over[handle].message
     world.membership.leave(link, LossReason.STREAM_ENDED)
     world.check_idle()

@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry
 from catenary.columns import StepRow
 from catenary.schema import MINIMUM_PEER_REVISION, SCHEMA_REVISION
 from catenary.v1 import common_pb2, engine_pb2
-from services.router.admission import Admission, AdmissionLimits, Refused, SpecLimits
-from services.router.dispatch import Dispatcher, EngineHealth, LossReason, Membership, QueueLimits, StallWatch
+from services.router.admission import Admission, AdmissionLimits, QueueOptions, Refused, SpecLimits
+from services.router.dispatch import Dispatcher, EngineHealth, LossReason, Membership, StallWatch
 from services.router.fleet import BreakerOptions, BreakerState, Fleet
 from services.router.metrics import RouterMetrics
 from services.router.placement import LeastLoaded, Placer
@@ -57,7 +57,7 @@ class Stage:
             metrics,
             self.health,
             spec_limits=SpecLimits(100),
-            queue_limits=QueueLimits(4, 20, retry_after_ms=10),
+            queue_options=QueueOptions(sequences=(0,) * 4),
             abort_timeout_s=30,
             clock=lambda: self.now,
         )

@@ -10,13 +10,12 @@ from prometheus_client import CollectorRegistry
 
 from catenary.columns import MAX_STEP_WEIGHT, StepRow
 from catenary.v1 import common_pb2, engine_pb2, router_pb2
-from services.router.admission import Admission, AdmissionLimits, Refused, SpecLimits
+from services.router.admission import Admission, AdmissionLimits, QueueOptions, Refused, SpecLimits
 from services.router.dispatch import (
     AbortCause,
     Dispatcher,
     EngineHealth,
     EngineLink,
-    QueueLimits,
     ReaderWatch,
     SessionHub,
     SessionOutbox,
@@ -110,7 +109,7 @@ def hub_of(fleet: Fleet, **limits) -> SessionHub:
         metrics,
         EngineHealth(metrics, on_change=lambda: None),
         spec_limits=SpecLimits(10),
-        queue_limits=QueueLimits(4, 1, 1),
+        queue_options=QueueOptions(),
         abort_timeout_s=1,
     )
     return SessionHub(fleet, dispatcher, max_sessions=limits.get("max_sessions", 2), max_unread=10)

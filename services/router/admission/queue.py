@@ -1,0 +1,164 @@
+"""The queue of one model: its lanes within their bounds, and what it says to whom it has no place for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Generic
+
+from catenary.v1 import common_pb2
+from services.router.admission.lane import LANE_NAMES, LANES, T, Ticket
+from services.router.admission.lanes import Lanes
+from services.router.admission.places import Places
+from services.router.admission.rate import DrainRate
+from services.router.admission.refusal import Refused
+
+
+@dataclass(frozen=True, slots=True)
+class QueueOptions:
+    """Bounds of what waits for a model; tuples have a value for each class, the most urgent first.
+
+    `sequences`, `tokens`: that may wait; 0 lets nothing wait. `wait_s`: longest wait. `kept_shares`: of
+    places that a class keeps from lower ones. `tenant_share`: of a lane's bounds that one named tenant may
+    take. `quantum`: tokens of a tenant's turn. `unserved_s`: how long after an engine served a model last
+    requests for it may wait.
+    """
+
+    sequences: tuple[int, ...] = (64, 1024, 1024, 4096)
+    tokens: tuple[int, ...] = (1 << 20, 1 << 22, 1 << 22, 1 << 23)
+    wait_s: tuple[float, ...] = (10.0, 30.0, 60.0, 600.0)
+    kept_shares: tuple[float, ...] = (0.02, 0.03, 0.05)
+    tenant_share: float = 0.5
+    promote_after_s: float = 10.0
+    quantum: int = 2048
+    unserved_s: float = 30.0
+    retry_after_ms: int = 1000
+    max_retry_after_ms: int = 60_000
+
+
+@dataclass(slots=True)
+class Held:
+    """What waits in a lane, or of one tenant there."""
+
+    sequences: int = 0
+    tokens: int = 0
+
+    def add(self, ticket: Ticket[T], sign: int = 1) -> None:
+        """Count a ticket in, or out with -1."""
+        self.sequences += sign * ticket.sequences
+        self.tokens += sign * ticket.tokens
+
+
+class ModelQueue(Generic[T]):
+    """Counts by a ticket's home lane, in sequences and tokens; serves as `Lanes` does."""
+
+    def __init__(self, model: str, options: QueueOptions, cost: Callable[[Ticket[T]], int]) -> None:
+        self.model = model
+        self.lanes: Lanes[T] = Lanes(options.quantum, cost, options.promote_after_s)
+        self.places = Places(options.kept_shares)
+        self.held = [Held() for _ in LANES]
+        # When an engine was last seen to serve the model; None: never.
+        self.served_at: float | None = None
+        # Tokens that the KV of the largest attached engine has room for; 0: none is attached.
+        self.largest_kv = 0
+        self._options = options
+        self._tenants: dict[tuple[int, str], Held] = {}
+        self._rates = [DrainRate() for _ in LANES]
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits and nothing is placed."""
+        return not len(self.lanes) and not any(self.places.load.placed)
+
+    def check(self, ticket: Ticket[T], now: float) -> None:
+        """Raises Refused: the lane is full, or has as much of this tenant as it may have (OVERLOADED)."""
+        lane, held = ticket.home, self.held[ticket.home]
+        if self._passes(ticket, held, 1.0):
+            raise self._full(lane, now, self._bounds(lane, 1.0) + " of this class")
+        share = self._options.tenant_share
+        if ticket.tenant and self._passes(ticket, self._of_tenant(lane, ticket.tenant), share):
+            raise self._full(lane, now, self._bounds(lane, share) + " of one tenant (tenant-share)")
+
+    def add(self, ticket: Ticket[T], now: float, *, foremost: bool = False) -> None:
+        """Let a ticket wait."""
+        lane = ticket.home
+        self.lanes.add(ticket, now, foremost=foremost)
+        self.held[lane].add(ticket)
+        self._tenants.setdefault((lane, ticket.tenant), Held()).add(ticket)
+        self._rates[lane].watch(now)
+
+    def take(self, ticket: Ticket[T], now: float) -> None:
+        """An engine has it."""
+        self.lanes.take(ticket)
+        self._rates[ticket.home].add(now, ticket.sequences)
+        self._gone(ticket)
+
+    def remove(self, ticket: Ticket[T]) -> None:
+        """It waits no longer, and no engine has it."""
+        self.lanes.remove(ticket)
+        self._gone(ticket)
+
+    def retry_after_ms(self, lane: int, now: float) -> int:
+        """Time in which what waits in a lane leaves it, by what left lately; within the bounds that are
+        set."""
+        options = self._options
+        seconds = self._rates[lane].seconds(now, self.held[lane].sequences)
+        if seconds is None:
+            return options.retry_after_ms
+        return int(min(max(seconds * 1000, options.retry_after_ms), options.max_retry_after_ms))
+
+    def lately_served(self, now: float) -> bool:
+        """Whether an engine serves the model, or did so recently that it is worth waiting for the next."""
+        return self.served_at is not None and now - self.served_at <= self._options.unserved_s
+
+    def fullness(self, lane: int, tenant: str | None = None) -> float:
+        """How much of its bounds a lane has, or of his a tenant in it; 1 is full."""
+        options = self._options
+        share = 1.0 if tenant is None else options.tenant_share
+        held = self.held[lane] if tenant is None else self._of_tenant(lane, tenant)
+        sequences, tokens = options.sequences[lane] * share, options.tokens[lane] * share
+        return max(held.sequences / max(1.0, sequences), held.tokens / max(1.0, tokens))
+
+    def tenants(self, lane: int) -> int:
+        """Tenants that have something in a lane; everybody without a name is one."""
+        return sum(key[0] == lane for key in self._tenants)
+
+    def arrivals(self, lane: int) -> Iterator[float]:
+        """When those came that are next, of all that came to a lane."""
+        return (ticket.since for ticket in self.lanes.firsts() if ticket.home == lane)
+
+    def waiting_tenants(self) -> list[tuple[int, str]]:
+        """Lanes and names of the tenants that wait and have a name."""
+        return [key for key in self._tenants if key[1]]
+
+    def _passes(self, ticket: Ticket[T], held: Held, share: float) -> bool:
+        options, lane = self._options, ticket.home
+        return (
+            held.sequences + ticket.sequences > options.sequences[lane] * share
+            or held.tokens + ticket.tokens > options.tokens[lane] * share
+        )
+
+    def _bounds(self, lane: int, share: float) -> str:
+        sequences, tokens = self._options.sequences[lane] * share, self._options.tokens[lane] * share
+        return f"{sequences:.0f} sequences (lane-sequences) and {tokens:.0f} tokens (lane-tokens)"
+
+    def _full(self, lane: int, now: float, limit: str) -> Refused:
+        return Refused(
+            common_pb2.ERROR_CODE_OVERLOADED,
+            f"The queue of the class {LANE_NAMES[lane]} is full: its limit is {limit}. Try again later.",
+            retryable=True,
+            retry_after_ms=self.retry_after_ms(lane, now),
+        )
+
+    def _of_tenant(self, lane: int, tenant: str) -> Held:
+        return self._tenants.get((lane, tenant)) or Held()
+
+    def _gone(self, ticket: Ticket[T]) -> None:
+        key = ticket.home, ticket.tenant
+        self.held[ticket.home].add(ticket, -1)
+        held = self._tenants[key]
+        held.add(ticket, -1)
+        if not held.sequences:
+            del self._tenants[key]
+        if not self.held[ticket.home].sequences:
+            self._rates[ticket.home].rest()
