@@ -191,6 +191,7 @@ class Router:
         router = RouterServicer(
             self.fleet,
             self.admission,
+            self._dispatcher,
             self._hub,
             sessions,
             GenerateCalls(self._dispatcher, self.client_watch),

@@ -75,6 +75,7 @@ class FakeEngine:
     ) -> None:
         self.secret: str | None = hello.pop("secret", ENGINE_SECRET)
         self.max_running: int = hello.pop("max_running", 1024)
+        self.total_blocks: int = hello.pop("total_blocks", 4096)
         self.auto: bool = hello.pop("auto", True)
         self.reports: bool = hello.pop("reports", True)
         self.period_s: float = hello.pop("period_s", 0.001)
@@ -143,7 +144,7 @@ class FakeEngine:
             device="scripted",
             model=self.model_info,
             capacity=engine_pb2.Capacity(
-                block_size=32, total_blocks=4096, max_running=self.max_running, max_waiting=0
+                block_size=32, total_blocks=self.total_blocks, max_running=self.max_running, max_waiting=0
             ),
             **self.hello_fields,
         )

@@ -94,6 +94,11 @@ class Dispatcher:
         """Sequences that wait for an engine."""
         return len(self._intake.room)
 
+    @property
+    def resumed_sequences(self) -> int:
+        """Sequences that were submitted as resumed ones, since the start."""
+        return self._intake.resumed
+
     def lanes(self) -> list[LaneView]:
         """What waits, by class."""
         return self._intake.room.views(self._clock())

@@ -59,6 +59,8 @@ class Intake:
         self._lone = LoneSequences(placer.fleet)
         self._pump_due = False
         self._stale = True
+        self.resumed = 0
+        """Sequences that were admitted before, here or elsewhere."""
         self.room: WaitingRoom[LiveSequence] = WaitingRoom(
             options, lambda ticket: placer.uncached_tokens(ticket.item.request)
         )
@@ -70,6 +72,7 @@ class Intake:
             Refused: it can neither be placed nor wait.
         """
         now, room, spec = self._clock(), self.room, sequence.spec
+        self.resumed += sequence.resumed
         self._look(now)
         ticket = sequence.ticket = room.ticket(
             sequence, spec, now, first=sequence.resumed, apart=sequence.alone
@@ -124,9 +127,9 @@ class Intake:
         self.pump_soon()
 
     def fleet_changed(self) -> None:
-        """Other engines than before may be given sequences."""
+        """Other engines than before may be given sequences. Looked at once for all changes of this tick."""
         self._stale = True
-        self.pump_soon()
+        self._pump_at_end()
 
     def refuse_all(self, error: common_pb2.Error) -> None:
         """Nothing waits any longer."""
@@ -135,9 +138,8 @@ class Intake:
 
     def pump_soon(self) -> None:
         """Look for room at the end of this tick of the loop, once for all that freed some."""
-        if len(self.room) and not self._pump_due:
-            self._pump_due = True
-            (self._call_soon or asyncio.get_running_loop().call_soon)(self.pump)
+        if len(self.room):
+            self._pump_at_end()
 
     def tick(self) -> None:
         """What is due from time to time: look at the fleet, promote, refuse what waited too long, place."""
@@ -159,6 +161,11 @@ class Intake:
         for queue in self.room:
             while len(queue.lanes) and (head := _next(queue)) is not None and self._admit(head.item, now):
                 pass
+
+    def _pump_at_end(self) -> None:
+        if not self._pump_due:
+            self._pump_due = True
+            (self._call_soon or asyncio.get_running_loop().call_soon)(self.pump)
 
     def _admit(self, sequence: LiveSequence, now: float) -> bool:
         """Place one that waits, or refuse it for good. False: it goes on waiting."""

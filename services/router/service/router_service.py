@@ -10,8 +10,8 @@ import grpc
 
 from catenary.rpc import refuse
 from catenary.v1 import common_pb2, engine_pb2, router_pb2, router_pb2_grpc
-from services.router.admission import Admission
-from services.router.dispatch import Membership, SessionHub
+from services.router.admission import CLASSES, Admission, LaneView, RefusedFor
+from services.router.dispatch import Dispatcher, Membership, SessionHub
 from services.router.fleet import BreakerState, Engine, Fleet
 from services.router.index import KvIndex
 from services.router.placement import ReceiptBook
@@ -37,6 +37,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         self,
         fleet: Fleet,
         admission: Admission,
+        dispatcher: Dispatcher,
         hub: SessionHub,
         sessions: SessionStreams,
         calls: GenerateCalls,
@@ -48,6 +49,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     ) -> None:
         self._fleet = fleet
         self._admission = admission
+        self._dispatcher = dispatcher
         self._hub = hub
         self._sessions = sessions
         self._calls = calls
@@ -84,7 +86,11 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             engines=[_fleet_engine(engine, self._index, now) for engine in self._fleet],
             sessions=len(self._hub),
             live_sequences=self._admission.live_sequences,
+            lanes=[
+                _lane(number, view) for number, view in zip(CLASSES, self._dispatcher.lanes(), strict=True)
+            ],
             draining=self._admission.draining,
+            resumed_sequences=self._dispatcher.resumed_sequences,
         )
 
     async def Explain(
@@ -104,6 +110,22 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             text = "No engine of this instance id or name is attached here."
             raise refuse(common_pb2.ERROR_CODE_MODEL_NOT_FOUND, text, param="engine")
         return router_pb2.DrainResponse(draining=draining)
+
+
+def _lane(number: common_pb2.PriorityClass.ValueType, view: LaneView) -> router_pb2.Lane:
+    refused = view.counts.refused
+    return router_pb2.Lane(
+        priority_class=number,
+        queued_sequences=view.queued_sequences,
+        queued_tokens=view.queued_tokens,
+        tenants=view.tenants,
+        oldest_wait_ms=round(view.oldest_wait_s * 1000),
+        live_sequences=view.live_sequences,
+        admitted=view.counts.admitted,
+        refused=sum(refused.values()) - refused[RefusedFor.WAITED_TOO_LONG],
+        timed_out=refused[RefusedFor.WAITED_TOO_LONG],
+        promoted=view.counts.promoted,
+    )
 
 
 def _fleet_engine(engine: Engine, index: KvIndex[Engine], now: float) -> router_pb2.FleetEngine:
