@@ -18,6 +18,8 @@ from tests.support.secrets import TestSecrets
 from tests.support.stack_fixtures import StartStack
 from tests.support.waiting import eventually
 
+# For good: one that may be repeated waits in the router.
+FULL = common_pb2.Error(code=common_pb2.ERROR_CODE_OVERLOADED, message="No.", retryable=False)
 CODES = [
     (common_pb2.ERROR_CODE_OVERLOADED, 429, "rate_limit_exceeded"),
     (common_pb2.ERROR_CODE_INVALID_ARGUMENT, 400, "invalid_value"),
@@ -42,7 +44,7 @@ async def test_a_refusal_is_a_status(stack: Stack, code: int, status: int, name:
 
 
 async def test_what_was_refused_has_no_latency(stack: Stack) -> None:
-    stack.faults.refuse_next()
+    stack.faults.refuse_next(FULL)
     assert (await stack.complete(n=3)).status == 429
     await stack.idle()
     page = (await stack.get("/metrics")).body.decode()
@@ -66,7 +68,7 @@ async def test_a_defect_is_the_fixed_500(stack: Stack, monkeypatch: pytest.Monke
 
 
 async def test_one_refused_choice_refuses_the_request(stack: Stack) -> None:
-    stack.faults.refuse_next()
+    stack.faults.refuse_next(FULL)
     assert (await stack.complete(n=3)).status == 429
     await stack.alive()
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from catenary.v1 import common_pb2
 from services.engine.scripted import Script, pack_vector, score_of, vector_of
 from tests.support.engines import ScriptedEngine
 from tests.support.gateway import CHAT, COMPLETIONS, MODEL, Stack, script, tokenizer_process
@@ -275,7 +276,8 @@ async def test_full_queues_slow_a_request_down(start_stack: StartStack) -> None:
     answer = await embed(stack, TEXTS * 8)
     assert [item["embedding"] for item in answer["data"]] == [vector(text) for text in TEXTS * 8]
     # Whoever has nothing in the queues is told to come back.
-    stack.faults.refuse_next(times=2)
+    full = common_pb2.Error(code=common_pb2.ERROR_CODE_OVERLOADED, message="No.", retry_after_ms=1000)
+    stack.faults.refuse_next(full)
     refusal = await stack.post(EMBEDDINGS, {"input": "x"})
     assert (refusal.status, "retry-after" in refusal.headers) == (429, True)
 
