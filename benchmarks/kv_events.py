@@ -1,4 +1,4 @@
-"""What following the prefix cache costs: the core a step, the servicer a step, and either of them a snapshot.
+"""What following the prefix cache costs: the core a step, the servicer and a router too, and a snapshot.
 
 Run: `python -m benchmarks.kv_events`. CPU time of one thread, median of many; no model is run.
 """
@@ -13,10 +13,12 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterable
 
+from catenary.v1 import engine_pb2
 from services.engine.kv import BlockPool, KvNews
 from services.engine.link import KvChanges, KvContents
 from services.engine.link.framing import DEFAULT_MAX_FRAME_BYTES, encode_frame
 from services.engine.servicer import KvBoard
+from services.router.index import KvFeed, KvIndex
 
 BLOCK_SIZE = 32
 # Blocks that a step fills: one of 32 sequences, 256 sequences that decode, 8192 tokens of prompts.
@@ -58,44 +60,64 @@ def send(news: Iterable[KvContents | KvChanges]) -> None:
         encode_frame(message, DEFAULT_MAX_FRAME_BYTES)
 
 
+class Chain:
+    """A cache, the servicer that follows it, and a router that follows that one; gRPC is left out."""
+
+    def __init__(self, blocks: int) -> None:
+        self.cache = Cache(blocks)
+        self.board = KvBoard()
+        self.outbox = self.board.join(max_pending=65_536)
+        self.index: KvIndex[str] = KvIndex(4 * blocks)
+        self.feed = KvFeed(self.index, "engine")
+        self.news: list[KvContents | KvChanges] = []
+        self.messages: list[bytes] = []
+        self.cache.news.follow()
+        for act in (self.core, self.servicer, self.send, self.router):
+            act()
+
+    def core(self) -> None:
+        """What the core does after a step."""
+        self.news = list(self.cache.news.due())
+        send(self.news)
+
+    def servicer(self) -> None:
+        """What the servicer does with it."""
+        for message in self.news:
+            self.board.take(message)
+
+    def send(self) -> None:
+        """What it sends to a router then, if it is time."""
+        self.messages = [message.SerializeToString() for message in self.outbox.take()]
+
+    def router(self) -> None:
+        """What that does with it."""
+        for data in self.messages:
+            message = engine_pb2.PublishKvRequest.FromString(data)
+            if message.HasField("snapshot"):
+                self.feed.snapshot(message.snapshot)
+            else:
+                self.feed.changes(message.changes)
+
+
 def measure_steps(blocks: int, times: int) -> None:
     """Prints the cost of a step that fills and gives up blocks."""
-    print(f"{'microseconds a step':<24}{'not followed':>14}{'core':>10}{'servicer':>10}{'one router':>12}")
+    print(
+        f"{'microseconds a step':<22}{'not followed':>14}{'core':>8}{'servicer':>10}{'send':>8}{'router':>8}"
+    )
     for name, filled in STEPS.items():
         cache = Cache(blocks)
         alone = microseconds(lambda c=cache: send(c.news.due()), lambda c=cache, n=filled: c.fill(n), times)
-        cache.news.follow()
-        board = KvBoard()
-        outbox = board.join(max_pending=65_536)
-        for part in cache.news.due():
-            board.take(part)
-        outbox.take()
-        core = microseconds(lambda c=cache: send(c.news.due()), lambda c=cache, n=filled: c.fill(n), times)
-        cache.news.follow()
-        for part in cache.news.due():
-            board.take(part)
-        outbox.take()
-        due: list[KvContents | KvChanges] = []
-
-        def step(cache: Cache = cache, filled: int = filled, due: list[object] = due) -> None:
-            cache.fill(filled)
-            due[:] = cache.news.due()
-
-        def take(board: KvBoard = board, due: list[KvContents | KvChanges] = due) -> None:
-            for message in due:
-                board.take(message)
-
-        servicer = microseconds(take, step, times)
-        outbox.take()
-
-        def taken(step: Callable[[], None] = step, take: Callable[[], None] = take) -> None:
-            step()
-            take()
-
-        router = microseconds(
-            lambda o=outbox: [message.SerializeToString() for message in o.take()], taken, times
-        )
-        print(f"{name:<24}{alone:>14.2f}{core:>10.1f}{servicer:>10.1f}{router:>12.1f}")
+        chain = Chain(blocks)
+        acts = (chain.core, chain.servicer, chain.send, chain.router)
+        spent: list[list[float]] = [[] for _ in acts]
+        for _ in range(times):
+            chain.cache.fill(filled)
+            for act, taken in zip(acts, spent, strict=True):
+                start = time.thread_time_ns()
+                act()
+                taken.append((time.thread_time_ns() - start) / 1000)
+        core, servicer, sent, router = map(statistics.median, spent)
+        print(f"{name:<22}{alone:>14.1f}{core:>8.1f}{servicer:>10.1f}{sent:>8.1f}{router:>8.1f}")
 
 
 def memory_of(parts: Iterable[KvContents | KvChanges]) -> int:

@@ -465,7 +465,9 @@ Global___KvNames: _TypeAlias = KvNames  # noqa: Y015
 
 @_typing.final
 class KvChanges(_message.Message):
-    """Changes in order. Each name stored or removed, and each `cleared`, has one number; they rise by one."""
+    """Changes in order. Each name stored or removed, and each `cleared`, has one number; they rise by one. A message has at
+    most 65,536 names and 1,024 changes.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -12,6 +12,7 @@ from catenary.blockhash import BlockHashes
 from catenary.rpc import open_channel
 from catenary.v1 import engine_pb2, engine_pb2_grpc
 from services.engine.scripted import Script, ScriptedCapacity
+from services.engine.servicer import KvOutbox
 from tests.integration.router_fakes import FakeEngine, FakeGateway, expected, running_router, spec, until
 from tests.support.fleet import Fleet
 from tests.support.specs import expected_tokens, sequence_spec
@@ -97,6 +98,32 @@ async def test_a_restarted_or_lost_engine_is_forgotten(start_fleet):
     await eventually(lambda: index.blocks(again) == len(block_names(PROMPT, 9)), "the blocks")
     await fleet.engines[0].stop()
     await eventually(lambda: index.pairs == 0, "nothing that is known")
+
+
+async def test_changes_that_get_lost_are_found_and_made_good(start_fleet, monkeypatch):
+    fleet = await start_fleet(script=CACHING, **FAST_KV)
+    index, (engine,) = fleet.router.kv_index, fleet.router.fleet
+    await eventually(lambda: index.complete(engine), "the first snapshot")
+    changes, lost = KvOutbox._changes, []
+
+    def lossy(outbox):
+        messages = list(changes(outbox))
+        if not lost:
+            lost.extend(messages)
+            return iter(())
+        return iter(messages)
+
+    monkeypatch.setattr(KvOutbox, "_changes", lossy)
+    await fleet.answer(sequence_spec(PROMPT, max_tokens=9))
+    await eventually(lambda: lost, "a message that is lost")
+    other = [number + 100 for number in PROMPT]
+    await fleet.answer(sequence_spec(other, max_tokens=9))
+    for prompt in (PROMPT, other):
+        names = block_names(prompt, 9)
+        held = {engine: len(names)}
+        await eventually(lambda names=names, held=held: index.match(names) == held, "all blocks")
+    assert index.complete(engine)
+    assert fleet.router.fleet.find(engine.instance_id) is engine
 
 
 @asynccontextmanager
