@@ -13,6 +13,7 @@ import grpc
 
 from catenary.client.connection import Connection
 from catenary.client.options import GenerateOptions, make_spec
+from catenary.client.reading import TextReader, stop_strings
 from catenary.client.results import Answer, TextDelta, Usage
 from catenary.client.text import TextSide, chat_input
 from catenary.rpc import RpcError, TlsFiles, error_of
@@ -64,32 +65,60 @@ class AsyncClient:
         self._text = TextSide(self._connection)
 
     async def chat(
-        self, messages: Sequence[Mapping[str, Any]], *, model: str, **options: Unpack[GenerateOptions]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        model: str,
+        stop: str | Sequence[str] = (),
+        **options: Unpack[GenerateOptions],
     ) -> Answer:
-        """The answer to a chat: messages with `role` and `content`, as OpenAI's."""
+        """The answer to a chat: messages with `role` and `content`, as OpenAI's.
+
+        `stop`: texts of which the first one that the model writes ends the answer, and is not part of it.
+        Raises ValueError if one is empty."""
+        stops = stop_strings(stop)
         ids = await self.render_chat(messages, model=model)
-        return await self._whole(ids, model, options)
+        return await self._whole(ids, model, stops, options)
 
     async def stream_chat(
-        self, messages: Sequence[Mapping[str, Any]], *, model: str, **options: Unpack[GenerateOptions]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        model: str,
+        stop: str | Sequence[str] = (),
+        **options: Unpack[GenerateOptions],
     ) -> AsyncGenerator[TextDelta, None]:
         """As `chat`, piece by piece."""
+        stops = stop_strings(stop)
         ids = await self.render_chat(messages, model=model)
-        async with aclosing(self._deltas(ids, model, options)) as deltas:
+        async with aclosing(self._deltas(ids, model, stops, options)) as deltas:
             async for delta in deltas:
                 yield delta
 
     async def complete(
-        self, prompt: str | Sequence[int], *, model: str, **options: Unpack[GenerateOptions]
+        self,
+        prompt: str | Sequence[int],
+        *,
+        model: str,
+        stop: str | Sequence[str] = (),
+        **options: Unpack[GenerateOptions],
     ) -> Answer:
-        """What follows a text, or token ids. In a text what spells a control token is that token."""
-        return await self._whole(await self._prompt(prompt, model), model, options)
+        """What follows a text, or token ids, up to `stop` as in `chat`. In a text what spells a control token
+        is that token."""
+        stops = stop_strings(stop)
+        return await self._whole(await self._prompt(prompt, model), model, stops, options)
 
     async def stream_complete(
-        self, prompt: str | Sequence[int], *, model: str, **options: Unpack[GenerateOptions]
+        self,
+        prompt: str | Sequence[int],
+        *,
+        model: str,
+        stop: str | Sequence[str] = (),
+        **options: Unpack[GenerateOptions],
     ) -> AsyncGenerator[TextDelta, None]:
         """As `complete`, piece by piece."""
-        async with aclosing(self._deltas(await self._prompt(prompt, model), model, options)) as deltas:
+        stops = stop_strings(stop)
+        async with aclosing(self._deltas(await self._prompt(prompt, model), model, stops, options)) as deltas:
             async for delta in deltas:
                 yield delta
 
@@ -209,11 +238,13 @@ class AsyncClient:
     async def _prompt(self, prompt: str | Sequence[int], model: str) -> Sequence[int]:
         return await self.tokenize(prompt, model=model) if isinstance(prompt, str) else prompt
 
-    async def _whole(self, ids: Sequence[int], model: str, options: GenerateOptions) -> Answer:
+    async def _whole(
+        self, ids: Sequence[int], model: str, stops: Sequence[str], options: GenerateOptions
+    ) -> Answer:
         texts: list[str] = []
         tokens: list[int] = []
         last: TextDelta | None = None
-        async with aclosing(self._deltas(ids, model, options)) as deltas:
+        async with aclosing(self._deltas(ids, model, stops, options)) as deltas:
             async for last in deltas:
                 texts.append(last.text)
                 tokens += last.token_ids
@@ -222,22 +253,32 @@ class AsyncClient:
         return Answer("".join(texts), tuple(tokens), last.finish_reason, last.usage)
 
     async def _deltas(
-        self, ids: Sequence[int], model: str, options: GenerateOptions
+        self, ids: Sequence[int], model: str, stops: Sequence[str], options: GenerateOptions
     ) -> AsyncGenerator[TextDelta, None]:
         decoder = (await self._text.vocabulary(model)).detokenizer(ids)
+        reader = TextReader(decoder, stops, options.get("min_tokens") or 0)
         request = router_pb2.GenerateRequest(spec=make_spec(ids, model, "", options))
         async with aclosing(self._generate(request)) as responses:
             async for response in responses:
                 shown = list(response.token_ids)
-                if not response.HasField("end"):
-                    yield TextDelta("".join(map(decoder.push, shown)), tuple(shown))
-                    continue
-                end = _good(response.end)
-                if end.HasField("stop_token_id"):
+                end = _good(response.end) if response.HasField("end") else None
+                if end is not None and end.HasField("stop_token_id"):
                     # It is counted and not shown.
                     shown.pop()
-                text = "".join(map(decoder.push, shown)) + decoder.flush()
-                yield TextDelta(text, tuple(response.token_ids), _REASONS.get(end.reason), _usage(end.usage))
+                before = reader.tokens
+                text = reader.push(shown)
+                if end is not None and not reader.stopped:
+                    text += reader.finish()
+                if reader.stopped:
+                    # Leaving the iteration aborts the sequence.
+                    counted = Usage(options.get("prompt_len") or len(ids), None, reader.tokens)
+                    yield TextDelta(text, tuple(shown[: reader.tokens - before]), "stop", counted)
+                    return
+                if end is None:
+                    yield TextDelta(text, tuple(shown))
+                else:
+                    reason, usage = _REASONS.get(end.reason), _usage(end.usage)
+                    yield TextDelta(text, tuple(response.token_ids), reason, usage)
 
     async def _vector(self, ids: Sequence[int], model: str, dimensions: int | None) -> list[float]:
         pooling = common_pb2.Pooling(task=common_pb2.MODEL_TASK_EMBED, dimensions=dimensions)

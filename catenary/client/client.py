@@ -52,28 +52,48 @@ class Client:
             raise
 
     def chat(
-        self, messages: Sequence[Mapping[str, Any]], *, model: str, **options: Unpack[GenerateOptions]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        model: str,
+        stop: str | Sequence[str] = (),
+        **options: Unpack[GenerateOptions],
     ) -> Answer:
         """The answer to a chat."""
-        return self._loop.run(self._client.chat(messages, model=model, **options))
+        return self._loop.run(self._client.chat(messages, model=model, stop=stop, **options))
 
     def stream_chat(
-        self, messages: Sequence[Mapping[str, Any]], *, model: str, **options: Unpack[GenerateOptions]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        model: str,
+        stop: str | Sequence[str] = (),
+        **options: Unpack[GenerateOptions],
     ) -> Generator[TextDelta, None, None]:
         """As `chat`, piece by piece."""
-        return self._each(self._client.stream_chat(messages, model=model, **options))
+        return self._each(self._client.stream_chat(messages, model=model, stop=stop, **options))
 
     def complete(
-        self, prompt: str | Sequence[int], *, model: str, **options: Unpack[GenerateOptions]
+        self,
+        prompt: str | Sequence[int],
+        *,
+        model: str,
+        stop: str | Sequence[str] = (),
+        **options: Unpack[GenerateOptions],
     ) -> Answer:
         """What follows a text, or token ids."""
-        return self._loop.run(self._client.complete(prompt, model=model, **options))
+        return self._loop.run(self._client.complete(prompt, model=model, stop=stop, **options))
 
     def stream_complete(
-        self, prompt: str | Sequence[int], *, model: str, **options: Unpack[GenerateOptions]
+        self,
+        prompt: str | Sequence[int],
+        *,
+        model: str,
+        stop: str | Sequence[str] = (),
+        **options: Unpack[GenerateOptions],
     ) -> Generator[TextDelta, None, None]:
         """As `complete`, piece by piece."""
-        return self._each(self._client.stream_complete(prompt, model=model, **options))
+        return self._each(self._client.stream_complete(prompt, model=model, stop=stop, **options))
 
     def embed(
         self, inputs: Sequence[str | Sequence[int]], *, model: str, dimensions: int | None = None

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of a sequence; `cached_tokens` are those of the prompt whose KV came from the prefix cache."""
+    """Tokens of a sequence; `cached_tokens` are those of the prompt whose KV came from the prefix cache, None
+    where a stop string ended it before the engine told."""
 
     prompt_tokens: int
-    cached_tokens: int
+    cached_tokens: int | None
     completion_tokens: int
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 
 from catenary.telemetry import get_logger
@@ -14,6 +15,7 @@ from gateway.responses.store import ConversationTooLarge, ResponseStore, StoredR
 
 _log = get_logger(__name__)
 _MIB = 1 << 20
+_LARGE = 1 << 16
 _PREVIOUS = "previous_response_id"
 
 
@@ -109,11 +111,18 @@ class Library:
             raise _no_previous()
         if records[-1].status not in (Status.COMPLETED, Status.INCOMPLETE):
             raise bad_request("The response 'previous_response_id' is not complete.", _PREVIOUS)
-        found: list[items.Item] = []
-        for record in records:
-            found += items.decode_items(record.items)
-            found += decode_response(record.response).output
-        return found
+        if sum(len(record.items) + len(record.response) for record in records) < _LARGE:
+            return _items_of(records)
+        # Megabytes take long to read, and others wait for the loop.
+        return await asyncio.to_thread(_items_of, records)
+
+
+def _items_of(records: Sequence[StoredResponse]) -> list[items.Item]:
+    found: list[items.Item] = []
+    for record in records:
+        found += items.decode_items(record.items)
+        found += decode_response(record.response).output
+    return found
 
 
 def record_of(request: ResponseRequest, runner: str | None = None) -> StoredResponse:

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from catenary.text import Detokenizer
+from catenary.text import Detokenizer, StopScanner
 from gateway.streaming.entries import LogprobEntry, TokenLogprob, cut_bytes
-from gateway.streaming.stop import StopScanner
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,3 +37,10 @@ class GrammarOptions(BaseModel):
     grammar_cache: int = Field(
         128, ge=0, le=100_000, description="Compiled constraints that are kept for the next that are equal."
     )
+    grammar_cache_kib: int = Field(
+        1024,
+        ge=0,
+        le=1 << 20,
+        description="Most KiB of the texts that they were compiled from, together. What is made of a text is "
+        "about a hundred times as large.",
+    )

@@ -32,6 +32,25 @@ async def test_chats_and_texts(stack: ProcessStack):
         assert whole.finish_reason == "length"
 
 
+async def test_stop_strings(stack: ProcessStack):
+    async with stack.client() as client:
+        asked = {"model": MODEL, "temperature": 0, "max_tokens": 32}
+        whole = await client.chat(QUESTION, **asked)
+        begin, _, _ = whole.text.partition("Paris")
+        cut = await client.chat(QUESTION, stop="Paris", **asked)
+        assert (cut.text, cut.finish_reason) == (begin, "stop")
+        assert cut.token_ids == whole.token_ids[: len(cut.token_ids)]
+        assert (cut.usage.prompt_tokens, cut.usage.completion_tokens) == (
+            *(whole.usage.prompt_tokens, len(cut.token_ids)),
+        )
+        stream = client.stream_chat(QUESTION, stop=["no such text", "Paris"], **asked)
+        assert "".join([delta.text async for delta in stream]) == begin
+        rest = await client.complete("The capital of France is", stop=["\u4e16"], **asked)
+        assert rest.text == (await client.complete("The capital of France is", **asked)).text
+        with pytest.raises(ValueError, match="empty"):
+            await client.complete("x", stop="", **asked)
+
+
 async def test_leaving_a_stream_aborts_it(stack: ProcessStack):
     async with stack.client() as client:
         stream = client.stream_complete("Count:", model=MODEL, ignore_eos=True, max_tokens=1500)

@@ -23,23 +23,35 @@ _STACK_BYTES: Final = 16 * 2**20
 
 
 class ConstraintCompiler:
-    """A few threads with at most `queue` tasks, and the last `cached` compiled constraints.
+    """A few threads with at most `queue` tasks, and the last `cached` compiled constraints, as far as their
+    sources have no more than `cached_bytes` together.
 
     Used by the loop's thread alone, which never waits here: results are futures. A task cannot be stopped, so
     those of sequences that were aborted count until they end.
     """
 
     def __init__(
-        self, backend: GrammarBackend, vocabulary: Vocabulary, *, threads: int, queue: int, cached: int
+        self,
+        backend: GrammarBackend,
+        vocabulary: Vocabulary,
+        *,
+        threads: int,
+        queue: int,
+        cached: int,
+        cached_bytes: int,
     ) -> None:
         self.backend = backend
         self.vocabulary = vocabulary
         self._queue = queue
         self._cached = cached
+        self._cached_bytes = cached_bytes
+        self._bytes = 0
         self._pool = ThreadPoolExecutor(threads, "constraints")
         self._compiled: OrderedDict[ConstraintOptions, CompiledConstraint] = OrderedDict()
         self._compiling: dict[ConstraintOptions, Future[CompiledConstraint]] = {}
         self._resuming: set[Future[Restriction]] = set()
+        # Threads count what they compiled.
+        self._lock = threading.Lock()
         self.compiled = 0
         self.reused = 0
         self.seconds = 0.0
@@ -103,8 +115,10 @@ class ConstraintCompiler:
                 del self._compiling[options]
                 if future.exception() is None:
                     self._compiled[options] = future.result()
-        while len(self._compiled) > self._cached:
-            self._compiled.popitem(last=False)
+                    self._bytes += _size(options)
+        while len(self._compiled) > self._cached or self._bytes > self._cached_bytes:
+            gone, _ = self._compiled.popitem(last=False)
+            self._bytes -= _size(gone)
 
     def _compile(self, options: ConstraintOptions) -> CompiledConstraint:
         begun = time.perf_counter()
@@ -112,8 +126,14 @@ class ConstraintCompiler:
             grammar = self.backend.compile(options)
             return CompiledConstraint(grammar, options.after, self.vocabulary)
         finally:
-            self.compiled += 1
-            self.seconds += time.perf_counter() - begun
+            with self._lock:
+                self.compiled += 1
+                self.seconds += time.perf_counter() - begun
+
+
+def _size(options: ConstraintOptions) -> int:
+    """Bytes of a source."""
+    return len(options.source.encode()) + len((options.after or "").encode())
 
 
 def _resume(compiled: CompiledConstraint, stop_ids: frozenset[int], token_ids: Sequence[int]) -> Restriction:

@@ -71,5 +71,6 @@ def open_grammars(options: CoreOptions, directory: Path, width: int, facts: Dire
         threads=threads,
         queue=options.grammar_queue,
         cached=options.grammar_cache,
+        cached_bytes=options.grammar_cache_kib << 10,
     )
     return Grammars(compiler, options.grammar_queue, options.grammar_timeout_s)

@@ -53,6 +53,7 @@ class CoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     grammar_queue: int
     grammar_timeout_s: float
     grammar_cache: int
+    grammar_cache_kib: int
     async_stepping: bool
     trace_steps: str | None
     profile_steps: str | None

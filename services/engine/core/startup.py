@@ -119,20 +119,7 @@ def _start(options: CoreOptions, progress: Progress, device: Device) -> Engine:
     grammars = open_grammars(options, directory, model.vocab_size, facts)
     progress("planning memory", 0.7)
     tracer = open_tracer(options.trace_steps, options.profile_steps)
-
-    def make_runner(num_blocks: int, graphs: Graphs, buckets: BucketPlan) -> Runner:
-        return Runner(
-            model,
-            device,
-            KvLayout(options.block_size, num_blocks, options.contiguous_kv),
-            graphs,
-            max_num_seqs=options.max_num_seqs,
-            max_block_moves=options.max_block_moves,
-            prefill_buckets=buckets.prefill,
-            beams=options.max_beam_width > 0 and not options.contiguous_kv,
-            tracer=tracer,
-        )
-
+    make_runner = _runner_maker(options, model, device, tracer)
     sizing = size_engine(options, device, model, limit, cache or default_cache_dir(), make_runner)
     kv, buckets = sizing.kv, sizing.buckets
     device.expect_shapes(len(buckets.prefill) + len(buckets.decode))
@@ -163,6 +150,25 @@ def _start(options: CoreOptions, progress: Progress, device: Device) -> Engine:
         handover=open_handover(options, model, config, scheduler, runner.copies, kv.num_blocks),
         grammars=grammars,
     )
+
+
+def _runner_maker(
+    options: CoreOptions, model: PagedModel, device: Device, tracer: StepTracer
+) -> Callable[[int, Graphs, BucketPlan], Runner]:
+    def make_runner(num_blocks: int, graphs: Graphs, buckets: BucketPlan) -> Runner:
+        return Runner(
+            model,
+            device,
+            KvLayout(options.block_size, num_blocks, options.contiguous_kv),
+            graphs,
+            max_num_seqs=options.max_num_seqs,
+            max_block_moves=options.max_block_moves,
+            prefill_buckets=buckets.prefill,
+            beams=options.max_beam_width > 0 and not options.contiguous_kv,
+            tracer=tracer,
+        )
+
+    return make_runner
 
 
 def _find_model(

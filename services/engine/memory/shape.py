@@ -87,21 +87,7 @@ def read_shape(config: Mapping[str, Any], name: str) -> ModelShape:
     """
     inside = config.get("text_config")
     text: Mapping[str, Any] = inside if isinstance(inside, dict) else config
-
-    def number(*names: str, default: int | None = None, most: int = _MOST) -> int:
-        for key in names:
-            value = text.get(key)
-            if value is None or (value == 0 and default is not None):
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= most:
-                raise ValueError(
-                    f"the config of {name} has {key} {_short(value)}, which must be an integer, 1 to {most}"
-                )
-            return value
-        if default is None:
-            raise ValueError(f"the config of {name} names no {names[0]}")
-        return default
-
+    number = _Numbers(text, name)
     kind = str(text.get("model_type") or config.get("model_type") or "")
     layers, hidden = number("num_hidden_layers", "n_layer", most=_MOST_PARTS), number("hidden_size", "n_embd")
     heads = number("num_attention_heads", "n_head", most=_MOST_PARTS)
@@ -152,12 +138,37 @@ def read_shape(config: Mapping[str, Any], name: str) -> ModelShape:
     )
 
 
+class _Numbers:
+    """The integers of a config. `name`: the model's, for errors."""
+
+    def __init__(self, config: Mapping[str, Any], name: str) -> None:
+        self._config = config
+        self._name = name
+
+    def __call__(self, *names: str, default: int | None = None, most: int = _MOST) -> int:
+        """The one under the first of `names` that is there, from 1 to `most`, or
+        `default`. Raises ValueError."""
+        for key in names:
+            value = self._config.get(key)
+            if value is None or (value == 0 and default is not None):
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= most:
+                raise ValueError(
+                    f"the config of {self._name} has {key} {_short(value)}, which must be an integer, "
+                    f"1 to {most}"
+                )
+            return value
+        if default is None:
+            raise ValueError(f"the config of {self._name} names no {names[0]}")
+        return default
+
+
 def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:40]}..."
 
 
-def _latent(number: Any) -> LatentAttention:
+def _latent(number: _Numbers) -> LatentAttention:
     return LatentAttention(
         query_rank=number("q_lora_rank", default=0) or None,
         kv_rank=number("kv_lora_rank"),

@@ -65,6 +65,7 @@ def check_group(members: list[Sequence], config: SchedulerConfig, pool: BlockPoo
             CoreErrorCode.CONTEXT_LENGTH_EXCEEDED,
             f"the beams can grow to {needed} KV blocks of {pool.block_size} tokens, "
             f"and the engine has {pool.total}",
+            "use_beam_search",
         )
 
 

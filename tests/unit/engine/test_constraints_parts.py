@@ -186,7 +186,7 @@ class Slow:
 
 def test_the_queue_of_a_compiler_is_bounded_whatever_was_given_up() -> None:
     slow = Slow()
-    compiler = ConstraintCompiler(slow, VOCABULARY, threads=1, queue=3, cached=2)
+    compiler = ConstraintCompiler(slow, VOCABULARY, threads=1, queue=3, cached=2, cached_bytes=1 << 20)
     done = threading.Semaphore(0)
     futures = [compiler.compile(regex(source), done.release) for source in ("a", "b", "c")]
     assert compiler.compile(regex("a"), done.release) is futures[0]
@@ -202,12 +202,29 @@ def test_the_queue_of_a_compiler_is_bounded_whatever_was_given_up() -> None:
     compiler.close()
 
 
+def test_what_is_kept_is_bounded_in_bytes_too() -> None:
+    compiler = ConstraintCompiler(BACKEND, VOCABULARY, threads=2, queue=9, cached=9, cached_bytes=250)
+    small, large = regex("a" * 100), regex("b" * 200)
+    for options in (small, large, regex("c" * 40)):
+        compiler.compile(options, lambda: None).result(WAIT_S)
+        compiler.find(options)
+    assert compiler.find(small) is None
+    assert compiler.find(large) is not None
+    # One that is larger than all may be together is compiled, used, and not kept.
+    huge = regex("d" * 300)
+    assert compiler.compile(huge, lambda: None).result(WAIT_S) is not None
+    assert compiler.find(huge) is None
+    assert compiler.compiled == 4
+    assert compiler.find(large) is None
+    compiler.close()
+
+
 def test_grammars_within_the_limits_do_not_exhaust_a_stack() -> None:
     deep: Any = {"type": "string", "pattern": "^(a?){500}$"}
     for _ in range(25):
         deep = {"type": "object", "properties": {"a": deep}, "required": ["a"]}
     sources = ["(" * 60 + "a" + ")*" * 60, "a" * 19_000, "(x?" * 60 + "y" + ")" * 60, "(a?){9000}"]
-    compiler = ConstraintCompiler(BACKEND, VOCABULARY, threads=1, queue=9, cached=9)
+    compiler = ConstraintCompiler(BACKEND, VOCABULARY, threads=1, queue=9, cached=9, cached_bytes=1 << 20)
     for options in (*map(regex, sources), schema(deep)):
         try:
             compiled = compiler.compile(options, lambda: None).result(WAIT_S)

@@ -169,6 +169,16 @@ def test_log_probabilities_are_those_that_make_the_score(directory: Path) -> Non
     assert len(core.outputs[key].prompt) == 19
 
 
+def test_beams_that_outgrow_the_pool_are_refused_by_name(directory: Path) -> None:
+    core = LocalCore(tiny_options(directory, kv_cache_gib=0.0002, max_model_len=200))
+    total = core.engine.ready.capacity.total_blocks
+    alone, wide = (core.submit(prompt_of(5), beams=BeamOptions(width), max_tokens=190) for width in (1, 8))
+    core.run()
+    ends = [core.outputs[key].end for key in (alone, wide)]
+    assert [end.error_param if end else "" for end in ends] == [None, "use_beam_search"]
+    assert f"KV blocks of 8 tokens, and the engine has {total}" in str(ends[1] and ends[1].error_message)
+
+
 def test_ends_of_all_kinds(directory: Path) -> None:
     core = LocalCore(tiny_options(directory, max_num_seqs=6))
     for options, text in (

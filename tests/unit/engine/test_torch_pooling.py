@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,24 @@ def test_decoders_in_chunks(kind: str, pooling: Pooling, tmp_path: Path) -> None
     batch = [document[: embedder.max_length] for document in documents()]
     model = transformers.AutoModel.from_pretrained(tmp_path, dtype="float32").eval()
     assert_independent(embedder, batch, expected(model, batch, pooling, normalize=False))
+
+
+def test_a_checkpoint_with_more_than_is_used_loads_in_silence(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # As many on the hub: saved with the layer above [CLS] that nothing here asks.
+    config = transformers.BertConfig(
+        vocab_size=128, hidden_size=48, intermediate_size=64, num_hidden_layers=1, num_attention_heads=6
+    )
+    transformers.BertModel(config, add_pooling_layer=True).save_pretrained(tmp_path)
+    theirs = logging.getLogger("transformers")
+    theirs.setLevel(logging.WARNING)
+    theirs.addHandler(caplog.handler)
+    try:
+        open_embedder(tmp_path, CpuDevice(1), dtype="float32", max_tokens=64)
+    finally:
+        theirs.removeHandler(caplog.handler)
+    assert caplog.records == []
 
 
 def test_shapes_are_known_beforehand(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 from catenary.telemetry import get_logger
 from services.engine.core.errors import CoreFailure
 from services.engine.core.pooled.columns import DocumentColumns
-from services.engine.core.pooled.queue import Document, DocumentBatch, DocumentQueue, QueueFull
+from services.engine.core.pooled.queue import Document, DocumentBatch, DocumentQueue, DocumentsFull
 from services.engine.core.pooled.startup import PooledEngine
 from services.engine.link import (
     AbortSequences,
@@ -134,7 +134,7 @@ class PooledLoop:
             return
         try:
             self._queue.add(document)
-        except QueueFull as refusal:
+        except DocumentsFull as refusal:
             self._refuse(document, str(refusal), CoreErrorCode.OVERLOADED)
 
     def _refuse(self, document: Document, text: str, code: CoreErrorCode) -> None:

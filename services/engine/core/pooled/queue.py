@@ -43,7 +43,7 @@ class DocumentBatch:
     documents: tuple[Document, ...]
 
 
-class QueueFull(Exception):
+class DocumentsFull(Exception):
     """No more documents may wait. The text is for the caller."""
 
 
@@ -70,9 +70,9 @@ class DocumentQueue:
         return len(self._live)
 
     def add(self, document: Document) -> None:
-        """Queue a document. Raises QueueFull."""
+        """Queue a document. Raises DocumentsFull."""
         if len(self._live) >= self._limit:
-            raise QueueFull(
+            raise DocumentsFull(
                 f"The engine is full: it holds {self._limit} documents (max_num_seqs plus max_waiting)."
             )
         self._arrivals += 1

@@ -29,8 +29,7 @@ def load_model(
 
     `max_model_len` None means the model's own. Raises ModelError with one readable line.
     """
-    _logging.set_verbosity_error()
-    _logging.disable_progress_bar()
+    _be_quiet()
     raw = check_directory(directory)
     kind: Any = model_class(directory, raw)
     config = load_config(directory, raw["model_type"], kind, max_model_len)
@@ -47,6 +46,7 @@ def load_module(
 
     `attention` names a registered implementation; `options` go to the class. Raises ModelError.
     """
+    _be_quiet()
     try:
         chosen = device.choose_dtype(dtype, checkpoint_dtype(config.dtype))
     except DeviceError as error:
@@ -72,6 +72,12 @@ def load_module(
         if hasattr(module, _PADDING_CHECK):
             setattr(module, _PADDING_CHECK, _warn_of_nothing)
     return model, chosen
+
+
+def _be_quiet() -> None:
+    """No bars, and no report of weights that the class has no place for: what is missing is an error here."""
+    _logging.set_verbosity_error()
+    _logging.disable_progress_bar()
 
 
 def _warn_of_nothing(*arguments: object) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.streaming.stop import StopScanner
+from catenary.text import StopScanner
 
 small = st.text(alphabet="abc", min_size=1, max_size=4)
 stop_lists = st.lists(small, min_size=1, max_size=4)
