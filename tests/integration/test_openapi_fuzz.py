@@ -27,8 +27,10 @@ from tests.support.batches import jsonl, line
 from tests.support.conformance import Conformance
 from tests.support.gateway import MODEL, running_stack, script
 
-EXAMPLES = 20
+EXAMPLES = 100
 LONG_EXAMPLES = 2000
+# The long run in parts of a minute or two.
+PARTS = 12
 POOLED = ("/v1/embeddings", "/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score")
 MODES = [GenerationMode.POSITIVE, GenerationMode.NEGATIVE]
 # Values of fields that are hard to make up.
@@ -145,9 +147,10 @@ def test_a_little(fuzzed: Fuzzed) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(7200)
-def test_a_lot(fuzzed: Fuzzed) -> None:
-    for operation in fuzzed.operations():
+@pytest.mark.timeout(420)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_lot(fuzzed: Fuzzed, part: int) -> None:
+    for operation in fuzzed.operations()[part::PARTS]:
         fuzz(fuzzed, operation, LONG_EXAMPLES)
 
 
