@@ -19,7 +19,8 @@ TESTS ?= tests
 MUTANTS ?=
 # OpenMP threads that spin while they wait would starve the services that the tests run beside them.
 export OMP_WAIT_POLICY ?= PASSIVE
-PYTEST := $(BIN)/python -m pytest
+# All tests run in several processes, two at a time; what TESTS names in one.
+RUN_TESTS = $(BIN)/python $(if $(filter tests,$(TESTS)),tests/lanes.py,-m pytest $(TESTS))
 
 .PHONY: help
 help: ## Show this list
@@ -42,14 +43,11 @@ chat: setup ## Talk to a running server from the terminal
 
 .PHONY: test
 test: setup ## Run all tests but the ones that take minutes
-	$(PYTEST) $(TESTS) -m "not long"
-	@# A process of its own: registering the simulated HPU changes torch for good.
-	$(if $(filter tests,$(TESTS)),$(PYTEST) tests/sim -m "not long")
+	$(RUN_TESTS) -m "not long"
 
 .PHONY: test-long
 test-long: setup ## Run the tests that take minutes
-	$(PYTEST) $(TESTS) -m long
-	$(if $(filter tests,$(TESTS)),$(PYTEST) tests/sim -m long)
+	$(RUN_TESTS) -m long
 
 .PHONY: chaos
 chaos: setup ## Kill engines, routers and clients under load, and count what completes exactly (minutes)

@@ -1,4 +1,6 @@
-"""The examples, as a person runs them, on the real small model."""
+"""The examples, as a person runs them, on the real small model. Those of the openai client and of plain
+gRPC run in test_up.py, against `catenary up`.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from tests.e2e.conftest import MODEL
 from tests.support.e2e_stack import ProcessStack
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,13 +23,6 @@ def run(*command: str) -> str:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
-
-
-async def test_openai(stack: ProcessStack):
-    output = run(
-        sys.executable, "examples/openai_client.py", "--base-url", f"{stack.address}/v1", "--model", MODEL
-    )
-    assert output.count("Paris") >= 2
 
 
 async def test_langchain(stack: ProcessStack):
@@ -56,15 +48,12 @@ async def test_curl(stack: ProcessStack):
     assert blocks[1].rstrip().endswith("data: [DONE]")
 
 
-@pytest.mark.parametrize("example", ["grpc_client.py", "python_client.py"])
-async def test_grpc(stack: ProcessStack, tmp_path: Path, example: str):
+async def test_python_client(stack: ProcessStack, tmp_path: Path):
     secret = tmp_path / "secret"
     secret.write_text(stack.secrets.client)
     addresses = ("--router", stack.socket("router"), "--tokenizer", stack.socket("tokenizer"))
-    if example == "grpc_client.py":
-        # It takes the first model that is listed.
-        addresses = (*addresses, "--model", MODEL)
-    assert "Paris" in run(sys.executable, f"examples/{example}", "--secret-file", str(secret), *addresses)
+    output = run(sys.executable, "examples/python_client.py", "--secret-file", str(secret), *addresses)
+    assert "Paris" in output
 
 
 async def test_offline(stack: ProcessStack):

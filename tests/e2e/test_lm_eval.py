@@ -77,7 +77,7 @@ def asked(reference: Reference, count: int) -> list[Asked]:
     draw = random.Random(count)
     found = []
     for _ in range(count):
-        lead = " ".join(draw.choices(WORDS, k=draw.choice((0, 5, 40, 150))))
+        lead = " ".join(draw.choices(WORDS, k=draw.choice((0, 5, 20, 100))))
         context, continuation = f"{lead} {draw.choice(CONTEXTS)}", draw.choice(CONTINUATIONS)
         found.append(Asked(*(reference.tokenizer.encode(text) for text in (context, continuation))))
     # A continuation that greedy decoding gives.

@@ -130,25 +130,6 @@ def test_killed_engine_is_started_again_and_serves(up: Up) -> None:
     assert not below.keys() & processes().keys()
 
 
-def test_sigterm_lets_an_answer_end_and_leaves_nothing(up: Up) -> None:
-    family = {up.process.pid, *descendants(up.process.pid)}
-    assert len(family) >= 6
-    body = {"messages": [{"role": "user", "content": "Tell a story."}], "stream": True, "max_tokens": 60}
-    body |= {"model": MODEL, "ignore_eos": True}
-    with httpx2.stream("POST", f"{up.url}/v1/chat/completions", json=body, timeout=60) as response:
-        events = (line for line in response.iter_lines() if line.startswith("data:"))
-        next(events)
-        next(events)
-        up.process.send_signal(signal.SIGTERM)
-        rest = list(events)
-    assert rest[-1] == "data: [DONE]"
-    assert '"finish_reason":"length"' in rest[-2].replace(" ", "")
-    assert up.process.wait(STOP_S) == 0
-    wait_for(lambda: not family & processes().keys(), 10)
-    assert up.lines[-1] == "stopped"
-    assert not [entry.name for entry in up.scratch.iterdir() if entry.name.startswith("catenary-")]
-
-
 def test_scaled_out_with_keys_a_template_and_https(tmp_path: Path) -> None:
     make_authority(tmp_path, "authority")
     server = make_certificate(tmp_path, "server", "authority")
@@ -158,8 +139,10 @@ def test_scaled_out_with_keys_a_template_and_https(tmp_path: Path) -> None:
     options = f"--port {port} --engines 2 --gateways 2 --tokenizers 2 --api-key k-one,k-two"
     options += f" --chat-template {template} --ssl-certfile {server.cert} --ssl-keyfile {server.key}"
     options += " --cors-allow-origins https://a.test"
-    # The engines are scripted ones: what is asked here is not their business.
-    up = Up(tmp_path, *options.split(), CATENARY_ENGINE_SCRIPTED="default")
+    # The engines are scripted ones, with a pace: what is asked here is not their business.
+    script = tmp_path / "script.json"
+    script.write_text('{"step_delay_ms": 20}')
+    up = Up(tmp_path, *options.split(), CATENARY_ENGINE_SCRIPTED=str(script))
     message = {"role": "user", "content": "Hello"}
     body = {"model": MODEL, "messages": [message], "max_tokens": 2}
     trusted = ssl.create_default_context(cafile=server.ca)
@@ -191,26 +174,40 @@ def test_scaled_out_with_keys_a_template_and_https(tmp_path: Path) -> None:
         assert tokenizer is not None
         os.kill(tokenizer, signal.SIGKILL)
         assert [ask(gateway, "k-one").status_code for gateway in (0, 1, 0, 1)] == [200] * 4
-        up.process.send_signal(signal.SIGTERM)
-        assert up.process.wait(STOP_S) == 0
+        family = descendants(up.process.pid)
+        _sigterm_lets_an_answer_end(up, f"https://127.0.0.1:{port}/v1/chat/completions", trusted)
+        wait_for(lambda: not family.keys() & processes().keys(), 10)
+        assert up.lines[-1] == "stopped"
+        assert not list(tmp_path.glob("catenary-*"))
     finally:
         up.close()
 
 
-def test_killed_supervisor_leaves_nothing(tmp_path: Path) -> None:
-    running = Up(tmp_path)
+def _sigterm_lets_an_answer_end(up: Up, url: str, trusted: ssl.SSLContext) -> None:
+    body = {"messages": [{"role": "user", "content": "Tell a story."}], "stream": True, "max_tokens": 60}
+    body |= {"model": MODEL, "ignore_eos": True}
+    headers = {"Authorization": "Bearer k-one"}
+    with httpx2.stream("POST", url, json=body, headers=headers, verify=trusted, timeout=60) as response:
+        events = (line for line in response.iter_lines() if line.startswith("data:"))
+        next(events)
+        next(events)
+        up.process.send_signal(signal.SIGTERM)
+        rest = list(events)
+    assert rest[-1] == "data: [DONE]"
+    assert '"finish_reason":"length"' in rest[-2].replace(" ", "")
+    assert up.process.wait(STOP_S) == 0
+
+
+def test_killed_supervisor_leaves_nothing(up: Up) -> None:
+    family = descendants(up.process.pid)
+    assert len(family) >= 5
+    up.process.kill()
+    up.process.wait(10)
+    wait_for(lambda: not family.keys() & processes().keys(), 20)
+    (left,) = up.scratch.glob("catenary-*")
+    # The next one takes away what this one could not.
+    after = Up(up.scratch, CATENARY_ENGINE_SCRIPTED="default")
     try:
-        running.line_with("ready in", START_S)
-        family = descendants(running.process.pid)
-        running.process.kill()
-        running.process.wait(10)
-        wait_for(lambda: not family.keys() & processes().keys(), 20)
-        (left,) = tmp_path.glob("catenary-*")
-        # The next one takes away what this one could not.
-        after = Up(tmp_path, CATENARY_ENGINE_SCRIPTED="default")
-        try:
-            wait_for(lambda: not left.exists() and len(list(tmp_path.glob("catenary-*"))) == 1, START_S)
-        finally:
-            after.close()
+        wait_for(lambda: not left.exists() and len(list(up.scratch.glob("catenary-*"))) == 1, START_S)
     finally:
-        running.close()
+        after.close()

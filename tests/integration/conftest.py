@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from tests.support.stack_fixtures import (
     parsing_tokenizer,
+    shared_stack,
     stack,
+    stack_in_a_thread,
     start_cluster,
     start_parsing,
     start_stack,
     tokenizer_target,
 )
 
-__all__ = ["parsing_tokenizer", "stack", "start_cluster", "start_parsing", "start_stack", "tokenizer_target"]
+__all__ = [
+    "parsing_tokenizer",
+    "shared_stack",
+    "stack",
+    "stack_in_a_thread",
+    "start_cluster",
+    "start_parsing",
+    "start_stack",
+    "tokenizer_target",
+]

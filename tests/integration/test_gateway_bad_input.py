@@ -131,8 +131,10 @@ PROMPTS: list[Any] = [
     ("body", "param"), [(b, p) for _, b, p in RAW_BODIES], ids=[name for name, _, _ in RAW_BODIES]
 )
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-async def test_bodies_that_are_no_request(stack: Stack, path: str, body: bytes, param: str | None) -> None:
-    answer = await stack.post(path, body)
+async def test_bodies_that_are_no_request(
+    shared_stack: Stack, path: str, body: bytes, param: str | None
+) -> None:
+    answer = await shared_stack.post(path, body)
     error = answer.json()["error"]
     assert answer.status == 400, error
     assert set(error) == {"message", "type", "param", "code"}
@@ -144,30 +146,30 @@ async def test_bodies_that_are_no_request(stack: Stack, path: str, body: bytes, 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("fields", "param"), FIELDS, ids=[str(fields)[:40] for fields, _ in FIELDS])
 async def test_bad_fields_are_400_before_any_event(
-    stack: Stack, fields: dict[str, Any], param: str, stream: bool
+    shared_stack: Stack, fields: dict[str, Any], param: str, stream: bool
 ) -> None:
-    answer = await stack.post(CHAT, {"messages": USER, "stream": stream, **fields})
+    answer = await shared_stack.post(CHAT, {"messages": USER, "stream": stream, **fields})
     assert answer.status == 400, answer.body
     assert answer.headers["content-type"] == "application/json"
     assert answer.json()["error"]["param"].split(".")[0] == param.split(".")[0]
 
 
 @pytest.mark.parametrize("prompt", PROMPTS, ids=lambda value: str(value)[:20])
-async def test_bad_prompts_are_400(stack: Stack, prompt: Any) -> None:
-    answer = await stack.complete(prompt, max_tokens=1)
+async def test_bad_prompts_are_400(shared_stack: Stack, prompt: Any) -> None:
+    answer = await shared_stack.complete(prompt, max_tokens=1)
     assert answer.status == 400, answer.body
     assert answer.json()["error"]["param"] == "prompt"
 
 
-async def test_the_context_error_has_both_numbers(stack: Stack) -> None:
-    answer = await stack.complete([5] * 1000, max_tokens=25)
+async def test_the_context_error_has_both_numbers(shared_stack: Stack) -> None:
+    answer = await shared_stack.complete([5] * 1000, max_tokens=25)
     error = answer.json()["error"]
     assert (answer.status, error["code"]) == (400, "context_length_exceeded")
     assert "1024" in error["message"]
     assert "1025" in error["message"]
-    assert (await stack.complete([5] * 1000, max_tokens=24)).status == 200
-    assert (await stack.complete([5] * 1023)).json()["usage"]["completion_tokens"] == 1
-    long_text = await stack.complete("xyzzy " * 1000)
+    assert (await shared_stack.complete([5] * 1000, max_tokens=24)).status == 200
+    assert (await shared_stack.complete([5] * 1023)).json()["usage"]["completion_tokens"] == 1
+    long_text = await shared_stack.complete("xyzzy " * 1000)
     assert long_text.json()["error"]["code"] == "context_length_exceeded"
     assert "1024" in long_text.json()["error"]["message"]
 
@@ -183,15 +185,15 @@ async def test_a_prompt_that_fills_a_long_context(start_stack: StartStack) -> No
 
 @pytest.mark.parametrize("name", ["nope", "../../etc/x", "a;id", "a\x00b", "x" * 10_000, "http://127.0.0.1/"])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_unknown_models_are_404(stack: Stack, name: str, stream: bool) -> None:
+async def test_unknown_models_are_404(shared_stack: Stack, name: str, stream: bool) -> None:
     for path, fields in ((CHAT, {"messages": USER}), (COMPLETIONS, {"prompt": "x"})):
-        answer = await stack.post(path, {"model": name, "stream": stream, **fields})
+        answer = await shared_stack.post(path, {"model": name, "stream": stream, **fields})
         error = answer.json()["error"]
         assert (answer.status, error["code"], error["param"]) == (404, "model_not_found", "model")
         assert len(error["message"]) < 200
 
 
-async def test_wrong_paths_and_methods(stack: Stack) -> None:
+async def test_wrong_paths_and_methods(shared_stack: Stack) -> None:
     for method, path, status, code in (
         ("GET", "/v1/nope", 404, "unknown_url"),
         ("POST", "/", 404, "unknown_url"),
@@ -202,19 +204,21 @@ async def test_wrong_paths_and_methods(stack: Stack) -> None:
         ("GET", "//v1/models", 404, "unknown_url"),
         ("GET", "/V1/models", 404, "unknown_url"),
     ):
-        answer = await call(stack.address, method, path)
+        answer = await call(shared_stack.address, method, path)
         assert (answer.status, answer.json()["error"]["code"]) == (status, code), path
         assert (status == 405) == ("allow" in answer.headers)
 
 
-async def test_wrong_content_types(stack: Stack) -> None:
+async def test_wrong_content_types(shared_stack: Stack) -> None:
     for kind in ("application/x-www-form-urlencoded", "text/plain", "", "multipart/form-data; boundary=x"):
-        answer = await stack.post(CHAT, b"{}", {"Content-Type": kind})
+        answer = await shared_stack.post(CHAT, b"{}", {"Content-Type": kind})
         assert (answer.status, answer.json()["error"]["code"]) == (415, "unsupported_content_type")
-    answer = await stack.post(CHAT, b"\x1f\x8b\x08", {"Content-Encoding": "gzip"})
+    answer = await shared_stack.post(CHAT, b"\x1f\x8b\x08", {"Content-Encoding": "gzip"})
     assert (answer.status, answer.json()["error"]["code"]) == (415, "unsupported_content_encoding")
     good = json.dumps({"model": MODEL, "messages": USER, "max_tokens": 1}).encode()
-    assert (await stack.post(CHAT, good, {"Content-Type": "Application/JSON; charset=utf-8"})).status == 200
+    assert (
+        await shared_stack.post(CHAT, good, {"Content-Type": "Application/JSON; charset=utf-8"})
+    ).status == 200
 
 
 async def test_a_body_over_the_limit_is_refused_unread(start_stack: StartStack) -> None:
@@ -251,23 +255,26 @@ async def test_a_neighbour_feels_nothing(start_stack: StartStack, say: Callable[
     await stack.alive()
 
 
-async def test_ten_thousand_short_messages_are_refused_fast(stack: Stack) -> None:
+async def test_ten_thousand_short_messages_are_refused_fast(shared_stack: Stack) -> None:
     started = time.perf_counter()
-    answer = await stack.post(CHAT, {"messages": USER * 10_000})
+    answer = await shared_stack.post(CHAT, {"messages": USER * 10_000})
     assert answer.status == 400
     assert time.perf_counter() - started < 2
-    await stack.alive()
+    await shared_stack.alive()
 
 
-async def test_request_ids(stack: Stack) -> None:
-    assert (await stack.get("/live", {"X-Request-Id": "my-id_1.2"})).headers["x-request-id"] == "my-id_1.2"
+async def test_request_ids(shared_stack: Stack) -> None:
+    assert (await shared_stack.get("/live", {"X-Request-Id": "my-id_1.2"})).headers[
+        "x-request-id"
+    ] == "my-id_1.2"
     for bad in ("x" * 129, "a b", "é", ""):
-        echoed = (await stack.get("/live", {"X-Request-Id": bad})).headers["x-request-id"]
+        echoed = (await shared_stack.get("/live", {"X-Request-Id": bad})).headers["x-request-id"]
         assert echoed.startswith("req-")
     same = {"X-Request-Id": "same"}
     body = {"prompt": "x", "max_tokens": 5, "seed": 1}
     answers = await asyncio.gather(
-        stack.post(COMPLETIONS, body, same), stack.post(COMPLETIONS, {**body, "prompt": "y"}, same)
+        shared_stack.post(COMPLETIONS, body, same),
+        shared_stack.post(COMPLETIONS, {**body, "prompt": "y"}, same),
     )
     assert [answer.status for answer in answers] == [200, 200]
     assert len({answer.json()["id"] for answer in answers}) == 2

@@ -194,7 +194,8 @@ async def running_stack(
 ) -> AsyncIterator[Stack]:
     """Run everything; `options` are the gateway's, `router` and `engine` those of the others."""
     secrets = TestSecrets.write(directory)
-    fast = {"lease_ms": 2000, "report_interval_ms": 50, **options.pop("router", {})}
+    # All of it shares one loop with the test: a lease must outlive what holds the loop up on a busy machine.
+    fast = {"lease_ms": 15_000, "report_interval_ms": 50, **options.pop("router", {})}
     router = Router(RouterConfig(listen=(f"unix:{directory}/router.sock",), **fast, **secrets.options))
     async with AsyncExitStack() as running:
         running.push_async_callback(router.stop)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import tempfile
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -80,6 +84,40 @@ async def start_parsing(run_dir: Path, parsing_tokenizer: str) -> AsyncIterator[
         yield start
         for stack in stacks:
             await stack.idle()
+
+
+@pytest.fixture(scope="session")
+def stack_in_a_thread(tokenizer_target: str) -> Iterator[Stack]:
+    """A gateway over a scripted engine without rules, in a thread with a loop of its own."""
+    loop, started, over = asyncio.new_event_loop(), Future[Stack](), asyncio.Event()
+
+    async def run() -> None:
+        with tempfile.TemporaryDirectory(prefix="cat-") as directory:
+            try:
+                async with running_stack(Path(directory), tokenizer_target) as made:
+                    started.set_result(made)
+                    await over.wait()
+            except BaseException as error:
+                if started.done():
+                    raise
+                started.set_exception(error)
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(run(),), daemon=True)
+    thread.start()
+    yield started.result(60)
+    loop.call_soon_threadsafe(over.set)
+    thread.join(30)
+    loop.close()
+
+
+@pytest.fixture
+async def shared_stack(stack_in_a_thread: Stack) -> AsyncIterator[Stack]:
+    """That one, for tests that only send requests and ask whether it is idle; they must leave it idle."""
+    yield stack_in_a_thread
+    await stack_in_a_thread.idle()
+    # What it still has to log belongs to this test's output.
+    loop = stack_in_a_thread.gateway._tasks[0].get_loop()
+    await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asyncio.sleep(0.005), loop))
 
 
 @pytest.fixture
