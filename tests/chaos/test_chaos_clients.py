@@ -43,7 +43,7 @@ async def test_a_client_that_never_reads(stack: ProcessStack, say: Say) -> None:
 
     await until(dropped, "the end of what nobody reads", timeout_s=30)
     deaf.close()
-    assert neighbour.stream.longest_gap_s < 2
+    assert neighbour.stream.longest_gap_s < 5
     say(
         f"longest gap of a stream: alone {alone.stream.longest_gap_s * 1000:.0f} ms, beside a client "
         f"that never reads {neighbour.stream.longest_gap_s * 1000:.0f} ms"

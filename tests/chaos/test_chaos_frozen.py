@@ -121,7 +121,7 @@ async def test_a_frozen_tokenizer(frozen: ProcessStack) -> None:
     refused = await ask(frozen, "text")
     assert (refused.status, refused.json()["error"]["code"]) == (503, "tokenizer_unavailable")
     assert "retry-after" in refused.headers
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 4
     # Token ids need no tokenizer.
     await serves_exactly(frozen)
     await stream.exact()

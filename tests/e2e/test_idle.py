@@ -17,9 +17,9 @@ pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 
 MODEL = "SmolLM2-135M-Instruct"
 CLIENTS = 8
-# Far more than is generated before the client goes.
+# A minute's work at least: far more than is generated before the client goes, or soon after.
 ENDLESS: dict[str, Any] = {"max_tokens": 1500, "extra_body": {"ignore_eos": True}}
-GONE_S = 5.0
+GONE_S = 15.0
 
 
 def connect(stack: ProcessStack, **options: Any) -> AsyncOpenAI:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
 from openai import OpenAI
 
+from tests.support.at_once import at_once
 from tests.support.e2e_stack import ProcessStack
 
 if TYPE_CHECKING:
@@ -102,14 +104,16 @@ def test_bias_bans_and_allowed_tokens(client: OpenAI, reference: Reference) -> N
 
 
 def test_penalties_change_an_answer_and_no_neighbour(client: OpenAI) -> None:
-    plain = text_of(complete(client, LAUGHTER, max_tokens=16))
-    for options in (
-        {"frequency_penalty": 2},
-        {"presence_penalty": 2},
-        {"repetition_penalty": 2.0},
-    ):
-        assert text_of(complete(client, LAUGHTER, max_tokens=16, **options)) != plain
-    assert text_of(complete(client, LAUGHTER, max_tokens=16)) == plain
+    laugh = partial(complete, client, LAUGHTER, max_tokens=16)
+    plain = text_of(laugh())
+    *changed, beside = at_once(
+        partial(laugh, frequency_penalty=2),
+        partial(laugh, presence_penalty=2),
+        partial(laugh, repetition_penalty=2.0),
+        laugh,
+    )
+    assert all(text_of(answer) != plain for answer in changed)
+    assert text_of(beside) == plain
 
 
 def test_token_ids_and_a_cut_prompt(client: OpenAI, reference: Reference) -> None:
@@ -145,13 +149,16 @@ def test_stop_reasons_and_shown_stops(client: OpenAI) -> None:
 
 def test_streams_add_up_whatever_is_asked_for(client: OpenAI, reference: Reference) -> None:
     ids = reference.tokenizer.encode(PROMPT)
-    answers = [complete(client, prompt, logprobs=2, n=2, echo=True) for prompt in (PROMPT, [PROMPT], ids)]
+    asked = partial(complete, client, logprobs=2, n=2, echo=True)
+    *answers, chunks = at_once(
+        *(partial(asked, prompt) for prompt in (PROMPT, [PROMPT], ids)), lambda: list(asked(ids, stream=True))
+    )
     texts = [[choice.text for choice in answer.choices] for answer in answers]
     assert texts[0] == texts[1] == texts[2]
     columns = answers[0].choices[1].logprobs
     pieces: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     joined, reasons = ["", ""], [0, 0]
-    for chunk in complete(client, ids, logprobs=2, n=2, echo=True, stream=True):
+    for chunk in chunks:
         for choice in chunk.choices:
             joined[choice.index] += choice.text
             reasons[choice.index] += choice.finish_reason is not None

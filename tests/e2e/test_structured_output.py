@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import jsonschema
@@ -12,6 +13,7 @@ import openai
 import pytest
 from openai import OpenAI
 
+from tests.support.at_once import at_once
 from tests.support.e2e_stack import ProcessStack
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
@@ -58,10 +60,10 @@ def complete(client: OpenAI, prompt: str, **options: Any) -> Any:
 
 def test_json_schema_in_every_sample(client: OpenAI) -> None:
     """Greedy, and two random samples that share their prompt."""
-    runs: list[dict[str, Any]] = [{}, {"n": 2, "temperature": 1.0, "seed": 3}]
-    for options in runs:
-        answer = chat(client, "Invent a person.", response_format=json_schema(PERSON), **options)
-        assert len(answer.choices) == options.get("n", 1)
+    constrained = partial(chat, client, "Invent a person.", response_format=json_schema(PERSON))
+    greedy, drawn = at_once(constrained, partial(constrained, n=2, temperature=1.0, seed=3))
+    for answer, count in ((greedy, 1), (drawn, 2)):
+        assert len(answer.choices) == count
         for choice in answer.choices:
             jsonschema.validate(json.loads(choice.message.content), PERSON)
             assert choice.finish_reason == "stop"
@@ -69,10 +71,11 @@ def test_json_schema_in_every_sample(client: OpenAI) -> None:
 
 def test_streams_equal_whole_answers(client: OpenAI) -> None:
     options: dict[str, Any] = {"response_format": json_schema(PERSON), "logprobs": True, "top_logprobs": 2}
-    whole = chat(client, "Invent a person.", **options)
+    asked = partial(chat, client, "Invent a person.", **options)
+    whole, chunks = at_once(asked, lambda: list(asked(stream=True)))
     content = ""
     entries: list[Any] = []
-    for chunk in chat(client, "Invent a person.", stream=True, **options):
+    for chunk in chunks:
         content += chunk.choices[0].delta.content or ""
         entries += chunk.choices[0].logprobs.content if chunk.choices[0].logprobs else []
     assert content == whole.choices[0].message.content
@@ -82,35 +85,39 @@ def test_streams_equal_whole_answers(client: OpenAI) -> None:
 
 
 def test_limits_and_stops_work_along(client: OpenAI) -> None:
-    whole = chat(client, "Invent a person.", response_format=json_schema(PERSON)).choices[0].message.content
-    cut = chat(client, "Invent a person.", response_format=json_schema(PERSON), stop=['"age"'])
-    assert cut.choices[0].message.content == whole[: whole.index('"age"')]
-    cut = chat(client, "Invent a person.", response_format=json_schema(PERSON), max_tokens=7)
-    assert whole.startswith(cut.choices[0].message.content)
-    assert cut.choices[0].finish_reason == "length"
-    answer = chat(
-        client,
-        "Invent a person.",
-        response_format=json_schema(PERSON),
-        extra_body={"min_tokens": 60, "ignore_eos": True},
+    asked = partial(chat, client, "Invent a person.", response_format=json_schema(PERSON))
+    answers = at_once(
+        asked,
+        partial(asked, stop=['"age"']),
+        partial(asked, max_tokens=7),
+        partial(asked, extra_body={"min_tokens": 60, "ignore_eos": True}),
     )
-    assert json.loads(answer.choices[0].message.content)["v"] == 1
-    assert answer.choices[0].finish_reason == "stop"
+    whole, stopped, cut, long = (answer.choices[0] for answer in answers)
+    content = whole.message.content
+    assert stopped.message.content == content[: content.index('"age"')]
+    assert content.startswith(cut.message.content)
+    assert cut.finish_reason == "length"
+    assert json.loads(long.message.content)["v"] == 1
+    assert long.finish_reason == "stop"
 
 
 def test_regex_choice_and_grammar(client: OpenAI) -> None:
     value = r"(yes|no), [0-9]{2,3}%"
-    bodies: list[dict[str, Any]] = [{"structured_outputs": {"regex": value}}, {"guided_regex": value}]
-    for body in bodies:
-        answer = chat(client, "Are you sure?", extra_body=body, logprobs=True)
-        assert re.fullmatch(value, answer.choices[0].message.content)
-        assert answer.choices[0].logprobs.content
+    sure = partial(chat, client, "Are you sure?", logprobs=True)
     choices = ["开心", "sad", "so-so\n"]
-    bodies = [{"structured_outputs": {"choice": choices}}, {"guided_choice": choices}]
-    for body in bodies:
-        answer = chat(client, "How are you?", extra_body=body, n=3, temperature=1.5, seed=1)
-        assert {choice.message.content for choice in answer.choices} <= set(choices)
-    answer = complete(client, "A query:", extra_body={"structured_outputs": {"grammar": GRAMMAR}})
+    how = partial(chat, client, "How are you?", n=3, temperature=1.5, seed=1)
+    *answers, answer = at_once(
+        partial(sure, extra_body={"structured_outputs": {"regex": value}}),
+        partial(sure, extra_body={"guided_regex": value}),
+        partial(how, extra_body={"structured_outputs": {"choice": choices}}),
+        partial(how, extra_body={"guided_choice": choices}),
+        partial(complete, client, "A query:", extra_body={"structured_outputs": {"grammar": GRAMMAR}}),
+    )
+    for matched in answers[:2]:
+        assert re.fullmatch(value, matched.choices[0].message.content)
+        assert matched.choices[0].logprobs.content
+    for chosen in answers[2:]:
+        assert {choice.message.content for choice in chosen.choices} <= set(choices)
     assert SQL.fullmatch(answer.choices[0].text)
     assert answer.choices[0].finish_reason == "stop"
 
@@ -138,8 +145,9 @@ def test_tags_in_text(client: OpenAI) -> None:
     answer = chat(client, "Add 3 and 4.", response_format=tags)
     assert re.fullmatch(r"<add>-?[0-9]+</add>", answer.choices[0].message.content)
     tags |= {"at_least_one": False, "stop_after_first": False}
-    free = chat(client, "Hi!", response_format=tags, max_tokens=12)
-    assert free.choices[0].message.content == chat(client, "Hi!", max_tokens=12).choices[0].message.content
+    hello = partial(chat, client, "Hi!", max_tokens=12)
+    free, plain = at_once(partial(hello, response_format=tags), hello)
+    assert free.choices[0].message.content == plain.choices[0].message.content
 
 
 ADD = {
@@ -160,16 +168,17 @@ NOW = {"type": "function", "function": {"name": "now"}}
 def test_required_and_named_calls(client: OpenAI) -> None:
     """The model was never taught to call: what it writes is what the constraint lets it."""
     options: dict[str, Any] = {"tools": [ADD, NOW], "parallel_tool_calls": False, "max_tokens": 40}
-    required = chat(client, "Add 3 and 2.", tool_choice="required", **options).choices[0]
+    asked = partial(chat, client, "Add 3 and 2.", **options)
+    by_name = partial(asked, tool_choice={"type": "function", "function": {"name": "add"}})
+    answers = at_once(partial(asked, tool_choice="required"), by_name, lambda: list(by_name(stream=True)))
+    required, named, chunks = answers[0].choices[0], answers[1].choices[0], answers[2]
     assert required.finish_reason == "tool_calls"
     assert [call.function.name in ("add", "now") for call in required.message.tool_calls] == [True]
-    options["tool_choice"] = {"type": "function", "function": {"name": "add"}}
-    named = chat(client, "Add 3 and 2.", **options).choices[0]
     (call,) = named.message.tool_calls
     assert (call.function.name, named.finish_reason) == ("add", "stop")
     jsonschema.validate(json.loads(call.function.arguments), ADD["function"]["parameters"])  # type: ignore[index]
     name, arguments = "", ""
-    for chunk in chat(client, "Add 3 and 2.", stream=True, **options):
+    for chunk in chunks:
         for delta in chunk.choices[0].delta.tool_calls or ():
             name += delta.function.name or ""
             arguments += delta.function.arguments or ""

@@ -218,11 +218,11 @@ def test_contiguous_decode_reaches_the_whole_pool() -> None:
 def test_matching_is_quick() -> None:
     limits = BucketLimits(16, 131_072, 256, 8192, 20_000)
     plan = build_plan("exponential", limits)
-    began = time.perf_counter()
+    began = time.process_time()
     for n in range(1000):
         plan.decode_bucket(n % 256 + 1, 10_000 + n)
         plan.prefill_bucket(1, n + 1, n)
-    assert time.perf_counter() - began < 1.0
+    assert time.process_time() - began < 1.0
 
 
 def test_a_long_model_spends_no_bucket_on_context_that_no_chunk_has() -> None:

@@ -129,9 +129,9 @@ def test_bad_messages_are_named(message: Any, field: str) -> None:
 
 def test_calls_are_counted_before_they_are_looked_at() -> None:
     assert refused(*[call()] * 6).param == "messages"
-    started = time.perf_counter()
+    started = time.process_time()
     assert refused({"role": "assistant", "tool_calls": [{}] * 500_000}).param == "messages"
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
 
 
 DEEP: Any = 1

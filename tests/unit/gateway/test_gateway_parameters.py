@@ -95,10 +95,10 @@ BAD: list[tuple[str, Any]] = [
 @pytest.mark.parametrize("parse", [chat, completion])
 @pytest.mark.parametrize(("name", "value"), BAD)
 def test_bad_values_are_named_at_a_glance(parse: Any, name: str, value: Any) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     param = refused(parse, **{name: value})
     assert str(param).split(".")[0] == name
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
 
 
 BAD_TOGETHER: list[tuple[str, dict[str, Any]]] = [

@@ -310,9 +310,9 @@ FLOODS: list[tuple[Any, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("parse", "fields", "param"), FLOODS)
 def test_floods_of_items_are_refused_at_a_glance(parse: Any, fields: dict[str, Any], param: str) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     assert refused(parse, **fields)["param"] == param
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
 
 
 def test_a_flood_of_parameters_is_refused() -> None:

@@ -22,9 +22,9 @@ def test_it_finds_what_an_alternation_of_the_longest_first_finds(literals: set[s
 
 def test_thousands_of_reserved_tokens_cost_little() -> None:
     pattern = literal_pattern(f"<|reserved_{number}|>" for number in range(10_000))
-    started = time.perf_counter()
+    started = time.process_time()
     assert pattern.search("<" * 1_000_000 + "<|reserved_" * 50_000) is None
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
     match = pattern.search("x<|reserved_1234|>")
     assert match is not None
     assert match.span() == (1, 18)
