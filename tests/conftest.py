@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ import structlog
 
 from tests.support.fake_router import FakeRouter
 from tests.support.secrets import TestSecrets
+from tests.support.waiting import QUIET_THREAD
 
 if TYPE_CHECKING:
     from tests.support.engines import ScriptedEngine
@@ -24,7 +26,14 @@ if TYPE_CHECKING:
 def pytest_configure() -> None:
     """Plain tracebacks in logs: structlog's pretty ones can hold a loop up for longer than a lease."""
     renderer = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
-    structlog.configure(processors=[*structlog.get_config()["processors"][:-1], renderer])
+    structlog.configure(processors=[_of_tests, *structlog.get_config()["processors"][:-1], renderer])
+
+
+def _of_tests(_logger: object, _method: str, event: Any) -> Any:
+    """Drops what a stack in a thread of its own logs: between two tests that would go to the terminal."""
+    if threading.current_thread().name == QUIET_THREAD:
+        raise structlog.DropEvent
+    return event
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -26,6 +26,7 @@ from services.engine.scripted import Script
 from tests.support.batches import jsonl, line
 from tests.support.conformance import Conformance
 from tests.support.gateway import MODEL, running_stack, script
+from tests.support.waiting import QUIET_THREAD
 
 EXAMPLES = 100
 LONG_EXAMPLES = 2000
@@ -60,7 +61,7 @@ class Fuzzed:
         self._over = asyncio.Event()
         self._ready = threading.Event()
         self._thread = threading.Thread(
-            target=self._loop.run_until_complete, args=(self._run(),), daemon=True
+            target=self._loop.run_until_complete, args=(self._run(),), name=QUIET_THREAD, daemon=True
         )
         self._thread.start()
         assert self._ready.wait(20)

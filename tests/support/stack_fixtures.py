@@ -16,6 +16,7 @@ import pytest
 from services.engine.scripted import Script
 from tests.support.cluster import Cluster, running_cluster
 from tests.support.gateway import Stack, running_stack, shared_tokenizer
+from tests.support.waiting import QUIET_THREAD
 
 StartStack = Callable[..., Awaitable[Stack]]
 StartCluster = Callable[..., Awaitable[Cluster]]
@@ -102,7 +103,7 @@ def stack_in_a_thread(tokenizer_target: str) -> Iterator[Stack]:
                     raise
                 started.set_exception(error)
 
-    thread = threading.Thread(target=loop.run_until_complete, args=(run(),), daemon=True)
+    thread = threading.Thread(target=loop.run_until_complete, args=(run(),), name=QUIET_THREAD, daemon=True)
     thread.start()
     yield started.result(60)
     loop.call_soon_threadsafe(over.set)
@@ -115,9 +116,6 @@ async def shared_stack(stack_in_a_thread: Stack) -> AsyncIterator[Stack]:
     """That one, for tests that only send requests and ask whether it is idle; they must leave it idle."""
     yield stack_in_a_thread
     await stack_in_a_thread.idle()
-    # What it still has to log belongs to this test's output.
-    loop = stack_in_a_thread.gateway._tasks[0].get_loop()
-    await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asyncio.sleep(0.005), loop))
 
 
 @pytest.fixture
