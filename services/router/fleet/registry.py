@@ -55,8 +55,8 @@ class Fleet:
             The engine, and the older attachment of the same instance id that it replaces, already removed.
         """
         replaced = self._by_instance.pop(hello.instance_id, None)
-        if replaced is not None:
-            self._breakers.give_back(replaced.name, replaced.breaker, now)
+        # The old link's loss is still to be counted against it.
+        breaker = replaced.breaker if replaced is not None else self._breakers.take(hello.engine_name, now)
         self._last_epoch += 1
         engine = Engine(
             instance_id=hello.instance_id,
@@ -70,7 +70,7 @@ class Fleet:
             last_heard=now,
             role=hello.role or engine_pb2.ENGINE_ROLE_BOTH,
             publishes_kv=hello.publishes_kv,
-            breaker=self._breakers.take(hello.engine_name, now),
+            breaker=breaker,
             progress_at=now,
             reported_at=now,
             backlog=min(self._backlog, hello.capacity.max_waiting),
