@@ -35,6 +35,15 @@ class RowLogprobs:
         self.top_ids += later.top_ids
         self.top_logprobs += later.top_logprobs
 
+    def without_first(self, count: int) -> RowLogprobs | None:
+        """The values of all tokens but the first `count`; None if there is none left."""
+        if count >= len(self.sampled):
+            return None
+        tops = sum(self.top_counts[:count])
+        return RowLogprobs(
+            self.sampled[count:], self.top_counts[count:], self.top_ids[tops:], self.top_logprobs[tops:]
+        )
+
 
 class Alternatives(Protocol):
     """The columns of the best alternatives of each token."""

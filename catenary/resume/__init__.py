@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from catenary.resume.failure import Cause, Failure
 from catenary.resume.policy import ResumePolicy
-from catenary.resume.resumable import Resumable
+from catenary.resume.resumable import POISONED, Resumable
 from catenary.resume.verdict import Again, Finished, GivenUp, Passed, Verdict
 
 __all__ = [
+    "POISONED",
     "Again",
     "Cause",
     "Failure",

@@ -154,7 +154,9 @@ class Resumable:
             self._end_life(failure)
         if (end := self._whole(failure)) is not None:
             return Finished(end)
-        if failure.cause is None or (failure.refused and self._lives == 0 and self._final(failure.cause)):
+        # A queue that is full is told of; what had a place already waits for another one.
+        full = failure.refused and failure.cause is Cause.OVERLOADED and not self._lives
+        if failure.cause is None or full:
             return Passed(failure.error)
         if not failure.refused and (given_up := self._hopeless(failure, failure.cause)) is not None:
             return given_up
@@ -169,10 +171,6 @@ class Resumable:
         if now + delay > until:
             return GivenUp(failure.cause, failure.error)
         return Again(failure.cause, delay, until)
-
-    def _final(self, cause: Cause) -> bool:
-        """Whether a first refusal is the answer: a queue that is full is told of, not hidden."""
-        return cause is Cause.OVERLOADED or not self._policy.patient
 
     def _end_life(self, failure: Failure) -> None:
         self._lives += 1

@@ -10,6 +10,7 @@ from contextlib import suppress
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from catenary.config import unknown_variables
+from catenary.resume import ResumePolicy
 from catenary.rpc import Role, RpcServer
 from catenary.runtime import mark_started
 from catenary.telemetry import configure_logging, get_logger, new_id
@@ -22,6 +23,7 @@ from services.router.dispatch import (
     Dispatcher,
     EngineHealth,
     Membership,
+    PoisonBook,
     ReaderWatch,
     SessionHub,
     StallWatch,
@@ -98,6 +100,11 @@ class Router:
             self._health,
             spec_limits=SpecLimits(config.max_request_tokens),
             queue_options=config.queues(),
+            poison=PoisonBook(
+                limit=config.max_poisoned,
+                ttl_s=config.poison_ttl_s,
+                on_convicted=self._metrics.poisoned.inc,
+            ),
             abort_timeout_s=config.abort_timeout_s,
         )
         self._hub = SessionHub(
@@ -193,8 +200,14 @@ class Router:
             self.admission,
             self._dispatcher,
             self._hub,
+            self._dispatcher,
             sessions,
-            GenerateCalls(self._dispatcher, self.client_watch),
+            GenerateCalls(
+                self._dispatcher,
+                self.client_watch,
+                ResumePolicy(config.failover_attempts, config.failover_lives, config.failover_wait_s),
+                self._metrics.resumed,
+            ),
             self.kv_index,
             self.receipts,
             self._membership,
@@ -228,6 +241,10 @@ class Router:
                 "indexed_blocks": (
                     "Cached blocks of engines that are known here, once for each engine.",
                     lambda: self.kv_index.pairs,
+                ),
+                "resumed_sequences": (
+                    "Sequences submitted after they had lost an engine or a router, since the start.",
+                    lambda: self._dispatcher.resumed_sequences,
                 ),
                 "sessions": ("Gateways connected.", lambda: len(self._hub)),
             },

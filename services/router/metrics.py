@@ -10,6 +10,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from catenary.resume import Cause
 from catenary.v1 import common_pb2, engine_pb2
 from services.router.fleet import BreakerState, Engine
 from services.router.lane_metrics import LaneMetrics
@@ -46,6 +47,15 @@ class RouterMetrics:
             "Streams of KV events that ended because the engine broke the contract.",
             registry=registry,
         )
+        self.poisoned = Counter(
+            _PREFIX + "poisoned", "Requests that killed engines when they ran alone.", registry=registry
+        )
+        self._resumed = Counter(
+            _PREFIX + "resumed_calls",
+            "Plain calls whose sequence lost its engine and went on, by cause.",
+            ["cause"],
+            registry=registry,
+        )
         self._refusals = Counter(
             _PREFIX + "refusals", "Sequences refused, by error code.", ["code"], registry=registry
         )
@@ -57,6 +67,10 @@ class RouterMetrics:
     def refused(self, code: common_pb2.ErrorCode.ValueType) -> None:
         """Count a refusal; a code this build does not know counts as INTERNAL."""
         self._refusals.labels(_label(common_pb2.ErrorCode, code, common_pb2.ERROR_CODE_INTERNAL)).inc()
+
+    def resumed(self, cause: Cause) -> None:
+        """Count a sequence of a plain call that goes on in another life."""
+        self._resumed.labels(cause).inc()
 
     def aborted(self, cause: str) -> None:
         """Count an abort."""

@@ -62,7 +62,7 @@ async def test_a_drained_engine_finishes_leaves_and_ends_with_0(start_fleet):
 
 
 async def test_what_does_not_end_by_the_deadline_ends_with_a_retryable_error(start_fleet):
-    fleet = await start_fleet(engines=0)
+    fleet = await start_fleet(engines=0, router={"failover_wait_s": 0})
     process = fleet.add_process(script=SLOW, flags=("--engine-name", "old"))
     await fleet.serving(1)
     call = fleet.generate(sequence_spec(PROMPT, max_tokens=4000))
@@ -71,13 +71,13 @@ async def test_what_does_not_end_by_the_deadline_ends_with_a_retryable_error(sta
     # Once more, as an operator does who does not want to wait.
     await drain(fleet, "old", deadline_ms=100)
     _, end = await rest_of(call)
-    assert (end.error.code, end.error.retryable) == (common_pb2.ERROR_CODE_ENGINE_LOST, True)
+    assert (end.error.code, end.error.retryable) == (common_pb2.ERROR_CODE_DRAINING, True)
     assert await process.wait() == 0
     await fleet.idle()
 
 
 async def test_sigterm_shortens_a_long_drain_to_the_engines_own_time(start_fleet):
-    fleet = await start_fleet(engines=0)
+    fleet = await start_fleet(engines=0, router={"failover_wait_s": 0})
     process = fleet.add_process(script=SLOW, flags=("--engine-name", "old", "--drain-s", "0.1"))
     await fleet.serving(1)
     call = fleet.generate(sequence_spec(PROMPT, max_tokens=4000))
@@ -86,7 +86,7 @@ async def test_sigterm_shortens_a_long_drain_to_the_engines_own_time(start_fleet
     await fleet.serving(0)
     process.signal(signal.SIGTERM)
     _, end = await rest_of(call)
-    assert end.error.code == common_pb2.ERROR_CODE_ENGINE_LOST
+    assert end.error.code == common_pb2.ERROR_CODE_DRAINING
     assert await process.wait() == 0
 
 

@@ -51,6 +51,9 @@ SCRIPTED: dict[str, tuple[str, dict[str, Any]]] = {
 _OWN = ("id", "created", "created_at", "completed_at", "item_id", "sequence_number", "call_id", "response_id")
 
 
+_ONCE = ("role", "finish_reason", "object", "type", "name")
+
+
 def without_names(value: Any) -> Any:
     """What two answers to one request have alike."""
     if isinstance(value, dict):
@@ -79,13 +82,17 @@ def whole(answer: Answer) -> Any:
 
 
 def _add(into: dict[str, Any], part: dict[str, Any]) -> None:
-    """Texts and lists are joined; the last of everything else counts."""
+    """Texts and lists are joined, tool calls by their index; the last of everything else counts."""
     for key, value in part.items():
         if key in _OWN or value is None:
             continue
-        if isinstance(value, dict):
+        if key == "tool_calls":
+            calls = into.setdefault(key, {})
+            for call in value:
+                _add(calls.setdefault(call["index"], {}), call)
+        elif isinstance(value, dict):
             _add(into.setdefault(key, {}), value)
-        elif isinstance(value, (str, list)) and key not in ("role", "finish_reason", "object", "type"):
+        elif isinstance(value, (str, list)) and key not in _ONCE:
             into[key] = into.get(key, type(value)()) + without_names(value)
         else:
             into[key] = value

@@ -117,9 +117,11 @@ async def test_cancelling_the_call_aborts_in_the_engine(monkeypatch):
         await until(lambda: router.admission.live_sequences == 0)
 
 
-async def test_a_lost_engine_is_a_retryable_error_before_and_after_the_first_token(monkeypatch):
+async def test_an_engine_that_nobody_replaces_is_a_retryable_error(
+    monkeypatch,
+):
     async with (
-        running_router(monkeypatch) as (router, address),
+        running_router(monkeypatch, failover_wait_s=0) as (router, address),
         open_channel(address, secret=CLIENT_SECRET) as channel,
     ):
         async with FakeEngine(address, auto=False) as engine:

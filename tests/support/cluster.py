@@ -17,7 +17,13 @@ from tests.support.http import Answer, call
 from tests.support.secrets import TestSecrets
 from tests.support.waiting import eventually
 
-FAST_ROUTER: dict[str, Any] = {"lease_ms": 2000, "report_interval_ms": 50, "heartbeat_s": 0.3}
+FAST_ROUTER: dict[str, Any] = {
+    "lease_ms": 2000,
+    "report_interval_ms": 50,
+    "heartbeat_s": 0.3,
+    # Engines are killed all the time here.
+    "breaker_faults": 1000,
+}
 
 
 class Cluster:

@@ -25,6 +25,7 @@ from services.router.dispatch.contract import check_row, check_step, complete, p
 from services.router.dispatch.health import FAULTS, EngineHealth
 from services.router.dispatch.intake import CallSoon, Hands, Intake
 from services.router.dispatch.link import EngineLink
+from services.router.dispatch.poison import PoisonBook
 from services.router.dispatch.sequence import NULL_SINK, AbortCause, LiveSequence, SequenceStatus, Sink
 from services.router.fleet import Engine
 from services.router.metrics import RouterMetrics
@@ -63,6 +64,7 @@ class Dispatcher:
         *,
         spec_limits: SpecLimits,
         queue_options: QueueOptions,
+        poison: PoisonBook,
         abort_timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
         call_soon: CallSoon | None = None,
@@ -71,6 +73,7 @@ class Dispatcher:
         self._metrics = metrics
         self._health = health
         self._placer = placer
+        self._poison = poison
         self._intake = Intake(
             placer,
             queue_options,
@@ -88,6 +91,8 @@ class Dispatcher:
         self._links: dict[int, EngineLink] = {}
         self._aborting: dict[int, LiveSequence] = {}
         self._last_handle = 0
+        self.resumed_sequences = 0
+        """Sequences that were submitted after they had lost an engine or a router."""
 
     @property
     def queued_sequences(self) -> int:
@@ -140,6 +145,7 @@ class Dispatcher:
         self._metrics.submits.inc()
         try:
             validate(spec, self._spec_limits)
+            self._poison.check(spec)
             spec.request_id = spec.request_id or new_id("seq-")
             if not spec.HasField("pooling") and not spec.sampling.HasField("seed"):
                 spec.sampling.seed = draw_seed()
@@ -155,6 +161,8 @@ class Dispatcher:
         except Refused as refusal:
             self._metrics.refused(refusal.error.code)
             raise
+        if resumed:
+            self.resumed_sequences += 1
         return sequence
 
     def refuse_queued(self, error: common_pb2.Error) -> None:
@@ -219,7 +227,10 @@ class Dispatcher:
             if row.token_ids or row.prompt_logprobs is not None:
                 self._emit(sequence, row)
             if row.end is not None:
-                self._end(sequence, complete(sequence, row.end))
+                end = complete(sequence, row.end)
+                if end.HasField("error"):
+                    end.error.CopyFrom(self._poison.judge(sequence, end.error))
+                self._end(sequence, end)
                 if row.end.error.code in FAULTS:
                     failed = True
                 elif row.end.reason in _WELL:
@@ -263,7 +274,8 @@ class Dispatcher:
             if sequence.status is SequenceStatus.ABORTING:
                 self._end(sequence, sequence.ending(common_pb2.FINISH_REASON_ABORT))
             else:
-                self._end(sequence, sequence.ending(common_pb2.FINISH_REASON_ERROR, ENGINE_LOST))
+                error = self._poison.judge(sequence, ENGINE_LOST)
+                self._end(sequence, sequence.ending(common_pb2.FINISH_REASON_ERROR, error))
         return len(lost)
 
     def give_up(self, link: EngineLink, error: common_pb2.Error, cause: AbortCause) -> int:
@@ -274,7 +286,8 @@ class Dispatcher:
         """
         ended = [s for s in link.sequences.values() if s.status is not SequenceStatus.ABORTING]
         for sequence in ended:
-            sequence.sink.end(sequence.handle, sequence.ending(common_pb2.FINISH_REASON_ERROR, error))
+            judged = self._poison.judge(sequence, error)
+            sequence.sink.end(sequence.handle, sequence.ending(common_pb2.FINISH_REASON_ERROR, judged))
             self.abandon(sequence, cause)
         return len(ended)
 

@@ -39,6 +39,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         admission: Admission,
         dispatcher: Dispatcher,
         hub: SessionHub,
+        dispatcher: Dispatcher,
         sessions: SessionStreams,
         calls: GenerateCalls,
         index: KvIndex[Engine],
@@ -51,6 +52,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         self._admission = admission
         self._dispatcher = dispatcher
         self._hub = hub
+        self._dispatcher = dispatcher
         self._sessions = sessions
         self._calls = calls
         self._index = index

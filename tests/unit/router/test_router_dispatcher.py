@@ -18,6 +18,7 @@ from services.router.dispatch import (
     EngineHealth,
     LossReason,
     Membership,
+    PoisonBook,
 )
 from services.router.fleet import Fleet
 from services.router.metrics import RouterMetrics
@@ -79,6 +80,7 @@ class World:
             self.health,
             spec_limits=SpecLimits(100),
             queue_options=QUEUES,
+            poison=PoisonBook(limit=8, ttl_s=60, on_convicted=lambda: None),
             abort_timeout_s=ABORT_TIMEOUT_S,
             clock=lambda: self.now,
             call_soon=self.due.append,

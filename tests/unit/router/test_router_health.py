@@ -11,7 +11,7 @@ from catenary.columns import StepRow
 from catenary.schema import MINIMUM_PEER_REVISION, SCHEMA_REVISION
 from catenary.v1 import common_pb2, engine_pb2
 from services.router.admission import Admission, AdmissionLimits, QueueOptions, Refused, SpecLimits
-from services.router.dispatch import Dispatcher, EngineHealth, LossReason, Membership, StallWatch
+from services.router.dispatch import Dispatcher, EngineHealth, LossReason, Membership, PoisonBook, StallWatch
 from services.router.fleet import BreakerOptions, BreakerState, Fleet
 from services.router.metrics import RouterMetrics
 from services.router.placement import LeastLoaded, Placer
@@ -58,6 +58,7 @@ class Stage:
             self.health,
             spec_limits=SpecLimits(100),
             queue_options=QueueOptions(sequences=(0,) * 4),
+            poison=PoisonBook(limit=8, ttl_s=60, on_convicted=lambda: None),
             abort_timeout_s=30,
             clock=lambda: self.now,
         )

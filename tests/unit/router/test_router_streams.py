@@ -16,6 +16,7 @@ from services.router.dispatch import (
     Dispatcher,
     EngineHealth,
     EngineLink,
+    PoisonBook,
     ReaderWatch,
     SessionHub,
     SessionOutbox,
@@ -110,6 +111,7 @@ def hub_of(fleet: Fleet, **limits) -> SessionHub:
         EngineHealth(metrics, on_change=lambda: None),
         spec_limits=SpecLimits(10),
         queue_options=QueueOptions(),
+        poison=PoisonBook(limit=8, ttl_s=60, on_convicted=lambda: None),
         abort_timeout_s=1,
     )
     return SessionHub(fleet, dispatcher, max_sessions=limits.get("max_sessions", 2), max_unread=10)

@@ -1,0 +1,159 @@
+"""The one sequence of a plain `Generate` call, through all of its lives."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+from catenary.columns import StepRow, join_logprobs, join_prompt_logprobs
+from catenary.resume import Again, Cause, Failure, Finished, Resumable, ResumePolicy
+from catenary.v1 import common_pb2, router_pb2
+from services.router.admission import Refused
+from services.router.dispatch.dispatcher import Dispatcher
+from services.router.dispatch.sequence import AbortCause, LiveSequence
+
+_WELL = (common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH)
+
+
+class PlainCall:
+    """The sink of the sequence. It merges output until the call takes it, and submits the sequence again when
+    it loses its engine."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        spec: common_pb2.SequenceSpec,
+        policy: ResumePolicy,
+        on_resumed: Callable[[Cause], None],
+    ) -> None:
+        """Raises Refused. Made inside of the running loop."""
+        self._dispatcher = dispatcher
+        self._on_resumed = on_resumed
+        self._loop = asyncio.get_running_loop()
+        self._resumable = Resumable(spec, policy)
+        # Unread output of lives that are over, and of this one.
+        self._past = StepRow(0)
+        self._row = StepRow(0)
+        self._wake = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._sequence = self._submit()
+
+    @property
+    def request_id(self) -> str:
+        """For logs."""
+        return self._resumable.request_id
+
+    def row(self, handle: int) -> StepRow:
+        """See Sink."""
+        self._wake.set()
+        return self._row
+
+    def end(self, handle: int, end: common_pb2.SequenceEnd) -> None:
+        """See Sink."""
+        self._take_row()
+        if end.reason in _WELL:
+            self._resumable.settle(end.usage)
+            self._finish(end)
+        else:
+            self._failed(Failure.of_end(end))
+
+    def refuse(self, handle: int, error: common_pb2.Error) -> None:
+        """See Sink."""
+        self._failed(Failure.of_refusal(error))
+
+    def abort_result(self, handle: int, outcome: common_pb2.AbortOutcome.ValueType) -> None:
+        """See Sink. The end of the call is the answer."""
+
+    def give_up(self, error: common_pb2.Error, cause: AbortCause) -> None:
+        """End it with an error, which waits for the client."""
+        self.abandon(cause)
+        # Nothing goes on from it, so what may be a very long row is not gone through here.
+        self._take_row(last=True)
+        self._finish(self._failure(error))
+
+    def abandon(self, cause: AbortCause) -> None:
+        """Nobody reads on. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._dispatcher.abandon(self._sequence, cause)
+
+    async def messages(self) -> AsyncIterator[router_pb2.GenerateResponse]:
+        """Deltas until the end.
+
+        Raises:
+            Refused: the sequence was refused, or failed before its first token.
+        """
+        first = True
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            self._take_row()
+            row, self._past = self._past, StepRow(0)
+            if first and row.end is not None and row.end.HasField("error") and not row.token_ids:
+                raise Refused.of(row.end.error)
+            if row.token_ids or row.prompt_logprobs is not None or row.end is not None:
+                first = False
+                yield _response(row)
+            if row.end is not None:
+                return
+
+    def _submit(self) -> LiveSequence:
+        life = self._resumable
+        return self._dispatcher.submit(0, life.spec(), self, resumed=life.resumed, alone=life.alone)
+
+    def _again(self) -> None:
+        self._timer = None
+        try:
+            self._sequence = self._submit()
+        except Refused as refusal:
+            if refusal.error.code == common_pb2.ERROR_CODE_DRAINING:
+                # This router takes nothing any more, whoever asks.
+                self._finish(self._failure(refusal.error))
+            else:
+                self._failed(Failure.of_refusal(refusal.error))
+
+    def _failed(self, failure: Failure) -> None:
+        verdict = self._resumable.after(failure, self._loop.time())
+        if isinstance(verdict, Again):
+            if not failure.refused:
+                self._on_resumed(verdict.cause)
+            self._timer = self._loop.call_later(verdict.delay_s, self._again)
+        elif isinstance(verdict, Finished):
+            self._finish(verdict.end)
+        else:
+            self._finish(self._failure(verdict.error))
+
+    def _failure(self, error: common_pb2.Error) -> common_pb2.SequenceEnd:
+        return self._sequence.ending(common_pb2.FINISH_REASON_ERROR, error)
+
+    def _finish(self, end: common_pb2.SequenceEnd) -> None:
+        if self._past.end is None:
+            self._past.end = end
+        self._wake.set()
+
+    def _take_row(self, *, last: bool = False) -> None:
+        """What this life has brought since it was last looked at is passed on, but for what came before."""
+        row, self._row = self._row, StepRow(0)
+        if not last:
+            self._resumable.record(row.token_ids)
+        if row.prompt_logprobs is not None:
+            known = self._resumable.record_prompt(len(row.prompt_logprobs.sampled))
+            row.prompt_logprobs = row.prompt_logprobs.without_first(known)
+        if self._past.token_ids or self._past.prompt_logprobs is not None:
+            self._past.append(row)
+        else:
+            row.end, self._past = self._past.end, row
+
+
+def _response(row: StepRow) -> router_pb2.GenerateResponse:
+    if row.end is not None:
+        row.end.row = 0
+    return router_pb2.GenerateResponse(
+        token_ids=row.token_ids,
+        logprobs=join_logprobs([(0, row.logprobs)]) if row.logprobs is not None else None,
+        end=row.end,
+        prompt_logprobs=(
+            join_prompt_logprobs([(0, row.prompt_logprobs)]) if row.prompt_logprobs is not None else None
+        ),
+    )
