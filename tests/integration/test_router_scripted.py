@@ -74,9 +74,13 @@ async def test_cancels_at_every_moment_leave_nothing_behind(start_fleet):
 
 async def test_sequences_outlive_a_core_that_dies(start_fleet):
     fleet = await start_fleet(engines=1)
-    fleet.engines[0].faults.crash_after_tokens = 40
-    answers = await asyncio.gather(*[outcome(fleet, [n], max_tokens=64) for n in range(8)])
-    for number, (tokens, end) in enumerate(answers):
+    (engine,) = fleet.engines
+    engine.faults.stall()
+    tasks = [asyncio.create_task(outcome(fleet, [n], max_tokens=64)) for n in range(8)]
+    await eventually(lambda: engine.app.hub.live_sequences == 8, "eight sequences")
+    engine.faults.resume()
+    engine.faults.crash_after_tokens = 40
+    for number, (tokens, end) in enumerate(await asyncio.gather(*tasks)):
         assert tokens == expected_tokens([number], 64)
         assert (end.usage.prompt_tokens, end.usage.completion_tokens) == (1, 64)
     assert (await fleet.view()).resumed_sequences == 8
