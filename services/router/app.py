@@ -200,7 +200,6 @@ class Router:
             self.admission,
             self._dispatcher,
             self._hub,
-            self._dispatcher,
             sessions,
             GenerateCalls(
                 self._dispatcher,

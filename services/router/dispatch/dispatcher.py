@@ -91,8 +91,6 @@ class Dispatcher:
         self._links: dict[int, EngineLink] = {}
         self._aborting: dict[int, LiveSequence] = {}
         self._last_handle = 0
-        self.resumed_sequences = 0
-        """Sequences that were submitted after they had lost an engine or a router."""
 
     @property
     def queued_sequences(self) -> int:
@@ -161,8 +159,6 @@ class Dispatcher:
         except Refused as refusal:
             self._metrics.refused(refusal.error.code)
             raise
-        if resumed:
-            self.resumed_sequences += 1
         return sequence
 
     def refuse_queued(self, error: common_pb2.Error) -> None:

@@ -39,7 +39,6 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         admission: Admission,
         dispatcher: Dispatcher,
         hub: SessionHub,
-        dispatcher: Dispatcher,
         sessions: SessionStreams,
         calls: GenerateCalls,
         index: KvIndex[Engine],
@@ -52,7 +51,6 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         self._admission = admission
         self._dispatcher = dispatcher
         self._hub = hub
-        self._dispatcher = dispatcher
         self._sessions = sessions
         self._calls = calls
         self._index = index
