@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -124,6 +126,46 @@ async def test_changes_that_get_lost_are_found_and_made_good(start_fleet, monkey
         await eventually(lambda names=names, held=held: index.match(names) == held, "all blocks")
     assert index.complete(engine)
     assert fleet.router.fleet.find(engine.instance_id) is engine
+
+
+async def test_whatever_happens_the_index_comes_to_what_the_engines_hold(start_fleet):
+    """Cores that die, attachments that break, snapshots in between, caches that are far too small."""
+    small = Script(capacity=ScriptedCapacity(block_size=4, total_blocks=24, prefix_caching=True))
+    fleet = await start_fleet(engines=3, script=small, kv_publish_queue=6, **FAST_KV)
+    index, rng = fleet.router.kv_index, random.Random(5)
+
+    async def ask() -> None:
+        prompt = [rng.randrange(3)] * rng.randrange(4, 40)
+        # The engine may be lost meanwhile, which is another test's matter.
+        with suppress(grpc.aio.AioRpcError):
+            await fleet.answer(sequence_spec(prompt, max_tokens=rng.randrange(1, 12)))
+
+    for _ in range(12):
+        asked = [asyncio.create_task(ask()) for _ in range(6)]
+        engine = rng.choice(fleet.engines)
+        match rng.randrange(4):
+            case 0:
+                engine.faults.crash()
+            case 1:
+                engine.drop_streams()
+            case 2:
+                for outbox in engine.app.hub.kv._outboxes:
+                    outbox.renew()
+        await asyncio.gather(*asked)
+        await fleet.serving(3)
+    held = {engine.instance_id: engine.app.hub.kv for engine in fleet.engines}
+
+    def agrees() -> bool:
+        for engine in fleet.router.fleet:
+            names = held[engine.instance_id].names()
+            if names is None or len(names) != index.blocks(engine) or not index.complete(engine):
+                return False
+            if any(engine not in index.match([name]) for name in names):
+                return False
+        return True
+
+    await eventually(agrees, "an index of what the engines hold")
+    assert index.pairs == sum(len(board.names()) for board in held.values()) > 0
 
 
 @asynccontextmanager
