@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
-from tests.support.e2e_stack import ProcessStack, until
+from tests.support.e2e_stack import ProcessStack, serves, until
 from tests.support.http import call
 from tests.support.service_process import ServiceProcess
 from tests.support.token_stream import TokenStream
@@ -39,7 +40,7 @@ class Load:
 
     def all_complete(self) -> None:
         """Every request was answered to its end."""
-        assert self.failures == []
+        assert self.failures == [], Counter(self.failures)
         assert self.asked == self.completed > 0
 
     def all_exact(self) -> None:
@@ -66,11 +67,19 @@ async def held(stack: ProcessStack, engine: str) -> int:
     return sum(one.placed_sequences for one in there if one.engine_name == engine)
 
 
-async def kill_busy(stack: ProcessStack, victim: ServiceProcess, at_least: int, *, timeout_s: float) -> None:
-    """SIGKILL an engine while it runs so many sequences, and start it again at once."""
+async def serving(stack: ProcessStack) -> int:
+    """Engines that serve, as the first router sees it."""
+    fleet = await stack.fleet()
+    return sum(map(serves, fleet.engines)) if fleet else 0
+
+
+async def kill_busy(
+    stack: ProcessStack, victim: ServiceProcess, at_least: int, *, of: int, timeout_s: float
+) -> None:
+    """SIGKILL an engine while it runs so many sequences and `of` engines serve; start it again at once."""
 
     async def busy() -> bool:
-        return await held(stack, victim.name) >= at_least
+        return await held(stack, victim.name) >= at_least and await serving(stack) >= of
 
     await until(busy, f"{at_least} sequences on {victim.name}", timeout_s=timeout_s)
     victim.kill()
@@ -78,13 +87,13 @@ async def kill_busy(stack: ProcessStack, victim: ServiceProcess, at_least: int, 
 
 
 async def keep_killing(
-    stack: ProcessStack, *, seconds: float, every_s: float, at_least: int, rng: random.Random
+    stack: ProcessStack, *, seconds: float, every_s: float, at_least: int, of: int, rng: random.Random
 ) -> int:
-    """Kill one engine after another for so long. Returns how many were killed."""
+    """Kill one of `of` serving engines after another for so long. Returns how many were killed."""
     loop = asyncio.get_running_loop()
     until_time, kills = loop.time() + seconds, 0
     while loop.time() < until_time:
-        await kill_busy(stack, rng.choice(stack.engines), at_least, timeout_s=30 + every_s)
+        await kill_busy(stack, rng.choice(stack.engines), at_least, of=of, timeout_s=90)
         kills += 1
         await asyncio.sleep(every_s)
     return kills

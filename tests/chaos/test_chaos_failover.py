@@ -53,7 +53,7 @@ async def chaos(stack: ProcessStack, seconds: float, say: Say) -> None:
     rng = random.Random(20)
     before = await resumed(stack)
     load = Load(STREAMS, lambda: Asked(stack, rng.randrange(20, 80), slow=False))
-    kills = await keep_killing(stack, seconds=seconds, every_s=KILL_EVERY_S, at_least=BUSY, rng=rng)
+    kills = await keep_killing(stack, seconds=seconds, every_s=KILL_EVERY_S, at_least=BUSY, of=2, rng=rng)
 
     victim = stack.routers[1]
 

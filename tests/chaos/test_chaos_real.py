@@ -72,7 +72,7 @@ async def test_real_engines_die_every_half_minute(real_engines: ProcessStack, sa
         return ask(stack, prompt, expected[prompt])
 
     load = Load(STREAMS, next_question)
-    kills = await keep_killing(stack, seconds=100, every_s=30, at_least=1, rng=random.Random(7))
+    kills = await keep_killing(stack, seconds=100, every_s=30, at_least=1, of=2, rng=random.Random(7))
     await load.stop()
     say(
         f"{kills} real engines killed in 2 minutes: {load.completed} of {load.asked} requests completed, "
