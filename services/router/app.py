@@ -31,7 +31,7 @@ from services.router.dispatch import (
 from services.router.fleet import Engine, Fleet
 from services.router.index import KvIndex
 from services.router.metrics import RouterMetrics
-from services.router.placement import Placer, ReceiptBook, policy_named
+from services.router.placement import Placer, Prefixes, ReceiptBook, policy_named
 from services.router.service import (
     AttachTerms,
     FleetServicer,
@@ -85,17 +85,9 @@ class Router:
         self._health = EngineHealth(self._metrics, on_change=self._fleet_changed)
         self.kv_index: KvIndex[Engine] = KvIndex(config.kv_index_blocks)
         self.receipts = ReceiptBook(config.receipts)
-        rng = rng or random.Random()
         self._dispatcher = Dispatcher(
             self.admission,
-            Placer(
-                self.fleet,
-                policy_named(config.placement, rng),
-                retry_after_ms=config.retry_after_ms,
-                policies={model: policy_named(name, rng) for model, name in config.placements().items()},
-                index=self.kv_index,
-                receipts=self.receipts,
-            ),
+            self._placer(rng or random.Random()),
             self._metrics,
             self._health,
             spec_limits=SpecLimits(config.max_request_tokens),
@@ -135,6 +127,20 @@ class Router:
         self._chores = Chores()
         self._add_services()
         self._add_gauges()
+
+    def _placer(self, rng: random.Random) -> Placer:
+        config = self._config
+        options = config.placement_options()
+        chosen = {config.placement, *config.placements().values()}
+        policies = {name: policy_named(name, rng, options) for name in chosen}
+        return Placer(
+            self.fleet,
+            policies[config.placement],
+            policies={model: policies[name] for model, name in config.placements().items()},
+            retry_after_ms=config.retry_after_ms,
+            prefixes=Prefixes(self.kv_index, max_remembered=config.kv_memory_blocks),
+            receipts=self.receipts,
+        )
 
     async def start(self) -> tuple[str, ...]:
         """Listen and serve. Returns the bound addresses. Raises what RpcServer.start raises."""

@@ -11,7 +11,9 @@ from catenary.config import settings
 from catenary.rpc import RpcConfig
 from services.router.admission import QueueOptions
 from services.router.fleet import BreakerOptions
-from services.router.placement import POLICIES
+from services.router.placement import POLICIES, PlacementOptions
+
+_POLICY = PlacementOptions()
 
 
 def check_policy(name: str) -> str:
@@ -33,7 +35,7 @@ class RouterConfig(RpcConfig):
     model_config = settings("CATENARY_ROUTER_")
 
     placement: str = Field(
-        "least_loaded", description="How an engine is chosen: " + ", ".join(sorted(POLICIES)) + "."
+        "cost", description="How an engine is chosen: " + ", ".join(sorted(POLICIES)) + "."
     )
     placement_for: tuple[str, ...] = Field(
         (), description="MODEL=POLICY pairs, for models whose engines are chosen otherwise."
@@ -52,8 +54,56 @@ class RouterConfig(RpcConfig):
         description="Gaps in the KV events of one stream, after each of which the engine is asked for all "
         "its blocks; with one more the stream ends.",
     )
+    kv_memory_blocks: int = Field(
+        1_000_000,
+        ge=1,
+        le=1_000_000_000,
+        description="Blocks remembered as sent to engines that do not tell what they have cached.",
+    )
     receipts: int = Field(
         1024, ge=1, le=100_000, description="Latest decisions of placement that Explain can tell of."
+    )
+    placement_min_match: float = Field(
+        _POLICY.min_match,
+        ge=0,
+        le=1,
+        description="Share of a prompt that an engine must have cached for its cache to count.",
+    )
+    placement_skew_sequences: int = Field(
+        _POLICY.skew_sequences,
+        ge=0,
+        le=1_000_000,
+        description="An engine with so many sequences above the mean is not chosen for its cache or session,",
+    )
+    placement_skew_ratio: float = Field(
+        _POLICY.skew_ratio, ge=1, le=1000, description="if that is also so many times the mean."
+    )
+    placement_load_factor: float = Field(
+        _POLICY.load_factor,
+        gt=1,
+        le=1000,
+        description="Consistent hash: an engine is full at so many times the mean number of sequences.",
+    )
+    placement_decode_weight: float = Field(
+        _POLICY.decode_weight,
+        ge=0,
+        le=1000,
+        description="Cost of a token of KV that an engine holds, in tokens of prefill.",
+    )
+    placement_pressure_weight: float = Field(
+        _POLICY.pressure_weight,
+        ge=0,
+        le=1e9,
+        description="Cost of an engine whose KV or slots are half full, in tokens of prefill.",
+    )
+    session_ttl_s: float = Field(
+        _POLICY.session_ttl_s,
+        gt=0,
+        le=31_536_000,
+        description="Seconds without a sequence after which the engine of a session is forgotten.",
+    )
+    max_affine_sessions: int = Field(
+        _POLICY.max_sessions, ge=1, le=10_000_000, description="Sessions whose engines are remembered."
     )
     max_live_sequences: int = Field(
         4096, ge=1, le=1_000_000, description="Sequences that may be live at once; more are refused."
@@ -209,6 +259,20 @@ class RouterConfig(RpcConfig):
         if len(set(models)) < len(models):
             raise ValueError("names a model twice")
         return value
+
+    def placement_options(self) -> PlacementOptions:
+        """What the policies are tuned with. Four missed reports make an engine's load unknown."""
+        return PlacementOptions(
+            min_match=self.placement_min_match,
+            skew_sequences=self.placement_skew_sequences,
+            skew_ratio=self.placement_skew_ratio,
+            load_factor=self.placement_load_factor,
+            decode_weight=self.placement_decode_weight,
+            pressure_weight=self.placement_pressure_weight,
+            stale_s=4 * self.report_interval_ms / 1000,
+            session_ttl_s=self.session_ttl_s,
+            max_sessions=self.max_affine_sessions,
+        )
 
     def placements(self) -> dict[str, str]:
         """Policies by model, of those that `placement_for` names."""

@@ -30,6 +30,7 @@ class LoadGuard:
         "_ledger",
         "_load",
         "_mark",
+        "_prefill",
         "_released",
         "sequences",
         "tokens",
@@ -47,6 +48,7 @@ class LoadGuard:
         self._lane = 0
         self._mark = 0
         self._engine: Engine | None = None
+        self._prefill = 0
         self._released = False
         ledger.sequences += sequences
         ledger.tokens += tokens
@@ -60,17 +62,24 @@ class LoadGuard:
         """Count in `load` from here on, while an engine carries it, as one of class `lane`."""
         self._load, self._lane = load, lane
 
-    def place(self, engine: Engine) -> None:
-        """Put the load on `engine`, taking it off the one that had it."""
+    def place(self, engine: Engine, prefill: int) -> None:
+        """Put the load on `engine`, with `prefill` tokens to compute, taking it off the one that had it."""
         if self._released:
             return
         self.unplace()
         engine.placed_sequences += self.sequences
         engine.placed_tokens += self.tokens
+        engine.placed_prefill += prefill
         self._mark = engine.kv.place(self.uncached)
         if self._load is not None:
             self._load.placed[self._lane] += self.sequences
-        self._engine = engine
+        self._engine, self._prefill = engine, prefill
+
+    def prefilled(self) -> None:
+        """The prompt is computed. Idempotent."""
+        if self._engine is not None:
+            self._engine.placed_prefill -= self._prefill
+            self._prefill = 0
 
     def release(self) -> None:
         """Give everything back. Idempotent."""
@@ -85,6 +94,7 @@ class LoadGuard:
         """Take the load off the engine that has it, if one has."""
         if self._engine is None:
             return
+        self.prefilled()
         self._engine.placed_sequences -= self.sequences
         self._engine.placed_tokens -= self.tokens
         self._engine.kv.release(self._mark, self.uncached)

@@ -296,7 +296,7 @@ class Dispatcher:
     def _send(self, sequence: LiveSequence, link: EngineLink) -> None:
         self._last_handle += 1
         sequence.place(link, self._last_handle)
-        sequence.guard.place(link.engine)
+        sequence.guard.place(link.engine, sequence.request.uncached_tokens)
         if not link.sequences:
             self._health.got_work(link.engine)
         link.sequences[sequence.engine_handle] = sequence
@@ -304,7 +304,6 @@ class Dispatcher:
         link.submit(
             common_pb2.Submit(handle=sequence.engine_handle, spec=sequence.spec, same_prompt_as=leader)
         )
-        _log.debug("sequence placed", sequence=sequence.spec.request_id, engine=link.engine.name)
 
     def _let_in(self, spec: common_pb2.SequenceSpec, *, resumed: bool) -> LoadGuard:
         try:
@@ -341,6 +340,7 @@ class Dispatcher:
         check_row(sequence, row)
         if sequence.status is SequenceStatus.PLACED:
             sequence.status = SequenceStatus.RUNNING
+            sequence.guard.prefilled()
             if sequence.alone:
                 self._intake.accompany(sequence)
         sequence.sink.row(sequence.handle).append(row)

@@ -34,6 +34,7 @@ class EngineHealth:
         """Its link broke, or it failed a sequence by its own fault. What it ends as it drains is none."""
         if engine.leaving or not engine.breaker.failed(self._clock()):
             return
+        engine.touch()
         self._metrics.breaker_openings.inc()
         _log.warning("engine is given nothing for a time: too many faults", engine=engine.name)
         self._on_change()
@@ -61,9 +62,12 @@ class EngineHealth:
         """Let probes through to engines that were closed off for long enough."""
         now = self._clock()
         probed = [engine for engine in engines if engine.breaker.tick(now)]
+        for engine in probed:
+            engine.touch()
         if probed:
             self._on_change()
 
     def _closed(self, engine: Engine) -> None:
+        engine.touch()
         _log.info("engine is well again", engine=engine.name)
         self._on_change()

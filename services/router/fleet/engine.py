@@ -3,10 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from catenary.v1 import common_pb2, engine_pb2
 from services.router.fleet.breaker import Breaker, BreakerOptions, BreakerState
 from services.router.fleet.kv_load import KvLoad
+
+# What placement weighs: a change of one of these is told to the fleet's board.
+_WEIGHED = frozenset(
+    {
+        "state",
+        "stalled",
+        "draining",
+        "full",
+        "kept_for",
+        "reported_at",
+        "placed_sequences",
+        "placed_tokens",
+        "placed_prefill",
+        "foreign_sequences",
+        "foreign_tokens",
+        "foreign_prefill",
+    }
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -17,6 +36,8 @@ class Engine:
     revived.
     """
 
+    # Where it enters itself when its row in the board is out of date. First, as __setattr__ needs it.
+    stale: set[Engine] | None = field(default=None, kw_only=True, repr=False)
     instance_id: str
     name: str
     version: str
@@ -50,10 +71,25 @@ class Engine:
     # Kept by LoadGuard alone.
     placed_sequences: int = 0
     placed_tokens: int = 0
+    # Of sequences that have had no token yet: what the engine has to compute of them.
+    placed_prefill: int = 0
     # What the last report holds beyond this router's placements: other routers' work, and how far ours has
     # grown beyond its prompts.
     foreign_sequences: int = 0
     foreign_tokens: int = 0
+    foreign_prefill: int = 0
+    # Its row in the board.
+    row: int = -1
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+        if name in _WEIGHED:
+            self.touch()
+
+    def touch(self) -> None:
+        """Something that placement weighs has changed, other than by an attribute being set."""
+        if self.stale is not None:
+            self.stale.add(self)
 
     @property
     def serving(self) -> bool:
@@ -99,23 +135,15 @@ class Engine:
         """Tokens that its KV has room for, when nothing else is in it."""
         return self.capacity.total_blocks * self.capacity.block_size
 
-    def has_room(self, sequences: int = 1, tokens: int = 0) -> bool:
-        """Whether it is given so many more sequences now, which need so many tokens of KV together.
+    @property
+    def prefill(self) -> int:
+        """Prompt tokens that it has yet to compute, by the same rule."""
+        return self.foreign_prefill + self.placed_prefill
 
-        More than run at once are given to an empty one. One that does not tell what is in its cache may need
-        fewer blocks than it seems, so that its KV is looked at alone.
-        """
-        needed = min(sequences, self.capacity.max_running)
-        if self.full or self.sequences + needed > self.capacity.max_running + self.backlog:
-            return False
-        if not tokens:
-            return True
-        size = self.capacity.block_size
-        if -(-tokens // size) * size > self.kv_tokens:
-            return False
-        if not self.sequences:
-            return True
-        return self.kv.held + (-(-tokens // size) * size if self.publishes_kv else size) <= self.kv_tokens
+    @property
+    def room(self) -> int:
+        """Sequences that it is given now, its KV aside."""
+        return 0 if self.full else self.capacity.max_running + self.backlog - self.sequences
 
     def heard(self, now: float) -> None:
         """Renew the lease: a valid message came at monotonic time `now`."""
@@ -124,7 +152,8 @@ class Engine:
     def stepped(self, now: float) -> None:
         """It made a step, so it is not stalled."""
         self.progress_at = now
-        self.stalled = False
+        if self.stalled:
+            self.stalled = False
 
     def apply(self, report: engine_pb2.LoadReport) -> bool:
         """Take over a report, just `heard`. False, and nothing changed, if it is not newer than the last one.
@@ -150,6 +179,7 @@ class Engine:
         held = report.used_blocks * self.capacity.block_size + report.pending_prefill_tokens
         self.foreign_tokens = max(0, held - self.placed_tokens)
         self.kv.report(held)
+        self.foreign_prefill = max(0, report.pending_prefill_tokens - self.placed_prefill)
         return True
 
     def _clamped(self, report: engine_pb2.LoadReport) -> engine_pb2.LoadReport:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from catenary.v1 import common_pb2, engine_pb2, router_pb2
+from services.router.fleet.board import Board
 from services.router.fleet.breaker import BreakerOptions
 from services.router.fleet.breakers import Breakers
 from services.router.fleet.engine import Engine
@@ -39,6 +42,8 @@ class Fleet:
         # Those of them that no engine has, in the order in which they were left.
         self._departed: dict[str, None] = {}
         self._last_epoch = 0
+        self._boards: dict[str, Board] = {}
+        self._stale: set[Engine] = set()
 
     def __len__(self) -> int:
         return len(self._by_instance)
@@ -74,11 +79,13 @@ class Fleet:
             progress_at=now,
             reported_at=now,
             backlog=min(self._backlog, hello.capacity.max_waiting),
+            stale=self._stale,
         )
         self._by_instance[engine.instance_id] = engine
+        self._boards.pop(engine.model.name, None)
         self._remember(engine, int(unix_time))
         if replaced is not None:
-            self._depart(replaced.model.name)
+            self._depart(replaced)
         return engine, replaced
 
     def attached(self, instance_id: str) -> bool:
@@ -95,7 +102,7 @@ class Fleet:
             return False
         del self._by_instance[engine.instance_id]
         self._breakers.give_back(engine.name, engine.breaker, engine.last_heard)
-        self._depart(engine.model.name)
+        self._depart(engine)
         return True
 
     def expired(self, now: float) -> list[Engine]:
@@ -121,6 +128,19 @@ class Fleet:
         """The attached engines with this instance id or engine name."""
         return [engine for engine in self if name in (engine.instance_id, engine.name)]
 
+    def board(self, model: str) -> Board:
+        """The engines of `model` as columns, as of now. The same object until one of them joins or leaves."""
+        board = self._boards.get(model)
+        if board is None:
+            board = Board([engine for engine in self if engine.model.name == model])
+            if len(board):
+                self._boards[model] = board
+        while self._stale:
+            engine = self._stale.pop()
+            if (home := self._boards.get(engine.model.name)) is not None:
+                home.refresh(engine)
+        return board
+
     def candidates(
         self,
         model: str,
@@ -128,19 +148,9 @@ class Fleet:
         excluding: Collection[Engine] = (),
         role: engine_pb2.EngineRole.ValueType | None = None,
     ) -> list[Engine]:
-        """Engines that may be given a sequence of `model` now, less `excluding`.
-
-        Those whose breaker is open are left out, and one that is half open and has a sequence. `role` PREFILL
-        asks for engines of that role; otherwise those that generate are meant.
-        """
-        return [
-            engine
-            for engine in self._by_instance.values()
-            if engine.available
-            and engine.model.name == model
-            and engine.does(role)
-            and engine not in excluding
-        ]
+        """Engines that may be given a sequence of `model` now, less `excluding`; see Board.open_to."""
+        board = self.board(model)
+        return [board.engines[row] for row in np.flatnonzero(board.open_to(role, excluding))]
 
     def served_models(self) -> list[router_pb2.ServedModel]:
         """All known models with their serving engines and summed load, in the order of first attachment."""
@@ -166,8 +176,12 @@ class Fleet:
         elif not any(other.model.name == name and other is not engine for other in self):
             known.info = engine.model
 
-    def _depart(self, name: str) -> None:
-        if name not in self._models or any(engine.model.name == name for engine in self):
+    def _depart(self, engine: Engine) -> None:
+        engine.stale = None
+        self._stale.discard(engine)
+        name = engine.model.name
+        self._boards.pop(name, None)
+        if name not in self._models or any(other.model.name == name for other in self):
             return
         self._departed[name] = None
         if len(self._departed) > MAX_DEPARTED_MODELS:

@@ -23,6 +23,8 @@ class _Holdings:
     slot: int
     bit: int
     names: dict[bytes, None] = field(default_factory=dict)
+    # A snapshot came to its end, and whether all of it is still here.
+    told: bool = False
     complete: bool = False
 
 
@@ -47,6 +49,7 @@ class KvIndex(Generic[K]):
         self._engines: list[K | None] = []
         self._free: list[int] = []
         self._pairs = 0
+        # Another one when `slot` or `known` would answer otherwise for some engine.
         self.version = 0
 
     @property
@@ -55,7 +58,7 @@ class KvIndex(Generic[K]):
         return self._pairs
 
     def slot(self, engine: K) -> int:
-        """Place of `engine` in `Matches.by_slot`, -1 without one. Holds as long as `version` stays."""
+        """Place of `engine` in `Matches.by_slot`, -1 without one."""
         holdings = self._holdings.get(engine)
         return -1 if holdings is None else holdings.slot
 
@@ -71,7 +74,14 @@ class KvIndex(Generic[K]):
 
     def completed(self, engine: K) -> None:
         """All that `engine` holds has been stored here."""
-        self._of(engine).complete = True
+        holdings = self._of(engine)
+        holdings.told = holdings.complete = True
+        self.version += 1
+
+    def known(self, engine: K) -> bool:
+        """Whether it tells what it holds, even if not all of that is kept here."""
+        holdings = self._holdings.get(engine)
+        return holdings is not None and holdings.told
 
     def stored(self, engine: K, names: Iterable[bytes]) -> None:
         """`engine` holds these blocks. Those known before become its youngest."""
@@ -93,6 +103,13 @@ class KvIndex(Generic[K]):
         self._pairs += len(own) - count
         while self._pairs > self._max_pairs:
             self._give_up()
+
+    def keep_youngest(self, engine: K, count: int) -> None:
+        """Take from `engine` what was stored longest ago until it has at most `count` blocks."""
+        holdings = self._holdings.get(engine)
+        if holdings is not None and len(holdings.names) > count:
+            excess = max(len(holdings.names) - count, len(holdings.names) // _LEAST_SHARE)
+            self._remove(holdings, list(islice(holdings.names, excess)))
 
     def removed(self, engine: K, names: Iterable[bytes]) -> None:
         """`engine` does not hold these blocks any more. Those that are not known are passed over."""
@@ -126,7 +143,9 @@ class KvIndex(Generic[K]):
     def incomplete(self, engine: K) -> None:
         """Nothing is known of `engine` until it tells all that it holds again."""
         self.cleared(engine)
-        self._of(engine).complete = False
+        holdings = self._of(engine)
+        holdings.told = holdings.complete = False
+        self.version += 1
 
     def match(self, names: Iterable[bytes]) -> dict[K, int]:
         """Engines that hold the first of `names`, and how many they hold without a gap from there on."""

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import heapq
+import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from operator import itemgetter
+
+import numpy as np
 
 from catenary.telemetry import get_logger
 from catenary.v1 import common_pb2
 from services.router.admission import Refused
-from services.router.fleet import Engine, Fleet
+from services.router.fleet import Board, Engine, Fleet
 from services.router.index import KvIndex
-from services.router.placement.policy import Choice, PlacementPolicy
-from services.router.placement.receipt import MAX_LISTED, Candidate, Receipt, ReceiptBook
+from services.router.placement.candidates import Candidates, Choice, Mask
+from services.router.placement.policy import Memory, PlacementPolicy
+from services.router.placement.prefixes import Prefixes
+from services.router.placement.receipt import Receipt, ReceiptBook, listed
 from services.router.placement.request import PlacementRequest
 
 _log = get_logger(__name__)
+_level = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +35,9 @@ class Placed:
 class Placer:
     """Asks a model's policy among the engines that can take the request.
 
-    `policies`: those of models that have another one than `policy`. `clock` and `wall_clock` in seconds.
+    `policies`: those of models that have another one than `policy`. `clock`: seconds, the one by which the
+    fleet is told of messages. `wall_clock`: Unix time in seconds, for receipts. Without `prefixes` nothing is
+    known of caches.
     """
 
     def __init__(
@@ -40,17 +46,17 @@ class Placer:
         policy: PlacementPolicy,
         *,
         retry_after_ms: int,
-        policies: Mapping[str, PlacementPolicy] | None = None,
-        index: KvIndex[Engine] | None = None,
+        prefixes: Prefixes | None = None,
         receipts: ReceiptBook | None = None,
-        clock: Callable[[], float] = time.perf_counter,
+        policies: Mapping[str, PlacementPolicy] | None = None,
+        clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.fleet = fleet
         self._policy = policy
         self._policies = policies or {}
         self._retry_after_ms = retry_after_ms
-        self._index = KvIndex(1) if index is None else index
+        self._prefixes = Prefixes(KvIndex(1), max_remembered=1) if prefixes is None else prefixes
         self._receipts = ReceiptBook(1) if receipts is None else receipts
         self._clock = clock
         self._wall_clock = wall_clock
@@ -62,128 +68,96 @@ class Placer:
             Refused: MODEL_NOT_FOUND; UNAVAILABLE if none of its engines serves; OVERLOADED if all are full.
         """
         began = self._clock()
-        if not self.fleet.knows(request.model):
-            raise Refused(
-                common_pb2.ERROR_CODE_MODEL_NOT_FOUND, "The model does not exist here.", param="model"
-            )
-        serving = self.fleet.candidates(request.model, excluding=excluding, role=request.role)
-        if not serving:
-            raise Refused(
-                common_pb2.ERROR_CODE_UNAVAILABLE,
-                "No engine serves the model at the moment.",
-                retryable=True,
-                retry_after_ms=self._retry_after_ms,
-            )
-        free = [engine for engine in serving if engine.kept_for in (None, request)]
-        roomy = self._roomy(request, free)
+        candidates = self._candidates(request, excluding, began)
         policy = self._policies.get(request.model, self._policy)
-        choice = self._beside(request, free) or policy.pick(request, roomy)
-        if choice is None:
-            raise Refused(
-                common_pb2.ERROR_CODE_OVERLOADED,
-                "All engines of the model are full. Try again later.",
-                retryable=True,
-                retry_after_ms=self._retry_after_ms,
-            )
+        choice = Choice(0, "same_prompt") if candidates.beside else policy.pick(request, candidates)
+        engine = candidates.engine(choice.position)
+        looked = candidates.looked
+        matched = 0 if looked is None else int(looked.tokens[choice.position])
         request.placements += 1
-        receipt = self._receipt(request, policy, choice, len(roomy), began)
-        self._receipts.add(receipt)
-        return Placed(choice.engine, receipt)
-
-    def uncached_tokens(self, request: PlacementRequest) -> int:
-        """Tokens of the request that the engine which has most of them cached would still compute."""
-        most = max(self._matched(request).values(), default=0)
-        return len(request.token_ids) - most
-
-    def forget(self, engine: Engine) -> None:
-        """`engine` left: nothing is known of it any more."""
-        self._index.forget(engine)
-
-    def _roomy(self, request: PlacementRequest, free: Sequence[Engine]) -> list[Engine]:
-        if request.alone:
-            return [engine for engine in free if not engine.sequences and not engine.full]
-        needed = request.kv_tokens
-        roomy = [engine for engine in free if engine.has_room(request.sequences, needed)]
-        if not roomy and needed:
-            # What is cached on an engine needs no room there.
-            roomy = [
-                engine
-                for engine, matched in self._matched(request).items()
-                if engine in free and engine.has_room(request.sequences, max(1, needed - matched))
-            ]
-        return roomy
-
-    def _beside(self, request: PlacementRequest, free: Sequence[Engine]) -> Choice | None:
-        beside = request.beside
-        # The prompt is there already.
-        if (
-            beside is None
-            or beside not in free
-            or not beside.has_room(request.sequences, min(1, request.kv_tokens))
+        # The rest of a prompt that is there already is less than a block.
+        most = engine.capacity.block_size if candidates.beside else len(request.token_ids)
+        request.uncached_tokens = min(most, len(request.token_ids) - matched)
+        if policy.memory is Memory.ALL or (
+            policy.memory is Memory.UNTOLD and not self._prefixes.tells(engine)
         ):
-            return None
-        return Choice(beside, "same_prompt")
-
-    def _matched(self, request: PlacementRequest) -> dict[Engine, int]:
-        """Tokens by engine. The last token is always computed: its output is what is wanted."""
-        found: dict[Engine, int] = {}
-        engines = self.fleet.candidates(request.model, role=request.role)
-        for size in {engine.capacity.block_size for engine in engines}:
-            blocks = self._index.match(request.names(size))
-            for engine in engines:
-                if engine.capacity.block_size == size and engine in blocks:
-                    found[engine] = min(blocks[engine] * size, len(request.token_ids) - 1)
-        return found
-
-    def _receipt(
-        self,
-        request: PlacementRequest,
-        policy: PlacementPolicy,
-        choice: Choice,
-        considered: int,
-        began: float,
-    ) -> Receipt:
-        best = heapq.nsmallest(MAX_LISTED, choice.scores, key=itemgetter(1))
-        listed = [_candidate(engine, score) for engine, score in best]
+            self._prefixes.sent(request, engine)
         receipt = Receipt(
             request_id=request.request_id,
             model=request.model,
             policy=policy.name,
             time_ms=int(self._wall_clock() * 1000),
             prompt_tokens=len(request.token_ids),
-            candidates=tuple(listed or [_candidate(choice.engine, None)]),
-            considered=considered,
-            chosen=choice.engine.instance_id,
-            lease_epoch=choice.engine.epoch,
-            reason=choice.reason,
+            candidates=listed(candidates, choice),
+            considered=len(candidates),
+            chosen=engine.instance_id,
+            lease_epoch=engine.epoch,
+            reason="alone" if request.alone else choice.reason,
             queued_ms=request.queued_ms,
-            decision_us=int((self._clock() - began) * 1e6),
+            decision_us=max(0, int((self._clock() - began) * 1e6)),
             placement=request.placements,
-            matched_tokens=0,
+            matched_tokens=matched,
         )
-        _log.debug(
-            "route receipt",
-            sequence=request.request_id,
-            engine=choice.engine.name,
-            policy=receipt.policy,
-            reason=receipt.reason,
-            considered=considered,
-            matched_tokens=receipt.matched_tokens,
-            placement=receipt.placement,
-        )
-        return receipt
+        self._receipts.add(receipt)
+        if _level.isEnabledFor(logging.DEBUG):
+            _log.debug("sequence placed", engine=engine.name, **receipt.summary())
+        return Placed(engine, receipt)
+
+    def uncached_tokens(self, request: PlacementRequest) -> int:
+        """Tokens of the request that the engine which has most of them cached would still compute."""
+        board = self.fleet.board(request.model)
+        most = int(self._prefixes.best(request, board).tokens.max()) if len(board) else 0
+        return len(request.token_ids) - most
+
+    def forget(self, engine: Engine) -> None:
+        """`engine` left: nothing is known of it any more."""
+        self._prefixes.forget(engine)
+
+    def _candidates(self, request: PlacementRequest, excluding: Collection[Engine], now: float) -> Candidates:
+        if not self.fleet.knows(request.model):
+            raise Refused(
+                common_pb2.ERROR_CODE_MODEL_NOT_FOUND, "The model does not exist here.", param="model"
+            )
+        board = self.fleet.board(request.model)
+        serving = board.open_to(request.role, excluding)
+        if not serving.any():
+            raise Refused(
+                common_pb2.ERROR_CODE_UNAVAILABLE,
+                "No engine serves the model at the moment.",
+                retryable=True,
+                retry_after_ms=self._retry_after_ms,
+            )
+        free = serving & board.free_for(request)
+        if (row := _row_beside(request, board, free)) is not None:
+            return Candidates(board, np.array([row]), request, self._prefixes, now, beside=True)
+        rows = np.flatnonzero(self._roomy(request, board, free))
+        if not len(rows):
+            raise Refused(
+                common_pb2.ERROR_CODE_OVERLOADED,
+                "All engines of the model are full. Try again later.",
+                retryable=True,
+                retry_after_ms=self._retry_after_ms,
+            )
+        return Candidates(board, rows, request, self._prefixes, now)
+
+    def _roomy(self, request: PlacementRequest, board: Board, free: Mask) -> Mask:
+        roomy: Mask
+        if request.alone:
+            roomy = free & (board.sequences == 0) & (board.room > 0)
+            return roomy
+        needed = request.kv_tokens
+        roomy = free & board.roomy(request.sequences, needed)
+        if needed and not roomy.any():
+            # What is cached on an engine needs no room there.
+            cached = self._prefixes.told(request, board).tokens
+            holders = free & (cached > 0)
+            roomy = holders & board.roomy(request.sequences, np.maximum(1.0, needed - cached))
+        return roomy
 
 
-def _candidate(engine: Engine, score: float | None) -> Candidate:
-    report = engine.report
-    return Candidate(
-        instance_id=engine.instance_id,
-        engine_name=engine.name,
-        score=score,
-        matched_tokens=0,
-        match_is_exact=False,
-        sequences=engine.sequences,
-        queued_prefill_tokens=report.pending_prefill_tokens if report else 0,
-        used_blocks=report.used_blocks if report else 0,
-        total_blocks=engine.capacity.total_blocks,
-    )
+def _row_beside(request: PlacementRequest, board: Board, free: Mask) -> int | None:
+    """Row of the engine that has the prompt already, if it can take the request, too."""
+    row = None if request.beside is None else board.row_of(request.beside.epoch)
+    if row is None or not (free & board.roomy(request.sequences, min(1, request.kv_tokens)))[row]:
+        return None
+    return row

@@ -4,47 +4,53 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Callable
+from enum import Enum
+from typing import ClassVar, TypeVar
 
-from services.router.fleet import Engine
+from services.router.placement.candidates import Candidates, Choice
+from services.router.placement.options import PlacementOptions
 from services.router.placement.request import PlacementRequest
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A policy's answer. `reason`: of the closed set in RouteReceipt.
+class Memory(Enum):
+    """Of which engines a policy wants remembered what they were sent."""
 
-    `scores`: what it gave to the engines that it compared, lower is better.
-    """
-
-    engine: Engine
-    reason: str
-    scores: Sequence[tuple[Engine, float]] = ()
+    NONE = "none"
+    # Of those that do not tell what they have cached.
+    UNTOLD = "untold"
+    ALL = "all"
 
 
 class PlacementPolicy(ABC):
     """Chooses an engine for a sequence.
 
     A policy is asked on the event loop for every sequence: it neither blocks nor keeps anything that grows
-    with the number of requests. Load is counted by the caller; a policy only reads it.
+    without a bound. Load is counted by others; a policy only reads it. Its randomness is the caller's, and
+    its time is that of the candidates, so that a simulation can be repeated.
     """
 
     name: ClassVar[str]
+    memory: ClassVar[Memory] = Memory.NONE
+
+    def __init__(self, rng: random.Random, options: PlacementOptions | None = None) -> None:
+        self._rng = rng
+        self._options = options or PlacementOptions()
 
     @abstractmethod
-    def pick(self, request: PlacementRequest, engines: Sequence[Engine]) -> Choice | None:
-        """Choose among `engines`, which all serve the model and have room. None only if there are none."""
+    def pick(self, request: PlacementRequest, candidates: Candidates) -> Choice:
+        """Choose among the candidates, of which there is at least one."""
 
 
-POLICIES: dict[str, Callable[[random.Random], PlacementPolicy]] = {}
+POLICIES: dict[str, type[PlacementPolicy]] = {}
+
+_Policy = TypeVar("_Policy", bound=type[PlacementPolicy])
 
 
-def register(name: str) -> Callable[[type[PlacementPolicy]], type[PlacementPolicy]]:
+def register(name: str) -> Callable[[_Policy], _Policy]:
     """Class decorator: make a policy available under the name that the option `placement` takes."""
 
-    def add(policy: type[PlacementPolicy]) -> type[PlacementPolicy]:
+    def add(policy: _Policy) -> _Policy:
         policy.name = name
         POLICIES[name] = policy
         return policy
@@ -52,6 +58,6 @@ def register(name: str) -> Callable[[type[PlacementPolicy]], type[PlacementPolic
     return add
 
 
-def policy_named(name: str, rng: random.Random) -> PlacementPolicy:
+def policy_named(name: str, rng: random.Random, options: PlacementOptions | None = None) -> PlacementPolicy:
     """The policy registered as `name`. Raises KeyError for an unknown one."""
-    return POLICIES[name](rng)
+    return POLICIES[name](rng, options)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from catenary.v1 import router_pb2
+from services.router.placement.candidates import Candidates, Choice
 
 # Candidates that a receipt lists.
 MAX_LISTED = 16
@@ -63,6 +66,51 @@ class Receipt:
             decision_us=self.decision_us,
             placement=self.placement,
         )
+
+    def summary(self) -> dict[str, Any]:
+        """What a line of the log says."""
+        return {
+            "sequence": self.request_id,
+            "policy": self.policy,
+            "reason": self.reason,
+            "considered": self.considered,
+            "prompt_tokens": self.prompt_tokens,
+            "matched_tokens": self.matched_tokens,
+            "placement": self.placement,
+            "decision_us": self.decision_us,
+        }
+
+
+def listed(candidates: Candidates, choice: Choice) -> tuple[Candidate, ...]:
+    """What a receipt tells of the candidates: the best ones by score, and the chosen one in any case."""
+    if choice.scores is None:
+        return (_candidate(candidates, choice.position, None),)
+    scores = choice.scores
+    best = np.arange(len(scores))
+    if len(scores) > MAX_LISTED:
+        best = np.argpartition(scores, MAX_LISTED)[:MAX_LISTED]
+    best = best[np.argsort(scores[best], kind="stable")]
+    if choice.position not in best:
+        best[-1] = choice.position
+    return tuple(
+        _candidate(candidates, position, score)
+        for position, score in zip(best.tolist(), scores[best].tolist(), strict=True)
+    )
+
+
+def _candidate(candidates: Candidates, position: int, score: float | None) -> Candidate:
+    engine, looked = candidates.engine(position), candidates.looked
+    return Candidate(
+        instance_id=engine.instance_id,
+        engine_name=engine.name,
+        score=score,
+        matched_tokens=0 if looked is None else int(looked.tokens[position]),
+        match_is_exact=False if looked is None else bool(looked.exact[position]),
+        sequences=engine.sequences,
+        queued_prefill_tokens=engine.prefill,
+        used_blocks=0 if engine.report is None else engine.report.used_blocks,
+        total_blocks=engine.capacity.total_blocks,
+    )
 
 
 class ReceiptBook:

@@ -84,8 +84,9 @@ class PlacementRequest:
     role: engine_pb2.EngineRole.ValueType | None = None
     kv_tokens: int = 0
     queued_ms: int = 0
-    # Kept by the placer: how often it was placed.
+    # Kept by the placer: how often it was placed, and what its engine is to compute as far as is known.
     placements: int = 0
+    uncached_tokens: int = 0
     _names: dict[int, BlockNames] = field(default_factory=dict, init=False, repr=False)
 
     def names(self, block_size: int) -> BlockNames:

@@ -60,14 +60,16 @@ def test_nothing_is_admitted_while_draining():
 
 @given(
     st.lists(
-        st.tuples(st.integers(0, 9), st.sampled_from(["admit", "place a", "place b", "release"])),
+        st.tuples(
+            st.integers(0, 9), st.sampled_from(["admit", "place a", "place b", "prefilled", "release"])
+        ),
         max_size=60,
     )
 )
 def test_any_interleaving_counts_exactly_and_returns_to_zero(events):
     ledger = admission()
     engines = {"a": engine("a"), "b": engine("b")}
-    guards, model = {}, {}
+    guards, model, to_compute = {}, {}, {}
     for key, what in events:
         if what == "admit" and key not in guards:
             guards[key] = ledger.admit(key)
@@ -76,19 +78,24 @@ def test_any_interleaving_counts_exactly_and_returns_to_zero(events):
             guards[key].release()
             model.pop(key, None)
         elif key in guards and what.startswith("place"):
-            guards[key].place(engines[what[-1]])
+            guards[key].place(engines[what[-1]], 2 * key)
             if key in model:
                 model[key] = what[-1]
+                to_compute[key] = 2 * key
+        elif key in guards and what == "prefilled":
+            guards[key].prefilled()
+            to_compute[key] = 0
         assert ledger.live_sequences == len(model)
         assert ledger.live_tokens == sum(model)
         for name, placed in engines.items():
             mine = [key for key, where in model.items() if where == name]
             assert (placed.placed_sequences, placed.placed_tokens) == (len(mine), sum(mine))
+            assert placed.placed_prefill == sum(to_compute[key] for key in mine)
     for guard in guards.values():
         guard.release()
         guard.release()
-    counts = [(e.placed_sequences, e.placed_tokens) for e in engines.values()]
-    assert (ledger.live_sequences, ledger.live_tokens, *counts) == (0, 0, (0, 0), (0, 0))
+    counts = [(e.placed_sequences, e.placed_tokens, e.placed_prefill) for e in engines.values()]
+    assert (ledger.live_sequences, ledger.live_tokens, *counts) == (0, 0, (0, 0, 0), (0, 0, 0))
 
 
 GOOD = {"model": "m", "token_ids": [1, 2, 3]}

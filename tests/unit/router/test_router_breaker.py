@@ -102,13 +102,16 @@ def test_candidates_leave_out_the_open_and_give_the_half_open_one():
     bad, good = attach(fleet, "i1", "bad"), attach(fleet, "i2", "good")
     for _ in range(3):
         bad.breaker.failed(0.0)
+    bad.touch()
     assert fleet.candidates("m") == [good]
     assert fleet.served_models()[0].serving_engines == 2
     bad.breaker.tick(5.0)
+    bad.touch()
     assert fleet.candidates("m") == [bad, good]
     bad.placed_sequences = 1
     assert fleet.candidates("m") == [good]
     bad.breaker.succeeded()
+    bad.touch()
     assert fleet.candidates("m") == [bad, good]
 
 

@@ -1,0 +1,64 @@
+"""Cost: the work that would stand before a sequence's first token, less what is cached. The default."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from services.router.placement.candidates import Candidates, Choice, Floats
+from services.router.placement.policy import Memory, PlacementPolicy, register
+from services.router.placement.request import PlacementRequest
+from services.router.placement.scoring import lowest, overloaded
+
+# Share of the KV or of the slots taken above which pressure grows no more.
+_FULL = 0.99
+# Share of the mean below which an engine's running work counts as that share: an empty engine is worth so
+# much and no more, lest one that has just started takes what others have cached.
+_COLD = 0.5
+
+
+@register("cost")
+class Cost(PlacementPolicy):
+    """Picks the lowest cost, in tokens of prefill, at random among equals.
+
+    The cost of an engine is the prompt tokens that it has yet to compute, queued by its report or sent since;
+    the tokens of this prompt that it has not cached; `decode_weight` times the KV tokens of what it runs; and
+    `pressure_weight` * (k / (1 - k))**2, where k is the share of its KV or of its slots that is taken,
+    whichever is larger: little up to half, and more than any prefix is worth when it is nearly full.
+
+    If no engine has `min_match` of the prompt, or the one of lowest cost is overloaded, what is cached counts
+    for nothing, and the least loaded one by the rest of the cost is taken. An engine whose report is older
+    than `stale_s` counts as saturated: it is chosen only if all are.
+    """
+
+    memory: ClassVar[Memory] = Memory.UNTOLD
+
+    def pick(self, request: PlacementRequest, candidates: Candidates) -> Choice:
+        """See PlacementPolicy."""
+        busy = self._busy(candidates)
+        length = len(request.token_ids)
+        cached = candidates.matched().tokens
+        if cached.max() and cached.max() >= self._options.min_match * length:
+            scores = busy + (length - cached)
+            position = lowest(scores, self._rng)
+            if not overloaded(candidates, self._options)[position]:
+                return Choice(position, "lowest_cost", scores)
+        scores = busy + length
+        return Choice(lowest(scores, self._rng), "least_loaded", scores)
+
+    def _busy(self, candidates: Candidates) -> Floats:
+        """What an engine has to do already, as tokens of prefill."""
+        options, board, rows = self._options, candidates.board, candidates.rows
+        kv_tokens, tokens = board.kv_tokens[rows], board.tokens[rows]
+        used = tokens / kv_tokens
+        # As shares of the mean engine's KV, so that unequal engines fill up alike.
+        held = used * kv_tokens.mean()
+        held = np.maximum(held, _COLD * held.mean())
+        taken = np.minimum(np.maximum(used, board.sequences[rows] / board.slots[rows]), _FULL)
+        busy: Floats = board.prefill[rows] + options.decode_weight * held
+        busy += options.pressure_weight * (taken / (1 - taken)) ** 2
+        stale = candidates.now - board.reported_at[rows] > options.stale_s
+        if stale.any() and not stale.all():
+            busy[stale] = np.inf
+        return busy

@@ -1,0 +1,17 @@
+"""Prefix-aware by what engines tell of their caches."""
+
+from __future__ import annotations
+
+from services.router.placement.candidates import Candidates
+from services.router.placement.policy import register
+from services.router.placement.prefix import LongestPrefix
+from services.router.placement.prefixes import Matched
+
+
+@register("prefix_exact")
+class PrefixExact(LongestPrefix):
+    """Believes KV events alone: engines that publish none have no prefixes."""
+
+    def look(self, candidates: Candidates) -> Matched:
+        """See LongestPrefix."""
+        return candidates.told()
