@@ -90,6 +90,17 @@ class Vocabulary:
         """The ids of a text by itself; text that spells a control token is that token."""
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
+    def shortened(self, text: str, tokens: int) -> str:
+        """A beginning of a text that has at most so many tokens by itself, cut where one of them ends; at
+        least a character."""
+        while len(text) > 1:
+            ends = [end for _, end in self._tokenizer.encode(text, add_special_tokens=False).offsets]
+            if len(ends) <= tokens:
+                break
+            # Again: without what followed it, the end may be other tokens.
+            text = text[: max(1, min(ends[tokens - 1], len(text) - 1))]
+        return text
+
     def _reader(self, shown: Container[int]) -> Callable[[int], bytes]:
         if not shown:
             return self.visible_bytes

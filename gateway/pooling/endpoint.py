@@ -26,7 +26,7 @@ class PooledEndpoint(ABC, Generic[T]):
         """The checked request. Raises ApiError."""
 
     @abstractmethod
-    def work(self, fields: T, model: Model) -> Work:
+    async def work(self, fields: T, model: Model) -> Work:
         """What is to be computed. Raises ApiError."""
 
     @abstractmethod

@@ -28,6 +28,8 @@ async def render(work: Work, model: Model, pool: TokenizerPool, request_id: str)
         found = [Document(ids) for ids in work.ids]
     elif work.pairs:
         found = await _pairs(work, model, pool, request_id, keep)
+    elif work.chat is not None:
+        found = await _chat(work, model, pool, request_id, keep)
     else:
         found = await _texts(work, model, pool, request_id, keep)
     if keep is not None and not work.pairs:
@@ -65,6 +67,19 @@ async def _texts(
     return found
 
 
+async def _chat(
+    work: Work, model: Model, pool: TokenizerPool, request_id: str, keep: int | None
+) -> list[Document]:
+    request = tokenizer_pb2.RenderRequest(
+        request_id=request_id,
+        model=model.name,
+        chat=work.chat,
+        max_prompt_tokens=model.max_model_len if keep is None else None,
+    )
+    rendered = await _call(pool, request, work)
+    return [Document(ids) for ids in rendered.prompts]
+
+
 async def _pairs(
     work: Work, model: Model, pool: TokenizerPool, request_id: str, keep: int | None
 ) -> list[Document]:
@@ -91,7 +106,7 @@ async def _call(pool: TokenizerPool, request: tokenizer_pb2.RenderRequest, work:
     except ApiError as error:
         if error.code == "context_length_exceeded":
             raise bad_request(f"{error.message} {_ADVICE}", work.param, error.code) from None
-        if error.status == 400:
+        if error.status == 400 and work.chat is None:
             # The tokenizer names the field of its own request.
             raise bad_request(error.message, work.param, error.code) from None
         raise

@@ -22,21 +22,18 @@ def compare(
     if common_pb2.MODEL_TASK_SCORE in model.tasks:
         pairs = list(zip(first, second, strict=True))
         return Work(common_pb2.MODEL_TASK_SCORE, param, pairs=pairs, truncate=truncate)
-    texts = list(dict.fromkeys((*first, *second)))
-    return Work(common_pb2.MODEL_TASK_EMBED, param, texts=texts, truncate=truncate)
+    places = {text: place for place, text in enumerate(dict.fromkeys((*first, *second)))}
+    compared = [(places[one], places[other]) for one, other in zip(first, second, strict=True)]
+    return Work(common_pb2.MODEL_TASK_EMBED, param, texts=list(places), compared=compared, truncate=truncate)
 
 
-def scores_of(first: Sequence[str], second: Sequence[str], pooled: Pooled) -> list[float]:
+def scores_of(pooled: Pooled) -> list[float]:
     """The scores of the pairs, from what came of `compare`'s work."""
     vectors = [unpack(vector) for vector in pooled.vectors]
-    if pooled.task == common_pb2.MODEL_TASK_SCORE:
+    if pooled.work.task == common_pb2.MODEL_TASK_SCORE:
         return [numbers[0] for numbers in vectors]
-    places = {text: place for place, text in enumerate(dict.fromkeys((*first, *second)))}
     lengths = [math.sqrt(sum(map(mul, vector, vector))) for vector in vectors]
-    return [
-        _cosine(vectors, lengths, places[one], places[other])
-        for one, other in zip(first, second, strict=True)
-    ]
+    return [_cosine(vectors, lengths, one, other) for one, other in pooled.work.compared]
 
 
 def unpack(vector: bytes) -> tuple[float, ...]:

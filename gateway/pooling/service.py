@@ -99,9 +99,9 @@ class PoolingService:
         deadline: float,
         watch: ClientWatch | None,
     ) -> Pooled:
-        request_id, work = new_id(endpoint.id_prefix), endpoint.work(fields, model)
-        rendering = render(work, model, self._tokenizers, request_id)
-        documents = await (rendering if watch is None else watch.run(rendering))
+        request_id = new_id(endpoint.id_prefix)
+        rendering = self._render(endpoint, fields, model, request_id)
+        work, documents = await (rendering if watch is None else watch.run(rendering))
         specs = _specs(request_id, model, work, documents, fields.priority)
         run = DocumentRun(specs, self._session, window=self._window, deadline=deadline)
         if watch is not None:
@@ -112,10 +112,16 @@ class PoolingService:
                 vectors = await run.vectors()
         finally:
             self._runs.discard(run)
-        pooled = Pooled(request_id, int(time.time()), model, work.task, documents, vectors)
+        pooled = Pooled(request_id, int(time.time()), model, work, documents, vectors)
         timer.accept(pooled.prompt_tokens)
         timer.finished(["stop"], usage_of(pooled.prompt_tokens, 0, None), 1)
         return pooled
+
+    async def _render(
+        self, endpoint: PooledEndpoint[T], fields: T, model: Model, request_id: str
+    ) -> tuple[Work, list[Document]]:
+        work = await endpoint.work(fields, model)
+        return work, await render(work, model, self._tokenizers, request_id)
 
 
 def _specs(

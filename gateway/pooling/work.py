@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from catenary.v1 import common_pb2
+from catenary.v1 import common_pb2, tokenizer_pb2
 from gateway.text.models import Model
 
 Pair = tuple[str, str]
@@ -13,11 +13,13 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Documents as texts or ids, or pairs: exactly one of the three has any.
+    """Documents as texts or ids, pairs, or a chat: exactly one of the four has any.
 
     Args:
         task: EMBED, or SCORE for pairs.
         param: the field that the documents come from, for errors.
+        chat: one document, by the model's chat template.
+        compared: places in `texts` of the first and the second text of each comparison.
         dimensions: None: whole vectors.
         truncate: tokens to keep of a longer document; None: it is refused.
         add_special_tokens: of texts.
@@ -28,6 +30,8 @@ class Work:
     texts: Sequence[str] = ()
     ids: Sequence[Sequence[int]] = ()
     pairs: Sequence[Pair] = ()
+    chat: tokenizer_pb2.ChatInput | None = None
+    compared: Sequence[tuple[int, int]] = ()
     dimensions: int | None = None
     truncate: int | None = None
     add_special_tokens: bool = True
@@ -48,7 +52,7 @@ class Pooled:
     request_id: str
     created: int
     model: Model
-    task: common_pb2.ModelTask.ValueType
+    work: Work
     documents: Sequence[Document]
     vectors: Sequence[bytes]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ from starlette.responses import Response
 
 from catenary.v1 import common_pb2
 from gateway.errors import bad_request
+from gateway.generation.chat_input import chat_input
 from gateway.http.respond import Deferred
 from gateway.openapi import ASKS, operation
 from gateway.pooling.answers import Embedding, EmbeddingList, usage_of
@@ -20,31 +22,46 @@ from gateway.pooling.scores import unpack
 from gateway.pooling.service import PoolingService
 from gateway.pooling.work import Pooled, Work
 from gateway.schemas import RequestLimits, parse_request
-from gateway.schemas.pooling import EMBEDDING, EmbeddingRequest
+from gateway.schemas.chat_embedding import CHAT_EMBEDDING, ChatEmbeddingRequest
+from gateway.schemas.pooling import EMBEDDING, EmbeddingFields, EmbeddingRequest
 from gateway.text.models import Model
 
 
-class EmbeddingEndpoint(PooledEndpoint[EmbeddingRequest]):
-    """Vectors, in the order of the input."""
+class EmbeddingEndpoint(PooledEndpoint[EmbeddingFields]):
+    """Vectors, in the order of the input; or one of a chat."""
 
     id_prefix = "embd-"
     tasks = (common_pb2.MODEL_TASK_EMBED,)
 
-    def parse(self, body: dict[str, Any], limits: RequestLimits) -> EmbeddingRequest:
-        return parse_request(EmbeddingRequest, body, EMBEDDING, limits)
+    def parse(self, body: dict[str, Any], limits: RequestLimits) -> EmbeddingFields:
+        if body.get("messages") is None:
+            return parse_request(EmbeddingRequest, body, EMBEDDING, limits)
+        if body.get("input") is not None:
+            raise bad_request("Only one of 'input' and 'messages' is allowed.", "messages")
+        return parse_request(ChatEmbeddingRequest, body, CHAT_EMBEDDING, limits)
 
-    def work(self, fields: EmbeddingRequest, model: Model) -> Work:
-        return Work(
+    async def work(self, fields: EmbeddingFields, model: Model) -> Work:
+        asked = Work(
             common_pb2.MODEL_TASK_EMBED,
             "input",
-            texts=[text for text in fields.input if isinstance(text, str)],
-            ids=[ids for ids in fields.input if isinstance(ids, list)],
             dimensions=_dimensions(fields.dimensions, model),
             truncate=fields.truncate_prompt_tokens,
+        )
+        if isinstance(fields, ChatEmbeddingRequest):
+            # No answer is wanted: its turn is begun only where that is asked for.
+            begins = {"add_generation_prompt": bool(fields.add_generation_prompt)}
+            chat = chat_input(fields.model_copy(update=begins), model.traits)
+            return replace(asked, param="messages", chat=chat)
+        if not isinstance(fields, EmbeddingRequest):
+            raise TypeError("a request of another route")
+        return replace(
+            asked,
+            texts=[text for text in fields.input if isinstance(text, str)],
+            ids=[ids for ids in fields.input if isinstance(ids, list)],
             add_special_tokens=fields.add_special_tokens is not False,
         )
 
-    def write(self, fields: EmbeddingRequest, pooled: Pooled) -> bytes:
+    def write(self, fields: EmbeddingFields, pooled: Pooled) -> bytes:
         encoded = fields.encoding_format == "base64"
         data = [
             Embedding("embedding", index, b64encode(vector).decode() if encoded else unpack(vector))
@@ -75,7 +92,9 @@ def routes(service: PoolingService) -> APIRouter:
 
     @router.post(
         "/v1/embeddings",
-        **operation("Turn texts into vectors", EmbeddingList, EmbeddingRequest, fails=ASKS),
+        **operation(
+            "Turn texts into vectors", EmbeddingList, EmbeddingRequest, ChatEmbeddingRequest, fails=ASKS
+        ),
     )
     async def embeddings() -> Response:
         return Deferred(serve)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -43,17 +45,20 @@ class RerankEndpoint(PooledEndpoint[RerankRequest]):
     def parse(self, body: dict[str, Any], limits: RequestLimits) -> RerankRequest:
         return parse_request(RerankRequest, body, RERANK, limits)
 
-    def work(self, fields: RerankRequest, model: Model) -> Work:
+    async def work(self, fields: RerankRequest, model: Model) -> Work:
+        documents: Sequence[str] = fields.documents
+        if (most := fields.max_tokens_per_doc) is not None:
+            documents = await asyncio.to_thread(_shortened, documents, model, most)
         return compare(
-            _queries(fields),
-            fields.documents,
+            [fields.query] * len(documents),
+            documents,
             model,
             param="documents",
             truncate=fields.truncate_prompt_tokens,
         )
 
     def write(self, fields: RerankRequest, pooled: Pooled) -> bytes:
-        scores = scores_of(_queries(fields), fields.documents, pooled)
+        scores = scores_of(pooled)
         order = sorted(range(len(scores)), key=lambda index: -scores[index])
         shown = fields.return_documents if fields.return_documents is not None else not self._cohere
         results = [Ranked(index, scores[index]) for index in order[: fields.top_n or None]]
@@ -66,8 +71,8 @@ class RerankEndpoint(PooledEndpoint[RerankRequest]):
         return msgspec.json.encode(CohereRanking(answer_id, model, results, meta))
 
 
-def _queries(fields: RerankRequest) -> list[str]:
-    return [fields.query] * len(fields.documents)
+def _shortened(documents: Sequence[str], model: Model, tokens: int) -> list[str]:
+    return [model.vocabulary.shortened(document, tokens) for document in documents]
 
 
 def routes(service: PoolingService) -> APIRouter:

@@ -31,12 +31,12 @@ class ScoreEndpoint(PooledEndpoint[ScoreRequest]):
     def parse(self, body: dict[str, Any], limits: RequestLimits) -> ScoreRequest:
         return parse_request(ScoreRequest, body, SCORE, limits)
 
-    def work(self, fields: ScoreRequest, model: Model) -> Work:
+    async def work(self, fields: ScoreRequest, model: Model) -> Work:
         first, second = fields.sides
         return compare(first, second, model, param=fields.names[1], truncate=fields.truncate_prompt_tokens)
 
     def write(self, fields: ScoreRequest, pooled: Pooled) -> bytes:
-        scores = scores_of(*fields.sides, pooled)
+        scores = scores_of(pooled)
         answer = ScoreList(
             pooled.request_id,
             "list",

@@ -39,7 +39,6 @@ EMBEDDING: dict[str, tuple[Any, ...]] = {
 RERANK: dict[str, tuple[Any, ...]] = {
     **_KNOWN,
     "rank_fields": _OFF,
-    "max_tokens_per_doc": _OFF,
     "max_chunks_per_doc": _OFF,
 }
 SCORE: dict[str, tuple[Any, ...]] = {**_KNOWN, "normalize": (True,)}
@@ -111,17 +110,22 @@ class PooledFields(RequestModel):
             )
 
 
-class EmbeddingRequest(PooledFields):
-    """Texts to turn into vectors."""
+class EmbeddingFields(PooledFields):
+    """What vectors are to be like."""
 
-    input: Annotated[list[str] | list[list[int]], PlainValidator(_read_input), PROMPTS_SCHEMA] = Field(
-        description="Texts, or token ids of texts."
-    )
     encoding_format: Literal["float", "base64"] | None = Field(
         None, description="Numbers, or the base64 of little-endian float32."
     )
     dimensions: int | None = Field(
         None, ge=1, le=INT32_MAX, description="Keep so many numbers, scaled to length 1, if the model allows."
+    )
+
+
+class EmbeddingRequest(EmbeddingFields):
+    """Texts to turn into vectors."""
+
+    input: Annotated[list[str] | list[list[int]], PlainValidator(_read_input), PROMPTS_SCHEMA] = Field(
+        description="Texts, or token ids of texts."
     )
     add_special_tokens: bool | None = Field(
         None, description="Add the tokens that the tokenizer puts around a text. Default: true."
@@ -136,6 +140,9 @@ class RerankRequest(PooledFields):
         Field(description="Texts, or objects with a text.")
     )
     top_n: int | None = Field(None, ge=0, le=INT32_MAX, description="So many of the best; 0: all.")
+    max_tokens_per_doc: int | None = Field(
+        None, ge=1, le=INT32_MAX, description="Keep so many tokens of a longer document, from its start."
+    )
     return_documents: bool | None = Field(None, description="Send the documents' texts with the results.")
 
 

@@ -141,7 +141,6 @@ async def test_limits_say_their_value(stack: Stack) -> None:
     documents = {"query": "x", "documents": ["x"] * 33}
     assert "32" in await refused(stack, "/rerank", documents, "documents")
     for name, value in (
-        ("messages", [{"role": "user", "content": "x"}]),
         ("normalize", False),
         ("cache_salt", "x"),
     ):
@@ -150,6 +149,34 @@ async def test_limits_say_their_value(stack: Stack) -> None:
     assert "300" in await refused(stack, EMBEDDINGS, {"input": "x", "priority": 301}, "priority")
     await refused(stack, EMBEDDINGS, {"input": "x", "sound": 1}, "sound", "unknown_parameter")
     await refused(stack, EMBEDDINGS, {"input": "x", "encoding_format": "hex"}, "encoding_format")
+
+
+async def test_a_chat_becomes_one_vector(stack: Stack) -> None:
+    chat: list[Any] = [{"role": "system", "content": "Q"}, {"role": "user", "content": "ZX"}]
+    for fields in ({}, {"add_generation_prompt": False}, {"add_generation_prompt": True}):
+        rendered = await stack.post("/tokenize", {"messages": chat, "add_generation_prompt": False, **fields})
+        ids = rendered.json()["tokens"]
+        answer = await stack.post(EMBEDDINGS, {"messages": chat, **fields})
+        assert answer.status == 200, answer.body
+        packed = pack_vector(vector_of(ids, WIDTH, 0))
+        (found,) = answer.json()["data"]
+        assert found["embedding"] == list(struct.unpack(f"<{WIDTH}f", packed))
+        assert answer.json()["usage"]["prompt_tokens"] == len(ids)
+    narrow = await stack.post(EMBEDDINGS, {"messages": chat, "dimensions": 4, "encoding_format": "base64"})
+    assert len(base64.b64decode(narrow.json()["data"][0]["embedding"])) == 16
+    long = [{"role": "user", "content": "Q" * 100}]
+    await refused(stack, EMBEDDINGS, {"messages": long}, "messages", "context_length_exceeded")
+    cut = await stack.post(EMBEDDINGS, {"messages": long, "truncate_prompt_tokens": 20})
+    assert cut.json()["usage"]["prompt_tokens"] == 20
+    for fields, param in (
+        ({"messages": chat, "input": "x"}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "king", "content": "x"}]}, "messages.0.role"),
+        ({"messages": chat, "max_tokens": 5}, "max_tokens"),
+        ({"messages": chat, "chat_template_kwargs": {"nobody": 1}}, "chat_template_kwargs.nobody"),
+        ({"messages": chat, "continue_final_message": True, "add_generation_prompt": True}, None),
+    ):
+        await refused(stack, EMBEDDINGS, fields, param or "continue_final_message")
 
 
 async def test_models_for_other_tasks_say_so(stack: Stack) -> None:
@@ -185,6 +212,22 @@ async def test_rerank_by_vectors(stack: Stack) -> None:
     assert cohere["meta"]["tokens"] == {"input_tokens": 12}
     plain = (await stack.post("/v1/rerank", {**body, "return_documents": False})).json()
     assert "document" not in plain["results"][0]
+
+
+async def test_long_documents_are_cut_for_a_ranking(stack: Stack) -> None:
+    documents = ["QZXQQQQ", "XQ", "QZX", "QZW"]
+    body = {"query": "QZXQQQQ", "documents": documents, "max_tokens_per_doc": 3}
+    answer = (await stack.post("/v1/rerank", body)).json()
+    scores = {index: cosine("QZXQQQQ", text[:3]) for index, text in enumerate(documents)}
+    for result in answer["results"]:
+        assert math.isclose(result["relevance_score"], scores[result["index"]], abs_tol=1e-6)
+        assert result["document"]["text"] == documents[result["index"]]
+    # The query is not cut, and the documents that are equal now count once.
+    assert answer["usage"]["total_tokens"] == 7 + 3 + 2 + 3
+    fits = (await stack.post("/v1/rerank", {**body, "documents": ["Q" * 100]})).json()
+    assert fits["usage"]["total_tokens"] == 7 + 3
+    for bad in (0, -1, 1.5, "3"):
+        await refused(stack, "/v1/rerank", {**body, "max_tokens_per_doc": bad}, "max_tokens_per_doc")
 
 
 async def test_bad_rerank_requests(stack: Stack) -> None:
