@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
+
 from tests.support.stack_fixtures import (
     parsing_tokenizer,
     shared_stack,
@@ -12,6 +16,7 @@ from tests.support.stack_fixtures import (
     start_stack,
     tokenizer_target,
 )
+from tests.support.starts import Starts, forked_starts
 
 __all__ = [
     "parsing_tokenizer",
@@ -23,3 +28,10 @@ __all__ = [
     "start_stack",
     "tokenizer_target",
 ]
+
+
+@pytest.fixture(scope="session")
+def starts() -> Iterator[Starts]:
+    """Starts of services that are refused."""
+    with forked_starts() as made:
+        yield made

@@ -120,9 +120,8 @@ async def test_a_scripted_exit_ends_the_whole_process(fake_router, start_process
         (["--scripted", "default"], 1, "no secret is set"),
     ],
 )
-def test_a_bad_start_is_refused_in_one_line(flags, code, said):
-    command = [sys.executable, "-m", "services.engine", "--log-level", "error", *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+def test_a_bad_start_is_refused_in_one_line(starts, flags, code, said):
+    done = starts.run("services.engine", "--log-level", "error", *flags)
     assert done.returncode == code
     assert said in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1

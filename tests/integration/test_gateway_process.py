@@ -16,6 +16,7 @@ import pytest
 
 from tests.support.gateway import MODEL, Stack
 from tests.support.http import call
+from tests.support.starts import Starts
 from tests.support.waiting import eventually
 
 COMMAND = [sys.executable, "-m", "gateway"]
@@ -68,8 +69,8 @@ def test_help_lists_every_option() -> None:
         (["--host", "256.1.1.1"], "--host"),
     ],
 )
-def test_bad_options_are_named_in_one_line(flags: list[str], words: str) -> None:
-    done = run(*flags)
+def test_bad_options_are_named_in_one_line(starts: Starts, flags: list[str], words: str) -> None:
+    done = starts.run("gateway", *flags)
     assert done.returncode in (1, 2)
     lines = [line for line in done.stderr.splitlines() if line[:2] != "20"]
     assert len(lines) == 1, done.stderr
@@ -77,12 +78,12 @@ def test_bad_options_are_named_in_one_line(flags: list[str], words: str) -> None
     assert "Traceback" not in done.stderr
 
 
-def test_a_port_in_use_is_named_in_one_line() -> None:
+def test_a_port_in_use_is_named_in_one_line(starts: Starts) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        done = run("--port", str(port))
+        done = starts.run("gateway", "--port", str(port))
     assert done.returncode == 1
     assert "in use" in done.stderr
     assert "Traceback" not in done.stderr

@@ -17,42 +17,43 @@ import pytest
 
 from catenary.rpc import open_channel
 from catenary.v1.tokenizer_pb2_grpc import TokenizerServiceStub
+from tests.support.starts import Starts
 from tests.support.tiny_tokenizer import write_tiny_model
 from tests.support.tokenizer_service import completion_request
 
 COMMAND = [sys.executable, "-m", "services.tokenizer"]
 
 
-def refusal(*options: str) -> str:
+def refusal(starts: Starts, *options: str) -> str:
     """The one line of a start that was refused."""
-    done = subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=60, check=False)
+    done = starts.run("services.tokenizer", *options)
     assert done.returncode != 0
     lines = done.stderr.strip().splitlines()
     assert len(lines) == 1, done.stderr
     return lines[0]
 
 
-def test_refused_starts_say_why_in_one_line(tmp_path: Path) -> None:
+def test_refused_starts_say_why_in_one_line(starts: Starts, tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "model")
     secure = ("--insecure", "--listen", f"unix:{tmp_path}/socket")
-    assert "--model-dir" in refusal()
-    assert "does not exist" in refusal("--model-dir", str(tmp_path / "none"), *secure)
+    assert "--model-dir" in refusal(starts)
+    assert "does not exist" in refusal(starts, "--model-dir", str(tmp_path / "none"), *secure)
     (tmp_path / "empty").mkdir()
-    assert "no tokenizer.json" in refusal("--model-dir", str(tmp_path / "empty"), *secure)
+    assert "no tokenizer.json" in refusal(starts, "--model-dir", str(tmp_path / "empty"), *secure)
     bad = write_tiny_model(tmp_path / "bad", chat_template="{% for %}")
-    assert "chat template is not valid" in refusal("--model-dir", str(bad), *secure)
+    assert "chat template is not valid" in refusal(starts, "--model-dir", str(bad), *secure)
     cut = write_tiny_model(tmp_path / "cut") / "tokenizer.json"
     cut.write_bytes(cut.read_bytes()[:5000])
-    assert "cut short" in refusal("--model-dir", str(cut.parent), *secure)
-    assert "no secret" in refusal("--model-dir", str(model), "--listen", f"unix:{tmp_path}/socket")
-    assert "--workers" in refusal("--model-dir", str(model), *secure, "--workers", "0")
+    assert "cut short" in refusal(starts, "--model-dir", str(cut.parent), *secure)
+    assert "no secret" in refusal(starts, "--model-dir", str(model), "--listen", f"unix:{tmp_path}/socket")
+    assert "--workers" in refusal(starts, "--model-dir", str(model), *secure, "--workers", "0")
 
 
-def test_a_port_in_use_is_refused_and_leaves_no_worker(tmp_path: Path) -> None:
+def test_a_port_in_use_is_refused_and_leaves_no_worker(starts: Starts, tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "model")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        assert address in refusal("--model-dir", str(model), "--insecure", "--listen", address)
+        assert address in refusal(starts, "--model-dir", str(model), "--insecure", "--listen", address)
 
 
 @contextmanager

@@ -152,7 +152,7 @@ async def test_five_megabytes_are_refused_without_tokenizing(tmp_path: Path) -> 
 ADVERSARIAL = ["a", "0", " ", "\uffff", "<", "<|im_end|>", "<|im_", "\n", "é", "!", "'s", "\u0301", "🙂"]
 
 
-async def test_adversarial_megabytes_take_linear_time(tmp_path: Path) -> None:
+async def test_adversarial_texts_take_linear_time(tmp_path: Path) -> None:
     async def seconds(running: RunningTokenizer, text: str) -> float:
         """CPU time of the worker: the machine may be busy with other things."""
         worker = psutil.Process(running.service.pool.pids[0])
@@ -163,10 +163,10 @@ async def test_adversarial_megabytes_take_linear_time(tmp_path: Path) -> None:
 
     async with running_tokenizer(tmp_path, workers=1, task_timeout_s=30) as running:
         for unit in ADVERSARIAL:
-            text = unit * (1_000_000 // len(unit.encode()))
+            text = unit * (400_000 // len(unit.encode()))
             small, large = await seconds(running, text[: len(text) // 8]), await seconds(running, text)
             # Eight times the text: quadratic would be sixty-four times the time.
-            assert large < max(24 * small, 2), f"{unit!r}: {small:.3f} s, {large:.3f} s"
+            assert large < max(24 * small, 1), f"{unit!r}: {small:.3f} s, {large:.3f} s"
 
 
 async def test_many_short_messages(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ class SpawnedCore:
         with theirs:
             command = [sys.executable, "-m", "services.engine.core", "--link-fd", str(theirs.fileno())]
             process = subprocess.Popen(command, pass_fds=(theirs.fileno(),))
-        ours.settimeout(60)
+        ours.settimeout(120)
         return cls(process, ours, FrameBuffer(DEFAULT_MAX_FRAME_BYTES))
 
     def send(self, message: Any) -> None:
@@ -57,7 +57,7 @@ class SpawnedCore:
         return next(message for message in self.messages() if not isinstance(message, CoreProgress))
 
     def exit_code(self) -> int:
-        return self.process.wait(timeout=30)
+        return self.process.wait(timeout=120)
 
 
 @pytest.fixture
@@ -86,6 +86,10 @@ def test_serves_until_it_is_stopped(core: SpawnedCore, tmp_path: Path) -> None:
         if message.columns.ends:
             break
     assert len(tokens) == 5
+    # Of all that it has loaded by now nothing is gRPC.
+    mapped = Path(f"/proc/{core.process.pid}/maps").read_text()
+    assert "torch" in mapped
+    assert "grpc" not in mapped
     core.send(StopCore())
     assert core.exit_code() == 0
 
@@ -119,14 +123,6 @@ def test_refuses_options_that_are_of_the_wrong_type_or_missing(core: SpawnedCore
     assert isinstance(failed, CoreFailed)
     assert "block_size" in failed.reason or "missing" in failed.reason
     assert core.exit_code() == 1
-
-
-def test_the_core_package_imports_no_grpc() -> None:
-    script = (
-        "import sys, services.engine.core, services.engine.core.loop, services.engine.core.startup\n"
-        "sys.exit(any(name == 'grpc' or name.startswith('grpc.') for name in sys.modules))"
-    )
-    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
 def test_preparing_a_model_imports_no_torch() -> None:
