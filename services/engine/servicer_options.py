@@ -60,7 +60,7 @@ class ServicerOptions(BaseModel):
         "prefix is.",
     )
     kv_publish_interval_s: float = Field(
-        0.1, ge=0, le=60, description="Changes of the prefix cache are told together, so many seconds apart."
+        0.2, ge=0, le=60, description="Changes of the prefix cache are told together, so many seconds apart."
     )
     kv_publish_queue: int = Field(
         65_536,
