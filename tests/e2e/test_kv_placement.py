@@ -76,7 +76,7 @@ async def idle_rival(stack: ProcessStack, directory: Path) -> AsyncIterator[None
             both = await engines(stack)
             return len(both) == 2 and all(engine.index_complete for engine in both.values())
 
-        await until(known, "two engines whose caches are known")
+        await until(known, "two engines whose caches are known", timeout_s=30)
         yield
     finally:
         await rival.stop()
@@ -93,7 +93,7 @@ async def test_a_prefix_is_found_where_it_was_computed(stack: ProcessStack, run_
         last = await receipt(stack)
         return any(candidate.matched_tokens >= full for candidate in last.candidates)
 
-    await until(indexed, "the prompt's blocks in the index")
+    await until(indexed, "the prompt's blocks in the index", timeout_s=30)
     async with idle_rival(stack, run_dir):
         for question in ("Who wound them?", "Why nine of them, and not ten?", "Which was the oldest?"):
             usage = await ask(stack, question)
