@@ -89,6 +89,18 @@ async def test_killed_child_is_started_again_and_all_end(tmp_path: Path) -> None
     assert not any(alive(pid) for pid in pids if pid is not None)
 
 
+async def test_child_that_was_drained_is_started_again_as_if_for_the_first_time(tmp_path: Path) -> None:
+    supervisor, reporter = make(tmp_path, spec("a", "import time\nprint('up', flush=True)\ntime.sleep(0.2)"))
+    stop = asyncio.Event()
+    running = asyncio.create_task(supervisor.run(stop, nothing))
+    supervisor.mark_ready()
+    await until(lambda: len(reporter.lines) == 3)
+    stop.set()
+    await asyncio.wait_for(running, WAIT_S)
+    # A crash would wait longer each time.
+    assert all("ended with exit code 0: up; starting it again in 0.5 s" in line for line in reporter.lines)
+
+
 async def test_child_that_ignores_the_drain_is_killed_with_its_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
