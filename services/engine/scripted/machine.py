@@ -155,6 +155,10 @@ class ScriptedMachine:
             self._finish(sequence, failed=True)
             columns.end(sequence, FinishReason.ERROR)
             return
+        if sequence.outcome in (Then.CRASH, Then.STALL):
+            # In its first forward; `stuck` tells of it.
+            columns.quiet(sequence)
+            return
         if sequence.spec.pooling is not None:
             self._finish(sequence)
             columns.end(sequence, FinishReason.STOP, vector=sequence.vector())
