@@ -110,10 +110,10 @@ def test_eight_threads_at_once(client: OpenAI) -> None:
         question = f"What is {number} plus {number}?"
         prompt = f"Chapter {number}: the"
         return (
-            text_of(chat(client, question).choices[0]),
-            streamed(chat, client, question)[0][0],
-            text_of(complete(client, prompt, max_tokens=8).choices[0]),
-            streamed(complete, client, prompt, max_tokens=8)[0][0],
+            text_of(chat(client, question, max_tokens=8).choices[0]),
+            streamed(chat, client, question, max_tokens=8)[0][0],
+            text_of(complete(client, prompt, max_tokens=6).choices[0]),
+            streamed(complete, client, prompt, max_tokens=6)[0][0],
         )
 
     with ThreadPoolExecutor(THREADS) as pool:

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any
 
 import pytest
 
 from tests.support.gateway import CHAT, COMPLETIONS, Stack, saying, script
-from tests.support.http import request_bytes
+from tests.support.http import Connection, request_bytes
 from tests.support.stack_fixtures import StartStack
 from tests.support.waiting import eventually
 
 LONG = {"max_tokens": 900}
 ENDLESS = {"max_model_len": 100_000}
 ROOMY = {"total_blocks": 40_000}
+
+
+def stop_reading(connection: Connection) -> None:
+    """Read nothing more; what is sent fills small buffers."""
+    transport = connection.writer.transport
+    assert isinstance(transport, asyncio.Transport)
+    transport.pause_reading()
+    transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
 
 
 def engine_load(stack: Stack) -> tuple[int, int]:
@@ -36,7 +45,7 @@ async def test_hang_up_during_decode(start_stack: StartStack, path: str, n: int,
     if stream:
         assert (await connection.head())[0] == 200
     connection.close()
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(4):
         await stack.idle()
     page = (await stack.get("/metrics")).body.decode()
     assert f'route="{path}",status="{200 if stream else 499}"' in page
@@ -128,7 +137,7 @@ async def test_a_client_that_never_reads_is_dropped(start_stack: StartStack) -> 
     stack = await start_stack(script(model=ENDLESS, capacity=ROOMY), stalled_client_s=0.5)
     fields = {"max_tokens": 90_000, "n": 4, "stream": True, "logprobs": 5, "prompt": [8]}
     connection = await stack.open_stream(COMPLETIONS, fields)
-    connection.writer.transport.pause_reading()
+    stop_reading(connection)
     await eventually(lambda: engine_load(stack)[0] == 4, "running sequences")
     neighbour = asyncio.create_task(stack.complete("x", max_tokens=200, seed=1))
     assert (await neighbour).status == 200
@@ -142,7 +151,7 @@ async def test_whole_answers_that_are_never_read_hold_nothing(start_stack: Start
     stack = await start_stack(script(model=ENDLESS, capacity=ROOMY), stalled_client_s=0.5)
     body = {"model": "tiny", "prompt": [8], "max_tokens": 4000, "logprobs": 5}
     connection = await stack.open_raw(b"")
-    connection.writer.transport.pause_reading()
+    stop_reading(connection)
     server = stack.gateway._server._server.server_state.connections
     await eventually(lambda: server, "a connection")
     # Each answer has some megabytes: after a few, the sockets are full and the next one cannot be sent.
@@ -163,7 +172,7 @@ async def test_a_reader_too_far_behind_is_dropped(start_stack: StartStack) -> No
     )
     fields = {"max_tokens": 90_000, "stream": True, "logprobs": 5, "prompt": [8]}
     connection = await stack.open_stream(COMPLETIONS, fields)
-    connection.writer.transport.pause_reading()
+    stop_reading(connection)
     await eventually(lambda: engine_load(stack)[0] == 1, "a running sequence")
     await eventually(lambda: engine_load(stack) == (0, 0), "an idle engine", timeout_s=20)
     connection.close()
