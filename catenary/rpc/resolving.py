@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Iterable
 from ipaddress import ip_address
 
 from catenary.rpc.addresses import TcpAddress, UnixAddress, parse_address
@@ -34,3 +35,17 @@ async def resolve(address: str) -> tuple[str, ...]:
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(parsed.host, parsed.port, type=socket.SOCK_STREAM)
     return tuple(sorted({str(TcpAddress(str(place[0]), parsed.port)) for *_, place in found}))
+
+
+def of_one_family(addresses: Iterable[str]) -> list[str]:
+    """Those of IP version 4, or all if there are none.
+
+    A router that has one address of each version is not to be dialled twice.
+    """
+    found = list(addresses)
+    fourth = []
+    for address in found:
+        parsed = parse_address(address)
+        if isinstance(parsed, TcpAddress) and ":" not in parsed.host:
+            fourth.append(address)
+    return fourth or found

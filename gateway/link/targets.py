@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import grpc
 
-from catenary.rpc import is_name, resolve
+from catenary.rpc import is_name, of_one_family, resolve
 from catenary.telemetry import get_logger
 from gateway.link.router_session import RouterSession
 
@@ -35,12 +35,15 @@ class RouterTargets:
         addresses: Sequence[str],
         dial: Dial,
         open_session: Callable[[str, grpc.aio.Channel], RouterSession],
+        *,
+        look_up: Callable[[str], Awaitable[Sequence[str]]] = resolve,
     ) -> None:
         """`dial(address, name)` makes a channel. Raises ValueError for what is not an address."""
         self._literal = tuple(address for address in addresses if not is_name(address))
         self._names = tuple(address for address in addresses if is_name(address))
         self._dial = dial
         self._open_session = open_session
+        self._resolve = look_up
         self._targets: dict[str, _Target] = {}
         self._channels: set[grpc.aio.Channel] = set()
 
@@ -68,7 +71,7 @@ class RouterTargets:
         wanted = set(self._literal)
         for name in self._names:
             try:
-                found = await resolve(name)
+                found = of_one_family(await self._resolve(name))
             except OSError as error:
                 _log.debug("router's name not resolved", name=name, reason=error.strerror or "unknown")
                 # Nobody is dropped for a name service that is away.

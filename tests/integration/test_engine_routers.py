@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from catenary.rpc import of_one_family
 from services.engine.scripted import Script
 from services.engine.servicer import RouterLinks
-from services.engine.servicer.router_links import of_one_family
 from tests.support.engines import ScriptedEngine
 from tests.support.specs import expected_tokens, sequence_spec
 from tests.support.waiting import eventually

@@ -129,17 +129,17 @@ async def died(cluster: Cluster, answering: asyncio.Task[Any]) -> None:
 
 async def test_a_lost_engine_changes_no_answer(start_cluster: StartCluster) -> None:
     cluster = await start_cluster(script(step_delay_ms=1))
-    for path, body in REQUESTS.values():
+    for number, (path, body) in enumerate(REQUESTS.values()):
         resumed = await cluster.metric(RESUMED)
-        await lose_each(cluster, path, body, (1, 9, TOKENS - 1))
-        assert await cluster.metric(RESUMED) >= resumed + 3
+        await lose_each(cluster, path, body, ((1, 9)[number % 2], TOKENS - 1))
+        assert await cluster.metric(RESUMED) >= resumed + 2
 
 
 async def test_a_lost_engine_changes_nothing_that_is_read_in_a_text(start_cluster: StartCluster) -> None:
     cluster = await start_cluster(script(saying(TEXT), step_delay_ms=1))
     for path, body in SCRIPTED.values():
-        await lose_each(cluster, path, {MAX[path]: 400, **body}, (3, 20, 29, 60))
-    assert await cluster.metric(RESUMED) >= 3 * len(SCRIPTED)
+        await lose_each(cluster, path, {MAX[path]: 400, **body}, (3, 29, 60))
+    assert await cluster.metric(RESUMED) >= 2 * len(SCRIPTED)
 
 
 async def test_before_the_first_token(start_cluster: StartCluster) -> None:

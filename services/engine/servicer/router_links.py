@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from catenary.rpc import TcpAddress, is_name, parse_address, resolve
+from catenary.rpc import is_name, of_one_family, resolve
 from catenary.telemetry import get_logger
 from services.engine.servicer.hub import EngineHub
 from services.engine.servicer.router_link import RouterLink
@@ -85,17 +85,3 @@ class RouterLinks:
             for other, target in self._targets.items()
             if other != address
         )
-
-
-def of_one_family(addresses: Iterable[str]) -> list[str]:
-    """Those of IP version 4, or all if there are none.
-
-    A router that has one address of each version is not to be attached to twice.
-    """
-    found = list(addresses)
-    fourth = []
-    for address in found:
-        parsed = parse_address(address)
-        if isinstance(parsed, TcpAddress) and ":" not in parsed.host:
-            fourth.append(address)
-    return fourth or found

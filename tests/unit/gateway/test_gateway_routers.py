@@ -1,0 +1,148 @@
+"""Several routers as one: who gets what, which models there are, which addresses are dialled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from catenary.rpc import is_name, resolve
+from catenary.v1 import common_pb2, router_pb2
+from gateway.link.spread import home, least
+from gateway.link.targets import RouterTargets
+from gateway.link.view import merged
+from tests.support.waiting import eventually
+
+
+@dataclass
+class Place:
+    """A router as far as the spread looks at it."""
+
+    address: str
+    live: int = 0
+
+
+def test_a_tenant_moves_only_if_its_router_leaves() -> None:
+    places = [Place(f"router-{number}:7070") for number in range(4)]
+    homes = {f"tenant-{number}": home(f"tenant-{number}", places) for number in range(400)}
+    counts = [list(homes.values()).count(place) for place in places]
+    assert min(counts) > 60
+    left = places[1:]
+    for tenant, place in homes.items():
+        assert home(tenant, left) is place or place is places[0]
+        assert home(tenant, [*reversed(places)]) is place
+
+
+def test_nobodys_requests_go_where_the_fewest_are_and_take_turns() -> None:
+    places = [Place("a", 2), Place("b", 1), Place("c", 1)]
+    assert {least(places, turn).address for turn in range(6)} == {"b", "c"}
+    even = [Place(name) for name in "abc"]
+    assert [least(even, turn).address for turn in range(4)] == ["a", "b", "c", "a"]
+
+
+def served(engines: int, length: int = 100, created: int = 5, name: str = "m") -> router_pb2.ServedModel:
+    info = common_pb2.ModelInfo(name=name, max_model_len=length, vocab_size=10)
+    load = router_pb2.ModelLoad(running=engines, total_blocks=engines)
+    return router_pb2.ServedModel(info=info, serving_engines=engines, created=created, load=load)
+
+
+def test_models_of_several_routers() -> None:
+    first, second = served(3, 100, 9), served(2, 50, 5)
+    (one,) = merged([{"m": first}, {"m": second}, {}])
+    assert (one.serving_engines, one.load.running, one.info.max_model_len, one.created) == (3, 3, 50, 5)
+    assert (first.info.max_model_len, second.created) == (100, 5)
+    # A context that no engine has does not count.
+    (one,) = merged([{"m": served(1, 100)}, {"m": served(0, 10)}])
+    assert one.info.max_model_len == 100
+    (one,) = merged([{"m": served(0, 100)}, {"m": served(0, 10)}])
+    assert (one.serving_engines, one.info.max_model_len) == (0, 10)
+
+
+def test_an_awaited_model_is_listed_without_engines() -> None:
+    gone = served(2)
+    (one,) = merged([{}], [gone])
+    assert (one.info.name, one.serving_engines, one.load.running) == ("m", 0, 0)
+    assert gone.serving_engines == 2
+    (one,) = merged([{"m": served(1)}], [gone])
+    assert one.serving_engines == 1
+
+
+class Session:
+    """Runs until it is cancelled."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.connected = False
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+
+class Channel:
+    """Notes that it was closed."""
+
+    def __init__(self, address: str, name: str) -> None:
+        self.dialled = (address, name)
+        self.closed = False
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+async def test_a_name_is_looked_up_for_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.link.targets._LOOK_UP_S", 0.01)
+    monkeypatch.setattr("gateway.link.targets._LOOK_UP_ALONE_S", 0.01)
+    answers: list[Any] = [["10.0.0.1:1", "10.0.0.2:1", "[fd00::1]:1"]]
+    channels: dict[str, Channel] = {}
+
+    async def look_up(name: str) -> Sequence[str]:
+        assert name == "router:1"
+        if isinstance(answers[-1], OSError):
+            raise answers[-1]
+        return list(answers[-1])
+
+    def dial(address: str, name: str) -> Any:
+        return channels.setdefault(address, Channel(address, name))
+
+    def open_session(address: str, _channel: Any) -> Any:
+        return Session(address)
+
+    targets = RouterTargets(["router:1", "unix:/r.sock"], dial, open_session, look_up=look_up)
+
+    def dialled() -> set[str]:
+        return {session.address for session in targets.sessions}
+
+    running = asyncio.create_task(targets.run())
+    await eventually(lambda: dialled() == {"unix:/r.sock", "10.0.0.1:1", "10.0.0.2:1"}, "three sessions")
+    assert channels["10.0.0.1:1"].dialled == ("10.0.0.1:1", "router:1")
+    kept = next(session for session in targets.sessions if session.address == "10.0.0.2:1")
+    kept.connected = True
+    answers.append(["10.0.0.3:1"])
+    await eventually(lambda: dialled() == {"unix:/r.sock", "10.0.0.2:1", "10.0.0.3:1"}, "another one")
+    assert channels["10.0.0.1:1"].closed
+    answers.append(OSError("no name service"))
+    kept.connected = False
+    await asyncio.sleep(0.05)
+    assert len(dialled()) == 3
+    answers.append(["10.0.0.3:1"])
+    await eventually(lambda: len(dialled()) == 2, "the old one to be dropped")
+    running.cancel()
+    await asyncio.wait({running})
+    await targets.close()
+    assert all(channel.closed for channel in channels.values())
+
+
+async def test_what_is_a_name() -> None:
+    assert [is_name(text) for text in ("router:1", "10.0.0.1:1", "[::1]:1", "unix:/x")] == [
+        True,
+        False,
+        False,
+        False,
+    ]
+    assert await resolve("[::1]:1") == ("[::1]:1",)
+    assert "127.0.0.1:7" in await resolve("localhost:7")
+    with pytest.raises(ValueError):
+        is_name("nothing")
