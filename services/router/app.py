@@ -31,7 +31,7 @@ from services.router.dispatch import (
 from services.router.fleet import Engine, Fleet
 from services.router.index import KvIndex
 from services.router.metrics import RouterMetrics
-from services.router.placement import Placer, Prefixes, ReceiptBook, policy_named
+from services.router.placement import HalvesPlacer, Placer, Prefixes, ReceiptBook, policy_named
 from services.router.service import (
     AttachTerms,
     FleetServicer,
@@ -133,10 +133,11 @@ class Router:
         options = config.placement_options()
         chosen = {config.placement, *config.placements().values()}
         policies = {name: policy_named(name, rng, options) for name in chosen}
-        return Placer(
+        return HalvesPlacer(
             self.fleet,
             policies[config.placement],
             policies={model: policies[name] for model, name in config.placements().items()},
+            min_handover_tokens=config.handover_min_tokens,
             retry_after_ms=config.retry_after_ms,
             prefixes=Prefixes(self.kv_index, max_remembered=config.kv_memory_blocks),
             receipts=self.receipts,

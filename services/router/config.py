@@ -241,6 +241,14 @@ class RouterConfig(RpcConfig):
     )
     breaker_open_max_s: float = Field(60, gt=0, le=86_400, description="Longest such time in seconds.")
 
+    handover_min_tokens: int = Field(
+        256,
+        ge=1,
+        le=1 << 24,
+        description="Prompts with more tokens that no engine has cached are computed by an engine of role "
+        "prefill, whose KV one of role decode then fetches, where there are both.",
+    )
+
     @field_validator("placement")
     @classmethod
     def _known_policy(cls, value: str) -> str:

@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 from catenary.resume import Cause
 from catenary.v1 import common_pb2, engine_pb2
 from services.router.fleet import BreakerState, Engine
+from services.router.handover_metrics import HandoverMetrics
 from services.router.lane_metrics import LaneMetrics
 
 _PREFIX = "catenary_router_"
@@ -24,6 +25,7 @@ class RouterMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
         self.lanes = LaneMetrics(registry)
+        self.handovers = HandoverMetrics(registry)
         self.submits = Counter(_PREFIX + "submits", "Sequences submitted by clients.", registry=registry)
         self.placed_again = Counter(
             _PREFIX + "placed_again", "Sequences offered to a second engine.", registry=registry

@@ -17,6 +17,7 @@ from services.engine.core.options import CoreOptions, decode_options
 from services.engine.core.startup import Engine, start_engine
 from services.engine.device import Device
 from services.engine.link import (
+    AbortSequences,
     CoreStep,
     EndRow,
     KvChanges,
@@ -153,6 +154,10 @@ class LocalCore:
             SubmitSequence(self._keys, token_ids, sampling=SamplingOptions(**sampling), **values)
         )
         return self._keys
+
+    def abort(self, key: int) -> None:
+        """Ends a sequence."""
+        self.loop.handle(AbortSequences([key]))
 
     def step(self) -> CoreStep | None:
         """Turns of the loop until it reports something, or has nothing to do."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.engine.link import CoreErrorCode, EndRow, FinishReason, PromptColumns, StepColumns
+from services.engine.link import CoreErrorCode, EndRow, FinishReason, OfferedKv, PromptColumns, StepColumns
 from services.engine.scripted.beams import hypotheses_of
 from services.engine.scripted.sequence import Drawn, ScriptedSequence
 
@@ -46,11 +46,13 @@ class Columns:
         *,
         stop_token_id: int | None = None,
         vector: bytes | None = None,
+        offer: OfferedKv | None = None,
     ) -> None:
         """The sequence ended with this step."""
         self._rows.setdefault(sequence.spec.key, None)
         failed = reason is FinishReason.ERROR
-        found = hypotheses_of(sequence, reason) if reason in (FinishReason.STOP, FinishReason.LENGTH) else []
+        well = reason in (FinishReason.STOP, FinishReason.LENGTH)
+        found = hypotheses_of(sequence, reason) if well else []
         generated = sequence.generated
         if sequence.spec.beams is not None:
             generated = sum(len(one.token_ids) for one in found)
@@ -66,6 +68,8 @@ class Columns:
                 completion_tokens=generated,
                 vector=vector,
                 hypotheses=found,
+                transferred_tokens=sequence.transferred_tokens,
+                kv_offer=offer,
             )
         )
 

@@ -7,6 +7,8 @@ import os
 from collections.abc import AsyncIterator, Iterable
 from contextlib import nullcontext
 
+from msgspec.structs import replace
+
 from catenary.v1 import common_pb2
 from services.engine.link import (
     CancelProfile,
@@ -85,6 +87,9 @@ class ScriptedCore(Core):
         """Queue a sequence, unless a fault or a full queue refuses it."""
         if self._faults.refusals:
             raise CoreRefusal(self._faults.refusals.popleft())
+        if sequence.kv_offer is not None and self._faults.fail_transfers:
+            self._faults.fail_transfers -= 1
+            sequence = replace(sequence, kv_offer=replace(sequence.kv_offer, ticket=b""))
         try:
             self._machine.submit(sequence)
         except QueueFull:

@@ -30,6 +30,7 @@ class Faults:
     exit_after_tokens: int | None = None
     drop_stream_after_tokens: int | None = None
     fail_restarts: int = 0
+    fail_transfers: int = 0
     refusals: deque[common_pb2.Error] = field(default_factory=deque)
     # Called to close the Attach streams; the app connects it to its links.
     drop_streams: Callable[[], None] = lambda: None
@@ -48,6 +49,7 @@ class Faults:
             exit_after_tokens=script.exit_after_tokens,
             drop_stream_after_tokens=script.drop_stream_after_tokens,
             fail_restarts=script.fail_restarts,
+            fail_transfers=script.fail_transfers,
             refusals=deque([_OVERLOADED] * script.refuse_first),
         )
 

@@ -10,6 +10,7 @@ from services.engine.kv import KvNews
 from services.engine.link import CoreLoad, CoreStep, FinishReason, SubmitSequence
 from services.engine.scripted.blocks import ScriptedBlocks
 from services.engine.scripted.columns import Columns
+from services.engine.scripted.offers import ScriptedOffers
 from services.engine.scripted.script import Script, Then
 from services.engine.scripted.sequence import ScriptedSequence, Status
 
@@ -34,6 +35,8 @@ class ScriptedMachine:
         self._running: list[ScriptedSequence] = []
         self._aborted: list[int] = []
         self._blocks = ScriptedBlocks(script.capacity)
+        self._offers = ScriptedOffers(script.capacity.block_size)
+        self._withdrew = False
         self._steps = 0
         self._generated = 0
         self._prompt_tokens = 0
@@ -53,13 +56,17 @@ class ScriptedMachine:
         self._waiting.append(sequence)
 
     def abort(self, keys: Iterable[int]) -> None:
-        """End these sequences with the next step. Unknown keys are ignored."""
-        self._aborted.extend(keys)
+        """End these sequences with the next step, or what ended ones offer. Other keys are ignored."""
+        for key in keys:
+            if self._offers.withdraw(key):
+                self._withdrew = True
+            else:
+                self._aborted.append(key)
 
     @property
     def has_work(self) -> bool:
         """Whether a step would do something, now or when blocks come free."""
-        return bool(self._sequences)
+        return bool(self._sequences) or self._withdrew
 
     @property
     def step_delay_s(self) -> float:
@@ -98,6 +105,7 @@ class ScriptedMachine:
             prompt_tokens=self._prompt_tokens,
             cached_prompt_tokens=self._cached_prompt_tokens,
             preemptions=self._preemptions,
+            transfers=self._offers.load(),
         )
 
     def step(self) -> CoreStep | None:
@@ -110,9 +118,10 @@ class ScriptedMachine:
             if sequence.status is Status.RUNNING and budget > 0:
                 budget -= self._advance(sequence, budget, columns)
         self._admit(budget, columns)
-        if not columns.rows:
+        withdrew, self._withdrew = self._withdrew, False
+        if not columns.rows and not withdrew:
             return None
-        self._steps += 1
+        self._steps += columns.rows
         return CoreStep(columns=columns.build(), load=self.load)
 
     def _end_aborted(self, columns: Columns) -> None:
@@ -141,10 +150,14 @@ class ScriptedMachine:
         """Compute up to `budget` tokens of the sequence, then draw one if all are computed; tokens spent."""
         if not self._hold(sequence):
             return 0
-        chunk = min(budget, len(sequence.token_ids) - sequence.computed)
+        goal = len(sequence.token_ids) - sequence.spec.prefill_only
+        if not sequence.asked:
+            sequence.asked = True
+            self._arrive(sequence)
+        chunk = min(budget, goal - sequence.computed)
         self._work.add(chunk, len(sequence.block_table))
         self._blocks.computed(sequence, chunk)
-        if sequence.computed == len(sequence.token_ids):
+        if sequence.computed == goal:
             self._draw(sequence, columns)
         else:
             columns.quiet(sequence)
@@ -159,6 +172,10 @@ class ScriptedMachine:
             # In its first forward; `stuck` tells of it.
             columns.quiet(sequence)
             return
+        if sequence.spec.prefill_only:
+            self._finish(sequence)
+            columns.end(sequence, FinishReason.STOP, offer=self._offers.offer(sequence.spec))
+            return
         if sequence.spec.pooling is not None:
             self._finish(sequence)
             columns.end(sequence, FinishReason.STOP, vector=sequence.vector())
@@ -172,6 +189,12 @@ class ScriptedMachine:
         elif sequence.generated >= sequence.spec.max_tokens:
             self._finish(sequence)
             columns.end(sequence, FinishReason.LENGTH)
+
+    def _arrive(self, sequence: ScriptedSequence) -> None:
+        """Takes the KV that another engine has of its prompt, if that is so."""
+        if self._offers.arrives(sequence.spec):
+            sequence.transferred_tokens = sequence.spec.prompt_len - 1 - sequence.computed
+            self._blocks.computed(sequence, sequence.transferred_tokens)
 
     def stuck(self) -> Then | None:
         """STALL or CRASH if some running sequence's rule asks for it now."""

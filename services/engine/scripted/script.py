@@ -126,6 +126,8 @@ class ScriptedFaults(_Part, frozen=True):
     refuse_first: Natural = 0
     # Fails so many starts of the core, after one that worked.
     fail_restarts: Natural = 0
+    # Makes so many offers of other engines' KV worth nothing.
+    fail_transfers: Natural = 0
     # Revision claimed in the hello instead of the true one.
     schema_revision: Natural | None = None
 

@@ -51,6 +51,9 @@ class ScriptedSequence:
     # Of its first start.
     cached_tokens: int = 0
     started: bool = False
+    # Whether it was seen if its KV comes from another engine, and how much of it does.
+    asked: bool = False
+    transferred_tokens: int = 0
     token_ids: list[int] = field(default_factory=list)
     digest: int = 0
     scored: bool = False

@@ -94,6 +94,7 @@ def complete(sequence: LiveSequence, end: common_pb2.SequenceEnd) -> common_pb2.
     counted = sequence.usage()
     counted.completion_tokens += sum(len(one.token_ids) for one in end.hypotheses)
     counted.cached_tokens = min(end.usage.cached_tokens, counted.prompt_tokens)
+    counted.transferred_tokens = min(end.usage.transferred_tokens, counted.prompt_tokens)
     end.usage.CopyFrom(counted)
     return end
 

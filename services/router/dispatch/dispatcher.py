@@ -22,6 +22,9 @@ from services.router.admission import (
     validate,
 )
 from services.router.dispatch.contract import check_row, check_step, complete, presentable
+from services.router.dispatch.endings import Endings
+from services.router.dispatch.going_on import FOR_NOW, GoingOn
+from services.router.dispatch.handover import Handovers
 from services.router.dispatch.health import FAULTS, EngineHealth
 from services.router.dispatch.intake import CallSoon, Hands, Intake
 from services.router.dispatch.link import EngineLink
@@ -29,16 +32,10 @@ from services.router.dispatch.poison import PoisonBook
 from services.router.dispatch.sequence import NULL_SINK, AbortCause, LiveSequence, SequenceStatus, Sink
 from services.router.fleet import Engine
 from services.router.metrics import RouterMetrics
-from services.router.placement import Placer, placement_request
+from services.router.placement import Half, Placer, placement_request
 
 _log = get_logger(__name__)
 
-# A request that one engine refused is offered to one other.
-MAX_PLACEMENTS = 2
-# What an engine refuses with these it may take later.
-_FOR_NOW = frozenset(
-    {common_pb2.ERROR_CODE_OVERLOADED, common_pb2.ERROR_CODE_DRAINING, common_pb2.ERROR_CODE_UNAVAILABLE}
-)
 _WELL = (common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH)
 
 ENGINE_LOST = common_pb2.Error(
@@ -74,22 +71,30 @@ class Dispatcher:
         self._health = health
         self._placer = placer
         self._poison = poison
+        self._endings = Endings(metrics)
         self._intake = Intake(
             placer,
             queue_options,
             Hands(
                 send=lambda sequence, engine: self._send(sequence, self._links[engine.epoch]),
-                refuse=self._refuse,
+                refuse=self._endings.refuse,
                 waited=metrics.lanes.waited,
             ),
             clock=clock,
             call_soon=call_soon,
         )
+        self._going_on = GoingOn(self._intake, self._endings, metrics)
+        self._handovers = Handovers(
+            metrics.handovers,
+            again=self._going_on.again,
+            enter=self._going_on.enter,
+            call_soon=call_soon,
+        )
+        self._endings.connect(self._intake, self._handovers)
         self._spec_limits = spec_limits
         self._abort_timeout_s = abort_timeout_s
         self._clock = clock
         self._links: dict[int, EngineLink] = {}
-        self._aborting: dict[int, LiveSequence] = {}
         self._last_handle = 0
 
     @property
@@ -150,6 +155,8 @@ class Dispatcher:
             guard = self._let_in(spec, resumed=resumed)
             request = placement_request(spec, alone=alone)
             sequence = LiveSequence(handle, spec, sink, guard, request, same_prompt_as, resumed=resumed)
+            if self._handovers.begin(sequence, resumed=resumed):
+                return sequence
             try:
                 self._intake.enter(sequence)
             except BaseException:
@@ -193,14 +200,14 @@ class Dispatcher:
             return
         self._metrics.aborted(cause)
         if sequence.status is SequenceStatus.QUEUED:
-            self._end(sequence, sequence.ending(common_pb2.FINISH_REASON_ABORT))
+            self._endings.end(sequence, sequence.ending(common_pb2.FINISH_REASON_ABORT))
             return
         sequence.status = SequenceStatus.ABORTING
         sequence.aborted_at = self._clock()
         if sequence.link.abort(sequence.engine_handle):
-            self._end(sequence, sequence.ending(common_pb2.FINISH_REASON_ABORT))
+            self._endings.end(sequence, sequence.ending(common_pb2.FINISH_REASON_ABORT))
         else:
-            self._aborting[sequence.engine_handle] = sequence
+            self._endings.aborting[sequence.engine_handle] = sequence
 
     def abandon(self, sequence: LiveSequence, cause: AbortCause) -> None:
         """Abort for a reader that is gone: nothing of the sequence reaches its sink any more."""
@@ -223,10 +230,7 @@ class Dispatcher:
             if row.token_ids or row.prompt_logprobs is not None:
                 self._emit(sequence, row)
             if row.end is not None:
-                end = complete(sequence, row.end)
-                if end.HasField("error"):
-                    end.error.CopyFrom(self._poison.judge(sequence, end.error))
-                self._end(sequence, end)
+                self._finish(sequence, row.end)
                 if row.end.error.code in FAULTS:
                     failed = True
                 elif row.end.reason in _WELL:
@@ -244,12 +248,15 @@ class Dispatcher:
         if error.code in FAULTS:
             self._health.failed(link.engine)
         if sequence.status is SequenceStatus.ABORTING:
-            self._end(sequence, sequence.ending(common_pb2.FINISH_REASON_ABORT))
+            self._endings.end(sequence, sequence.ending(common_pb2.FINISH_REASON_ABORT))
+        elif sequence.request.placed is Half.PROMPT:
+            link.engine.full = link.engine.full or error.code in FOR_NOW
+            self._handovers.go_whole(sequence, "refused")
         elif sequence.status is SequenceStatus.RUNNING:
-            self._end(sequence, sequence.ending(common_pb2.FINISH_REASON_ERROR, error))
-        elif not (error.retryable and self._go_on(sequence, error.code)):
+            self._endings.end(sequence, sequence.ending(common_pb2.FINISH_REASON_ERROR, error))
+        elif not (error.retryable and self._going_on.elsewhere(sequence, error.code)):
             _log.debug("sequence refused", sequence=sequence.spec.request_id, engine=link.engine.name)
-            self._refuse(sequence, error)
+            self._endings.refuse(sequence, error)
 
     def on_abort_result(self, link: EngineLink, result: engine_pb2.AbortResult) -> None:
         """The engine answered an abort. One that does not know the sequence will not end it: end it here."""
@@ -257,9 +264,9 @@ class Dispatcher:
         if sequence is None or sequence.status is not SequenceStatus.ABORTING:
             return
         if result.outcome == common_pb2.ABORT_OUTCOME_ABORTED:
-            self._answer_abort(sequence, common_pb2.ABORT_OUTCOME_ABORTED)
+            self._endings.answer_abort(sequence, common_pb2.ABORT_OUTCOME_ABORTED)
         else:
-            self._end(sequence, sequence.ending(common_pb2.FINISH_REASON_ABORT))
+            self._endings.end(sequence, sequence.ending(common_pb2.FINISH_REASON_ABORT))
 
     def lose(self, link: EngineLink) -> int:
         """The engine is gone: end what it ran. Returns how many sequences that were."""
@@ -268,10 +275,12 @@ class Dispatcher:
         lost = list(link.sequences.values())
         for sequence in lost:
             if sequence.status is SequenceStatus.ABORTING:
-                self._end(sequence, sequence.ending(common_pb2.FINISH_REASON_ABORT))
+                self._endings.end(sequence, sequence.ending(common_pb2.FINISH_REASON_ABORT))
+            elif self._handovers.falls_back(sequence):
+                self._handovers.go_whole(sequence, "lost")
             else:
                 error = self._poison.judge(sequence, ENGINE_LOST)
-                self._end(sequence, sequence.ending(common_pb2.FINISH_REASON_ERROR, error))
+                self._endings.end(sequence, sequence.ending(common_pb2.FINISH_REASON_ERROR, error))
         return len(lost)
 
     def give_up(self, link: EngineLink, error: common_pb2.Error, cause: AbortCause) -> int:
@@ -282,6 +291,10 @@ class Dispatcher:
         """
         ended = [s for s in link.sequences.values() if s.status is not SequenceStatus.ABORTING]
         for sequence in ended:
+            if self._handovers.falls_back(sequence):
+                link.abort(sequence.engine_handle)
+                self._handovers.go_whole(sequence, "lost")
+                continue
             judged = self._poison.judge(sequence, error)
             sequence.sink.end(sequence.handle, sequence.ending(common_pb2.FINISH_REASON_ERROR, judged))
             self.abandon(sequence, cause)
@@ -290,8 +303,8 @@ class Dispatcher:
     def sweep(self) -> None:
         """Give up aborts that an engine has not confirmed in time, so that no load is counted for ever."""
         limit = self._clock() - self._abort_timeout_s
-        for sequence in [s for s in self._aborting.values() if s.aborted_at < limit]:
-            self._end(sequence, sequence.ending(common_pb2.FINISH_REASON_ABORT))
+        for sequence in [s for s in self._endings.aborting.values() if s.aborted_at < limit]:
+            self._endings.end(sequence, sequence.ending(common_pb2.FINISH_REASON_ABORT))
 
     def _send(self, sequence: LiveSequence, link: EngineLink) -> None:
         self._last_handle += 1
@@ -301,9 +314,10 @@ class Dispatcher:
             self._health.got_work(link.engine)
         link.sequences[sequence.engine_handle] = sequence
         leader = sequence.leader_handle()
-        link.submit(
-            common_pb2.Submit(handle=sequence.engine_handle, spec=sequence.spec, same_prompt_as=leader)
-        )
+        submit = common_pb2.Submit(handle=sequence.engine_handle, spec=sequence.spec, same_prompt_as=leader)
+        self._handovers.message(sequence, submit)
+        link.submit(submit)
+        self._handovers.sent(sequence)
 
     def _let_in(self, spec: common_pb2.SequenceSpec, *, resumed: bool) -> LoadGuard:
         try:
@@ -312,28 +326,6 @@ class Dispatcher:
             reason = RefusedFor.DRAINING if self._admission.draining else RefusedFor.ROUTER_FULL
             self._intake.room.refused(lane_of(spec), reason)
             raise
-
-    def _go_on(self, sequence: LiveSequence, code: common_pb2.ErrorCode.ValueType) -> bool:
-        """Give a refused sequence to another engine, or let it wait again. False if neither can be."""
-        link, handle = sequence.link, sequence.engine_handle
-        sequence.refused_by.append(link.engine)
-        comes_back = code in _FOR_NOW
-        # Until its next report it is not asked again.
-        link.engine.full = link.engine.full or comes_back
-        other = len(sequence.refused_by) < MAX_PLACEMENTS
-        if not (other and self._intake.place_again(sequence, excluding=sequence.refused_by)):
-            if not (comes_back and self._intake.wait_again(sequence)):
-                return False
-            sequence.status = SequenceStatus.QUEUED
-            sequence.refused_by.clear()
-        del link.sequences[handle]
-        self._metrics.placed_again.inc()
-        return True
-
-    def _refuse(self, sequence: LiveSequence, error: common_pb2.Error) -> None:
-        self._metrics.refused(error.code)
-        self._forget(sequence)
-        sequence.sink.refuse(sequence.handle, error)
 
     def _emit(self, sequence: LiveSequence, row: StepRow) -> None:
         sequence.emitted += len(row.token_ids)
@@ -345,27 +337,14 @@ class Dispatcher:
                 self._intake.accompany(sequence)
         sequence.sink.row(sequence.handle).append(row)
 
-    def _end(self, sequence: LiveSequence, end: common_pb2.SequenceEnd) -> None:
-        self._forget(sequence)
-        self._metrics.ended(end.reason)
-        sequence.sink.end(sequence.handle, end)
-        aborted = end.reason == common_pb2.FINISH_REASON_ABORT
-        self._answer_abort(
-            sequence,
-            common_pb2.ABORT_OUTCOME_ABORTED if aborted else common_pb2.ABORT_OUTCOME_ALREADY_FINISHED,
-        )
-
-    def _answer_abort(self, sequence: LiveSequence, outcome: common_pb2.AbortOutcome.ValueType) -> None:
-        if sequence.abort_wanted_answer:
-            sequence.abort_wanted_answer = False
-            sequence.sink.abort_result(sequence.handle, outcome)
-
-    def _forget(self, sequence: LiveSequence) -> None:
-        had_engine = sequence.engine is not None
-        sequence.status = SequenceStatus.ENDED
-        sequence.same_prompt_as = None
-        if had_engine:
-            sequence.link.sequences.pop(sequence.engine_handle, None)
-            self._aborting.pop(sequence.engine_handle, None)
-        sequence.guard.release()
-        self._intake.forget(sequence)
+    def _finish(self, sequence: LiveSequence, end: common_pb2.SequenceEnd) -> None:
+        """What an engine's end is to a sequence."""
+        if sequence.request.placed is not Half.PROMPT:
+            end = complete(sequence, end)
+            if end.HasField("error"):
+                end.error.CopyFrom(self._poison.judge(sequence, end.error))
+            self._endings.end(sequence, end)
+        elif sequence.status is SequenceStatus.ABORTING:
+            self._endings.end(sequence, sequence.ending(common_pb2.FINISH_REASON_ABORT))
+        else:
+            self._handovers.first_half_ended(sequence, end)

@@ -114,6 +114,13 @@ class Intake:
             self._lone.wait(sequence)
         return True
 
+    def wait_between(self, sequence: LiveSequence) -> bool:
+        """As `wait_again`, for one that an engine has computed in part: its wait begins anew."""
+        if (ticket := sequence.ticket) is not None:
+            now = self._clock()
+            ticket.deadline, ticket.since = now + ticket.deadline - ticket.since, now
+        return self.wait_again(sequence)
+
     def forget(self, sequence: LiveSequence) -> None:
         """It is over: it waits no longer and keeps no engine for itself. Idempotent."""
         self._lone.over(sequence)

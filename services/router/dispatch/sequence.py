@@ -10,6 +10,7 @@ from catenary.v1 import common_pb2
 from services.router.admission import LoadGuard, Ticket
 
 if TYPE_CHECKING:
+    from services.router.dispatch.handover import Handover
     from services.router.dispatch.link import EngineLink
     from services.router.fleet import Engine
     from services.router.placement import PlacementRequest
@@ -95,6 +96,7 @@ class LiveSequence:
         "engine_handle",
         "guard",
         "handle",
+        "handover",
         "link",
         "prompt_alternatives",
         "prompt_scored",
@@ -156,6 +158,8 @@ class LiveSequence:
         self.refused_by: list[Engine] = []
         self.aborted_at = 0.0
         self.abort_wanted_answer = False
+        # Set if two engines may compute it.
+        self.handover: Handover | None = None
 
     @property
     def prompt_len(self) -> int:

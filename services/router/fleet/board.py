@@ -35,7 +35,7 @@ class Board:
         self.block_sizes = tuple(sorted({engine.capacity.block_size for engine in engines}))
         self.epochs = np.array([engine.epoch for engine in engines], dtype=np.int64)
         self.identity = np.array(_identities(engines), dtype=np.uint64)
-        self._prefills = np.array([not engine.does(None) for engine in engines], dtype=np.bool_)
+        self._roles = np.array([engine.role for engine in engines], dtype=np.int64)
         self._publishes = np.array([engine.publishes_kv for engine in engines], dtype=np.bool_)
         self._kept = np.zeros(count, dtype=np.bool_)
         self._available = np.zeros(count, dtype=np.bool_)
@@ -68,11 +68,14 @@ class Board:
     ) -> Mask:
         """Which engines may be given a sequence, less `excluding`.
 
-        Those whose breaker is open are left out, and one that is half open and has a sequence. `role` PREFILL
-        asks for engines of that role; otherwise those that generate are meant.
+        Those whose breaker is open are left out, and one that is half open and has a sequence. `role` is as
+        for Engine.does.
         """
-        prefill = role == engine_pb2.ENGINE_ROLE_PREFILL
-        mask: Mask = self._available & (self._prefills if prefill else ~self._prefills)
+        mask: Mask = self._available.copy()
+        if role is None:
+            mask &= self._roles != engine_pb2.ENGINE_ROLE_PREFILL
+        elif role != engine_pb2.ENGINE_ROLE_UNSPECIFIED:
+            mask &= self._roles == role
         for engine in excluding:
             if (row := self._row_of.get(engine.epoch)) is not None:
                 mask[row] = False

@@ -112,9 +112,12 @@ class Engine:
         )
 
     def does(self, role: engine_pb2.EngineRole.ValueType | None) -> bool:
-        """Whether it takes what `role` is for. None: whole sequences, which one for prefill does not."""
-        if role == engine_pb2.ENGINE_ROLE_PREFILL:
-            return self.role == role
+        """Whether it takes what `role` is for: PREFILL prompts alone, DECODE the KV of such.
+
+        None: whole sequences, which one for prefill does not, and with UNSPECIFIED even that.
+        """
+        if role is not None:
+            return role in (engine_pb2.ENGINE_ROLE_UNSPECIFIED, self.role)
         return self.role != engine_pb2.ENGINE_ROLE_PREFILL
 
     @property

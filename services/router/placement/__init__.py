@@ -5,6 +5,7 @@ from __future__ import annotations
 from services.router.placement.candidates import Candidates, Choice
 from services.router.placement.consistent_hash import ConsistentHash
 from services.router.placement.cost import Cost
+from services.router.placement.halves import HalvesPlacer
 from services.router.placement.least_loaded import LeastLoaded
 from services.router.placement.options import PlacementOptions
 from services.router.placement.placer import Placed, Placer
@@ -14,7 +15,7 @@ from services.router.placement.prefix_approximate import PrefixApproximate
 from services.router.placement.prefix_exact import PrefixExact
 from services.router.placement.prefixes import Matched, Prefixes
 from services.router.placement.receipt import Candidate, Receipt, ReceiptBook
-from services.router.placement.request import BlockNames, PlacementRequest, placement_request
+from services.router.placement.request import BlockNames, Half, PlacementRequest, placement_request
 from services.router.placement.round_robin import RoundRobin
 from services.router.placement.session_affinity import SessionAffinity
 
@@ -26,6 +27,8 @@ __all__ = [
     "Choice",
     "ConsistentHash",
     "Cost",
+    "Half",
+    "HalvesPlacer",
     "LeastLoaded",
     "Matched",
     "Memory",

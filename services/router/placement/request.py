@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import overload
 
 from catenary.blockhash import BlockHashes
@@ -60,6 +61,14 @@ class BlockNames(Sequence[bytes]):
         self._hashes.extend(self._token_ids[made * size : stop * size])
 
 
+class Half(Enum):
+    """What one engine computes of a sequence: all of it, its prompt alone, or what follows the prompt."""
+
+    WHOLE = 1
+    PROMPT = 2
+    REST = 3
+
+
 @dataclass(slots=True, eq=False)
 class PlacementRequest:
     """What a policy may look at. One object for a sequence's life: blocks are named once.
@@ -87,6 +96,9 @@ class PlacementRequest:
     # Kept by the placer: how often it was placed, and what its engine is to compute as far as is known.
     placements: int = 0
     uncached_tokens: int = 0
+    # What an engine is to compute of it if that can be had, and what the one does that it was placed on.
+    half: Half = Half.WHOLE
+    placed: Half = Half.WHOLE
     _names: dict[int, BlockNames] = field(default_factory=dict, init=False, repr=False)
 
     def names(self, block_size: int) -> BlockNames:

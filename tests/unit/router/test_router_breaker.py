@@ -156,5 +156,6 @@ def test_roles_decide_what_an_engine_is_asked_for():
     assert decode.publishes_kv
     assert fleet.candidates("m") == [both, decode]
     assert fleet.candidates("m", role=engine_pb2.ENGINE_ROLE_PREFILL) == [prefill]
-    assert fleet.candidates("m", role=engine_pb2.ENGINE_ROLE_DECODE) == [both, decode]
+    assert fleet.candidates("m", role=engine_pb2.ENGINE_ROLE_DECODE) == [decode]
+    assert fleet.candidates("m", role=engine_pb2.ENGINE_ROLE_UNSPECIFIED) == [both, prefill, decode]
     assert fleet.served_models()[0].serving_engines == 2

@@ -1,0 +1,202 @@
+"""Sequences of which one engine computes the prompt and another one the rest: what happens between the two.
+
+The client sees one sequence, and admission counts one. It is placed for its prompt first; with the offer that
+this ends with, it is placed again. Whatever goes wrong in the first half, the second one computes the prompt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from catenary.telemetry import get_logger
+from catenary.v1 import common_pb2
+from services.router.dispatch.link import EngineLink
+from services.router.dispatch.sequence import LiveSequence, SequenceStatus
+from services.router.handover_metrics import HandoverMetrics
+from services.router.placement import Half
+
+_log = get_logger(__name__)
+
+MAX_CONNECTOR_LENGTH = 64
+MAX_ADDRESS_LENGTH = 512
+MAX_HOST_ID_LENGTH = 128
+MAX_LAYOUT_BYTES = 64
+TICKET_BYTES = range(16, 65)
+
+_WELL = (common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH)
+
+
+@dataclass(slots=True, eq=False)
+class Handover:
+    """One sequence's. `followers` have the same prompt and wait until it is computed."""
+
+    followers: list[LiveSequence] = field(default_factory=list)
+    offer: common_pb2.KvOffer | None = None
+    # Where the offer can be withdrawn.
+    offered_by: EngineLink | None = None
+    offer_handle: int = 0
+    # Prompt tokens that the first engine had cached.
+    cached_tokens: int = 0
+
+
+class Handovers:
+    """Decides who is divided, and what becomes of both halves.
+
+    `again` places a sequence anew, or lets it wait in front of others, or ends it. `enter` does so with one
+    that has waited for its leader; it is called by `call_soon`.
+    """
+
+    def __init__(
+        self,
+        metrics: HandoverMetrics,
+        *,
+        again: Callable[[LiveSequence], None],
+        enter: Callable[[LiveSequence], None],
+        call_soon: Callable[[Callable[[], None]], object] | None = None,
+    ) -> None:
+        self._metrics = metrics
+        self._again = again
+        self._enter = enter
+        self._call_soon = call_soon
+        # Followers of leaders that are on their way or over.
+        self._due: list[LiveSequence] = []
+
+    def begin(self, sequence: LiveSequence, *, resumed: bool) -> bool:
+        """Decide for a new sequence, before it is placed. True: it waits for its leader's prompt."""
+        leader = sequence.same_prompt_as
+        if leader is not None:
+            if leader.handover is None or not self.in_first_half(leader):
+                return False
+            leader.handover.followers.append(sequence)
+            return True
+        if not (resumed or sequence.alone) and divisible(sequence.spec):
+            sequence.request.half = Half.PROMPT
+            sequence.handover = Handover()
+        return False
+
+    def in_first_half(self, sequence: LiveSequence) -> bool:
+        """Whether an engine computes its prompt for another one, or it waits for an engine that may."""
+        return sequence.request.half is Half.PROMPT
+
+    def message(self, sequence: LiveSequence, submit: common_pb2.Submit) -> None:
+        """Complete what is sent to the engine that was chosen; the sequence is placed there."""
+        handover = sequence.handover
+        if handover is None:
+            return
+        placed = sequence.request.placed
+        if placed is Half.PROMPT:
+            submit.prefill_only = True
+            sequence.budget = 0
+            self._metrics.count("begun")
+        elif placed is Half.REST and handover.offer is not None:
+            submit.kv_offer.CopyFrom(handover.offer)
+        else:
+            self.withdraw(sequence)
+
+    def sent(self, sequence: LiveSequence) -> None:
+        """Its engine was told: others that begin with its prompt go where it is computed to the end."""
+        if sequence.handover is not None and sequence.request.placed is not Half.PROMPT:
+            self._go_together(sequence.handover)
+
+    def first_half_ended(self, sequence: LiveSequence, end: common_pb2.SequenceEnd) -> None:
+        """An engine has ended its part: go on with its offer, or without."""
+        handover, offer = sequence.handover, end.kv_offer
+        usable = end.reason == common_pb2.FINISH_REASON_STOP and end.HasField("kv_offer")
+        if handover is None or not (usable and acceptable(offer, sequence.prompt_len)):
+            self.go_whole(sequence, "failed")
+            return
+        handover.offer = common_pb2.KvOffer()
+        handover.offer.CopyFrom(offer)
+        handover.offered_by, handover.offer_handle = sequence.link, sequence.engine_handle
+        handover.cached_tokens = min(end.usage.cached_tokens, sequence.prompt_len)
+        sequence.request.half = Half.REST
+        self._metrics.count("offered")
+        self._again(sequence)
+
+    def go_whole(self, sequence: LiveSequence, why: str) -> None:
+        """The first half came to nothing: another engine computes all of it."""
+        sequence.request.half = Half.WHOLE
+        self._metrics.count(why)
+        _log.info("a prompt is not handed over", sequence=sequence.spec.request_id, why=why)
+        self._again(sequence)
+
+    def falls_back(self, sequence: LiveSequence) -> bool:
+        """Whether it can begin anew elsewhere when the engine that has it is lost: no token was seen."""
+        half, placed = sequence.request.placed, sequence.status is SequenceStatus.PLACED
+        return placed and half is not Half.WHOLE
+
+    def ended(self, sequence: LiveSequence, end: common_pb2.SequenceEnd) -> None:
+        """The whole sequence has ended, with this end, which is put right."""
+        handover = sequence.handover
+        end.ClearField("kv_offer")
+        if handover is None or handover.offer is None:
+            end.usage.transferred_tokens = 0
+            return
+        if end.usage.transferred_tokens:
+            end.usage.cached_tokens = max(end.usage.cached_tokens, handover.cached_tokens)
+            self._metrics.handed_over(end.usage.transferred_tokens)
+            handover.offered_by = None
+        elif end.reason in _WELL:
+            self._metrics.count("recomputed")
+
+    def forget(self, sequence: LiveSequence) -> None:
+        """It is over: nobody fetches what is offered, and nobody waits for its prompt. Idempotent."""
+        self._drop_follower(sequence)
+        handover = sequence.handover
+        if handover is None:
+            return
+        self.withdraw(sequence)
+        sequence.request.half = Half.WHOLE
+        self._go_together(handover)
+        sequence.handover = None
+
+    def withdraw(self, sequence: LiveSequence) -> None:
+        """Tell the first engine that its offer is not wanted any more."""
+        handover = sequence.handover
+        if handover is None or handover.offered_by is None:
+            return
+        if not handover.offered_by.closed:
+            handover.offered_by.abort(handover.offer_handle)
+        handover.offered_by = None
+        handover.offer = None
+
+    def _drop_follower(self, sequence: LiveSequence) -> None:
+        """A sequence that waits for its leader does so no longer."""
+        leader = sequence.same_prompt_as
+        handover = None if leader is None else leader.handover
+        for waiting in (self._due, [] if handover is None else handover.followers):
+            if sequence in waiting:
+                waiting.remove(sequence)
+
+    def _go_together(self, handover: Handover) -> None:
+        """Followers are placed beside their leader, whose engine is known, or wherever if it is over."""
+        if handover.followers and not self._due:
+            (self._call_soon or asyncio.get_running_loop().call_soon)(self._release)
+        self._due += handover.followers
+        handover.followers = []
+
+    def _release(self) -> None:
+        while self._due:
+            self._enter(self._due.pop(0))
+
+
+def divisible(spec: common_pb2.SequenceSpec) -> bool:
+    """Whether another engine may compute the prompt: of sequences that sample, and begin here."""
+    resumed = spec.HasField("prompt_len") and spec.prompt_len < len(spec.token_ids)
+    others = spec.HasField("pooling") or spec.HasField("beam_search")
+    return len(spec.token_ids) > 1 and not (resumed or others or spec.response.HasField("prompt_logprobs"))
+
+
+def acceptable(offer: common_pb2.KvOffer, prompt_len: int) -> bool:
+    """Whether an engine's offer keeps the contract."""
+    return (
+        1 <= len(offer.connector) <= MAX_CONNECTOR_LENGTH
+        and len(offer.address) <= MAX_ADDRESS_LENGTH
+        and len(offer.host_id) <= MAX_HOST_ID_LENGTH
+        and len(offer.layout) <= MAX_LAYOUT_BYTES
+        and len(offer.ticket) in TICKET_BYTES
+        and offer.tokens == prompt_len - 1
+        and 1 <= offer.blocks <= offer.tokens
+    )
