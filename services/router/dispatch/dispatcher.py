@@ -84,11 +84,9 @@ class Dispatcher:
             call_soon=call_soon,
         )
         self._going_on = GoingOn(self._intake, self._endings, metrics)
+        again, enter = self._going_on.again, self._going_on.enter
         self._handovers = Handovers(
-            metrics.handovers,
-            again=self._going_on.again,
-            enter=self._going_on.enter,
-            call_soon=call_soon,
+            metrics.handovers, placer.fleet, again=again, enter=enter, call_soon=call_soon
         )
         self._endings.connect(self._intake, self._handovers)
         self._spec_limits = spec_limits

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from catenary.telemetry import get_logger
-from catenary.v1 import common_pb2
+from catenary.v1 import common_pb2, engine_pb2
 from services.router.dispatch.link import EngineLink
 from services.router.dispatch.sequence import LiveSequence, SequenceStatus
+from services.router.fleet import Fleet
 from services.router.handover_metrics import HandoverMetrics
 from services.router.placement import Half
 
@@ -25,6 +26,7 @@ MAX_HOST_ID_LENGTH = 128
 MAX_LAYOUT_BYTES = 64
 TICKET_BYTES = range(16, 65)
 
+_PREFILL = engine_pb2.ENGINE_ROLE_PREFILL
 _WELL = (common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH)
 
 
@@ -51,12 +53,14 @@ class Handovers:
     def __init__(
         self,
         metrics: HandoverMetrics,
+        fleet: Fleet,
         *,
         again: Callable[[LiveSequence], None],
         enter: Callable[[LiveSequence], None],
         call_soon: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
         self._metrics = metrics
+        self._fleet = fleet
         self._again = again
         self._enter = enter
         self._call_soon = call_soon
@@ -71,14 +75,20 @@ class Handovers:
                 return False
             leader.handover.followers.append(sequence)
             return True
-        if not (resumed or sequence.alone) and divisible(sequence.spec):
+        spec = sequence.spec
+        if not (resumed or sequence.alone) and divisible(spec) and self._divides(spec.model):
             sequence.request.half = Half.PROMPT
             sequence.handover = Handover()
         return False
 
+    def _divides(self, model: str) -> bool:
+        """Whether there are engines for prompts alone."""
+        return bool(self._fleet.board(model).open_to(_PREFILL).any())
+
     def in_first_half(self, sequence: LiveSequence) -> bool:
-        """Whether an engine computes its prompt for another one, or it waits for an engine that may."""
-        return sequence.request.half is Half.PROMPT
+        """Whether an engine computes its prompt for another one, or it waits for one that goes on with it."""
+        queued = sequence.status is SequenceStatus.QUEUED
+        return sequence.request.half is Half.PROMPT or (queued and sequence.request.half is Half.REST)
 
     def message(self, sequence: LiveSequence, submit: common_pb2.Submit) -> None:
         """Complete what is sent to the engine that was chosen; the sequence is placed there."""
@@ -97,8 +107,10 @@ class Handovers:
 
     def sent(self, sequence: LiveSequence) -> None:
         """Its engine was told: others that begin with its prompt go where it is computed to the end."""
-        if sequence.handover is not None and sequence.request.placed is not Half.PROMPT:
-            self._go_together(sequence.handover)
+        if sequence.handover is None or sequence.request.placed is Half.PROMPT:
+            return
+        sequence.request.half = sequence.request.placed
+        self._go_together(sequence.handover)
 
     def first_half_ended(self, sequence: LiveSequence, end: common_pb2.SequenceEnd) -> None:
         """An engine has ended its part: go on with its offer, or without."""

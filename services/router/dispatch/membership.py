@@ -72,9 +72,10 @@ class Membership:
         """
         self._check(hello)
         engine, replaced = self._fleet.attach(hello, now=self._clock(), unix_time=time.time())
+        link = self._dispatcher.connect(engine)
+        # First the new one: what the old one loses may come to it.
         if replaced is not None and (old := self._dispatcher.link_of(replaced)) is not None:
             self.leave(old, LossReason.REPLACED)
-        link = self._dispatcher.connect(engine)
         _log.info(
             "engine attached",
             engine=engine.name,
