@@ -12,16 +12,18 @@ from catenary.constraints.control_tokens import split_control
 from catenary.constraints.json_schema import clean_schema
 from catenary.constraints.kinds import ConstraintError, ConstraintLimits
 from catenary.constraints.lark import lark_text
+from catenary.constraints.tag_texts import atom, atoms, escaped
+from catenary.constraints.tagged_parameters import Parameter, check_parameters, parameter_rules
 
 _ANY = "(?s:.*)"
 _LIKE_JSON = ("{", '["', "[{", "[[")
-_META = frozenset("\\.+*?()|[]{}^$#&-~/")
 
 
 class _Structure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     begin: str
     end: str = ""
     schema: dict[str, Any] | bool | None = None
+    parameters: list[Parameter] | None = None
 
 
 class _Tags(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,7 +67,11 @@ def _check(tags: _Tags, limits: ConstraintLimits) -> None:
     for structure in tags.structures:
         if not structure.begin.startswith(tuple(tags.triggers)):
             raise ConstraintError("Each structure's begin must start with a trigger.")
-        if structure.schema is None and not structure.end:
+        if structure.parameters is not None:
+            if structure.schema is not None:
+                raise ConstraintError("A structure has a schema or parameters, not both.")
+            check_parameters(structure.parameters, limits)
+        elif structure.schema is None and not structure.end:
             raise ConstraintError("A structure without a schema needs an end.")
     for trigger in tags.triggers:
         if not any(structure.begin.startswith(trigger) for structure in tags.structures):
@@ -89,7 +95,7 @@ def _first_to_fire(triggers: Sequence[str]) -> list[str]:
 
 def _rules(tags: _Tags, limits: ConstraintLimits, control: Mapping[str, int]) -> Iterator[str]:
     more = "" if tags.stop_after_first else "text"
-    first = [f"{_atoms(tag.begin, control)} body_{index}" for index, tag in enumerate(tags.structures)]
+    first = [f"{atoms(tag.begin, control)} body_{index}" for index, tag in enumerate(tags.structures)]
     if tags.otherwise is not None:
         yield from _tags_or_json(tags, first, limits)
         more = ""
@@ -130,7 +136,7 @@ def _free_text(tags: _Tags, control: Mapping[str, int], more: str) -> Iterator[s
         if any(isinstance(piece, int) for piece in rest):
             raise ConstraintError("A trigger may hold a control token of the model only at its beginning.")
         bodies = (
-            f"{_atoms(structure.begin[len(trigger) :], control)} body_{number}"
+            f"{atoms(structure.begin[len(trigger) :], control)} body_{number}"
             for number, structure in enumerate(tags.structures)
             if structure.begin.startswith(trigger)
         )
@@ -141,7 +147,7 @@ def _free_text(tags: _Tags, control: Mapping[str, int], more: str) -> Iterator[s
             spelled.append(first)
             heads.append(f"head_{index} tagged_{index}")
             yield f"head_{index}[lazy]: ANY {lark_text(first)}"
-    without = "".join(f" & ~/{_ANY}{_escaped(trigger)}{_ANY}/" for trigger in spelled)
+    without = "".join(f" & ~/{_ANY}{escaped(trigger)}{_ANY}/" for trigger in spelled)
     yield f"ANY: /{_ANY}/"
     yield f"TEXT: /{_ANY}/{without}"
     others = sorted(set(control.values()) - set(openers))
@@ -162,7 +168,7 @@ def _after(opener: int, rests: Mapping[int, str], without: str) -> Iterator[str]
     """What follows the control token `opener`, which begins the triggers with these numbers and rests."""
     ways = [f"{lark_text(rest) if rest else ''} tagged_{index}" for index, rest in rests.items()]
     if all(rests.values()):
-        unlike = "".join(f" & ~/{_escaped(rest)}{_ANY}/" for rest in rests.values())
+        unlike = "".join(f" & ~/{escaped(rest)}{_ANY}/" for rest in rests.values())
         yield f"OTHER_{opener}: /{_ANY}/{unlike}{without}"
         ways += [f"OTHER_{opener}", f"OTHER_{opener} control"]
     yield f"after_{opener}: {' | '.join(ways)}"
@@ -183,26 +189,16 @@ def _body(
     index: int, structure: _Structure, limits: ConstraintLimits, control: Mapping[str, int]
 ) -> Iterator[str]:
     """What stands between a structure's beginning and the end of its tag."""
+    if structure.parameters is not None:
+        yield from parameter_rules(f"body_{index}", structure.parameters, structure.end, limits, control)
+        return
     if structure.schema is not None:
         schema = json.dumps(clean_schema(structure.schema, limits), ensure_ascii=False)
-        yield f"body_{index}: %json {schema} {_atoms(structure.end, control)}"
+        yield f"body_{index}: %json {schema} {atoms(structure.end, control)}"
         return
     first, *others = split_control(structure.end, control)
     if isinstance(first, int):
-        yield f"body_{index}: /{_ANY}/ {_atoms(structure.end, control)}"
+        yield f"body_{index}: /{_ANY}/ {atoms(structure.end, control)}"
         return
     yield f"inside_{index}[lazy]: /{_ANY}/ {lark_text(first)}"
-    yield f"body_{index}: inside_{index} {' '.join(map(_atom, others))}"
-
-
-def _atoms(text: str, control: Mapping[str, int]) -> str:
-    """A text as Lark, its control tokens by their ids."""
-    return " ".join(map(_atom, split_control(text, control)))
-
-
-def _atom(piece: str | int) -> str:
-    return f"<[{piece}]>" if isinstance(piece, int) else lark_text(piece)
-
-
-def _escaped(text: str) -> str:
-    return "".join(f"\\x{{{ord(char):x}}}" if char in _META or not char.isalnum() else char for char in text)
+    yield f"body_{index}: inside_{index} {' '.join(map(atom, others))}"

@@ -155,6 +155,9 @@ class _ConstraintKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Constr
       triggers: texts; after one of them only one of the tags that begin with it may follow.
       structures: [{begin, schema, end}], a tag is `begin`, a JSON value of `schema` (absent: free text up to `end`), `end`.
       at_least_one: true: the output begins with a tag and cannot end without one. Absent: false.
+      A structure may have `parameters` in place of `schema`: values in their order, each with tags of its own,
+        {"begin": text, "end": text, "schema": a JSON schema | "texts": [text, ...], "without": [text, ...],
+        "optional": true}: JSON, or one of the texts, or else any text that has none of `without` in it.
       stop_after_first: true: the output ends with the first tag. Absent: false.
       otherwise: a JSON schema: in place of free text the output is tags alone or, without any, a JSON value of it.
     """
@@ -174,6 +177,9 @@ CONSTRAINT_KIND_STRUCTURAL_TAG: ConstraintKind.ValueType  # 4
   triggers: texts; after one of them only one of the tags that begin with it may follow.
   structures: [{begin, schema, end}], a tag is `begin`, a JSON value of `schema` (absent: free text up to `end`), `end`.
   at_least_one: true: the output begins with a tag and cannot end without one. Absent: false.
+  A structure may have `parameters` in place of `schema`: values in their order, each with tags of its own,
+    {"begin": text, "end": text, "schema": a JSON schema | "texts": [text, ...], "without": [text, ...],
+    "optional": true}: JSON, or one of the texts, or else any text that has none of `without` in it.
   stop_after_first: true: the output ends with the first tag. Absent: false.
   otherwise: a JSON schema: in place of free text the output is tags alone or, without any, a JSON value of it.
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.constraints.structured import wanted_of
-from gateway.constraints.tools import CallableFunction, wanted_calls
+from gateway.constraints.tools import CallableFunction, own_calls, wanted_calls
 from gateway.constraints.wanted import Wanted
 
-__all__ = ["CallableFunction", "Wanted", "wanted_calls", "wanted_of"]
+__all__ = ["CallableFunction", "Wanted", "own_calls", "wanted_calls", "wanted_of"]

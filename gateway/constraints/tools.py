@@ -11,9 +11,10 @@ from typing import Any
 import msgspec
 
 from catenary.v1.common_pb2 import CONSTRAINT_KIND_GRAMMAR, CONSTRAINT_KIND_STRUCTURAL_TAG
+from gateway.constraints.tagged import tagged_parameters
 from gateway.constraints.wanted import Wanted
 from gateway.errors import bad_request
-from gateway.parsing import Tag, tag_for
+from gateway.parsing import tag_for, tagged_for
 
 _OBJECT = {"type": "object"}
 _NOTHING = {"type": "object", "additionalProperties": False}
@@ -61,12 +62,11 @@ def wanted_calls(
     strict = [function for function in functions if function.strict]
     if not required and not strict and otherwise is None:
         return None
-    tags = {function.name: tag_for(parser, function.name) for function in functions}
-    known = {name: tag for name, tag in tags.items() if tag}
+    calls = own_calls(functions, parser, required=required)
     # A call that reads like JSON cannot be told from JSON.
-    is_json = otherwise is not None and any(tag.begin.startswith("{") for tag in known.values())
-    if len(known) == len(tags) and (required or not is_json):
-        return _tags(functions, known, required=required, single=single, otherwise=otherwise, param=param)
+    is_json = otherwise is not None and any(call["begin"].startswith("{") for _, call in calls or ())
+    if calls is not None and (required or not is_json):
+        return _tags(calls, required=required, single=single, otherwise=otherwise, param=param)
     if otherwise is not None:
         raise bad_request(
             f"'{otherwise.param}' cannot be combined with tools in this model's tool format.", otherwise.param
@@ -81,9 +81,33 @@ def wanted_calls(
     return Wanted(CONSTRAINT_KIND_GRAMMAR, _array_grammar(functions, single=single), param)
 
 
+def own_calls(
+    functions: Sequence[CallableFunction], parser: str, *, required: bool
+) -> list[tuple[str, dict[str, Any]]] | None:
+    """Each function's call in a parser's format: its trigger, and its structure of a structural tag.
+
+    None: one cannot be written so that its arguments satisfy the schema, as they must if the function is
+    strict or the call `required`. Else the call holds what its format allows."""
+    calls = [_own_call(function, parser, exact=required or function.strict) for function in functions]
+    found = [call for call in calls if call is not None]
+    return found if len(found) == len(calls) else None
+
+
+def _own_call(function: CallableFunction, parser: str, *, exact: bool) -> tuple[str, dict[str, Any]] | None:
+    if (tag := tag_for(parser, function.name)) is not None:
+        schema = function.schema if exact else _OBJECT
+        return tag.trigger, {"begin": tag.begin, "schema": schema, "end": tag.end}
+    if (form := tagged_for(parser, function.name)) is None:
+        return None
+    around = {"begin": form.begin, "end": form.end}
+    if not exact:
+        return form.trigger, around
+    parameters = tagged_parameters(function.schema, form)
+    return None if parameters is None else (form.trigger, {**around, "parameters": parameters})
+
+
 def _tags(
-    functions: Sequence[CallableFunction],
-    tags: Mapping[str, Tag],
+    calls: Sequence[tuple[str, dict[str, Any]]],
     *,
     required: bool,
     single: bool,
@@ -94,15 +118,8 @@ def _tags(
     wanted = Wanted.json(
         CONSTRAINT_KIND_STRUCTURAL_TAG,
         {
-            "triggers": list(dict.fromkeys(tag.trigger for tag in tags.values())),
-            "structures": [
-                {
-                    "begin": tags[function.name].begin,
-                    "schema": function.schema if required or function.strict else _OBJECT,
-                    "end": tags[function.name].end,
-                }
-                for function in functions
-            ],
+            "triggers": list(dict.fromkeys(trigger for trigger, _ in calls)),
+            "structures": [call for _, call in calls],
             "at_least_one": required,
             "stop_after_first": single,
             **value,

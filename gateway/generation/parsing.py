@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from catenary.text import TokenizerTraits
 from catenary.v1.common_pb2 import CONSTRAINT_KIND_JSON_SCHEMA
-from gateway.constraints import CallableFunction, Wanted, wanted_calls, wanted_of
+from gateway.constraints import CallableFunction, Wanted, own_calls, wanted_calls, wanted_of
 from gateway.errors import bad_request
 from gateway.generation.legacy_calls import with_tools
 from gateway.parsing import (
@@ -13,10 +13,9 @@ from gateway.parsing import (
     TemplateFormats,
     ToolSet,
     read_response_template,
-    tag_for,
 )
 from gateway.parsing.formats import JSON
-from gateway.schemas.calls import CallMode, CallPolicy
+from gateway.schemas.calls import CallMode
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.tools import FunctionTool
 
@@ -27,7 +26,7 @@ def choose_parser(fields: ChatRequest, traits: TokenizerTraits) -> ParserChoice:
     restricted = policy.mode is CallMode.REQUIRED or set(policy.names) != fields.schemas.keys()
     tool_parser, reasoning_parser, template = _own(traits)
     return ParserChoice(
-        tool_parser=_tool_parser(tool_parser, policy, fields.tools_param),
+        tool_parser=_tool_parser(tool_parser, fields),
         reasoning_parser=reasoning_parser,
         tools=ToolSet(fields.schemas, frozenset(policy.names) if restricted else None, policy.single),
         continues=bool(fields.continue_final_message),
@@ -54,25 +53,27 @@ def choose_constraint(fields: ChatRequest, traits: TokenizerTraits) -> Wanted | 
         raise bad_request(
             f"'{text.param}' cannot be combined with tools that may be called; see 'tool_choice'.", text.param
         )
-    functions = [
+    return wanted_calls(
+        _callable(fields),
+        _own(traits)[0],
+        required=policy.mode is CallMode.REQUIRED,
+        single=policy.single,
+        otherwise=text,
+        param=fields.tools_param,
+    )
+
+
+def _callable(fields: ChatRequest) -> list[CallableFunction]:
+    names = fields.call_policy.names
+    return [
         CallableFunction(
             function.name,
             function.parameters,
             isinstance(function, FunctionTool) and function.strict is True,
         )
         for function in fields.offered
-        if function.name in policy.names
+        if function.name in names
     ]
-    required = policy.mode is CallMode.REQUIRED
-    parser = _own(traits)[0]
-    return wanted_calls(
-        functions,
-        parser,
-        required=required,
-        single=policy.single,
-        otherwise=text,
-        param=fields.tools_param,
-    )
 
 
 def _own(traits: TokenizerTraits) -> tuple[str, str, TemplateFormats]:
@@ -87,16 +88,18 @@ def _own(traits: TokenizerTraits) -> tuple[str, str, TemplateFormats]:
     )
 
 
-def _tool_parser(own: str, policy: CallPolicy, param: str) -> str:
-    """The model's own, or the one for calls as a constraint has them written where those are no JSON."""
-    if policy.mode is CallMode.NONE:
+def _tool_parser(own: str, fields: ChatRequest) -> str:
+    """The model's own, or the one for calls as a constraint has them written where it cannot hold the model's
+    own to their schemas."""
+    mode = fields.call_policy.mode
+    if mode is CallMode.NONE:
         return ""
-    if policy.mode is CallMode.REQUIRED:
-        return own if all(tag_for(own, name) for name in policy.names) else JSON.name
+    if mode is CallMode.REQUIRED:
+        return JSON.name if own_calls(_callable(fields), own, required=True) is None else own
     if not own:
         raise bad_request(
             "The model's chat template knows no tools, and the server was started without --tool-parser.",
-            param,
+            fields.tools_param,
             "unsupported_parameter",
         )
     return own

@@ -15,7 +15,8 @@ from gateway.parsing.output import IdStyle
 from gateway.parsing.parser import TextParser
 from gateway.parsing.response_template import NAME as RESPONSE_TEMPLATE
 from gateway.parsing.response_template import TemplateFormats, read_response_template
-from gateway.parsing.tags import Tag, tag_for
+from gateway.parsing.schema_types import parameter_types, to_json
+from gateway.parsing.tags import Tag, TaggedFormat, tag_for, tagged_for, value_begin
 from gateway.parsing.toolset import NAME, ToolSet
 
 __all__ = [
@@ -30,12 +31,17 @@ __all__ = [
     "Part",
     "Reasoning",
     "Tag",
+    "TaggedFormat",
     "TemplateFormats",
     "TextParser",
     "ToolCallArguments",
     "ToolCallStart",
     "ToolSet",
     "id_style",
+    "parameter_types",
     "read_response_template",
     "tag_for",
+    "tagged_for",
+    "to_json",
+    "value_begin",
 ]

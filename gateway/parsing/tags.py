@@ -45,6 +45,54 @@ _TAGS = {
 }
 
 
+class TaggedFormat(NamedTuple):
+    """A call of one function whose arguments have a tag each.
+
+    The text around all of them is as in `Tag`. `value_begin` stands in front of a value, with KEY for the
+    parameter's name, and `value_end` behind it; no value may have one of `without` inside, where its reader
+    would end."""
+
+    trigger: str
+    begin: str
+    end: str
+    value_begin: str
+    value_end: str
+    without: tuple[str, ...]
+
+
+_KEY = "KEY"
+_TAGGED = {
+    "qwen3_coder": TaggedFormat(
+        "<tool_call>",
+        "<tool_call>\n<function=NAME>\n",
+        "</function>\n</tool_call>",
+        "<parameter=KEY>\n",
+        "\n</parameter>\n",
+        ("<parameter=", "</parameter>", "</function>", "</tool_call>"),
+    ),
+    "glm45": TaggedFormat(
+        "<tool_call>",
+        "<tool_call>NAME\n",
+        "</tool_call>",
+        "<arg_key>KEY</arg_key>\n<arg_value>",
+        "</arg_value>\n",
+        ("<arg_key>", "</arg_value>", "</tool_call>"),
+    ),
+}
+
+
+def tagged_for(parser: str, name: str) -> TaggedFormat | None:
+    """The tags of a call of function `name` for a tool parser whose arguments have some; else None."""
+    form = FORMATS.get(parser)
+    tagged = None if form is None else _TAGGED.get(form.name)
+    return None if tagged is None else tagged._replace(begin=tagged.begin.replace(_NAME, name))
+
+
+def value_begin(tagged: TaggedFormat, key: str) -> str:
+    """What stands in front of the value of parameter `key`."""
+    return tagged.value_begin.replace(_KEY, key)
+
+
 def tag_for(parser: str, name: str) -> Tag | None:
     """The tag of a call of function `name` for tool parser `parser`; None: its arguments are no JSON.
 

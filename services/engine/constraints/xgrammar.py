@@ -119,6 +119,8 @@ def _tag(given: dict[str, Any]) -> dict[str, Any]:
     """A structural tag of the contract as one of xgrammar."""
     tags: list[dict[str, Any]] = []
     for structure in given["structures"]:
+        if structure.get("parameters") is not None:
+            raise ConstraintRefused("Values with tags of their own are not supported by xgrammar.")
         content: dict[str, Any] = {"type": "any_text"}
         if structure.get("schema") is not None:
             content = {"type": "json_schema", "json_schema": honoured(structure["schema"])}

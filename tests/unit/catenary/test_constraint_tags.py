@@ -169,3 +169,47 @@ def test_a_trigger_that_begins_with_another_adds_nothing() -> None:
     assert "x<ab>1" in found
     assert "x<c>y</c>z" in found
     assert "<d>" not in found
+
+
+def test_structures_of_parameters() -> None:
+    call, end = CONTROL.values()
+    source: dict[str, Any] = {
+        "triggers": ["<f"],
+        "structures": [
+            {
+                "begin": "<f>",
+                "end": "</f>",
+                "parameters": [
+                    {"begin": "a=", "end": ";", "schema": {"type": "integer"}},
+                    {"begin": "b=", "end": ";", "texts": ["x|y", "z"], "optional": True},
+                    {"begin": "c=<|call|>", "end": "<|end|>", "without": ["no"], "optional": True},
+                ],
+            }
+        ],
+        "at_least_one": True,
+        "stop_after_first": True,
+    }
+    found = Language(TAG, source, CONTROL)
+    assert "<f>a=1;</f>" in found
+    assert "<f>a=1;b=x|y;</f>" in found
+    assert ["<f>a=1;c=", call, "any; text", end, "</f>"] in found
+    assert ["<f>a=1;c=", call, "no", end, "</f>"] not in found
+    for text in ("<f></f>", "<f>a=x;</f>", "<f>b=z;a=1;</f>", "<f>a=1;b=y;</f>", "<f>a=1;"):
+        assert text not in found
+    (structure,) = source["structures"]
+    good = {"begin": "a=", "end": ";"}
+    for parameters, text in (
+        ([{**good, "end": ""}], "begin and an end"),
+        ([{**good, "texts": []}], "empty"),
+        ([{**good, "texts": ["a", ""]}], "empty"),
+        ([{**good, "texts": ["a"], "schema": {}}], "not both"),
+        ([{**good, "without": [""]}], "empty"),
+        ([{**good, "begin": "x" * 2000}], "1024"),
+        ([{**good, "texts": ["a"] * 2001}], "2000"),
+        ([good] * 1001, "1000"),
+        ([{**good, "end": ";<|end|>"}], "control token"),
+        ([{**good, "schema": {"type": "what"}}], "type"),
+        ([{**good, "x": 1}], "unknown"),
+    ):
+        assert text in refusal(TAG, source | {"structures": [structure | {"parameters": parameters}]})
+    assert "not both" in refusal(TAG, source | {"structures": [structure | {"schema": {}}]})

@@ -282,7 +282,7 @@ def test_calls_in_a_models_format(text: str, auto: bool, required: bool, single:
     assert (text in language(wanted_calls(tools, "hermes", required=True, single=True))) == single
 
 
-@pytest.mark.parametrize("parser", ["", "pythonic", "qwen3_coder"])
+@pytest.mark.parametrize("parser", ["", "pythonic"])
 def test_calls_as_an_array_where_a_format_holds_no_json(parser: str) -> None:
     many = language(wanted_calls((ADD, NOW), parser, required=True, single=False))
     one = language(wanted_calls((ADD, NOW), parser, required=True, single=True))
