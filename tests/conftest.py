@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
 import structlog
 
@@ -21,6 +22,10 @@ from tests.support.waiting import QUIET_THREAD
 if TYPE_CHECKING:
     from tests.support.engines import ScriptedEngine
     from tests.support.fleet import Fleet
+
+# No test asserts how fast something is: the machine may be busy.
+hypothesis.settings.register_profile("catenary", deadline=None)
+hypothesis.settings.load_profile("catenary")
 
 
 def pytest_configure() -> None:
