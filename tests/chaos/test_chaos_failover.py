@@ -77,7 +77,7 @@ async def chaos(stack: ProcessStack, seconds: float, say: Say) -> None:
 
 
 async def test_engines_and_a_router_die_for_some_seconds(fleet_processes: ProcessStack, say: Say) -> None:
-    await chaos(fleet_processes, 5, say)
+    await chaos(fleet_processes, 3, say)
 
 
 async def test_a_rolling_restart_of_all_engines_and_routers(fleet_processes: ProcessStack, say: Say) -> None:

@@ -187,7 +187,9 @@ async def test_what_outlives_the_drain_is_ended(run_dir, secrets):
 
 async def test_a_router_that_stood_still_does_not_blame_its_engines(run_dir, secrets):
     async with (
-        RouterProcess(run_dir, secrets, "--lease-ms", "800", "--report-interval-ms", "50") as router,
+        RouterProcess(
+            run_dir, secrets, "--lease-ms", "800", "--report-interval-ms", "50", "--stall-s", "1"
+        ) as router,
         engine_at(router, auto=False) as engine,
         open_channel(router.address, secret=secrets.client) as channel,
     ):
