@@ -42,7 +42,7 @@ class KvIndex(Generic[K]):
         """Raises ValueError for a bound below 1."""
         if max_pairs < 1:
             raise ValueError(f"an index holds at least one block, not {max_pairs}")
-        self._max_pairs = max_pairs
+        self.max_pairs = max_pairs
         self._holders: dict[bytes, int] = {}
         self._holdings: dict[K, _Holdings] = {}
         # Engines by slot; None for a slot that is free.
@@ -101,7 +101,7 @@ class KvIndex(Generic[K]):
                 before, after = held, (held | bit if held else bit)
             holders[name] = after
         self._pairs += len(own) - count
-        while self._pairs > self._max_pairs:
+        while self._pairs > self.max_pairs:
             self._give_up()
 
     def keep_youngest(self, engine: K, count: int) -> None:
@@ -187,7 +187,7 @@ class KvIndex(Generic[K]):
     def _give_up(self) -> None:
         most = max(self._holdings.values(), key=lambda holdings: len(holdings.names))
         most.complete = False
-        count = max(self._pairs - self._max_pairs, len(most.names) // _LEAST_SHARE)
+        count = max(self._pairs - self.max_pairs, len(most.names) // _LEAST_SHARE)
         self._remove(most, list(islice(most.names, count)))
 
     def _remove(self, holdings: _Holdings, names: Iterable[bytes]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,7 @@ from services.router.fleet import Board, Engine
 from services.router.placement.prefixes import Matched, Prefixes
 from services.router.placement.request import PlacementRequest
 
+T = TypeVar("T", bound=np.generic)
 Floats = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.intp]
 Mask = npt.NDArray[np.bool_]
@@ -19,7 +21,7 @@ Mask = npt.NDArray[np.bool_]
 class Candidates:
     """Rows of a board, at least one: engines that serve the model, have room, and may be given the request.
 
-    A policy works on columns over these rows: `board.sequences[candidates.rows]`. What it returns is a
+    A policy works on columns over these rows: `candidates.of(board.sequences)`. What it returns is a
     position in them. `now`: seconds of the placer's clock. `beside`: it is the one that has the same prompt.
     """
 
@@ -45,6 +47,10 @@ class Candidates:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def of(self, column: npt.NDArray[T]) -> npt.NDArray[T]:
+        """A column of the board, for the candidates alone. Not to be written to."""
+        return column if len(self.rows) == len(column) else column[self.rows]
 
     def engine(self, position: int) -> Engine:
         """The engine at a position."""
@@ -76,7 +82,7 @@ class Candidates:
         return self._keep(self._prefixes.guessed(self._request, self.board))
 
     def _keep(self, found: Matched) -> Matched:
-        self._matched = Matched(found.tokens[self.rows], found.exact[self.rows])
+        self._matched = Matched(self.of(found.tokens), self.of(found.exact))
         return self._matched
 
 

@@ -28,11 +28,11 @@ class ConsistentHash(PlacementPolicy):
 
     def pick(self, request: PlacementRequest, candidates: Candidates) -> Choice:
         """See PlacementPolicy."""
-        board, rows = candidates.board, candidates.rows
-        sequences = board.sequences[rows]
+        board = candidates.board
+        sequences = candidates.of(board.sequences)
         total = float(sequences.sum()) + request.sequences
-        bound = math.ceil(self._options.load_factor * total / len(rows))
-        weights = _mixed(board.identity[rows] ^ np.uint64(key_of(request)))
+        bound = math.ceil(self._options.load_factor * total / len(candidates))
+        weights = _mixed(candidates.of(board.identity) ^ np.uint64(key_of(request)))
         first = int(weights.argmax())
         if sequences[first] + request.sequences <= bound:
             return Choice(first, "ring")

@@ -39,7 +39,8 @@ class Cost(PlacementPolicy):
         busy = self._busy(candidates)
         length = len(request.token_ids)
         cached = candidates.matched().tokens
-        if cached.max() and cached.max() >= self._options.min_match * length:
+        longest = int(cached.max())
+        if longest and longest >= self._options.min_match * length:
             scores = busy + (length - cached)
             position = lowest(scores, self._rng)
             if not overloaded(candidates, self._options)[position]:
@@ -49,16 +50,17 @@ class Cost(PlacementPolicy):
 
     def _busy(self, candidates: Candidates) -> Floats:
         """What an engine has to do already, as tokens of prefill."""
-        options, board, rows = self._options, candidates.board, candidates.rows
-        kv_tokens, tokens = board.kv_tokens[rows], board.tokens[rows]
-        used = tokens / kv_tokens
-        # As shares of the mean engine's KV, so that unequal engines fill up alike.
-        held = used * kv_tokens.mean()
-        held = np.maximum(held, _COLD * held.mean())
-        taken = np.minimum(np.maximum(used, board.sequences[rows] / board.slots[rows]), _FULL)
-        busy: Floats = board.prefill[rows] + options.decode_weight * held
-        busy += options.pressure_weight * (taken / (1 - taken)) ** 2
-        stale = candidates.now - board.reported_at[rows] > options.stale_s
+        options, board, of = self._options, candidates.board, candidates.of
+        kv_tokens = of(board.kv_tokens)
+        used = of(board.tokens) / kv_tokens
+        # In tokens of the mean engine, so that unequal engines fill up alike.
+        mean = float(kv_tokens.sum()) / len(kv_tokens)
+        cold = _COLD * float(used.sum()) / len(used)
+        busy: Floats = np.maximum(used, cold) * (options.decode_weight * mean)
+        busy += of(board.prefill)
+        taken = np.minimum(np.maximum(used, of(board.sequences) / of(board.slots)), _FULL)
+        busy += options.pressure_weight * np.square(taken / (1 - taken))
+        stale = of(board.reported_at) < candidates.now - options.stale_s
         if stale.any() and not stale.all():
             busy[stale] = np.inf
         return busy

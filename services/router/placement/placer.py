@@ -88,7 +88,7 @@ class Placer:
             policy=policy.name,
             time_ms=int(self._wall_clock() * 1000),
             prompt_tokens=len(request.token_ids),
-            candidates=listed(candidates, choice),
+            listed=listed(candidates, choice),
             considered=len(candidates),
             chosen=engine.instance_id,
             lease_epoch=engine.epoch,

@@ -95,6 +95,7 @@ class Prefixes:
             matches = index.walk(request.names(size))
             if matches:
                 found = matches.by_slot()[slots] * size
-                tokens = np.where(board.block_size == size, found, tokens)
+                alike = len(board.block_sizes) == 1
+                tokens = found if alike else np.where(board.block_size == size, found, tokens)
         # The last token is always computed: its output is what is wanted.
         return np.minimum(tokens, len(request.token_ids) - 1)

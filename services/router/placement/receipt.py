@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from catenary.v1 import router_pb2
-from services.router.placement.candidates import Candidates, Choice
+from catenary.v1 import engine_pb2, router_pb2
+from services.router.placement.candidates import Candidates, Choice, Floats, Rows
 
 # Candidates that a receipt lists.
 MAX_LISTED = 16
@@ -31,15 +31,41 @@ class Candidate(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Listed:
+    """The same of several, as they were; made into candidates when somebody asks, which is rare."""
+
+    engines: list[tuple[str, str, engine_pb2.LoadReport | None, engine_pb2.Capacity]]
+    scores: list[float] | None
+    matched: tuple[list[int], list[bool]] | None
+    sequences: list[float]
+    prefill: list[float]
+
+    def candidate(self, number: int) -> Candidate:
+        """One of them."""
+        instance_id, name, report, capacity = self.engines[number]
+        return Candidate(
+            instance_id=instance_id,
+            engine_name=name,
+            score=None if self.scores is None else self.scores[number],
+            matched_tokens=0 if self.matched is None else self.matched[0][number],
+            match_is_exact=False if self.matched is None else self.matched[1][number],
+            sequences=int(self.sequences[number]),
+            queued_prefill_tokens=int(self.prefill[number]),
+            used_blocks=0 if report is None else report.used_blocks,
+            total_blocks=capacity.total_blocks,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Receipt:
-    """One decision. `candidates`: best first, at most MAX_LISTED of the `considered` ones."""
+    """One decision."""
 
     request_id: str
     model: str
     policy: str
     time_ms: int
     prompt_tokens: int
-    candidates: tuple[Candidate, ...]
+    listed: Listed
     considered: int
     chosen: str
     lease_epoch: int
@@ -48,6 +74,11 @@ class Receipt:
     decision_us: int
     placement: int
     matched_tokens: int
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Best first, at most MAX_LISTED of the `considered` ones."""
+        return tuple(map(self.listed.candidate, range(len(self.listed.engines))))
 
     def message(self) -> router_pb2.RouteReceipt:
         """As it is told by Explain."""
@@ -81,36 +112,32 @@ class Receipt:
         }
 
 
-def listed(candidates: Candidates, choice: Choice) -> tuple[Candidate, ...]:
+def listed(candidates: Candidates, choice: Choice) -> Listed:
     """What a receipt tells of the candidates: the best ones by score, and the chosen one in any case."""
     if choice.scores is None:
-        return (_candidate(candidates, choice.position, None),)
-    scores = choice.scores
+        best, scores = np.array([choice.position]), None
+    else:
+        best = _best(choice.scores)
+        if choice.position not in best:
+            best[-1] = choice.position
+        scores = choice.scores[best].tolist()
+    looked, board, rows = candidates.looked, candidates.board, candidates.rows[best]
+    engines = [board.engines[row] for row in rows.tolist()]
+    return Listed(
+        engines=[(engine.instance_id, engine.name, engine.report, engine.capacity) for engine in engines],
+        scores=scores,
+        matched=None if looked is None else (looked.tokens[best].tolist(), looked.exact[best].tolist()),
+        sequences=board.sequences[rows].tolist(),
+        prefill=board.prefill[rows].tolist(),
+    )
+
+
+def _best(scores: Floats) -> Rows:
+    """Positions of the lowest scores, lowest first."""
     best = np.arange(len(scores))
     if len(scores) > MAX_LISTED:
         best = np.argpartition(scores, MAX_LISTED)[:MAX_LISTED]
-    best = best[np.argsort(scores[best], kind="stable")]
-    if choice.position not in best:
-        best[-1] = choice.position
-    return tuple(
-        _candidate(candidates, position, score)
-        for position, score in zip(best.tolist(), scores[best].tolist(), strict=True)
-    )
-
-
-def _candidate(candidates: Candidates, position: int, score: float | None) -> Candidate:
-    engine, looked = candidates.engine(position), candidates.looked
-    return Candidate(
-        instance_id=engine.instance_id,
-        engine_name=engine.name,
-        score=score,
-        matched_tokens=0 if looked is None else int(looked.tokens[position]),
-        match_is_exact=False if looked is None else bool(looked.exact[position]),
-        sequences=engine.sequences,
-        queued_prefill_tokens=engine.prefill,
-        used_blocks=0 if engine.report is None else engine.report.used_blocks,
-        total_blocks=engine.capacity.total_blocks,
-    )
+    return best[np.argsort(scores[best], kind="stable")]
 
 
 class ReceiptBook:

@@ -47,6 +47,10 @@ class BlockNames(Sequence[bytes]):
 
     def __iter__(self) -> Iterator[bytes]:
         made = self._hashes.hashes
+        return iter(made) if len(made) == self._count else self._lazily()
+
+    def _lazily(self) -> Iterator[bytes]:
+        made = self._hashes.hashes
         for start in range(0, self._count, _AHEAD):
             self._reach(start + 1)
             yield from made[start : start + _AHEAD]

@@ -17,8 +17,9 @@ def load(candidates: Candidates) -> Floats:
     Both count what others placed by the last report and what this router has placed by now. They are shares,
     not counts, so that unequal engines fill up alike.
     """
-    board, rows = candidates.board, candidates.rows
-    shares: Floats = board.sequences[rows] / board.slots[rows] + board.tokens[rows] / board.kv_tokens[rows]
+    board, of = candidates.board, candidates.of
+    shares: Floats = of(board.sequences) / of(board.slots)
+    shares += of(board.tokens) / of(board.kv_tokens)
     return shares
 
 
@@ -29,13 +30,12 @@ def lowest(scores: Floats, rng: random.Random) -> int:
 
 
 def overloaded(candidates: Candidates, options: PlacementOptions) -> npt.NDArray[np.bool_]:
-    """Which of them have more sequences than the mean by the ratio and by the number of the options.
+    """Which of them have more sequences than the mean by the ratio and the number of the options.
 
     By the mean, not by the least: one engine that has just started does not make all others overloaded, and
     so does not attract all requests.
     """
-    sequences = candidates.board.sequences[candidates.rows]
-    mean = sequences.mean()
-    bound = max(mean * options.skew_ratio, mean + options.skew_sequences)
-    above: npt.NDArray[np.bool_] = sequences > bound
+    sequences = candidates.of(candidates.board.sequences)
+    mean = float(sequences.sum()) / len(sequences)
+    above: npt.NDArray[np.bool_] = sequences > max(mean * options.skew_ratio, mean + options.skew_sequences)
     return above
