@@ -15,6 +15,7 @@ import random
 import subprocess
 import sys
 import time
+from itertools import chain
 from pathlib import Path
 
 from services.router.index import KvIndex
@@ -44,21 +45,21 @@ def fill(index: KvIndex[int], engines: int, pairs: int, common: int, rng: random
         own = pairs // engines - len(shared)
         sizes = [min(MESSAGE, own - start) for start in range(0, own, MESSAGE)]
         batches = [shared[start : start + MESSAGE] for start in range(0, len(shared), MESSAGE)]
-        for batch in (*batches, *sizes):
-            # Names from the wire are objects of their own for each engine.
-            message = names(rng, batch) if isinstance(batch, int) else [name[:8] + name[8:] for name in batch]
+        # Names from the wire are objects of their own for each engine.
+        common_ones = ([name[:8] + name[8:] for name in batch] for batch in batches)
+        for message in chain(common_ones, (names(rng, size) for size in sizes)):
             began = time.process_time_ns()
             index.stored(engine, message)
             spent += time.process_time_ns() - began
     return spent / 1000 / index.pairs
 
 
-def asked(index: KvIndex[int], chain: list[bytes], times: int) -> float:
-    """Microseconds to look a chain up."""
+def asked(index: KvIndex[int], prompt: list[bytes], times: int) -> float:
+    """Microseconds to look a prompt up."""
     best = float("inf")
     for _ in range(times):
         began = time.process_time_ns()
-        index.walk(iter(chain)).by_slot()
+        index.walk(iter(prompt)).by_slot()
         best = min(best, (time.process_time_ns() - began) / 1000)
     return best
 
@@ -72,12 +73,12 @@ def measure(engines: int, pairs: int, seed: int) -> dict[str, float]:
     row["store, us a block"] = fill(index, engines, pairs, pairs // 10, rng)
     row["blocks"] = index.pairs
     row["RSS MiB"] = rss_mib() - before
-    chain = names(rng, CHAIN)
+    prompt = names(rng, CHAIN)
     for engine in (0, engines // 2):
-        index.stored(engine, chain)
+        index.stored(engine, prompt)
     for engine in range(engines):
-        index.stored(engine, chain[: 1 + engine % CHAIN])
-    row["chain of 1000 found, us"] = asked(index, chain, 50)
+        index.stored(engine, prompt[: 1 + engine % CHAIN])
+    row["chain of 1000 found, us"] = asked(index, prompt, 50)
     row["first block missing, us"] = asked(index, names(rng, CHAIN), 50)
     began = time.process_time_ns()
     count = index.blocks(1)

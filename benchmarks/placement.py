@@ -33,7 +33,7 @@ from services.router.placement import (
 BLOCK = 16
 SHARED = 32
 # Sequences that are placed at once.
-LIVE = 200
+LIVE = 50
 
 
 class Scene:
@@ -111,16 +111,19 @@ def measure(placer: Placer, requests: Iterable[PlacementRequest]) -> list[float]
         began = time.thread_time_ns()
         engine = placer.place(request).engine
         took.append((time.thread_time_ns() - began) / 1000)
-        engine.placed_sequences += 1
-        engine.placed_tokens += len(request.token_ids)
-        engine.placed_prefill += request.uncached_tokens
+        _count(engine, request, 1)
         live.append((engine, request))
         if len(live) > LIVE:
-            engine, request = live.popleft()
-            engine.placed_sequences -= 1
-            engine.placed_tokens -= len(request.token_ids)
-            engine.placed_prefill -= request.uncached_tokens
+            _count(*live.popleft(), -1)
+    for engine, request in live:
+        _count(engine, request, -1)
     return took
+
+
+def _count(engine: Engine, request: PlacementRequest, sign: int) -> None:
+    engine.placed_sequences += sign
+    engine.placed_tokens += sign * len(request.token_ids)
+    engine.placed_prefill += sign * request.uncached_tokens
 
 
 def naming(blocks: int, seed: int) -> float:
@@ -141,9 +144,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=7)
     args = parser.parse_args()
     out = sys.stdout
-    out.write(
-        "| engines | policy | prompt, blocks | cached by | median us | p99 us |\n|---|---|---|---|---|---|\n"
-    )
+    out.write("| engines | policy | prompt, blocks | cached by | median us | p99 us |\n")
+    out.write("| --- | --- | --- | --- | --- | --- |\n")
     for engines in args.engines:
         scene = Scene(engines, args.seed)
         for blocks, holders in ((128, 0), (128, 2), (1000, 2)):

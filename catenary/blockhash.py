@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import struct
+import sys
+from array import array
 from collections.abc import Iterable, Sequence
 from typing import Final
 
 DIGEST_BYTES: Final = 16
 _PERSON: Final = b"catenary block"
 _MAX_TOKEN: Final = 2**32 - 1
+_TOKEN_BYTES: Final = 4
+_AFTER_NAME: Final = DIGEST_BYTES.to_bytes(8, "little")
 
 
 def chain(parent: bytes, token_ids: Sequence[int], *, salt: bytes) -> bytes:
@@ -35,24 +39,37 @@ class BlockHashes:
         self.block_size = block_size
         self.hashes: list[bytes] = []
         self._salted = _salted(salt)
-        self._tail: list[int] = []
+        # Four bytes a token.
+        self._tail = array("I")
 
     def extend(self, token_ids: Iterable[int]) -> list[bytes]:
         """Appends tokens; returns the names of the blocks that they fill. `hashes` holds all of them.
 
         Raises ValueError as `chain` does. The object is of no use afterwards.
         """
-        self._tail.extend(token_ids)
-        full = len(self._tail) - len(self._tail) % self.block_size
-        if not full:
+        try:
+            self._tail.extend(token_ids)
+        except OverflowError:
+            raise _no_token() from None
+        blocks = len(self._tail) // self.block_size
+        if not blocks:
             return []
-        parent = self.hashes[-1] if self.hashes else b""
-        made: list[bytes] = []
-        for start in range(0, full, self.block_size):
-            parent = _chain(self._salted, parent, self._tail[start : start + self.block_size])
-            made.append(parent)
-        del self._tail[:full]
+        made = self._names(_packed(self._tail[: blocks * self.block_size]))
+        del self._tail[: blocks * self.block_size]
         self.hashes += made
+        return made
+
+    def _names(self, tokens: bytes) -> list[bytes]:
+        """Names of full blocks. The loop of whoever names a long prompt: it calls as little as it can."""
+        size, copy = self.block_size * _TOKEN_BYTES, self._salted.copy
+        parent = self.hashes[-1] if self.hashes else b""
+        head, made = _head(parent), []
+        for start in range(0, len(tokens), size):
+            digest = copy()
+            digest.update(head + tokens[start : start + size])
+            parent = digest.digest()
+            made.append(parent)
+            head = _AFTER_NAME + parent
         return made
 
 
@@ -66,7 +83,23 @@ def _chain(salted: hashlib.blake2b, parent: bytes, token_ids: Sequence[int]) -> 
     try:
         tokens = struct.pack(f"<{len(token_ids)}I", *token_ids)
     except struct.error:
-        raise ValueError(f"a token id must be in 0 .. {_MAX_TOKEN}") from None
+        raise _no_token() from None
     digest = salted.copy()
-    digest.update(len(parent).to_bytes(8, "little") + parent + tokens)
+    digest.update(_head(parent) + tokens)
     return digest.digest()
+
+
+def _head(parent: bytes) -> bytes:
+    """What comes before a block's tokens."""
+    return len(parent).to_bytes(8, "little") + parent
+
+
+def _packed(tokens: array[int]) -> bytes:
+    """Little-endian, four bytes a token."""
+    if sys.byteorder == "big":
+        tokens.byteswap()
+    return tokens.tobytes()
+
+
+def _no_token() -> ValueError:
+    return ValueError(f"a token id must be in 0 .. {_MAX_TOKEN}")
