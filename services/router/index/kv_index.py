@@ -154,21 +154,21 @@ class KvIndex(Generic[K]):
     def walk(self, names: Iterable[bytes]) -> Matches[K]:
         """The same as sets. `names` is read up to the first block that no engine left in the chain holds."""
         steps: list[tuple[int, int]] = []
-        holders = self._holders
-        alive, last, depth = -1, 0, 0
-        for name in names:
-            held = holders.get(name, 0)
+        get = self._holders.get
+        alive, last, depth = -1, 0, -1
+        for depth, name in enumerate(names):
+            held = get(name, 0)
             # The same set as before: whoever is left is in it.
-            if held is not last:
-                still = alive & held
-                if depth and still != alive:
-                    steps.append((alive ^ still, depth))
-                alive, last = still, held
-            if not alive or not held:
+            if held and held is last:
+                continue
+            still = alive & held
+            if depth and still != alive:
+                steps.append((alive ^ still, depth))
+            if not still:
                 return Matches(steps, self._engines)
-            depth += 1
-        if depth:
-            steps.append((alive, depth))
+            alive, last = still, held
+        if depth >= 0:
+            steps.append((alive, depth + 1))
         return Matches(steps, self._engines)
 
     def _of(self, engine: K) -> _Holdings:
