@@ -16,6 +16,13 @@ ISSUES: dict[str, tuple[str, tuple[str, ...]]] = {
             f"{_COMPAT}/test_cases_f_service.py::test_c54_who_hangs_up_is_computed_for_no_longer",
         ),
     ),
+    "2": (
+        "with prefill and decode apart, a cancel reaches one of the two",
+        (
+            f"{_ROUTER}/test_router_handover.py::test_an_abort_reaches_the_half_that_it_is_in",
+            f"{_INT}/test_handover.py::test_a_client_that_goes_away_leaves_nothing_in_either_engine",
+        ),
+    ),
     "3": (
         "an abort gets lost and its KV leaks",
         (
@@ -29,6 +36,14 @@ ISSUES: dict[str, tuple[str, tuple[str, ...]]] = {
         (
             f"{_INT}/test_gateway_disconnect.py::test_hang_up_during_prefill",
             f"{_INT}/test_gateway_disconnect.py::test_hang_up_while_queued",
+        ),
+    ),
+    "5": (
+        "a cancel while KV is on its way, or before it is fetched, leaks its blocks",
+        (
+            f"{_ENGINE}/test_torch_handover_faults.py::test_an_abort_while_the_kv_is_on_its_way",
+            f"{_ENGINE}/test_torch_handover.py::test_offers_expire_and_are_withdrawn",
+            f"{_ROUTER}/test_router_handover.py::test_an_offer_without_an_engine_to_fetch_it_is_withdrawn",
         ),
     ),
     "6": (

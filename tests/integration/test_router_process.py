@@ -126,6 +126,28 @@ async def test_a_loaded_router_stays_small(run_dir, secrets):
         assert all(engine.placed_sequences == 0 for engine in fleet.engines)
 
 
+async def test_a_gateway_that_never_reads_and_never_stops_asking_fills_nothing(run_dir, secrets):
+    async with (
+        RouterProcess(run_dir, secrets) as router,
+        engine_at(router, name="busy", auto=False, max_running=1) as engine,
+        open_channel(router.address, secret=secrets.client) as channel,
+    ):
+        stub = router_pb2_grpc.RouterServiceStub(channel)
+        before = router.rss_mib()
+        session = await opened(stub)
+        # Four times of what may wait in its lane; the answers to the rest are left where they are.
+        for handle in range(1, 4097):
+            submit = common_pb2.Submit(handle=handle, spec=spec([handle % 900] * 1000))
+            await session.write(router_pb2.SessionRequest(submit=submit))
+        fleet = await stub.GetFleet(router_pb2.GetFleetRequest())
+        assert sum(lane.queued_sequences for lane in fleet.lanes) <= 1024
+        assert fleet.live_sequences <= 1024 + len(engine.live)
+        assert router.rss_mib() < before + 60
+        session.cancel()
+        while (await stub.GetFleet(router_pb2.GetFleetRequest())).live_sequences > len(engine.live):
+            continue
+
+
 async def test_a_drain_finishes_what_is_live_and_admits_nothing(run_dir, secrets):
     async with (
         RouterProcess(run_dir, secrets) as router,
