@@ -166,6 +166,8 @@ class Attachment:
 
     def _load(self) -> engine_pb2.LoadReport:
         self._reports += 1
+        # No router hears of a state before the health service says it too.
+        self._hub.refresh()
         report = self._hub.load()
         report.sequence = self._reports
         return report
