@@ -14,6 +14,7 @@ from gateway.generation.prompts import PromptService
 from gateway.generation.service import GenerationService
 from gateway.http.protocol import HttpLimits
 from gateway.http.server import HttpServer
+from gateway.limits.options import limiter_of
 from gateway.metrics import FleetCollector, GatewayMetrics
 from gateway.peers import Peers
 from gateway.pooling.service import PoolingService
@@ -47,6 +48,7 @@ class GatewayApp:
             tokenizers=self.peers.tokenizers,
             metrics=self._metrics,
         )
+        self._limiter = limiter_of(config)
         self._stored = StoredApis(config, self._service, self.peers.serve)
         self._pooling = PoolingService(
             config,
@@ -61,7 +63,7 @@ class GatewayApp:
         app = routed(self.routers)
         self._stored.use(app)
         self._server = HttpServer(
-            guarded(app, config, self._metrics.observe_http),
+            guarded(app, config, self._metrics.observe_http, self._limiter),
             host=config.host,
             port=config.port,
             limits=HttpLimits(
@@ -97,6 +99,8 @@ class GatewayApp:
             *self.peers.tasks(),
             *self._stored.tasks(),
         ]
+        if self._limiter is not None:
+            self._tasks.append(asyncio.create_task(self._limiter.run(), name="limits"))
         _log.info("listening", address=self.address)
 
     async def failed(self) -> None:
@@ -118,6 +122,8 @@ class GatewayApp:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._stored.close()
         await self.peers.close()
+        if self._limiter is not None:
+            await self._limiter.close()
 
     def _made_routers(self) -> list[APIRouter]:
         def can_serve() -> bool:

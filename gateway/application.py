@@ -13,11 +13,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from catenary import __version__
-from gateway.auth import AuthGate, read_keys
+from gateway.auth import ApiKeys, AuthGate, CallerGate, read_keys
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError, internal
 from gateway.http.context import Observer, RequestContext
 from gateway.http.respond import error_response
+from gateway.limits import LIMIT_HEADERS, Limiter, LimitGate
 
 
 def routed(routers: Sequence[APIRouter]) -> ASGIApp:
@@ -38,19 +39,24 @@ def routed(routers: Sequence[APIRouter]) -> ASGIApp:
     return app
 
 
-def guarded(app: ASGIApp, config: GatewayConfig, observe: Observer) -> ASGIApp:
-    """`app` behind keys, CORS, host names and request ids. Raises StartRefused for keys that cannot be read.
+def guarded(app: ASGIApp, config: GatewayConfig, observe: Observer, limiter: Limiter | None) -> ASGIApp:
+    """`app` behind keys, limits, CORS, host names and request ids. Raises StartRefused for keys that cannot
+    be read.
 
-    `observe` is told of each request, as RequestContext says."""
-    keys = read_keys(config.api_key, config.api_key_file)
-    behind: ASGIApp = AuthGate(app, keys, metrics_public=config.metrics_public)
+    `observe` is told of each request, as RequestContext says. `limiter`: of keys; None: there are no
+    limits."""
+    keys = read_keys((*config.api_key, *config.operator_key), config.api_key_file)
+    behind: ASGIApp = CallerGate(app, ApiKeys(config.operator_key))
+    if limiter is not None:
+        behind = LimitGate(behind, limiter)
+    behind = AuthGate(behind, keys, metrics_public=config.metrics_public)
     if config.cors_allow_origins:
         behind = CORSMiddleware(
             behind,
             allow_origins=config.cors_allow_origins,
             allow_methods=["GET", "POST", "DELETE", "OPTIONS"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after"],
+            expose_headers=["x-request-id", "retry-after", *LIMIT_HEADERS],
         )
     hosts = config.allowed_hosts or (None if _is_loopback(config.host) and not keys else ("*",))
     return RequestContext(behind, allowed_hosts=hosts, observe=observe, stall_s=config.stalled_client_s)

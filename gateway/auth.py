@@ -11,6 +11,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from catenary.runtime import StartRefused
+from gateway.caller import PRIORITY_CLASS, calling, read_caller
 from gateway.errors import ApiError
 from gateway.http.context import HEALTH_PATHS
 from gateway.http.respond import send_error
@@ -81,6 +82,30 @@ class AuthGate:
             salt = hashlib.blake2b(key, digest_size=16, person=b"cache salt").hexdigest()
             owner = hashlib.blake2b(key, digest_size=16, person=b"owner").hexdigest()
             identify(scope, owner=owner, cache_salt=salt)
+            await self._app(scope, receive, send)
+
+
+class CallerGate:
+    """ASGI middleware, behind AuthGate: says for whom a request is worked on, and how it is to be treated."""
+
+    def __init__(self, app: ASGIApp, operators: ApiKeys) -> None:
+        """`operators`: keys that may ask for the class system."""
+        self._app = app
+        self._operators = operators
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        key = bearer_key(headers) if PRIORITY_CLASS in headers else None
+        try:
+            operator = key is not None and self._operators.accepts(key)
+            caller = read_caller(headers, owner_of(scope), operator=operator)
+        except ApiError as refusal:
+            await send_error(send, refusal)
+            return
+        with calling(caller):
             await self._app(scope, receive, send)
 
 

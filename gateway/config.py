@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -38,6 +38,37 @@ class GatewayConfig(ServiceConfig):
 
     api_key: tuple[str, ...] = Field((), description="API keys of which clients must send one.")
     api_key_file: Path | None = Field(None, description="File of API keys, one a line; # starts a comment.")
+    operator_key: tuple[str, ...] = Field(
+        (), description="API keys that may also ask for the class system (header x-priority-class)."
+    )
+    key_requests_per_minute: int = Field(
+        0,
+        ge=0,
+        le=1 << 31,
+        description="Generating requests that a key may begin in a minute; 0 is no limit.",
+    )
+    key_tokens_per_minute: int = Field(
+        0,
+        ge=0,
+        le=1 << 40,
+        description="Prompt and generated tokens that a key may use in a minute; 0 is no limit.",
+    )
+    key_concurrent: int = Field(
+        0, ge=0, le=1 << 31, description="Generating requests of a key at a time; 0 is no limit."
+    )
+    limits_store: str | None = Field(
+        None,
+        description="redis://HOST:PORT/DB in which several gateways count the limits of keys together; "
+        "default: each gateway counts for itself.",
+    )
+    limits_store_away: Literal["local", "refuse"] = Field(
+        "local",
+        description="While limits-store does not answer: local: this gateway counts for itself; refuse: "
+        "requests are answered with 503.",
+    )
+    limits_store_timeout_s: float = Field(
+        0.5, gt=0, le=60, description="Seconds after which a call of limits-store has failed."
+    )
     metrics_public: bool = Field(False, description="Serve /metrics without a key when keys are set.")
     cors_allow_origins: tuple[str, ...] = Field((), description="Origins that browsers may call from.")
     allowed_hosts: tuple[str, ...] = Field(
@@ -57,6 +88,14 @@ class GatewayConfig(ServiceConfig):
     keep_alive_s: int = Field(75, ge=1, description="Seconds that an idle HTTP connection is kept.")
     max_connections: int = Field(4096, ge=1, description="Most open HTTP connections.")
     max_requests: int = Field(1024, ge=1, description="Most generation requests at a time.")
+
+    max_wait_s: float | None = Field(
+        None,
+        ge=0,
+        le=86_400,
+        description="Seconds that a request may wait for an engine, if it does not say (header "
+        "x-max-wait-ms); default: the router's, by class.",
+    )
 
     max_n: int = Field(16, ge=1, le=128, description="Largest n of a request.")
     max_prompts: int = Field(128, ge=1, description="Most prompts of one completion request.")

@@ -109,9 +109,10 @@ def overloaded(message: str, *, retry_after_ms: int | None = None) -> ApiError:
     return ApiError(429, message, kind="rate_limit_error", code="rate_limit_exceeded", retry_after_ms=after)
 
 
-def timed_out(message: str, *, status: int = 504) -> ApiError:
+def timed_out(message: str, *, status: int = 504, retry_after_ms: int | None = None) -> ApiError:
     """504: a limit of the server passed (408: while waiting for the client or for a place)."""
-    return ApiError(status, message, kind=SERVER_ERROR, code="timeout", retry_after_ms=DEFAULT_RETRY_AFTER_MS)
+    after = DEFAULT_RETRY_AFTER_MS if retry_after_ms is None else retry_after_ms
+    return ApiError(status, message, kind=SERVER_ERROR, code="timeout", retry_after_ms=after)
 
 
 def internal() -> ApiError:
@@ -152,5 +153,5 @@ def from_wire(error: common_pb2.Error, *, model: str = "") -> ApiError:
     if code in _AWAY:
         return unavailable(error.message, retry_after_ms=after)
     if code in (common_pb2.ERROR_CODE_TIMEOUT, common_pb2.ERROR_CODE_SLOW_READER):
-        return timed_out(error.message, status=408)
+        return timed_out(error.message, status=408, retry_after_ms=after)
     return internal()

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message
 
 from catenary.telemetry import bind_request, child_traceparent, get_logger, new_id
 from gateway.auth import identify
+from gateway.caller import Caller, calling
 from gateway.errors import internal
 
 _log = get_logger(__name__)
@@ -58,7 +59,8 @@ async def call_inside(
     identify(scope, owner=owner, cache_salt=cache_salt)
     with bind_request(request_id, child_traceparent(None)):
         try:
-            await app(scope, _Receive(data), answer)
+            with calling(Caller(owner=owner, bulk=True)):
+                await app(scope, _Receive(data), answer)
         except Exception:
             # The framework answers with a 500 and raises the defect again.
             _log.exception("request of a batch failed")

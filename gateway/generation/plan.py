@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from catenary.seeds import derive_seed, draw_seed
 from catenary.text import Detokenizer
 from catenary.v1 import common_pb2
+from gateway.generation.priorities import Standing
 from gateway.parsing import ParserChoice, TextParser
 from gateway.schemas.generation import GenerationFields
 from gateway.text.models import Model
@@ -19,7 +20,7 @@ class GenerationPlan:
 
     A prompt has `samples` sequences, or one for a beam search, and `candidates` texts come of them, of which
     `n` are answered: choice p * n + i is the i-th of prompt p. max_tokens: of each prompt's sequences, at
-    least 1; bad_words: tokens in a row that are not generated; priority: lower ones are computed first;
+    least 1; bad_words: tokens in a row that are not generated; standing: how they wait for an engine;
     parsing: what is read in the texts; tails: each prompt's last characters, if anything is."""
 
     request_id: str
@@ -32,7 +33,7 @@ class GenerationPlan:
     cache_salt: str = ""
     constraint: common_pb2.Constraint | None = None
     bad_words: Sequence[Sequence[int]] = ()
-    priority: int = 0
+    standing: Standing = field(default_factory=Standing)
     parsing: ParserChoice = field(default_factory=ParserChoice)
     tails: Sequence[str] = ()
 
@@ -126,7 +127,7 @@ class GenerationPlan:
     ) -> common_pb2.SequenceSpec:
         ids = self.prompts[prompt]
         sampling.seed = seed if self.sequences == 1 else derive_seed(seed, sample)
-        return common_pb2.SequenceSpec(
+        spec = common_pb2.SequenceSpec(
             request_id=f"{self.request_id}-{prompt * self.sequences + sample}",
             model=self.model.name,
             token_ids=ids,
@@ -135,11 +136,12 @@ class GenerationPlan:
             stopping=stopping,
             response=self._response(first=sample == 0),
             traceparent=traceparent,
-            priority=self.priority or None,
             cache_salt=self.cache_salt,
             constraint=self.constraint,
             beam_search=self._search(),
         )
+        self.standing.enter(spec)
+        return spec
 
     def _sampling(self) -> common_pb2.SamplingParams:
         fields = self.fields

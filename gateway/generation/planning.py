@@ -8,6 +8,7 @@ from catenary.text import Vocabulary
 from catenary.v1 import common_pb2
 from gateway.errors import bad_request, context_length_exceeded
 from gateway.generation.plan import GenerationPlan
+from gateway.generation.priorities import Standing
 from gateway.parsing import ParserChoice
 from gateway.schemas.generation import GenerationFields
 from gateway.text.models import Model
@@ -23,7 +24,7 @@ def make_plan(
     param: str,
     cache_salt: str,
     constraint: common_pb2.Constraint | None = None,
-    priority: int = 0,
+    standing: Standing | None = None,
     max_scored_prompt_tokens: int | None = None,
     parsing: ParserChoice | None = None,
     tails: Sequence[str] = (),
@@ -39,7 +40,7 @@ def make_plan(
         param: name of the field that the prompts came from.
         cache_salt: cached KV is shared only with requests that have the same one.
         constraint: what the text of every choice must be; it was checked.
-        priority: sequences with a lower one are computed first.
+        standing: how the sequences wait for an engine.
         max_scored_prompt_tokens: prompt tokens whose log probabilities one answer may tell; None: any number.
         parsing: what is read in the texts; None: nothing.
         tails: the last characters of each prompt, for that.
@@ -67,7 +68,7 @@ def make_plan(
         cache_salt=cache_salt,
         constraint=constraint,
         bad_words=bad_words,
-        priority=priority,
+        standing=standing or Standing(),
         parsing=parsing or ParserChoice(),
         tails=tails,
     )

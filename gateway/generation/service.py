@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from catenary.telemetry import current_traceparent, get_logger, new_id
 from gateway.auth import cache_salt_of, salted
+from gateway.caller import current_caller
 from gateway.config import GatewayConfig
 from gateway.errors import overloaded, unavailable
 from gateway.generation.answer import collect, send_stream
@@ -22,14 +23,16 @@ from gateway.generation.endpoint import Endpoint, T
 from gateway.generation.generation import Generation
 from gateway.generation.plan import GenerationPlan
 from gateway.generation.planning import make_plan, truncation
-from gateway.generation.priorities import Priorities
+from gateway.generation.priorities import Priorities, Standing
 from gateway.http.body import BodyLimits, read_json_object
 from gateway.http.disconnect import ClientGone, ClientWatch
 from gateway.http.respond import send_json
+from gateway.limits import current_allowance
 from gateway.link import Session
 from gateway.metrics import GatewayMetrics, RequestTimer
 from gateway.parsing import ParserChoice
 from gateway.schemas import RequestLimits
+from gateway.schemas.generation import GenerationFields
 from gateway.streaming.delta import ChoiceResult
 from gateway.streaming.writer import AnswerHead, AnyWriter
 from gateway.text.models import ModelBoard
@@ -72,7 +75,12 @@ class GenerationService:
             **{limit.name: getattr(config, limit.name) for limit in dataclasses.fields(RequestLimits)}
         )
         """What a request may hold."""
-        self._priorities = Priorities(config.priority_tier, config.flex_tier)
+        self.priorities = Priorities(
+            config.priority_tier,
+            config.flex_tier,
+            None if config.max_wait_s is None else round(config.max_wait_s * 1000),
+        )
+        """How requests wait for an engine."""
         self._generations: set[Generation] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -158,12 +166,17 @@ class GenerationService:
             param=endpoint.prompt_param,
             cache_salt=salted(cache_salt, fields.cache_salt),
             constraint=None if wanted is None else wanted.message(_thoughts_end(parsing, rendered)),
-            priority=self._priorities.of(fields),
+            standing=self._standing(fields),
             max_scored_prompt_tokens=self.limits.max_scored_prompt_tokens,
             parsing=parsing,
             tails=rendered.text_tails,
         )
         return plan, rendered
+
+    def _standing(self, fields: GenerationFields) -> Standing:
+        return self.priorities.standing(
+            current_caller(), fields.priority, fields.service_tier, fields.prompt_cache_key or fields.user
+        )
 
     def deadline(self) -> float:
         """The loop's time at which a request that begins now is given up."""
@@ -196,7 +209,10 @@ class GenerationService:
         # An unknown model is no label of a metric.
         timer = RequestTimer(self._metrics, self._models.require(fields.model).name)
         with timer.failures():
+            standing = self._standing(fields)
+            self._session.check(fields.model, standing.priority_class, standing.tenant)
             plan, rendered = await self.prepare(endpoint, fields, cache_salt=cache_salt, watch=watch)
+            await current_allowance().spend(plan.prompt_tokens)
             with self._generation(
                 plan, timer, deadline, scores_stop_token=endpoint.scores_stop_token
             ) as generation:
@@ -228,6 +244,7 @@ class GenerationService:
             raise
         finally:
             self._generations.discard(generation)
+            current_allowance().charge(generation.usage().completion_tokens)
             if timer.accepted or left:
                 timer.finished(generation.finish_reasons, generation.usage(), plan.count)
 

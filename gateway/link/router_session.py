@@ -14,6 +14,7 @@ from catenary.columns import MalformedStep
 from catenary.schema import MINIMUM_PEER_REVISION, SCHEMA_REVISION, revision_mismatch
 from catenary.telemetry import get_logger
 from catenary.v1 import common_pb2, engine_pb2, router_pb2, router_pb2_grpc
+from gateway.link.shed import Shed
 from gateway.link.silence import Silence
 from gateway.link.steps import Reader, deliver
 
@@ -100,6 +101,11 @@ class RouterSession:
         """The router's instance, while it is connected."""
         self.models: dict[str, router_pb2.ServedModel] = {}
         """Its last word on the models, by name; empty while it is not connected."""
+        self.left: dict[str, float] = {}
+        """By model, when its last engine stopped serving, in the loop's time, if that was in this
+        connection."""
+        self.shed = Shed(lambda: asyncio.get_running_loop().time())
+        """What it would refuse."""
 
     @property
     def live(self) -> int:
@@ -243,15 +249,27 @@ class RouterSession:
             if kind == "step":
                 self._deliver(response.step)
             elif kind == "models":
-                self.models = {model.info.name: model for model in response.models.models}
-                self._listener.changed(self)
+                self._know({model.info.name: model for model in response.models.models})
             elif kind == "refusal":
                 self._refuse(response.refusal)
+            elif kind == "shed":
+                self.shed.update(response.shed)
             elif kind == "draining":
                 self.draining = True
                 _log.info("router drains", router=self.address, deadline_ms=response.draining.deadline_ms)
                 self._listener.changed(self)
         return "closed by the router"
+
+    def _know(self, models: dict[str, router_pb2.ServedModel]) -> None:
+        now = asyncio.get_running_loop().time()
+        before, self.models = self.models, models
+        self.left = {
+            name: self.left.get(name, now)
+            for name, model in models.items()
+            if not model.serving_engines
+            and (name in self.left or (name in before and before[name].serving_engines))
+        }
+        self._listener.changed(self)
 
     def _deliver(self, step: common_pb2.StepOutput) -> None:
         try:
@@ -282,6 +300,7 @@ class RouterSession:
         receivers, self._receivers = list(self._receivers.values()), {}
         if was:
             self._listener.changed(self)
-        self.models = {}
+        self.models, self.left = {}, {}
+        self.shed.clear()
         for receiver in receivers:
             receiver.lost()

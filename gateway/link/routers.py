@@ -97,10 +97,14 @@ class Routers:
         return len(self._sequences)
 
     def awaits(self, model: str) -> bool:
-        """Whether a model that nobody serves was served a moment ago by a router that is gone: requests for
-        it are taken, and wait."""
+        """Whether a model that nobody serves was served a moment ago, perhaps by a router that is gone:
+        requests for it are taken, and wait."""
+        now = asyncio.get_running_loop().time()
         awaited = self._awaited.get(model)
-        return awaited is not None and asyncio.get_running_loop().time() < awaited[0]
+        if awaited is not None and now < awaited[0]:
+            return True
+        left = (session.left.get(model) for session in self._targets.sessions if session.connected)
+        return any(at is not None and now < at + self._policy.wait_s for at in left)
 
     async def run(self) -> None:
         """Keep the sessions up until cancelled."""
@@ -109,6 +113,15 @@ class Routers:
     async def close(self) -> None:
         """Close all channels, once `run` has ended."""
         await self._targets.close()
+
+    def check(self, model: str, priority_class: common_pb2.PriorityClass.ValueType, tenant: str) -> None:
+        """See Session."""
+        able = self._able(model)
+        asked = [home(tenant, able)] if tenant and able else able
+        refusals = [session.shed.refusal(model, priority_class, tenant) for session in asked]
+        errors = [error for error in refusals if error is not None]
+        if errors and len(errors) == len(refusals):
+            raise from_wire(min(errors, key=lambda error: error.retry_after_ms))
 
     def submit(
         self, spec: common_pb2.SequenceSpec, feed: SequenceFeed, same_prompt_as: int | None = None

@@ -12,6 +12,9 @@ class Session(Protocol):
     """Takes sequences and sees each through to its end, whatever engines and routers do meanwhile.
     Implemented by `Routers`; neither method waits."""
 
+    def check(self, model: str, priority_class: common_pb2.PriorityClass.ValueType, tenant: str) -> None:
+        """Raises ApiError if such a sequence would be refused now: who asks first need render nothing."""
+
     def submit(
         self, spec: common_pb2.SequenceSpec, feed: SequenceFeed, same_prompt_as: int | None = None
     ) -> int:

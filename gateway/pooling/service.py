@@ -10,11 +10,14 @@ from starlette.types import Receive, Scope, Send
 
 from catenary.telemetry import current_traceparent, new_id
 from catenary.v1 import common_pb2
+from gateway.caller import current_caller
 from gateway.config import GatewayConfig
 from gateway.errors import unavailable
+from gateway.generation.priorities import Standing
 from gateway.generation.service import GenerationService
 from gateway.http.disconnect import ClientGone, ClientWatch
 from gateway.http.respond import send_json
+from gateway.limits import current_allowance
 from gateway.link import Session
 from gateway.metrics import GatewayMetrics, RequestTimer
 from gateway.pooling.endpoint import PooledEndpoint, T
@@ -99,10 +102,13 @@ class PoolingService:
         deadline: float,
         watch: ClientWatch | None,
     ) -> Pooled:
+        standing = self._places.priorities.standing(current_caller(), fields.priority)
+        self._session.check(model.name, standing.priority_class, standing.tenant)
         request_id = new_id(endpoint.id_prefix)
         rendering = self._render(endpoint, fields, model, request_id)
         work, documents = await (rendering if watch is None else watch.run(rendering))
-        specs = _specs(request_id, model, work, documents, fields.priority)
+        await current_allowance().spend(sum(len(document.token_ids) for document in documents))
+        specs = _specs(request_id, model, work, documents, standing)
         run = DocumentRun(specs, self._session, window=self._window, deadline=deadline)
         if watch is not None:
             watch.on_gone(lambda: run.interrupt(ClientGone()))
@@ -125,16 +131,15 @@ class PoolingService:
 
 
 def _specs(
-    request_id: str, model: Model, work: Work, documents: Sequence[Document], priority: int | None
+    request_id: str, model: Model, work: Work, documents: Sequence[Document], standing: Standing
 ) -> list[common_pb2.SequenceSpec]:
     traceparent = current_traceparent()
-    return [
+    specs = [
         common_pb2.SequenceSpec(
             request_id=f"{request_id}-{index}",
             model=model.name,
             token_ids=document.token_ids,
             traceparent=traceparent,
-            priority=priority,
             pooling=common_pb2.Pooling(
                 task=work.task,
                 dimensions=work.dimensions,
@@ -143,3 +148,6 @@ def _specs(
         )
         for index, document in enumerate(documents)
     ]
+    for spec in specs:
+        standing.enter(spec)
+    return specs

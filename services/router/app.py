@@ -52,6 +52,8 @@ ACCESS = {
 MODELS_PERIOD_S = 1.0
 SWEEP_PERIOD_S = 0.25
 QUEUE_PERIOD_S = 0.1
+# An entry that comes later than the queue was full costs a render for each request in between.
+SHED_PERIOD_S = 0.05
 IDLE_POLL_S = 0.02
 STOP_GRACE_S = 2.0
 
@@ -175,7 +177,7 @@ class Router:
     def _fleet_changed(self) -> None:
         """Other engines than before may be given sequences."""
         self._hub.changed()
-        self._dispatcher.fleet_changed()
+        self._dispatcher.intake.fleet_changed()
 
     def _start_chores(self) -> None:
         limits = (self._config.lease_ms / 1000, self._config.slow_reader_s, self._config.stall_s)
@@ -185,7 +187,8 @@ class Router:
             Chore("stalls", period, self._stalls.sweep, judges=True),
             Chore("breakers", period, lambda: self._health.sweep(self.fleet)),
             Chore("aborts", period, self._dispatcher.sweep, judges=True),
-            Chore("queue", QUEUE_PERIOD_S, self._dispatcher.tick),
+            Chore("queue", QUEUE_PERIOD_S, self._dispatcher.intake.tick),
+            Chore("shed", SHED_PERIOD_S, self._hub.shed),
             Chore("client readers", period, self.client_watch.sweep, judges=True),
             Chore("engine readers", period, self._engine_watch.sweep, judges=True),
             Chore("models", MODELS_PERIOD_S, self._hub.tick),
@@ -235,7 +238,7 @@ class Router:
         engine_pb2_grpc.add_FleetServiceServicer_to_server(fleet, self._server.grpc)
 
     def _add_gauges(self) -> None:
-        self._metrics.lanes.watch(self._dispatcher.lanes)
+        self._metrics.lanes.watch(self._dispatcher.intake.lanes)
         self._metrics.watch(
             self.fleet,
             {

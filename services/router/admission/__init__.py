@@ -9,6 +9,7 @@ from services.router.admission.lane import CLASSES, LANE_NAMES, LANES, Ticket, l
 from services.router.admission.queue import ModelQueue, QueueOptions
 from services.router.admission.refusal import Refused
 from services.router.admission.room import WaitingRoom
+from services.router.admission.shed import Shedding
 from services.router.admission.turned_away import does_not_fit, not_served, too_late
 from services.router.admission.validation import (
     MAX_NAME_LENGTH,
@@ -33,6 +34,7 @@ __all__ = [
     "QueueOptions",
     "Refused",
     "RefusedFor",
+    "Shedding",
     "SpecLimits",
     "Ticket",
     "WaitingRoom",

@@ -11,14 +11,9 @@ from catenary.telemetry import get_logger, new_id
 from catenary.v1 import common_pb2, engine_pb2
 from services.router.admission import (
     Admission,
-    LaneView,
-    LoadGuard,
     QueueOptions,
     Refused,
-    RefusedFor,
     SpecLimits,
-    lane_of,
-    sequences_of,
     validate,
 )
 from services.router.dispatch.contract import check_row, check_step, complete, presentable
@@ -72,7 +67,8 @@ class Dispatcher:
         self._placer = placer
         self._poison = poison
         self._endings = Endings(metrics)
-        self._intake = Intake(
+        # What waits, and what there is to know of it.
+        self.intake = Intake(
             placer,
             queue_options,
             Hands(
@@ -83,12 +79,12 @@ class Dispatcher:
             clock=clock,
             call_soon=call_soon,
         )
-        self._going_on = GoingOn(self._intake, self._endings, metrics)
+        self._going_on = GoingOn(self.intake, self._endings, metrics)
         again, enter = self._going_on.again, self._going_on.enter
         self._handovers = Handovers(
             metrics.handovers, placer.fleet, again=again, enter=enter, call_soon=call_soon
         )
-        self._endings.connect(self._intake, self._handovers)
+        self._endings.connect(self.intake, self._handovers)
         self._spec_limits = spec_limits
         self._abort_timeout_s = abort_timeout_s
         self._clock = clock
@@ -98,21 +94,12 @@ class Dispatcher:
     @property
     def queued_sequences(self) -> int:
         """Sequences that wait for an engine."""
-        return len(self._intake.room)
-
-    @property
-    def resumed_sequences(self) -> int:
-        """Sequences that were submitted as resumed ones, since the start."""
-        return self._intake.resumed
-
-    def lanes(self) -> list[LaneView]:
-        """What waits, by class."""
-        return self._intake.room.views(self._clock())
+        return len(self.intake.room)
 
     def connect(self, engine: Engine) -> EngineLink:
         """An engine is attached: it may be given sequences from here on."""
         link = self._links[engine.epoch] = EngineLink(engine)
-        self._intake.pump_soon()
+        self.intake.pump_soon()
         return link
 
     def link_of(self, engine: Engine) -> EngineLink | None:
@@ -150,16 +137,16 @@ class Dispatcher:
             spec.request_id = spec.request_id or new_id("seq-")
             if not spec.HasField("pooling") and not spec.sampling.HasField("seed"):
                 spec.sampling.seed = draw_seed()
-            guard = self._let_in(spec, resumed=resumed)
+            guard = self.intake.let_in(self._admission, spec, resumed=resumed)
             request = placement_request(spec, alone=alone)
             sequence = LiveSequence(handle, spec, sink, guard, request, same_prompt_as, resumed=resumed)
             if self._handovers.begin(sequence, resumed=resumed):
                 return sequence
             try:
-                self._intake.enter(sequence)
+                self.intake.enter(sequence)
             except BaseException:
                 guard.release()
-                self._intake.forget(sequence)
+                self.intake.forget(sequence)
                 raise
         except Refused as refusal:
             self._metrics.refused(refusal.error.code)
@@ -168,23 +155,15 @@ class Dispatcher:
 
     def refuse_queued(self, error: common_pb2.Error) -> None:
         """Refuse what waits for an engine: the router drains, and another one may have room."""
-        self._intake.refuse_all(error)
+        self.intake.refuse_all(error)
 
     def pump(self) -> None:
         """Give engines what waits and has room now."""
-        self._intake.pump()
-
-    def tick(self) -> None:
-        """As `pump`, after a look at what has waited too long: called a few times a second."""
-        self._intake.tick()
-
-    def fleet_changed(self) -> None:
-        """Other engines than before may be given sequences."""
-        self._intake.fleet_changed()
+        self.intake.pump()
 
     def pump_soon(self) -> None:
         """As `pump`, at the end of this tick of the loop: something may have made room."""
-        self._intake.pump_soon()
+        self.intake.pump_soon()
 
     def abort(self, sequence: LiveSequence, cause: AbortCause, *, answer: bool = False) -> None:
         """Abort for a reader that still reads; with `answer`, its sink gets the outcome. Idempotent."""
@@ -317,14 +296,6 @@ class Dispatcher:
         link.submit(submit)
         self._handovers.sent(sequence)
 
-    def _let_in(self, spec: common_pb2.SequenceSpec, *, resumed: bool) -> LoadGuard:
-        try:
-            return self._admission.admit(len(spec.token_ids), sequences_of(spec), resumed=resumed)
-        except Refused:
-            reason = RefusedFor.DRAINING if self._admission.draining else RefusedFor.ROUTER_FULL
-            self._intake.room.refused(lane_of(spec), reason)
-            raise
-
     def _emit(self, sequence: LiveSequence, row: StepRow) -> None:
         sequence.emitted += len(row.token_ids)
         check_row(sequence, row)
@@ -332,7 +303,7 @@ class Dispatcher:
             sequence.status = SequenceStatus.RUNNING
             sequence.guard.prefilled()
             if sequence.alone:
-                self._intake.accompany(sequence)
+                self.intake.accompany(sequence)
         sequence.sink.row(sequence.handle).append(row)
 
     def _finish(self, sequence: LiveSequence, end: common_pb2.SequenceEnd) -> None:

@@ -28,6 +28,7 @@ class SessionHub:
         self._sessions: set[Session] = set()
         self._published = router_pb2.ModelsUpdate()
         self._push_due = False
+        self._shed = router_pb2.ShedState()
         self._draining: router_pb2.RouterDraining | None = None
 
     def __len__(self) -> int:
@@ -49,6 +50,8 @@ class SessionHub:
         if self._draining is not None:
             session.outbox.answer(router_pb2.SessionResponse(draining=self._draining))
         session.outbox.models(self._update())
+        if self._shed.entries:
+            session.outbox.shed(self._shed)
         self._sessions.add(session)
         return session
 
@@ -67,6 +70,15 @@ class SessionHub:
         self._draining = router_pb2.RouterDraining(deadline_ms=deadline_ms)
         for session in self._sessions:
             session.outbox.answer(router_pb2.SessionResponse(draining=self._draining))
+
+    def shed(self) -> None:
+        """Tell the gateways what is shed, if that is not what they know."""
+        state = self._dispatcher.intake.shed_state()
+        if state is None:
+            return
+        self._shed = state
+        for session in self._sessions:
+            session.outbox.shed(state)
 
     def changed(self) -> None:
         """Push an update soon, once for all changes of this tick."""

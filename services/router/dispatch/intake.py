@@ -6,16 +6,22 @@ import asyncio
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from catenary.v1 import common_pb2
+from catenary.v1 import common_pb2, router_pb2
 from services.router.admission import (
+    Admission,
+    LaneView,
+    LoadGuard,
     ModelQueue,
     QueueOptions,
     Refused,
     RefusedFor,
+    Shedding,
     Ticket,
     WaitingRoom,
     does_not_fit,
+    lane_of,
     not_served,
+    sequences_of,
     too_late,
     validate_task,
 )
@@ -59,11 +65,21 @@ class Intake:
         self._lone = LoneSequences(placer.fleet)
         self._pump_due = False
         self._stale = True
+        self._shedding = Shedding()
         self.resumed = 0
         """Sequences that were admitted before, here or elsewhere."""
         self.room: WaitingRoom[LiveSequence] = WaitingRoom(
             options, lambda ticket: placer.uncached_tokens(ticket.item.request)
         )
+
+    def let_in(self, admission: Admission, spec: common_pb2.SequenceSpec, *, resumed: bool) -> LoadGuard:
+        """Count a sequence in. Raises Refused, which is counted by class."""
+        try:
+            return admission.admit(len(spec.token_ids), sequences_of(spec), resumed=resumed)
+        except Refused:
+            reason = RefusedFor.DRAINING if admission.draining else RefusedFor.ROUTER_FULL
+            self.room.refused(lane_of(spec), reason)
+            raise
 
     def enter(self, sequence: LiveSequence) -> None:
         """Place a new sequence at once, or let it wait.
@@ -142,6 +158,14 @@ class Intake:
         """Nothing waits any longer."""
         for ticket in self.room.tickets():
             self._hands.refuse(ticket.item, error)
+
+    def shed_state(self) -> router_pb2.ShedState | None:
+        """What has no room to wait; None: it is as it was told last."""
+        return self._shedding.update(self.room, self._clock())
+
+    def lanes(self) -> list[LaneView]:
+        """What waits, by class."""
+        return self.room.views(self._clock())
 
     def pump_soon(self) -> None:
         """Look for room at the end of this tick of the loop, once for all that freed some."""

@@ -13,9 +13,9 @@ from catenary.v1 import router_pb2
 class SessionOutbox:
     """Outbox of one Session. The steps of all engines that arrive during a write become one message.
 
-    Tokens of a sequence merge into its row, and models updates replace one another. What still grows with
-    each request (rows that ended, refusals, abort results) is bounded by the session's reader, which waits
-    for `room` before it takes the next request.
+    Tokens of a sequence merge into its row, and updates of models and of what is shed replace one another.
+    What still grows with each request (rows that ended, refusals, abort results) is bounded by the session's
+    reader, which waits for `room` before it takes the next request.
     """
 
     def __init__(self, *, max_unread: int) -> None:
@@ -23,6 +23,7 @@ class SessionOutbox:
         self._rows: dict[int, StepRow] = {}
         self._answers: deque[router_pb2.SessionResponse] = deque()
         self._models: router_pb2.ModelsUpdate | None = None
+        self._shed: router_pb2.ShedState | None = None
         self._closed = False
         self._wake = asyncio.Event()
         self._drained = asyncio.Event()
@@ -50,6 +51,11 @@ class SessionOutbox:
         self._models = update
         self._wake.set()
 
+    def shed(self, state: router_pb2.ShedState) -> None:
+        """Queue what is shed; it replaces one that waits."""
+        self._shed = state
+        self._wake.set()
+
     async def room(self) -> None:
         """Wait until less is unread than the limit."""
         while self.unread >= self._max_unread and not self._closed:
@@ -60,7 +66,7 @@ class SessionOutbox:
         """End the stream, after what waits with `flush`, else dropping it."""
         self._closed = True
         if not flush:
-            self._models = None
+            self._models = self._shed = None
             self._rows.clear()
             self._answers.clear()
         self._wake.set()
@@ -84,6 +90,9 @@ class SessionOutbox:
         if self._models is not None:
             update, self._models = self._models, None
             return router_pb2.SessionResponse(models=update)
+        if self._shed is not None:
+            state, self._shed = self._shed, None
+            return router_pb2.SessionResponse(shed=state)
         if self._rows:
             return router_pb2.SessionResponse(step=take_message(self._rows))
         return None

@@ -87,10 +87,11 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             sessions=len(self._hub),
             live_sequences=self._admission.live_sequences,
             lanes=[
-                _lane(number, view) for number, view in zip(CLASSES, self._dispatcher.lanes(), strict=True)
+                _lane(number, view)
+                for number, view in zip(CLASSES, self._dispatcher.intake.lanes(), strict=True)
             ],
             draining=self._admission.draining,
-            resumed_sequences=self._dispatcher.resumed_sequences,
+            resumed_sequences=self._dispatcher.intake.resumed,
         )
 
     async def Explain(

@@ -13,7 +13,7 @@ from catenary.v1 import common_pb2
 from gateway.errors import ApiError
 from gateway.generation.plan import GenerationPlan
 from gateway.generation.planning import bad_word_tokens, make_plan, truncation
-from gateway.generation.priorities import Priorities
+from gateway.generation.priorities import Priorities, Standing
 from gateway.schemas import ChatRequest, CompletionRequest, RequestLimits, parse_request
 from gateway.schemas.unsupported import CHAT, COMPLETION
 from gateway.text.models import Model
@@ -263,9 +263,8 @@ def test_beam_search_goes_with_no_constraint() -> None:
 
 def test_priorities() -> None:
     priorities = Priorities(priority=-10, flex=10)
-    assert priorities.of(completion()) == 0
-    assert priorities.of(completion(service_tier="auto")) == 0
-    assert priorities.of(completion(service_tier="flex")) == 10
-    assert priorities.of(completion(service_tier="priority")) == -10
-    assert priorities.of(completion(service_tier="flex", priority=-3)) == -3
-    assert plan_of(completion(), priority=-10).specs(None)[0].priority == -10
+    assert [priorities.of(None, tier) for tier in (None, "auto", "flex", "priority")] == [0, 0, 10, -10]
+    assert priorities.of(-3, "flex") == -3
+    spec = plan_of(completion(), standing=Standing(priority=-10)).specs(None)[0]
+    assert spec.priority == -10
+    assert not any(spec.HasField(name) for name in ("tenant", "session_id", "max_wait_ms"))

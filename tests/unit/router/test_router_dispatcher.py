@@ -190,7 +190,7 @@ def play(world: World, what: str, number: int) -> None:
             world.tick()
         case "wait":
             world.now += MAX_WAIT_S * 0.4
-            world.dispatcher.tick()
+            world.dispatcher.intake.tick()
         case "abort" if sequence is not None:
             world.dispatcher.abort(sequence, AbortCause.CLIENT, answer=True)
         case "abandon" if sequence is not None:
@@ -232,7 +232,7 @@ def test_any_interleaving_ends_each_sequence_once_and_counts_to_zero(script):
     for link in world.links:
         world.membership.leave(link, LossReason.STREAM_ENDED)
     world.now += MAX_WAIT_S
-    world.dispatcher.tick()
+    world.dispatcher.intake.tick()
     world.check_idle()
 
 
@@ -350,10 +350,10 @@ def test_a_wait_has_an_end():
     world.submit(3)
     world.submit(4, max_wait_ms=5000)
     world.now = 5.0
-    world.dispatcher.tick()
+    world.dispatcher.intake.tick()
     assert world.sink.over.keys() == {4}
     world.now = MAX_WAIT_S
-    world.dispatcher.tick()
+    world.dispatcher.intake.tick()
     for handle, seconds in ((3, "20"), (4, "5")):
         assert world.sink.over[handle].code == common_pb2.ERROR_CODE_TIMEOUT
         assert world.sink.over[handle].retryable

@@ -1,0 +1,20 @@
+"""Limits per API key: requests and tokens in a minute, requests at a time; counted here or in Redis."""
+
+from __future__ import annotations
+
+from gateway.limits.allowance import Allowance, current_allowance
+from gateway.limits.gate import LimitGate
+from gateway.limits.limiter import LIMIT_HEADERS, KeyLimits, Limiter
+from gateway.limits.store import Counters, LocalCounters, StoreAway
+
+__all__ = [
+    "LIMIT_HEADERS",
+    "Allowance",
+    "Counters",
+    "KeyLimits",
+    "LimitGate",
+    "Limiter",
+    "LocalCounters",
+    "StoreAway",
+    "current_allowance",
+]

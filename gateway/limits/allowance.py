@@ -1,0 +1,46 @@
+"""What one request may still use of its key's limits, for the code that learns what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class Allowance:
+    """One request's. `headers`: what its answer tells of the limits; they grow as more becomes known."""
+
+    def __init__(
+        self,
+        spend: Callable[[int, Headers], Awaitable[None]] | None = None,
+        charge: Callable[[int], None] | None = None,
+    ) -> None:
+        """`spend` counts prompt tokens or raises ApiError 429; `charge` counts what was generated."""
+        self._spend = spend
+        self._charge = charge
+        self.headers: Headers = []
+
+    async def spend(self, prompt_tokens: int) -> None:
+        """The request's prompts have so many tokens. Raises ApiError: more than the key has left (429)."""
+        if self._spend is not None:
+            await self._spend(prompt_tokens, self.headers)
+
+    def charge(self, generated_tokens: int) -> None:
+        """So many were generated; they count, be it more than is left."""
+        if self._charge is not None and generated_tokens:
+            self._charge(generated_tokens)
+
+
+_UNLIMITED = Allowance()
+_current: ContextVar[Allowance] = ContextVar("allowance", default=_UNLIMITED)
+
+
+def current_allowance() -> Allowance:
+    """That of the request that this task works on; without limits, one that allows everything."""
+    return _current.get()
+
+
+def allow(allowance: Allowance) -> None:
+    """Make it the current one of this task and those that it makes."""
+    _current.set(allowance)

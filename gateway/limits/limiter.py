@@ -1,0 +1,179 @@
+"""The limits of keys, applied: who may, who must come back later, and what both are told."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from limits import RateLimitItemPerMinute
+
+from catenary.telemetry import get_logger
+from gateway.errors import ApiError, overloaded, unavailable
+from gateway.limits.allowance import Allowance, Headers
+from gateway.limits.store import Counters, LocalCounters, StoreAway, Window
+
+_log = get_logger(__name__)
+T = TypeVar("T")
+
+LIMIT_HEADERS = tuple(
+    f"x-ratelimit-{what}-{name}"
+    for name in ("requests", "tokens")
+    for what in ("limit", "remaining", "reset")
+)
+RENEW_S = 20.0
+_MINUTE_MS = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLimits:
+    """Of each key; 0 is none. `refuse_when_away`: what happens while the shared store does not answer: 503,
+    or this gateway counts for itself."""
+
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
+    concurrent: int = 0
+    refuse_when_away: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.requests_per_minute or self.tokens_per_minute or self.concurrent)
+
+
+class Limiter:
+    """`counters`: where it is counted; None: in this process."""
+
+    def __init__(self, limits: KeyLimits, counters: Counters | None = None) -> None:
+        self._limits = limits
+        self._local = LocalCounters()
+        self._counters: Counters = counters or self._local
+        self._requests = RateLimitItemPerMinute(max(1, limits.requests_per_minute))
+        self._tokens = RateLimitItemPerMinute(max(1, limits.tokens_per_minute))
+        self._charges: dict[str, int] = {}
+        self._charging: asyncio.Task[None] | None = None
+        self._away = False
+
+    async def enter(self, owner: str, request: str) -> Allowance:
+        """A request begins. Raises ApiError: the key has too many in this minute, or at work (429), or the
+        shared store is away and the limits say so (503)."""
+        allowance = Allowance(lambda tokens, headers: self._spend(owner, tokens, headers), self._later(owner))
+        limits = self._limits
+        if limits.requests_per_minute:
+            await self._count(self._requests, "requests", owner, 1, allowance.headers)
+        if limits.concurrent and not await self._ask(lambda at: at.enter(owner, request, limits.concurrent)):
+            raise overloaded(
+                f"This API key has its limit of {limits.concurrent} requests at work (key-concurrent)."
+            )
+        if limits.tokens_per_minute:
+            # Those of the prompt are not known yet.
+            window = await self._ask(lambda at: at.window(self._tokens, "tokens", owner))
+            allowance.headers += _told("tokens", limits.tokens_per_minute, window)
+        return allowance
+
+    async def leave(self, owner: str, request: str) -> None:
+        """The request is over. Idempotent; never raises."""
+        if not self._limits.concurrent:
+            return
+        for counters in {id(at): at for at in (self._counters, self._local)}.values():
+            try:
+                await counters.leave(owner, request)
+            except StoreAway:
+                self._note(away=True)
+
+    async def run(self) -> None:
+        """Keep what is at work counted, until cancelled."""
+        while True:
+            await asyncio.sleep(RENEW_S)
+            try:
+                await self._counters.renew()
+            except StoreAway:
+                self._note(away=True)
+
+    async def close(self) -> None:
+        """Once nothing is at work."""
+        if self._charging is not None:
+            await self._charging
+        await self._counters.close()
+
+    async def _spend(self, owner: str, tokens: int, headers: Headers) -> None:
+        if self._limits.tokens_per_minute:
+            headers[:] = [header for header in headers if not header[0].endswith(b"-tokens")]
+            await self._count(self._tokens, "tokens", owner, tokens, headers)
+
+    async def _count(
+        self, item: RateLimitItemPerMinute, name: str, owner: str, cost: int, headers: Headers
+    ) -> None:
+        limit = item.amount
+        if cost > limit:
+            raise overloaded(
+                f"The request has {cost} {name}, more than this API key may use in a minute, {limit} "
+                f"(key-{name}-per-minute).",
+                retry_after_ms=_MINUTE_MS,
+            )
+        allowed = await self._ask(lambda at: at.hit(item, name, owner, cost))
+        window = await self._ask(lambda at: at.window(item, name, owner))
+        headers += _told(name, limit, window)
+        if not allowed:
+            raise _refused(name, limit, window, headers)
+
+    def _later(self, owner: str) -> Callable[[int], None] | None:
+        if not self._limits.tokens_per_minute:
+            return None
+
+        def charge(tokens: int) -> None:
+            self._charges[owner] = self._charges.get(owner, 0) + tokens
+            if self._charging is None or self._charging.done():
+                self._charging = asyncio.get_running_loop().create_task(self._charge())
+
+        return charge
+
+    async def _charge(self) -> None:
+        """Count what was generated. A window has no debts: what it has not left is dropped."""
+        while self._charges:
+            owner, tokens = self._charges.popitem()
+            try:
+                await self._ask(partial(self._take, owner, tokens))
+            except ApiError:
+                continue
+
+    async def _take(self, owner: str, tokens: int, counters: Counters) -> None:
+        left = await counters.window(self._tokens, "tokens", owner)
+        if cost := min(tokens, left.remaining):
+            await counters.hit(self._tokens, "tokens", owner, cost)
+
+    async def _ask(self, call: Callable[[Counters], Awaitable[T]]) -> T:
+        try:
+            found = await call(self._counters)
+        except StoreAway:
+            self._note(away=True)
+            if self._limits.refuse_when_away:
+                raise unavailable(
+                    "The limits of API keys cannot be checked at the moment.", code="limits_unavailable"
+                ) from None
+            return await call(self._local)
+        self._note(away=False)
+        return found
+
+    def _note(self, *, away: bool) -> None:
+        if away != self._away:
+            self._away = away
+            _log.warning("the store of limits is away" if away else "the store of limits answers again")
+
+
+def _told(name: str, limit: int, window: Window) -> Headers:
+    left_s = max(0.0, window.reset_time - time.time())
+    values = {"limit": str(limit), "remaining": str(max(0, window.remaining)), "reset": f"{left_s:.3f}s"}
+    return [(f"x-ratelimit-{what}-{name}".encode(), value.encode()) for what, value in values.items()]
+
+
+def _refused(name: str, limit: int, window: Window, headers: Headers) -> ApiError:
+    after_ms = min(_MINUTE_MS, max(1000, math.ceil((window.reset_time - time.time()) * 1000)))
+    error = overloaded(
+        f"This API key has used its {limit} {name} of this minute (key-{name}-per-minute).",
+        retry_after_ms=after_ms,
+    )
+    error.extra_headers += tuple((key.decode(), value.decode()) for key, value in headers)
+    return error

@@ -1,0 +1,110 @@
+"""Limits of several gateways together, counted in Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, TypeVar
+
+from limits import RateLimitItem
+from limits.aio.storage import RedisStorage
+from limits.aio.strategies import SlidingWindowCounterRateLimiter
+from limits.errors import StorageError
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from gateway.limits.store import StoreAway, Window
+
+T = TypeVar("T")
+
+PREFIX = "catenary-limits"
+# A request at work is counted for so long after its gateway was heard last.
+LEASE_S = 60.0
+
+_ENTER = """
+local now = tonumber(redis.call('TIME')[1])
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
+if redis.call('ZCARD', KEYS[1]) >= tonumber(ARGV[2]) then return 0 end
+redis.call('ZADD', KEYS[1], now + tonumber(ARGV[3]), ARGV[1])
+redis.call('EXPIRE', KEYS[1], tonumber(ARGV[3]))
+return 1
+"""
+_RENEW = """
+local now = tonumber(redis.call('TIME')[1])
+for i = 2, #ARGV do redis.call('ZADD', KEYS[1], 'XX', now + tonumber(ARGV[1]), ARGV[i]) end
+redis.call('EXPIRE', KEYS[1], tonumber(ARGV[1]))
+return 0
+"""
+
+
+class SharedCounters:
+    """In Redis. A request at work is an entry that expires unless its gateway renews it, so that a gateway
+    that dies takes nothing with it.
+
+    `timeout_s`: of each call. After one that failed, others fail at once for `pause_s`.
+    """
+
+    def __init__(self, url: str, *, timeout_s: float, pause_s: float = 1.0) -> None:
+        """Raises ValueError for a URL that is none of Redis."""
+        self._timeout_s = timeout_s
+        self._pause_s = pause_s
+        options: dict[str, Any] = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
+        self._redis = Redis.from_url(url, **options)
+        storage = RedisStorage(f"async+{url}", implementation="redispy", wrap_exceptions=True, **options)
+        self._windows = SlidingWindowCounterRateLimiter(storage)
+        self._enter = self._redis.register_script(_ENTER)
+        self._renew = self._redis.register_script(_RENEW)
+        self._at_work: dict[str, set[str]] = {}
+        self._away_until = 0.0
+
+    async def hit(self, item: RateLimitItem, name: str, owner: str, cost: int) -> bool:
+        """See Counters."""
+        return await self._ask(lambda: self._windows.hit(item, PREFIX, name, owner, cost=cost))
+
+    async def window(self, item: RateLimitItem, name: str, owner: str) -> Window:
+        """See Counters."""
+        stats = await self._ask(lambda: self._windows.get_window_stats(item, PREFIX, name, owner))
+        return Window(stats.remaining, stats.reset_time)
+
+    async def enter(self, owner: str, request: str, most: int) -> bool:
+        """See Counters."""
+        entered = await self._ask(lambda: self._enter(keys=[_key(owner)], args=[request, most, int(LEASE_S)]))
+        if not entered:
+            return False
+        self._at_work.setdefault(owner, set()).add(request)
+        return True
+
+    async def leave(self, owner: str, request: str) -> None:
+        """See Counters."""
+        at_work = self._at_work.get(owner)
+        if at_work is None or request not in at_work:
+            return
+        at_work.discard(request)
+        if not at_work:
+            del self._at_work[owner]
+        await self._ask(lambda: self._redis.zrem(_key(owner), request))
+
+    async def renew(self) -> None:
+        """See Counters."""
+        for owner, requests in list(self._at_work.items()):
+            await self._ask(partial(self._renew, keys=[_key(owner)], args=[int(LEASE_S), *requests]))
+
+    async def close(self) -> None:
+        """See Counters."""
+        await self._redis.aclose()
+
+    async def _ask(self, call: Callable[[], Awaitable[T]]) -> T:
+        loop = asyncio.get_running_loop()
+        if loop.time() < self._away_until:
+            raise StoreAway
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await call()
+        except (RedisError, StorageError, OSError, TimeoutError):
+            self._away_until = loop.time() + self._pause_s
+            raise StoreAway from None
+
+
+def _key(owner: str) -> str:
+    return f"{PREFIX}:at-work:{owner}"

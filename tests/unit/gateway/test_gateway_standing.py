@@ -1,0 +1,99 @@
+"""Class, tenant, session and longest wait of a request: what headers, keys and fields make of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from starlette.datastructures import Headers
+
+from catenary.v1 import common_pb2
+from gateway.caller import Caller, calling, current_caller, read_caller
+from gateway.errors import ApiError
+from gateway.generation.priorities import Priorities
+
+SYSTEM = common_pb2.PRIORITY_CLASS_SYSTEM
+INTERACTIVE = common_pb2.PRIORITY_CLASS_INTERACTIVE
+DEFAULT = common_pb2.PRIORITY_CLASS_DEFAULT
+BULK = common_pb2.PRIORITY_CLASS_BULK
+PRIORITIES = Priorities(-10, 10, max_wait_ms=7000)
+
+
+@pytest.mark.parametrize(
+    ("caller", "number", "tier", "expected"),
+    [
+        (Caller(), None, None, DEFAULT),
+        (Caller(), None, "auto", DEFAULT),
+        (Caller(), None, "priority", INTERACTIVE),
+        (Caller(), None, "flex", BULK),
+        (Caller(), -1, "flex", INTERACTIVE),
+        (Caller(), 0, "priority", DEFAULT),
+        (Caller(), 1, None, BULK),
+        (Caller(bulk=True), -5, "priority", BULK),
+        (Caller(priority_class=SYSTEM), 5, None, SYSTEM),
+        (Caller(priority_class=BULK), None, "priority", BULK),
+    ],
+)
+def test_classes(caller: Caller, number: int | None, tier: str | None, expected: int) -> None:
+    assert PRIORITIES.standing(caller, number, tier).priority_class == expected
+
+
+def test_sessions_of_tenants_are_apart_and_bounded() -> None:
+    def session(caller: Caller, body: str | None = None) -> str:
+        return PRIORITIES.standing(caller, None, None, body).session_id
+
+    assert session(Caller()) == session(Caller(owner="a")) == ""
+    first = session(Caller(owner="a"), "x" * 1000)
+    assert 0 < len(first) <= 64
+    assert session(Caller(owner="a"), "x" * 1000) == first != session(Caller(owner="b"), "x" * 1000)
+    # The header goes first.
+    assert session(Caller(owner="a", session_id="s"), "body") == session(Caller(owner="a"), "s")
+
+
+def test_what_is_entered_in_a_sequence() -> None:
+    spec = common_pb2.SequenceSpec()
+    PRIORITIES.standing(Caller("owner", "s", 5), 3).enter(spec)
+    assert (spec.priority, spec.priority_class, spec.tenant) == (3, BULK, "owner")
+    assert (len(spec.session_id), spec.max_wait_ms) == (32, 5)
+    PRIORITIES.standing(Caller(max_wait_ms=0), 0).enter(spec)
+    assert spec.max_wait_ms == 0
+    PRIORITIES.standing(Caller(), 0).enter(spec)
+    assert spec.max_wait_ms == 7000
+
+
+def read(operator: bool = False, **headers: str) -> Caller:
+    return read_caller(
+        Headers({name.replace("_", "-"): value for name, value in headers.items()}), "me", operator=operator
+    )
+
+
+def test_headers() -> None:
+    assert read() == Caller("me")
+    caller = read(x_session_id="s", x_max_wait_ms="250", x_priority_class="bulk")
+    assert caller == Caller("me", "s", 250, BULK)
+    assert read(operator=True, x_priority_class="system").priority_class == SYSTEM
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "param"),
+    [
+        ({"x_session_id": "s" * 257}, 400, "x-session-id"),
+        ({"x_max_wait_ms": "-1"}, 400, "x-max-wait-ms"),
+        ({"x_max_wait_ms": "1e3"}, 400, "x-max-wait-ms"),
+        ({"x_max_wait_ms": "9" * 5000}, 400, "x-max-wait-ms"),
+        ({"x_max_wait_ms": "86400001"}, 400, "x-max-wait-ms"),
+        ({"x_max_wait_ms": ""}, 400, "x-max-wait-ms"),
+        ({"x_priority_class": "root"}, 400, "x-priority-class"),
+        ({"x_priority_class": "system"}, 403, "x-priority-class"),
+    ],
+)
+def test_bad_headers_are_refused_by_name(headers: dict[str, Any], status: int, param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        read(**headers)
+    assert (caught.value.status, caught.value.param) == (status, param)
+
+
+def test_the_caller_is_known_only_inside() -> None:
+    with calling(Caller("a")):
+        assert current_caller().owner == "a"
+    assert current_caller() == Caller()
