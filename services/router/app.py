@@ -253,7 +253,7 @@ class Router:
                 ),
                 "resumed_sequences": (
                     "Sequences submitted after they had lost an engine or a router, since the start.",
-                    lambda: self._dispatcher.resumed_sequences,
+                    lambda: self._dispatcher.intake.resumed,
                 ),
                 "sessions": ("Gateways connected.", lambda: len(self._hub)),
             },
