@@ -99,7 +99,7 @@ class Board:
             return mask
         needed = np.ceil(tokens / self.block_size) * self.block_size
         more = np.where(self._publishes, needed, self.block_size)
-        fits: Mask = (self.sequences == 0) | (self.held + more <= self.kv_tokens)
+        fits: Mask = (self.sequences == 0) | (needed == 0) | (self.held + more <= self.kv_tokens)
         return mask & fits & (needed <= self.kv_tokens)
 
 
