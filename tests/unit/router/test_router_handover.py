@@ -93,7 +93,7 @@ class World:
             self.metrics,
             health,
             max_engines=8,
-            on_change=self.dispatcher.fleet_changed,
+            on_change=self.dispatcher.intake.fleet_changed,
             clock=lambda: self.now,
         )
         self.sink = Sink()
@@ -430,7 +430,7 @@ def play(world: World, what: str, number: int, gone: set[int]) -> None:
             world.tick()
         case "wait":
             world.now += MAX_WAIT_S * 0.3
-            world.dispatcher.tick()
+            world.dispatcher.intake.tick()
             world.dispatcher.sweep()
         case "abort" if sequence is not None:
             world.dispatcher.abort(sequence, AbortCause.CLIENT)
@@ -476,5 +476,5 @@ def test_any_interleaving_ends_each_sequence_once_and_counts_to_zero(script):
     for _ in range(3):
         world.tick()
         world.now += 2 * MAX_WAIT_S
-        world.dispatcher.tick()
+        world.dispatcher.intake.tick()
     world.check_idle()
