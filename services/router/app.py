@@ -239,6 +239,7 @@ class Router:
 
     def _add_gauges(self) -> None:
         self._metrics.lanes.watch(self._dispatcher.intake.lanes)
+        self._metrics.placements.watch(self.receipts)
         self._metrics.watch(
             self.fleet,
             {

@@ -15,6 +15,7 @@ from catenary.v1 import common_pb2, engine_pb2
 from services.router.fleet import BreakerState, Engine
 from services.router.handover_metrics import HandoverMetrics
 from services.router.lane_metrics import LaneMetrics
+from services.router.placement_metrics import PlacementMetrics
 
 _PREFIX = "catenary_router_"
 
@@ -26,6 +27,7 @@ class RouterMetrics:
         self._registry = registry
         self.lanes = LaneMetrics(registry)
         self.handovers = HandoverMetrics(registry)
+        self.placements = PlacementMetrics(registry)
         self.submits = Counter(_PREFIX + "submits", "Sequences submitted by clients.", registry=registry)
         self.placed_again = Counter(
             _PREFIX + "placed_again", "Sequences offered to a second engine.", registry=registry

@@ -6,8 +6,10 @@ import pytest
 from pydantic import ValidationError
 
 from catenary.v1 import router_pb2
+from services.engine.scripted import Script, ScriptedCapacity
 from services.router.config import RouterConfig
-from tests.support.specs import sequence_spec
+from tests.support.specs import expected_tokens, sequence_spec
+from tests.support.waiting import eventually
 
 
 async def test_explain_tells_where_requests_went_and_why(start_fleet):
@@ -23,6 +25,25 @@ async def test_explain_tells_where_requests_went_and_why(start_fleet):
     assert one.chosen in {candidate.instance_id for candidate in one.candidates}
     assert len((await fleet.stub.Explain(router_pb2.ExplainRequest(limit=2))).receipts) == 2
     assert not (await fleet.stub.Explain(router_pb2.ExplainRequest(request_id="nobody"))).receipts
+
+
+async def test_a_prompt_goes_to_the_engine_that_has_it_cached(start_fleet):
+    script = Script(capacity=ScriptedCapacity(block_size=4, prefix_caching=True))
+    fleet = await start_fleet(engines=3, script=script, kv_publish_interval_s=0.01)
+    prompt = list(range(40))
+    await fleet.answer(sequence_spec(prompt))
+    holder = (await fleet.stub.Explain(router_pb2.ExplainRequest())).receipts[0].chosen
+    await eventually(lambda: fleet.router.kv_index.pairs >= 10, "the blocks in the index")
+    for suffix in range(6):
+        tokens, end = await fleet.answer(sequence_spec([*prompt, 50 + suffix]))
+        assert tokens == expected_tokens([*prompt, 50 + suffix], 8)
+        assert end.usage.cached_tokens == 40
+        receipt = (await fleet.stub.Explain(router_pb2.ExplainRequest())).receipts[0]
+        assert receipt.chosen == holder
+        assert (receipt.policy, receipt.reason) == ("cost", "lowest_cost")
+        matched = {one.instance_id: (one.matched_tokens, one.match_is_exact) for one in receipt.candidates}
+        assert matched.pop(holder) == (40, True)
+        assert set(matched.values()) == {(0, True)}
 
 
 async def test_a_model_has_the_policy_that_it_was_given(start_fleet):

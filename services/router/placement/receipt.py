@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
@@ -141,10 +141,16 @@ def _best(scores: Floats) -> Rows:
 
 
 class ReceiptBook:
-    """The latest receipts."""
+    """The latest receipts, and what all of them since the start add up to.
+
+    `decisions`: how many by policy and reason.
+    """
 
     def __init__(self, capacity: int) -> None:
         self._receipts: deque[Receipt] = deque(maxlen=capacity)
+        self.decisions: Counter[tuple[str, str]] = Counter()
+        self.prompt_tokens = 0
+        self.matched_tokens = 0
 
     def __len__(self) -> int:
         return len(self._receipts)
@@ -152,6 +158,9 @@ class ReceiptBook:
     def add(self, receipt: Receipt) -> None:
         """Keep a receipt; the oldest one goes."""
         self._receipts.append(receipt)
+        self.decisions[receipt.policy, receipt.reason] += 1
+        self.prompt_tokens += receipt.prompt_tokens
+        self.matched_tokens += receipt.matched_tokens
 
     def find(self, request_id: str | None, limit: int) -> list[Receipt]:
         """Receipts of one request, or of all with None: newest first, at most `limit`."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import random
 
+from prometheus_client import CollectorRegistry
+
 from catenary.v1 import common_pb2, engine_pb2
 from services.router.fleet import Fleet
 from services.router.placement import LeastLoaded, PlacementRequest, Placer, ReceiptBook
+from services.router.placement_metrics import PlacementMetrics
 
 MODEL = common_pb2.ModelInfo(name="m", max_model_len=100)
 
@@ -98,6 +101,18 @@ def test_placements_are_counted_for_each_request_and_the_latest_are_kept():
     assert [receipt.request_id for receipt in book.find(None, 9)] == ["2", "1", "0", "first"]
     assert [receipt.request_id for receipt in book.find(None, 2)] == ["2", "1"]
     assert book.find("second", 9) == []
+
+
+def test_metrics_add_up_all_receipts_also_those_that_are_gone():
+    book, registry = ReceiptBook(2), CollectorRegistry()
+    PlacementMetrics(registry).watch(book)
+    placer = placer_of(fleet_of(2), book)
+    for number in range(5):
+        placer.place(request(str(number)))
+    labels = {"policy": "least_loaded", "reason": "least_loaded"}
+    assert registry.get_sample_value("catenary_router_placements_total", labels) == 5
+    assert registry.get_sample_value("catenary_router_placed_prompt_tokens_total") == 50
+    assert registry.get_sample_value("catenary_router_matched_prompt_tokens_total") == 0
 
 
 def test_a_lone_request_goes_to_an_engine_without_work_or_nowhere():
