@@ -101,9 +101,6 @@ class RouterSession:
         """The router's instance, while it is connected."""
         self.models: dict[str, router_pb2.ServedModel] = {}
         """Its last word on the models, by name; empty while it is not connected."""
-        self.left: dict[str, float] = {}
-        """By model, when its last engine stopped serving, in the loop's time, if that was in this
-        connection."""
         self.shed = Shed(lambda: asyncio.get_running_loop().time())
         """What it would refuse."""
 
@@ -249,7 +246,8 @@ class RouterSession:
             if kind == "step":
                 self._deliver(response.step)
             elif kind == "models":
-                self._know({model.info.name: model for model in response.models.models})
+                self.models = {model.info.name: model for model in response.models.models}
+                self._listener.changed(self)
             elif kind == "refusal":
                 self._refuse(response.refusal)
             elif kind == "shed":
@@ -259,17 +257,6 @@ class RouterSession:
                 _log.info("router drains", router=self.address, deadline_ms=response.draining.deadline_ms)
                 self._listener.changed(self)
         return "closed by the router"
-
-    def _know(self, models: dict[str, router_pb2.ServedModel]) -> None:
-        now = asyncio.get_running_loop().time()
-        before, self.models = self.models, models
-        self.left = {
-            name: self.left.get(name, now)
-            for name, model in models.items()
-            if not model.serving_engines
-            and (name in self.left or (name in before and before[name].serving_engines))
-        }
-        self._listener.changed(self)
 
     def _deliver(self, step: common_pb2.StepOutput) -> None:
         try:
@@ -300,7 +287,7 @@ class RouterSession:
         receivers, self._receivers = list(self._receivers.values()), {}
         if was:
             self._listener.changed(self)
-        self.models, self.left = {}, {}
+        self.models = {}
         self.shed.clear()
         for receiver in receivers:
             receiver.lost()

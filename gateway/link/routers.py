@@ -83,7 +83,8 @@ class Routers:
         self._sequences: dict[int, LinkedSequence] = {}
         # Those that no router can take now, in the order in which they began to wait.
         self._waiting: dict[int, LinkedSequence] = {}
-        # Models of a router that was lost, until when they are waited for.
+        # Models that are served, and those that were a moment ago, until when they are waited for.
+        self._serving: dict[str, router_pb2.ServedModel] = {}
         self._awaited: dict[str, tuple[float, router_pb2.ServedModel]] = {}
 
     @property
@@ -99,12 +100,8 @@ class Routers:
     def awaits(self, model: str) -> bool:
         """Whether a model that nobody serves was served a moment ago, perhaps by a router that is gone:
         requests for it are taken, and wait."""
-        now = asyncio.get_running_loop().time()
         awaited = self._awaited.get(model)
-        if awaited is not None and now < awaited[0]:
-            return True
-        left = (session.left.get(model) for session in self._targets.sessions if session.connected)
-        return any(at is not None and now < at + self._policy.wait_s for at in left)
+        return awaited is not None and asyncio.get_running_loop().time() < awaited[0]
 
     async def run(self) -> None:
         """Keep the sessions up until cancelled."""
@@ -165,21 +162,26 @@ class Routers:
         if not session.connected:
             for other in self._targets.sessions:
                 other.hurry()
-            until = asyncio.get_running_loop().time() + self._policy.wait_s
-            self._awaited |= {
-                name: (until, model) for name, model in session.models.items() if model.serving_engines
-            }
-        self._awaited = {
-            name: awaited
-            for name, awaited in self._awaited.items()
-            if self.awaits(name) and not any(one.serves(name) for one in connected)
-        }
+        self._look_at(connected)
         if connected:
             # Else the last word stands: models do not cease to exist with the connection to a router.
             awaited = [model for _, model in self._awaited.values()]
             self._on_models(merged([one.models for one in connected], awaited))
         for sequence in list(self._waiting.values()):
             self._try(sequence)
+
+    def _look_at(self, connected: Sequence[RouterSession]) -> None:
+        """Note the models that are served no longer: whatever was lost is given time to come back."""
+        until = asyncio.get_running_loop().time() + self._policy.wait_s
+        self._awaited |= {name: (until, model) for name, model in self._serving.items()}
+        self._serving = {
+            name: model for one in connected for name, model in one.models.items() if model.serving_engines
+        }
+        self._awaited = {
+            name: awaited
+            for name, awaited in self._awaited.items()
+            if name not in self._serving and self.awaits(name)
+        }
 
     def ended(self, sequence: LinkedSequence, end: common_pb2.SequenceEnd) -> None:
         """See Owner."""

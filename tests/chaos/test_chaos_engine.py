@@ -9,7 +9,7 @@ import time
 from openai import AsyncOpenAI
 
 from catenary.v1 import router_pb2
-from tests.chaos.support import Asked, Say, body, expected_text, fast_prompt, serves_exactly, slow_prompt
+from tests.chaos.support import Asked, Say, body, expected_text, serves_exactly, slow_prompt
 from tests.support.e2e_stack import LEASE_MS, ProcessStack, until
 from tests.support.http import call
 from tests.support.token_stream import COMPLETIONS
@@ -77,10 +77,9 @@ async def test_requests_wait_for_the_only_engine_to_come_back(stack: ProcessStac
         return await stack.health() == 503
 
     await until(unwell, "/health 503 without any engine", timeout_s=2)
-    # A death is seen at once, so that nobody new waits for a lease.
-    late = await call(stack.address, "POST", COMPLETIONS, body(fast_prompt(), 4))
-    assert (late.status, "retry-after" in late.headers) == (503, True)
+    late = Asked(stack, 4, slow=False)
     stack.engines[0].start()
+    await late.exact()
     assert await reader == expected_text(streamed, SHORT)
     answered = (await answer).json()
     assert answered["choices"][0]["text"] == expected_text(whole, SHORT)
@@ -103,9 +102,7 @@ async def test_the_only_engine_stops_and_wakes_up(stack: ProcessStack, say: Say)
 
     await until(unwell, f"/health 503 within {HEALTH_S:g} s", timeout_s=HEALTH_S)
     noticed = time.monotonic() - stopped
-    refused = await call(stack.address, "POST", COMPLETIONS, body(fast_prompt(), 4))
-    assert refused.status == 503
-    assert "retry-after" in refused.headers
+    late = Asked(stack, 4, slow=False)
     fleet = await stack.fleet()
     assert fleet is not None
     assert (len(fleet.engines), fleet.live_sequences) == (0, 0)
@@ -117,7 +114,7 @@ async def test_the_only_engine_stops_and_wakes_up(stack: ProcessStack, say: Say)
 
     await until(back, "/health 200 after SIGCONT", timeout_s=15)
     # It goes on with what it was computing, under its new lease: that of the old one is given up.
-    for one in asked:
+    for one in (*asked, late):
         await one.exact()
     await stack.idle()
     after = await engine(stack, sleeper.name)

@@ -114,7 +114,8 @@ async def test_an_engine_that_stays_away_ends_requests(start_stack: StartStack, 
     assert 'catenary_given_up_sequences_total{cause="unavailable"} 1.0' in page
 
 
-async def test_without_an_engine_nothing_is_served(stack: Stack) -> None:
+async def test_without_an_engine_nothing_is_served(start_stack: StartStack) -> None:
+    stack = await start_stack(failover_wait_s=0.2)
     await stack.engine.stop()
     await eventually(lambda: not stack.gateway.ready, "a gateway that is not ready")
     for path in ("/health", "/ready"):
