@@ -663,7 +663,9 @@ class RouteReceipt(_message.Message):
     """instance_id and lease epoch of the engine that was chosen."""
     lease_epoch: _builtins.int
     reason: _builtins.str
-    """Closed set, in words: lowest_cost, least_loaded, only_one, same_prompt, session, ring, prefix, alone, resumed, ..."""
+    """One of lowest_cost, least_loaded, prefix, session, ring, ring_overflow, power_of_two, round_robin, only_one,
+    same_prompt, alone.
+    """
     queued_ms: _builtins.int
     """How long it waited for admission, and how long the decision took."""
     decision_us: _builtins.int

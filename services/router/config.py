@@ -73,10 +73,15 @@ class RouterConfig(RpcConfig):
         _POLICY.skew_sequences,
         ge=0,
         le=1_000_000,
-        description="An engine with so many sequences above the mean is not chosen for its cache or session,",
+        description="Sequences above the mean from which an engine is overloaded, and not chosen for its "
+        "cache or a session; placement-skew-ratio must be exceeded, too.",
     )
     placement_skew_ratio: float = Field(
-        _POLICY.skew_ratio, ge=1, le=1000, description="if that is also so many times the mean."
+        _POLICY.skew_ratio,
+        ge=1,
+        le=1000,
+        description="Multiple of the mean from which an engine is overloaded; placement-skew-sequences must "
+        "be exceeded, too.",
     )
     placement_load_factor: float = Field(
         _POLICY.load_factor,

@@ -153,6 +153,9 @@ class World:
         assert self.admission.live_sequences == held + self.dispatcher.queued_sequences
         assert self.dispatcher.queued_sequences <= 4 + sum(s.resumed for s in live)
         assert sum(engine.placed_sequences for engine in self.fleet) == held
+        for link in self.links:
+            unstarted = [s for s in link.sequences.values() if not s.emitted]
+            assert link.engine.placed_prefill == sum(s.request.uncached_tokens for s in unstarted)
 
     def check_idle(self):
         assert self.admission.live_sequences == self.admission.live_tokens == 0
