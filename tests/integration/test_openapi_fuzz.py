@@ -26,7 +26,7 @@ from services.engine.scripted import Script
 from tests.support.batches import jsonl, line
 from tests.support.conformance import Conformance
 from tests.support.gateway import MODEL, running_stack, script
-from tests.support.waiting import QUIET_THREAD
+from tests.support.waiting import QUIET_THREAD, loop_beside_tests
 
 EXAMPLES = 100
 LONG_EXAMPLES = 2000
@@ -57,7 +57,7 @@ class Fuzzed:
         self.addresses: dict[bool, str] = {}
         self.statuses: Counter[tuple[str, int]] = Counter()
         self._tokenizer = tokenizer
-        self._loop = asyncio.new_event_loop()
+        self._loop = loop_beside_tests()
         self._over = asyncio.Event()
         self._ready = threading.Event()
         self._thread = threading.Thread(

@@ -16,7 +16,7 @@ import pytest
 from services.engine.scripted import Script
 from tests.support.cluster import Cluster, running_cluster
 from tests.support.gateway import Stack, running_stack, shared_tokenizer
-from tests.support.waiting import QUIET_THREAD
+from tests.support.waiting import QUIET_THREAD, loop_beside_tests
 
 StartStack = Callable[..., Awaitable[Stack]]
 StartCluster = Callable[..., Awaitable[Cluster]]
@@ -90,7 +90,7 @@ async def start_parsing(run_dir: Path, parsing_tokenizer: str) -> AsyncIterator[
 @pytest.fixture(scope="session")
 def stack_in_a_thread(tokenizer_target: str) -> Iterator[Stack]:
     """A gateway over a scripted engine without rules, in a thread with a loop of its own."""
-    loop, started, over = asyncio.new_event_loop(), Future[Stack](), asyncio.Event()
+    loop, started, over = loop_beside_tests(), Future[Stack](), asyncio.Event()
 
     async def run() -> None:
         with tempfile.TemporaryDirectory(prefix="cat-") as directory:
