@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sys
@@ -32,6 +33,12 @@ def pytest_configure() -> None:
     """Plain tracebacks in logs: structlog's pretty ones can hold a loop up for longer than a lease."""
     renderer = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
     structlog.configure(processors=[_of_tests, *structlog.get_config()["processors"][:-1], renderer])
+
+
+def pytest_collection_finish() -> None:
+    """What thousands of collected tests and their modules hold stays: no later collection looks at it."""
+    gc.collect()
+    gc.freeze()
 
 
 def _of_tests(_logger: object, _method: str, event: Any) -> Any:

@@ -10,6 +10,7 @@ says which process wrote it; what a process says about its failures comes in one
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -116,7 +117,8 @@ def main(options: list[str]) -> int:
             lane.join()
     sys.stdout.write("\n")
     for part in run.parts:
-        failures = [line for line in part.output if line.startswith(("FAILED ", "ERROR "))]
+        # With more blanks it is a line of a log.
+        failures = [line for line in part.output if re.match(r"(FAILED|ERROR) \S", line)]
         summary = part.output[-1].strip() if part.output else "was not run"
         verdict = "passed" if part.passed else f"FAILED (exit code {part.exit_code})"
         sys.stdout.write(f"{part.path:18} {verdict}, {part.seconds:.0f} s: {summary}\n")
