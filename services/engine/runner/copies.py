@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
+import numpy as np
 import torch
 
 from services.engine.device import Device, HostCopy, Submitted
@@ -83,7 +84,8 @@ class BlockCopies:
         # Padding writes zeros to the padding block, which holds them anyway or what padding left there.
         host = torch.zeros(self.blocks * self.block_bytes, dtype=torch.uint8)
         if data:
-            host[: len(data)] = torch.frombuffer(data, dtype=torch.uint8)
+            # numpy reads memory that may not be written, which shared memory may not.
+            host.numpy()[: len(data)] = np.frombuffer(data, dtype=np.uint8)
         numbers = self._device.to_device(host.view(self._model.dtype).view(self.blocks, -1))
         self._graphs.run(Phase.WRITE, self.blocks, self._model.write_blocks, (self._ids(ids), numbers))
         self._device.flush()

@@ -20,9 +20,9 @@ from services.engine.transfer.tickets import Checksums, equal
 
 
 class ReceiveChunk(Protocol):
-    """Receives `count` blocks with their checksums into `blocks`, in a connector's own way."""
+    """Receives `count` blocks of `size` bytes: their checksums, and the blocks."""
 
-    def __call__(self, sock: TimedSocket, count: int, blocks: memoryview) -> list[bytes]: ...
+    def __call__(self, sock: TimedSocket, count: int, size: int) -> tuple[list[bytes], memoryview]: ...
 
 
 def fetch_blocks(connection: socket.socket, fetch: Fetch, receive_chunk: ReceiveChunk, put: Put) -> None:
@@ -38,8 +38,7 @@ def fetch_blocks(connection: socket.socket, fetch: Fetch, receive_chunk: Receive
     size = fetch.block_bytes
     for start in range(fetch.first, fetch.first + fetch.count, fetch.chunk_blocks):
         count = min(fetch.chunk_blocks, fetch.first + fetch.count - start)
-        blocks = memoryview(bytearray(count * size))
-        given = receive_chunk(sock, count, blocks)
+        given, blocks = receive_chunk(sock, count, size)
         for at, digest in enumerate(given):
             if not equal(checksums.of(start + at, blocks[at * size : (at + 1) * size]), digest):
                 raise TransferError(TransferFault.CHECKSUM, f"block {start + at} is not what was sent")

@@ -118,34 +118,29 @@ def _fill(memory: int, parts: tuple[memoryview, ...]) -> None:
                 part = part[os.write(memory, part) :]
 
 
-def _receive_chunk(sock: TimedSocket, count: int, blocks: memoryview) -> list[bytes]:
+def _receive_chunk(sock: TimedSocket, count: int, size: int) -> tuple[list[bytes], memoryview]:
     with transfer_errors():
         sock.arm()
         data, descriptors, _, _ = socket.recv_fds(sock.socket, 1, 1)
     try:
         if not data or len(descriptors) != 1:
             raise TransferError(TransferFault.PROTOCOL, "no memory came with a chunk")
-        head = count * DIGEST_BYTES
-        return _copy(descriptors[0], head, blocks)
+        mapped = _map(descriptors[0], count * (DIGEST_BYTES + size))
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
+    head = count * DIGEST_BYTES
+    digests = bytes(mapped[:head])
+    return [digests[at : at + DIGEST_BYTES] for at in range(0, head, DIGEST_BYTES)], mapped[head:]
 
 
-def _copy(memory: int, head: int, blocks: memoryview) -> list[bytes]:
-    """Copies the blocks out of memory that cannot change any more; returns the checksums before them."""
-    size = head + len(blocks)
+def _map(memory: int, size: int) -> memoryview:
+    """Memory that cannot change any more, for as long as somebody looks at it."""
     try:
         sealed = fcntl.fcntl(memory, fcntl.F_GET_SEALS) & _SEALS == _SEALS
         if not sealed or os.fstat(memory).st_size != size:
-            raise TransferError(
-                TransferFault.PROTOCOL, "the memory of a chunk is not sealed, or of another size"
-            )
-        with mmap.mmap(memory, size, mmap.MAP_SHARED, mmap.PROT_READ) as mapped:
-            blocks[:] = memoryview(mapped)[head:]
-            digests = mapped[:head]
+            raise TransferError(TransferFault.PROTOCOL, "a chunk's memory is not sealed, or of another size")
+        return memoryview(mmap.mmap(memory, size, mmap.MAP_SHARED, mmap.PROT_READ))
     except OSError as error:
-        raise TransferError(
-            TransferFault.PROTOCOL, f"the memory cannot be mapped: {error.strerror}"
-        ) from None
-    return [digests[at : at + DIGEST_BYTES] for at in range(0, head, DIGEST_BYTES)]
+        text = f"a chunk's memory cannot be mapped: {error.strerror}"
+        raise TransferError(TransferFault.PROTOCOL, text) from None

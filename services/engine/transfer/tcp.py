@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import socket
 import time
-from typing import ClassVar
+from typing import Any, ClassVar
+
+import numpy as np
 
 from services.engine.transfer.connector import BlockSource, Connector, Fetch, Put, TransferSettings
 from services.engine.transfer.faults import TransferError, TransferFault
@@ -74,9 +76,11 @@ def _send_chunk(sock: TimedSocket, digests: list[bytes], blocks: memoryview) -> 
         sock.send(blocks[at * size : (at + 1) * size])
 
 
-def _receive_chunk(sock: TimedSocket, count: int, blocks: memoryview) -> list[bytes]:
-    size, digests = len(blocks) // count, []
+def _receive_chunk(sock: TimedSocket, count: int, size: int) -> tuple[list[bytes], memoryview]:
+    # All of it is written before it is read: zeros first would take as long as a copy.
+    memory: Any = np.empty(count * size, dtype=np.uint8)
+    digests, blocks = [], memoryview(memory)
     for at in range(count):
         digests.append(sock.receive(DIGEST_BYTES))
         sock.receive_into(blocks[at * size : (at + 1) * size])
-    return digests
+    return digests, blocks

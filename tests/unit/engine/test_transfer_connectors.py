@@ -129,7 +129,7 @@ def test_silent_strangers_take_no_place_for_long(serving: Serving) -> None:
 
 
 def test_a_receiver_that_stops_reading_is_given_up(tmp_path: Path) -> None:
-    serving = Serving(BUILTIN["tcp"], tmp_path, timeout_s=0.3, max_transfers=1)
+    serving = Serving(BUILTIN["tcp"], tmp_path, timeout_s=2.0, max_transfers=1)
     big = memoryview(bytes(8 << 20))
     serving.source.data = big
     serving.source.offered = replace(serving.source.offered, block_bytes=len(big) // BLOCKS)
