@@ -151,6 +151,14 @@ async def test_samples_of_one_prompt_transfer_it_once(start_fleet):
             tokens[handle] += ids[:number]
             del ids[:number]
         ended += len(response.step.ends)
+    # What engines tell each other through the router is not for gateways to say.
+    for number, fields in enumerate(({"prefill_only": True}, {"kv_offer": common_pb2.KvOffer()}), 10):
+        submit = common_pb2.Submit(handle=number, spec=sequence_spec(PROMPT), **fields)
+        await session.write(router_pb2.SessionRequest(submit=submit))
+        while (response := await session.read()).WhichOneof("payload") != "refusal":
+            continue
+        assert response.refusal.error.code == common_pb2.ERROR_CODE_INVALID_ARGUMENT
+        assert response.refusal.error.param in fields
     session.cancel()
     assert tokens == {handle: expected_tokens(PROMPT, 8, seed=handle) for handle in tokens}
     assert (count(fleet, "begun"), count(fleet, "done")) == (1, 1)

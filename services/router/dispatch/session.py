@@ -85,6 +85,12 @@ class Session:
                 raise _duplicate("The handle is in use on this session.")
             if spec.request_id and spec.request_id in self._request_ids:
                 raise _duplicate("A sequence with this request id is live on this session.")
+            if submit.prefill_only or submit.HasField("kv_offer"):
+                raise Refused(
+                    common_pb2.ERROR_CODE_INVALID_ARGUMENT,
+                    "What one engine computes for another is the router's to say.",
+                    param="prefill_only" if submit.prefill_only else "kv_offer",
+                )
             # A hint: a handle that is not live means nothing.
             leader = self._live.get(submit.same_prompt_as) if submit.HasField("same_prompt_as") else None
             sequence = self._dispatcher.submit(

@@ -159,12 +159,18 @@ class Fleet:
             for name, known in self._models.items()
         }
         lengths: dict[str, int] = {}
+        for_prompts: dict[str, int] = {}
         for engine in self:
             name = engine.model.name
             _add_engine(served[name], engine)
+            if engine.serving and not engine.does(None):
+                for_prompts[name] = for_prompts.get(name, 0) + 1
             # A sequence may land on any of them, so the shortest context is what the model offers.
             lengths[name] = min(lengths.get(name, engine.model.max_model_len), engine.model.max_model_len)
             served[name].info.max_model_len = lengths[name]
+        for name, count in for_prompts.items():
+            # They compute all of a sequence where there are no others.
+            served[name].serving_engines = served[name].serving_engines or count
         return list(served.values())
 
     def _remember(self, engine: Engine, created: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from services.engine.config import EngineConfig
 from services.engine.core.errors import StartError
 from services.engine.link import FinishReason
 from tests.support.constrained import regex, save_constrained_model, text_of
@@ -214,6 +215,15 @@ def test_a_connector_that_cannot_be_had_ends_the_start(cores: HandoverCores, tmp
     for options, word in cases:
         with pytest.raises(StartError, match=word):
             cores.start("prefill", **options)
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_contiguous_kv_excludes_roles(role: str) -> None:
+    with pytest.raises(ValueError, match=f"role {role} hands on"):
+        EngineConfig(role=role, contiguous_kv=True, enable_prefix_caching=False)
+    for field in ("kv_transfer_listen", "kv_transfer_advertise"):
+        with pytest.raises(ValueError, match="HOST:PORT"):
+            EngineConfig(**{field: "unix:/tmp/socket"})
 
 
 def test_prompts_that_cannot_be_handed_over_are_refused(cores: HandoverCores) -> None:

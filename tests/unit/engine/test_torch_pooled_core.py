@@ -133,6 +133,8 @@ def test_the_task_comes_from_the_files(tmp_path: Path) -> None:
         LocalPooledCore(tmp_path / "two", Task.SCORE)
     with pytest.raises(StartError, match="not a tokenizer"):
         LocalPooledCore(tmp_path / "g", Task.SCORE)
+    with pytest.raises(StartError, match="role decode is for models that generate"):
+        LocalPooledCore(tmp_path / "e", role="decode")
 
 
 def test_urgent_documents_come_first_and_aborted_ones_not_at_all(tmp_path: Path) -> None:

@@ -233,6 +233,9 @@ def test_where_there_are_only_engines_for_prompts_they_compute_all():
     assert not submit.prefill_only
     world.end(link, submit.handle)
     world.check_idle()
+    assert world.fleet.served_models()[0].serving_engines == 1
+    world.attach("d", DECODE)
+    assert world.fleet.served_models()[0].serving_engines == 1
 
 
 BAD_ENDS = {

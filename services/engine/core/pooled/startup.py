@@ -52,6 +52,10 @@ def start_pooled(
 
     Raises StartError.
     """
+    if options.role != "both":
+        raise StartError(
+            f"role {options.role} is for models that generate, and this one is served to {task.value}"
+        )
     try:
         device = device or device_of(options)
         return _start(options, directory, task, progress, device)
