@@ -240,6 +240,15 @@ class GatewayConfig(ServiceConfig):
     failover_lives: int = Field(
         64, ge=1, le=100_000, description="Engines or routers that a request may lose in all before it fails."
     )
+    poison_ttl_s: float = Field(
+        600,
+        ge=0,
+        le=86_400,
+        description="Seconds for which a request that killed engines, the last one alone, is refused.",
+    )
+    max_poisoned: int = Field(
+        1024, ge=1, le=1_000_000, description="Such requests that are remembered; older ones are forgotten."
+    )
     tokenizer_silence_s: float = Field(
         10.0,
         gt=0,

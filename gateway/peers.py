@@ -6,7 +6,7 @@ import asyncio
 
 import grpc
 
-from catenary.resume import ResumePolicy
+from catenary.resume import PoisonedRequests, ResumePolicy
 from catenary.rpc import CLIENT_SECRET_ENV, TcpAddress, TlsFiles, open_channel, parse_address, read_secret
 from catenary.runtime import StartRefused
 from catenary.telemetry import new_id
@@ -59,6 +59,7 @@ class Peers:
                 on_models=self.models.update,
                 on_resumed=metrics.resumed,
                 on_given_up=metrics.given_up,
+                poisoned=PoisonedRequests(limit=config.max_poisoned, ttl_s=config.poison_ttl_s),
                 connect_timeout_s=config.connect_timeout_s,
                 silence_s=config.router_silence_s,
                 max_outbound=config.max_outbound,

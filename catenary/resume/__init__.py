@@ -6,6 +6,7 @@ The gateway and the router's plain `Generate` both keep a `Resumable` for each l
 from __future__ import annotations
 
 from catenary.resume.failure import Cause, Failure
+from catenary.resume.poison import PoisonedRequests
 from catenary.resume.policy import ResumePolicy
 from catenary.resume.resumable import POISONED, Resumable
 from catenary.resume.verdict import Again, Finished, GivenUp, Passed, Verdict
@@ -18,6 +19,7 @@ __all__ = [
     "Finished",
     "GivenUp",
     "Passed",
+    "PoisonedRequests",
     "Resumable",
     "ResumePolicy",
     "Verdict",

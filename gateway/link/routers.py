@@ -8,7 +8,17 @@ from itertools import count
 
 import grpc
 
-from catenary.resume import Again, Cause, Failure, Finished, GivenUp, Resumable, ResumePolicy
+from catenary.resume import (
+    POISONED,
+    Again,
+    Cause,
+    Failure,
+    Finished,
+    GivenUp,
+    PoisonedRequests,
+    Resumable,
+    ResumePolicy,
+)
 from catenary.telemetry import get_logger
 from catenary.v1 import common_pb2, router_pb2
 from gateway.errors import ApiError, from_wire, overloaded, timed_out, unavailable
@@ -44,6 +54,7 @@ class Routers:
         on_models: OnModels,
         on_resumed: Callable[[Cause], None],
         on_given_up: Callable[[Cause], None],
+        poisoned: PoisonedRequests,
         connect_timeout_s: float,
         silence_s: float,
         max_outbound: int,
@@ -58,6 +69,7 @@ class Routers:
             on_models: told the models of all routers at each change.
             on_resumed: told of each life that ended and is followed by another.
             on_given_up: told of each sequence that failed for good although another life might have helped.
+            poisoned: requests that are refused at once, whichever router they would go to.
             connect_timeout_s: for a router to answer a new session.
             silence_s: without a word, after which a router is lost.
             max_outbound: sequences that may wait to be sent; more are refused.
@@ -78,6 +90,7 @@ class Routers:
         self._on_models = on_models
         self._on_resumed = on_resumed
         self._on_given_up = on_given_up
+        self._poisoned = poisoned
         self._max_outbound = max_outbound
         self._handles = count(1)
         self._sequences: dict[int, LinkedSequence] = {}
@@ -123,13 +136,15 @@ class Routers:
     def submit(
         self, spec: common_pb2.SequenceSpec, feed: SequenceFeed, same_prompt_as: int | None = None
     ) -> int:
-        """See Session. Raises ApiError: no router is there, nor was a moment ago (503), or too much waits to
-        be sent (429)."""
+        """See Session. Raises ApiError: no router is there, nor was a moment ago (503), too much waits to be
+        sent (429), or it is known to kill engines (400)."""
         if not self.connected and not self.awaits(spec.model):
             raise unavailable(_UNREACHABLE)
         waiting = len(self._waiting) + sum(session.unsent for session in self._targets.sessions)
         if waiting >= self._max_outbound:
             raise overloaded(f"More than {self._max_outbound} sequences wait to be sent to the router.")
+        if spec in self._poisoned:
+            raise from_wire(POISONED)
         leader = None if same_prompt_as is None else self._sequences.get(same_prompt_as)
         eos = self._eos_token_ids(spec.model)
         like = None if leader is None else leader.resumable
@@ -206,6 +221,8 @@ class Routers:
         else:
             if isinstance(verdict, GivenUp):
                 self._give_up(sequence, verdict.cause)
+            if verdict.error.code == common_pb2.ERROR_CODE_POISONED:
+                self._poisoned.add(sequence.resumable.spec())
             self._forget(sequence)
             sequence.feed.finish(_failed(from_wire(verdict.error)))
 

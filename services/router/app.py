@@ -10,7 +10,7 @@ from contextlib import suppress
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from catenary.config import unknown_variables
-from catenary.resume import ResumePolicy
+from catenary.resume import PoisonedRequests, ResumePolicy
 from catenary.rpc import Role, RpcServer
 from catenary.runtime import mark_started
 from catenary.telemetry import configure_logging, get_logger, new_id
@@ -95,9 +95,8 @@ class Router:
             spec_limits=SpecLimits(config.max_request_tokens),
             queue_options=config.queues(),
             poison=PoisonBook(
-                limit=config.max_poisoned,
-                ttl_s=config.poison_ttl_s,
-                on_convicted=self._metrics.poisoned.inc,
+                PoisonedRequests(limit=config.max_poisoned, ttl_s=config.poison_ttl_s),
+                self._metrics.poisoned.inc,
             ),
             abort_timeout_s=config.abort_timeout_s,
         )

@@ -83,3 +83,13 @@ async def test_a_plain_call_that_kills_engines(start_fleet: Any) -> None:
     assert (await beside)[0] == expected_tokens([7], 100)
     assert sum(engine.app.hub.core_restarts for engine in fleet.engines) == DEATHS
     assert fleet.router._metrics.poisoned._value.get() == 1
+
+
+async def test_no_router_runs_what_another_has_convicted(start_cluster: StartCluster) -> None:
+    cluster = await start_cluster(script(saying("", "!", then="crash")), routers=2)
+    await refused(cluster)
+    await eventually(lambda: crashes(cluster) == DEATHS, "as many restarts")
+    await refused(cluster, n=2)
+    await cluster.stop_router(0)
+    await refused(cluster)
+    assert crashes(cluster) == DEATHS

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from catenary.columns import StepRow
+from catenary.resume import PoisonedRequests
 from catenary.schema import MINIMUM_PEER_REVISION, SCHEMA_REVISION
 from catenary.v1 import common_pb2, engine_pb2
 from services.router.admission import Admission, AdmissionLimits, QueueOptions, Refused, SpecLimits
@@ -80,7 +81,7 @@ class World:
             self.health,
             spec_limits=SpecLimits(100),
             queue_options=QUEUES,
-            poison=PoisonBook(limit=8, ttl_s=60, on_convicted=lambda: None),
+            poison=PoisonBook(PoisonedRequests(limit=8, ttl_s=60), lambda: None),
             abort_timeout_s=ABORT_TIMEOUT_S,
             clock=lambda: self.now,
             call_soon=self.due.append,

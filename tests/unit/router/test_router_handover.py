@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from catenary.columns import MalformedStep, StepRow
+from catenary.resume import PoisonedRequests
 from catenary.schema import MINIMUM_PEER_REVISION, SCHEMA_REVISION
 from catenary.v1 import common_pb2, engine_pb2
 from services.router.admission import Admission, AdmissionLimits, QueueOptions, Refused, SpecLimits
@@ -80,7 +81,7 @@ class World:
             placer,
             self.metrics,
             health,
-            poison=PoisonBook(limit=8, ttl_s=60, on_convicted=lambda: None, clock=lambda: self.now),
+            poison=PoisonBook(PoisonedRequests(limit=8, ttl_s=60, clock=lambda: self.now), lambda: None),
             spec_limits=SpecLimits(1000),
             queue_options=queues,
             abort_timeout_s=30,

@@ -8,6 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from catenary.columns import StepRow
+from catenary.resume import PoisonedRequests
 from catenary.schema import MINIMUM_PEER_REVISION, SCHEMA_REVISION
 from catenary.v1 import common_pb2, engine_pb2
 from services.router.admission import Admission, AdmissionLimits, QueueOptions, Refused, SpecLimits
@@ -58,7 +59,7 @@ class Stage:
             self.health,
             spec_limits=SpecLimits(100),
             queue_options=QueueOptions(sequences=(0,) * 4),
-            poison=PoisonBook(limit=8, ttl_s=60, on_convicted=lambda: None),
+            poison=PoisonBook(PoisonedRequests(limit=8, ttl_s=60), lambda: None),
             abort_timeout_s=30,
             clock=lambda: self.now,
         )

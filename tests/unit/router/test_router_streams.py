@@ -9,6 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from catenary.columns import MAX_STEP_WEIGHT, StepRow
+from catenary.resume import PoisonedRequests
 from catenary.v1 import common_pb2, engine_pb2, router_pb2
 from services.router.admission import Admission, AdmissionLimits, QueueOptions, Refused, SpecLimits
 from services.router.dispatch import (
@@ -111,7 +112,7 @@ def hub_of(fleet: Fleet, **limits) -> SessionHub:
         EngineHealth(metrics, on_change=lambda: None),
         spec_limits=SpecLimits(10),
         queue_options=QueueOptions(),
-        poison=PoisonBook(limit=8, ttl_s=60, on_convicted=lambda: None),
+        poison=PoisonBook(PoisonedRequests(limit=8, ttl_s=60), lambda: None),
         abort_timeout_s=1,
     )
     return SessionHub(fleet, dispatcher, max_sessions=limits.get("max_sessions", 2), max_unread=10)
