@@ -254,6 +254,7 @@ class FakeGateway:
         self.refusals: dict[int, common_pb2.Error] = {}
         self.abort_results: dict[int, Any] = {}
         self.updates: list[tuple[float, router_pb2.ModelsUpdate]] = []
+        self.shed: list[router_pb2.ShedState] = []
         self.steps = 0
         self.rows = 0
         self._task: asyncio.Task[None] | None = None
@@ -283,9 +284,13 @@ class FakeGateway:
         self._task = asyncio.create_task(self._read())
 
     async def submit(
-        self, handle: int, sequence: common_pb2.SequenceSpec, same_prompt_as: int | None = None
+        self,
+        handle: int,
+        sequence: common_pb2.SequenceSpec,
+        same_prompt_as: int | None = None,
+        **fields: Any,
     ) -> None:
-        submit = common_pb2.Submit(handle=handle, spec=sequence, same_prompt_as=same_prompt_as)
+        submit = common_pb2.Submit(handle=handle, spec=sequence, same_prompt_as=same_prompt_as, **fields)
         await self.call.write(router_pb2.SessionRequest(submit=submit))
 
     async def abort(self, handle: int) -> None:
@@ -308,6 +313,8 @@ class FakeGateway:
             match message.WhichOneof("payload"):
                 case "models":
                     self.updates.append((time.monotonic(), message.models))
+                case "shed":
+                    self.shed.append(message.shed)
                 case "step":
                     self._step(message.step)
                 case "refusal":
