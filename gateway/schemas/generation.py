@@ -52,10 +52,14 @@ class GenerationFields(SamplingFields, OutputFields, StructuredFields):
         max_length=MAX_CACHE_SALT,
         description="Cached prompts are shared only with requests that have the same one.",
     )
-    user: str | None = Field(None, max_length=1024, description="Accepted; not used.")
+    user: str | None = Field(
+        None, max_length=1024, description="Names the session, if no prompt_cache_key does: one engine for all."
+    )
     metadata: Annotated[dict[str, str] | None, at_most(16)] = Field(None, description="Accepted; not used.")
     safety_identifier: str | None = Field(None, max_length=1024, description="Accepted; not used.")
-    prompt_cache_key: str | None = Field(None, max_length=1024, description="Accepted; not used.")
+    prompt_cache_key: str | None = Field(
+        None, max_length=1024, description="Names the session: its requests go to one engine if they can."
+    )
 
     @property
     def stops(self) -> tuple[str, ...]:

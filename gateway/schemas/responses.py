@@ -221,7 +221,9 @@ class ResponsesRequest(RequestModel):
     )
     user: str | None = Field(None, max_length=1024, description="As in chats.")
     safety_identifier: str | None = Field(None, max_length=1024, description="Told again; not used.")
-    prompt_cache_key: str | None = Field(None, max_length=1024, description="Told again; not used.")
+    prompt_cache_key: str | None = Field(
+        None, max_length=1024, description="As in chats: names the session; told again."
+    )
     service_tier: str | None = Field(None, max_length=32, description="As in chats.")
 
     @property
