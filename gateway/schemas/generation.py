@@ -53,7 +53,9 @@ class GenerationFields(SamplingFields, OutputFields, StructuredFields):
         description="Cached prompts are shared only with requests that have the same one.",
     )
     user: str | None = Field(
-        None, max_length=1024, description="Names the session, if no prompt_cache_key does: one engine for all."
+        None,
+        max_length=1024,
+        description="Names the session, if no prompt_cache_key does: one engine for all.",
     )
     metadata: Annotated[dict[str, str] | None, at_most(16)] = Field(None, description="Accepted; not used.")
     safety_identifier: str | None = Field(None, max_length=1024, description="Accepted; not used.")
