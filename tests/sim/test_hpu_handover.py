@@ -45,8 +45,10 @@ def hand_over(prefill: LocalCore, decode: LocalCore) -> list[int]:
     return output.token_ids
 
 
-@pytest.mark.parametrize("mode", [ExecutionMode.GRAPH, ExecutionMode.LAZY])
-@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize(
+    ("mode", "role"),
+    [(ExecutionMode.GRAPH, "prefill"), (ExecutionMode.GRAPH, "decode"), (ExecutionMode.LAZY, "decode")],
+)
 def test_kv_moves_without_a_compilation(
     cores: SimCores, mode: ExecutionMode, role: str, tmp_path: Path
 ) -> None:
