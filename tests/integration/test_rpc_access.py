@@ -140,6 +140,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TlsFiles
         name: make_certificate(directory, name, "authority")
         for name in ("server", "catenary-client", "catenary-engine", "somebody")
     }
+    made["named"] = make_certificate(directory, "named", "authority", "DNS:router.test")
     # Trusts the right authority, but shows a certificate of another one.
     forged = make_certificate(directory, "catenary-forged", "stranger")
     made["forged"] = replace(forged, ca=directory / "authority.pem")
@@ -160,6 +161,18 @@ async def test_tls(certificates: dict[str, TlsFiles]) -> None:
         for tls in (None, certificates["mistrusting"]):
             async with open_channel(running.target, secret="client-secret", tls=tls) as channel:
                 assert await fleet(channel) is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_an_address_of_a_name_shows_the_certificate_of_the_name(
+    certificates: dict[str, TlsFiles],
+) -> None:
+    trusting = certificates["trusting"]
+    async with serving(tls=certificates["named"]) as running:
+        for name, code in (("router.test", grpc.StatusCode.OK), (None, grpc.StatusCode.UNAVAILABLE)):
+            async with open_channel(
+                running.target, secret="client-secret", tls=trusting, server_name=name
+            ) as channel:
+                assert await fleet(channel) is code
 
 
 async def test_mutual_tls_gives_roles_by_certificate(certificates: dict[str, TlsFiles]) -> None:

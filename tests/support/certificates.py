@@ -20,9 +20,12 @@ def make_authority(directory: Path, name: str) -> None:
     )  # fmt: skip
 
 
-def make_certificate(directory: Path, name: str, authority: str) -> TlsFiles:
-    """Write and return this machine's certificate with the common name `name`, signed by the authority."""
-    (directory / f"{name}.ext").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
+def make_certificate(
+    directory: Path, name: str, authority: str, hosts: str = "DNS:localhost,IP:127.0.0.1"
+) -> TlsFiles:
+    """Write and return this machine's certificate with the common name `name`, signed by the authority.
+    `hosts`: whom it is for."""
+    (directory / f"{name}.ext").write_text(f"subjectAltName={hosts}\n")
     _openssl(
         directory, "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
         "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}",
