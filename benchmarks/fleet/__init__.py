@@ -1,0 +1,8 @@
+"""A simulated fleet: scripted engines in virtual time behind the router's own fleet, index and policies."""
+
+from __future__ import annotations
+
+from benchmarks.fleet.fleet import FleetPlan, FleetRun, Outcome
+from benchmarks.fleet.traffic import TRAFFIC, Arrival
+
+__all__ = ["TRAFFIC", "Arrival", "FleetPlan", "FleetRun", "Outcome"]
