@@ -12,8 +12,10 @@ from catenary.cli.buckets import BucketsConfig
 from catenary.cli.chat import ChatConfig
 from catenary.cli.doctor import DoctorConfig
 from catenary.cli.drain import DrainConfig
+from catenary.cli.fleet import FleetConfig
 from catenary.cli.plan import PlanConfig
 from catenary.cli.profile import ProfileConfig
+from catenary.cli.top import TopConfig
 from catenary.cli.up import UpConfig
 from catenary.config import options_markdown
 from catenary.migration import tables_markdown
@@ -46,6 +48,8 @@ def configuration() -> str:
         "catenary buckets": BucketsConfig,
         "catenary plan": PlanConfig,
         "catenary profile": ProfileConfig,
+        "catenary top": TopConfig,
+        "catenary fleet": FleetConfig,
         "catenary drain": DrainConfig,
         "catenary doctor": DoctorConfig,
         "Gateway (python -m gateway)": GatewayConfig,

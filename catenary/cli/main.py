@@ -15,6 +15,8 @@ usage: catenary COMMAND [OPTIONS]
   plan         what an engine would do with a model on a card: memory, buckets, warm-up, settings
   buckets      compare the static shapes that an engine would have, and learn better ones
   profile      record what a running engine's steps spend their time on
+  top          watch engines, lanes and routers live
+  fleet        the same as JSON, once
   drain        let an engine finish what it has and end
   doctor       check whether this host is set up for Gaudi cards, and say what to do
   vllm-serve   up, with the options of vllm serve
@@ -70,6 +72,14 @@ def _run(arguments: list[str]) -> int:
 
             end_on_sigterm()
             return run_profile(rest)
+        case "top":
+            from catenary.cli.top import run_top
+
+            return run_top(rest)
+        case "fleet":
+            from catenary.cli.fleet import run_fleet
+
+            return run_fleet(rest)
         case "drain":
             from catenary.cli.drain import run_drain
 

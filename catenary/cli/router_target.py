@@ -1,11 +1,11 @@
-"""Which router a command speaks to, and with what secret."""
+"""Which routers a command speaks to, and with what secret."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from catenary.cli.router_options import RouterOptions
+from catenary.cli.router_options import RouterAccess, RouterOptions, RoutersOptions
 from catenary.cli.up.runtime import RuntimeDirectory, running
 from catenary.rpc import CLIENT_SECRET_ENV, TlsFiles, parse_address, read_secret
 from catenary.runtime import StartRefused
@@ -22,7 +22,16 @@ class RouterTarget:
 
 def find_router(config: RouterOptions) -> RouterTarget:
     """Return the router that the options mean. Raises StartRefused if there is none, or more than one."""
-    address = config.router or _router_here()
+    return _target(config.router or _router_here(), config)
+
+
+def find_routers(config: RoutersOptions) -> tuple[RouterTarget, ...]:
+    """Return the routers that the options mean, at least one. Raises StartRefused as `find_router`."""
+    addresses = dict.fromkeys(config.router or (_router_here(),))
+    return tuple(_target(address, config) for address in addresses)
+
+
+def _target(address: str, config: RouterAccess) -> RouterTarget:
     try:
         parse_address(address)
     except ValueError as error:

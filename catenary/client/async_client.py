@@ -43,6 +43,7 @@ class AsyncClient:
         tokenizer: str | None = None,
         timeout_s: float = 30,
         max_retries: int = 2,
+        server_name: str | None = None,
     ) -> None:
         """Connect when first needed.
 
@@ -53,6 +54,8 @@ class AsyncClient:
             tokenizer: the tokenizer service's address, for the methods that take or give text.
             timeout_s: limit of each call that does not generate, in seconds.
             max_retries: how often a call that was refused for now is made again.
+            server_name: the host name that the router's certificate must have, for a `target` that is an IP
+                address.
         """
         self._connection = Connection(
             target,
@@ -61,6 +64,7 @@ class AsyncClient:
             tokenizer=tokenizer,
             timeout_s=timeout_s,
             max_retries=max_retries,
+            server_name=server_name,
         )
         self._text = TextSide(self._connection)
 

@@ -30,10 +30,11 @@ class Connection:
         tokenizer: str | None,
         timeout_s: float,
         max_retries: int,
+        server_name: str | None = None,
     ) -> None:
         self.timeout_s = timeout_s
         self._max_retries = max_retries
-        self._channels = [open_channel(target, secret=secret, tls=tls)]
+        self._channels = [open_channel(target, secret=secret, tls=tls, server_name=server_name)]
         self.router = router_pb2_grpc.RouterServiceStub(self._channels[0])
         self._text: tokenizer_pb2_grpc.TokenizerServiceAsyncStub | None = None
         if tokenizer is not None:
