@@ -72,6 +72,9 @@ class LocalEngine:
         self._tasks = [asyncio.create_task(self._run(core))]
         return model_info(self._name, ready)
 
+    def check(self, model: str, priority_class: common_pb2.PriorityClass.ValueType, tenant: str) -> None:
+        """As the gateway's session: nothing is shed in a process of one's own."""
+
     def submit(
         self, spec: common_pb2.SequenceSpec, feed: SequenceFeed, same_prompt_as: int | None = None
     ) -> int:
