@@ -7,7 +7,6 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from catenary.cli.output import load_options
@@ -25,18 +24,16 @@ _PIPE_WIDTH = 120
 
 
 def run_top(argv: Sequence[str]) -> int:
-    """Run `catenary top`: 0 when one leaves it; with --once, 1 if a router is away; 2 for wrong options."""
+    """Run `catenary top`: 0 when one leaves it; with --once, 1 if a router is away; 2 for wrong options.
+
+    Rich ends the process with 1, silently, once nobody reads the pipe.
+    """
     config = load_options(TopConfig, argv, prog=_NAME)
     try:
         return asyncio.run(_watch(config))
     except StartRefused as error:
         print(f"{_NAME}: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:
-        # Who reads has left. Python would say so at its end, while it flushes.
-        with suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
 
 
 async def _watch(config: TopConfig) -> int:
@@ -91,7 +88,6 @@ class _Screen:
         if self._live is None:
             _print(frame, self._console)
             self._console.print()
-            sys.stdout.flush()
         else:
             self._live.update(draw(frame, self._console, height=self._console.height), refresh=True)
 
