@@ -74,7 +74,9 @@ async def test_one_refused_choice_refuses_the_request(stack: Stack) -> None:
 
 
 async def test_an_engine_error_in_the_middle(start_stack: StartStack) -> None:
-    stack = await start_stack(script(saying("abc", then="error"), step_delay_ms=20))
+    # Each fails on another engine as well, that is twice: enough for a breaker.
+    rule = saying("abc", then="error")
+    stack = await start_stack(script(rule, step_delay_ms=20), router={"breaker_faults": 100})
     events = (await stack.complete(stream=True)).events
     assert events[-1] == "[DONE]"
     assert set(events[-2]) == {"error"}

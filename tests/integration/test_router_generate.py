@@ -189,10 +189,10 @@ async def test_who_comes_back_to_read_learns_that_it_was_too_slow(monkeypatch):
         sent = 0
         while not engine.aborted:
             output = common_pb2.StepOutput(
-                handles=[handle], token_counts=[200_000], token_ids=[999] * 200_000
+                handles=[handle], token_counts=[100_000], token_ids=[999] * 100_000
             )
             await engine.send(step=output)
-            sent += 200_000
+            sent += 100_000
             await asyncio.sleep(0.05)
         tokens, end = await collect(slow)
         assert end.error.code == common_pb2.ERROR_CODE_SLOW_READER
