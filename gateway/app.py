@@ -14,7 +14,7 @@ from gateway.generation.prompts import PromptService
 from gateway.generation.service import GenerationService
 from gateway.http.protocol import HttpLimits
 from gateway.http.server import HttpServer
-from gateway.limits.options import limiter_of
+from gateway.limits import limiter_of
 from gateway.metrics import FleetCollector, GatewayMetrics
 from gateway.peers import Peers
 from gateway.pooling.service import PoolingService

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gateway.limits.allowance import Allowance, current_allowance
 from gateway.limits.gate import LimitGate
 from gateway.limits.limiter import LIMIT_HEADERS, KeyLimits, Limiter
+from gateway.limits.options import limiter_of
 from gateway.limits.store import Counters, LocalCounters, StoreAway
 
 __all__ = [
@@ -17,4 +18,5 @@ __all__ = [
     "LocalCounters",
     "StoreAway",
     "current_allowance",
+    "limiter_of",
 ]
