@@ -102,13 +102,15 @@ async def test_gateways_count_together_and_a_dead_one_takes_nothing_with_it(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = KeyLimits(requests_per_minute=3, concurrent=2)
-    first = Limiter(limits, SharedCounters(redis_url, timeout_s=5))
-    monkeypatch.setattr("gateway.limits.shared.LEASE_S", 1.0)
-    second = Limiter(limits, SharedCounters(redis_url, timeout_s=5))
+    first, second = (Limiter(limits, SharedCounters(redis_url, timeout_s=5)) for _ in range(2))
     await first.enter("both", "1")
     await second.enter("both", "2")
     assert "key-concurrent" in (await refused(first, "both", "3")).message
     assert "key-requests-per-minute" in (await refused(second, "both", "4")).message
+    monkeypatch.setattr("gateway.limits.shared.LEASE_S", 1.0)
+    for limiter in (first, second):
+        await limiter._counters.renew()
+    monkeypatch.undo()
     # Nobody renews: both count as dead, and their places are free.
     other = SharedCounters(redis_url, timeout_s=5)
     async with asyncio.timeout(10):
