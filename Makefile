@@ -3,6 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
+MAKEFLAGS += --warn-undefined-variables
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -51,7 +52,7 @@ test-long: setup ## Run the tests that take minutes
 
 .PHONY: chaos
 chaos: setup ## Kill engines, routers and clients under load, and count what completes exactly (minutes)
-	$(PYTEST) tests/chaos
+	$(BIN)/python -m pytest tests/chaos
 
 .PHONY: gpu-check
 gpu-check: setup ## Test the cuda device on an NVIDIA GPU (a few minutes; says so where there is none)

@@ -52,8 +52,11 @@ def to_llguidance(
 
 
 def lark_regex(regex: str) -> str:
-    """A regular expression as Lark writes one."""
-    return f"/{regex_to_lark(regex, '')}/"
+    """A regular expression as Lark writes one.
+
+    Digits and word characters are those of ASCII, as in JSON schemas: what `\\d+` allows is a number for others.
+    """
+    return f"/{regex_to_lark(regex, 'dw')}/"
 
 
 def _grammar(body: dict[str, object]) -> str:

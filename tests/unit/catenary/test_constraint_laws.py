@@ -92,7 +92,9 @@ def test_json_schemas(pair: Any, data: st.DataObject) -> None:
             assert text in language
 
 
-ATOMS = st.sampled_from(["a", "b", "é", ".", "[ab]", "[^a]", "[0-9]", r"\.", "(?:ab|b)", "[à-ü]", "/", '"'])
+ATOMS = st.sampled_from(
+    ["a", "b", "é", ".", "[ab]", "[^a]", r"\d", r"\w", r"[\d_]", r"\D", r"\.", "(?:ab|b)", "[à-ü]", "/", '"']
+)
 EXPRESSIONS = st.recursive(
     ATOMS,
     lambda inner: st.one_of(
@@ -110,10 +112,10 @@ EXPRESSIONS = st.recursive(
 @given(EXPRESSIONS, st.data())
 def test_regular_expressions(source: str, data: st.DataObject) -> None:
     language = Language(ConstraintKind.REGEX, source)
-    judge = re.compile(source)
+    judge = re.compile(source, re.ASCII)
     for text in (
         data.draw(st.from_regex(judge, fullmatch=True)),
-        data.draw(st.text('abé1./"\n', max_size=6)),
+        data.draw(st.text('abé1٣_./"\n', max_size=6)),
     ):
         assert (text in language) == (judge.fullmatch(text) is not None)
     sample = language.sample(data.draw(CHANCE).choice, most=40)

@@ -149,7 +149,8 @@ def test_the_nucleus_keeps_all_that_are_as_good_as_its_last_token(wide: Search |
 
 @settings(deadline=None, max_examples=60)
 @given(
-    scores=st.lists(st.floats(-30, 30), min_size=2, max_size=40),
+    # Libraries that a process loads may turn numbers so small that they are not normal into zeros.
+    scores=st.lists(st.floats(-30, 30, width=32, allow_subnormal=False), min_size=2, max_size=40),
     copies=st.sampled_from([1, 9]),
     top_k=st.integers(0, 50),
     top_p=st.floats(0.01, 1.0),
