@@ -54,7 +54,7 @@ def to_llguidance(
 def lark_regex(regex: str) -> str:
     """A regular expression as Lark writes one.
 
-    Digits and word characters are those of ASCII, as in JSON schemas: what `\\d+` allows is a number for others.
+    Digits and word characters are those of ASCII, as in JSON schemas: what `\\d+` allows is a number to all.
     """
     return f"/{regex_to_lark(regex, 'dw')}/"
 
