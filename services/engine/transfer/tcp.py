@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 import socket
 import time
-from typing import Any, ClassVar
-
-import numpy as np
+from typing import ClassVar
 
 from services.engine.transfer.connector import BlockSource, Connector, Fetch, Put, TransferSettings
 from services.engine.transfer.faults import TransferError, TransferFault
@@ -77,9 +76,8 @@ def _send_chunk(sock: TimedSocket, digests: list[bytes], blocks: memoryview) -> 
 
 
 def _receive_chunk(sock: TimedSocket, count: int, size: int) -> tuple[list[bytes], memoryview]:
-    # All of it is written before it is read: zeros first would take as long as a copy.
-    memory: Any = np.empty(count * size, dtype=np.uint8)
-    digests, blocks = [], memoryview(memory)
+    # All of it is written before it is read: a bytearray's zeros would take as long as a copy.
+    digests, blocks = [], memoryview(mmap.mmap(-1, count * size))
     for at in range(count):
         digests.append(sock.receive(DIGEST_BYTES))
         sock.receive_into(blocks[at * size : (at + 1) * size])
