@@ -46,9 +46,9 @@ def guarded(app: ASGIApp, config: GatewayConfig, observe: Observer, limiter: Lim
     `observe` is told of each request, as RequestContext says. `limiter`: of keys; None: there are no
     limits."""
     keys = read_keys((*config.api_key, *config.operator_key), config.api_key_file)
-    behind: ASGIApp = CallerGate(app, ApiKeys(config.operator_key))
-    if limiter is not None:
-        behind = LimitGate(behind, limiter)
+    behind = app if limiter is None else LimitGate(app, limiter)
+    # Headers that it refuses are refused before a key's limits count the request.
+    behind = CallerGate(behind, ApiKeys(config.operator_key))
     behind = AuthGate(behind, keys, metrics_public=config.metrics_public)
     if config.cors_allow_origins:
         behind = CORSMiddleware(

@@ -266,8 +266,8 @@ class AsyncClient:
             async for response in responses:
                 shown = list(response.token_ids)
                 end = _good(response.end) if response.HasField("end") else None
-                if end is not None and end.HasField("stop_token_id"):
-                    # It is counted and not shown.
+                if end is not None and end.HasField("stop_token_id") and shown:
+                    # It is counted and not shown, unless it came before its end.
                     shown.pop()
                 before = reader.tokens
                 text = reader.push(shown)

@@ -19,15 +19,18 @@ class Allowance:
         """`spend` counts prompt tokens or raises ApiError 429; `charge` counts what was generated."""
         self._spend = spend
         self._charge = charge
+        self._spent = False
         self.headers: Headers = []
 
     async def spend(self, prompt_tokens: int) -> None:
-        """The request's prompts have so many tokens. Raises ApiError: more than the key has left (429)."""
-        if self._spend is not None:
+        """The request's prompts have so many tokens. They count once, however often the request is tried.
+        Raises ApiError: more than the key has left (429)."""
+        if self._spend is not None and not self._spent:
             await self._spend(prompt_tokens, self.headers)
+            self._spent = True
 
     def charge(self, generated_tokens: int) -> None:
-        """So many were generated; they count, be it more than is left."""
+        """So many were generated; they count, be it more than is left: then against the next minutes too."""
         if self._charge is not None and generated_tokens:
             self._charge(generated_tokens)
 

@@ -20,10 +20,9 @@ from gateway.limits.store import Counters, LocalCounters, StoreAway, Window
 _log = get_logger(__name__)
 T = TypeVar("T")
 
+_REQUESTS, _TOKENS = "requests", "tokens"
 LIMIT_HEADERS = tuple(
-    f"x-ratelimit-{what}-{name}"
-    for name in ("requests", "tokens")
-    for what in ("limit", "remaining", "reset")
+    f"x-ratelimit-{what}-{name}" for name in (_REQUESTS, _TOKENS) for what in ("limit", "remaining", "reset")
 )
 RENEW_S = 20.0
 _MINUTE_MS = 60_000
@@ -50,38 +49,34 @@ class Limiter:
         self._limits = limits
         self._local = LocalCounters()
         self._counters: Counters = counters or self._local
-        self._requests = RateLimitItemPerMinute(max(1, limits.requests_per_minute))
-        self._tokens = RateLimitItemPerMinute(max(1, limits.tokens_per_minute))
+        amounts = {_REQUESTS: limits.requests_per_minute, _TOKENS: limits.tokens_per_minute}
+        self._windows = {name: RateLimitItemPerMinute(most) for name, most in amounts.items() if most}
+        # Generated tokens that are not counted yet.
         self._charges: dict[str, int] = {}
         self._charging: asyncio.Task[None] | None = None
         self._away = False
 
     async def enter(self, owner: str, request: str) -> Allowance:
         """A request begins. Raises ApiError: the key has too many in this minute, or at work (429), or the
-        shared store is away and the limits say so (503)."""
+        shared store is away and the limits say so (503); then, or if it is cancelled, it is not at work."""
         allowance = Allowance(lambda tokens, headers: self._spend(owner, tokens, headers), self._later(owner))
-        limits = self._limits
-        if limits.requests_per_minute:
-            await self._count(self._requests, "requests", owner, 1, allowance.headers)
-        if limits.concurrent and not await self._ask(lambda at: at.enter(owner, request, limits.concurrent)):
-            raise overloaded(
-                f"This API key has its limit of {limits.concurrent} requests at work (key-concurrent)."
-            )
-        if limits.tokens_per_minute:
-            # Those of the prompt are not known yet.
-            window = await self._ask(lambda at: at.window(self._tokens, "tokens", owner))
-            allowance.headers += _told("tokens", limits.tokens_per_minute, window)
+        try:
+            await self._enter(owner, request, allowance.headers)
+        except BaseException:
+            await self.leave(owner, request)
+            raise
         return allowance
 
     async def leave(self, owner: str, request: str) -> None:
         """The request is over. Idempotent; never raises."""
         if not self._limits.concurrent:
             return
-        for counters in {id(at): at for at in (self._counters, self._local)}.values():
-            try:
-                await counters.leave(owner, request)
-            except StoreAway:
-                self._note(away=True)
+        # At once: whoever is cancelled while the store is told has left here.
+        await self._local.leave(owner, request)
+        try:
+            await self._counters.leave(owner, request)
+        except StoreAway:
+            self._note(away=True)
 
     async def run(self) -> None:
         """Keep what is at work counted, until cancelled."""
@@ -98,14 +93,34 @@ class Limiter:
             await self._charging
         await self._counters.close()
 
-    async def _spend(self, owner: str, tokens: int, headers: Headers) -> None:
-        if self._limits.tokens_per_minute:
-            headers[:] = [header for header in headers if not header[0].endswith(b"-tokens")]
-            await self._count(self._tokens, "tokens", owner, tokens, headers)
+    async def _enter(self, owner: str, request: str, headers: Headers) -> None:
+        most = self._limits.concurrent
+        if most and not await self._ask(lambda at: at.enter(owner, request, most)):
+            # It costs the key none of its minute.
+            for name in self._windows:
+                headers += await self._left(name, owner)
+            raise _with(
+                headers,
+                overloaded(f"This API key has its limit of {most} requests at work (key-concurrent)."),
+            )
+        if _REQUESTS in self._windows:
+            await self._count(_REQUESTS, owner, 1, headers)
+        if _TOKENS in self._windows:
+            # Those of the prompt are not known yet.
+            headers += await self._left(_TOKENS, owner)
 
-    async def _count(
-        self, item: RateLimitItemPerMinute, name: str, owner: str, cost: int, headers: Headers
-    ) -> None:
+    async def _spend(self, owner: str, tokens: int, headers: Headers) -> None:
+        if _TOKENS in self._windows:
+            headers[:] = [header for header in headers if not header[0].endswith(b"-tokens")]
+            free = await self._ask(partial(self._settle, owner))
+            await self._count(_TOKENS, owner, tokens, headers, free=free)
+
+    async def _left(self, name: str, owner: str) -> Headers:
+        item = self._windows[name]
+        return _told(name, item.amount, await self._ask(lambda at: at.window(item, name, owner)))
+
+    async def _count(self, name: str, owner: str, cost: int, headers: Headers, *, free: bool = True) -> None:
+        item = self._windows[name]
         limit = item.amount
         if cost > limit:
             raise overloaded(
@@ -113,14 +128,14 @@ class Limiter:
                 f"(key-{name}-per-minute).",
                 retry_after_ms=_MINUTE_MS,
             )
-        allowed = await self._ask(lambda at: at.hit(item, name, owner, cost))
+        allowed = free and await self._ask(lambda at: at.hit(item, name, owner, cost))
         window = await self._ask(lambda at: at.window(item, name, owner))
         headers += _told(name, limit, window)
         if not allowed:
             raise _refused(name, limit, window, headers)
 
     def _later(self, owner: str) -> Callable[[int], None] | None:
-        if not self._limits.tokens_per_minute:
+        if _TOKENS not in self._windows:
             return None
 
         def charge(tokens: int) -> None:
@@ -131,18 +146,29 @@ class Limiter:
         return charge
 
     async def _charge(self) -> None:
-        """Count what was generated. A window has no debts: what it has not left is dropped."""
+        """Count what was generated."""
         while self._charges:
             owner, tokens = self._charges.popitem()
             try:
-                await self._ask(partial(self._take, owner, tokens))
+                await self._ask(partial(self._owe, owner, tokens))
             except ApiError:
                 continue
 
-    async def _take(self, owner: str, tokens: int, counters: Counters) -> None:
-        left = await counters.window(self._tokens, "tokens", owner)
-        if cost := min(tokens, left.remaining):
-            await counters.hit(self._tokens, "tokens", owner, cost)
+    async def _owe(self, owner: str, tokens: int, counters: Counters) -> None:
+        await counters.owe(owner, tokens)
+        await self._settle(owner, counters)
+
+    async def _settle(self, owner: str, counters: Counters) -> bool:
+        """Take what is owed from what the window has left; whether it has more. The rest is for the next
+        minutes."""
+        item = self._windows[_TOKENS]
+        left = (await counters.window(item, _TOKENS, owner)).remaining
+        taken = await counters.repay(owner, left) if left else 0
+        if taken and not await counters.hit(item, _TOKENS, owner, taken):
+            # Others were faster.
+            await counters.owe(owner, taken)
+            return False
+        return taken < left
 
     async def _ask(self, call: Callable[[Counters], Awaitable[T]]) -> T:
         try:
@@ -169,11 +195,12 @@ def _told(name: str, limit: int, window: Window) -> Headers:
     return [(f"x-ratelimit-{what}-{name}".encode(), value.encode()) for what, value in values.items()]
 
 
-def _refused(name: str, limit: int, window: Window, headers: Headers) -> ApiError:
-    after_ms = min(_MINUTE_MS, max(1000, math.ceil((window.reset_time - time.time()) * 1000)))
-    error = overloaded(
-        f"This API key has used its {limit} {name} of this minute (key-{name}-per-minute).",
-        retry_after_ms=after_ms,
-    )
+def _with(headers: Headers, error: ApiError) -> ApiError:
     error.extra_headers += tuple((key.decode(), value.decode()) for key, value in headers)
     return error
+
+
+def _refused(name: str, limit: int, window: Window, headers: Headers) -> ApiError:
+    after_ms = min(_MINUTE_MS, max(1000, math.ceil((window.reset_time - time.time()) * 1000)))
+    text = f"This API key has used its {limit} {name} of this minute (key-{name}-per-minute)."
+    return _with(headers, overloaded(text, retry_after_ms=after_ms))

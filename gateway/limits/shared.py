@@ -21,6 +21,8 @@ T = TypeVar("T")
 PREFIX = "catenary-limits"
 # A request at work is counted for so long after its gateway was heard last.
 LEASE_S = 60.0
+# A debt is forgotten so long after it grew last.
+_DEBT_S = 86_400
 
 _ENTER = """
 local now = tonumber(redis.call('TIME')[1])
@@ -29,6 +31,11 @@ if redis.call('ZCARD', KEYS[1]) >= tonumber(ARGV[2]) then return 0 end
 redis.call('ZADD', KEYS[1], now + tonumber(ARGV[3]), ARGV[1])
 redis.call('EXPIRE', KEYS[1], tonumber(ARGV[3]))
 return 1
+"""
+_REPAY = """
+local taken = math.min(tonumber(redis.call('GET', KEYS[1]) or '0'), tonumber(ARGV[1]))
+if taken > 0 and redis.call('DECRBY', KEYS[1], taken) <= 0 then redis.call('DEL', KEYS[1]) end
+return taken
 """
 _RENEW = """
 local now = tonumber(redis.call('TIME')[1])
@@ -51,9 +58,12 @@ class SharedCounters:
         self._pause_s = pause_s
         options: dict[str, Any] = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
         self._redis = Redis.from_url(url, **options)
-        storage = RedisStorage(f"async+{url}", implementation="redispy", wrap_exceptions=True, **options)
+        # One pool for both, which `close` closes.
+        pool: dict[str, Any] = {"connection_pool": self._redis.connection_pool}
+        storage = RedisStorage(f"async+{url}", implementation="redispy", wrap_exceptions=True, **pool)
         self._windows = SlidingWindowCounterRateLimiter(storage)
         self._enter = self._redis.register_script(_ENTER)
+        self._repay = self._redis.register_script(_REPAY)
         self._renew = self._redis.register_script(_RENEW)
         self._at_work: dict[str, set[str]] = {}
         self._away_until = 0.0
@@ -67,23 +77,34 @@ class SharedCounters:
         stats = await self._ask(lambda: self._windows.get_window_stats(item, PREFIX, name, owner))
         return Window(stats.remaining, stats.reset_time)
 
+    async def owe(self, owner: str, tokens: int) -> None:
+        """See Counters."""
+
+        async def owe() -> None:
+            async with self._redis.pipeline(transaction=True) as both:
+                both.incrby(_debt(owner), tokens)
+                both.expire(_debt(owner), _DEBT_S)
+                await both.execute()
+
+        await self._ask(owe)
+
+    async def repay(self, owner: str, most: int) -> int:
+        """See Counters."""
+        return int(await self._ask(lambda: self._repay(keys=[_debt(owner)], args=[most])))
+
     async def enter(self, owner: str, request: str, most: int) -> bool:
         """See Counters."""
+        # Before it is asked for: the answer may be lost.
+        self._at_work.setdefault(owner, set()).add(request)
         entered = await self._ask(lambda: self._enter(keys=[_key(owner)], args=[request, most, int(LEASE_S)]))
         if not entered:
-            return False
-        self._at_work.setdefault(owner, set()).add(request)
-        return True
+            self._forget(owner, request)
+        return bool(entered)
 
     async def leave(self, owner: str, request: str) -> None:
         """See Counters."""
-        at_work = self._at_work.get(owner)
-        if at_work is None or request not in at_work:
-            return
-        at_work.discard(request)
-        if not at_work:
-            del self._at_work[owner]
-        await self._ask(lambda: self._redis.zrem(_key(owner), request))
+        if self._forget(owner, request):
+            await self._ask(lambda: self._redis.zrem(_key(owner), request))
 
     async def renew(self) -> None:
         """See Counters."""
@@ -93,6 +114,15 @@ class SharedCounters:
     async def close(self) -> None:
         """See Counters."""
         await self._redis.aclose()
+
+    def _forget(self, owner: str, request: str) -> bool:
+        at_work = self._at_work.get(owner)
+        if at_work is None or request not in at_work:
+            return False
+        at_work.discard(request)
+        if not at_work:
+            del self._at_work[owner]
+        return True
 
     async def _ask(self, call: Callable[[], Awaitable[T]]) -> T:
         loop = asyncio.get_running_loop()
@@ -108,3 +138,7 @@ class SharedCounters:
 
 def _key(owner: str) -> str:
     return f"{PREFIX}:at-work:{owner}"
+
+
+def _debt(owner: str) -> str:
+    return f"{PREFIX}:owed:{owner}"

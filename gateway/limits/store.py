@@ -31,8 +31,14 @@ class Counters(Protocol):
     async def window(self, item: RateLimitItem, name: str, owner: str) -> Window:
         """What is left."""
 
+    async def owe(self, owner: str, tokens: int) -> None:
+        """The owner has used so many that no window has counted."""
+
+    async def repay(self, owner: str, most: int) -> int:
+        """Take `most` at the most from what is owed; how many were taken."""
+
     async def enter(self, owner: str, request: str, most: int) -> bool:
-        """Count a request in, unless `most` of the owner's are at work."""
+        """Count a request in, unless `most` of the owner's are at work. If it raises, it may be counted."""
 
     async def leave(self, owner: str, request: str) -> None:
         """Count it out. Idempotent."""
@@ -45,10 +51,11 @@ class Counters(Protocol):
 
 
 class LocalCounters:
-    """In this process: a window takes two numbers for each key, a request at work one entry."""
+    """In this process: a window takes two numbers for each key, a debt one, a request at work one entry."""
 
     def __init__(self) -> None:
         self._windows = SlidingWindowCounterRateLimiter(MemoryStorage())
+        self._owed: dict[str, int] = {}
         self._at_work: dict[str, set[str]] = {}
 
     async def hit(self, item: RateLimitItem, name: str, owner: str, cost: int) -> bool:
@@ -59,6 +66,17 @@ class LocalCounters:
         """See Counters."""
         stats = await self._windows.get_window_stats(item, name, owner)
         return Window(stats.remaining, stats.reset_time)
+
+    async def owe(self, owner: str, tokens: int) -> None:
+        """See Counters."""
+        self._owed[owner] = self._owed.get(owner, 0) + tokens
+
+    async def repay(self, owner: str, most: int) -> int:
+        """See Counters."""
+        owed = self._owed.pop(owner, 0)
+        if owed > most:
+            self._owed[owner] = owed - most
+        return min(owed, most)
 
     async def enter(self, owner: str, request: str, most: int) -> bool:
         """See Counters."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict
 from itertools import count
 from typing import Protocol, TypeAlias
 
@@ -88,8 +88,9 @@ class RouterSession:
         self._silence_s = silence_s
         self._handles = count(1)
         self._receivers: dict[int, Receiver] = {}
-        self._outbound: deque[router_pb2.SessionRequest] = deque()
-        self._unsent: dict[int, router_pb2.SessionRequest] = {}
+        # What is to be sent, by handle: a submit, or the abort of one that was sent.
+        self._outbound: OrderedDict[int, router_pb2.SessionRequest] = OrderedDict()
+        self._unsent: set[int] = set()
         self._wake = asyncio.Event()
         self._hurry = asyncio.Event()
         self._greeted = False
@@ -129,19 +130,19 @@ class RouterSession:
         Returns the handle, which is entered in `submit`."""
         submit.handle = next(self._handles)
         self._receivers[submit.handle] = receiver
-        message = router_pb2.SessionRequest(submit=submit)
-        self._unsent[submit.handle] = message
-        self._send(message)
+        self._unsent.add(submit.handle)
+        self._send(submit.handle, router_pb2.SessionRequest(submit=submit))
         return submit.handle
 
     def abort(self, handle: int) -> None:
         """Give a sequence up. Its receiver is told nothing more. Idempotent."""
         if self._receivers.pop(handle, None) is None:
             return
-        if (message := self._unsent.pop(handle, None)) is not None:
-            self._outbound.remove(message)
+        if handle in self._unsent:
+            self._unsent.remove(handle)
+            del self._outbound[handle]
         elif self.connected:
-            self._send(router_pb2.SessionRequest(abort=engine_pb2.AbortSequence(handle=handle)))
+            self._send(handle, router_pb2.SessionRequest(abort=engine_pb2.AbortSequence(handle=handle)))
 
     async def run(self) -> None:
         """Keep the stream up until cancelled."""
@@ -214,9 +215,8 @@ class RouterSession:
             await self._wake.wait()
             self._wake.clear()
             while self._outbound:
-                message = self._outbound.popleft()
-                if message.HasField("submit"):
-                    self._unsent.pop(message.submit.handle, None)
+                handle, message = self._outbound.popitem(last=False)
+                self._unsent.discard(handle)
                 try:
                     await call.write(message)
                 except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
@@ -276,8 +276,8 @@ class RouterSession:
         if receiver is not None:
             receiver.refused(refusal.error)
 
-    def _send(self, message: router_pb2.SessionRequest) -> None:
-        self._outbound.append(message)
+    def _send(self, handle: int, message: router_pb2.SessionRequest) -> None:
+        self._outbound[handle] = message
         self._wake.set()
 
     def _disconnect(self) -> None:

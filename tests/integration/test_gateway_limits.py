@@ -42,6 +42,17 @@ async def test_a_key_has_its_minute_and_others_theirs(start_stack: StartStack) -
     assert (await ask(stack, BOB)).status == 200
 
 
+async def test_headers_that_make_no_sense_cost_nothing_of_the_minute(start_stack: StartStack) -> None:
+    stack = await start_stack(api_key=KEYS, key_requests_per_minute=1)
+    for header, value, status in (
+        ("x-priority-class", "urgent", 400),
+        ("x-priority-class", "system", 403),
+        ("x-max-wait-ms", "soon", 400),
+    ):
+        assert (await ask(stack, {**ALICE, header: value})).status == status
+    assert (await ask(stack, ALICE)).status == 200
+
+
 async def test_tokens_and_requests_at_work(start_stack: StartStack) -> None:
     stack = await start_stack(
         script(step_delay_ms=20), api_key=KEYS, key_tokens_per_minute=200, key_concurrent=1
@@ -50,6 +61,7 @@ async def test_tokens_and_requests_at_work(start_stack: StartStack) -> None:
     await eventually(lambda: stack.gateway.peers.session.live == 1, "a sequence")
     second = await ask(stack, ALICE)
     assert (second.status, "key-concurrent" in second.json()["error"]["message"]) == (429, True)
+    assert int(second.headers["x-ratelimit-remaining-tokens"]) < 200
     assert (await ask(stack, BOB, max_tokens=1)).status == 200
     assert (await busy).status == 200
     long = await ask(stack, ALICE, prompt="x" * 199)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from fakeredis import TcpFakeServer
+from limits import RateLimitItem
 
 from gateway.errors import ApiError
 from gateway.limits import Allowance, KeyLimits, Limiter
-from gateway.limits.shared import SharedCounters
+from gateway.limits.shared import PREFIX, SharedCounters
+from gateway.limits.store import LocalCounters, StoreAway, Window
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +42,12 @@ async def refused(limiter: Limiter, owner: str, request: str = "r") -> ApiError:
 
 def told(allowance: Allowance) -> dict[str, str]:
     return {name.decode(): value.decode() for name, value in allowance.headers}
+
+
+async def a_minute_later(limiter: Limiter, owner: str) -> None:
+    shared = isinstance(limiter._counters, SharedCounters)
+    names = (PREFIX, "tokens", owner) if shared else ("tokens", owner)
+    await limiter._counters._windows.clear(limiter._windows["tokens"], *names)  # type: ignore[attr-defined]
 
 
 async def test_requests_in_a_minute(counters: SharedCounters | None) -> None:
@@ -73,12 +82,30 @@ async def test_tokens_of_prompts_and_answers(counters: SharedCounters | None) ->
     with pytest.raises(ApiError) as caught:
         await (await limiter.enter("tokens-b", "3")).spend(101)
     assert "101 tokens" in caught.value.message
-    # A long answer uses up what is left, and no more.
-    long = await limiter.enter("tokens-c", "4")
+    # A request that is tried again has the same prompt.
+    again = await limiter.enter("tokens-c", "4")
+    for _ in range(3):
+        await again.spend(40)
+    assert told(again)["x-ratelimit-remaining-tokens"] == "60"
+    await limiter.close()
+
+
+async def test_what_an_answer_has_beyond_its_minute_is_owed(counters: SharedCounters | None) -> None:
+    limiter = Limiter(KeyLimits(tokens_per_minute=100), counters)
+    long = await limiter.enter("debt", "1")
     await long.spend(10)
-    long.charge(10_000)
+    long.charge(250)
     await asyncio.wait_for(limiter._charging, 10)  # type: ignore[arg-type]
-    assert told(await limiter.enter("tokens-c", "5"))["x-ratelimit-remaining-tokens"] == "0"
+    assert told(await limiter.enter("debt", "2"))["x-ratelimit-remaining-tokens"] == "0"
+    await a_minute_later(limiter, "debt")
+    with pytest.raises(ApiError) as caught:
+        await (await limiter.enter("debt", "3")).spend(1)
+    assert caught.value.status == 429
+    # 60 are left of the debt.
+    await a_minute_later(limiter, "debt")
+    await (await limiter.enter("debt", "4")).spend(39)
+    await a_minute_later(limiter, "debt")
+    await (await limiter.enter("debt", "5")).spend(100)
     await limiter.close()
 
 
@@ -98,6 +125,82 @@ async def test_requests_at_work(counters: SharedCounters | None) -> None:
     await limiter.close()
 
 
+async def test_what_too_many_at_work_refuse_costs_nothing_of_the_minute(
+    counters: SharedCounters | None,
+) -> None:
+    limiter = Limiter(KeyLimits(requests_per_minute=2, tokens_per_minute=100, concurrent=1), counters)
+    await limiter.enter("work-b", "1")
+    for request in ("2", "3"):
+        error = await refused(limiter, "work-b", request)
+        assert "key-concurrent" in error.message
+        assert ("x-ratelimit-remaining-requests", "1") in error.extra_headers
+        assert ("x-ratelimit-remaining-tokens", "100") in error.extra_headers
+    await limiter.leave("work-b", "1")
+    # A request that the minute refuses is not at work.
+    await limiter.enter("work-b", "4")
+    await limiter.leave("work-b", "4")
+    for request in ("5", "6"):
+        assert "key-requests-per-minute" in (await refused(limiter, "work-b", request)).message
+    await limiter.close()
+
+
+class OnceAway(LocalCounters):
+    """Its windows are away once; `cause` is raised."""
+
+    def __init__(self, cause: BaseException) -> None:
+        super().__init__()
+        self.cause: BaseException | None = cause
+
+    async def window(self, item: RateLimitItem, name: str, owner: str) -> Window:
+        """See Counters."""
+        cause, self.cause = self.cause, None
+        if cause is not None:
+            raise cause
+        return await super().window(item, name, owner)
+
+
+@pytest.mark.parametrize("cause", [StoreAway(), asyncio.CancelledError()])
+async def test_who_is_not_let_in_takes_no_place(cause: BaseException) -> None:
+    limits = KeyLimits(tokens_per_minute=100, concurrent=1, refuse_when_away=True)
+    limiter = Limiter(limits, OnceAway(cause))
+    with pytest.raises((ApiError, asyncio.CancelledError)):
+        await limiter.enter("out", "1")
+    await limiter.enter("out", "2")
+    await limiter.close()
+
+
+async def test_a_place_whose_answer_was_lost_is_given_back(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counters = SharedCounters(redis_url, timeout_s=5)
+    limiter = Limiter(KeyLimits(concurrent=1), counters)
+    enter = counters._enter
+
+    async def lost(**call: Any) -> int:
+        await enter(**call)
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(counters, "_enter", lost)
+    with pytest.raises(asyncio.CancelledError):
+        await limiter.enter("lost", "1")
+    monkeypatch.undo()
+    await limiter.enter("lost", "2")
+    await limiter.leave("lost", "2")
+    await limiter.close()
+
+
+async def test_all_connections_are_closed(redis_url: str) -> None:
+    counters = SharedCounters(redis_url, timeout_s=5)
+    limiter = Limiter(KeyLimits(requests_per_minute=5, concurrent=5), counters)
+    await limiter.enter("closed", "1")
+    storage: Any = counters._windows.storage
+    pools = [counters._redis.connection_pool, storage.bridge.storage.connection_pool]
+    await limiter.close()
+    free = [connection for pool in pools for connection in pool._available_connections]
+    assert free
+    assert not any(connection.is_connected for connection in free)
+
+
 async def test_gateways_count_together_and_a_dead_one_takes_nothing_with_it(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,7 +209,11 @@ async def test_gateways_count_together_and_a_dead_one_takes_nothing_with_it(
     await first.enter("both", "1")
     await second.enter("both", "2")
     assert "key-concurrent" in (await refused(first, "both", "3")).message
+    await first.leave("both", "1")
+    await first.enter("both", "5")
+    await first.leave("both", "5")
     assert "key-requests-per-minute" in (await refused(second, "both", "4")).message
+    await first._counters.enter("both", "1", 2)
     monkeypatch.setattr("gateway.limits.shared.LEASE_S", 1.0)
     for limiter in (first, second):
         await limiter._counters.renew()

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import grpc
 import pytest
 
 from catenary.rpc import is_name, resolve
 from catenary.v1 import common_pb2, router_pb2
+from gateway.link.router_session import RouterSession
 from gateway.link.spread import home, least
 from gateway.link.targets import RouterTargets
 from gateway.link.view import merged
@@ -146,3 +148,34 @@ async def test_what_is_a_name() -> None:
     assert "127.0.0.1:7" in await resolve("localhost:7")
     with pytest.raises(ValueError):
         is_name("nothing")
+
+
+class Written(list[tuple[str, int]]):
+    """A stream that takes everything: kind and handle of what was written."""
+
+    async def write(self, message: router_pb2.SessionRequest) -> None:
+        """Take it."""
+        kind = message.WhichOneof("payload") or ""
+        self.append((kind, getattr(message, kind).handle))
+
+
+async def test_what_is_given_up_before_it_was_sent_is_not_sent() -> None:
+    async with grpc.aio.insecure_channel("unix:/nowhere") as channel:
+        nobody: Any = None
+        reader: Any = object()
+        session = RouterSession(
+            "unix:/nowhere", channel, instance_id="g", listener=nobody, connect_timeout_s=1, silence_s=1
+        )
+        session.connected = True
+        handles = [session.submit(common_pb2.Submit(), reader) for _ in range(4)]
+        session.abort(handles[2])
+        session.abort(handles[2])
+        assert (session.unsent, session.live) == (3, 3)
+        call: Any = Written()
+        writer = asyncio.create_task(session._write(call))
+        await eventually(lambda: len(call) == 3, "the submits")
+        assert session.unsent == 0
+        session.abort(handles[0])
+        await eventually(lambda: len(call) == 4, "the abort")
+        writer.cancel()
+    assert call == [*(("submit", handles[index]) for index in (0, 1, 3)), ("abort", handles[0])]
