@@ -154,8 +154,11 @@ class Resumable:
             self._end_life(failure)
         if (end := self._whole(failure)) is not None:
             return Finished(end)
-        # A queue that is full is told of; what had a place already waits for another one.
-        full = failure.refused and failure.cause is Cause.OVERLOADED and not self._lives
+        # A queue that is full is told of; what had a place already waits for another one. So does what a
+        # router sends away that ends: it may have waited there.
+        full = failure.refused and failure.cause is Cause.OVERLOADED and not self._resumed
+        if not failure.refused or failure.cause is Cause.DRAINING:
+            self._admitted()
         if failure.cause is None or full:
             return Passed(failure.error)
         if not failure.refused and (given_up := self._hopeless(failure, failure.cause)) is not None:
@@ -166,7 +169,7 @@ class Resumable:
             self._backoff = Backoff(self._policy.first_delay_s, self._policy.longest_delay_s)
         until = self._since + self._policy.wait_s
         delay = self._backoff.next_delay()
-        if failure.error.HasField("retry_after_ms"):
+        if failure.error.HasField("retry_after_ms") and failure.cause is not Cause.DRAINING:
             delay = max(delay, failure.error.retry_after_ms / 1000)
         if now + delay > until:
             return GivenUp(failure.cause, failure.error)
@@ -179,15 +182,18 @@ class Resumable:
             if self._life_from == 0:
                 self._first_usage = failure.usage or common_pb2.Usage()
             self._life_from = len(self._emitted)
-            self._resumed = True
             self._attempts = self._deaths = 0
             self._alone = self._failed = False
             self._backoff = None
             return
         self._attempts += 1
         if failure.cause is Cause.ENGINE_LOST:
-            self._resumed = True
             self._deaths += 1
+
+    def _admitted(self) -> None:
+        """It had its place: no queue refuses it, and it waits for longer than its client may have wanted."""
+        self._resumed = True
+        self._given.ClearField("max_wait_ms")
 
     def _hopeless(self, failure: Failure, cause: Cause) -> GivenUp | None:
         """Whether the life that has ended was the last one."""

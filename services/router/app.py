@@ -156,7 +156,7 @@ class Router:
         self._server.begin_drain()
         self.admission.drain()
         self._hub.drain(round(self._config.drain_s * 1000))
-        self._dispatcher.refuse_queued(SHUTTING_DOWN)
+        self._dispatcher.intake.close(SHUTTING_DOWN)
         with suppress(TimeoutError):
             async with asyncio.timeout(self._config.drain_s):
                 # Ends are many and a drain is rare: looking now and then costs less than telling each time.

@@ -35,7 +35,8 @@ class Ticket(Generic[T]):
 
     Times are monotonic seconds: `since` its arrival, `entered` its arrival in `lane`, `deadline` when it is
     refused. `cost`: tokens by which tenants take turns, known once it is the first of its tenant. `apart`: it
-    waits in no lane, since it needs an engine for itself. `admitted`: an engine has had it.
+    counts in its lane but waits in none, since it needs an engine for itself. `admitted`: an engine has had
+    it.
     """
 
     item: T

@@ -57,7 +57,8 @@ class ModelQueue(Generic[T]):
         self.lanes: Lanes[T] = Lanes(options.quantum, cost, options.promote_after_s)
         self.places = Places(options.kept_shares)
         self.held = [Held() for _ in LANES]
-        # When an engine was last seen to serve the model; None: never.
+        # Whether an engine serves the model, and when one was last seen to; None: never.
+        self.served = False
         self.served_at: float | None = None
         # Tokens that the KV of the largest attached engine has room for; 0: none is attached.
         self.largest_kv = 0
@@ -68,7 +69,7 @@ class ModelQueue(Generic[T]):
     @property
     def idle(self) -> bool:
         """Nothing waits and nothing is placed."""
-        return not len(self.lanes) and not any(self.places.load.placed)
+        return not any(held.sequences for held in self.held) and not any(self.places.load.placed)
 
     def check(self, ticket: Ticket[T], now: float) -> None:
         """Raises Refused: the lane is full, or has as much of this tenant as it may have (OVERLOADED)."""
@@ -82,20 +83,23 @@ class ModelQueue(Generic[T]):
     def add(self, ticket: Ticket[T], now: float, *, foremost: bool = False) -> None:
         """Let a ticket wait."""
         lane = ticket.home
-        self.lanes.add(ticket, now, foremost=foremost)
+        if not ticket.apart:
+            self.lanes.add(ticket, now, foremost=foremost)
         self.held[lane].add(ticket)
         self._tenants.setdefault((lane, ticket.tenant), Held()).add(ticket)
         self._rates[lane].watch(now)
 
     def take(self, ticket: Ticket[T], now: float) -> None:
         """An engine has it."""
-        self.lanes.take(ticket)
+        if not ticket.apart:
+            self.lanes.take(ticket)
         self._rates[ticket.home].add(now, ticket.sequences)
         self._gone(ticket)
 
     def remove(self, ticket: Ticket[T]) -> None:
         """It waits no longer, and no engine has it."""
-        self.lanes.remove(ticket)
+        if not ticket.apart:
+            self.lanes.remove(ticket)
         self._gone(ticket)
 
     def retry_after_ms(self, lane: int, now: float) -> int:
@@ -109,7 +113,9 @@ class ModelQueue(Generic[T]):
 
     def lately_served(self, now: float) -> bool:
         """Whether an engine serves the model, or did so recently that it is worth waiting for the next."""
-        return self.served_at is not None and now - self.served_at <= self._options.unserved_s
+        return self.served or (
+            self.served_at is not None and now - self.served_at <= self._options.unserved_s
+        )
 
     def fullness(self, lane: int, tenant: str | None = None) -> float:
         """How much of its bounds a lane has, or of his a tenant in it; 1 is full."""

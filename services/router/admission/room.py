@@ -66,15 +66,13 @@ class WaitingRoom(Generic[T]):
         ticket.waits = True
         self._count += ticket.sequences
         self._deadlines.add(ticket, ticket.deadline)
-        if not ticket.apart:
-            self.queue_of(ticket.model).add(ticket, now, foremost=foremost)
+        self.queue_of(ticket.model).add(ticket, now, foremost=foremost)
 
     def take(self, ticket: Ticket[T], now: float) -> None:
         """An engine has it, whether it waited or not."""
         if ticket.waits:
             self._leave(ticket)
-            if not ticket.apart:
-                self._queues[ticket.model].take(ticket, now)
+            self._queues[ticket.model].take(ticket, now)
         if not ticket.admitted:
             ticket.admitted = True
             self.counts[ticket.home].admitted += 1
@@ -84,8 +82,7 @@ class WaitingRoom(Generic[T]):
         if not ticket.waits:
             return
         self._leave(ticket)
-        if not ticket.apart:
-            self._queues[ticket.model].remove(ticket)
+        self._queues[ticket.model].remove(ticket)
 
     def refused(self, lane: int, reason: RefusedFor) -> None:
         """Count a refusal."""
@@ -122,6 +119,7 @@ class WaitingRoom(Generic[T]):
         for name in places:
             self.queue_of(name).served_at = now
         for name, queue in list(self._queues.items()):
+            queue.served = name in places
             if queue.idle and not knows(name):
                 del self._queues[name]
                 continue

@@ -91,11 +91,6 @@ class Dispatcher:
         self._links: dict[int, EngineLink] = {}
         self._last_handle = 0
 
-    @property
-    def queued_sequences(self) -> int:
-        """Sequences that wait for an engine."""
-        return len(self.intake.room)
-
     def connect(self, engine: Engine) -> EngineLink:
         """An engine is attached: it may be given sequences from here on."""
         link = self._links[engine.epoch] = EngineLink(engine)
@@ -152,18 +147,6 @@ class Dispatcher:
             self._metrics.refused(refusal.error.code)
             raise
         return sequence
-
-    def refuse_queued(self, error: common_pb2.Error) -> None:
-        """Refuse what waits for an engine: the router drains, and another one may have room."""
-        self.intake.refuse_all(error)
-
-    def pump(self) -> None:
-        """Give engines what waits and has room now."""
-        self.intake.pump()
-
-    def pump_soon(self) -> None:
-        """As `pump`, at the end of this tick of the loop: something may have made room."""
-        self.intake.pump_soon()
 
     def abort(self, sequence: LiveSequence, cause: AbortCause, *, answer: bool = False) -> None:
         """Abort for a reader that still reads; with `answer`, its sink gets the outcome. Idempotent."""
@@ -233,7 +216,7 @@ class Dispatcher:
             self._endings.end(sequence, sequence.ending(common_pb2.FINISH_REASON_ERROR, error))
         elif not (error.retryable and self._going_on.elsewhere(sequence, error.code)):
             _log.debug("sequence refused", sequence=sequence.spec.request_id, engine=link.engine.name)
-            self._endings.refuse(sequence, error)
+            self._endings.refuse(sequence, (error.retryable and self.intake.closed) or error)
 
     def on_abort_result(self, link: EngineLink, result: engine_pb2.AbortResult) -> None:
         """The engine answered an abort. One that does not know the sequence will not end it: end it here."""
@@ -268,7 +251,8 @@ class Dispatcher:
         """
         ended = [s for s in link.sequences.values() if s.status is not SequenceStatus.ABORTING]
         for sequence in ended:
-            if self._handovers.falls_back(sequence):
+            # Nothing begins anew in a router that ends.
+            if cause is not AbortCause.DRAIN and self._handovers.falls_back(sequence):
                 link.abort(sequence.engine_handle)
                 self._handovers.go_whole(sequence, "lost")
                 continue

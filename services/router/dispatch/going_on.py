@@ -55,7 +55,7 @@ class GoingOn:
         if self._intake.wait_between(sequence):
             sequence.status = SequenceStatus.QUEUED
             return
-        self._endings.refuse(sequence, _NO_ENGINE)
+        self._endings.refuse(sequence, self._intake.closed or _NO_ENGINE)
 
     def enter(self, sequence: LiveSequence) -> None:
         """Place one that has waited for another with the same prompt, or let it wait for an engine."""

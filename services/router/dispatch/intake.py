@@ -65,6 +65,7 @@ class Intake:
         self._lone = LoneSequences(placer.fleet)
         self._pump_due = False
         self._stale = True
+        self._closed: common_pb2.Error | None = None
         self._shedding = Shedding()
         self.resumed = 0
         """Sequences that were admitted before, here or elsewhere."""
@@ -87,6 +88,8 @@ class Intake:
         Raises:
             Refused: it can neither be placed nor wait.
         """
+        if self._closed is not None:
+            raise Refused.of(self._closed)
         now, room, spec = self._clock(), self.room, sequence.spec
         self.resumed += sequence.resumed
         self._look(now)
@@ -118,9 +121,10 @@ class Intake:
         return self._try(sequence, excluding=excluding) is None
 
     def wait_again(self, sequence: LiveSequence) -> bool:
-        """Let a sequence that engines have refused wait in front of its lane. False: it has waited enough."""
+        """Let a sequence that engines have refused wait in front of its lane. False: it has waited enough, or
+        nothing may wait."""
         ticket, now = sequence.ticket, self._clock()
-        if ticket is None or ticket.deadline <= now:
+        if self._closed is not None or ticket is None or ticket.deadline <= now:
             return False
         sequence.guard.unplace()
         self._lone.over(sequence)
@@ -154,8 +158,15 @@ class Intake:
         self._stale = True
         self._pump_at_end()
 
-    def refuse_all(self, error: common_pb2.Error) -> None:
-        """Nothing waits any longer."""
+    @property
+    def closed(self) -> common_pb2.Error | None:
+        """What those are told that would have to wait, once nothing may."""
+        return self._closed
+
+    def close(self, error: common_pb2.Error) -> None:
+        """Refuse what waits, and let nothing wait from here on: the router drains, and another one may have
+        room."""
+        self._closed = error
         for ticket in self.room.tickets():
             self._hands.refuse(ticket.item, error)
 
@@ -187,7 +198,7 @@ class Intake:
         self._pump_due = False
         now = self._clock()
         self._look(now)
-        for sequence in list(self._lone.waiting):
+        for sequence in self._lone.firsts():
             self._admit(sequence, now)
         for queue in self.room:
             while len(queue.lanes) and (head := _next(queue)) is not None and self._admit(head.item, now):
@@ -220,7 +231,7 @@ class Intake:
     def _goes_first(self, queue: ModelQueue[LiveSequence], ticket: Ticket[LiveSequence]) -> bool:
         """Whether nobody who waits comes before a newcomer, and it takes no place that is kept from it."""
         if ticket.apart:
-            return True
+            return not self._lone.waits(ticket.model)
         return not queue.lanes.blocked(ticket.home, first=ticket.first) and queue.places.admits(
             ticket.home, ticket.sequences
         )
@@ -253,7 +264,7 @@ class Intake:
         """It has waited too long. Whether for room or for an engine makes a difference to whom it is told."""
         queue = self.room.queue_of(ticket.model)
         after = queue.retry_after_ms(ticket.home, now)
-        served = queue.served_at == now
+        served = queue.served
         self.room.refused(ticket.home, RefusedFor.WAITED_TOO_LONG if served else RefusedFor.NOT_SERVED)
         refusal = too_late(ticket, after) if served else not_served(after)
         self._hands.refuse(ticket.item, refusal.error)

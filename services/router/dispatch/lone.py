@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterator
 
 from services.router.dispatch.sequence import LiveSequence
 from services.router.fleet import Engine, Fleet
@@ -10,22 +11,37 @@ from services.router.fleet import Engine, Fleet
 
 class LoneSequences:
     """Keeps engines for them: one that is kept is given nothing else, empties, and is theirs until their
-    first token. One engine of a model at a time waits to become empty, so that the others go on."""
+    first token. They take turns: the first of a model that waits has one engine kept, so that the others go
+    on."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self.waiting: OrderedDict[LiveSequence, None] = OrderedDict()
+        # Of each model, in the order in which they came.
+        self._waiting: defaultdict[str, OrderedDict[LiveSequence, None]] = defaultdict(OrderedDict)
         self._kept: dict[LiveSequence, Engine] = {}
 
+    def waits(self, model: str) -> bool:
+        """Whether one of this model waits."""
+        return model in self._waiting
+
+    def firsts(self) -> Iterator[LiveSequence]:
+        """Whose turn it is, of each model; the next of a model if that one no longer waits by then."""
+        for model in list(self._waiting):
+            last = None
+            while (row := self._waiting.get(model)) and (first := next(iter(row))) is not last:
+                yield first
+                last = first
+
     def wait(self, sequence: LiveSequence) -> None:
-        """No engine of its model is empty: keep one for it, if none is kept for another."""
-        self.waiting[sequence] = None
+        """No engine of its model is empty: keep one for it, if it is its turn."""
         request = sequence.request
+        row = self._waiting[request.model]
+        row[sequence] = None
         kept = self._kept.get(sequence)
         if kept is not None and kept.available and any(engine is kept for engine in self._fleet):
             return
         self._give_back(sequence)
-        if any(other.spec.model == request.model for other in self._kept if other in self.waiting):
+        if next(iter(row)) is not sequence:
             return
         candidates = self._fleet.candidates(request.model, role=request.role)
         free = [engine for engine in candidates if engine.kept_for is None]
@@ -34,13 +50,16 @@ class LoneSequences:
 
     def placed(self, sequence: LiveSequence, engine: Engine) -> None:
         """It has an engine, which gets nothing else."""
-        self.waiting.pop(sequence, None)
-        self._give_back(sequence)
+        self.over(sequence)
         self._keep(sequence, engine)
 
     def over(self, sequence: LiveSequence) -> None:
         """It may have company from here on, or is gone. Idempotent."""
-        self.waiting.pop(sequence, None)
+        model = sequence.request.model
+        if (row := self._waiting.get(model)) is not None:
+            row.pop(sequence, None)
+            if not row:
+                del self._waiting[model]
         self._give_back(sequence)
 
     def _keep(self, sequence: LiveSequence, engine: Engine) -> None:

@@ -162,7 +162,7 @@ class Engine:
         """Take over a report, just `heard`. False, and nothing changed, if it is not newer than the last one.
 
         Steps that it counts are progress, also those for other routers' sequences; and one that has nothing
-        owes none.
+        owes none, unless it was given something here that has not ended.
 
         What is beyond the capacity of the hello counts as that capacity: sums over engines stay sensible, and
         an engine that miscounts only makes itself look full.
@@ -171,8 +171,9 @@ class Engine:
             return False
         report = self._clamped(report)
         before = 0 if self.report is None else self.report.steps
-        idle = report.state == engine_pb2.ENGINE_STATE_SERVING and not report.running + report.waiting
-        if report.steps > before or idle:
+        empty = report.state == engine_pb2.ENGINE_STATE_SERVING and not report.running + report.waiting
+        # Once stalled it has lost what it was given, and need not know of it.
+        if report.steps > before or (empty and (self.stalled or not self.placed_sequences)):
             self.stepped(self.last_heard)
         self.report = report
         self.full = False

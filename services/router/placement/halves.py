@@ -45,9 +45,11 @@ class HalvesPlacer(Placer):
         except Refused:
             if self.fleet.board(request.model).open_to(None, excluding).any():
                 raise
-            if (placed := self._try(request, Half.WHOLE, _ANY, excluding)) is not None:
-                return placed
-            raise
+        request.role = _ANY
+        try:
+            return super().place(request, excluding=excluding)
+        finally:
+            request.role = None
 
     def _try(
         self,
@@ -78,4 +80,6 @@ class HalvesPlacer(Placer):
         board = self.fleet.board(request.model)
         if not (board.open_to(_DECODE) & board.roomy(request.sequences)).any():
             return False
-        return self.uncached_tokens(request) > self._min_tokens
+        # What an engine for prompts has cached is of use to nobody else.
+        cached = self._prefixes.best(request, board).tokens[board.open_to(None)].max(initial=0)
+        return len(request.token_ids) - int(cached) > self._min_tokens

@@ -209,8 +209,48 @@ def test_a_full_queue_is_told_of_but_not_to_who_had_a_place() -> None:
     assert isinstance(second, Again)
 
 
+BROKEN = error(common_pb2.ERROR_CODE_INTERNAL)
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        failed(LOST),
+        failed(DRAINING),
+        failed(BROKEN),
+        Failure.router_lost(),
+        # It waited in a router that ends.
+        Failure.of_refusal(DRAINING),
+    ],
+)
+def test_what_had_a_place_is_no_newcomer(lost: Failure) -> None:
+    sequence = Resumable(spec([1, 2], max_wait_ms=0), POLICY)
+    assert not sequence.resumed
+    assert sequence.spec().max_wait_ms == 0
+    assert isinstance(sequence.after(lost, 0.0), Again)
+    assert sequence.resumed
+    # Its client waits for as long as it takes.
+    assert not sequence.spec().HasField("max_wait_ms")
+    assert isinstance(sequence.after(Failure.of_refusal(FULL), 1.0), Again)
+    sequence.record([7])
+    assert not sequence.spec().HasField("max_wait_ms")
+
+
+def test_who_was_never_let_in_stays_a_newcomer() -> None:
+    sequence = Resumable(spec([1, 2], max_wait_ms=500), POLICY)
+    assert isinstance(sequence.after(Failure.of_refusal(AWAY), 0.0), Again)
+    assert (sequence.resumed, sequence.spec().max_wait_ms) == (False, 500)
+
+
+def test_a_router_that_drains_says_nothing_of_when_others_have_room() -> None:
+    told = error(common_pb2.ERROR_CODE_DRAINING, retry_after_ms=1000)
+    (verdict,) = verdicts(Failure.of_refusal(told))
+    assert isinstance(verdict, Again)
+    assert verdict.delay_s <= POLICY.first_delay_s
+
+
 def test_a_failed_step_is_tried_once_more() -> None:
-    broken = failed(error(common_pb2.ERROR_CODE_INTERNAL))
+    broken = failed(BROKEN)
     first, second = verdicts(broken, broken)
     assert isinstance(first, Again)
     assert second == GivenUp(Cause.ENGINE_FAILED, broken.error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -66,7 +67,7 @@ class RecordingSink:
 class World:
     """A dispatcher with engines that the test plays, a clock that it turns, and one sink."""
 
-    def __init__(self, *, backlog: int = 3) -> None:
+    def __init__(self, *, backlog: int = 3, queues: QueueOptions = QUEUES) -> None:
         self.now = 0.0
         self.due = []
         self.fleet = Fleet(lease_s=5, backlog=backlog)
@@ -80,7 +81,7 @@ class World:
             self.metrics,
             self.health,
             spec_limits=SpecLimits(100),
-            queue_options=QUEUES,
+            queue_options=queues,
             poison=PoisonBook(PoisonedRequests(limit=8, ttl_s=60), lambda: None),
             abort_timeout_s=ABORT_TIMEOUT_S,
             clock=lambda: self.now,
@@ -118,10 +119,12 @@ class World:
         self.links = [known for known in self.links if not known.closed] + [link]
         return link
 
-    def submit(self, handle, tokens=3, *, resumed=False, **fields):
+    def submit(self, handle, tokens=3, *, resumed=False, alone=False, **fields):
         spec = common_pb2.SequenceSpec(model="m", token_ids=[1] * tokens, **fields)
         try:
-            self.sequences[handle] = self.dispatcher.submit(handle, spec, self.sink, resumed=resumed)
+            self.sequences[handle] = self.dispatcher.submit(
+                handle, spec, self.sink, resumed=resumed, alone=alone
+            )
         except Refused as refusal:
             return refusal.error
         return None
@@ -151,8 +154,8 @@ class World:
         ]
         assert self.admission.live_sequences >= len(live)
         held = sum(len(link.sequences) for link in self.links)
-        assert self.admission.live_sequences == held + self.dispatcher.queued_sequences
-        assert self.dispatcher.queued_sequences <= 4 + sum(s.resumed for s in live)
+        assert self.admission.live_sequences == held + len(self.dispatcher.intake.room)
+        assert len(self.dispatcher.intake.room) <= 4 + sum(s.resumed for s in live)
         assert sum(engine.placed_sequences for engine in self.fleet) == held
         for link in self.links:
             unstarted = [s for s in link.sequences.values() if not s.emitted]
@@ -255,7 +258,7 @@ def test_a_refused_sequence_is_tried_once_elsewhere():
     # Both say that they are full. Neither is asked again before it says how it is; then the wait goes on.
     world.tick()
     assert not world.sink.over
-    assert world.dispatcher.queued_sequences == 1
+    assert len(world.dispatcher.intake.room) == 1
     assert other.engine.placed_sequences == 0
     world.submit(2)
     load = engine_pb2.LoadReport(sequence=1, state=engine_pb2.ENGINE_STATE_SERVING)
@@ -327,7 +330,7 @@ def test_what_finds_no_room_waits_in_order_until_there_is_some():
     link = world.attach()
     for handle in range(6):
         assert world.submit(handle) is None
-    assert world.dispatcher.queued_sequences == 3
+    assert len(world.dispatcher.intake.room) == 3
     assert world.submit(6) is None
     full = world.submit(7)
     assert (full.code, full.retry_after_ms) == (common_pb2.ERROR_CODE_OVERLOADED, 10)
@@ -342,7 +345,7 @@ def test_what_finds_no_room_waits_in_order_until_there_is_some():
     assert world.sink.answers == [(4, common_pb2.ABORT_OUTCOME_ABORTED)]
     world.attach("b")
     world.tick()
-    assert world.dispatcher.queued_sequences == 0
+    assert len(world.dispatcher.intake.room) == 0
     world.check_counts()
 
 
@@ -363,4 +366,68 @@ def test_a_wait_has_an_end():
         assert world.sink.over[handle].retryable
         assert f"within {seconds} seconds" in world.sink.over[handle].message
     world.membership.leave(link, LossReason.STREAM_ENDED)
+    world.check_idle()
+
+
+def test_engines_that_are_full_serve_however_short_their_absence_may_be():
+    world = World(backlog=0, queues=replace(QUEUES, unserved_s=0))
+    link = world.attach()
+    world.dispatcher.intake.tick()
+    world.now += 0.05
+    for handle in range(3):
+        world.submit(handle)
+    assert world.submit(3) is None
+    assert len(world.dispatcher.intake.room) == 1
+    world.membership.leave(link, LossReason.STREAM_ENDED)
+    world.dispatcher.intake.fleet_changed()
+    world.tick()
+    assert world.submit(4).code == common_pb2.ERROR_CODE_UNAVAILABLE
+
+
+def test_sequences_for_engines_of_their_own_take_turns_within_the_bounds_of_their_lane():
+    world = World()
+    link = world.attach()
+    world.submit(0)
+    for handle in range(1, 5):
+        assert world.submit(handle, alone=True) is None
+    assert "lane-sequences" in world.submit(5, alone=True).message
+    assert world.submit(6, alone=True, resumed=True) is None
+    tried = []
+    place = world.dispatcher._placer.place
+    world.dispatcher._placer.place = lambda request, **kw: tried.append(request) or place(request, **kw)
+    world.tick()
+    assert len(tried) == 1
+    # Whoever gives up his turn leaves it to the next one.
+    world.dispatcher.abort(world.sequences[1], AbortCause.CLIENT)
+    for handle in (0, 2, 3, 4, 6):
+        assert [s.handle for s in link.sequences.values()] == [handle]
+        world.step(link, list(link.sequences), ends=True)
+        world.tick()
+    world.check_idle()
+    assert not link.engine.kept_for
+
+
+def test_nothing_waits_in_a_router_that_drains():
+    world = World(backlog=0)
+    link, other = world.attach("a"), world.attach("b")
+    for handle in range(7):
+        world.submit(handle)
+    assert len(world.dispatcher.intake.room) == 1
+    over = common_pb2.Error(code=common_pb2.ERROR_CODE_DRAINING, message="over", retryable=True)
+    world.admission.drain()
+    world.dispatcher.intake.close(over)
+    assert world.sink.over == {6: over}
+    # What comes back from an engine goes to another router, too, if no other engine has room.
+    busy = common_pb2.Error(code=common_pb2.ERROR_CODE_OVERLOADED, message="busy", retryable=True)
+    (first, *_), (handle, *_) = link.sequences.values(), link.sequences
+    world.send(link, refusal=common_pb2.Refusal(handle=handle, error=busy))
+    assert world.sink.over[first.handle] == over
+    bad = common_pb2.Error(code=common_pb2.ERROR_CODE_INVALID_ARGUMENT, message="bad")
+    (second, *_), (handle, *_) = other.sequences.values(), other.sequences
+    world.send(other, refusal=common_pb2.Refusal(handle=handle, error=bad))
+    assert world.sink.over[second.handle] == bad
+    world.membership.give_up_all(over)
+    for each in (link, other):
+        world.membership.leave(each, LossReason.ROUTER_STOPPED)
+    world.tick()
     world.check_idle()

@@ -344,14 +344,14 @@ def test_between_the_halves_it_waits_for_room_with_its_offer(world):
     assert len(shorts) == 4
     world.end(world.prefill, submit.handle, kv_offer=offer())
     assert world.submits(world.decode) == []
-    assert world.dispatcher.queued_sequences == 1
+    assert len(world.dispatcher.intake.room) == 1
     world.end(world.decode, shorts[0].handle)
     world.tick()
     (second,) = world.submits(world.decode)
     assert second.kv_offer == offer()
     # One that is aborted there leaves nothing behind.
     world.end(world.prefill, other.handle, kv_offer=offer())
-    assert world.dispatcher.queued_sequences == 1
+    assert len(world.dispatcher.intake.room) == 1
     world.dispatcher.abort(world.sequences[2], AbortCause.CLIENT)
     (withdrawal,) = world.sent(world.prefill)
     assert withdrawal.abort.handle == other.handle
@@ -364,7 +364,7 @@ def test_offers_do_not_pile_up_where_nobody_takes_them(world):
     assert len(world.submits(world.decode)) == 4
     assert world.submit(1) is None
     assert world.submits(world.prefill) == []
-    assert world.dispatcher.queued_sequences == 1
+    assert len(world.dispatcher.intake.room) == 1
 
 
 def test_an_offer_without_an_engine_to_fetch_it_is_withdrawn(world):
@@ -405,6 +405,21 @@ def test_followers_of_a_leader_that_ends_go_on(world):
     world.tick()
     (alone,) = world.submits(world.decode)
     assert not alone.HasField("same_prompt_as")
+
+
+def test_no_half_begins_anew_in_a_router_that_ends(world):
+    submit = first_half(world)
+    assert world.submit(2, leader=1) is None
+    over = common_pb2.Error(code=common_pb2.ERROR_CODE_DRAINING, message="over", retryable=True)
+    world.dispatcher.intake.close(over)
+    assert not world.sink.over
+    world.membership.give_up_all(over)
+    assert world.sink.over[1].error == over
+    world.end(world.prefill, submit.handle, reason=ABORT)
+    world.tick()
+    assert world.sink.over[2] == over
+    assert world.submits(world.decode) == []
+    world.check_idle()
 
 
 events = st.lists(

@@ -243,3 +243,18 @@ def test_steps_for_others_and_an_empty_engine_are_no_stall():
     # It says that it has nothing: it owes nothing.
     stage.report(link, steps=2)
     assert not link.engine.stalled
+
+
+def test_an_engine_that_knows_nothing_of_what_it_was_given_is_stalled():
+    stage = Stage()
+    link = stage.attach()
+    handle = stage.submit()
+    assert link._next().submit.handle
+    for _ in range(3):
+        stage.now += STALL_S / 2
+        stage.report(link)
+        stage.stalls.sweep()
+    assert stage.sink.over[handle].error.code == common_pb2.ERROR_CODE_ENGINE_LOST
+    assert link.engine.stalled
+    stage.report(link)
+    assert not link.engine.stalled
