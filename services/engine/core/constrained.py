@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from services.engine.constraints import ConstraintRefused, Constraints, Taken
 from services.engine.core.columns import StepBuilder
 from services.engine.link import ConstraintLoad, ConstraintOptions, CoreErrorCode, FinishReason
@@ -26,15 +28,24 @@ _NOTHING_LEFT = (
 
 
 class ConstrainedSequences:
-    """Joins the constraints to the scheduler, and tells of what ends in the step's columns."""
+    """Joins the constraints to the scheduler, and tells of what ends in the step's columns.
+
+    `let_go` is told of each that ended before the scheduler had it.
+    """
 
     def __init__(
-        self, constraints: Constraints, scheduler: Scheduler, step: StepBuilder, tracer: StepTracer
+        self,
+        constraints: Constraints,
+        scheduler: Scheduler,
+        step: StepBuilder,
+        tracer: StepTracer,
+        let_go: Callable[[int], None],
     ) -> None:
         self._constraints = constraints
         self._scheduler = scheduler
         self._step = step
         self._tracer = tracer
+        self._let_go = let_go
         # Of those that wait: with whom they share a prompt.
         self._same_prompt_as: dict[int, int] = {}
 
@@ -72,22 +83,28 @@ class ConstrainedSequences:
         for sequence, refusal in self._constraints.ready():
             same_prompt_as = self._same_prompt_as.pop(sequence.key)
             if refusal is not None:
-                self._step.add_failure(sequence, CoreErrorCode.INVALID_ARGUMENT, str(refusal), _PARAM)
+                self._refuse(sequence, CoreErrorCode.INVALID_ARGUMENT, str(refusal), _PARAM)
                 continue
             try:
                 self._scheduler.add(sequence, same_prompt_as or None)
             except SequenceRefused as refused:
-                self._constraints.forget(sequence.key)
-                self._step.add_failure(sequence, refused.code, refused.message)
+                self._refuse(sequence, refused.code, refused.message, refused.param)
             except QueueFull as full:
-                self._constraints.forget(sequence.key)
-                self._step.add_failure(sequence, CoreErrorCode.OVERLOADED, str(full))
+                self._refuse(sequence, CoreErrorCode.OVERLOADED, str(full))
+
+    def _refuse(
+        self, sequence: Sequence, code: CoreErrorCode, message: str, param: str | None = None
+    ) -> None:
+        self._constraints.forget(sequence.key)
+        self._let_go(sequence.key)
+        self._step.add_failure(sequence, code, message, param)
 
     def abort(self, key: int) -> None:
         """Ends one that waits."""
         sequence = self._constraints.waiting.remove(key)
         if sequence is not None:
             del self._same_prompt_as[key]
+            self._let_go(key)
             sequence.finish()
             self._step.add_outcome(Finished(sequence, None, FinishReason.ABORT), None)
 

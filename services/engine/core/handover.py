@@ -23,13 +23,14 @@ from services.engine.link import (
     SubmitSequence,
     TransferLoad,
 )
+from services.engine.model import weights_fingerprint
 from services.engine.model.paged import PagedModel
 from services.engine.runner import BlockCopies
 from services.engine.scheduler import Scheduler, Sequence, SequenceRefused, sequence_from
 from services.engine.transfer import BUILTIN, Connector, TransferFault, TransferSettings, load_connector
 
 # Of the digest below: raised when the order of the numbers in a block changes.
-_LAYOUT_VERSION = 1
+_LAYOUT_VERSION = 2
 _STRETCHED = ("dynamic", "longrope")
 
 
@@ -158,6 +159,7 @@ def prompt_alone(message: SubmitSequence) -> Sequence:
 def open_handover(
     options: CoreOptions,
     model: PagedModel,
+    directory: Path,
     config: Mapping[str, Any],
     scheduler: Scheduler,
     copies: BlockCopies,
@@ -173,7 +175,7 @@ def open_handover(
         timeout_s=options.kv_transfer_timeout_s,
         max_transfers=options.max_kv_transfers,
     )
-    layout = layout_of(options, model, config)
+    layout = layout_of(options, model, directory, config)
     own = load_connector(options.kv_connector, BUILTIN)(settings)
     if options.role == "decode":
         connectors = {name: kind(settings) for name, kind in BUILTIN.items()} | {own.name: own}
@@ -197,8 +199,13 @@ def open_handover(
     return Handover(scheduler, offers, connectors=(own,))
 
 
-def layout_of(options: CoreOptions, model: PagedModel, config: Mapping[str, Any]) -> bytes:
-    """What two engines must have alike so that one's blocks mean the same in the other, as 16 bytes."""
+def layout_of(
+    options: CoreOptions, model: PagedModel, directory: Path, config: Mapping[str, Any]
+) -> bytes:
+    """What two engines must have alike so that one's blocks mean the same in the other, as 16 bytes.
+
+    The same model with other weights, a fine-tune say, is another one.
+    """
     rotary = json.dumps(config.get("rope_scaling") or config.get("rope_parameters"), default=str)
     # Positions are turned by an angle that depends on the longest sequence.
     stretched = options.max_model_len if any(kind in rotary for kind in _STRETCHED) else None
@@ -207,7 +214,7 @@ def layout_of(options: CoreOptions, model: PagedModel, config: Mapping[str, Any]
         options.block_size,
         str(model.dtype),
         model.backend,
-        model.weight_bytes(),
+        weights_fingerprint(directory),
         [(layer.kv_heads, layer.key_dim, layer.value_dim) for layer in model.layers],
         json.dumps(config, sort_keys=True, default=str),
         stretched,

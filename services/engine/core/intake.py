@@ -62,7 +62,6 @@ class Intake:
             self._step.add_outcome(Finished(waiting, None, FinishReason.ABORT), None)
         else:
             self._constrained.abort(key)
-            self._handover.forget(key)
 
     def _enter(self, sequence: Sequence, message: SubmitSequence) -> None:
         """Queues a sequence, or lets it wait for its constraint."""

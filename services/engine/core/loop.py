@@ -72,7 +72,11 @@ class CoreLoop:
         self._step = StepBuilder()
         self._kv_news = KvNews(engine.scheduler.kv_events)
         self._constrained = ConstrainedSequences(
-            engine.grammars.constraints(link.wake), engine.scheduler, self._step, engine.tracer
+            engine.grammars.constraints(link.wake),
+            engine.scheduler,
+            self._step,
+            engine.tracer,
+            self._handover.forget,
         )
         self._intake = Intake(engine, self._step, self._beams, self._constrained)
         self._in_flight: LaunchedStep | None = None

@@ -9,6 +9,7 @@ from services.engine.model.checks import check_directory, read_config
 from services.engine.model.configs import find_config
 from services.engine.model.errors import ModelError
 from services.engine.model.facts import DirectoryFacts, read_facts
+from services.engine.model.fingerprint import weights_fingerprint
 from services.engine.model.preparation import default_cache_dir, prepare_model
 from services.engine.model.sources import resolve_source
 from services.engine.model.tasks import Task, find_task
@@ -25,4 +26,5 @@ __all__ = [
     "read_config",
     "read_facts",
     "resolve_source",
+    "weights_fingerprint",
 ]

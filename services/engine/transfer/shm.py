@@ -45,15 +45,14 @@ class ShmConnector(Connector):
         directory = self.settings.directory
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         sweep(directory)
-        path = directory / f"{secrets.token_hex(8)}{_SUFFIX}"
+        fresh = directory / secrets.token_hex(8)
         listener = socket.socket(socket.AF_UNIX)
         try:
-            listener.bind(str(path))
-            path.chmod(0o600)
+            listener.bind(str(fresh))
+            fresh.chmod(0o600)
         except OSError:
             listener.close()
             raise
-        self._path = path
         self._server = OfferServer(
             listener,
             source,
@@ -61,7 +60,9 @@ class ShmConnector(Connector):
             timeout_s=self.settings.timeout_s,
             max_transfers=self.settings.max_transfers,
         )
-        return str(path)
+        # Only now: one that nobody listens on yet would be taken for that of a dead engine by another's sweep.
+        self._path = fresh.rename(fresh.with_suffix(_SUFFIX))
+        return str(self._path)
 
     def fetch(self, fetch: Fetch, put: Put) -> None:
         with socket.socket(socket.AF_UNIX) as connection:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from services.engine.config import EngineConfig
 from services.engine.core.errors import StartError
 from services.engine.link import FinishReason
+from services.engine.model import weights_fingerprint
 from tests.support.constrained import regex, save_constrained_model, text_of
 from tests.support.handover import (
     LIMIT_S,
@@ -157,6 +162,53 @@ def test_grammars_hold_as_in_one_engine(tmp_path: Path) -> None:
     assert computed(decode) == 0
     check_empty(prefill, decode)
     cores.close()
+
+
+def test_a_constraint_that_fails_leaves_no_blocks(tmp_path: Path) -> None:
+    cores = HandoverCores(save_constrained_model(tmp_path / "model"), tmp_path / "kv")
+    prefill, decode = cores.start("prefill"), cores.start("decode")
+    prompt = [value % 90 + 3 for value in range(40)]
+    key = decode.submit(prompt, kv_offer=offer_of(prefill, prompt), constraint=regex("[a-f"))
+    run_both(prefill, decode)
+    end = decode.outputs[key].end
+    assert end is not None
+    assert end.reason is FinishReason.ERROR
+    assert transfers(decode).bytes_received > 0
+    check_empty(prefill, decode)
+    cores.close()
+
+
+def retrained(model: Path, directory: Path) -> Path:
+    """The model with one tensor that is a little different."""
+    shutil.copytree(model, directory)
+    file = directory / "model.safetensors"
+    tensors = load_file(file)
+    name = max(tensors)
+    tensors[name] = tensors[name] + 1e-3 * torch.randn(tensors[name].shape)
+    save_file(tensors, file, {"format": "pt"})
+    return directory
+
+
+def test_kv_of_other_weights_is_not_taken(cores: HandoverCores, model: Path, tmp_path: Path) -> None:
+    others = HandoverCores(retrained(model, tmp_path / "tuned"), cores.directory)
+    prefill, decode = others.start("prefill"), cores.start("decode")
+    key = decode.submit(PROMPT, kv_offer=offer_of(prefill, PROMPT))
+    decode.run()
+    assert decode.outputs[key].token_ids == alone(cores, PROMPT).token_ids
+    assert transfers(decode).faults == {"layout": 1}
+    others.close()
+
+
+def test_weights_are_the_same_however_they_lie_in_files(model: Path, tmp_path: Path) -> None:
+    tensors = load_file(model / "model.safetensors")
+    names = sorted(tensors)
+    parts = {"a.safetensors": names[1::2], "b.safetensors": names[::2]}
+    for file, some in parts.items():
+        save_file({name: tensors[name] for name in some}, tmp_path / file)
+    index = {"weight_map": {name: file for file, some in parts.items() for name in some}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert weights_fingerprint(tmp_path) == weights_fingerprint(model)
+    assert weights_fingerprint(retrained(model, tmp_path / "tuned")) != weights_fingerprint(model)
 
 
 def test_offers_expire_and_are_withdrawn(cores: HandoverCores) -> None:

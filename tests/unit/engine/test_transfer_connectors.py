@@ -27,6 +27,7 @@ from services.engine.transfer import (
     binding_of,
     host_id,
     load_connector,
+    shm,
 )
 from services.engine.transfer.protocol import GREETING_BYTES, REQUEST_BYTES, make_request
 from services.engine.transfer.shm import sweep
@@ -235,6 +236,23 @@ def test_an_offering_engine_that_is_killed_leaves_nothing(name: str, tmp_path: P
     other.server.close()
     assert list(tmp_path.glob("*.kv")) == []
     mine.server.close()
+
+
+def test_an_engine_that_starts_beside_another_leaves_its_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also before that one listens on it."""
+    listen = shm.OfferServer
+
+    def late(*values: Any, **options: Any) -> Any:
+        sweep(tmp_path)
+        return listen(*values, **options)
+
+    monkeypatch.setattr(shm, "OfferServer", late)
+    serving = Serving(BUILTIN["shm"], tmp_path)
+    assert list(tmp_path.iterdir()) == [Path(serving.address)]
+    serving.still_serves()
+    serving.server.close()
 
 
 def test_what_a_sweep_leaves_alone(tmp_path: Path) -> None:
