@@ -13,6 +13,7 @@ import resource
 import statistics
 import tempfile
 import time
+from contextlib import AbstractContextManager, nullcontext
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -47,6 +48,10 @@ class Blocks:
     def find(self, name: bytes) -> Offered | None:
         """See BlockSource."""
         return self._offered if name == name_of(self.ticket) else None
+
+    def reading(self, offered: Offered) -> AbstractContextManager[None]:
+        """See BlockSource."""
+        return nullcontext()
 
     def read(self, offered: Offered, first: int, count: int) -> Read:
         """See BlockSource."""

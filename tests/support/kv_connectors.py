@@ -15,7 +15,7 @@ class PluggedConnector(TcpConnector):
 
 
 class FaultyConnector(PluggedConnector):
-    """Fetches as `fault` says: short, long, raising, refusing, hanging; or as it should."""
+    """Fetches as `fault` says: short, long, raising, refusing, busy (once), hanging; or as it should."""
 
     name: ClassVar[str] = "faulty"
     fault: ClassVar[str] = ""
@@ -33,6 +33,9 @@ class FaultyConnector(PluggedConnector):
                 raise RuntimeError("a connector of poor quality")
             case "refusing":
                 raise TransferError(TransferFault.CHECKSUM, "nothing here is what it was")
+            case "busy":
+                type(self).fault = ""
+                raise TransferError(TransferFault.BUSY, "no room now")
             case "hanging":
                 type(self).hold.wait(30)
             case "late":

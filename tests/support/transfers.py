@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import socket
 import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,9 @@ class Source:
 
     def find(self, name: bytes) -> Offered | None:
         return self.offered if self.live and name == name_of(self.ticket) else None
+
+    def reading(self, offered: Offered) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def read(self, offered: Offered, first: int, count: int) -> Pending:
         self.reads += 1

@@ -21,15 +21,15 @@ from services.engine.transfer import (
     TransferFault,
     binding_of,
     host_id,
+    window_of,
 )
 
-# Chunks of one prompt that have arrived and that the device has not copied yet.
-_CHUNKS_AHEAD: Final = 2
-# Copies that the loop gives the device between two steps.
-_WRITES_PER_TURN: Final = 4
 # A connector keeps its deadline; one that was plugged in may not.
 _OVERTIME_S: Final = 1.0
 _TICKET_BYTES: Final = range(16, 65)
+# Before a busy engine is asked again; the pause doubles.
+_FIRST_PAUSE_S: Final = 0.05
+_LONGEST_PAUSE_S: Final = 0.4
 
 log = get_logger(__name__)
 
@@ -46,8 +46,9 @@ class Arrival:
     expected: Expected
     fetch: Fetch
     connector: Connector
+    # Places for chunks that have arrived and that the device has not copied yet.
+    ahead: threading.Semaphore
     followers: list[Waiting] = field(default_factory=list)
-    ahead: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(_CHUNKS_AHEAD))
     # Set by the loop: nobody wants it any more.
     cancelled: bool = False
     # Blocks that came, and those of them that are on the device.
@@ -161,7 +162,7 @@ class Arrivals:
     def turn(self) -> None:
         """Takes what the threads say, and gives the device what arrived."""
         writes = 0
-        while self._inbox and writes < _WRITES_PER_TURN:
+        while self._inbox and writes < self._copies.per_turn:
             match self._inbox.popleft():
                 case _Chunk() as chunk:
                     writes += 1
@@ -213,7 +214,8 @@ class Arrivals:
             # The other engine need not keep it.
             self._fetchers.run(lambda: connector.fetch(fetch, lambda _: None))
             return TransferFault.NO_BLOCKS
-        arrival = Arrival(sequence, message, expected, fetch, connector)
+        ahead = threading.Semaphore(window_of(fetch.chunk_blocks * fetch.block_bytes))
+        arrival = Arrival(sequence, message, expected, fetch, connector, ahead)
         self._live[sequence.key] = arrival
         self._fetchers.run(lambda: self._fetch(arrival))
         return None
@@ -234,8 +236,7 @@ class Arrivals:
         """In a thread of its own: fetches all chunks."""
         fault: TransferFault | None = None
         try:
-            if not arrival.cancelled:
-                arrival.connector.fetch(arrival.fetch, lambda data: self._put(arrival, data))
+            self._ask(arrival)
         except TransferError as error:
             fault = error.fault
             log.debug("KV did not arrive", fault=fault.value, reason=str(error))
@@ -243,6 +244,20 @@ class Arrivals:
             fault = TransferFault.PROTOCOL
             log.exception("a connector failed", connector=arrival.connector.name)
         self._tell(_Fetched(arrival, fault))
+
+    def _ask(self, arrival: Arrival) -> None:
+        """Fetches; an engine that has no room for one more transfer is asked again."""
+        pause = _FIRST_PAUSE_S
+        while not arrival.cancelled:
+            try:
+                arrival.connector.fetch(arrival.fetch, lambda data: self._put(arrival, data))
+                return
+            except TransferError as error:
+                left = arrival.fetch.deadline - self._clock()
+                if error.fault is not TransferFault.BUSY or left <= pause:
+                    raise
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def _put(self, arrival: Arrival, data: memoryview) -> None:
         left = arrival.fetch.deadline - self._clock()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
 
 from services.engine.device import HostCopy
 from services.engine.link import OfferedKv
@@ -23,9 +23,6 @@ from services.engine.transfer import (
     name_of,
     new_ticket,
 )
-
-# Copies that the loop gives the device between two steps.
-_READS_PER_TURN: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +96,8 @@ class OfferBook:
         self._lock = threading.Lock()
         self._offers: dict[int, _Offer] = {}
         self._by_name: dict[bytes, _Offer] = {}
+        # Transfers under way, by offer.
+        self._readers: Counter[int] = Counter()
         self._reads: deque[PendingRead] = deque()
         self._fetched: deque[int] = deque()
         self.blocks = 0
@@ -118,6 +117,21 @@ class OfferBook:
         with self._lock:
             offer = self._by_name.get(name)
         return None if offer is None else offer.offered
+
+    @contextmanager
+    def reading(self, offered: Offered) -> Iterator[None]:
+        """See BlockSource."""
+        with self._lock:
+            self._readers[offered.key] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._readers[offered.key] -= 1
+                if not self._readers[offered.key]:
+                    del self._readers[offered.key]
+            # It may have expired meanwhile.
+            self.wake()
 
     def read(self, offered: Offered, first: int, count: int) -> PendingRead:
         """See BlockSource."""
@@ -144,8 +158,10 @@ class OfferBook:
             self._offers[sequence.key] = self._by_name[offer.name] = offer
         self.blocks += len(blocks)
         self.made += 1
-        while self.blocks > terms.most_blocks and len(self._offers) > 1:
-            self._kept.release(self._drop(next(iter(self._offers))))
+        while self.blocks > terms.most_blocks and (oldest := self._oldest()) is not None:
+            if oldest == sequence.key:
+                break
+            self._kept.release(self._drop(oldest))
             self.evicted += 1
         return OfferedKv(
             connector=terms.connector,
@@ -170,8 +186,8 @@ class OfferBook:
         """Seconds until something is to be done; None: nothing ever."""
         if self._reads or self._fetched:
             return 0.0
-        oldest = next(iter(self._offers.values()), None)
-        return None if oldest is None else max(0.0, oldest.expires - self._clock())
+        oldest = self._oldest()
+        return None if oldest is None else max(0.0, self._offers[oldest].expires - self._clock())
 
     def turn(self) -> bool:
         """Ends what is over, and begins reads. True if blocks came free since the last turn."""
@@ -181,24 +197,25 @@ class OfferBook:
                 self._kept.release(self._drop(key))
                 self.fetched_count += 1
         self._end_old()
-        for _ in range(min(_READS_PER_TURN, len(self._reads))):
+        for _ in range(min(self._copies.per_turn, len(self._reads))):
             self._begin(self._reads.popleft())
         freed, self._freed = self._freed, False
         return freed
 
     def _end_old(self) -> None:
+        # The scheduler gives up the oldest first, whoever reads them.
+        while (oldest := next(iter(self._offers), None)) is not None and oldest not in self._kept:
+            self._drop(oldest)
+            self.evicted += 1
         now = self._clock()
-        for offer in list(self._offers.values()):
-            key = offer.offered.key
-            if key not in self._kept:
-                # The scheduler gives up the oldest first, too.
-                self._drop(key)
-                self.evicted += 1
-            elif offer.expires <= now:
-                self._kept.release(self._drop(key))
-                self.expired += 1
-            else:
-                return
+        while (oldest := self._oldest()) is not None and self._offers[oldest].expires <= now:
+            self._kept.release(self._drop(oldest))
+            self.expired += 1
+
+    def _oldest(self) -> int | None:
+        """The oldest offer that nobody fetches now: what is fetched has a deadline of its own."""
+        with self._lock:
+            return next((key for key in self._offers if key not in self._readers), None)
 
     def _begin(self, read: PendingRead) -> None:
         offer = self._offers.get(read.offered.key)

@@ -18,6 +18,9 @@ from services.engine.runner.layout import KvLayout
 # that waits behind it.
 _COPY_BYTES: Final = 8 << 20
 _MOST_BLOCKS: Final = 16
+# What a step waits for at the most, each way.
+_TURN_BYTES: Final = 128 << 20
+_MOST_COPIES: Final = 16
 
 ReadDone = Callable[[HostCopy | Exception], None]
 WriteDone = Callable[[Exception | None], None]
@@ -27,7 +30,7 @@ class BlockCopies:
     """Gives the device copies, in the order of its stream: what is read was written by the steps before.
 
     Called from the thread that launches steps. `blocks` are copied at once, padded with the padding block;
-    `block_bytes` is what one takes on the host.
+    `block_bytes` is what one takes on the host. Between two steps there is time for `per_turn` copies.
     """
 
     def __init__(self, model: PagedModel, device: Device, graphs: Graphs, layout: KvLayout) -> None:
@@ -37,6 +40,7 @@ class BlockCopies:
         self._layout = layout
         self.block_bytes = model.kv_bytes_per_token() * layout.block_size
         self.blocks = max(1, min(_MOST_BLOCKS, _COPY_BYTES // self.block_bytes))
+        self.per_turn = max(1, min(_MOST_COPIES, _TURN_BYTES // (self.blocks * self.block_bytes)))
 
     def read(self, ids: Sequence[int], done: ReadDone) -> None:
         """Begins a copy of at most `blocks` blocks to the host.

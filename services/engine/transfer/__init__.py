@@ -17,6 +17,7 @@ from services.engine.transfer.hosts import host_id
 from services.engine.transfer.shm import ShmConnector
 from services.engine.transfer.tcp import TcpConnector
 from services.engine.transfer.tickets import binding_of, name_of, new_ticket
+from services.engine.transfer.windows import window_of
 
 BUILTIN: dict[str, type[Connector]] = {
     connector.name: connector for connector in (ShmConnector, TcpConnector)
@@ -40,4 +41,5 @@ __all__ = [
     "load_connector",
     "name_of",
     "new_ticket",
+    "window_of",
 ]

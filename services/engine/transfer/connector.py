@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeAlias
@@ -60,6 +61,10 @@ class BlockSource(Protocol):
 
     def find(self, name: bytes) -> Offered | None:
         """The live offer of this public name."""
+        ...
+
+    def reading(self, offered: Offered) -> AbstractContextManager[None]:
+        """Around a transfer: an offer does not expire under who fetches it."""
         ...
 
     def read(self, offered: Offered, first: int, count: int) -> PendingBlocks:

@@ -32,7 +32,12 @@ def fetch_blocks(connection: socket.socket, fetch: Fetch, receive_chunk: Receive
     """
     sock = TimedSocket(connection, fetch.deadline)
     nonce = read_greeting(sock.receive(GREETING_BYTES))
-    sock.send(make_request(fetch, nonce))
+    try:
+        sock.send(make_request(fetch, nonce))
+    except TransferError as error:
+        # A server without room has answered, and left, before it is asked.
+        if error.fault is not TransferFault.PROTOCOL:
+            raise
     check_reply(sock.receive(REPLY_BYTES), fetch)
     checksums = Checksums(fetch.ticket, fetch.binding, fetch.layout)
     size = fetch.block_bytes

@@ -5,11 +5,12 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections import deque
 from contextlib import suppress
 from typing import Final, Protocol
 
 from catenary.telemetry import get_logger
-from services.engine.transfer.connector import BlockSource, Offered
+from services.engine.transfer.connector import BlockSource, Offered, PendingBlocks
 from services.engine.transfer.faults import TransferError, TransferFault
 from services.engine.transfer.protocol import (
     REQUEST_BYTES,
@@ -23,6 +24,7 @@ from services.engine.transfer.protocol import (
 )
 from services.engine.transfer.sockets import TimedSocket
 from services.engine.transfer.tickets import TICKET_BYTES, Checksums, equal, sign
+from services.engine.transfer.windows import window_of
 
 log = get_logger(__name__)
 
@@ -141,12 +143,15 @@ class OfferServer:
             if sock.socket in self._open:
                 self._open[sock.socket] = True
         sock.deadline = time.monotonic() + self._timeout_s
-        if request.kind is Kind.FETCH:
-            sock.send(make_reply(Status.OK, offered.block_bytes, request.count))
-            self._send_blocks(sock, offered, request)
-            if sock.receive(len(THANKS)) != THANKS:
-                raise TransferError(TransferFault.PROTOCOL, "the peer does not say that it has the blocks")
-        self._source.fetched(offered)
+        with self._source.reading(offered):
+            if request.kind is Kind.FETCH:
+                sock.send(make_reply(Status.OK, offered.block_bytes, request.count))
+                self._send_blocks(sock, offered, request)
+                if sock.receive(len(THANKS)) != THANKS:
+                    raise TransferError(
+                        TransferFault.PROTOCOL, "the peer does not say that it has the blocks"
+                    )
+            self._source.fetched(offered)
         if request.kind is Kind.GIVE_BACK:
             sock.send(make_reply(Status.OK))
 
@@ -164,17 +169,16 @@ class OfferServer:
         return Status.OK, offered
 
     def _send_blocks(self, sock: TimedSocket, offered: Offered, request: Request) -> None:
-        """Sends chunks, each while the device reads the next."""
+        """Sends chunks, each while the device reads those after it."""
         checksums = Checksums(offered.ticket, offered.binding, offered.layout)
-        step, end = self._source.chunk_blocks, request.first + request.count
+        step, end, size = self._source.chunk_blocks, request.first + request.count, offered.block_bytes
         starts = range(request.first, end, step)
-        pending = self._source.read(offered, starts[0], min(step, end - starts[0]))
+        window = window_of(step * size)
+        pending: deque[PendingBlocks] = deque()
         for at, start in enumerate(starts):
-            blocks = pending.wait(sock.deadline - time.monotonic())
-            if at + 1 < len(starts):
-                following = starts[at + 1]
-                pending = self._source.read(offered, following, min(step, end - following))
-            size = offered.block_bytes
+            for following in starts[at + len(pending) : at + window]:
+                pending.append(self._source.read(offered, following, min(step, end - following)))
+            blocks = pending.popleft().wait(sock.deadline - time.monotonic())
             count = len(blocks) // size
             digests = [checksums.of(start + i, blocks[i * size : (i + 1) * size]) for i in range(count)]
             self._send_chunk(sock, digests, blocks)

@@ -1,7 +1,7 @@
 """KV between engines of one host, through memory that both map.
 
 The fetching engine connects to a unix socket of the offering one. For each chunk it gets a descriptor of
-anonymous memory (memfd) with the checksums and the blocks. Such memory has no name: nobody else can find it,
+anonymous memory (memfd) with the checksums and the blocks, and says that it has it. Such memory has no name: nobody else can find it,
 the size of /dev/shm does not limit it, and the kernel frees it with the last process that has it, however
 that ends. That the descriptor arrives proves that both are on one host. What has a name is the socket alone;
 those of engines that were killed are removed by whoever starts next in the directory.
@@ -27,6 +27,7 @@ from services.engine.transfer.sockets import TimedSocket, transfer_errors
 from services.engine.transfer.tickets import DIGEST_BYTES
 
 _SUFFIX: Final = ".kv"
+_TAKEN: Final = b"\x01"
 # Nobody can shrink it under who reads it, which would be a SIGBUS; nor write to it once it is sent.
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
@@ -110,6 +111,9 @@ def _send_chunk(sock: TimedSocket, digests: list[bytes], blocks: memoryview) -> 
             socket.send_fds(sock.socket, [b"\0"], [memory])
     finally:
         os.close(memory)
+    # A descriptor is a byte to the socket, which would hold the KV of a whole prompt for who does not read.
+    if sock.receive(len(_TAKEN)) != _TAKEN:
+        raise TransferError(TransferFault.PROTOCOL, "the peer does not say that it has the chunk")
 
 
 def _fill(memory: int, parts: tuple[memoryview, ...]) -> None:
@@ -130,6 +134,7 @@ def _receive_chunk(sock: TimedSocket, count: int, size: int) -> tuple[list[bytes
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
+    sock.send(_TAKEN)
     head = count * DIGEST_BYTES
     digests = bytes(mapped[:head])
     return [digests[at : at + DIGEST_BYTES] for at in range(0, head, DIGEST_BYTES)], mapped[head:]

@@ -18,6 +18,7 @@ from services.engine.config import EngineConfig
 from services.engine.core.errors import StartError
 from services.engine.link import FinishReason
 from services.engine.model import weights_fingerprint
+from services.engine.transfer import name_of
 from tests.support.constrained import regex, save_constrained_model, text_of
 from tests.support.handover import (
     LIMIT_S,
@@ -227,6 +228,42 @@ def test_offers_expire_and_are_withdrawn(cores: HandoverCores) -> None:
     slow.turn()
     assert transfers(slow).withdrawn == 1
     check_empty(prefill, slow)
+
+
+def test_an_offer_that_is_read_neither_expires_nor_gives_way(cores: HandoverCores) -> None:
+    small = {"kv_cache_gib": 40 * block_bytes(cores) / 2**30, "max_model_len": 200}
+    prefill = cores.start("prefill", kv_offer_share=0.4, kv_offer_ttl_s=600.0, **small)
+    book: Any = prefill.engine.handover._offers
+    read = book.find(name_of(offer_of(prefill, PROMPT).ticket))
+    with book.reading(read):
+        for prompt in (OTHER, PROMPT[::-1], OTHER[::-1]):
+            offer_of(prefill, prompt)
+        assert transfers(prefill).evicted > 0
+        late = time.monotonic() + 601
+        book._clock = lambda: late
+        prefill.turn()
+        assert (transfers(prefill).offers, book.patience()) == (1, None)
+        assert book.find(name_of(read.ticket)) is read
+    prefill.turn()
+    assert transfers(prefill).offers == 0
+    check_empty(prefill)
+
+
+def test_a_busy_engine_gives_many_chunks_between_two_steps(cores: HandoverCores) -> None:
+    prefill, decode = cores.start("prefill"), cores.start("decode")
+    for core in (prefill, decode):
+        core.engine.runner.copies.blocks = 1
+    key = decode.submit(PROMPT, kv_offer=offer_of(prefill, PROMPT))
+    book: Any = prefill.engine.handover._offers
+    deadline = time.monotonic() + LIMIT_S
+    while len(book._reads) < 8:
+        assert time.monotonic() < deadline
+    prefill.turn()
+    while decode.loop.busy:
+        assert time.monotonic() < deadline
+        decode.turn()
+    assert decode.outputs[key].token_ids == alone(cores, PROMPT).token_ids
+    assert computed(decode) == 0
 
 
 def test_offers_hold_their_share_and_give_way_to_sequences(cores: HandoverCores) -> None:

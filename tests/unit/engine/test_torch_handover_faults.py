@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from services.engine.link import FinishReason, OfferedKv
-from tests.support.handover import LIMIT_S, HandoverCores, check_empty, offer_of, transfers
+from tests.support.handover import LIMIT_S, HandoverCores, check_empty, offer_of, run_both, transfers
 from tests.support.kv_connectors import FaultyConnector
 from tests.support.torch_engine import LocalCore, save_tiny_model
 
@@ -136,6 +136,19 @@ def test_bad_connectors(
     offer = offer_of(prefill, PROMPT, cache_salt=fault)
     FaultyConnector.fault = fault
     assert computed_after(decode, prefill, offer, wanted, fault) == {cause: 1}
+
+
+def test_a_busy_engine_is_asked_again(prefill: LocalCore, decode: LocalCore, wanted: list[int]) -> None:
+    offer = offer_of(prefill, PROMPT, cache_salt="busy")
+    before = faults(decode)
+    FaultyConnector.fault = "busy"
+    key = decode.submit(PROMPT, kv_offer=offer, cache_salt="busy")
+    run_both(prefill, decode)
+    output = decode.outputs[key]
+    assert output.token_ids == wanted
+    assert output.end is not None
+    assert output.end.transferred_tokens == len(PROMPT) - 1
+    assert faults(decode) == before
 
 
 def test_an_offer_for_another_prompt_or_under_another_salt(

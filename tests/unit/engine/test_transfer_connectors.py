@@ -148,6 +148,29 @@ def test_a_receiver_that_stops_reading_is_given_up(tmp_path: Path) -> None:
     serving.server.close()
 
 
+def test_a_full_engine_says_so(serving: Serving) -> None:
+    """Also to one who is not quick enough to ask before it hangs up."""
+    server: Any = serving.server
+    server._server._places = 0
+    assert [fault_of(serving.fetch) for _ in range(20)] == [TransferFault.BUSY] * 20
+
+
+def test_kv_does_not_pile_up_for_who_does_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    serving = Serving(BUILTIN["shm"], tmp_path, timeout_s=0.3)
+    filled: list[int] = []
+    fill = shm._fill
+    monkeypatch.setattr(shm, "_fill", lambda memory, parts: (filled.append(memory), fill(memory, parts)))
+    fetch = Fetch(
+        serving.source.ticket, serving.address, BINDING, LAYOUT, 0, BLOCKS, SIZE, CHUNK, time.monotonic() + 5
+    )
+    with serving.connect() as peer:
+        peer.sendall(make_request(fetch, peer.recv(GREETING_BYTES)[-16:]))
+        server: Any = serving.server
+        wait_for(lambda: filled and not server._server._open)
+    assert len(filled) == 1
+    serving.server.close()
+
+
 class Peer:
     """Stands in for an offering engine, and says what it is told to."""
 
