@@ -245,6 +245,16 @@ class EngineConfig(BucketingOptions, GrammarOptions, HpuOptions, ServicerOptions
         return self
 
     @model_validator(mode="after")
+    def _waiting_for_kv_is_no_stall(self) -> Self:
+        if self.role == "decode" and self.kv_transfer_timeout_s + 2 > self.stall_limit_s:
+            raise ValueError(
+                f"kv_transfer_timeout_s ({self.kv_transfer_timeout_s:g}) must be 2 s below stall_limit_s "
+                f"({self.stall_limit_s:g}), and below stall_s of the routers: an engine whose sequences wait "
+                "for KV makes no step"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _one_way_to_execute(self) -> Self:
         if self.compile and self.enforce_eager:
             raise ValueError("compile and enforce-eager exclude each other: choose one")

@@ -13,13 +13,12 @@ from catenary.telemetry import get_logger
 from services.engine.core.fetchers import Fetchers
 from services.engine.link import OfferedKv, SubmitSequence
 from services.engine.runner import BlockCopies
-from services.engine.scheduler import Expected, Scheduler, Sequence
+from services.engine.scheduler import Expected, Scheduler, Sequence, prompt_name
 from services.engine.transfer import (
     Connector,
     Fetch,
     TransferError,
     TransferFault,
-    binding_of,
     host_id,
     window_of,
 )
@@ -109,7 +108,7 @@ class Arrivals:
         self._ready: list[Waiting] = []
         self._inbox: deque[_Chunk | _Written | _Fetched] = deque()
         self.faults: dict[str, int] = {}
-        self.arrived = self.bytes_received = 0
+        self.bytes_received = 0
 
     def __len__(self) -> int:
         """Sequences that wait here."""
@@ -130,7 +129,7 @@ class Arrivals:
         fault = self._begin(sequence, message, message.kv_offer)
         if fault is not None:
             self._count(fault, sequence.key)
-        return fault is None
+        return sequence.key in self._live
 
     def ready(self) -> list[Waiting]:
         """Takes those that go on, with their KV or without, in an order in which leaders come first."""
@@ -202,7 +201,7 @@ class Arrivals:
         fetch = Fetch(
             ticket=offer.ticket,
             address=offer.address,
-            binding=binding_of(message.token_ids[: offer.tokens], sequence.cache_salt, self._block_size),
+            binding=prompt_name(sequence, offer.tokens, self._block_size),
             layout=self._layout,
             first=hits,
             count=blocks - hits,
@@ -210,10 +209,13 @@ class Arrivals:
             chunk_blocks=self._copies.blocks,
             deadline=self._clock() + self._timeout_s,
         )
-        if expected is None:
-            # The other engine need not keep it.
+        if expected is None or not fetch.count:
+            # The other engine need not keep it, and nobody waits until it knows.
             self._fetchers.run(lambda: connector.fetch(fetch, lambda _: None))
-            return TransferFault.NO_BLOCKS
+            if expected is None:
+                return TransferFault.NO_BLOCKS
+            self._scheduler.arrived(sequence, expected)
+            return None
         ahead = threading.Semaphore(window_of(fetch.chunk_blocks * fetch.block_bytes))
         arrival = Arrival(sequence, message, expected, fetch, connector, ahead)
         self._live[sequence.key] = arrival
@@ -305,7 +307,6 @@ class Arrivals:
         if not self._scheduler.arrived(arrival.sequence, arrival.expected):
             self._fail(arrival, TransferFault.NO_BLOCKS)
             return
-        self.arrived += 1
         del self._live[arrival.sequence.key]
         self._ready += [(arrival.sequence, arrival.message), *arrival.followers]
 

@@ -113,7 +113,7 @@ class Handover:
                 faults[no_blocks] = faults.get(no_blocks, 0) + lost
             load = replace(
                 load,
-                arrived=arrivals.arrived - lost,
+                arrived=self._scheduler.provided,
                 fetching=arrivals.fetching,
                 bytes_received=arrivals.bytes_received,
                 faults=faults,
@@ -199,9 +199,7 @@ def open_handover(
     return Handover(scheduler, offers, connectors=(own,))
 
 
-def layout_of(
-    options: CoreOptions, model: PagedModel, directory: Path, config: Mapping[str, Any]
-) -> bytes:
+def layout_of(options: CoreOptions, model: PagedModel, directory: Path, config: Mapping[str, Any]) -> bytes:
     """What two engines must have alike so that one's blocks mean the same in the other, as 16 bytes.
 
     The same model with other weights, a fine-tune say, is another one.

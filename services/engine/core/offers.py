@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from services.engine.device import HostCopy
 from services.engine.link import OfferedKv
 from services.engine.runner import BlockCopies, host_bytes
-from services.engine.scheduler import KeptBlocks, Sequence
+from services.engine.scheduler import KeptBlocks, Sequence, prompt_name
 from services.engine.transfer import (
     Offered,
     TransferError,
     TransferFault,
-    binding_of,
     host_id,
     name_of,
     new_ticket,
@@ -150,8 +149,8 @@ class OfferBook:
         terms, blocks = self.terms, self._kept.table(sequence.key)
         if terms is None or blocks is None:
             return None
-        tokens, ticket = sequence.token_ids[: sequence.prompt_len], new_ticket()
-        binding = binding_of(tokens, sequence.cache_salt, self._block_size)
+        tokens, ticket = sequence.prompt_len, new_ticket()
+        binding = prompt_name(sequence, tokens, self._block_size)
         offered = Offered(sequence.key, ticket, binding, terms.layout, len(blocks), self._copies.block_bytes)
         offer = _Offer(offered, name_of(ticket), blocks, self._clock() + terms.ttl_s)
         with self._lock:
@@ -169,7 +168,7 @@ class OfferBook:
             ticket=ticket,
             host_id=self._host,
             blocks=len(blocks),
-            tokens=len(tokens),
+            tokens=tokens,
             layout=terms.layout,
             ttl_ms=round(terms.ttl_s * 1000),
         )

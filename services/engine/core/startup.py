@@ -147,9 +147,7 @@ def _start(options: CoreOptions, progress: Progress, device: Device) -> Engine:
         async_stepping=options.async_stepping,
         ready=_ready(options, model, facts, kv),
         code=code,
-        handover=open_handover(
-            options, model, directory, config, scheduler, runner.copies, kv.num_blocks
-        ),
+        handover=open_handover(options, model, directory, config, scheduler, runner.copies, kv.num_blocks),
         grammars=grammars,
     )
 

@@ -15,6 +15,7 @@ from services.engine.scheduler.plan import (
     Scored,
     StepPlan,
 )
+from services.engine.scheduler.prefixes import prompt_name
 from services.engine.scheduler.scheduler import Scheduler
 from services.engine.scheduler.sequence import (
     IllegalTransition,
@@ -46,5 +47,6 @@ __all__ = [
     "SequenceRefused",
     "SequenceStatus",
     "StepPlan",
+    "prompt_name",
     "sequence_from",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from catenary.blockhash import BlockHashes
+from catenary.blockhash import BlockHashes, chain
 from services.engine.kv import BlockMove, BlockPool
 from services.engine.scheduler.sequence import Sequence
 from services.engine.scheduler.sharing import SharedPrompt
@@ -66,19 +66,24 @@ def take_blocks(
         pool.share(demand.hits)
     else:
         pool.acquire(demand.hits)
+    if not sequence.num_preemptions:
+        _count_tokens(sequence, demand, pool)
+    fresh = pool.allocate(demand.missing)
+    copies: tuple[BlockMove, ...] = ()
+    if demand.copied is not None:
+        copies = (BlockMove(demand.copied, fresh[0], demand.start % pool.block_size),)
+    return demand.hits + fresh, copies
+
+
+def _count_tokens(sequence: Sequence, demand: Demand, pool: BlockPool) -> None:
     if not demand.shared:
         # What was fetched for it had to be given up.
         sequence.num_transferred_tokens = 0
     if sequence.num_transferred_tokens:
         # All but the last token is there: the rest of it was found here.
         sequence.num_cached_tokens = demand.start - sequence.num_transferred_tokens
-    elif not sequence.num_preemptions and pool.prefix_caching:
+    elif pool.prefix_caching:
         sequence.num_cached_tokens = min(len(demand.hits) * pool.block_size, sequence.prompt_len)
-    fresh = pool.allocate(demand.missing)
-    copies: tuple[BlockMove, ...] = ()
-    if demand.copied is not None:
-        copies = (BlockMove(demand.copied, fresh[0], demand.start % pool.block_size),)
-    return demand.hits + fresh, copies
 
 
 def publish_blocks(sequence: Sequence, start: int, end: int, pool: BlockPool) -> None:
@@ -97,6 +102,14 @@ def publish_table(sequence: Sequence, table: list[int], start: int, end: int, po
         parent = hashes[index - 1] if index else None
         token_ids = sequence.token_ids[index * size : (index + 1) * size]
         pool.publish(table[index], hashes[index], parent, token_ids)
+
+
+def prompt_name(sequence: Sequence, tokens: int, block_size: int) -> bytes:
+    """What ties KV to the sequence's first tokens and salt: their name as blocks are chained, 16 bytes."""
+    full = tokens // block_size
+    hashes = _hashes(sequence, full, block_size)
+    parent = hashes[full - 1] if full else b""
+    return chain(parent, sequence.token_ids[full * block_size : tokens], salt=sequence.cache_salt)
 
 
 def cached_prefix(sequence: Sequence, tokens: int, pool: BlockPool) -> list[int]:

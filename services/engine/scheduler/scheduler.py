@@ -66,6 +66,11 @@ class Scheduler:
         return bool(self._live)
 
     @property
+    def provided(self) -> int:
+        """How often a sequence started with KV that had arrived for it."""
+        return self._shared.provided
+
+    @property
     def forfeited(self) -> int:
         """How often KV had arrived for a sequence and was given up before it could start."""
         return self._shared.forfeited

@@ -47,8 +47,8 @@ class SharedPrompts:
         self._of: dict[int, SharedPrompt] = {}
         # Those with blocks.
         self._kept: dict[int, SharedPrompt] = {}
-        # How often provided blocks were given up before anybody started with them.
-        self.forfeited = 0
+        # How often a sequence started with provided blocks, or they were given up before.
+        self.provided = self.forfeited = 0
 
     def join(self, sequence: Sequence, other: Sequence) -> bool:
         """Makes a new sequence share a live one's prompt, and wait. False, changing nothing, if it cannot.
@@ -90,6 +90,7 @@ class SharedPrompts:
         shared = self._of.get(sequence.key)
         if shared is not None and shared.candidate is sequence:
             shared.candidate = None
+            self.provided += shared.provided and bool(shared.blocks)
             shared.provided = False
             self._advance(shared)
 

@@ -71,11 +71,10 @@ class ScriptedOffers:
         return True
 
     def load(self) -> TransferLoad:
-        """For reports."""
+        """For reports. Nothing is kept, so nothing is held now."""
         return TransferLoad(
             made=self._made,
             withdrawn=self._withdrawn,
-            offers=len(self._open),
             arrived=self._arrived,
             faults=dict(self._faults),
         )

@@ -71,6 +71,9 @@ class EngineHub:
         self._announced = engine_pb2.ENGINE_STATE_STARTING
         self._idle = asyncio.Event()
         self._idle.set()
+        # Set while it keeps no KV for others.
+        self._unoffered = asyncio.Event()
+        self._unoffered.set()
         self._alone = asyncio.Event()
         self._alone.set()
         self.profiles = Profiles()
@@ -175,7 +178,8 @@ class EngineHub:
     def core_lost(self) -> None:
         """The core is dead: every sequence ends with a retryable error."""
         self._past = replace(CoreLoad(), **self._totals())
-        self._core, self._load = None, CoreLoad()
+        self._core = None
+        self._take_load(CoreLoad())
         self._watch.reset()
         self.profiles.core_lost()
         self._offers.clear()
@@ -185,7 +189,7 @@ class EngineHub:
 
     def core_stepped(self, step: CoreStep) -> None:
         """Pass a step on: one message for each router that has rows in it."""
-        self._load = step.load
+        self._take_load(step.load)
         for row in rows_of(step.columns):
             sequence = self._table.get(row.handle)
             if sequence is not None:
@@ -195,6 +199,13 @@ class EngineHub:
         for port in self._ports.values():
             port.flush()
         self.refresh()
+
+    def _take_load(self, load: CoreLoad) -> None:
+        self._load = load
+        if load.transfers.offers:
+            self._unoffered.clear()
+        else:
+            self._unoffered.set()
 
     def _pass_on(self, sequence: LiveSequence, row: StepRow) -> None:
         sequence.completion_tokens += len(row.token_ids)
@@ -298,8 +309,9 @@ class EngineHub:
         self.refresh()
 
     async def idle(self) -> None:
-        """Wait until the core has no sequence."""
+        """Wait until the core has no sequence, and no KV that another engine is about to fetch."""
         await self._idle.wait()
+        await self._unoffered.wait()
 
     async def alone(self) -> None:
         """Wait until no router is attached."""

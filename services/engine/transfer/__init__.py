@@ -16,7 +16,7 @@ from services.engine.transfer.faults import TransferError, TransferFault
 from services.engine.transfer.hosts import host_id
 from services.engine.transfer.shm import ShmConnector
 from services.engine.transfer.tcp import TcpConnector
-from services.engine.transfer.tickets import binding_of, name_of, new_ticket
+from services.engine.transfer.tickets import name_of, new_ticket
 from services.engine.transfer.windows import window_of
 
 BUILTIN: dict[str, type[Connector]] = {
@@ -36,7 +36,6 @@ __all__ = [
     "TransferError",
     "TransferFault",
     "TransferSettings",
-    "binding_of",
     "host_id",
     "load_connector",
     "name_of",

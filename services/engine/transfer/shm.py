@@ -1,9 +1,9 @@
 """KV between engines of one host, through memory that both map.
 
 The fetching engine connects to a unix socket of the offering one. For each chunk it gets a descriptor of
-anonymous memory (memfd) with the checksums and the blocks, and says that it has it. Such memory has no name: nobody else can find it,
-the size of /dev/shm does not limit it, and the kernel frees it with the last process that has it, however
-that ends. That the descriptor arrives proves that both are on one host. What has a name is the socket alone;
+anonymous memory (memfd) with the checksums and the blocks, and says that it has it. Such memory has no name:
+nobody else can find it, the size of /dev/shm does not limit it, and the kernel frees it with the last process
+that has it, however that ends. That the descriptor arrives proves that both are on one host. What has a name is the socket alone;
 those of engines that were killed are removed by whoever starts next in the directory.
 """
 
@@ -61,7 +61,7 @@ class ShmConnector(Connector):
             timeout_s=self.settings.timeout_s,
             max_transfers=self.settings.max_transfers,
         )
-        # Only now: one that nobody listens on yet would be taken for that of a dead engine by another's sweep.
+        # Only now: another engine's sweep takes one that nobody listens on yet for that of a dead engine.
         self._path = fresh.rename(fresh.with_suffix(_SUFFIX))
         return str(self._path)
 

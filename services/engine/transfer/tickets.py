@@ -17,10 +17,7 @@ import hashlib
 import hmac
 import secrets
 import zlib
-from collections.abc import Sequence
 from typing import Final
-
-from catenary.blockhash import BlockHashes, chain
 
 TICKET_BYTES: Final = 32
 DIGEST_BYTES: Final = 16
@@ -62,12 +59,3 @@ class Checksums:
         digest = self._keyed.copy()
         digest.update(index.to_bytes(4, "little") + zlib.crc32(block).to_bytes(4, "little"))
         return digest.digest()
-
-
-def binding_of(token_ids: Sequence[int], salt: bytes, block_size: int) -> bytes:
-    """What ties an offer to its tokens: their name as `catenary.blockhash` chains blocks, 16 bytes."""
-    hashes = BlockHashes(block_size, salt)
-    hashes.extend(token_ids)
-    full = len(hashes.hashes) * block_size
-    parent = hashes.hashes[-1] if hashes.hashes else b""
-    return chain(parent, token_ids[full:], salt=salt)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.engine.link import FinishReason
-from services.engine.scheduler import Expected, Finished, Scheduler, Sequence
+from services.engine.scheduler import Expected, Finished, Scheduler, Sequence, prompt_name
 from tests.support.scheduling import BLOCK, commit, make_scheduler, make_sequence
 
 LENGTHS = (2, BLOCK, BLOCK + 1, 14, 30)
@@ -116,8 +116,8 @@ def test_nobody_starves_and_no_block_is_lost(
     assert world.pool.used == 0
 
 
-def arrived(scheduler: Scheduler, key: int, length: int) -> tuple[Sequence, Expected]:
-    sequence = make_sequence(key, length, max_tokens=6)
+def arrived(scheduler: Scheduler, key: int, length: int, max_tokens: int = 6) -> tuple[Sequence, Expected]:
+    sequence = make_sequence(key, length, max_tokens=max_tokens)
     expected = scheduler.expect(sequence)
     assert expected is not None
     assert scheduler.arrived(sequence, expected)
@@ -145,10 +145,38 @@ def test_what_arrived_is_given_up_for_those_that_run() -> None:
     sequence, _ = arrived(world.scheduler, 1, 30)
     world.live[1] = sequence
     assert world.scheduler._shared.give_up()
-    assert world.scheduler.forfeited == 1
+    assert (world.scheduler.provided, world.scheduler.forfeited) == (0, 1)
     world.run()
     assert world.computed == {1: 30}
     assert sequence.num_transferred_tokens == 0
+    assert (world.scheduler.provided, world.scheduler.forfeited) == (0, 1)
+
+
+def test_one_that_gives_way_has_had_its_kv() -> None:
+    """What it computes anew later does not change what was there when it started."""
+    world = World(16, caching=False)
+    sequence, _ = arrived(world.scheduler, 1, 30, max_tokens=30)
+    world.live[1] = sequence
+    world.step()
+    assert (world.scheduler.provided, sequence.num_transferred_tokens) == (1, 29)
+    urgent = make_sequence(2, 24, max_tokens=30, priority=-9)
+    world.live[2] = urgent
+    world.scheduler.add(urgent)
+    world.run()
+    assert sequence.num_preemptions > 0
+    assert world.computed[1] > 0
+    assert (world.scheduler.provided, world.scheduler.forfeited) == (1, 0)
+    assert sequence.num_transferred_tokens == 29
+
+
+def test_names_tell_prompts_and_salts_apart() -> None:
+    names = {
+        prompt_name(make_sequence(1, 9, first_token=first, salt=salt), tokens, size)
+        for first, tokens in ((1, 3), (2, 3), (1, 2), (1, 4))
+        for salt in (b"", b"a")
+        for size in (2, 3)
+    }
+    assert len(names) == 16
 
 
 def test_too_few_blocks_are_none() -> None:

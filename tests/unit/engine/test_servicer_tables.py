@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +21,7 @@ from services.engine.link import (
     GraphLoad,
     PhaseLoad,
     StepColumns,
+    TransferLoad,
 )
 from services.engine.servicer import EngineCollector, EngineHub, SequenceLimits
 from services.engine.servicer.lease import Lease, LeaseRefused
@@ -244,6 +247,18 @@ def test_metrics_tell_first_seen_shapes_padding_and_constraints() -> None:
     assert samples["masked_steps_total", None] == 7
     assert samples["constraint_compile_seconds_total", None] == 0.5
     assert samples["mask_seconds_total", None] == 0.25
+
+
+async def test_an_engine_is_not_idle_while_its_kv_is_to_be_fetched() -> None:
+    hub = EngineHub(stall_limit_s=1, limits=SequenceLimits(), remembered_handles=1, on_state=lambda _: None)
+    hub.core_stepped(CoreStep(StepColumns(), CoreLoad(transfers=TransferLoad(made=1, offers=1))))
+    hub.drain()
+    idle = asyncio.create_task(hub.idle())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not idle.done()
+    hub.core_stepped(CoreStep(StepColumns(), CoreLoad(transfers=TransferLoad(made=1, fetched=1))))
+    await idle
 
 
 def test_prompts_are_counted_over_cores_that_die_and_under_both_names() -> None:

@@ -310,6 +310,9 @@ def test_a_connector_that_cannot_be_had_ends_the_start(cores: HandoverCores, tmp
 def test_contiguous_kv_excludes_roles(role: str) -> None:
     with pytest.raises(ValueError, match=f"role {role} hands on"):
         EngineConfig(role=role, contiguous_kv=True, enable_prefix_caching=False)
+    EngineConfig(role="decode", kv_transfer_timeout_s=60.0, stall_limit_s=62.0)
+    with pytest.raises(ValueError, match=r"kv_transfer_timeout_s \(60\) must be 2 s below stall_limit_s"):
+        EngineConfig(role="decode", kv_transfer_timeout_s=60.0)
     for field in ("kv_transfer_listen", "kv_transfer_advertise"):
         with pytest.raises(ValueError, match="HOST:PORT"):
             EngineConfig(**{field: "unix:/tmp/socket"})

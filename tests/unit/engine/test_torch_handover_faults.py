@@ -151,6 +151,23 @@ def test_a_busy_engine_is_asked_again(prefill: LocalCore, decode: LocalCore, wan
     assert faults(decode) == before
 
 
+def test_a_prompt_that_is_cached_waits_for_nobody(prefill: LocalCore, decode: LocalCore) -> None:
+    prompt = PROMPT[:57]
+    first = decode.submit(prompt, kv_offer=offer_of(prefill, prompt, cache_salt="all"), cache_salt="all")
+    run_both(prefill, decode)
+    before = faults(decode)
+    offer = offer_of(prefill, prompt, cache_salt="all")
+    FaultyConnector.fault = "late"
+    second = decode.submit(prompt, kv_offer=offer, cache_salt="all")
+    decode.run()
+    assert decode.outputs[second].token_ids == decode.outputs[first].token_ids
+    assert decode.outputs[second].end.cached_tokens == 56
+    assert faults(decode) == before
+    FaultyConnector.hold.set()
+    run_both(prefill, decode)
+    assert transfers(prefill).offers == 0
+
+
 def test_an_offer_for_another_prompt_or_under_another_salt(
     prefill: LocalCore, decode: LocalCore, wanted: list[int]
 ) -> None:
