@@ -3,8 +3,8 @@
 The fetching engine connects to a unix socket of the offering one. For each chunk it gets a descriptor of
 anonymous memory (memfd) with the checksums and the blocks, and says that it has it. Such memory has no name:
 nobody else can find it, the size of /dev/shm does not limit it, and the kernel frees it with the last process
-that has it, however that ends. That the descriptor arrives proves that both are on one host. What has a name is the socket alone;
-those of engines that were killed are removed by whoever starts next in the directory.
+that has it, however that ends. That the descriptor arrives proves that both are on one host. What has a name
+is the socket alone; those of engines that were killed are removed by whoever starts next in the directory.
 """
 
 from __future__ import annotations
