@@ -18,6 +18,7 @@ class TokenizerTraits:
     reasoning_parser: str = ""
     response_template: str = ""
     renders_pairs: bool = False
+    reads_tools: bool = False
 
     @classmethod
     def of(cls, digest: tokenizer_pb2.TokenizerDigest) -> Self:
@@ -29,4 +30,5 @@ class TokenizerTraits:
             reasoning_parser=digest.reasoning_parser,
             response_template=digest.response_template,
             renders_pairs=digest.renders_pairs,
+            reads_tools=digest.reads_tools,
         )

@@ -608,6 +608,7 @@ class TokenizerDigest(_message.Message):
     TEMPLATE_VARIABLES_FIELD_NUMBER: _builtins.int
     RESPONSE_TEMPLATE_FIELD_NUMBER: _builtins.int
     RENDERS_PAIRS_FIELD_NUMBER: _builtins.int
+    READS_TOOLS_FIELD_NUMBER: _builtins.int
     sha256: _builtins.str
     """SHA-256 of the whole file, hex."""
     size: _builtins.int
@@ -624,6 +625,8 @@ class TokenizerDigest(_message.Message):
     """The checkpoint's declarative response template (transformers), a JSON object. Empty: it has none."""
     renders_pairs: _builtins.bool
     """Whether pairs can be rendered."""
+    reads_tools: _builtins.bool
+    """Whether the chat template shows a request's tools to the model."""
     @_builtins.property
     def special_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Ids of control tokens, left out of visible text."""
@@ -645,10 +648,11 @@ class TokenizerDigest(_message.Message):
         template_variables: _abc.Iterable[_builtins.str] | None = ...,
         response_template: _builtins.str = ...,
         renders_pairs: _builtins.bool = ...,
+        reads_tools: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_chat_template", b"has_chat_template", "model", b"model", "reasoning_parser", b"reasoning_parser", "renders_pairs", b"renders_pairs", "response_template", b"response_template", "sha256", b"sha256", "size", b"size", "special_token_ids", b"special_token_ids", "template_variables", b"template_variables", "tool_parser", b"tool_parser"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_chat_template", b"has_chat_template", "model", b"model", "reads_tools", b"reads_tools", "reasoning_parser", b"reasoning_parser", "renders_pairs", b"renders_pairs", "response_template", b"response_template", "sha256", b"sha256", "size", b"size", "special_token_ids", b"special_token_ids", "template_variables", b"template_variables", "tool_parser", b"tool_parser"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -26,7 +26,7 @@ def choose_parser(fields: ChatRequest, traits: TokenizerTraits) -> ParserChoice:
     restricted = policy.mode is CallMode.REQUIRED or set(policy.names) != fields.schemas.keys()
     tool_parser, reasoning_parser, template = _own(traits)
     return ParserChoice(
-        tool_parser=_tool_parser(tool_parser, fields),
+        tool_parser=_tool_parser(tool_parser, fields, traits),
         reasoning_parser=reasoning_parser,
         tools=ToolSet(fields.schemas, frozenset(policy.names) if restricted else None, policy.single),
         continues=bool(fields.continue_final_message),
@@ -88,7 +88,7 @@ def _own(traits: TokenizerTraits) -> tuple[str, str, TemplateFormats]:
     )
 
 
-def _tool_parser(own: str, fields: ChatRequest) -> str:
+def _tool_parser(own: str, fields: ChatRequest, traits: TokenizerTraits) -> str:
     """The model's own, or the one for calls as a constraint has them written where it cannot hold the model's
     own to their schemas."""
     mode = fields.call_policy.mode
@@ -99,6 +99,14 @@ def _tool_parser(own: str, fields: ChatRequest) -> str:
     if not own:
         raise bad_request(
             "The model's chat template knows no tools, and the server was started without --tool-parser.",
+            fields.tools_param,
+            "unsupported_parameter",
+        )
+    # What a template of the request's own shows is its author's business.
+    if not traits.reads_tools and fields.chat_template is None:
+        raise bad_request(
+            "The model's chat template does not show tools to the model; serve it with one that does, "
+            "or require a call with 'tool_choice'.",
             fields.tools_param,
             "unsupported_parameter",
         )

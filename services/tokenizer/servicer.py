@@ -55,6 +55,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
             reasoning_parser=parsers.reasoning,
             response_template=parsers.response_template,
             renders_pairs=ready.renders_pairs,
+            reads_tools=ready.reads_tools,
         )
 
     async def Render(

@@ -72,6 +72,7 @@ async def test_the_tokenizer_file_comes_in_chunks(tmp_path: Path) -> None:
         assert digest.sha256 == hashlib.sha256(content).hexdigest()
         assert digest.size == len(content)
         assert digest.model == MODEL
+        assert (digest.has_chat_template, digest.reads_tools) == (True, False)
         assert tuple(digest.special_token_ids) == tiny.SPECIAL_IDS
 
 

@@ -98,11 +98,11 @@ def tokenizer_process(
 
 
 @contextmanager
-def shared_tokenizer(*flags: str) -> Iterator[str]:
+def shared_tokenizer(*flags: str, chat_template: str = CHATML_TEMPLATE) -> Iterator[str]:
     """A tokenizer process in a directory of its own."""
     with (
         tempfile.TemporaryDirectory(prefix="cat-") as directory,
-        tokenizer_process(Path(directory), flags=flags) as running,
+        tokenizer_process(Path(directory), flags=flags, chat_template=chat_template) as running,
     ):
         yield running[0]
 

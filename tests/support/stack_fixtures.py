@@ -16,6 +16,7 @@ import pytest
 from services.engine.scripted import Script
 from tests.support.cluster import Cluster, running_cluster
 from tests.support.gateway import Stack, running_stack, shared_tokenizer
+from tests.support.tiny_tokenizer import TOOLS_TEMPLATE
 from tests.support.waiting import QUIET_THREAD, loop_beside_tests
 
 StartStack = Callable[..., Awaitable[Stack]]
@@ -66,8 +67,9 @@ async def start_cluster(run_dir: Path, parsing_tokenizer: str) -> AsyncIterator[
 
 @pytest.fixture(scope="session")
 def parsing_tokenizer() -> Iterator[str]:
-    """One tokenizer process that names parsers: hermes for calls, qwen3 for reasoning."""
-    with shared_tokenizer("--tool-parser", "hermes", "--reasoning-parser", "qwen3") as target:
+    """One tokenizer process that shows tools and names parsers: hermes for calls, qwen3 for reasoning."""
+    flags = ("--tool-parser", "hermes", "--reasoning-parser", "qwen3")
+    with shared_tokenizer(*flags, chat_template=TOOLS_TEMPLATE) as target:
         yield target
 
 

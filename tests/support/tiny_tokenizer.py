@@ -33,6 +33,7 @@ CHATML_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+TOOLS_TEMPLATE = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}" + CHATML_TEMPLATE
 
 
 def byte_id(byte: int) -> int:

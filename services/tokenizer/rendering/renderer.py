@@ -60,6 +60,11 @@ class Renderer:
         """Variables of the chat template that a request may set."""
         return self._templates.variables
 
+    @property
+    def reads_tools(self) -> bool:
+        """Whether the chat template shows a request's tools to the model."""
+        return self._templates.read_tools
+
     def chat(
         self, turns: Sequence[ChatTurn], options: ChatOptions, limits: PromptLimits = _NO_LIMITS
     ) -> RenderedChat:

@@ -99,7 +99,9 @@ class ChatTemplate:
         taken = {*environment.globals, *self._special_tokens}
         self.variables = settable_variables(parsed, taken)
         """Names that a request may set."""
-        self.reads_documents = "documents" in names_read(parsed)
+        names = names_read(parsed)
+        self.reads_documents = "documents" in names
+        self.reads_tools = "tools" in names
 
     def _run(self, inputs: ChatInputs, add_generation_prompt: bool) -> str:
         chunks: list[str] = []

@@ -32,6 +32,12 @@ class Templates:
         chosen = (self._own[name] for name in (DEFAULT_TEMPLATE, TOOLS_TEMPLATE) if name in self._own)
         return tuple(sorted(frozenset().union(*(template.variables for template in chosen))))
 
+    @property
+    def read_tools(self) -> bool:
+        """Whether the model sees the tools of a chat whose template is not named."""
+        template = self._own.get(TOOLS_TEMPLATE) or self._own.get(DEFAULT_TEMPLATE)
+        return template is not None and template.reads_tools
+
     def choose(self, asked: str | None, *, has_tools: bool) -> ChatTemplate:
         """The template for a chat that brings tools or none. Raises RenderRefused.
 

@@ -44,6 +44,8 @@ class WorkerReady(msgspec.Struct, frozen=True, tag="ready"):
     # Variables of the chat template that a request may set.
     template_variables: list[str]
     renders_pairs: bool
+    # The chat template shows tools to the model.
+    reads_tools: bool
 
 
 class WorkerFailed(msgspec.Struct, frozen=True, tag="failed"):

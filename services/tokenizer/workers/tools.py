@@ -50,6 +50,7 @@ class TaskTools:
             has_chat_template=self._renderer.has_chat_template,
             template_variables=list(self._renderer.template_variables),
             renders_pairs=self._pairs.available,
+            reads_tools=self._renderer.reads_tools,
         )
 
     def answer(self, task: Task) -> Answer:

@@ -116,7 +116,7 @@ def test_a_checkpoints_template_has_the_first_word_on_what_it_describes() -> Non
     tools = [{"type": "function", "function": {"name": "now"}}]
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": tools}
     fields = parse_request(ChatRequest, body, CHAT, RequestLimits())
-    traits = TokenizerTraits(tool_parser="mistral", reasoning_parser="mistral")
+    traits = TokenizerTraits(tool_parser="mistral", reasoning_parser="mistral", reads_tools=True)
     described = replace(traits, response_template=template(TEMPLATES["objects"][0]))
     choice = choose_parser(fields, described)
     assert (choice.tool_parser, choice.reasoning_parser) == (RESPONSE_TEMPLATE, RESPONSE_TEMPLATE)

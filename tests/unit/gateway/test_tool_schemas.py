@@ -126,8 +126,26 @@ def test_a_model_without_a_parser_is_not_asked_for_calls() -> None:
     assert not choose_parser(chat(), TokenizerTraits()).needed
 
 
+def test_tools_that_the_model_never_sees_are_not_offered() -> None:
+    traits = TokenizerTraits(tool_parser="hermes")
+    auto = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}}
+    choices: list[dict[str, Any]] = [{}, {"tool_choice": "auto"}, {"tool_choice": auto}]
+    for asked in choices:
+        with pytest.raises(ApiError, match="does not show tools") as caught:
+            choose_parser(chat(tools=[ADD], **asked), traits)
+        assert (caught.value.status, caught.value.param) == (400, "tools")
+    with pytest.raises(ApiError) as caught:
+        choose_parser(chat(functions=[FUNCTION]), traits)
+    assert caught.value.param == "functions"
+    # A grammar makes these, and a template of the request's own is not known.
+    assert choose_parser(chat(tools=[ADD], tool_choice="required"), traits).needed
+    assert choose_parser(chat(tools=[ADD], tool_choice=NAMED), traits).needed
+    assert not choose_parser(chat(tools=[ADD], tool_choice="none"), traits).needed
+    assert choose_parser(chat(tools=[ADD], chat_template="{{ tools }}"), traits).tool_parser == "hermes"
+
+
 def test_the_parser_knows_what_may_be_called() -> None:
-    traits = TokenizerTraits(tool_parser="hermes", reasoning_parser="qwen3")
+    traits = TokenizerTraits(tool_parser="hermes", reasoning_parser="qwen3", reads_tools=True)
     some = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}}
     choice = choose_parser(chat(tools=[ADD, SUB], tool_choice=some), traits)
     assert (choice.tool_parser, choice.reasoning_parser) == ("hermes", "qwen3")

@@ -177,6 +177,15 @@ def test_variables_are_those_that_the_template_reads() -> None:
     assert text(GRANITE, HI, ChatOptions(variables='{"thinking": true}')).endswith("<think>")
 
 
+@pytest.mark.parametrize("family", chat_templates.FAMILIES)
+def test_templates_that_show_tools(family: str) -> None:
+    template = chat_templates.FAMILIES[family]
+    tool = {"type": "function", "function": {"name": "seen_by_the_model", "parameters": {}}}
+    renderer = renderer_of(template)
+    seen = "seen_by_the_model" in text(renderer, HI, ChatOptions(tools=json.dumps([tool])))
+    assert renderer.reads_tools == seen
+
+
 NEVER = ["messages", "tools", "documents", "add_generation_prompt", "tokenize", "conversation", "bos_token"]
 NEVER += [
     "chat_template",
@@ -274,6 +283,9 @@ def test_named_templates() -> None:
     assert text(renderer, HI, ChatOptions(tools="[]")) == "for tools "
     assert text(renderer, HI, ChatOptions(chat_template="rag", tools="[]")) == "for documents"
     assert renderer.template_variables == ("y",)
+    assert not renderer.reads_tools
+    assert renderer_of("plain", {"tool_use": "{{ tools }}"}).reads_tools
+    assert not renderer_of("plain", {"rag": "{{ tools }}"}).reads_tools
     error = refused(renderer, HI, ChatOptions(chat_template="default2"))
     assert (error.param, error.code) == ("chat_template", RefusalCode.UNSUPPORTED)
     with pytest.raises(ModelFilesError, match="'rag' is not valid"):
