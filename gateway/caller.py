@@ -23,6 +23,7 @@ _CLASSES: dict[str, common_pb2.PriorityClass.ValueType] = {
     "default": common_pb2.PRIORITY_CLASS_DEFAULT,
     "bulk": common_pb2.PRIORITY_CLASS_BULK,
 }
+PRIORITY_CLASSES = tuple(_CLASSES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,5 +126,5 @@ def is_secret(field_name: str, field: FieldInfo) -> bool:
     if field_name.endswith(("_file", "_dir")) or "Path" in str(field.annotation):
         return False
     return "Secret" in str(field.annotation) or any(
-        word in field_name for word in ("secret", "api_key", "password")
+        word in field_name for word in ("secret", "api_key", "operator_key", "password")
     )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from gateway.limits.allowance import Allowance, current_allowance
-from gateway.limits.gate import LimitGate
+from gateway.limits.gate import LIMITED, LimitGate
 from gateway.limits.limiter import LIMIT_HEADERS, KeyLimits, Limiter
 from gateway.limits.options import limiter_of
 from gateway.limits.store import Counters, LocalCounters, StoreAway
 
 __all__ = [
+    "LIMITED",
     "LIMIT_HEADERS",
     "Allowance",
     "Counters",

@@ -12,6 +12,7 @@ from fastapi.routing import APIRoute
 
 from gateway.errors import ErrorEnvelope
 from gateway.openapi.components import Components
+from gateway.openapi.headers import answer_headers, request_headers
 from gateway.openapi.operation import ALWAYS, JSON, Operation, operation_of
 
 VERSION = "3.1.0"
@@ -20,13 +21,13 @@ _PLACEHOLDER = re.compile(r"\{(\w+)(?::path)?\}")
 _FAILURES = {
     400: "The request is wrong; `param` names what is",
     401: "No or a wrong API key, where the server has keys",
-    403: "The server does not answer under this host name",
+    403: "The server does not answer under this host name, or the key may not ask for this",
     404: "No such model or object",
-    408: "The request did not arrive in time, or the answer was not read",
+    408: "The request did not arrive or no engine had room in time, or the answer was not read",
     409: "It is in use",
     413: "The body is too large",
     415: "The body's media type is not supported",
-    429: "Queues are full; see Retry-After",
+    429: "Queues are full, or the API key has used its limits; see Retry-After",
     431: "The request's head is too large",
     500: "A defect of the server",
     503: "Nothing can serve the request now; see Retry-After",
@@ -82,10 +83,11 @@ def _operation(route: APIRoute, method: str, described: Operation, components: C
         {"name": parameter.name, "in": "query", "required": False, "schema": parameter.schema}
         for parameter in described.query
     ]
+    parameters += request_headers(route.path) if method == "POST" else []
     made: dict[str, Any] = {
         "summary": described.summary,
         "operationId": f"{method.lower()}_{re.sub(r'[^a-z0-9]+', '_', route.path).strip('_')}",
-        "responses": _responses(described, components),
+        "responses": _responses(route.path, described, components),
     }
     if parameters:
         made["parameters"] = parameters
@@ -110,7 +112,7 @@ def _body(described: Operation, components: Components) -> dict[str, Any] | None
     return {"required": True, "content": {JSON: {"schema": schema}}}
 
 
-def _responses(described: Operation, components: Components) -> dict[str, Any]:
+def _responses(path: str, described: Operation, components: Components) -> dict[str, Any]:
     error = {"schema": components.answer(ErrorEnvelope)}
     responses: dict[int, dict[str, Any]] = {
         status: {"description": _FAILURES[status], "content": {JSON: error}}
@@ -124,4 +126,7 @@ def _responses(described: Operation, components: Components) -> dict[str, Any]:
                 # Of the data of each event but the last one, [DONE].
                 content[_EVENTS] = {"schema": components.answer(described.event)}
             responses[status]["content"] = content
+    for status, response in responses.items():
+        if headers := answer_headers(path, status):
+            response["headers"] = headers
     return {str(status): responses[status] for status in sorted(responses)}

@@ -48,6 +48,12 @@ class EmbeddingEndpoint(PooledEndpoint[EmbeddingFields]):
             truncate=fields.truncate_prompt_tokens,
         )
         if isinstance(fields, ChatEmbeddingRequest):
+            if not model.traits.has_chat_template and fields.chat_template is None:
+                raise bad_request(
+                    "This model has no chat template: use 'input', or have the server started with one.",
+                    "messages",
+                    "unsupported_value",
+                )
             # No answer is wanted: its turn is begun only where that is asked for.
             begins = {"add_generation_prompt": bool(fields.add_generation_prompt)}
             chat = chat_input(fields.model_copy(update=begins), model.traits)

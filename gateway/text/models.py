@@ -17,7 +17,9 @@ _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 _GENERATE: tuple[int, ...] = (common_pb2.MODEL_TASK_GENERATE,)
 _INSTEAD: dict[int, str] = {
-    common_pb2.MODEL_TASK_GENERATE: "This model generates text: use /v1/chat/completions or /v1/completions.",
+    common_pb2.MODEL_TASK_GENERATE: (
+        "This model generates text: use /v1/chat/completions, /v1/completions or /v1/responses."
+    ),
     common_pb2.MODEL_TASK_EMBED: "This model makes embeddings: use /v1/embeddings, /v1/rerank or /v1/score.",
     common_pb2.MODEL_TASK_SCORE: "This model scores pairs of texts: use /v1/rerank or /v1/score.",
 }

@@ -14,6 +14,8 @@ from catenary.cli.up.runtime import CLIENT_SECRET_ENV, ENGINE_SECRET_ENV, Runtim
 # Where a gateway finds its API keys, and where `catenary up` itself may have found them.
 GATEWAY_KEY_ENV = "CATENARY_GATEWAY_API_KEY"
 UP_KEY_ENV = "CATENARY_UP_API_KEY"
+# What else is the gateways' alone: operators' keys, and a URL that may hold a password.
+_GATEWAY_SECRETS = (GATEWAY_KEY_ENV, "CATENARY_GATEWAY_OPERATOR_KEY", "CATENARY_GATEWAY_LIMITS_STORE")
 VLLM_KEY_ENV = "VLLM_API_KEY"
 # The card that a process takes, and those that it may choose from.
 MODULE_ENV = "HLS_MODULE_ID"
@@ -193,13 +195,13 @@ def _cpu_environment(engines: int, cores: int) -> dict[str, str]:
 
 def without_secrets(inherited: Mapping[str, str]) -> dict[str, str]:
     """Return an environment without the secrets that a person may have given `catenary up` in it."""
-    secrets = (CLIENT_SECRET_ENV, ENGINE_SECRET_ENV, GATEWAY_KEY_ENV, UP_KEY_ENV, VLLM_KEY_ENV)
+    secrets = (CLIENT_SECRET_ENV, ENGINE_SECRET_ENV, *_GATEWAY_SECRETS, UP_KEY_ENV, VLLM_KEY_ENV)
     return {name: value for name, value in inherited.items() if name not in secrets}
 
 
 def child_environment(spec: ChildSpec, inherited: Mapping[str, str]) -> dict[str, str]:
     """Return a child's environment: the inherited one, without the secrets that are not its business."""
     kept = without_secrets(inherited)
-    if spec.stage is Stage.GATEWAY and GATEWAY_KEY_ENV in inherited:
-        kept[GATEWAY_KEY_ENV] = inherited[GATEWAY_KEY_ENV]
+    if spec.stage is Stage.GATEWAY:
+        kept |= {name: inherited[name] for name in _GATEWAY_SECRETS if name in inherited}
     return {**spec.default_environment, **kept, "PYTHONUNBUFFERED": "1", **spec.environment}

@@ -24,6 +24,11 @@ def _batched_tokens(launch: Launch, option: str, value: str) -> None:
         raise refuse(option, value, str(error)) from None
 
 
+def _scheduling_policy(launch: Launch, option: str, value: str) -> None:
+    if value.lower() not in ("priority", "fcfs"):
+        raise refuse(option, value, "must be priority or fcfs")
+
+
 OPTIONS: tuple[ServeOption, ...] = (
     sets(f"{UP}GPU_MEMORY_UTILIZATION", "`--gpu-memory-utilization`", _SETS, "--gpu-memory-utilization"),
     supported(
@@ -63,8 +68,13 @@ OPTIONS: tuple[ServeOption, ...] = (
     only("an engine on several cards is not done yet", ("1",), "--decode-context-parallel-size", "-dcp"),
     only("weights stay on the device", ("0",), "--cpu-offload-gb"),
     only("--kv-cache-memory-bytes sizes the cache", (), "--num-gpu-blocks-override"),
-    only("sequences are taken first come, first served", ("fcfs",), "--scheduling-policy"),
-    only("prefill and decode run in one engine", (), "--kv-transfer-config"),
+    supported(
+        _scheduling_policy,
+        "`priority` is always on; sequences of equal priority, as all are that name none, are `fcfs`",
+        f"{_TEST}test_scheduling_is_by_priority",
+        "--scheduling-policy",
+    ),
+    only("each engine is told its own part: --role, --kv-connector", (), "--kv-transfer-config"),
     idle("prompts are always computed in chunks, beside decode", "--enable-chunked-prefill", kind=Kind.FLAG),
     idle(
         "prompts are always computed in chunks, beside decode",

@@ -119,11 +119,18 @@ def test_what_is_not_done_is_refused_by_name(option: ServeOption) -> None:
 
 def test_values_that_change_nothing_are_taken() -> None:
     words = "-tp 1 --pipeline-parallel-size 1 --quantization None --kv-cache-dtype auto --load-format auto"
-    words += " --task auto --no-enable-lora --generation-config auto --scheduling-policy fcfs --swap-space 0"
+    words += " --task auto --no-enable-lora --generation-config auto --swap-space 0"
     launch = launched(*words.split())
     assert launch.variables({}) == {}
     assert [line.split()[0] for line in launch.warnings] == ["--swap-space"]
     assert refusal("--tensor-parallel-size", "8").startswith("--tensor-parallel-size 8: an engine on several")
+
+
+def test_scheduling_is_by_priority() -> None:
+    for policy in ("priority", "fcfs"):
+        launch = launched("--scheduling-policy", policy)
+        assert (launch.variables({}), launch.warnings) == ({}, [])
+    assert "must be priority or fcfs" in refusal("--scheduling-policy", "lottery")
 
 
 @pytest.mark.parametrize("name", [name for option in IDLE for name in option.names])

@@ -143,13 +143,16 @@ def test_children_inherit_no_secret_but_gateways_their_keys(runtime: RuntimeDire
         ENGINE_SECRET_ENV: "s-engine",
         "CATENARY_UP_API_KEY": "s-up",
         "CATENARY_GATEWAY_API_KEY": "s-gateway",
+        "CATENARY_GATEWAY_OPERATOR_KEY": "s-operator",
+        "CATENARY_GATEWAY_LIMITS_STORE": "s-store",
     }
     inherited = secrets | {"CATENARY_ENGINE_MAX_NUM_SEQS": "8"}
     for name, spec in make_plan(runtime).items():
         environment = child_environment(spec, inherited)
         assert environment["CATENARY_ENGINE_MAX_NUM_SEQS"] == "8"
         held = {value for value in environment.values() if value.startswith("s-")}
-        assert held == ({"s-gateway"} if name == "gateway-0" else set()), name
+        owned = {"s-gateway", "s-operator", "s-store"} if name == "gateway-0" else set()
+        assert held == owned, name
     chosen = make_plan(runtime, api_key=("k-one",))["gateway-0"]
     assert child_environment(chosen, inherited)["CATENARY_GATEWAY_API_KEY"] == "k-one"
     assert without_secrets(inherited) == {"CATENARY_ENGINE_MAX_NUM_SEQS": "8"}

@@ -14,6 +14,7 @@ from gateway.errors import ApiError
 from gateway.generation.plan import GenerationPlan
 from gateway.generation.planning import bad_word_tokens, make_plan, truncation
 from gateway.generation.priorities import Priorities, Standing
+from gateway.routes.embeddings import EmbeddingEndpoint
 from gateway.schemas import ChatRequest, CompletionRequest, RequestLimits, parse_request
 from gateway.schemas.unsupported import CHAT, COMPLETION
 from gateway.text.models import Model
@@ -268,3 +269,11 @@ def test_priorities() -> None:
     spec = plan_of(completion(), standing=Standing(priority=-10)).specs(None)[0]
     assert spec.priority == -10
     assert not any(spec.HasField(name) for name in ("tenant", "session_id", "max_wait_ms"))
+
+
+async def test_a_chat_to_embed_without_a_template_is_told_what_to_use() -> None:
+    endpoint = EmbeddingEndpoint()
+    fields = endpoint.parse({"model": "m", "messages": MESSAGES}, LIMITS)
+    with pytest.raises(ApiError, match="use 'input'") as caught:
+        await endpoint.work(fields, MODEL)
+    assert (caught.value.status, caught.value.param) == (400, "messages")

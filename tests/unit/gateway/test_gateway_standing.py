@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from starlette.datastructures import Headers
 
 from catenary.v1 import common_pb2
+from gateway import GatewayConfig
 from gateway.caller import Caller, calling, current_caller, read_caller
 from gateway.errors import ApiError
 from gateway.generation.priorities import Priorities
@@ -97,3 +99,8 @@ def test_the_caller_is_known_only_inside() -> None:
     with calling(Caller("a")):
         assert current_caller().owner == "a"
     assert current_caller() == Caller()
+
+
+def test_an_empty_key_is_no_operators() -> None:
+    with pytest.raises(ValidationError, match="empty entry"):
+        GatewayConfig(operator_key=("",))

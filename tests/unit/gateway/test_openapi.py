@@ -15,6 +15,7 @@ from jsonschema import Draft202012Validator
 from schemathesis.specs.openapi.definitions import OPENAPI_31
 
 from gateway import GatewayApp, GatewayConfig
+from gateway.limits import LIMIT_HEADERS, LIMITED
 from gateway.openapi import document
 from gateway.streaming.chat import ChatChunk, ChunkChoice
 from gateway.streaming.messages import Delta
@@ -91,6 +92,19 @@ def test_every_operation_says_what_it_reads_and_writes(described: dict[str, Any]
 def test_streams_are_described(described: dict[str, Any], path: str) -> None:
     content = described["paths"][path]["post"]["responses"]["200"]["content"]
     assert set(content) == {"application/json", "text/event-stream"}
+
+
+def test_headers_of_admission_and_limits_are_described(described: dict[str, Any]) -> None:
+    asked = {"x-priority-class", "x-max-wait-ms", "x-session-id"}
+    for path, method, operation in operations(described):
+        names = {entry["name"] for entry in operation.get("parameters", ()) if entry["in"] == "header"}
+        told = {status: set(found.get("headers", ())) for status, found in operation["responses"].items()}
+        if path in LIMITED:
+            assert (method, names) == ("post", asked)
+            assert told["200"] == told["429"] == set(LIMIT_HEADERS)
+        else:
+            assert not names
+            assert not any(told.values())
 
 
 def test_references_lead_somewhere(described: dict[str, Any]) -> None:
