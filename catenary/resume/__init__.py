@@ -5,13 +5,14 @@ The gateway and the router's plain `Generate` both keep a `Resumable` for each l
 
 from __future__ import annotations
 
-from catenary.resume.failure import Cause, Failure
+from catenary.resume.failure import GOOD_ENDS, Cause, Failure
 from catenary.resume.poison import PoisonedRequests
 from catenary.resume.policy import ResumePolicy
 from catenary.resume.resumable import POISONED, Resumable
 from catenary.resume.verdict import Again, Finished, GivenUp, Passed, Verdict
 
 __all__ = [
+    "GOOD_ENDS",
     "POISONED",
     "Again",
     "Cause",

@@ -15,6 +15,8 @@ ROUTER_LOST = common_pb2.Error(
 ABORTED = common_pb2.Error(
     code=common_pb2.ERROR_CODE_UNAVAILABLE, message="The request was aborted by the server.", retryable=True
 )
+# What no other life could better.
+GOOD_ENDS = (common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH)
 NO_REASON = common_pb2.Error(
     code=common_pb2.ERROR_CODE_INTERNAL, message="The sequence failed without a reason."
 )

@@ -874,8 +874,8 @@ class Submit(_message.Message):
     computed alone where that cannot be done, for instance because the other one has ended.
     """
     resumed: _builtins.bool
-    """It was admitted before and lost its engine or its router: it waits in front of its lane, and limits of queues do
-    not refuse it.
+    """It was admitted before and lost its engine or its router: it waits in front of its lane, and no full queue refuses
+    it. It waits for as long as others may, and `max_wait_ms` holds if it is still there.
     """
     alone: _builtins.bool
     """Its engine may have nothing else, and gets nothing else until its first token: engines died while they computed

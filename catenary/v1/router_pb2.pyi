@@ -192,8 +192,8 @@ Global___ModelsUpdate: _TypeAlias = ModelsUpdate  # noqa: Y015
 
 @_typing.final
 class ShedState(_message.Message):
-    """Requests that the router would refuse now, pushed at each change so that they cost no render. What is not listed is
-    taken. An entry holds for `retry_after_ms` at the most, if no later ShedState takes it back.
+    """Requests that the router would refuse now, pushed soon after each change so that they cost no render. What is not
+    listed, since it came too late or there is too much of it, is refused by the router itself. An entry holds for `retry_after_ms` at the most, if no later ShedState takes it back.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -230,7 +230,7 @@ class ShedEntry(_message.Message):
     tenant: _builtins.str
     """Absent: every tenant."""
     code: _common_pb2.ErrorCode.ValueType
-    """OVERLOADED or UNAVAILABLE or DRAINING."""
+    """OVERLOADED, the only one that a router of this revision sends."""
     retry_after_ms: _builtins.int
     def __init__(
         self,

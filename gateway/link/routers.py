@@ -9,6 +9,7 @@ from itertools import count
 import grpc
 
 from catenary.resume import (
+    GOOD_ENDS,
     POISONED,
     Again,
     Cause,
@@ -31,7 +32,6 @@ from gateway.link.targets import Dial, RouterTargets
 from gateway.link.view import merged
 
 _log = get_logger(__name__)
-_GOOD = (common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH)
 _UNREACHABLE = "The router is not reachable."
 
 OnModels = Callable[[Sequence[router_pb2.ServedModel]], None]
@@ -200,7 +200,7 @@ class Routers:
 
     def ended(self, sequence: LinkedSequence, end: common_pb2.SequenceEnd) -> None:
         """See Owner."""
-        if end.reason in _GOOD:
+        if end.reason in GOOD_ENDS:
             self._finish(sequence, end)
         else:
             self.failed(sequence, Failure.of_end(end))

@@ -17,8 +17,9 @@ class HandoverMetrics:
         halves = Counter(
             _PREFIX + "handovers",
             "Prompts given to engines that compute prompts alone (begun), those that were offered on, and "
-            "what came of them: the KV arrived (done), or the other engine computed the prompt after all, "
-            "since the KV did not arrive (recomputed), or the first engine refused it, failed or was lost.",
+            "what came of them: the KV arrived (done), or another engine computed the prompt after all, as "
+            "the KV did not arrive or nobody could fetch it (recomputed), or the first engine refused it, "
+            "failed or was lost.",
             ["result"],
             registry=registry,
         )

@@ -157,6 +157,21 @@ async def test_an_engine_drains_with_a_deadline(start_cluster: StartCluster) -> 
     assert await cluster.metric("catenary_given_up_sequences_total") == 0
 
 
+async def test_how_long_a_client_waits_is_asked_of_newcomers(start_cluster: StartCluster) -> None:
+    narrow = script(step_delay_ms=4, capacity={"max_running": 1, "max_waiting": 0})
+    cluster = await start_cluster(narrow, engines=2)
+    headers = {"x-max-wait-ms": "0"}
+    jobs = [
+        asyncio.create_task(cluster.post(COMPLETIONS, body(name), headers=headers)) for name in ("a", "b")
+    ]
+    await eventually(lambda: len(cluster.busy) == 2, "two engines at work")
+    refused = await cluster.post(COMPLETIONS, body("c"), headers=headers)
+    assert refused.status == 408
+    # The other engine has no room for what it had.
+    await cluster.engines[0].stop()
+    assert [answer.status for answer in await asyncio.gather(*jobs)] == [200, 200]
+
+
 async def test_a_batch_and_a_background_response(start_cluster: StartCluster) -> None:
     cluster = await start_cluster(SLOW, routers=2)
     lines = [line(name, body(name)) for name in "abcdef"]

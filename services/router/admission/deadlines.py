@@ -11,7 +11,8 @@ TICK_S = 0.05
 
 
 class Deadlines(Generic[H]):
-    """Things by the tick of their deadline. All of it is constant in time, and in memory per thing."""
+    """Things by the tick of their deadline. To add and to discard one is constant in time; `due` looks at the
+    ticks in which anything is due some time."""
 
     def __init__(self) -> None:
         self._ticks: dict[int, dict[H, None]] = {}

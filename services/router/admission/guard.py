@@ -32,9 +32,9 @@ class LoadGuard:
         "_mark",
         "_prefill",
         "_released",
+        "kv_tokens",
         "sequences",
         "tokens",
-        "uncached",
     )
 
     def __init__(self, ledger: Ledger, tokens: int, sequences: int = 1) -> None:
@@ -42,7 +42,7 @@ class LoadGuard:
         # More than one for a beam search.
         self.sequences = sequences
         # Tokens of KV that its next engine has to find room for.
-        self.uncached = tokens
+        self.kv_tokens = tokens
         self._ledger = ledger
         self._load: ClassLoad | None = None
         self._lane = 0
@@ -70,7 +70,7 @@ class LoadGuard:
         engine.placed_sequences += self.sequences
         engine.placed_tokens += self.tokens
         engine.placed_prefill += prefill
-        self._mark = engine.kv.place(self.uncached)
+        self._mark = engine.kv.place(self.kv_tokens)
         if self._load is not None:
             self._load.placed[self._lane] += self.sequences
         self._engine, self._prefill = engine, prefill
@@ -97,7 +97,7 @@ class LoadGuard:
         self.prefilled()
         self._engine.placed_sequences -= self.sequences
         self._engine.placed_tokens -= self.tokens
-        self._engine.kv.release(self._mark, self.uncached)
+        self._engine.kv.release(self._mark, self.kv_tokens)
         if self._load is not None:
             self._load.placed[self._lane] -= self.sequences
         self._engine = None

@@ -19,8 +19,8 @@ def too_late(ticket: Ticket[T], retry_after_ms: int) -> Refused:
     )
 
 
-def not_served(retry_after_ms: int) -> Refused:
-    """Nothing serves the model, and has not for long."""
+def not_served(retry_after_ms: int | None = None) -> Refused:
+    """Nothing serves the model."""
     return Refused(
         common_pb2.ERROR_CODE_UNAVAILABLE,
         "No engine serves the model at the moment.",

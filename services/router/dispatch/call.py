@@ -6,13 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 
 from catenary.columns import StepRow, join_logprobs, join_prompt_logprobs
-from catenary.resume import Again, Cause, Failure, Finished, Resumable, ResumePolicy
+from catenary.resume import GOOD_ENDS, Again, Cause, Failure, Finished, Resumable, ResumePolicy
 from catenary.v1 import common_pb2, router_pb2
 from services.router.admission import Refused
 from services.router.dispatch.dispatcher import Dispatcher
 from services.router.dispatch.sequence import AbortCause, LiveSequence
-
-_WELL = (common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH)
 
 
 class PlainCall:
@@ -36,6 +34,8 @@ class PlainCall:
         self._row = StepRow(0)
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
+        # Why its last life ended, until it has another one.
+        self._lost_by: Cause | None = None
         self._sequence = self._submit()
 
     @property
@@ -51,7 +51,7 @@ class PlainCall:
     def end(self, handle: int, end: common_pb2.SequenceEnd) -> None:
         """See Sink."""
         self._take_row()
-        if end.reason in _WELL:
+        if end.reason in GOOD_ENDS:
             self._resumable.settle(end.usage)
             self._finish(end)
         else:
@@ -112,12 +112,16 @@ class PlainCall:
                 self._finish(self._failure(refusal.error))
             else:
                 self._failed(Failure.of_refusal(refusal.error))
+            return
+        if self._lost_by is not None:
+            self._on_resumed(self._lost_by)
+            self._lost_by = None
 
     def _failed(self, failure: Failure) -> None:
         verdict = self._resumable.after(failure, self._loop.time())
         if isinstance(verdict, Again):
             if not failure.refused:
-                self._on_resumed(verdict.cause)
+                self._lost_by = verdict.cause
             self._timer = self._loop.call_later(verdict.delay_s, self._again)
         elif isinstance(verdict, Finished):
             self._finish(verdict.end)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from catenary.columns import StepRow, split
+from catenary.resume import GOOD_ENDS
 from catenary.seeds import draw_seed
 from catenary.telemetry import get_logger, new_id
 from catenary.v1 import common_pb2, engine_pb2
@@ -30,8 +31,6 @@ from services.router.metrics import RouterMetrics
 from services.router.placement import Half, Placer, placement_request
 
 _log = get_logger(__name__)
-
-_WELL = (common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH)
 
 ENGINE_LOST = common_pb2.Error(
     code=common_pb2.ERROR_CODE_ENGINE_LOST,
@@ -193,7 +192,7 @@ class Dispatcher:
                 self._finish(sequence, row.end)
                 if row.end.error.code in FAULTS:
                     failed = True
-                elif row.end.reason in _WELL:
+                elif row.end.reason in GOOD_ENDS:
                     self._health.succeeded(link.engine)
         if failed:
             # One fault, however many sequences it cost.

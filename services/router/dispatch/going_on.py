@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from catenary.v1 import common_pb2
-from services.router.admission import Refused
+from services.router.admission import Refused, not_served
 from services.router.dispatch.endings import Endings
 from services.router.dispatch.intake import Intake
 from services.router.dispatch.sequence import LiveSequence, SequenceStatus
@@ -14,11 +14,6 @@ MAX_PLACEMENTS = 2
 # What an engine refuses with these it may take later.
 FOR_NOW = frozenset(
     {common_pb2.ERROR_CODE_OVERLOADED, common_pb2.ERROR_CODE_DRAINING, common_pb2.ERROR_CODE_UNAVAILABLE}
-)
-_NO_ENGINE = common_pb2.Error(
-    code=common_pb2.ERROR_CODE_UNAVAILABLE,
-    message="No engine serves the model at the moment.",
-    retryable=True,
 )
 
 
@@ -55,7 +50,7 @@ class GoingOn:
         if self._intake.wait_between(sequence):
             sequence.status = SequenceStatus.QUEUED
             return
-        self._endings.refuse(sequence, self._intake.closed or _NO_ENGINE)
+        self._endings.refuse(sequence, self._intake.closed or not_served().error)
 
     def enter(self, sequence: LiveSequence) -> None:
         """Place one that has waited for another with the same prompt, or let it wait for an engine."""

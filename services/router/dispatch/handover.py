@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from catenary.resume import GOOD_ENDS
 from catenary.telemetry import get_logger
 from catenary.v1 import common_pb2, engine_pb2
 from services.router.dispatch.link import EngineLink
@@ -27,7 +28,6 @@ MAX_LAYOUT_BYTES = 64
 TICKET_BYTES = range(16, 65)
 
 _PREFILL = engine_pb2.ENGINE_ROLE_PREFILL
-_WELL = (common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH)
 
 
 @dataclass(slots=True, eq=False)
@@ -103,6 +103,8 @@ class Handovers:
         elif placed is Half.REST and handover.offer is not None:
             submit.kv_offer.CopyFrom(handover.offer)
         else:
+            if sequence.request.half is Half.REST:
+                self._metrics.count("recomputed")
             self.withdraw(sequence)
 
     def sent(self, sequence: LiveSequence) -> None:
@@ -150,7 +152,7 @@ class Handovers:
             end.usage.cached_tokens = max(end.usage.cached_tokens, handover.cached_tokens)
             self._metrics.handed_over(end.usage.transferred_tokens)
             handover.offered_by = None
-        elif end.reason in _WELL:
+        elif end.reason in GOOD_ENDS:
             self._metrics.count("recomputed")
 
     def forget(self, sequence: LiveSequence) -> None:

@@ -285,9 +285,9 @@ class Intake:
         validate_task(sequence.spec, engine.model)
         guard.unplace()
         if placed.engine is request.beside:
-            guard.uncached = min(request.kv_tokens, engine.capacity.block_size)
+            guard.kv_tokens = min(request.kv_tokens, engine.capacity.block_size)
         else:
-            guard.uncached = max(0, request.kv_tokens - placed.receipt.matched_tokens)
+            guard.kv_tokens = max(0, request.kv_tokens - placed.receipt.matched_tokens)
         self._hands.send(sequence, engine)
         if sequence.alone:
             self._lone.placed(sequence, engine)

@@ -11,7 +11,7 @@ import numpy as np
 
 from catenary.telemetry import get_logger
 from catenary.v1 import common_pb2
-from services.router.admission import Refused
+from services.router.admission import Refused, not_served
 from services.router.fleet import Board, Engine, Fleet
 from services.router.index import KvIndex
 from services.router.placement.candidates import Candidates, Choice, Mask
@@ -121,12 +121,7 @@ class Placer:
         board = self.fleet.board(request.model)
         serving = board.open_to(request.role, excluding)
         if not serving.any():
-            raise Refused(
-                common_pb2.ERROR_CODE_UNAVAILABLE,
-                "No engine serves the model at the moment.",
-                retryable=True,
-                retry_after_ms=self._retry_after_ms,
-            )
+            raise not_served(self._retry_after_ms)
         free = serving & board.free_for(request)
         if (row := _row_beside(request, board, free)) is not None:
             return Candidates(board, np.array([row]), request, self._prefixes, now, beside=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from catenary.columns import StepRow
-from catenary.resume import PoisonedRequests
+from catenary.resume import Cause, PoisonedRequests, ResumePolicy
 from catenary.schema import MINIMUM_PEER_REVISION, SCHEMA_REVISION
 from catenary.v1 import common_pb2, engine_pb2
 from services.router.admission import Admission, AdmissionLimits, QueueOptions, Refused, SpecLimits
@@ -20,11 +21,13 @@ from services.router.dispatch import (
     EngineHealth,
     LossReason,
     Membership,
+    PlainCall,
     PoisonBook,
 )
 from services.router.fleet import Fleet
 from services.router.metrics import RouterMetrics
 from services.router.placement import LeastLoaded, Placer
+from tests.support.waiting import eventually
 
 ABORT_TIMEOUT_S = 30.0
 MAX_WAIT_S = 20.0
@@ -430,4 +433,24 @@ def test_nothing_waits_in_a_router_that_drains():
     for each in (link, other):
         world.membership.leave(each, LossReason.ROUTER_STOPPED)
     world.tick()
+    world.check_idle()
+
+
+async def test_a_plain_call_counts_as_resumed_once_it_goes_on():
+    world = World()
+    world.attach("a")
+    spec = common_pb2.SequenceSpec(model="m", token_ids=[1, 2])
+    resumed = []
+    call = PlainCall(world.dispatcher, spec, ResumePolicy(first_delay_s=0.001), resumed.append)
+    world.attach("b")
+    world.membership.leave(next(link for link in world.links if link.sequences), LossReason.STREAM_ENDED)
+    assert resumed == []
+    await eventually(lambda: any(link.sequences for link in world.links), "its next life")
+    assert resumed == [Cause.ENGINE_LOST]
+    # This router takes nothing any more, so that it ends with its engine.
+    world.admission.drain()
+    world.membership.leave(next(link for link in world.links if link.sequences), LossReason.STREAM_ENDED)
+    with pytest.raises(Refused):
+        await anext(call.messages())
+    assert resumed == [Cause.ENGINE_LOST]
     world.check_idle()

@@ -374,6 +374,7 @@ def test_an_offer_without_an_engine_to_fetch_it_is_withdrawn(world):
     world.end(world.prefill, submit.handle, kv_offer=offer())
     (second,) = world.submits(other)
     assert not second.HasField("kv_offer")
+    assert world.count("recomputed") == 1
     (withdrawal,) = world.sent(world.prefill)
     assert withdrawal.abort.handle == submit.handle
 
