@@ -201,6 +201,8 @@ async def test_requests_wait_while_a_models_only_engine_is_away(monkeypatch, how
                 await until(lambda: gateway.serving() == 0)
                 await gateway.submit(1, asked([1], priority_class=INTERACTIVE))
                 await until(lambda: router.admission.live_sequences == 1)
+        # Else it may be placed on the engine that is about to be lost.
+        await until(lambda: gateway.serving() == 0)
         await gateway.submit(2, asked([2]) if how == "stays away" else asked([2], priority_class=BULK))
         if how == "stays away":
             await gateway.ended(2)
