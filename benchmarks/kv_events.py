@@ -36,10 +36,9 @@ class Cache:
 
     def fill(self, count: int) -> None:
         """Publishes so many blocks, which nobody uses then."""
-        tokens = (0,) * BLOCK_SIZE
         table = self.pool.allocate(count)
         for block in table:
-            self.pool.publish(block, next(self._names), None, tokens)
+            self.pool.publish(block, next(self._names))
         self.pool.free(table)
 
 

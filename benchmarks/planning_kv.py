@@ -53,15 +53,8 @@ class Scene:
         table = hits + self.pool.allocate(self.blocks_each - len(hits))
         holder = Holder(tokens, hashes, table)
         for index in range(len(hits), self.blocks_each):
-            self.publish(holder, index)
+            self.pool.publish(table[index], hashes.hashes[index])
         return holder
-
-    def publish(self, holder: Holder, index: int) -> None:
-        """Publishes a full block of a sequence."""
-        size, names = self.block_size, holder.hashes.hashes
-        parent = names[index - 1] if index else None
-        token_ids = holder.tokens[index * size : (index + 1) * size]
-        self.pool.publish(holder.table[index], names[index], parent, token_ids)
 
     def decode_step(self) -> None:
         """What a step's decodes cost the pool: one in `block_size` fills a block and gets the next.
@@ -73,7 +66,7 @@ class Scene:
             self.written += 1
             tokens = [self.written] * self.block_size
             names = BlockHashes(self.block_size).extend(tokens)
-            self.pool.publish(block, names[0], None, tokens)
+            self.pool.publish(block, names[0])
             old, holder.table[-1] = holder.table[-1], block
             self.pool.free([old])
 

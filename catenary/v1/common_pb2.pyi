@@ -914,7 +914,7 @@ Global___Submit: _TypeAlias = Submit  # noqa: Y015
 
 @_typing.final
 class KvOffer(_message.Message):
-    """KV of a computed prompt, kept by the engine that computed it until it is fetched or `ttl_ms` is over."""
+    """KV of a computed prompt, kept by the engine that computed it until it is fetched or its time there is over."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -925,7 +925,6 @@ class KvOffer(_message.Message):
     BLOCKS_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     LAYOUT_FIELD_NUMBER: _builtins.int
-    TTL_MS_FIELD_NUMBER: _builtins.int
     connector: _builtins.str
     """Connector that moves it: shm, tcp, or the name of one that was plugged in."""
     address: _builtins.str
@@ -939,7 +938,6 @@ class KvOffer(_message.Message):
     tokens: _builtins.int
     layout: _builtins.bytes
     """What a receiver must have alike: block size, layers, heads, dtype and layout, as one digest."""
-    ttl_ms: _builtins.int
     def __init__(
         self,
         *,
@@ -950,11 +948,10 @@ class KvOffer(_message.Message):
         blocks: _builtins.int = ...,
         tokens: _builtins.int = ...,
         layout: _builtins.bytes = ...,
-        ttl_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "blocks", b"blocks", "connector", b"connector", "host_id", b"host_id", "layout", b"layout", "ticket", b"ticket", "tokens", b"tokens", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "blocks", b"blocks", "connector", b"connector", "host_id", b"host_id", "layout", b"layout", "ticket", b"ticket", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 from catenary.rpc import TcpAddress, parse_address
 
@@ -62,6 +62,18 @@ class TransferOptions(BaseModel):
         description="Share of the KV blocks that such prompts may hold together, but for the latest one: the "
         "oldest go. They also go, oldest first, as soon as running sequences are short of blocks.",
     )
+
+    @model_validator(mode="after")
+    def _an_address_to_dial(self) -> Self:
+        listen = parse_address(self.kv_transfer_listen)
+        everywhere = isinstance(listen, TcpAddress) and listen.host in ("0.0.0.0", "::", "[::]")
+        given = self.kv_connector != "shm" and self.kv_transfer_advertise is None
+        if self.role == "prefill" and given and everywhere:
+            raise ValueError(
+                f"kv_transfer_listen {self.kv_transfer_listen} is no address that others can dial: set "
+                "kv_transfer_advertise"
+            )
+        return self
 
     @field_validator("kv_transfer_listen", "kv_transfer_advertise")
     @classmethod

@@ -59,7 +59,8 @@ class Source:
         self.reads += 1
         if not self.live:
             return Pending(TransferError(TransferFault.GONE, "gone"))
-        return Pending(self.data[first * SIZE : (first + count) * SIZE])
+        size = offered.block_bytes
+        return Pending(self.data[first * size : (first + count) * size])
 
     def fetched(self, offered: Offered) -> None:
         self.over.append(offered.key)

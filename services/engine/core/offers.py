@@ -170,7 +170,6 @@ class OfferBook:
             blocks=len(blocks),
             tokens=tokens,
             layout=terms.layout,
-            ttl_ms=round(terms.ttl_s * 1000),
         )
 
     def withdraw(self, key: int) -> bool:

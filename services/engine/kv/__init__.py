@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from services.engine.kv.block_pool import BlockPool
 from services.engine.kv.errors import BlockError, OutOfBlocks
-from services.engine.kv.events import Cleared, KvEvent, KvEventLog, KvSnapshot, Removed, Stored
+from services.engine.kv.events import Cleared, KvEvent, KvEventLog, Removed, Stored
 from services.engine.kv.moves import BlockMove
 from services.engine.kv.news import KvNews, net_changes
 
@@ -16,7 +16,6 @@ __all__ = [
     "KvEvent",
     "KvEventLog",
     "KvNews",
-    "KvSnapshot",
     "OutOfBlocks",
     "Removed",
     "Stored",

@@ -152,22 +152,18 @@ class BlockPool:
         for block in ids:
             self._references[block] += 1
 
-    def publish(self, block: int, block_hash: bytes, parent: bytes | None, token_ids: Sequence[int]) -> None:
-        """Lets others hit a block in use whose KV is computed in full: `token_ids` after the block `parent`.
+    def publish(self, block: int, block_hash: bytes) -> None:
+        """Lets others hit a block in use whose KV is computed in full, by the name of its tokens.
 
         If another block is cached by this hash, this one is left as it is. Nothing happens without prefix
-        caching. Raises BlockError for a block that is not in use, not full, or cached by another hash.
+        caching. Raises BlockError for a block that is not in use, or cached by another hash.
         """
         if not self.prefix_caching:
             return
         self._check_exists(block)
         if not self._references[block]:
             raise BlockError(f"KV block {block} is not in use and cannot be published")
-        if len(token_ids) != self.block_size:
-            raise BlockError(
-                f"a KV block holds {self.block_size} tokens and is published with {len(token_ids)}"
-            )
-        self._index.add(block, block_hash, parent, tuple(token_ids))
+        self._index.add(block, block_hash)
 
     def forget(self, ids: Iterable[int]) -> None:
         """Lets these blocks be hit no more, for what they hold is not to be trusted."""

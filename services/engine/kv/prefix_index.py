@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Sequence, Set
 
 from services.engine.kv.errors import BlockError
-from services.engine.kv.events import KvEventLog, Stored
+from services.engine.kv.events import KvEventLog
 
 
 class PrefixIndex:
@@ -17,7 +17,7 @@ class PrefixIndex:
 
     def __init__(self, event_capacity: int) -> None:
         self._block_of: dict[bytes, int] = {}
-        self._stored: dict[int, Stored] = {}
+        self._stored: dict[int, bytes] = {}
         # Not a dict: the first key of a dict whose front was deleted is found in O(n).
         self._idle: OrderedDict[int, None] = OrderedDict()
         self.events = KvEventLog(event_capacity, self._stored.values())
@@ -39,17 +39,18 @@ class PrefixIndex:
             found.append(block)
         return found
 
-    def add(self, block: int, block_hash: bytes, parent: bytes | None, token_ids: tuple[int, ...]) -> None:
+    def add(self, block: int, block_hash: bytes) -> None:
         """Makes a block that is in use hittable, unless another one already is by this hash.
 
         Raises BlockError if the block has another hash: what a cached block holds does not change.
         """
         stored = self._stored.get(block)
-        if stored is not None and stored.block_hash != block_hash:
+        if stored is not None and stored != block_hash:
             raise BlockError(f"KV block {block} is cached with other contents")
         if block_hash not in self._block_of:
             self._block_of[block_hash] = block
-            self._stored[block] = self.events.stored(block_hash, parent, token_ids)
+            self._stored[block] = block_hash
+            self.events.stored(block_hash)
 
     def rest(self, block: int) -> bool:
         """Notes that nobody uses the block now. False, noting nothing, if it is not cached."""
@@ -78,7 +79,7 @@ class PrefixIndex:
         return idle
 
     def _remove(self, block: int) -> None:
-        block_hash = self._stored.pop(block).block_hash
+        block_hash = self._stored.pop(block)
         del self._block_of[block_hash]
         self.events.removed(block_hash)
 
@@ -95,8 +96,7 @@ class PrefixIndex:
         """Returns the idle blocks. Raises BlockError if the books differ."""
         stored = self._stored
         if len(stored) != len(self._block_of) or any(
-            block not in stored or stored[block].block_hash != block_hash
-            for block_hash, block in self._block_of.items()
+            stored.get(block) != block_hash for block_hash, block in self._block_of.items()
         ):
             raise BlockError("the cached KV blocks and their hashes differ")
         if stray := self._idle.keys() - self._stored.keys():

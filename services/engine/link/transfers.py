@@ -15,7 +15,6 @@ class OfferedKv(Struct, frozen=True, array_like=True):
     blocks: int
     tokens: int
     layout: bytes
-    ttl_ms: int = 0
 
 
 class TransferLoad(Struct, frozen=True, array_like=True):

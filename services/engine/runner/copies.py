@@ -86,7 +86,8 @@ class BlockCopies:
     @torch.inference_mode()
     def _write(self, ids: Sequence[int], data: memoryview) -> None:
         # Padding writes zeros to the padding block, which holds them anyway or what padding left there.
-        host = torch.zeros(self.blocks * self.block_bytes, dtype=torch.uint8)
+        host = torch.empty(self.blocks * self.block_bytes, dtype=torch.uint8)
+        host[len(data) :].zero_()
         if data:
             # numpy reads memory that may not be written, which shared memory may not.
             host.numpy()[: len(data)] = np.frombuffer(data, dtype=np.uint8)

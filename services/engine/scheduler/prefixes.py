@@ -99,9 +99,7 @@ def publish_table(sequence: Sequence, table: list[int], start: int, end: int, po
         return
     hashes = _hashes(sequence, last, size)
     for index in range(first, last):
-        parent = hashes[index - 1] if index else None
-        token_ids = sequence.token_ids[index * size : (index + 1) * size]
-        pool.publish(table[index], hashes[index], parent, token_ids)
+        pool.publish(table[index], hashes[index])
 
 
 def prompt_name(sequence: Sequence, tokens: int, block_size: int) -> bytes:

@@ -64,9 +64,7 @@ class ScriptedBlocks:
             return
         names = sequence.block_names(last, size)
         for index in range(first, last):
-            tokens = sequence.token_ids[index * size : (index + 1) * size]
-            parent = names[index - 1] if index else None
-            self._pool.publish(sequence.block_table[index], names[index], parent, tokens)
+            self._pool.publish(sequence.block_table[index], names[index])
 
     def release(self, sequence: ScriptedSequence, *, failed: bool = False) -> None:
         """Take a sequence's blocks. What one that `failed` computed is not to be trusted."""

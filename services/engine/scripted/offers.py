@@ -10,7 +10,6 @@ from services.engine.link import OfferedKv, SubmitSequence, TransferLoad
 from services.engine.transfer import TransferFault
 
 CONNECTOR = "scripted"
-TTL_MS = 30_000
 # Offers that an abort still withdraws.
 _MOST_OFFERS = 4096
 
@@ -48,7 +47,6 @@ class ScriptedOffers:
             blocks=-(-tokens // self._block_size),
             tokens=tokens,
             layout=CONNECTOR.encode(),
-            ttl_ms=TTL_MS,
         )
 
     def withdraw(self, key: int) -> bool:

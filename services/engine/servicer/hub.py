@@ -239,10 +239,11 @@ class EngineHub:
             return
         if not self._ports:
             self._alone.set()
-        keys = self._table.leave(port.link) + self._offers.leave(port.link)
-        if keys and self._core is not None:
-            log.info("aborting the sequences of a lost router", sequences=len(keys))
-            self._core.abort(keys)
+        live, past = self._table.leave(port.link), self._offers.leave(port.link)
+        if live + past and self._core is not None:
+            # Most of what was offered is fetched by now.
+            log.info("aborting the sequences of a lost router", sequences=len(live), offers=len(past))
+            self._core.abort(live + past)
 
     def submit(self, port: Mailbox, message: common_pb2.Submit) -> None:
         """Take a sequence, or answer with a refusal."""

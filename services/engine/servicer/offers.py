@@ -30,7 +30,6 @@ def offer_message(offer: OfferedKv) -> common_pb2.KvOffer:
         blocks=offer.blocks,
         tokens=offer.tokens,
         layout=offer.layout,
-        ttl_ms=offer.ttl_ms,
     )
 
 
@@ -53,7 +52,6 @@ def offer_of(message: common_pb2.KvOffer) -> OfferedKv:
         blocks=message.blocks,
         tokens=message.tokens,
         layout=message.layout,
-        ttl_ms=message.ttl_ms,
     )
 
 

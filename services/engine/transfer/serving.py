@@ -93,11 +93,7 @@ class OfferServer:
                 # Out of descriptors, say: it may pass.
                 time.sleep(0.05)
                 continue
-            if self._enter(connection):
-                threading.Thread(
-                    target=self._serve, args=(connection,), name="kv transfer", daemon=True
-                ).start()
-            else:
+            if not (self._enter(connection) and self._start(connection)):
                 self._refuse(connection)
 
     def _enter(self, connection: socket.socket) -> bool:
@@ -112,6 +108,18 @@ class OfferServer:
                 _shut(stranger)
             self._open[connection] = False
             return True
+
+    def _start(self, connection: socket.socket) -> bool:
+        thread = threading.Thread(target=self._serve, args=(connection,), name="kv transfer", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            # Out of threads: it may pass, too.
+            log.warning("no thread for a KV transfer")
+            with self._lock:
+                self._open.pop(connection, None)
+            return False
+        return True
 
     def _refuse(self, connection: socket.socket) -> None:
         """Tells a newcomer that all places are taken by transfers."""

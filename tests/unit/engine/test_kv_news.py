@@ -41,12 +41,12 @@ class Cache:
         if self.pool.lookup([name(number)]):
             return
         (block,) = self.pool.allocate(1)
-        self.pool.publish(block, name(number), None, [number])
+        self.pool.publish(block, name(number))
         self.pool.free([block])
 
     @property
     def names(self) -> set[bytes]:
-        return {block.block_hash for block in self.pool.events.snapshot().blocks}
+        return set(self.pool.events.names())
 
 
 def told(news: Iterable[KvContents | KvChanges]) -> list[KvContents | KvChanges]:
@@ -104,7 +104,7 @@ def test_more_events_than_the_log_holds_are_told_as_contents() -> None:
 def test_contents_come_in_parts() -> None:
     pool = BlockPool(70_000, 1, prefix_caching=True)
     for block in pool.allocate(70_000):
-        pool.publish(block, block.to_bytes(16, "big"), None, [block])
+        pool.publish(block, block.to_bytes(16, "big"))
     news = KvNews(pool.events)
     news.follow()
     parts = [part for part in news.due() if isinstance(part, KvContents)]

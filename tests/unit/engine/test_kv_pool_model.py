@@ -14,7 +14,7 @@ TOTAL, SIZE, LOG = 10, 2, 24
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Sequences of few different tokens come and go; a follower keeps up with events and snapshots."""
+    """Sequences of few different tokens come and go; a follower keeps up with events and all names."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.cached: dict[int, bytes] = {}
         self.idle: list[int] = []
         # The follower.
-        self.known: dict[bytes, tuple[bytes | None, tuple[int, ...]]] = {}
+        self.known: set[bytes] = set()
         self.number = 0
 
     def in_use(self) -> set[int]:
@@ -64,9 +64,8 @@ class PoolMachine(RuleBasedStateMachine):
             del self.cached[block]
         table = hit + new
         self.tables[-1] = (tokens, table, salt)
-        parents = [None, *hashes]
         for i, block_hash in enumerate(hashes[:published]):
-            self.pool.publish(table[i], block_hash, parents[i], tokens[i * SIZE : (i + 1) * SIZE])
+            self.pool.publish(table[i], block_hash)
             if block_hash not in self.cached.values():
                 self.cached[table[i]] = block_hash
 
@@ -104,34 +103,27 @@ class PoolMachine(RuleBasedStateMachine):
     def follow(self) -> None:
         for event in self.pool.events.drain():
             if event.sequence_number != self.number + 1:
-                self.take_snapshot()
+                self.take_names()
                 return
             self.number = event.sequence_number
             match event:
                 case Stored():
                     assert event.block_hash not in self.known
-                    assert event.block_size == SIZE
-                    self.known[event.block_hash] = (event.parent, event.token_ids)
+                    self.known.add(event.block_hash)
                 case Removed():
-                    del self.known[event.block_hash]
+                    self.known.remove(event.block_hash)
                 case Cleared():
-                    self.known = {}
-        snapshot = self.pool.events.snapshot()
-        assert self.known == {b.block_hash: (b.parent, b.token_ids) for b in snapshot.blocks}
-        assert self.number == snapshot.sequence_number
+                    self.known = set()
+        assert self.known == set(self.pool.events.names())
+        assert self.number == self.pool.events.number
 
-    def take_snapshot(self) -> None:
-        snapshot = self.pool.events.snapshot()
-        self.known = {b.block_hash: (b.parent, b.token_ids) for b in snapshot.blocks}
-        self.number = snapshot.sequence_number
+    def take_names(self) -> None:
+        self.known = set(self.pool.events.names())
+        self.number = self.pool.events.number
 
     @rule()
-    def snapshot(self) -> None:
-        blocks = self.pool.events.snapshot().blocks
-        assert {block.block_hash for block in blocks} == set(self.cached.values())
-        order = {block.block_hash: i for i, block in enumerate(blocks)}
-        for i, block in enumerate(blocks):
-            assert block.parent is None or order.get(block.parent, -1) < i
+    def names(self) -> None:
+        assert sorted(self.pool.events.names()) == sorted(self.cached.values())
 
     @invariant()
     def books_add_up(self) -> None:

@@ -23,10 +23,8 @@ def hashes_of(token_ids: list[int], salt: bytes = b"") -> list[bytes]:
 def compute(pool: BlockPool, token_ids: list[int], salt: bytes = b"") -> list[int]:
     """Allocates a table for the tokens and publishes its full blocks, as a prefill does."""
     table = pool.allocate(pool.blocks_for(len(token_ids)))
-    parent: bytes | None = None
     for i, block_hash in enumerate(hashes_of(token_ids, salt)):
-        pool.publish(table[i], block_hash, parent, token_ids[i * SIZE : (i + 1) * SIZE])
-        parent = block_hash
+        pool.publish(table[i], block_hash)
     return table
 
 
@@ -126,10 +124,10 @@ def test_a_second_block_with_a_cached_hash_stays_its_owners_alone() -> None:
 def test_what_is_published_twice_is_stored_once_and_never_changes() -> None:
     pool = pool_of(4)
     (block,) = compute(pool, [1] * SIZE)
-    pool.publish(block, hashes_of([1] * SIZE)[0], None, [1] * SIZE)
+    pool.publish(block, hashes_of([1] * SIZE)[0])
     assert len(pool.events.drain()) == 1
     with pytest.raises(BlockError, match="block 0 is cached with other contents"):
-        pool.publish(block, hashes_of([2] * SIZE)[0], None, [2] * SIZE)
+        pool.publish(block, hashes_of([2] * SIZE)[0])
 
 
 def test_clearing_keeps_blocks_in_use_and_frees_the_others() -> None:
@@ -164,14 +162,12 @@ def test_wrong_publishing_and_acquiring_is_named() -> None:
     pool = pool_of(4)
     (block,) = pool.allocate(1)
     with pytest.raises(BlockError, match="block 1 is not in use"):
-        pool.publish(1, b"x", None, [1] * SIZE)
-    with pytest.raises(BlockError, match="holds 4 tokens and is published with 3"):
-        pool.publish(block, b"x", None, [1] * 3)
+        pool.publish(1, b"x")
     with pytest.raises(BlockError, match="block 9 does not exist"):
-        pool.publish(9, b"x", None, [1] * SIZE)
+        pool.publish(9, b"x")
     with pytest.raises(BlockError, match="block 0 is not cached"):
         pool.acquire([block])
-    pool.publish(block, b"x", None, [1] * SIZE)
+    pool.publish(block, b"x")
     with pytest.raises(BlockError, match="block 3 is not cached"):
         pool.acquire([block, 3])
     pool.check([[block]])

@@ -313,6 +313,10 @@ def test_contiguous_kv_excludes_roles(role: str) -> None:
     EngineConfig(role="decode", kv_transfer_timeout_s=60.0, stall_limit_s=62.0)
     with pytest.raises(ValueError, match=r"kv_transfer_timeout_s \(60\) must be 2 s below stall_limit_s"):
         EngineConfig(role="decode", kv_transfer_timeout_s=60.0)
+    everywhere = {"role": "prefill", "kv_connector": "tcp", "kv_transfer_listen": "0.0.0.0:0"}
+    EngineConfig(**everywhere, kv_transfer_advertise="host:0")
+    with pytest.raises(ValueError, match="kv_transfer_advertise"):
+        EngineConfig(**everywhere)
     for field in ("kv_transfer_listen", "kv_transfer_advertise"):
         with pytest.raises(ValueError, match="HOST:PORT"):
             EngineConfig(**{field: "unix:/tmp/socket"})

@@ -154,6 +154,18 @@ def test_a_full_engine_says_so(serving: Serving) -> None:
     assert [fault_of(serving.fetch) for _ in range(20)] == [TransferFault.BUSY] * 20
 
 
+def test_an_engine_without_threads_is_full(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def fail(thread: threading.Thread) -> None:
+        monkeypatch.setattr(threading.Thread, "start", start)
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    assert fault_of(serving.fetch) is TransferFault.BUSY
+    serving.still_serves()
+
+
 def test_kv_does_not_pile_up_for_who_does_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     serving = Serving(BUILTIN["shm"], tmp_path, timeout_s=0.3)
     filled: list[int] = []
