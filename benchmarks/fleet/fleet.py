@@ -254,6 +254,8 @@ class FleetRun:
         return Arrival(self.now, live.tokens + said, turn.max_tokens, rest, live.arrival.session)
 
     def _kill(self) -> None:
+        if not self._engines:
+            return
         victim = self._rng.choice(list(self._engines.values()))
         self._count(victim)
         victim.close()
@@ -266,7 +268,8 @@ class FleetRun:
             live.guard.unplace()
             live.request = self._request(live.arrival, live.tokens)
             self._waiting.appendleft(live)
-        self._at(self.now + self.plan.restart_s, self._attach)
+        slow = victim.slowness > 1
+        self._at(self.now + self.plan.restart_s, lambda: self._attach(slow=slow))
         self._pump()
 
     def _count(self, engine: SimulatedEngine) -> None:

@@ -126,7 +126,7 @@ def _fill(memory: int, parts: tuple[memoryview, ...]) -> None:
 def _receive_chunk(sock: TimedSocket, count: int, size: int) -> tuple[list[bytes], memoryview]:
     with transfer_errors():
         sock.arm()
-        data, descriptors, _, _ = socket.recv_fds(sock.socket, 1, 1)
+        data, descriptors, _, _ = socket.recv_fds(sock.socket, 1, 1, socket.MSG_CMSG_CLOEXEC)
     try:
         if not data or len(descriptors) != 1:
             raise TransferError(TransferFault.PROTOCOL, "no memory came with a chunk")

@@ -41,6 +41,12 @@ def test_every_request_ends_once(policy: str, traffic: str) -> None:
     assert sum(one.placements for one in made.outcomes) > REQUESTS
 
 
+def test_a_fleet_whose_engines_are_all_dead_goes_on() -> None:
+    made = run("multi-turn", faults=(0.4, 0.4, 0.4, 0.4), slow_share=1.0)
+    assert [engine.slowness for engine in made._engines.values()] == [3.0] * 3
+    assert made.idle
+
+
 def test_prefixes_are_found_where_they_are() -> None:
     cost, least = run("multi-turn"), run("multi-turn", policy="least_loaded")
     assert cost.cached_tokens / cost.prompt_tokens > 1.2 * least.cached_tokens / least.prompt_tokens
