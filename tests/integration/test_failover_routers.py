@@ -144,6 +144,30 @@ async def test_a_router_drains_under_load(start_cluster: StartCluster) -> None:
     assert stays.admission.live_sequences == 0
 
 
+async def test_what_waits_in_a_draining_router_goes_to_a_full_one(
+    start_cluster: StartCluster,
+) -> None:
+    narrow = script(step_delay_ms=10, capacity={"max_running": 1, "max_waiting": 0})
+    options = {"lane_sequences": (1,) * 4, "drain_s": 5.0}
+    cluster = await start_cluster(narrow, engines=1, routers=2, router=options)
+    jobs = [asyncio.create_task(cluster.post(COMPLETIONS, body("a")))]
+
+    def known() -> bool:
+        return all(engine.sequences for router in cluster.running for engine in router.fleet)
+
+    await eventually(known, "both routers know that the engine is full")
+    jobs += [asyncio.create_task(cluster.post(COMPLETIONS, body(name))) for name in "bc"]
+
+    def live() -> list[int]:
+        return sorted(router.admission.live_sequences for router in cluster.running)
+
+    await eventually(lambda: live() == [1, 2], "one that waits in each router")
+    leaving = next(router for router in cluster.running if router.admission.live_sequences == 2)
+    draining = asyncio.create_task(leaving.drain())
+    assert [answer.status for answer in await asyncio.gather(*jobs)] == [200] * 3
+    await draining
+
+
 async def test_an_engine_drains_with_a_deadline(start_cluster: StartCluster) -> None:
     cluster = await start_cluster(SLOW, engines=2)
     load = Load(cluster)
