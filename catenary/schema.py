@@ -17,6 +17,9 @@ MAX_BEAM_WIDTH = MAX_TOP_LOGPROBS // 2
 MAX_CACHE_SALT = 128
 """Longest `SequenceSpec.cache_salt`, in characters."""
 
+KV_TICKET_BYTES = range(16, 65)
+"""Lengths that `KvOffer.ticket` may have."""
+
 MAX_CONSTRAINT_BYTES = 128 * 1024
 """Longest `Constraint.source`, in bytes of UTF-8."""
 

@@ -8,10 +8,11 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from catenary.config import ServiceConfig, settings
+from catenary.resume import ResumeOptions
 from catenary.schema import MAX_CONSTRAINT_BYTES
 
 
-class GatewayConfig(ServiceConfig):
+class GatewayConfig(ResumeOptions, ServiceConfig):
     """The gateway: the OpenAI API over HTTP."""
 
     model_config = settings("CATENARY_GATEWAY_")
@@ -224,30 +225,6 @@ class GatewayConfig(ServiceConfig):
         le=3600,
         description="Seconds without a word from the router after which it is lost; at least three of its "
         "heartbeats.",
-    )
-    failover_wait_s: float = Field(
-        15.0,
-        ge=0,
-        le=3600,
-        description="Seconds that a request waits for a router, or for an engine in place of a lost one.",
-    )
-    failover_attempts: int = Field(
-        8,
-        ge=1,
-        le=1000,
-        description="Engines or routers in a row that a request may lose without a token before it fails.",
-    )
-    failover_lives: int = Field(
-        64, ge=1, le=100_000, description="Engines or routers that a request may lose in all before it fails."
-    )
-    poison_ttl_s: float = Field(
-        600,
-        ge=0,
-        le=86_400,
-        description="Seconds for which a request that killed engines, the last one alone, is refused.",
-    )
-    max_poisoned: int = Field(
-        1024, ge=1, le=1_000_000, description="Such requests that are remembered; older ones are forgotten."
     )
     tokenizer_silence_s: float = Field(
         10.0,

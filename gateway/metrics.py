@@ -92,6 +92,10 @@ class GatewayMetrics:
             ("cause",),
             registry=self.registry,
         )
+        self._add_aliases()
+
+    def _add_aliases(self) -> None:
+        """vLLM's names for the same."""
         self.registry.register(
             _Aliases(
                 [

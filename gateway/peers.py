@@ -6,7 +6,6 @@ import asyncio
 
 import grpc
 
-from catenary.resume import PoisonedRequests, ResumePolicy
 from catenary.rpc import CLIENT_SECRET_ENV, TcpAddress, TlsFiles, open_channel, parse_address, read_secret
 from catenary.runtime import StartRefused
 from catenary.telemetry import new_id
@@ -55,11 +54,11 @@ class Peers:
                 config.router,
                 dial,
                 instance_id=new_id("gateway-"),
-                policy=ResumePolicy(config.failover_attempts, config.failover_lives, config.failover_wait_s),
+                policy=config.resume_policy(),
                 on_models=self.models.update,
                 on_resumed=metrics.resumed,
                 on_given_up=metrics.given_up,
-                poisoned=PoisonedRequests(limit=config.max_poisoned, ttl_s=config.poison_ttl_s),
+                poisoned=config.poisoned_requests(),
                 connect_timeout_s=config.connect_timeout_s,
                 silence_s=config.router_silence_s,
                 max_outbound=config.max_outbound,

@@ -6,6 +6,7 @@ The gateway and the router's plain `Generate` both keep a `Resumable` for each l
 from __future__ import annotations
 
 from catenary.resume.failure import GOOD_ENDS, Cause, Failure
+from catenary.resume.options import ResumeOptions
 from catenary.resume.poison import PoisonedRequests
 from catenary.resume.policy import ResumePolicy
 from catenary.resume.resumable import POISONED, Resumable
@@ -22,6 +23,7 @@ __all__ = [
     "Passed",
     "PoisonedRequests",
     "Resumable",
+    "ResumeOptions",
     "ResumePolicy",
     "Verdict",
 ]

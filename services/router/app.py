@@ -10,7 +10,6 @@ from contextlib import suppress
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from catenary.config import unknown_variables
-from catenary.resume import PoisonedRequests, ResumePolicy
 from catenary.rpc import Role, RpcServer
 from catenary.runtime import mark_started
 from catenary.telemetry import configure_logging, get_logger, new_id
@@ -94,10 +93,7 @@ class Router:
             self._health,
             spec_limits=SpecLimits(config.max_request_tokens),
             queue_options=config.queues(),
-            poison=PoisonBook(
-                PoisonedRequests(limit=config.max_poisoned, ttl_s=config.poison_ttl_s),
-                self._metrics.poisoned.inc,
-            ),
+            poison=PoisonBook(config.poisoned_requests(), self._metrics.poisoned.inc),
             abort_timeout_s=config.abort_timeout_s,
         )
         self._hub = SessionHub(
@@ -213,7 +209,7 @@ class Router:
             GenerateCalls(
                 self._dispatcher,
                 self.client_watch,
-                ResumePolicy(config.failover_attempts, config.failover_lives, config.failover_wait_s),
+                config.resume_policy(),
                 self._metrics.resumed,
             ),
             self.kv_index,

@@ -8,6 +8,7 @@ from typing import Self
 from pydantic import Field, field_validator, model_validator
 
 from catenary.config import settings
+from catenary.resume import ResumeOptions
 from catenary.rpc import RpcConfig
 from services.router.admission import QueueOptions
 from services.router.fleet import BreakerOptions
@@ -29,7 +30,7 @@ MAX_RESERVED = 0.5
 _ORDER = "in the order system, interactive, default, bulk."
 
 
-class RouterConfig(RpcConfig):
+class RouterConfig(ResumeOptions, RpcConfig):
     """Flags, CATENARY_ROUTER_ variables or YAML."""
 
     model_config = settings("CATENARY_ROUTER_")
@@ -196,30 +197,6 @@ class RouterConfig(RpcConfig):
     )
     abort_timeout_s: float = Field(
         30, gt=0, le=3600, description="Seconds after which an abort that no engine confirms is over."
-    )
-    failover_wait_s: float = Field(
-        15,
-        ge=0,
-        le=3600,
-        description="Seconds that a plain call waits for an engine in place of one that it lost.",
-    )
-    failover_attempts: int = Field(
-        8,
-        ge=1,
-        le=1000,
-        description="Engines in a row that a plain call may lose without a token before it fails.",
-    )
-    failover_lives: int = Field(
-        64, ge=1, le=100_000, description="Engines that a plain call may lose in all before it fails."
-    )
-    poison_ttl_s: float = Field(
-        600,
-        ge=0,
-        le=86_400,
-        description="Seconds for which a request that killed engines, the last one alone, is refused.",
-    )
-    max_poisoned: int = Field(
-        1024, ge=1, le=1_000_000, description="Such requests that are remembered; older ones are forgotten."
     )
     stall_s: float = Field(
         60,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from catenary.schema import KV_TICKET_BYTES
 from catenary.telemetry import get_logger
 from services.engine.core.fetchers import Fetchers
 from services.engine.link import OfferedKv, SubmitSequence
@@ -25,7 +26,6 @@ from services.engine.transfer import (
 
 # A connector keeps its deadline; one that was plugged in may not.
 _OVERTIME_S: Final = 1.0
-_TICKET_BYTES: Final = range(16, 65)
 # Before a busy engine is asked again; the pause doubles.
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 0.4
@@ -232,7 +232,7 @@ class Arrivals:
         scored = message.sampling.prompt_logprobs >= 0 or message.beams is not None
         if not whole or scored or offer.blocks != blocks or not blocks:
             return TransferFault.MISMATCH
-        return None if len(offer.ticket) in _TICKET_BYTES else TransferFault.MISMATCH
+        return None if len(offer.ticket) in KV_TICKET_BYTES else TransferFault.MISMATCH
 
     def _fetch(self, arrival: Arrival) -> None:
         """In a thread of its own: fetches all chunks."""

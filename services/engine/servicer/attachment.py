@@ -16,19 +16,11 @@ from services.engine.servicer.identity import Identity
 from services.engine.servicer.kv_stream import KvPublishing, KvStream
 from services.engine.servicer.lease import Lease, LeaseRefused
 from services.engine.servicer.mailbox import Mailbox
+from services.engine.servicer.refusals import LINK_REFUSALS
 
 log = get_logger(__name__)
 
 _GOODBYE_S = 1.0
-_REFUSED = frozenset(
-    {
-        grpc.StatusCode.FAILED_PRECONDITION,
-        grpc.StatusCode.UNAUTHENTICATED,
-        grpc.StatusCode.PERMISSION_DENIED,
-        grpc.StatusCode.INVALID_ARGUMENT,
-        grpc.StatusCode.UNIMPLEMENTED,
-    }
-)
 
 
 class AttachLost(Exception):
@@ -175,7 +167,7 @@ class Attachment:
     async def _why(self, call: _Call) -> AttachLost | AttachRefused:
         code = await call.code()
         reason = f"{code.name}: {await call.details() or 'no details'}"
-        return AttachRefused(reason) if code in _REFUSED and not self.attached else AttachLost(reason)
+        return AttachRefused(reason) if code in LINK_REFUSALS and not self.attached else AttachLost(reason)
 
 
 def _expired(lease: Lease) -> AttachLost:

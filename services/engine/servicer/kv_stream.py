@@ -14,18 +14,9 @@ from catenary.telemetry import get_logger
 from catenary.v1 import engine_pb2, engine_pb2_grpc
 from services.engine.servicer.hub import EngineHub
 from services.engine.servicer.kv_outbox import KvOutbox
+from services.engine.servicer.refusals import LINK_REFUSALS
 
 log = get_logger(__name__)
-
-_REFUSED = frozenset(
-    {
-        grpc.StatusCode.FAILED_PRECONDITION,
-        grpc.StatusCode.INVALID_ARGUMENT,
-        grpc.StatusCode.PERMISSION_DENIED,
-        grpc.StatusCode.UNAUTHENTICATED,
-        grpc.StatusCode.UNIMPLEMENTED,
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +85,7 @@ class KvStream:
             if not isinstance(end, grpc.RpcError | asyncio.InvalidStateError | asyncio.CancelledError | None):
                 log.error("the stream of KV events failed", epoch=epoch, exc_info=end)
         code = await call.code()
-        refused = code in _REFUSED
+        refused = code in LINK_REFUSALS
         delay = self._terms.refused_backoff_s if refused else self._backoff.next_delay()
         level = log.warning if refused else log.info
         level("KV events are not followed", epoch=epoch, reason=code.name, retry_in_s=round(delay, 3))

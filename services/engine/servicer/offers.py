@@ -6,15 +6,10 @@ from collections import OrderedDict
 
 from msgspec.structs import replace
 
+from catenary.kv_offer import well_formed
 from catenary.v1 import common_pb2
 from services.engine.link import OfferedKv, SubmitSequence
 from services.engine.servicer.inadmissible import Inadmissible
-
-_MAX_CONNECTOR = 64
-_MAX_ADDRESS = 512
-_MAX_HOST_ID = 128
-_MAX_LAYOUT = 64
-_TICKET_BYTES = range(16, 65)
 
 # An offer that no engine can honour: the core counts it as such and computes the prompt.
 _NOTHING = OfferedKv("", "", b"", "", 0, 0, b"")
@@ -35,14 +30,7 @@ def offer_message(offer: OfferedKv) -> common_pb2.KvOffer:
 
 def offer_of(message: common_pb2.KvOffer) -> OfferedKv:
     """An offer for the core. One that is out of the contract's bounds is good for nothing."""
-    bounded = (
-        len(message.connector) <= _MAX_CONNECTOR
-        and len(message.address) <= _MAX_ADDRESS
-        and len(message.host_id) <= _MAX_HOST_ID
-        and len(message.layout) <= _MAX_LAYOUT
-        and len(message.ticket) in _TICKET_BYTES
-    )
-    if not bounded:
+    if not well_formed(message):
         return _NOTHING
     return OfferedKv(
         connector=message.connector,

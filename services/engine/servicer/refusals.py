@@ -1,8 +1,21 @@
-"""The fixed errors of the servicer."""
+"""The fixed errors of the servicer, and the statuses by which a router refuses it."""
 
 from __future__ import annotations
 
+import grpc
+
 from catenary.v1 import common_pb2, engine_pb2
+
+LINK_REFUSALS = frozenset(
+    {
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.UNIMPLEMENTED,
+    }
+)
+"""A router that answers so does not want this engine as it is: to dial again at once is of no use."""
 
 _RETRY_MS = 1000
 

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from catenary.kv_offer import well_formed
 from catenary.resume import GOOD_ENDS
 from catenary.telemetry import get_logger
 from catenary.v1 import common_pb2, engine_pb2
@@ -20,12 +21,6 @@ from services.router.handover_metrics import HandoverMetrics
 from services.router.placement import Half
 
 _log = get_logger(__name__)
-
-MAX_CONNECTOR_LENGTH = 64
-MAX_ADDRESS_LENGTH = 512
-MAX_HOST_ID_LENGTH = 128
-MAX_LAYOUT_BYTES = 64
-TICKET_BYTES = range(16, 65)
 
 _PREFILL = engine_pb2.ENGINE_ROLE_PREFILL
 
@@ -206,11 +201,8 @@ def divisible(spec: common_pb2.SequenceSpec) -> bool:
 def acceptable(offer: common_pb2.KvOffer, prompt_len: int) -> bool:
     """Whether an engine's offer keeps the contract."""
     return (
-        1 <= len(offer.connector) <= MAX_CONNECTOR_LENGTH
-        and len(offer.address) <= MAX_ADDRESS_LENGTH
-        and len(offer.host_id) <= MAX_HOST_ID_LENGTH
-        and len(offer.layout) <= MAX_LAYOUT_BYTES
-        and len(offer.ticket) in TICKET_BYTES
+        well_formed(offer)
+        and offer.connector != ""
         and offer.tokens == prompt_len - 1
         and 1 <= offer.blocks <= offer.tokens
     )
