@@ -19,7 +19,7 @@ ISSUES: dict[str, tuple[str, tuple[str, ...]]] = {
     "2": (
         "with prefill and decode apart, a cancel reaches one of the two",
         (
-            f"{_ROUTER}/test_router_handover.py::test_an_abort_reaches_the_half_that_it_is_in",
+            f"{_ROUTER}/test_router_handover_failures.py::test_an_abort_reaches_the_half_that_it_is_in",
             f"{_INT}/test_handover.py::test_a_client_that_goes_away_leaves_nothing_in_either_engine",
         ),
     ),
@@ -43,7 +43,7 @@ ISSUES: dict[str, tuple[str, tuple[str, ...]]] = {
         (
             f"{_ENGINE}/test_torch_handover_faults.py::test_an_abort_while_the_kv_is_on_its_way",
             f"{_ENGINE}/test_torch_handover.py::test_offers_expire_and_are_withdrawn",
-            f"{_ROUTER}/test_router_handover.py::test_an_offer_without_an_engine_to_fetch_it_is_withdrawn",
+            f"{_ROUTER}/test_router_handover_failures.py::test_an_offer_without_an_engine_to_fetch_it_is_withdrawn",
         ),
     ),
     "6": (

@@ -7,7 +7,7 @@ import pytest
 from catenary.columns import MalformedStep
 from catenary.v1 import common_pb2
 from services.router.dispatch import LossReason
-from tests.unit.router.test_router_dispatcher import World
+from tests.support.dispatcher import World
 
 VOCAB = 100
 FAULT = common_pb2.ERROR_CODE_INTERNAL

@@ -11,7 +11,7 @@ from catenary.columns import MalformedStep, StepRow, take_message
 from catenary.v1 import common_pb2
 from services.router.admission import Refused
 from services.router.dispatch.hello import check_hello
-from tests.unit.router.test_router_dispatcher import World
+from tests.support.dispatcher import World
 from tests.unit.router.test_router_hello import hello
 
 EMBED, SCORE, GENERATE = (
