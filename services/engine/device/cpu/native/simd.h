@@ -1,0 +1,181 @@
+// Vectors of one instruction set. The same sources are compiled once for each: what differs stands here alone.
+//
+// Arithmetic is that of the compiler's vector extensions, so the portable path is the same code with short vectors.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace catenary {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+
+constexpr int kBytes = 4 * kLanes;
+
+typedef float F32 __attribute__((vector_size(kBytes)));
+typedef int32_t I32 __attribute__((vector_size(kBytes)));
+typedef uint32_t U32 __attribute__((vector_size(kBytes)));
+typedef uint16_t U16 __attribute__((vector_size(kBytes / 2)));
+typedef int8_t I8 __attribute__((vector_size(kLanes)));
+typedef uint8_t U8 __attribute__((vector_size(kLanes)));
+
+// A brain float as it lies in memory: the upper half of a float.
+struct Bf16 {
+  uint16_t bits;
+};
+
+template <typename To, typename From>
+inline To bits_as(From from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  std::memcpy(&to, &from, sizeof to);
+  return to;
+}
+
+template <typename Vector, typename Element>
+inline Vector load_as(const Element* at) {
+  Vector vector;
+  std::memcpy(&vector, at, sizeof vector);
+  return vector;
+}
+
+inline F32 splat(float value) { return F32{} + value; }
+
+inline F32 load(const float* at) { return load_as<F32>(at); }
+
+inline F32 widen(U16 halves) { return bits_as<F32>(__builtin_convertvector(halves, U32) << 16); }
+
+inline F32 load(const Bf16* at) { return widen(load_as<U16>(at)); }
+
+inline void store(float* at, F32 value) { std::memcpy(at, &value, sizeof value); }
+
+// Rounds to the nearest, ties to even. What is no number stays none.
+inline U16 narrow(F32 value) {
+#if defined(__AVX512BF16__)
+  return bits_as<U16>(_mm512_cvtneps_pbh(bits_as<__m512>(value)));
+#else
+  const U32 bits = bits_as<U32>(value);
+  const U32 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  const U32 nan = bits_as<U32>(value != value);
+  return __builtin_convertvector((rounded & ~nan) | (nan & 0x7fc0), U16);
+#endif
+}
+
+inline void store(Bf16* at, F32 value) {
+  const U16 halves = narrow(value);
+  std::memcpy(at, &halves, sizeof halves);
+}
+
+inline float to_float(Bf16 value) { return bits_as<float>(static_cast<uint32_t>(value.bits) << 16); }
+inline float to_float(float value) { return value; }
+
+inline void from_float(float value, float* at) { *at = value; }
+inline void from_float(float value, Bf16* at) {
+  const uint32_t bits = bits_as<uint32_t>(value);
+  at->bits = value != value ? 0x7fc0 : static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+// a * b + c, in one rounding where the instruction set has it.
+inline F32 fma(F32 a, F32 b, F32 c) { return a * b + c; }
+
+inline F32 min(F32 a, F32 b) { return a < b ? a : b; }
+// Keeps `a` if it is no number.
+inline F32 max(F32 a, F32 b) { return a < b ? b : a; }
+
+inline float sum(F32 value) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps(bits_as<__m512>(value));
+#else
+  float total = 0;
+  for (int lane = 0; lane < kLanes; ++lane) total += value[lane];
+  return total;
+#endif
+}
+
+inline float largest(F32 value) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps(bits_as<__m512>(value));
+#else
+  float most = value[0];
+  for (int lane = 1; lane < kLanes; ++lane) most = most < value[lane] ? value[lane] : most;
+  return most;
+#endif
+}
+
+// Lanes of two brain floats each, for dot products.
+inline U32 load_pairs(const Bf16* at) { return load_as<U32>(at); }
+
+inline U32 splat_pair(const Bf16* at) {
+  uint32_t pair;
+  std::memcpy(&pair, at, sizeof pair);
+  return U32{} + pair;
+}
+
+// acc + a0 * b0 + a1 * b1 in each lane.
+inline F32 dot_pairs(F32 acc, U32 a, U32 b) {
+#if defined(__AVX512BF16__)
+  return bits_as<F32>(_mm512_dpbf16_ps(bits_as<__m512>(acc), bits_as<__m512bh>(a), bits_as<__m512bh>(b)));
+#else
+  acc = fma(bits_as<F32>(a << 16), bits_as<F32>(b << 16), acc);
+  return fma(bits_as<F32>(a & 0xffff0000u), bits_as<F32>(b & 0xffff0000u), acc);
+#endif
+}
+
+// Lanes of four bytes each, for dot products.
+inline I32 load_quads(const void* at) { return load_as<I32>(static_cast<const uint8_t*>(at)); }
+
+inline I32 splat_quad(const void* at) {
+  int32_t quad;
+  std::memcpy(&quad, at, sizeof quad);
+  return I32{} + quad;
+}
+
+// acc + sum of four products in each lane: bytes of `a` without sign, of `b` with. Exact.
+inline I32 dot_quads(I32 acc, I32 a, I32 b) {
+#if defined(__AVX512VNNI__)
+  return bits_as<I32>(_mm512_dpbusd_epi32(bits_as<__m512i>(acc), bits_as<__m512i>(a), bits_as<__m512i>(b)));
+#else
+  for (int shift = 0; shift < 32; shift += 8) {
+    const I32 left = (a >> shift) & 0xff;
+    const I32 right = (b << (24 - shift)) >> 24;
+    acc += left * right;
+  }
+  return acc;
+#endif
+}
+
+inline F32 to_floats(I32 value) { return __builtin_convertvector(value, F32); }
+
+// e^x within 2 units of the last place: 0 below -87.3, finite up to 88. What is no number stays none.
+// Range reduction by ln 2 in two parts and a polynomial of degree 6 (Taylor's, on [-ln 2 / 2, ln 2 / 2]).
+inline F32 exp(F32 x) {
+  const F32 least = splat(-87.3f), most = splat(88.0f);
+  F32 y = x > most ? most : x;
+  y = y < least ? least : y;
+  const F32 scaled = y * 1.44269504f;
+  const I32 whole = __builtin_convertvector(scaled + (scaled < 0.0f ? splat(-0.5f) : splat(0.5f)), I32);
+  const F32 n = to_floats(whole);
+  F32 r = fma(n, splat(-0.693359375f), y);
+  r = fma(n, splat(2.12194440e-4f), r);
+  F32 p = splat(1.0f / 720);
+  p = fma(p, r, splat(1.0f / 120));
+  p = fma(p, r, splat(1.0f / 24));
+  p = fma(p, r, splat(1.0f / 6));
+  p = fma(p, r, splat(0.5f));
+  p = fma(p, r, splat(1.0f));
+  p = fma(p, r, splat(1.0f));
+  const F32 result = p * bits_as<F32>((whole + 127) << 23);
+  return x < least ? F32{} : result;
+}
+
+}  // namespace catenary
