@@ -24,7 +24,13 @@ constexpr int kPanel = 2 * kLanes;
 //   int8      [inputs / 4][kPanel][4], inputs padded to a multiple of 4; weight = int8 * scales[output]
 //   int4      groups of kGroup inputs, each with its own scale for each output; see packing.cpp
 // A gated layer (gate and up in one product) has panels of gates and ups in turn: gates of outputs [0, kPanel), their
-// ups, and so on.
+// ups, and so on; so the last panel of each may be filled up with zeros.
+// Outputs "padded to panels" below are kPanel times as many as this.
+inline int64_t panels_of(int32_t outputs, int32_t gated) {
+  const int64_t each = gated ? outputs / 2 : outputs;
+  return (each + kPanel - 1) / kPanel * (gated ? 2 : 1);
+}
+
 struct Linear {
   WeightKind kind;
   int32_t outputs;
@@ -40,7 +46,7 @@ struct Linear {
   // float32 [outputs padded to panels], in the order of the panels, or null.
   const float* bias;
 
-  int64_t panel_count() const { return (static_cast<int64_t>(outputs) + kPanel - 1) / kPanel; }
+  int64_t panel_count() const { return panels_of(outputs, gated); }
 };
 
 // Inputs that share one scale in an int4 weight.
@@ -92,12 +98,19 @@ void multiply(
     const Linear& linear, const Operand& operand, int64_t rows, const Pieces& pieces, int64_t piece,
     const Result& result);
 
-// Bytes of `panels`, and the packing of a weight from float32 [outputs, inputs], row-major. scales and sums are written
-// for int8 alone. Quantized: symmetric; int8 per output, int4 per output and group of inputs.
-int64_t packed_bytes(WeightKind kind, int32_t outputs, int32_t inputs);
+// Bytes of `panels`, a multiple of 64, as `panels` is to be aligned.
+int64_t packed_bytes(WeightKind kind, int32_t outputs, int32_t inputs, int32_t gated);
+
+// Packs a weight, float32 row-major [outputs, inputs]; of a gated layer `weight` are the gates and `ups` the ups, each
+// [outputs / 2, inputs], else `ups` is null. scales and sums [outputs padded to panels] are written for int8 alone.
+// Quantized: symmetric; int8 per output, int4 per output and group of inputs. A weight may be packed in parts, each of
+// a multiple of kPanel rows (but the last): a part begins packed_bytes() of the rows before it further on.
 void pack(
-    WeightKind kind, const float* weight, int32_t outputs, int32_t inputs, int32_t gated, void* panels, float* scales,
-    int32_t* sums);
+    WeightKind kind, const float* weight, const float* ups, int32_t outputs, int32_t inputs, void* panels,
+    float* scales, int32_t* sums);
+
+// Packs a bias [outputs] likewise, as Linear has it.
+void pack_bias(const float* bias, const float* ups, int32_t outputs, float* packed);
 
 // ---- Element by element (elements.cpp) ------------------------------------------------------------------------------
 

@@ -85,8 +85,17 @@ inline void from_float(float value, Bf16* at) {
   at->bits = value != value ? 0x7fc0 : static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-// a * b + c, in one rounding where the instruction set has it.
-inline F32 fma(F32 a, F32 b, F32 c) { return a * b + c; }
+// a * b + c, in one rounding where the instruction set has it. The build forbids compilers to contract what is not
+// written so: a sum must not depend on the loop around it.
+inline F32 fma(F32 a, F32 b, F32 c) {
+#if defined(__AVX512F__)
+  return bits_as<F32>(_mm512_fmadd_ps(bits_as<__m512>(a), bits_as<__m512>(b), bits_as<__m512>(c)));
+#elif defined(__FMA__)
+  return bits_as<F32>(_mm256_fmadd_ps(bits_as<__m256>(a), bits_as<__m256>(b), bits_as<__m256>(c)));
+#else
+  return a * b + c;
+#endif
+}
 
 inline F32 min(F32 a, F32 b) { return a < b ? a : b; }
 // Keeps `a` if it is no number.

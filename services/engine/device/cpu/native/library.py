@@ -1,0 +1,39 @@
+"""The kernels' library, loaded by ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from services.engine.device.cpu.native.build import BuildError, build, kernel_directory
+from services.engine.device.cpu.native.levels import Level, best_level
+
+# What ctypes calls a type of an argument or a result; None is void.
+CType = Any
+
+
+class Library:
+    """One loaded library. Its functions release the interpreter's lock while they run."""
+
+    def __init__(self, level: Level, path: Path) -> None:
+        """Raises BuildError if the file cannot be loaded."""
+        self.level = level
+        self.path = path
+        try:
+            self._library = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise BuildError(f"{path} cannot be loaded: {error}") from error
+
+    def function(self, name: str, result: CType, *arguments: CType) -> Callable[..., Any]:
+        """The function `name` of the library's C interface, with the types that it takes and gives."""
+        function = self._library[name]
+        function.restype, function.argtypes = result, arguments
+        return function
+
+
+def open_library(level: Level | None = None, *, cache: Path | None = None) -> Library:
+    """The kernels of `level` (None: the best that this CPU has), built if need be. Raises BuildError."""
+    chosen = level or best_level()
+    return Library(chosen, build(chosen, kernel_directory(cache)))
