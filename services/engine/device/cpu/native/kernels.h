@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "activation.h"
 #include "simd.h"
 #include "team.h"
 
@@ -69,8 +70,6 @@ int64_t operand_stride(WeightKind kind, int32_t inputs);
 // on its neighbours.
 void put_row(WeightKind kind, const float* x, int32_t inputs, const Operand& operand, int64_t row);
 
-enum class Activation : int32_t { kNone = 0, kSilu = 1, kGeluTanh = 2, kGelu = 3 };
-
 // What becomes of the products. `out` float32 [rows, width], `stride` floats from row to row.
 //   kStore  out = product + bias
 //   kAdd    out += factor * (product + bias): the residual stream
@@ -121,8 +120,6 @@ void rms_norm(const float* x, const float* weight, int32_t size, float eps, floa
 // Rotates the first `rotated` of a head's dimensions, halves paired: cosines and sines float32 [rotated / 2].
 void rotate(float* head, const float* cosines, const float* sines, int32_t rotated);
 
-F32 activate(Activation activation, F32 x);
-
 // ---- Attention over paged KV (attention_*.cpp) ----------------------------------------------------------------------
 
 enum class CacheKind : int32_t { kFloat32 = 0, kBfloat16 = 1 };
@@ -138,8 +135,8 @@ struct Cache {
 };
 
 // A sequence's tokens in a forward: rows [first, first + tokens) of the batch, at positions context, context + 1, ...
-// `blocks`: ids of the blocks of positions 0 to context + tokens, in order. Their keys and values are in the cache
-// already, those of the forward's own tokens included.
+// `blocks`: ids of the blocks of positions 0 to context + tokens, in order; where all layers have a window, those before
+// it may be anything. Keys and values are in the cache already, those of the forward's own tokens included.
 struct Span {
   int64_t first;
   int32_t tokens;
@@ -149,6 +146,7 @@ struct Span {
 
 struct AttentionShape {
   int32_t heads;
+  // More than 0.
   float scale;
   // How many positions a token looks back, itself included; 0: all.
   int32_t window;
@@ -159,14 +157,25 @@ struct AttentionShape {
 // Writes a token's keys and values [kv_heads, head_dim] at its slot.
 void write_kv(const Cache& cache, int64_t slot, const float* key, const float* value);
 
-// Pieces of the attention of all spans, and one of them. query float32 [rows, query_stride], a token's heads
-// [heads, head_dim] at its start; out float32 [rows, heads * head_dim]. `scratch`: attention_scratch() bytes of the
-// calling thread. A plan is made once a forward (its spans are the same in all layers).
+// Head dimensions are multiples of 8 up to 256, heads a multiple of kv heads, block sizes any.
+bool attention_supported(const Cache& cache, int32_t heads);
+
+// The attention of all spans, divided into pieces, the largest first. A plan is made once a forward (its spans are the
+// same in all layers) and reads the spans' blocks as long as it lives; null where there is no memory for it.
+//
+// What comes out for a token depends on its own query and on the keys and values that it sees, bit by bit: not on the
+// batch around it, nor on how its tokens came in spans, nor on the number of threads, nor on what lies in other slots.
 struct AttentionPlan;
 AttentionPlan* plan_attention(const Span* spans, int64_t count, const Cache& cache, int32_t heads, int threads);
 void free_plan(AttentionPlan* plan);
 int64_t attention_pieces(const AttentionPlan& plan);
 int64_t attention_scratch(const AttentionPlan& plan);
+
+// One piece, in any order and thread; but a layer's pieces must all be done before those of the next one begin. query
+// float32 [rows, query_stride], a token's heads [heads, head_dim] at its start; out float32 [rows, heads * head_dim].
+// `scratch`: attention_scratch() bytes of the calling thread, 64-byte aligned.
+// A bfloat16 cache is multiplied with queries and weights rounded to bfloat16 where the CPU has such products, else with
+// both as they are.
 void attend(
     const AttentionPlan& plan, int64_t piece, const AttentionShape& shape, const Cache& cache, const float* query,
     int64_t query_stride, float* out, void* scratch);

@@ -85,6 +85,14 @@ inline void from_float(float value, Bf16* at) {
   at->bits = value != value ? 0x7fc0 : static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
+// Writes `count` floats as elements of another kind.
+template <typename Element>
+inline void convert(const float* from, int64_t count, Element* to) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) store(to + i, load(from + i));
+  for (; i < count; ++i) from_float(from[i], to + i);
+}
+
 // a * b + c, in one rounding where the instruction set has it. The build forbids compilers to contract what is not
 // written so: a sum must not depend on the loop around it.
 inline F32 fma(F32 a, F32 b, F32 c) {
@@ -120,6 +128,24 @@ inline float largest(F32 value) {
   return most;
 #endif
 }
+
+// The first `count` lanes of four bytes at `at`, zeros in the others; nothing behind is read.
+inline U32 load_first(const void* at, int count) {
+#if defined(__AVX512F__)
+  return bits_as<U32>(_mm512_maskz_loadu_epi32(static_cast<__mmask16>((1u << count) - 1), at));
+#else
+  U32 lanes{};
+  std::memcpy(&lanes, at, 4 * static_cast<size_t>(count));
+  return lanes;
+#endif
+}
+
+// Whether products of brain floats cost less than those of floats.
+#if defined(__AVX512BF16__)
+constexpr bool kMultipliesPairs = true;
+#else
+constexpr bool kMultipliesPairs = false;
+#endif
 
 // Lanes of two brain floats each, for dot products.
 inline U32 load_pairs(const Bf16* at) { return load_as<U32>(at); }

@@ -1,0 +1,89 @@
+// How the attention of a forward is divided, and what its pieces keep in memory.
+//
+// Everything is computed in chunks of kChunk positions that begin at multiples of it: their sums are joined in turn,
+// whoever computed them. So it makes no difference which thread computes which of them, and long contexts of few
+// sequences are divided like short ones of many.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "attention_products.h"
+#include "attention_softmax.h"
+#include "kernels.h"
+
+namespace catenary {
+
+constexpr int kChunk = 128;
+// Rows (a token's heads of one kv head) that go through a chunk together: their scores stay in the nearest cache.
+constexpr int kBlockRows = 24;
+// Rows that share one packing of keys and values.
+constexpr int kTileRows = 192;
+
+static_assert(kChunk % kWidth == 0);
+
+// Some tokens of a span.
+struct AttentionTile {
+  int64_t first;
+  int32_t tokens;
+  // Of the first token.
+  int32_t position;
+  const int32_t* blocks;
+  int32_t chunks;
+  // Where the sums of its chunks begin in `partials`, in rows of sums; -1 if whoever attends to a head does so for all
+  // chunks.
+  int64_t partials;
+};
+
+// Some kv heads of a tile, and some of its chunks.
+struct AttentionPiece {
+  int32_t tile;
+  int32_t head;
+  int32_t heads;
+  int32_t chunk;
+  int32_t chunks;
+  // Pieces that attend to the same heads for other chunks, and the counter of those that are done; 1 if there are none.
+  int32_t parts;
+  int32_t counter;
+  int64_t work;
+};
+
+struct AttentionPlan {
+  int32_t heads;
+  int32_t kv_heads;
+  int32_t group;
+  int32_t dims;
+  // `dims` in whole vectors: a row of sums.
+  int32_t columns;
+  CacheKind kind;
+  std::vector<AttentionTile> tiles;
+  std::vector<AttentionPiece> pieces;
+  // Most rows of a piece, its kv heads together.
+  int64_t rows;
+  // Of tiles whose chunks are divided: sums [chunks, kv_heads, rows of the tile, columns], and likewise.
+  std::unique_ptr<float[]> sums;
+  std::unique_ptr<float[]> most;
+  std::unique_ptr<float[]> total;
+  std::unique_ptr<std::atomic<int32_t>[]> done;
+
+  Softmax partials(const AttentionTile& tile, int chunk, int head) const {
+    const int64_t row = tile.partials + (static_cast<int64_t>(chunk) * kv_heads + head) * tile.tokens * group;
+    return Softmax{sums.get(), most.get(), total.get()}.at(row, columns);
+  }
+};
+
+// Where a piece keeps what in its thread's scratch: offsets in bytes, multiples of 64.
+struct AttentionScratch {
+  int64_t slots, keys, values, scores, queries;
+  int64_t sums, most, total;
+  int64_t chunk_sums, chunk_most, chunk_total;
+  int64_t bytes;
+  // Units of four bytes in a packed row of keys, and in a panel of values.
+  int32_t units;
+  int64_t value_stride;
+
+  explicit AttentionScratch(const AttentionPlan& plan);
+};
+
+}  // namespace catenary
