@@ -1,0 +1,78 @@
+// Packing for Python, and whole linear layers for tests and measurements.
+#include "kernels.h"
+
+using catenary::Linear;
+using catenary::Operand;
+using catenary::Pieces;
+using catenary::Result;
+using catenary::Team;
+using catenary::WeightKind;
+using catenary::Worker;
+
+namespace {
+
+// Layers that are computed one after another, each with the same rows and a result of its own.
+struct Run {
+  const Linear* layers;
+  const Operand* operands;
+  const Result* results;
+  int64_t count;
+  const float* x;
+  int64_t stride;
+  int64_t rows;
+  int32_t threads;
+};
+
+void run_layers(void* context, Worker& worker) {
+  const Run& run = *static_cast<const Run*>(context);
+  for (int64_t index = 0; index < run.count; ++index) {
+    const Linear& layer = run.layers[index];
+    const Operand& operand = run.operands[index];
+    worker.share(run.rows, [&](int64_t row) {
+      catenary::put_row(layer.kind, run.x + row * run.stride, layer.inputs, operand, row);
+    });
+    const Pieces pieces = catenary::divide(layer, run.rows, run.threads);
+    worker.share(pieces.count, [&](int64_t piece) {
+      catenary::multiply(layer, operand, run.rows, pieces, piece, run.results[index]);
+    });
+  }
+}
+
+}  // namespace
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+// Outputs with those that fill up the last panels.
+int64_t catenary_padded_outputs(int32_t outputs, int32_t gated) {
+  return catenary::panels_of(outputs, gated) * catenary::kPanel;
+}
+
+int64_t catenary_packed_bytes(int32_t kind, int32_t outputs, int32_t inputs, int32_t gated) {
+  return catenary::packed_bytes(static_cast<WeightKind>(kind), outputs, inputs, gated);
+}
+
+void catenary_pack(
+    int32_t kind, const float* weight, const float* ups, int32_t outputs, int32_t inputs, void* panels, float* scales,
+    int32_t* sums) {
+  catenary::pack(static_cast<WeightKind>(kind), weight, ups, outputs, inputs, panels, scales, sums);
+}
+
+void catenary_pack_bias(const float* bias, const float* ups, int32_t outputs, float* packed) {
+  catenary::pack_bias(bias, ups, outputs, packed);
+}
+
+int64_t catenary_operand_stride(int32_t kind, int32_t inputs) {
+  return catenary::operand_stride(static_cast<WeightKind>(kind), inputs);
+}
+
+// x: float32 [rows], `stride` floats from row to row. Every layer has an operand and a result.
+void catenary_run_layers(
+    Team* team, const Linear* layers, const Operand* operands, const Result* results, int64_t count, const float* x,
+    int64_t stride, int64_t rows) {
+  Run run = {layers, operands, results, count, x, stride, rows, team->size()};
+  team->run(run_layers, &run);
+}
+
+}  // extern "C"
+#pragma GCC visibility pop

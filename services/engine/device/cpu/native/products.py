@@ -1,0 +1,167 @@
+"""Linear layers of the kernels from Python: for tests and measurements. Forwards call them in C++."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import c_float, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+
+from services.engine.device.cpu.native.library import Library
+
+
+class Kind(IntEnum):
+    """`WeightKind` of kernels.h."""
+
+    FLOAT32 = 0
+    BFLOAT16 = 1
+    INT8 = 2
+    INT4 = 3
+
+
+class Way(IntEnum):
+    """`Result::Way` of kernels.h."""
+
+    STORE = 0
+    ADD = 1
+    GATE = 2
+
+
+class _Linear(ctypes.Structure):
+    _fields_ = [
+        ("kind", c_int32),
+        ("outputs", c_int32),
+        ("inputs", c_int32),
+        ("gated", c_int32),
+        ("panels", c_void_p),
+        ("scales", c_void_p),
+        ("sums", c_void_p),
+        ("bias", c_void_p),
+    ]
+
+
+class _Operand(ctypes.Structure):
+    _fields_ = [("data", c_void_p), ("stride", c_int64), ("scales", c_void_p)]
+
+
+class _Result(ctypes.Structure):
+    _fields_ = [
+        ("way", c_int32),
+        ("activation", c_int32),
+        ("factor", c_float),
+        ("out", c_void_p),
+        ("stride", c_int64),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLayer:
+    """A packed weight [outputs, inputs]; of a gated layer gates and ups, `outputs` counting both."""
+
+    kind: Kind
+    outputs: int
+    inputs: int
+    gated: bool
+    panels: torch.Tensor
+    scales: torch.Tensor
+    sums: torch.Tensor
+    bias: torch.Tensor | None
+
+    def structure(self) -> _Linear:
+        bias = None if self.bias is None else self.bias.data_ptr()
+        pointers = (self.panels.data_ptr(), self.scales.data_ptr(), self.sums.data_ptr(), bias)
+        return _Linear(self.kind, self.outputs, self.inputs, self.gated, *pointers)
+
+
+def aligned_bytes(size: int) -> torch.Tensor:
+    """Zeroed bytes that begin at a multiple of 64."""
+    memory = torch.zeros(size + 64, dtype=torch.uint8)
+    start = -memory.data_ptr() % 64
+    return memory[start : start + size]
+
+
+class Products:
+    """Packs and multiplies with `threads` threads."""
+
+    def __init__(self, library: Library, threads: int = 1) -> None:
+        """Raises MemoryError if there are no such threads."""
+        function = library.function
+        self._padded = function("catenary_padded_outputs", c_int64, c_int32, c_int32)
+        self._bytes = function("catenary_packed_bytes", c_int64, *[c_int32] * 4)
+        self._stride = function("catenary_operand_stride", c_int64, c_int32, c_int32)
+        pack = [c_int32, c_void_p, c_void_p, c_int32, c_int32, c_void_p, c_void_p, c_void_p]
+        self._pack = function("catenary_pack", None, *pack)
+        self._pack_bias = function("catenary_pack_bias", None, c_void_p, c_void_p, c_int32, c_void_p)
+        run = [c_void_p] * 4 + [c_int64, c_void_p, c_int64, c_int64]
+        self._run = function("catenary_run_layers", None, *run)
+        self._free_team = function("catenary_team_free", None, c_void_p)
+        self._team = function("catenary_team_new", c_void_p, c_int32, c_void_p, c_int32)(threads, None, 0)
+        if not self._team:
+            raise MemoryError(f"no {threads} threads can be had")
+
+    def close(self) -> None:
+        self._free_team(self._team)
+
+    def pack(
+        self,
+        kind: Kind,
+        weight: torch.Tensor,
+        ups: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+    ) -> PackedLayer:
+        """weight float32 [outputs, inputs]; ups, of a gated layer, as many. bias [outputs], gates first."""
+        gated = ups is not None
+        rows, inputs = weight.shape
+        outputs = 2 * rows if gated else rows
+        padded = self._padded(outputs, gated)
+        panels = aligned_bytes(self._bytes(kind, outputs, inputs, gated))
+        scales, sums = torch.zeros(padded), torch.zeros(padded, dtype=torch.int32)
+        weight, ups = weight.contiguous(), None if ups is None else ups.contiguous()
+        second = None if ups is None else ups.data_ptr()
+        addresses = (panels.data_ptr(), scales.data_ptr(), sums.data_ptr())
+        self._pack(kind, weight.data_ptr(), second, outputs, inputs, *addresses)
+        packed_bias = None
+        if bias is not None:
+            packed_bias = torch.zeros(padded)
+            second = bias[rows:].data_ptr() if gated else None
+            self._pack_bias(bias.data_ptr(), second, outputs, packed_bias.data_ptr())
+        return PackedLayer(kind, outputs, inputs, gated, panels, scales, sums, packed_bias)
+
+    def multiply(
+        self,
+        layers: Sequence[PackedLayer],
+        x: torch.Tensor,
+        outs: Sequence[torch.Tensor],
+        *,
+        way: Way = Way.STORE,
+        activation: int = 0,
+        factor: float = 1.0,
+    ) -> tuple[torch.Tensor, ...]:
+        """Multiplies x float32 [rows, the most inputs] with each layer, and writes or adds to `outs`.
+
+        A layer with fewer inputs takes the first ones. Gives the operands' scales, of int8 layers.
+        """
+        rows = x.shape[0]
+        operands, scales, held = [], [], []
+        for layer in layers:
+            stride = self._stride(layer.kind, layer.inputs)
+            data, scale = aligned_bytes(rows * stride), torch.zeros(rows)
+            held.append(data)
+            scales.append(scale)
+            operands.append(_Operand(data.data_ptr(), stride, scale.data_ptr()))
+        results = [_Result(way, activation, factor, out.data_ptr(), out.stride(0)) for out in outs]
+        count = len(layers)
+        self._run(
+            self._team,
+            (_Linear * count)(*(layer.structure() for layer in layers)),
+            (_Operand * count)(*operands),
+            (_Result * count)(*results),
+            count,
+            x.data_ptr(),
+            x.stride(0),
+            rows,
+        )
+        return tuple(scales)

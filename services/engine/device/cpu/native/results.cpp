@@ -1,0 +1,55 @@
+#include "results.h"
+
+namespace catenary {
+
+namespace {
+
+// A vector of products of a row, from its sums; `output` counts in panels.
+F32 product(const Linear& linear, const Operand& operand, int64_t row, int64_t output, const uint8_t* sums) {
+  F32 value;
+  if (linear.kind == WeightKind::kInt8) {
+    // Activations are bytes 128 above what they stand for.
+    const I32 whole = load_as<I32>(sums) - 128 * load_as<I32>(linear.sums + output);
+    value = to_floats(whole) * (operand.scales[row] * load(linear.scales + output));
+  } else {
+    value = load_as<F32>(sums);
+  }
+  return linear.bias == nullptr ? value : value + load(linear.bias + output);
+}
+
+// Writes the first `count` lanes.
+void write(const Result& result, F32 value, float* out, int64_t count) {
+  if (count >= kLanes) {
+    store(out, result.way == Result::Way::kAdd ? fma(splat(result.factor), value, load(out)) : value);
+    return;
+  }
+  F32 old = F32{};
+  if (result.way == Result::Way::kAdd) {
+    std::memcpy(&old, out, count * sizeof(float));
+    value = fma(splat(result.factor), value, old);
+  }
+  std::memcpy(out, &value, count * sizeof(float));
+}
+
+}  // namespace
+
+void finish(
+    const Linear& linear, const Operand& operand, const Result& result, const Place& place, const uint8_t* sums,
+    const uint8_t* ups) {
+  const bool gate = result.way == Result::Way::kGate;
+  const int64_t columns = gate ? linear.outputs / 2 : linear.outputs;
+  const int64_t first = (gate ? place.panel / 2 : place.panel) * kPanel;
+  for (int64_t row = 0; row < place.rows; ++row)
+    for (int64_t half = 0; half < 2; ++half) {
+      const int64_t column = first + half * kLanes, output = place.panel * kPanel + half * kLanes;
+      if (column >= columns) continue;
+      const int64_t at = row * kTileBytes + half * kBytes;
+      F32 value = product(linear, operand, place.row + row, output, sums + at);
+      if (gate)
+        value = activate(result.activation, value) *
+                product(linear, operand, place.row + row, output + kPanel, ups + at);
+      write(result, value, result.out + (place.row + row) * result.stride + column, columns - column);
+    }
+}
+
+}  // namespace catenary

@@ -1,0 +1,40 @@
+#include "tile.h"
+
+#include <array>
+#include <utility>
+
+#include "tile_int4.h"
+#include "tile_steps.h"
+
+namespace catenary {
+
+namespace {
+
+template <typename Tiles, int... Index>
+constexpr std::array<TileFunction, sizeof...(Index)> by_rows(std::integer_sequence<int, Index...>) {
+  return {&Tiles::template add<Index + 1>...};
+}
+
+template <typename Tiles>
+TileFunctions describe() {
+  static constexpr auto functions = by_rows<Tiles>(std::make_integer_sequence<int, Tiles::kRows>{});
+  return {functions.data(), Tiles::kRows, Tiles::kInputs, Tiles::kRowBytes, Tiles::kPanelBytes};
+}
+
+}  // namespace
+
+TileFunctions tile_functions(WeightKind kind) {
+  switch (kind) {
+    case WeightKind::kFloat32:
+      return describe<StepTiles<Float32Dot>>();
+    case WeightKind::kInt8:
+      return describe<StepTiles<Int8Dot>>();
+    case WeightKind::kInt4:
+      return describe<Int4Tiles>();
+    case WeightKind::kBfloat16:
+      break;
+  }
+  return describe<StepTiles<Bfloat16Dot>>();
+}
+
+}  // namespace catenary

@@ -1,0 +1,74 @@
+// Tiles of int4 weights: a step is a group of inputs, whose sum counts by the group's scale.
+#pragma once
+
+#include "packing.h"
+#include "tile.h"
+
+namespace catenary {
+
+// Pairs of brain floats from the lowest four bits of each 16 bits of `words`; see packing_int4.cpp.
+inline U32 pairs_of(U32 words) {
+#if defined(__AVX512BW__)
+  // -8 to 7 as brain floats, twice: the fifth bit of an index belongs to the next weight.
+  alignas(64) static constexpr uint16_t table[32] = {
+      0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000,
+      0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040,
+      0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0,
+  };
+  return bits_as<U32>(_mm512_permutexvar_epi16(bits_as<__m512i>(words), _mm512_load_si512(table)));
+#else
+  const I32 even = bits_as<I32>(words & 0xf) - 8, odd = bits_as<I32>((words >> 16) & 0xf) - 8;
+  return (bits_as<U32>(to_floats(even)) >> 16) | bits_as<U32>(to_floats(odd));
+#endif
+}
+
+struct Int4Tiles {
+  // The sums of a group stand beside those of all groups.
+  static constexpr int kRows = kManyRegisters ? 6 : 2;
+  static constexpr int kInputs = kGroup;
+  static constexpr int64_t kRowBytes = 2 * kGroup;
+  static constexpr int64_t kPanelBytes = kGroupBytes;
+
+  template <int Rows>
+  static void add(const Stretch& stretch, const uint8_t* x, int64_t stride, uint8_t* tile) {
+    F32 totals[Rows][2];
+    load_tile(tile, totals);
+    const uint8_t* panel = stretch.panel;
+    const uint8_t* ahead = stretch.ahead;
+    for (int64_t step = 0; step < stretch.steps; ++step) {
+      prefetch<kPanelBytes>(ahead);
+      F32 sums[Rows][2] = {};
+      add_group<Rows>(panel + 2 * kPanel, x + kRowBytes * step, stride, sums);
+      const Bf16* scales = reinterpret_cast<const Bf16*>(panel);
+      const F32 left = load(scales), right = load(scales + kLanes);
+      for (int row = 0; row < Rows; ++row) {
+        totals[row][0] = fma(sums[row][0], left, totals[row][0]);
+        totals[row][1] = fma(sums[row][1], right, totals[row][1]);
+      }
+      panel += kPanelBytes;
+      ahead += stretch.ahead_bytes;
+    }
+    store_tile(totals, tile);
+  }
+
+ private:
+  template <int Rows>
+  static void add_group(const uint8_t* words, const uint8_t* x, int64_t stride, F32 (&sums)[Rows][2]) {
+    for (int quarter = 0; quarter < kGroup / 8; ++quarter) {
+      U32 left = load_as<U32>(words + 2 * quarter * kBytes);
+      U32 right = load_as<U32>(words + (2 * quarter + 1) * kBytes);
+      for (int pair = 0; pair < 4; ++pair) {
+        const U32 left_pairs = pairs_of(left), right_pairs = pairs_of(right);
+        for (int row = 0; row < Rows; ++row) {
+          const U32 spread = splat_pair(reinterpret_cast<const Bf16*>(x + row * stride) + 8 * quarter + 2 * pair);
+          sums[row][0] = dot_pairs(sums[row][0], spread, left_pairs);
+          sums[row][1] = dot_pairs(sums[row][1], spread, right_pairs);
+        }
+        left >>= 4;
+        right >>= 4;
+      }
+    }
+  }
+};
+
+}  // namespace catenary
