@@ -45,4 +45,7 @@ echo "setup: the built-in models"
 "${pip[@]}" --no-deps --require-hashes -r requirements/xgrammar.lock
 echo "setup: catenary"
 "${pip[@]}" --no-deps --no-build-isolation --editable .
+echo "setup: the CPU's kernels"
+# Without a compiler torch's are used, and the line that says so is all.
+"$venv/bin/python" -m services.engine.device.cpu.native >/dev/null || true
 echo "setup: done"

@@ -39,6 +39,16 @@ COPY catenary ./catenary
 COPY services/__init__.py ./services/
 COPY services/engine ./services/engine
 
+# The CPU's kernels, for every CPU of the architecture. Where no compiler can be had the image comes without them, and
+# torch's are used.
+FROM ${BASE_IMAGE} AS kernels
+RUN command -v c++ >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends g++; } \
+    >/dev/null 2>&1 || echo "no C++ compiler can be installed: the image gets no CPU kernels"
+COPY --from=build /opt/venv /opt/venv
+COPY --from=source /app /app
+RUN mkdir /kernels && { PYTHONPATH=/app /opt/venv/bin/python -m services.engine.device.cpu.native --all --into /kernels \
+    || true; } && rm -f /kernels/.lock
+
 FROM ${GAUDI_IMAGE} AS hpu
 ARG PACKAGE_INDEX=
 USER root
@@ -67,6 +77,7 @@ RUN useradd --uid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nolog
     && install -d -o 10001 -g 10001 /models /hf
 COPY --from=build /opt/venv /opt/venv
 COPY --from=source /app /app
+COPY --from=kernels /kernels /app/services/engine/device/cpu/native/built
 RUN python -m compileall -q /app
 ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/app PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONSAFEPATH=1 \
     CATENARY_CACHE=/models HF_HOME=/hf CATENARY_ENGINE_DEVICE=cpu OMP_WAIT_POLICY=PASSIVE

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.engine.device.cpu.native.build import BuildError, build, find_compiler
+from services.engine.device.cpu.native.building import BuildError, build, find_compiler
 from services.engine.device.cpu.native.levels import LEVELS, Level, best_level, levels_here
 from services.engine.device.cpu.native.library import Library, open_library
 

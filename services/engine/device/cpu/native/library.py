@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from services.engine.device.cpu.native.build import BuildError, build, kernel_directory
+from services.engine.device.cpu.native.building import BuildError, build, kernel_directory
 from services.engine.device.cpu.native.levels import Level, best_level
 
 # What ctypes calls a type of an argument or a result; None is void.

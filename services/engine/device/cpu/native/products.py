@@ -76,18 +76,11 @@ class PackedLayer:
         return _Linear(self.kind, self.outputs, self.inputs, self.gated, *pointers)
 
 
-def aligned_bytes(size: int) -> torch.Tensor:
-    """Zeroed bytes that begin at a multiple of 64."""
-    memory = torch.zeros(size + 64, dtype=torch.uint8)
-    start = -memory.data_ptr() % 64
-    return memory[start : start + size]
-
-
 class Products:
     """Packs and multiplies with `threads` threads."""
 
     def __init__(self, library: Library, threads: int = 1) -> None:
-        """Raises MemoryError if there are no such threads."""
+        """Raises MemoryError if there are no such threads. Memory of torch is aligned as the kernels need."""
         function = library.function
         self._padded = function("catenary_padded_outputs", c_int64, c_int32, c_int32)
         self._bytes = function("catenary_packed_bytes", c_int64, *[c_int32] * 4)
@@ -117,7 +110,7 @@ class Products:
         rows, inputs = weight.shape
         outputs = 2 * rows if gated else rows
         padded = self._padded(outputs, gated)
-        panels = aligned_bytes(self._bytes(kind, outputs, inputs, gated))
+        panels = torch.zeros(self._bytes(kind, outputs, inputs, gated), dtype=torch.uint8)
         scales, sums = torch.zeros(padded), torch.zeros(padded, dtype=torch.int32)
         weight, ups = weight.contiguous(), None if ups is None else ups.contiguous()
         second = None if ups is None else ups.data_ptr()
@@ -148,7 +141,7 @@ class Products:
         operands, scales, held = [], [], []
         for layer in layers:
             stride = self._stride(layer.kind, layer.inputs)
-            data, scale = aligned_bytes(rows * stride), torch.zeros(rows)
+            data, scale = torch.zeros(rows * stride, dtype=torch.uint8), torch.zeros(rows)
             held.append(data)
             scales.append(scale)
             operands.append(_Operand(data.data_ptr(), stride, scale.data_ptr()))

@@ -1,0 +1,105 @@
+"""The native kernels' libraries are built once, by whatever compiler is there, and refused in one line."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from services.engine.device.cpu.native import LEVELS, BuildError, best_level, build, levels_here, open_library
+
+PORTABLE = LEVELS[-1]
+# Writes a word to each output file, and a line to a log for each link.
+COMPILER = """#!/bin/sh
+if [ "$1" = --version ]; then echo "compiler {version}"; exit 0; fi
+for last; do :; done
+case "$1" in -shared) echo linked >>"{log}" ;; esac
+echo made >"$last"
+"""
+
+
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return write_compiler(tmp_path, monkeypatch, COMPILER.format(version=1, log=tmp_path / "log"))
+
+
+def write_compiler(directory: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> Path:
+    path = directory / "cxx"
+    path.write_text(text)
+    path.chmod(0o755)
+    monkeypatch.setenv("CXX", str(path))
+    return path
+
+
+def links(directory: Path) -> int:
+    return (directory / "log").read_text().count("linked")
+
+
+def test_library_is_built_once_by_all_who_ask_at_once(tmp_path: Path, compiler: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        paths = list(pool.map(lambda _: build(PORTABLE, tmp_path / "kept"), range(8)))
+    assert len(set(paths)) == 1
+    assert paths[0].read_text() == "made\n"
+    assert links(tmp_path) == 1
+    assert sorted(path.name for path in paths[0].parent.iterdir()) == [".lock", paths[0].name]
+
+
+def test_another_compiler_builds_anew(
+    tmp_path: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = build(PORTABLE, tmp_path / "kept")
+    write_compiler(tmp_path, monkeypatch, COMPILER.format(version=2, log=tmp_path / "log"))
+    assert build(PORTABLE, tmp_path / "kept") != first
+    assert links(tmp_path) == 2
+
+
+def test_levels_have_libraries_of_their_own(tmp_path: Path, compiler: Path) -> None:
+    assert len({build(level, tmp_path / "kept") for level in LEVELS}) == len(LEVELS)
+
+
+def test_without_a_compiler_a_library_of_these_sources_does(
+    tmp_path: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.engine.device.cpu.native.building.BUILT", tmp_path / "built")
+    made = build(PORTABLE, tmp_path / "kept")
+    monkeypatch.setenv("CXX", str(tmp_path / "nothing"))
+    assert build(PORTABLE, tmp_path / "kept") == made
+    with pytest.raises(BuildError, match=r"no C\+\+ compiler is here"):
+        build(PORTABLE, tmp_path / "other")
+    (tmp_path / "kept").rename(tmp_path / "built")
+    assert build(PORTABLE, tmp_path / "other").parent == tmp_path / "built"
+
+
+def test_refusals_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_compiler(tmp_path, monkeypatch, "#!/bin/sh\necho 'a.cpp:1: error: no such type' >&2; exit 1\n")
+    with pytest.raises(BuildError, match=r"failed: a\.cpp:1: error: no such type$"):
+        build(PORTABLE, tmp_path / "kept")
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == [".lock"]
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BuildError, match="cannot keep the kernels"):
+        build(PORTABLE, tmp_path / "file" / "kept")
+
+
+def test_what_cannot_be_loaded_is_refused(
+    tmp_path: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(BuildError, match="cannot be loaded"):
+        open_library(PORTABLE, cache=tmp_path)
+
+
+def test_old_libraries_are_dropped(tmp_path: Path, compiler: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    for age in range(40):
+        (kept / f"avx2-{age}.so").write_text("")
+        os.utime(kept / f"avx2-{age}.so", (1000 - age, 1000 - age))
+    built = build(PORTABLE, kept)
+    left = {path.name for path in kept.glob("*.so")}
+    assert left == {built.name, *(f"avx2-{age}.so" for age in range(31))}
+
+
+def test_every_cpu_has_a_level() -> None:
+    assert levels_here()[-1] == PORTABLE
+    assert best_level() == levels_here()[0]
