@@ -1,0 +1,50 @@
+"""Load on servers of the OpenAI API, and what it shows: latencies, throughput, goodput.
+
+It knows no service and no engine; it needs the extra `bench` without the plots.
+"""
+
+from __future__ import annotations
+
+from catenary.bench.arrivals import Arrivals, Ramp, RampShape
+from catenary.bench.conversations import Conversation, Turn, random_conversations
+from catenary.bench.files import FileLimits, lines_conversations, sharegpt_conversations
+from catenary.bench.lengths import Lengths, parse_lengths
+from catenary.bench.load import Progress, run, run_load
+from catenary.bench.objectives import parse_objectives
+from catenary.bench.plan import DEFAULT_PERCENTILES, LoadPlan
+from catenary.bench.records import Record
+from catenary.bench.results import LoadResult
+from catenary.bench.sources import PlainWords, Source, TokenizerText, TokenRange
+from catenary.bench.statistics import Distribution, describe
+from catenary.bench.target import BenchError, Endpoint, Target
+
+__all__ = [
+    "DEFAULT_PERCENTILES",
+    "Arrivals",
+    "BenchError",
+    "Conversation",
+    "Distribution",
+    "Endpoint",
+    "FileLimits",
+    "Lengths",
+    "LoadPlan",
+    "LoadResult",
+    "PlainWords",
+    "Progress",
+    "Ramp",
+    "RampShape",
+    "Record",
+    "Source",
+    "Target",
+    "TokenRange",
+    "TokenizerText",
+    "Turn",
+    "describe",
+    "lines_conversations",
+    "parse_lengths",
+    "parse_objectives",
+    "random_conversations",
+    "run",
+    "run_load",
+    "sharegpt_conversations",
+]

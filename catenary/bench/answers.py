@@ -1,0 +1,146 @@
+"""An answer while it comes, and what is wrong with it."""
+
+from __future__ import annotations
+
+from array import array
+
+import msgspec
+
+from catenary.bench.chunks import Usage, decode_chunk, error_text
+from catenary.bench.sse import EventReader, EventTooLarge
+
+_MAX_REFUSAL_BYTES = 1 << 16
+
+
+class Answer:
+    """One answer: the connection tells it what comes, and it says when it is over.
+
+    Moments are those of time.monotonic. `moments` are the arrivals of chunks with something generated in
+    them. `failure` is the kind of what went wrong (None: nothing), `detail` one line about it.
+    """
+
+    __slots__ = (
+        "_body",
+        "_events",
+        "_finished",
+        "_keeps_text",
+        "_pieces",
+        "_streamed",
+        "cached_tokens",
+        "detail",
+        "done",
+        "ended",
+        "failure",
+        "finish_moment",
+        "moments",
+        "output_tokens",
+        "prompt_tokens",
+        "started",
+        "status",
+    )
+
+    def __init__(self, *, keeps_text: bool = False) -> None:
+        self.status = 0
+        self.started = False
+        self.done = False
+        self.ended = 0.0
+        self.moments = array("d")
+        self.finish_moment: float | None = None
+        self.prompt_tokens: int | None = None
+        self.cached_tokens: int | None = None
+        self.output_tokens: int | None = None
+        self.failure: str | None = None
+        self.detail = ""
+        self._events = EventReader()
+        self._streamed = False
+        self._finished = False
+        self._keeps_text = keeps_text
+        self._pieces: list[str] = []
+        self._body = b""
+
+    @property
+    def text(self) -> str:
+        """What was generated, if it was to be kept."""
+        return "".join(self._pieces)
+
+    def head(self, status: int, content_type: bytes) -> None:
+        """The status line and the headers came."""
+        self.started = True
+        self.status = status
+        self._streamed = status == 200 and content_type.startswith(b"text/event-stream")
+
+    def body(self, data: bytes, now: float) -> None:
+        """A part of the body came. Once the last event is there, or one is wrong, `done` is set."""
+        if self.done:
+            return
+        if not self._streamed:
+            self._body += data[: _MAX_REFUSAL_BYTES - len(self._body)]
+            return
+        try:
+            for event in self._events.feed(data):
+                self._event(event, now)
+                if self.done:
+                    return
+        except EventTooLarge as error:
+            self.fail("bad_answer", str(error), now)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            self.fail("bad_answer", "an event is no chunk of this API", now)
+
+    def complete(self, now: float) -> None:
+        """The body is over."""
+        if self.done:
+            return
+        if self.status != 200:
+            self.fail(f"http_{self.status}", error_text(self._body), now)
+        elif not self._streamed:
+            self.fail("bad_answer", "the answer is no event stream", now)
+        elif self._finished:
+            self._end(now)
+        else:
+            self.fail("cut", "the stream ended before the answer did", now)
+
+    def lost(self, now: float, detail: str) -> None:
+        """The connection is gone. An answer whose end was told is whole: some servers hang up in place of
+        [DONE]."""
+        if self.done:
+            return
+        if self._streamed and self._finished:
+            self._end(now)
+        else:
+            self.fail("cut", detail, now)
+
+    def fail(self, kind: str, detail: str, now: float) -> None:
+        """It will not be whole. Only the first reason counts."""
+        if not self.done:
+            self.failure, self.detail = kind, detail
+            self._end(now)
+
+    def _event(self, event: bytes, now: float) -> None:
+        if event == b"[DONE]":
+            if self._finished or self.moments:
+                self._end(now)
+            else:
+                self.fail("bad_answer", "the stream has no answer", now)
+            return
+        chunk = decode_chunk(event)
+        if chunk.error is not None:
+            self.fail("error_event", error_text(b'{"error":%b}' % bytes(chunk.error)), now)
+            return
+        if chunk.generated:
+            self.moments.append(now)
+            if self._keeps_text:
+                self._pieces.append(chunk.text)
+        if chunk.finished:
+            self._finished = True
+            self.finish_moment = now
+        if chunk.usage is not None:
+            self._count(chunk.usage)
+
+    def _count(self, usage: Usage) -> None:
+        self.prompt_tokens = usage.prompt_tokens
+        self.output_tokens = usage.completion_tokens
+        self.cached_tokens = usage.cached_tokens
+
+    def _end(self, now: float) -> None:
+        self.done = True
+        self.ended = now

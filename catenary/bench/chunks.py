@@ -1,0 +1,92 @@
+"""What the statistics need of a streamed chunk of a chat or a completion; all else is skipped unread."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class Usage(msgspec.Struct):
+    """Tokens as the server counted them."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Tokens of the prompt that were not computed; None: not said."""
+        return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[msgspec.Raw] | None = None
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    delta: _Delta | None = None
+    finish_reason: str | None = None
+
+
+class Chunk(msgspec.Struct):
+    """One chunk. `error` is what a server sends in place of more when it fails."""
+
+    choices: list[_Choice] | None = None
+    usage: Usage | None = None
+    error: msgspec.Raw | None = None
+
+    @property
+    def generated(self) -> bool:
+        """Whether it brings anything that was generated: text, reasoning or a call."""
+        for choice in self.choices or ():
+            if choice.text:
+                return True
+            delta = choice.delta
+            if delta is not None and (
+                delta.content or delta.reasoning_content or delta.reasoning or delta.tool_calls
+            ):
+                return True
+        return False
+
+    @property
+    def finished(self) -> bool:
+        """Whether a choice says why it ended."""
+        return any(choice.finish_reason for choice in self.choices or ())
+
+    @property
+    def text(self) -> str:
+        """The text of the first choice, without its reasoning."""
+        if not self.choices:
+            return ""
+        choice = self.choices[0]
+        return choice.text or (choice.delta.content if choice.delta is not None else None) or ""
+
+
+decode_chunk = msgspec.json.Decoder(Chunk).decode
+
+
+class _ErrorText(msgspec.Struct):
+    message: str = ""
+
+
+class _ErrorBody(msgspec.Struct):
+    error: _ErrorText | str | None = None
+    message: str | None = None
+
+
+def error_text(body: bytes, limit: int = 200) -> str:
+    """The message of a refusal, in one line of at most `limit` characters."""
+    try:
+        found = msgspec.json.decode(body, type=_ErrorBody)
+        inner = found.error.message if isinstance(found.error, _ErrorText) else found.error
+        text = inner or found.message or ""
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        text = ""
+    return " ".join((text or body[: 4 * limit].decode("utf-8", "replace")).split())[:limit]

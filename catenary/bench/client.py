@@ -1,0 +1,132 @@
+"""Requests to one server over connections that are kept."""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic
+
+import msgspec
+
+from catenary.bench.chunks import error_text
+from catenary.bench.connection import Connection, Sink, StaleConnection
+from catenary.bench.target import BenchError, Endpoint, Target
+
+_ROUTES = {Endpoint.CHAT: "/v1/chat/completions", Endpoint.COMPLETIONS: "/v1/completions"}
+_MAX_PAGE_BYTES = 1 << 20
+
+
+class _Model(msgspec.Struct):
+    id: str
+    # Other servers do not say what a model is for.
+    tasks: list[str] = ["generate"]
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+class Client:
+    """Sends as many requests at a time as it is asked to, each on a connection of its own."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._loop = asyncio.get_running_loop()
+        self._context = target.context()
+        self._free: list[Connection] = []
+        self._all: set[Connection] = set()
+
+    async def send(self, body: bytes, answer: Sink) -> None:
+        """Send a request and wait until its answer is done; it says itself whether it failed."""
+        head = self._target.head("POST", _ROUTES[self._target.endpoint], len(body))
+        await self._send(head + body, answer)
+
+    async def first_model(self) -> str:
+        """The server's first model that generates. Raises BenchError."""
+        where, page = self._target.base_url, _Page()
+        await self._send(self._target.head("GET", "/v1/models", None), page)
+        if page.failure == "status":
+            raise BenchError(f"{where} answers {page.status} to GET /v1/models ({page.detail}): name a model")
+        if page.failure is not None:
+            raise BenchError(f"no answer from {where}: {page.detail}")
+        try:
+            models = msgspec.json.decode(page.content, type=_Models).data
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise BenchError(f"{where} does not list its models: name one") from None
+        names = [model.id for model in models if "generate" in model.tasks]
+        if not names:
+            raise BenchError(f"{where} lists no model that generates")
+        return names[0]
+
+    def close(self) -> None:
+        """Close all connections. Idempotent."""
+        for connection in list(self._all):
+            connection.close()
+        self._all.clear()
+        self._free.clear()
+
+    async def _send(self, request: bytes, answer: Sink) -> None:
+        deadline = monotonic() + self._target.timeout_s
+        while True:
+            connection = self._kept()
+            try:
+                if connection is None:
+                    connection = await self._connect(deadline)
+                await connection.exchange(request, answer, deadline)
+            except StaleConnection:
+                continue
+            except TimeoutError:
+                answer.fail("timeout", "no connection in time", monotonic())
+            except OSError as error:
+                answer.fail("connect", error.strerror or type(error).__name__, monotonic())
+            return
+
+    def _kept(self) -> Connection | None:
+        while self._free:
+            connection = self._free.pop()
+            if connection.open:
+                return connection
+        return None
+
+    async def _connect(self, deadline: float) -> Connection:
+        target = self._target
+        async with asyncio.timeout(deadline - monotonic()):
+            _, connection = await self._loop.create_connection(
+                lambda: Connection(self._free.append, self._all.discard),
+                target.host,
+                target.port,
+                ssl=self._context,
+            )
+        self._all.add(connection)
+        return connection
+
+
+class _Page:
+    """A small answer as a whole."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.started = False
+        self.done = False
+        self.failure: str | None = None
+        self.detail = ""
+        self.content = b""
+
+    def head(self, status: int, content_type: bytes) -> None:
+        self.started, self.status = True, status
+
+    def body(self, data: bytes, now: float) -> None:
+        self.content += data
+        if len(self.content) > _MAX_PAGE_BYTES:
+            self.fail("size", f"a page has more than {_MAX_PAGE_BYTES} bytes", now)
+
+    def complete(self, now: float) -> None:
+        if self.status != 200:
+            self.fail("status", error_text(self.content), now)
+        self.done = True
+
+    def lost(self, now: float, detail: str) -> None:
+        self.fail("cut", detail, now)
+
+    def fail(self, kind: str, detail: str, now: float) -> None:
+        if not self.done:
+            self.done, self.failure, self.detail = True, kind, detail

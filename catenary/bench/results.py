@@ -1,0 +1,131 @@
+"""What came of a run, out of its records alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from catenary.bench.objectives import is_good
+from catenary.bench.plan import LoadPlan
+from catenary.bench.records import Record
+from catenary.bench.statistics import Distribution, describe, peak_overlap
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Seconds from the first moment to the end of the last request, and CPU seconds of this process."""
+
+    seconds: float
+    cpu_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoadResult:
+    """A run in numbers; rates are per second of `duration_s`.
+
+    Attributes:
+        model: its name at the server.
+        duration_s: from the start to the end of the last request.
+        completed: requests that were answered as asked.
+        failures: how many were not, by kind.
+        skipped: turns that were never asked, since one before them failed.
+        wrong_lengths: completed requests whose answer has another number of tokens than was asked for.
+        input_tokens, output_tokens, cached_tokens: of completed requests; None if one of them has no count.
+        chunks: that brought something, of completed requests. They are no tokens.
+        request_throughput, output_throughput, total_throughput: completed requests, their generated tokens,
+            all their tokens.
+        goodput: completed requests a second that keep all objectives; None without objectives.
+        good: how many.
+        ttft_ms, tpot_ms, e2e_ms: a failed request is slower than every other.
+        itl_ms: gaps between chunks of all requests, failed ones included.
+        late_ms: how much later than due requests were sent; None in a closed loop.
+        peak_concurrency: most requests at one moment.
+        client_cpu: cores that this process kept busy on average; near 1 the client limits what it measures.
+        records: of all requests, in the order of their ends.
+    """
+
+    model: str
+    duration_s: float
+    completed: int
+    failures: dict[str, int]
+    skipped: int
+    wrong_lengths: int
+    input_tokens: int | None
+    output_tokens: int | None
+    cached_tokens: int | None
+    chunks: int
+    request_throughput: float
+    output_throughput: float | None
+    total_throughput: float | None
+    goodput: float | None
+    good: int
+    ttft_ms: Distribution
+    tpot_ms: Distribution
+    itl_ms: Distribution
+    e2e_ms: Distribution
+    late_ms: Distribution | None
+    peak_concurrency: int
+    client_cpu: float
+    records: list[Record]
+
+    @property
+    def failed(self) -> int:
+        """Requests that were not answered as asked."""
+        return sum(self.failures.values())
+
+
+def evaluate(
+    plan: LoadPlan, model: str, records: Sequence[Record], spent: Spent, *, skipped: int
+) -> LoadResult:
+    """Sum up the records of a run."""
+    completed = [record for record in records if record.failure is None]
+    failed, seconds = len(records) - len(completed), max(spent.seconds, 1e-9)
+    inputs = _total([record.prompt_tokens for record in completed])
+    outputs = _total([record.output_tokens for record in completed])
+    good = sum(is_good(_measured(record), plan.objectives) for record in completed)
+    ranks = plan.percentiles
+
+    def per_request(values: Sequence[float | None]) -> Distribution:
+        return describe([value for value in values if value is not None], ranks, failed=failed)
+
+    return LoadResult(
+        model=model,
+        duration_s=spent.seconds,
+        completed=len(completed),
+        failures=dict(Counter(record.failure for record in records if record.failure is not None)),
+        skipped=skipped,
+        wrong_lengths=sum(_differs(record) for record in completed),
+        input_tokens=inputs,
+        output_tokens=outputs,
+        cached_tokens=_total([record.cached_tokens for record in completed]),
+        chunks=sum(len(record.moments) for record in completed),
+        request_throughput=len(completed) / seconds,
+        output_throughput=None if outputs is None else outputs / seconds,
+        total_throughput=None if outputs is None or inputs is None else (inputs + outputs) / seconds,
+        goodput=good / seconds if plan.objectives else None,
+        good=good,
+        ttft_ms=per_request([record.ttft_ms for record in completed]),
+        tpot_ms=per_request([record.tpot_ms for record in completed]),
+        e2e_ms=per_request([record.e2e_ms for record in completed]),
+        itl_ms=describe([gap for record in records for gap in record.gaps_ms], ranks),
+        late_ms=describe([one.late_ms for one in records], ranks) if plan.arrivals.scheduled else None,
+        peak_concurrency=peak_overlap([(record.sent_s, record.ended_s) for record in records]),
+        client_cpu=spent.cpu_s / seconds,
+        records=list(records),
+    )
+
+
+def _total(counts: Sequence[int | None]) -> int | None:
+    """The sum, None if one of them is not known."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
+
+
+def _differs(record: Record) -> bool:
+    known = record.output_tokens is not None and record.asked_tokens is not None
+    return known and record.output_tokens != record.asked_tokens
+
+
+def _measured(record: Record) -> dict[str, float | None]:
+    return {"ttft": record.ttft_ms, "tpot": record.tpot_ms, "e2e": record.e2e_ms}
