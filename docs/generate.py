@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from catenary.cli.bench import BenchServeConfig, BenchThroughputConfig
 from catenary.cli.buckets import BucketsConfig
 from catenary.cli.chat import ChatConfig
 from catenary.cli.doctor import DoctorConfig
@@ -48,6 +49,8 @@ def configuration() -> str:
         "catenary buckets": BucketsConfig,
         "catenary plan": PlanConfig,
         "catenary profile": ProfileConfig,
+        "catenary bench serve": BenchServeConfig,
+        "catenary bench throughput": BenchThroughputConfig,
         "catenary top": TopConfig,
         "catenary fleet": FleetConfig,
         "catenary drain": DrainConfig,

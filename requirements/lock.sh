@@ -10,7 +10,7 @@ compile() { # compile OUT INPUT... : one lock file
   "$uv" pip compile "$@" --generate-hashes --universal --python-version 3.11 --no-header --no-annotate \
     --no-emit-index-url --no-emit-find-links -q -o "requirements/$out.lock"
 }
-services=(--extra gateway --extra redis --extra router --extra tokenizer --extra engine --extra cli)
+services=(--extra gateway --extra redis --extra router --extra tokenizer --extra engine --extra cli --extra bench)
 compile all pyproject.toml "${services[@]}" --extra dev requirements/torch-deps.in
 compile gateway pyproject.toml --extra gateway --extra redis -c requirements/all.lock
 for service in router tokenizer; do

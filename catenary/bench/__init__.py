@@ -13,10 +13,12 @@ from catenary.bench.load import Progress, run, run_load
 from catenary.bench.objectives import parse_objectives
 from catenary.bench.plan import DEFAULT_PERCENTILES, LoadPlan
 from catenary.bench.records import Record
+from catenary.bench.report import as_json, distribution_json
 from catenary.bench.results import LoadResult
 from catenary.bench.sources import PlainWords, Source, TokenizerText, TokenRange
 from catenary.bench.statistics import Distribution, describe
 from catenary.bench.target import BenchError, Endpoint, Target
+from catenary.bench.timeline import Timeline, timeline
 
 __all__ = [
     "DEFAULT_PERCENTILES",
@@ -36,10 +38,13 @@ __all__ = [
     "Record",
     "Source",
     "Target",
+    "Timeline",
     "TokenRange",
     "TokenizerText",
     "Turn",
+    "as_json",
     "describe",
+    "distribution_json",
     "lines_conversations",
     "parse_lengths",
     "parse_objectives",
@@ -47,4 +52,5 @@ __all__ = [
     "run",
     "run_load",
     "sharegpt_conversations",
+    "timeline",
 ]

@@ -31,7 +31,6 @@ class Answer:
         "done",
         "ended",
         "failure",
-        "finish_moment",
         "moments",
         "output_tokens",
         "prompt_tokens",
@@ -45,7 +44,6 @@ class Answer:
         self.done = False
         self.ended = 0.0
         self.moments = array("d")
-        self.finish_moment: float | None = None
         self.prompt_tokens: int | None = None
         self.cached_tokens: int | None = None
         self.output_tokens: int | None = None
@@ -78,8 +76,7 @@ class Answer:
             return
         try:
             for event in self._events.feed(data):
-                self._event(event, now)
-                if self.done:
+                if self._event(event, now):
                     return
         except EventTooLarge as error:
             self.fail("bad_answer", str(error), now)
@@ -115,26 +112,27 @@ class Answer:
             self.failure, self.detail = kind, detail
             self._end(now)
 
-    def _event(self, event: bytes, now: float) -> None:
+    def _event(self, event: bytes, now: float) -> bool:
+        """Take one event; whether it is the last."""
         if event == b"[DONE]":
             if self._finished or self.moments:
                 self._end(now)
             else:
                 self.fail("bad_answer", "the stream has no answer", now)
-            return
+            return True
         chunk = decode_chunk(event)
-        if chunk.error is not None:
+        if chunk.failed:
             self.fail("error_event", error_text(b'{"error":%b}' % bytes(chunk.error)), now)
-            return
+            return True
         if chunk.generated:
             self.moments.append(now)
             if self._keeps_text:
                 self._pieces.append(chunk.text)
         if chunk.finished:
             self._finished = True
-            self.finish_moment = now
         if chunk.usage is not None:
             self._count(chunk.usage)
+        return False
 
     def _count(self, usage: Usage) -> None:
         self.prompt_tokens = usage.prompt_tokens

@@ -40,7 +40,7 @@ class Session:
             fields["max_tokens"] = turn.output_tokens
             if self._strict:
                 fields |= {"min_tokens": turn.output_tokens, "ignore_eos": True}
-        fields |= {"stream": True, "stream_options": {"include_usage": True}} | self._target.extra_body
+        fields |= {"stream": True, "stream_options": {"include_usage": True}, **self._target.extra_body}
         return _encode({name: value for name, value in fields.items() if value is not None})
 
     def answered(self, text: str) -> None:

@@ -35,12 +35,20 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
 
+_NONE = msgspec.Raw(b"null")
+
+
 class Chunk(msgspec.Struct):
-    """One chunk. `error` is what a server sends in place of more when it fails."""
+    """One chunk. `error`, JSON, is what a server sends in place of more when it fails."""
 
     choices: list[_Choice] | None = None
     usage: Usage | None = None
-    error: msgspec.Raw | None = None
+    error: msgspec.Raw = _NONE
+
+    @property
+    def failed(self) -> bool:
+        """Whether it is an error."""
+        return self.error is not _NONE and bytes(self.error) != b"null"
 
     @property
     def generated(self) -> bool:

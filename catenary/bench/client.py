@@ -18,7 +18,7 @@ _MAX_PAGE_BYTES = 1 << 20
 class _Model(msgspec.Struct):
     id: str
     # Other servers do not say what a model is for.
-    tasks: list[str] = ["generate"]
+    tasks: tuple[str, ...] = ("generate",)
 
 
 class _Models(msgspec.Struct):
@@ -34,6 +34,8 @@ class Client:
         self._context = target.context()
         self._free: list[Connection] = []
         self._all: set[Connection] = set()
+        self.resent = 0
+        """Requests that were sent again: a server may close a connection that waits, just as they come."""
 
     async def send(self, body: bytes, answer: Sink) -> None:
         """Send a request and wait until its answer is done; it says itself whether it failed."""
@@ -73,6 +75,7 @@ class Client:
                     connection = await self._connect(deadline)
                 await connection.exchange(request, answer, deadline)
             except StaleConnection:
+                self.resent += 1
                 continue
             except TimeoutError:
                 answer.fail("timeout", "no connection in time", monotonic())

@@ -19,7 +19,7 @@ from catenary.bench.client import Client
 from catenary.bench.conversations import Conversation, Turn
 from catenary.bench.plan import LoadPlan
 from catenary.bench.records import Record
-from catenary.bench.results import LoadResult, Spent, evaluate
+from catenary.bench.results import Course, LoadResult, evaluate
 from catenary.bench.target import BenchError
 
 TextCounter = Callable[[str], int | None]
@@ -92,7 +92,7 @@ class _Run:
             # What is there by now is there to stay: it need not be looked through while answers come.
             gc.collect()
             gc.freeze()
-            before = os.times()
+            before, resent = os.times(), self.client.resent
             if plan.arrivals.scheduled:
                 await self._open_loop(measured)
             else:
@@ -107,8 +107,8 @@ class _Run:
         if on_progress is not None:
             on_progress(self.progress)
         cpu_s = after.user - before.user + after.system - before.system
-        spent = Spent(monotonic() - self.start, cpu_s)
-        return evaluate(plan, self.model, self.records, spent, skipped=self.skipped)
+        course = Course(monotonic() - self.start, cpu_s, self.skipped, self.client.resent - resent)
+        return evaluate(plan, self.model, self.records, course)
 
     async def _warm_up(self, conversations: Sequence[Conversation]) -> None:
         """Raises BenchError if nothing works."""

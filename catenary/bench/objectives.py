@@ -15,9 +15,7 @@ def parse_objectives(words: Sequence[str]) -> dict[str, float]:
         name, colon, text = word.partition(":")
         name = "e2e" if name == "e2el" else name
         if name not in METRICS or not colon:
-            raise ValueError(
-                f"{word[:50]!r} is not an objective: {', '.join(METRICS)}, then : and milliseconds"
-            )
+            raise ValueError(f"{word[:50]!r} is no objective: {', '.join(METRICS)}, then : and milliseconds")
         try:
             limit = float(text)
         except ValueError:

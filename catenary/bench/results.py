@@ -13,11 +13,20 @@ from catenary.bench.statistics import Distribution, describe, peak_overlap
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
-    """Seconds from the first moment to the end of the last request, and CPU seconds of this process."""
+class Course:
+    """What no record says.
+
+    Attributes:
+        seconds: from the start to the end of the last request.
+        cpu_s: CPU seconds of this process meanwhile.
+        skipped: turns that were never asked.
+        resent: requests that were sent again on another connection.
+    """
 
     seconds: float
     cpu_s: float
+    skipped: int = 0
+    resent: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +39,7 @@ class LoadResult:
         completed: requests that were answered as asked.
         failures: how many were not, by kind.
         skipped: turns that were never asked, since one before them failed.
+        resent: requests that were sent again, since the server closed a kept connection without a word.
         wrong_lengths: completed requests whose answer has another number of tokens than was asked for.
         input_tokens, output_tokens, cached_tokens: of completed requests; None if one of them has no count.
         chunks: that brought something, of completed requests. They are no tokens.
@@ -50,6 +60,7 @@ class LoadResult:
     completed: int
     failures: dict[str, int]
     skipped: int
+    resent: int
     wrong_lengths: int
     input_tokens: int | None
     output_tokens: int | None
@@ -75,12 +86,10 @@ class LoadResult:
         return sum(self.failures.values())
 
 
-def evaluate(
-    plan: LoadPlan, model: str, records: Sequence[Record], spent: Spent, *, skipped: int
-) -> LoadResult:
+def evaluate(plan: LoadPlan, model: str, records: Sequence[Record], course: Course) -> LoadResult:
     """Sum up the records of a run."""
     completed = [record for record in records if record.failure is None]
-    failed, seconds = len(records) - len(completed), max(spent.seconds, 1e-9)
+    failed, seconds = len(records) - len(completed), max(course.seconds, 1e-9)
     inputs = _total([record.prompt_tokens for record in completed])
     outputs = _total([record.output_tokens for record in completed])
     good = sum(is_good(_measured(record), plan.objectives) for record in completed)
@@ -91,10 +100,11 @@ def evaluate(
 
     return LoadResult(
         model=model,
-        duration_s=spent.seconds,
+        duration_s=course.seconds,
         completed=len(completed),
         failures=dict(Counter(record.failure for record in records if record.failure is not None)),
-        skipped=skipped,
+        skipped=course.skipped,
+        resent=course.resent,
         wrong_lengths=sum(_differs(record) for record in completed),
         input_tokens=inputs,
         output_tokens=outputs,
@@ -111,7 +121,7 @@ def evaluate(
         itl_ms=describe([gap for record in records for gap in record.gaps_ms], ranks),
         late_ms=describe([one.late_ms for one in records], ranks) if plan.arrivals.scheduled else None,
         peak_concurrency=peak_overlap([(record.sent_s, record.ended_s) for record in records]),
-        client_cpu=spent.cpu_s / seconds,
+        client_cpu=course.cpu_s / seconds,
         records=list(records),
     )
 

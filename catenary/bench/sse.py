@@ -28,12 +28,13 @@ class EventReader:
         *blocks, self._rest = data.split(b"\n\n")
         if len(self._rest) > MAX_EVENT_BYTES:
             raise EventTooLarge(f"an event has more than {MAX_EVENT_BYTES} bytes")
-        return [found for block in blocks if (found := _data(block)) is not None]
+        # An event without data is none.
+        return [found for block in blocks if (found := _data(block))]
 
 
-def _data(block: bytes) -> bytes | None:
-    """The data of an event, None if it has none."""
+def _data(block: bytes) -> bytes:
+    """The data of an event."""
     if block.startswith(b"data: ") and b"\n" not in block:
         return block[6:]
     lines = [line[5:].removeprefix(b" ") for line in block.split(b"\n") if line.startswith(b"data:")]
-    return b"\n".join(lines) if lines else None
+    return b"\n".join(lines)

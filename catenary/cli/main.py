@@ -15,6 +15,7 @@ usage: catenary COMMAND [OPTIONS]
   plan         what an engine would do with a model on a card: memory, buckets, warm-up, settings
   buckets      compare the static shapes that an engine would have, and learn better ones
   profile      record what a running engine's steps spend their time on
+  bench        load on a server of the OpenAI API, or a batch in this process, and what it shows
   top          watch engines, lanes and routers live
   fleet        the same as JSON, once
   drain        let an engine finish what it has and end
@@ -72,6 +73,10 @@ def _run(arguments: list[str]) -> int:
 
             end_on_sigterm()
             return run_profile(rest)
+        case "bench":
+            from catenary.cli.bench import run_bench
+
+            return run_bench(rest)
         case "top":
             from catenary.cli.top import run_top
 

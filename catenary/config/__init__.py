@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from catenary.config.describe import options_markdown
 from catenary.config.load import Fallback, Given, load
+from catenary.config.parser import parse_flags
 from catenary.config.settings import ConfigError, ServiceConfig, env_name, flag_name, settings
 from catenary.config.unknown import unknown_variables
 
@@ -16,6 +17,7 @@ __all__ = [
     "flag_name",
     "load",
     "options_markdown",
+    "parse_flags",
     "settings",
     "unknown_variables",
 ]

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PIN = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^]]*\])?==([^\s;\\]+)")
 # Which extras each lock file holds; the base dependencies are in all of them.
 LOCKS = {
-    "all": ("gateway", "router", "tokenizer", "engine", "cli", "dev"),
+    "all": ("gateway", "router", "tokenizer", "engine", "cli", "bench", "dev"),
     "gateway": ("gateway",),
     "router": ("router",),
     "tokenizer": ("tokenizer",),

@@ -1,0 +1,126 @@
+"""Plots of a benchmark as PNG files. Needs matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from catenary.bench import LoadResult, timeline
+from catenary.cli.bench.target import Sweep
+from catenary.runtime import StartRefused
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from catenary.cli.bench.serve import Point
+
+_SIZE = (10.0, 7.0)
+_DPI = 110
+_BINS = 60
+_LATENCIES = (
+    ("ttft_ms", "time to first token"),
+    ("tpot_ms", "time per output token"),
+    ("itl_ms", "between chunks"),
+    ("e2e_ms", "end to end"),
+)
+
+
+def draw(directory: Path, sweep: Sweep | None, points: Sequence[Point]) -> None:
+    """Write the plots of all runs: latencies.png and throughput.png, of a sweep one of each for every value
+    and sweep.png. Raises StartRefused if a file cannot be written."""
+    for point in points:
+        ending = "" if point.value is None else f"-{point.value:g}"
+        _save(latencies(point.result), directory / f"latencies{ending}.png")
+        _save(throughput(point.result), directory / f"throughput{ending}.png")
+    if sweep is not None:
+        _save(curves(sweep, points), directory / "sweep.png")
+
+
+def latencies(result: LoadResult) -> Figure:
+    """Four histograms of completed requests, with median and 99th percentile."""
+    figure = _figure()
+    figure.suptitle(f"{result.model}: {result.completed} answered, {result.failed} failed")
+    axes = figure.subplots(2, 2).flat
+    for axis, (name, title) in zip(axes, _LATENCIES, strict=True):
+        found = getattr(result, name)
+        axis.set_title(title)
+        axis.set_xlabel("milliseconds")
+        axis.set_ylabel("chunks" if name == "itl_ms" else "requests")
+        axis.hist(_samples(result, name), bins=_BINS, color="tab:blue", alpha=0.7)
+        ranks = {"p50": found.median, **{f"p{one:g}": value for one, value in found.percentiles.items()}}
+        for style, label in (("-", "p50"), ("--", "p99")):
+            if (value := ranks.get(label)) is not None:
+                axis.axvline(value, color="tab:red", linestyle=style, label=f"{label} {value:.4g} ms")
+        if axis.get_legend_handles_labels()[0]:
+            axis.legend()
+    return figure
+
+
+def throughput(result: LoadResult) -> Figure:
+    """Output tokens and completed requests a second over the time of the run."""
+    line = timeline(result.records, result.duration_s)
+    moments = [(index + 0.5) * line.bin_s for index in range(len(line.completed_per_s))]
+    figure = _figure()
+    upper, lower = figure.subplots(2, 1, sharex=True)
+    for axis, rates, label in (
+        (upper, line.output_tokens_per_s, "output tokens/s"),
+        (lower, line.completed_per_s, "completed requests/s"),
+    ):
+        axis.plot(moments, rates, drawstyle="steps-mid")
+        axis.set_ylabel(label)
+        axis.set_ylim(bottom=0)
+    upper.set_title(f"{result.model}: throughput in bins of {line.bin_s:g} s")
+    lower.set_xlabel("seconds")
+    return figure
+
+
+def curves(sweep: Sweep, points: Sequence[Point]) -> Figure:
+    """Throughput and latencies over what was swept; a percentile among failures has no point."""
+    figure = _figure()
+    grid = figure.subplots(2, 2)
+    values = [point.value or 0.0 for point in points]
+    axis = grid[0, 0]
+    axis.set_title("output tokens/s")
+    axis.plot(values, [_shown(point.result.output_throughput) for point in points], "o-")
+    for axis, (name, title) in zip(
+        (grid[0, 1], grid[1, 0], grid[1, 1]), (_LATENCIES[0], _LATENCIES[1], _LATENCIES[3]), strict=True
+    ):
+        axis.set_title(f"{title}, ms")
+        for label, percent in (("p50", None), ("p99", 99.0)):
+            found = [getattr(point.result, name) for point in points]
+            ranks = [one.median if percent is None else one.percentiles.get(percent) for one in found]
+            if any(rank is not None for rank in ranks):
+                axis.plot(values, [_shown(rank) for rank in ranks], "o-", label=label)
+        if axis.get_legend_handles_labels()[0]:
+            axis.legend()
+    for axis in grid.flat:
+        axis.set_xlabel("requests a second" if sweep.swept.value == "rate" else "concurrency")
+        axis.set_ylim(bottom=0)
+    return figure
+
+
+def _figure() -> Figure:
+    # An extra of its own, which a run without plots does not need.
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=_SIZE, layout="constrained")
+
+
+def _samples(result: LoadResult, name: str) -> list[float]:
+    if name == "itl_ms":
+        return [gap for record in result.records for gap in record.gaps_ms]
+    values = [getattr(record, name) for record in result.records if record.failure is None]
+    return [value for value in values if value is not None]
+
+
+def _shown(value: float | None) -> float:
+    """A number for a plot: a gap where there is none."""
+    return float("nan") if value is None else value
+
+
+def _save(figure: Figure, file: Path) -> None:
+    try:
+        figure.savefig(file, dpi=_DPI)
+    except OSError as error:
+        raise StartRefused(f"--plots {file} cannot be written: {error.strerror}") from None

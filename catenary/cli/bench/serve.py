@@ -1,0 +1,154 @@
+"""`catenary bench serve`: asks, measures, shows."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+from catenary import __version__
+from catenary.bench import BenchError, LoadPlan, LoadResult, TokenizerText, as_json, run
+from catenary.cli.bench.progress import LoadBar
+from catenary.cli.bench.prompts import PromptMaker, prompt_maker
+from catenary.cli.bench.serve_config import BenchServeConfig
+from catenary.cli.bench.serve_table import show, show_sweep
+from catenary.cli.bench.target import Sweep, at_point, make_plan, make_target, parse_sweep
+from catenary.cli.output import load_options, write_file
+from catenary.runtime import StartRefused
+
+_NAME = "catenary bench serve"
+# Characters a line where no terminal says how many there are.
+_PIPE_WIDTH = 120
+_SECRET = frozenset(("api_key", "header", "log_level", "log_format"))
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One run: what was swept and its value, None without a sweep."""
+
+    value: float | None
+    plan: LoadPlan
+    result: LoadResult
+
+
+def run_serve(argv: Sequence[str]) -> int:
+    """Run `catenary bench serve`: 1 if no request was answered, 2 with a line on stderr for wrong options."""
+    config = load_options(BenchServeConfig, argv, prog=_NAME)
+    try:
+        return _serve(config)
+    except (StartRefused, ValueError) as error:
+        print(f"{_NAME}: {error}", file=sys.stderr)
+        return 2
+    except BenchError as error:
+        print(f"{_NAME}: {error}", file=sys.stderr)
+        return 1
+
+
+def _serve(config: BenchServeConfig) -> int:
+    target, sweep = make_target(config), parse_sweep(config)
+    text = config.endpoint == "chat" or config.turns > 1
+    prompts = prompt_maker(config, text=text, turns=config.turns)
+    _check_outputs(config)
+    _many_files()
+    started = datetime.now(UTC)
+    points: list[Point] = []
+    for number, value in enumerate(sweep.values if sweep is not None else (None,)):
+        conversations = prompts.make(config.num_prompts + config.warmup, config.seed + number)
+        plan = make_plan(config, target, conversations, config.seed + number)
+        if sweep is not None and value is not None:
+            plan = at_point(plan, sweep, value)
+        points.append(Point(value, plan, _measure(config, plan, prompts, _label(sweep, value))))
+    document = _document(config, sweep, points, started)
+    if config.save is not None:
+        write_file(config.save, msgspec.json.format(msgspec.json.encode(document)), "--save")
+    if config.plots is not None:
+        from catenary.cli.bench.plots import draw
+
+        draw(config.plots, sweep, points)
+    _show(config, sweep, points, document)
+    return 0 if any(point.result.completed for point in points) else 1
+
+
+def _measure(config: BenchServeConfig, plan: LoadPlan, prompts: PromptMaker, label: str) -> LoadResult:
+    count = prompts.source.count if isinstance(prompts.source, TokenizerText) else None
+    with LoadBar(label, shown=config.progress) as bar:
+        return run(plan, on_progress=bar.tell, count_text=count)
+
+
+def _label(sweep: Sweep | None, value: float | None) -> str:
+    return "requests" if sweep is None or value is None else f"{sweep.swept.value} {value:g}"
+
+
+def _check_outputs(config: BenchServeConfig) -> None:
+    """What could not be written is to be known before the run. Raises StartRefused."""
+    if config.save_requests and config.save is None:
+        raise StartRefused("--save-requests needs --save")
+    if config.save is not None and not config.save.absolute().parent.is_dir():
+        raise StartRefused(f"--save {config.save} cannot be written: there is no such directory")
+    if config.plots is None:
+        return
+    if find_spec("matplotlib") is None:
+        raise StartRefused("--plots: matplotlib is missing: pip install 'catenary[bench]'")
+    try:
+        config.plots.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StartRefused(f"--plots {config.plots} cannot be written: {error.strerror}") from None
+
+
+def _many_files() -> None:
+    """Each request that runs has a connection; the usual limit is 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _document(
+    config: BenchServeConfig, sweep: Sweep | None, points: Sequence[Point], started: datetime
+) -> dict[str, Any]:
+    options = {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in config.model_dump().items()
+        if name not in _SECRET
+    }
+    runs = [
+        {"value": point.value, "latency_from": _latency_from(point.plan), "seed": point.plan.seed}
+        | as_json(point.result, with_records=config.save_requests)
+        for point in points
+    ]
+    return {
+        "schema": 1,
+        "benchmark": "serve",
+        "catenary": __version__,
+        "started": started.isoformat(timespec="seconds"),
+        "options": options,
+        "swept": None if sweep is None else sweep.swept.value,
+        "runs": runs,
+    }
+
+
+def _latency_from(plan: LoadPlan) -> str:
+    return "schedule" if plan.arrivals.scheduled else "sending"
+
+
+def _show(
+    config: BenchServeConfig, sweep: Sweep | None, points: Sequence[Point], document: dict[str, Any]
+) -> None:
+    if config.format == "json":
+        print(msgspec.json.encode(document).decode())
+        return
+    console = Console() if sys.stdout.isatty() else Console(width=_PIPE_WIDTH)
+    if sweep is not None:
+        show_sweep(sweep, [(point.value or 0.0, point.result) for point in points], console)
+        return
+    (point,) = points
+    show(point.plan, point.result, console)

@@ -1,0 +1,144 @@
+"""`catenary bench throughput`: a batch through `catenary.LLM`, and how long it took."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from catenary import __version__
+from catenary.bench import Conversation
+from catenary.cli.bench.prompts import prompt_maker
+from catenary.cli.bench.serve_table import number
+from catenary.cli.bench.throughput_config import BenchThroughputConfig
+from catenary.cli.output import load_options, write_file
+from catenary.config import ConfigError, parse_flags
+from catenary.runtime import StartRefused
+
+if TYPE_CHECKING:
+    from catenary.llm import LLM, RequestOutput, SamplingParams
+
+_NAME = "catenary bench throughput"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """A batch in numbers; rates are per second of `duration_s`, which the start of the engine is not part of.
+    `cached_tokens` are those of the prompts that were not computed."""
+
+    model: str
+    requests: int
+    duration_s: float
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    request_throughput: float
+    output_throughput: float
+    total_throughput: float
+
+
+def run_throughput(argv: Sequence[str]) -> int:
+    """Run `catenary bench throughput`: 1 with one line on stderr if the engine fails, 2 for wrong options."""
+    cut = argv.index("--") if "--" in argv else len(argv)
+    config = load_options(BenchThroughputConfig, argv[:cut], prog=_NAME)
+    try:
+        return _throughput(config, argv[cut + 1 :])
+    except (StartRefused, ValueError) as error:
+        print(f"{_NAME}: {error}", file=sys.stderr)
+        return 2
+    except RuntimeError as error:
+        print(f"{_NAME}: {error}", file=sys.stderr)
+        return 1
+
+
+def _throughput(config: BenchThroughputConfig, engine_flags: Sequence[str]) -> int:
+    options = _engine_options(engine_flags)
+    conversations = prompt_maker(config, text=False).make(config.num_prompts + config.warmup, config.seed)
+    if len(conversations) <= config.warmup:
+        raise StartRefused(f"--warmup {config.warmup} leaves none of {len(conversations)} prompts")
+    started = datetime.now(UTC)
+    # It brings torch: not before the options have been looked at.
+    from catenary.llm import LLM
+
+    with LLM(config.model, progress=config.progress, **options) as llm:
+        if config.warmup:
+            _generate(llm, config, conversations[: config.warmup])
+        begin = perf_counter()
+        outputs = _generate(llm, config, conversations[config.warmup :])
+        result = _result(config.model, outputs, perf_counter() - begin)
+    _tell(config, options, result, started)
+    return 0
+
+
+def _engine_options(flags: Sequence[str]) -> dict[str, Any]:
+    """What stands after --, by the names of `catenary.LLM`. Raises ConfigError."""
+    from services.engine.config import EngineConfig
+
+    options: dict[str, Any] = {}
+    options |= parse_flags(EngineConfig, flags, prog=f"{_NAME} --")
+    for name in ("config", "model", "served_model_name"):
+        if name in options:
+            raise ConfigError(f"--{name.replace('_', '-')} after --: the model is named before it")
+    return options
+
+
+def _generate(
+    llm: LLM, config: BenchThroughputConfig, conversations: Sequence[Conversation]
+) -> list[RequestOutput]:
+    turns = [conversation.turns[0] for conversation in conversations]
+    prompts = [turn.prompt if isinstance(turn.prompt, str) else list(turn.prompt) for turn in turns]
+    return llm.generate(prompts, [_sampling(config, turn.output_tokens) for turn in turns])
+
+
+def _sampling(config: BenchThroughputConfig, tokens: int | None) -> SamplingParams:
+    from catenary.llm import SamplingParams
+
+    return SamplingParams(temperature=config.temperature, max_tokens=tokens, ignore_eos=True)
+
+
+def _result(model: str, outputs: Sequence[RequestOutput], seconds: float) -> BatchResult:
+    prompts = sum(len(output.prompt_token_ids) for output in outputs)
+    tokens = sum(len(choice.token_ids) for output in outputs for choice in output.outputs)
+    return BatchResult(
+        model=model,
+        requests=len(outputs),
+        duration_s=seconds,
+        input_tokens=prompts,
+        cached_tokens=sum(output.num_cached_tokens or 0 for output in outputs),
+        output_tokens=tokens,
+        request_throughput=len(outputs) / seconds,
+        output_throughput=tokens / seconds,
+        total_throughput=(prompts + tokens) / seconds,
+    )
+
+
+def _tell(
+    config: BenchThroughputConfig, options: Mapping[str, Any], result: BatchResult, started: datetime
+) -> None:
+    given = config.model_dump(mode="json", exclude={"log_level", "log_format"})
+    document: dict[str, Any] = {
+        "schema": 1,
+        "benchmark": "throughput",
+        "catenary": __version__,
+        "started": started.isoformat(timespec="seconds"),
+        "options": given,
+        "engine_options": dict(options),
+        **asdict(result),
+    }
+    encoded = msgspec.json.encode(document)
+    if config.save is not None:
+        write_file(config.save, msgspec.json.format(encoded), "--save")
+    if config.format == "json":
+        print(encoded.decode())
+        return
+    print(
+        f"{result.requests} prompts in {result.duration_s:.2f} s: {number(result.request_throughput)} "
+        f"requests/s, {number(result.output_throughput)} output tokens/s, "
+        f"{number(result.total_throughput)} tokens/s in all\n"
+        f"{result.input_tokens:,} tokens in ({result.cached_tokens:,} cached), {result.output_tokens:,} out"
+    )

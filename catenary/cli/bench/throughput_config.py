@@ -1,0 +1,19 @@
+"""The options of `catenary bench throughput`."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from catenary.cli.bench.prompts_config import PromptsConfig
+from catenary.config import settings
+
+
+class BenchThroughputConfig(PromptsConfig):
+    """A batch of prompts in this process. Options of the engine come last, after --."""
+
+    model_config = settings(prefix="CATENARY_BENCH_")
+
+    model: str = Field(
+        "smollm2", min_length=1, description="Model: an alias, a directory, a GGUF file or a hub's id."
+    )
+    warmup: int = Field(1, ge=0, le=100_000, description="Prompts before, which are not counted.")
