@@ -11,13 +11,16 @@ from catenary.config import settings
 from catenary.rpc import RpcConfig, TlsFiles, parse_address
 from catenary.schema import MAX_BEAM_WIDTH
 from services.engine.bucketing_options import BucketingOptions
+from services.engine.cpu_options import CpuOptions
 from services.engine.grammar_options import GrammarOptions
 from services.engine.hpu_options import HpuOptions
 from services.engine.servicer_options import ServicerOptions
 from services.engine.transfer_options import TransferOptions
 
 
-class EngineConfig(BucketingOptions, GrammarOptions, HpuOptions, ServicerOptions, TransferOptions, RpcConfig):
+class EngineConfig(
+    BucketingOptions, CpuOptions, GrammarOptions, HpuOptions, ServicerOptions, TransferOptions, RpcConfig
+):
     """Options of `python -m services.engine`: flags, CATENARY_ENGINE_* variables, a YAML file, defaults."""
 
     model_config = settings(prefix="CATENARY_ENGINE_")
@@ -258,6 +261,18 @@ class EngineConfig(BucketingOptions, GrammarOptions, HpuOptions, ServicerOptions
     def _one_way_to_execute(self) -> Self:
         if self.compile and self.enforce_eager:
             raise ValueError("compile and enforce-eager exclude each other: choose one")
+        return self
+
+    @model_validator(mode="after")
+    def _native_kernels_are_a_cpus(self) -> Self:
+        if self.device != "cpu" and self.quantization != "none":
+            raise ValueError(f"quantization {self.quantization} is for device cpu, not {self.device}")
+        if self.device != "cpu" and self.cpu_kernels == "native":
+            raise ValueError(f"cpu-kernels native is for device cpu, not {self.device}")
+        if self.cpu_kernels == "torch" and self.quantization != "none":
+            raise ValueError(f"quantization {self.quantization} excludes cpu-kernels torch")
+        if self.compile and (self.quantization != "none" or self.cpu_kernels == "native"):
+            raise ValueError("compile excludes quantization and cpu-kernels native: torch computes then")
         return self
 
     @model_validator(mode="after")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import transformers
 
-from services.engine.device import CpuDevice
+from services.engine.device import CpuDevice, CpuSettings, Kernels
 from services.engine.model.decoder import Decoder, DecoderModel, DecoderSpec, RopeSpec
 from services.engine.model.opening import open_model
 from tests.support.torch_engine import VOCAB, Output
@@ -284,9 +284,12 @@ def reference(name: str, directory: Path, dtype: str = "float32") -> Any:
     ).eval()
 
 
-def open_decoder(directory: Path, dtype: str = "float32", max_model_len: int | None = 256) -> DecoderModel:
-    """The checkpoint on our decoder."""
-    model = open_model(directory, CpuDevice(1), dtype=dtype, max_model_len=max_model_len, backend="decoder")
+def open_decoder(
+    directory: Path, dtype: str = "float32", max_model_len: int | None = 256, kernels: str = "torch"
+) -> DecoderModel:
+    """The checkpoint on our decoder; its modules compute unless `kernels` says otherwise."""
+    device = CpuDevice(1, settings=CpuSettings(Kernels(kernels)))
+    model = open_model(directory, device, dtype=dtype, max_model_len=max_model_len, backend="decoder")
     if not isinstance(model, DecoderModel):
         raise AssertionError(f"served by {model.backend}")
     return model

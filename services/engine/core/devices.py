@@ -9,9 +9,12 @@ from catenary.telemetry import get_logger
 from services.engine.core.options import CoreOptions
 from services.engine.device import (
     AttentionSettings,
+    CpuSettings,
     Device,
     ExecutionMode,
     HpuSettings,
+    Kernels,
+    Quantization,
     RecipeCache,
     Softmax,
     StepLog,
@@ -44,7 +47,13 @@ def device_of(options: CoreOptions) -> Device:
     )
     settings = hpu_settings(options)
     _name_idle(options.device, mode, settings)
-    return open_device(options.device, threads=options.device_threads or None, mode=mode, hpu=settings)
+    return open_device(
+        options.device,
+        threads=options.device_threads or None,
+        mode=mode,
+        hpu=settings,
+        cpu=cpu_settings(options),
+    )
 
 
 def _name_idle(device: str, mode: ExecutionMode, settings: HpuSettings) -> None:
@@ -60,6 +69,12 @@ def _name_idle(device: str, mode: ExecutionMode, settings: HpuSettings) -> None:
     ]
     if idle:
         log.warning("options that change nothing in this execution mode", options=idle, mode=mode.value)
+
+
+def cpu_settings(options: CoreOptions) -> CpuSettings:
+    """The part of the options that a CPU takes."""
+    packed = None if options.quantization == "none" else Quantization(options.quantization)
+    return CpuSettings(Kernels(options.cpu_kernels), packed)
 
 
 def hpu_settings(options: CoreOptions) -> HpuSettings:

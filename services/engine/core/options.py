@@ -22,6 +22,8 @@ class CoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     model_backend: str
     device: str
     device_threads: int
+    cpu_kernels: str
+    quantization: str
     gpu_memory_utilization: float
     kv_cache_gib: float | None
     # 0: the device's own.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 
 from services.engine.device.base import DTYPES, Device, DeviceError, Forward
-from services.engine.device.cpu import CpuDevice
+from services.engine.device.cpu import CpuDevice, CpuSettings, Kernels, Quantization
 from services.engine.device.cuda import CudaDevice
 from services.engine.device.features import NO_FEATURES, AttentionFeatures
 from services.engine.device.flat import HIDDEN
@@ -21,6 +21,13 @@ from services.engine.device.hpu import (
 from services.engine.device.kernels import ACTIVATIONS, Activation
 from services.engine.device.memory import MemoryFigures, MemoryUse
 from services.engine.device.modes import ExecutionMode, execution_mode
+from services.engine.device.native import (
+    NativeDecoder,
+    NativeLayer,
+    NativeLinear,
+    NativeRope,
+    NativeSpec,
+)
 from services.engine.device.shapes import ShapeKey, shape_key
 from services.engine.device.work import HostCopy, Submitted, failed
 
@@ -33,14 +40,22 @@ __all__ = [
     "AttentionFeatures",
     "AttentionSettings",
     "CpuDevice",
+    "CpuSettings",
     "Device",
     "DeviceError",
     "ExecutionMode",
     "Forward",
     "HostCopy",
     "HpuSettings",
+    "Kernels",
     "MemoryFigures",
     "MemoryUse",
+    "NativeDecoder",
+    "NativeLayer",
+    "NativeLinear",
+    "NativeRope",
+    "NativeSpec",
+    "Quantization",
     "RecipeCache",
     "ShapeKey",
     "Softmax",
@@ -59,13 +74,14 @@ def open_device(
     threads: int | None = None,
     mode: ExecutionMode = ExecutionMode.EAGER,
     hpu: HpuSettings | None = None,
+    cpu: CpuSettings | None = None,
 ) -> Device:
     """Opens the device that the `--device` option names, to execute in `mode`.
 
-    `threads` are of a CPU, `hpu` of an HPU, real (hpu) or simulated (sim). Raises DeviceError.
+    `threads` and `cpu` are of a CPU, `hpu` of an HPU, real (hpu) or simulated (sim). Raises DeviceError.
     """
     if name == "cpu":
-        return CpuDevice(threads, mode)
+        return CpuDevice(threads, mode, cpu)
     if name == "sim":
         # Imported when it is asked for: it registers a device with torch, for good. Like the bridge that it
         # stands in for, it reads the environment once.

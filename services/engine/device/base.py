@@ -14,6 +14,7 @@ from services.engine.device.features import NO_FEATURES, AttentionFeatures
 from services.engine.device.kernels import rms_norm, rotate, sorted_experts
 from services.engine.device.memory import MemoryFigures, MemoryUse
 from services.engine.device.modes import ExecutionMode
+from services.engine.device.native import NativeDecoder, NativeSpec
 from services.engine.device.shapes import ShapeCounter
 from services.engine.device.work import FinishedCopy, HostCopy, Submitted, run_now
 
@@ -45,6 +46,8 @@ class Device(ABC):
     static_shapes = False
     # Whether torch's grouped product runs on it, with the sorting that goes before.
     groups_products = True
+    # The option that can be met by `native_decoder` alone, as the operator wrote it.
+    needs_native: str | None = None
     # Tokens of a KV block unless the operator names a size.
     default_block_size = 32
 
@@ -140,6 +143,13 @@ class Device(ABC):
         [T, hidden] like x. Shapes depend on the number of tokens alone.
         """
         return sorted_experts(x, weights, ids, gate_up, down, activation)
+
+    def native_decoder(self, spec: NativeSpec) -> NativeDecoder | None:
+        """Packs a decoder that the device computes by itself; None: it computes with the model's modules.
+
+        None only if `needs_native` is: raises DeviceError otherwise.
+        """
+        return None
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Allocates a zeroed tensor for the life of the engine."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from catenary.telemetry import get_logger
 from services.engine.device import Device
 from services.engine.model.decoder import UnsupportedByDecoder, load_decoder
+from services.engine.model.errors import ModelError
 from services.engine.model.paged import PagedModel
 from services.engine.model.transformers_backend import load_model
 
@@ -34,4 +35,8 @@ def open_model(
             if backend == "decoder":
                 raise
             log.info("transformers runs this model: our decoder does not know", what=unsupported.what)
+    if device.needs_native is not None:
+        raise ModelError(
+            f"{device.needs_native} is for models that our decoder runs, and transformers runs this one"
+        )
     return load_model(directory, device, dtype=dtype, max_model_len=max_model_len)

@@ -66,13 +66,20 @@ def test_each_feature_is_live(family: str, feature: str, checkpoint: Any) -> Non
     assert (prompt_logits(model, prompt) - prompt_logits(without, prompt)).abs().max() > 100 * TOLERANCE
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+ENGINES = [
+    *((family, "auto") for family in FAMILIES),
+    # Where the native kernels are not.
+    *((family, "torch") for family in ("llama", "qwen3", "phi3", "gemma2")),
+]
+
+
+@pytest.mark.parametrize(("family", "kernels"), ENGINES)
 def test_greedy_tokens_through_the_engine(
-    family: str, checkpoint: Any, monkeypatch: pytest.MonkeyPatch
+    family: str, kernels: str, checkpoint: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Chunks, a batch of unlike lengths, preemption, then a prompt whose beginning is cached."""
     directory = checkpoint(family)
-    options = tiny_options(directory, max_model_len=112, model_backend="decoder")
+    options = tiny_options(directory, max_model_len=112, model_backend="decoder", cpu_kernels=kernels)
     per_block = open_decoder(directory).kv_bytes_per_token() * BLOCK
     core = LocalCore(_limited(options, blocks=26, per_block=per_block))
     assert core.engine.model.backend == "decoder"

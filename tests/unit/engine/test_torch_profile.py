@@ -70,7 +70,7 @@ def test_captures_are_marked_where_they_happen_and_replays_are_not(directory: Pa
 
 
 def test_the_cpu_tells_its_operations_beside_the_forwards_they_belong_to(directory: Path) -> None:
-    core = LocalCore(tiny_options(directory))
+    core = LocalCore(tiny_options(directory, cpu_kernels="torch"))
     events = profiled(core, 3, device_activities=True)
     operations = [event for event in events if event.get("cat") == "cpu_op"]
     matmuls = [event for event in operations if event["name"] in ("aten::mm", "aten::addmm", "aten::bmm")]

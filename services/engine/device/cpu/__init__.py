@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from services.engine.device.cpu.device import CpuDevice
+from services.engine.device.cpu.settings import CpuSettings, Kernels, Quantization
 
-__all__ = ["CpuDevice"]
+__all__ = ["CpuDevice", "CpuSettings", "Kernels", "Quantization"]

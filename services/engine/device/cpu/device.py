@@ -14,7 +14,12 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity
 
+from catenary.telemetry import get_logger
 from services.engine.device.base import DTYPES, Device, DeviceError, Forward, Function
+from services.engine.device.cpu.native import BuildError, open_library
+from services.engine.device.cpu.native_decoder import CpuNativeDecoder, why_not_native
+from services.engine.device.cpu.settings import CpuSettings, Kernels
+from services.engine.device.cpu.team import Team
 from services.engine.device.features import NO_FEATURES, AttentionFeatures
 from services.engine.device.flat import flat_decode
 from services.engine.device.fused import fused_prefill
@@ -34,10 +39,13 @@ from services.engine.device.memory import (
     resident_bytes,
 )
 from services.engine.device.modes import ExecutionMode
+from services.engine.device.native import NativeDecoder, NativeSpec
 from services.engine.device.profiling import Event, torch_activities
 from services.engine.device.work import Submitted
 
 Result = TypeVar("Result")
+
+log = get_logger(__name__)
 
 _CGROUP_CPU = Path("/sys/fs/cgroup/cpu.max")
 
@@ -56,11 +64,19 @@ class CpuDevice(Device):
     # The largest forward takes seconds here, and little of the memory that KV leaves.
     measures_activations = False
 
-    def __init__(self, threads: int | None = None, mode: ExecutionMode = ExecutionMode.EAGER) -> None:
+    def __init__(
+        self,
+        threads: int | None = None,
+        mode: ExecutionMode = ExecutionMode.EAGER,
+        settings: CpuSettings | None = None,
+    ) -> None:
         super().__init__(mode)
+        self._settings = settings or CpuSettings()
+        self.needs_native = self._settings.needs_native
         if threads is not None and threads < 1:
             raise DeviceError(f"threads must be at least 1, not {threads}")
         count = threads or min(torch.get_num_threads(), _allowed_cores())
+        self._threads = count
         torch.set_num_threads(count)
         if mode is ExecutionMode.COMPILE and not has_compiler():
             raise DeviceError("compile needs a C++ compiler, and there is none: install g++, or set CXX")
@@ -77,6 +93,28 @@ class CpuDevice(Device):
 
     def close(self) -> None:
         self._stream.shutdown(wait=True)
+
+    def native_decoder(self, spec: NativeSpec) -> NativeDecoder | None:
+        reason = self._why_not_native(spec)
+        if reason is None:
+            try:
+                library = open_library()
+                team = Team(library, self._threads)
+                return CpuNativeDecoder(library, team, spec, self._settings.quantization)
+            except BuildError as error:
+                reason = str(error)
+        if self.needs_native is not None:
+            raise DeviceError(f"{self.needs_native} needs the native kernels: {reason}")
+        if self._settings.kernels is Kernels.AUTO:
+            log.info("torch computes this model, not the native kernels", reason=reason)
+        return None
+
+    def _why_not_native(self, spec: NativeSpec) -> str | None:
+        if self._settings.kernels is Kernels.TORCH:
+            return "cpu-kernels is torch"
+        if self.mode is not ExecutionMode.EAGER:
+            return "what is compiled or captured is what torch computes"
+        return why_not_native(spec)
 
     def choose_dtype(self, requested: str, checkpoint: torch.dtype | None) -> torch.dtype:
         if requested == "auto":

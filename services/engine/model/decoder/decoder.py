@@ -54,7 +54,7 @@ class Decoder(nn.Module):
         self.close: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = self._close
         self._device = device
         multiplier = torch.tensor(spec.embedding_multiplier)
-        self._multiplier = float(multiplier.to(dtype) if spec.embedding_rounded else multiplier)
+        self.multiplier = float(multiplier.to(dtype) if spec.embedding_rounded else multiplier)
 
     def slots(self) -> dict[str, Slot]:
         """Every parameter, by name, with the checkpoint tensors that it is made of."""
@@ -68,8 +68,8 @@ class Decoder(nn.Module):
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor, inputs: BatchInputs) -> torch.Tensor:
         """tokens, positions int64 [T] -> hidden states [T, hidden], the final norm applied."""
         residual = embedding(tokens, self.embedding.weight)
-        if self._multiplier != 1.0:
-            residual = residual * self._multiplier
+        if self.multiplier != 1.0:
+            residual = residual * self.multiplier
         waves = [rotary(positions, self._dtype) for rotary in self.rotaries]
         # Nothing is to be added before the first layer; so it is one like the others.
         delta = torch.zeros_like(residual)

@@ -38,6 +38,10 @@ class RmsNorm(nn.Module):
         """[..., size] -> [..., size]."""
         return self._device.rms_norm(x, self.weight, self._eps, unit_offset=self._unit_offset)
 
+    def wide_weight(self) -> torch.Tensor:
+        """What the normed numbers are multiplied by, float32 [size], the offset of one added."""
+        return self.weight.data.float() + (1.0 if self._unit_offset else 0.0)
+
     def fused(self, delta: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Adds `delta` to the residual stream and norms the sum: [T, size] x2 -> (normed, residual)."""
         if self._multiplier != 1.0:

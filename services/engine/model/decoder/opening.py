@@ -15,6 +15,7 @@ from services.engine.model.checks import check_directory
 from services.engine.model.decoder.config import spec_from_config
 from services.engine.model.decoder.decoder import Decoder
 from services.engine.model.decoder.names import EMBEDDING, HEAD, rules_for
+from services.engine.model.decoder.native import native_spec
 from services.engine.model.decoder.paged_model import DecoderModel
 from services.engine.model.decoder.spec import DecoderSpec
 from services.engine.model.errors import ModelError
@@ -47,7 +48,12 @@ def load_decoder(directory: Path, device: Device, *, dtype: str, max_model_len: 
         except RuntimeError as error:
             raise ModelError(f"model {directory} cannot be loaded: {first_line(error)}") from None
         load_weights(checkpoint, rules_for(spec), decoder.slots(), placed=device.flush)
-    return DecoderModel(decoder.to(device.torch_device).eval(), device, chosen)
+    decoder = decoder.to(device.torch_device).eval()
+    try:
+        native = device.native_decoder(native_spec(decoder, chosen))
+    except DeviceError as error:
+        raise ModelError(str(error)) from None
+    return DecoderModel(decoder, device, chosen, native)
 
 
 def _spec(directory: Path, config: PreTrainedConfig, raw: Mapping[str, Any]) -> DecoderSpec:

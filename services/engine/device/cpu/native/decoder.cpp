@@ -1,0 +1,104 @@
+#include "decoder.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+#include "head.h"
+#include "pass.h"
+#include "rows.h"
+
+namespace catenary {
+
+Decoder::Decoder(const Architecture& architecture, Team& team)
+    : architecture_(architecture),
+      team_(team),
+      layers_(architecture.layers, architecture.layers + architecture.layer_count),
+      ropes_(architecture.ropes, architecture.ropes + architecture.rope_count),
+      own_(static_cast<size_t>(team.size())) {
+  const auto measure = [this](const Linear& linear) {
+    operand_bytes_ = std::max(operand_bytes_, operand_stride(linear.kind, linear.inputs));
+    longest_row_ = std::max(longest_row_, int64_t{linear.inputs});
+  };
+  measure(architecture.head);
+  for (const Layer& layer : layers_) {
+    for (const Linear* linear : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) measure(*linear);
+  }
+  for (const Rope& rope : ropes_) longest_wave_ = std::max(longest_wave_, rope.half);
+  for (Own& own : own_) {
+    own.row.floats(longest_row_);
+    own.operand.reserve(kOwnRows * operand_bytes_);
+    own.scales.floats(kOwnRows);
+  }
+}
+
+void Decoder::attach(const Pages* pages, int64_t block_size, int64_t blocks) {
+  paging_ = {block_size, blocks, block_size * blocks};
+  caches_.clear();
+  for (int32_t layer = 0; layer < architecture_.layer_count; ++layer) {
+    caches_.push_back(
+        {architecture_.kind, static_cast<int32_t>(block_size), architecture_.kv_heads, architecture_.head_dim,
+         pages[layer].key, pages[layer].value});
+  }
+}
+
+Fault Decoder::prefill(const PrefillArguments& arguments, void* hidden) {
+  const Fault fault = batch_.read(arguments, paging_, architecture_.vocab);
+  return fault == Fault::kNone ? forward(arguments.rows * arguments.query, hidden) : fault;
+}
+
+Fault Decoder::decode(const DecodeArguments& arguments, void* hidden) {
+  const Fault fault = batch_.read(arguments, paging_, architecture_.vocab);
+  return fault == Fault::kNone ? forward(arguments.rows, hidden) : fault;
+}
+
+Fault Decoder::forward(int64_t places, void* hidden) {
+  if (batch_.rows() < places) {
+    const int64_t bytes = places * architecture_.hidden * item_size(architecture_.kind);
+    std::memset(hidden, 0, static_cast<size_t>(bytes));
+  }
+  if (batch_.rows() == 0) return Fault::kNone;
+  make_room(batch_.rows());
+  Pass(*this, hidden).run();
+  return Fault::kNone;
+}
+
+Fault Decoder::logits(const void* hidden, int64_t rows, float* scores) {
+  if (rows == 0) return Fault::kNone;
+  rows_.operand.reserve(rows * operand_bytes_);
+  rows_.scales.floats(rows);
+  HeadPass(*this, hidden, rows, scores).run();
+  return Fault::kNone;
+}
+
+void Decoder::make_room(int64_t rows) {
+  const Architecture& sizes = architecture_;
+  rows_.residual.floats(rows * aligned_floats(sizes.hidden));
+  rows_.delta.floats(rows * aligned_floats(sizes.hidden));
+  rows_.fused.floats(rows * aligned_floats((sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim));
+  rows_.mixed.floats(rows * sizes.heads * sizes.head_dim);
+  rows_.inner.floats(rows * aligned_floats(sizes.intermediate));
+  rows_.waves.floats(rows * sizes.rope_count * 2 * longest_wave_);
+  rows_.operand.reserve(rows * operand_bytes_);
+  rows_.scales.floats(rows);
+}
+
+Operand Decoder::shared_operand() {
+  return {rows_.operand.reserve(0), 0, rows_.scales.floats(0)};
+}
+
+int64_t Decoder::scratch_bytes() const {
+  const auto size_of = [](const Own& own) {
+    return own.row.size() + own.operand.size() + own.scales.size() + own.attention.size();
+  };
+  int64_t total = 0;
+  for (const Own& own : own_) total += size_of(own);
+  for (const Buffer* buffer :
+       {&rows_.residual, &rows_.fused, &rows_.mixed, &rows_.inner, &rows_.delta, &rows_.waves, &rows_.operand,
+        &rows_.scales}) {
+    total += buffer->size();
+  }
+  return total;
+}
+
+}  // namespace catenary

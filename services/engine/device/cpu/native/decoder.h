@@ -1,0 +1,117 @@
+// The standard decoder: what it is made of, and its forward in one call.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "batch.h"
+#include "buffer.h"
+#include "kernels.h"
+#include "linear.h"
+#include "team.h"
+
+namespace catenary {
+
+// Inverse frequencies float32 [half] of a rotary embedding, and the factor on its cosines and sines.
+struct Rope {
+  const float* frequencies;
+  int32_t half;
+  float factor;
+};
+
+// A layer's weights. Norms are float32; null where the architecture has none.
+struct Layer {
+  Linear qkv;
+  Linear output;
+  Linear gate_up;
+  Linear down;
+  const float* attention_norm;
+  const float* attention_post_norm;
+  const float* mlp_norm;
+  const float* mlp_post_norm;
+  const float* query_norm;
+  const float* key_norm;
+  int32_t rope;
+  // How many positions it looks back, 0: all.
+  int32_t window;
+};
+
+// The architecture, as DecoderSpec has it. `kind`: of the embedding [vocab, hidden], the KV and the hidden states.
+struct Architecture {
+  CacheKind kind;
+  Activation activation;
+  int32_t vocab;
+  int32_t hidden;
+  int32_t intermediate;
+  int32_t heads;
+  int32_t kv_heads;
+  int32_t head_dim;
+  int32_t layer_count;
+  int32_t rope_count;
+  float norm_eps;
+  float scale;
+  // 0: none.
+  float attention_softcap;
+  float logits_softcap;
+  float embedding_multiplier;
+  float residual_multiplier;
+  float logits_divisor;
+  const void* embedding;
+  const float* norm;
+  Linear head;
+  const Layer* layers;
+  const Rope* ropes;
+};
+
+// A layer's keys and values [slots, kv_heads, head_dim].
+struct Pages {
+  void* key;
+  void* value;
+};
+
+// Forwards of one model, one at a time. Holds no weights: the host keeps what the architecture points to.
+class Decoder {
+ public:
+  Decoder(const Architecture& architecture, Team& team);
+
+  // Before the first forward. `pages`: one entry for each layer.
+  void attach(const Pages* pages, int64_t block_size, int64_t blocks);
+
+  // Hidden states [rows of the arguments, hidden] after the final norm; zero for padding.
+  Fault prefill(const PrefillArguments& arguments, void* hidden);
+  Fault decode(const DecodeArguments& arguments, void* hidden);
+
+  // hidden [rows, hidden] -> scores float32 [rows, vocab].
+  Fault logits(const void* hidden, int64_t rows, float* scores);
+
+  int64_t scratch_bytes() const;
+
+ private:
+  friend class Pass;
+  friend class HeadPass;
+
+  Fault forward(int64_t places, void* hidden);
+  void make_room(int64_t rows);
+  Operand shared_operand();
+
+  Architecture architecture_;
+  Team& team_;
+  std::vector<Layer> layers_;
+  std::vector<Rope> ropes_;
+  std::vector<Cache> caches_;
+  Paging paging_{};
+  Batch batch_;
+
+  // Bytes of the longest operand row, and floats of the longest row that one is made of.
+  int64_t operand_bytes_ = 0;
+  int64_t longest_row_ = 0;
+  int32_t longest_wave_ = 0;
+  // Of all threads, by rows of the batch.
+  struct Rows {
+    Buffer residual, fused, mixed, inner, delta, waves, operand, scales;
+  } rows_;
+  std::vector<Own> own_;
+};
+
+}  // namespace catenary

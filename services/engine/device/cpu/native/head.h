@@ -1,0 +1,28 @@
+// The scores of a decoder's hidden states, as a team's job.
+#pragma once
+
+#include <cstdint>
+
+#include "decoder.h"
+
+namespace catenary {
+
+class HeadPass {
+ public:
+  // See Decoder::logits.
+  HeadPass(Decoder& decoder, const void* hidden, int64_t rows, float* scores);
+
+  void run();
+
+ private:
+  void compute(Worker& worker);
+  void finish(int64_t row);
+
+  Decoder& decoder_;
+  const Architecture& sizes_;
+  const void* const hidden_;
+  const int64_t rows_;
+  float* const scores_;
+};
+
+}  // namespace catenary

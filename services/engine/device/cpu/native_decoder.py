@@ -1,0 +1,228 @@
+"""The native decoder of a CPU: weights packed once, then one call for all layers of a forward."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from ctypes import c_int32, c_int64, c_void_p
+from typing import Any
+
+import torch
+
+from services.engine.device.cpu.native import Library
+from services.engine.device.cpu.packing import Packer
+from services.engine.device.cpu.settings import Quantization
+from services.engine.device.cpu.structures import (
+    ACTIVATION_KINDS,
+    CACHE_KINDS,
+    FAULTS,
+    OUT_OF_MEMORY,
+    Architecture,
+    DecodeArguments,
+    Layer,
+    Linear,
+    Pages,
+    PrefillArguments,
+    Rope,
+    WeightKind,
+)
+from services.engine.device.cpu.team import Team
+from services.engine.device.native import NativeLayer, NativeSpec
+
+# As the attention's kernels have them.
+_HEAD_DIMS = range(8, 257, 8)
+
+
+def why_not_native(spec: NativeSpec) -> str | None:
+    """What of a model the native decoder does not compute; None: it computes all."""
+    if spec.experts:
+        return "mixtures of experts are not native"
+    if spec.dtype not in CACHE_KINDS:
+        return f"{str(spec.dtype).removeprefix('torch.')} is not native: float32 and bfloat16 are"
+    if spec.head_dim not in _HEAD_DIMS:
+        return f"heads of {spec.head_dim} dimensions are not native: multiples of 8 up to 256 are"
+    return None
+
+
+class CpuNativeDecoder:
+    """Implements `NativeDecoder`. One forward at a time, by the team's threads and the caller's."""
+
+    def __init__(
+        self, library: Library, team: Team, spec: NativeSpec, quantization: Quantization | None
+    ) -> None:
+        """Packs the spec's weights, layer by layer."""
+        self._dtype = spec.dtype
+        self._vocab, self._hidden = spec.vocab_size, spec.hidden_size
+        # Lives as long as its threads are needed.
+        self._team = team
+        with ThreadPoolExecutor(team.size) as pool:
+            packer = Packer(library, pool)
+            architecture = _architecture(packer, spec, quantization)
+        self._packer = packer
+        self._packed_bytes = packer.bytes - spec.embedding.nbytes
+        self._embedding = spec.embedding
+        function = library.function
+        make = function("catenary_decoder_new", c_void_p, ctypes.POINTER(Architecture), c_void_p)
+        self._free = function("catenary_decoder_free", None, c_void_p)
+        self._attach = function("catenary_decoder_attach", c_int32, c_void_p, c_void_p, c_int64, c_int64)
+        self._prefill = function("catenary_decoder_prefill", c_int32, c_void_p, c_void_p, c_void_p)
+        self._decode = function("catenary_decoder_decode", c_int32, c_void_p, c_void_p, c_void_p)
+        self._logits = function("catenary_decoder_logits", c_int32, c_void_p, c_void_p, c_int64, c_void_p)
+        self._handle = make(ctypes.byref(architecture), team.handle)
+        if not self._handle:
+            raise MemoryError("no memory for the native decoder")
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self._free(self._handle)
+
+    def weight_bytes(self) -> int:
+        return self._packed_bytes
+
+    def attach(self, caches: Sequence[tuple[torch.Tensor, torch.Tensor]], block_size: int) -> None:
+        pages = (Pages * len(caches))(*(Pages(key.data_ptr(), value.data_ptr()) for key, value in caches))
+        blocks = caches[0][0].shape[0] // block_size - 1
+        # Forwards write to them as long as they are attached.
+        self._caches = tuple(caches)
+        _check(self._attach(self._handle, pages, block_size, blocks))
+
+    def prefill(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        context_blocks: torch.Tensor,
+        context_lens: torch.Tensor,
+    ) -> torch.Tensor:
+        batch, context = context_blocks.shape
+        count = tokens.shape[0]
+        arguments = PrefillArguments(batch, count // batch, context)
+        held = _point(
+            arguments,
+            tokens=(tokens, count),
+            positions=(positions, count),
+            slots=(slots, count),
+            context_blocks=(context_blocks, batch * context),
+            context_lens=(context_lens, batch),
+        )
+        return self._forward(self._prefill, arguments, held, count)
+
+    def decode(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        blocks: torch.Tensor,
+        rows: torch.Tensor,
+        starts: torch.Tensor,
+    ) -> torch.Tensor:
+        count, entries = tokens.shape[0], rows.shape[0]
+        arguments = DecodeArguments(count, entries)
+        listed = {"blocks": (blocks, entries)} if blocks.shape[0] else {}
+        held = _point(
+            arguments,
+            tokens=(tokens, count),
+            positions=(positions, count),
+            slots=(slots, count),
+            owners=(rows, entries),
+            starts=(starts, entries),
+            **listed,
+        )
+        return self._forward(self._decode, arguments, held, count)
+
+    def _forward(
+        self, call: Callable[..., int], arguments: ctypes.Structure, held: list[torch.Tensor], count: int
+    ) -> torch.Tensor:
+        """`held`: what the arguments point into, which lives until the call is over."""
+        hidden = torch.empty((count, self._hidden), dtype=self._dtype)
+        _check(call(self._handle, ctypes.byref(arguments), hidden.data_ptr()))
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        hidden = hidden.to(self._dtype).contiguous()
+        count = hidden.shape[0]
+        scores = torch.empty((count, self._vocab), dtype=torch.float32)
+        _check(self._logits(self._handle, hidden.data_ptr(), count, scores.data_ptr()))
+        return scores
+
+
+def _point(arguments: Any, **tensors: tuple[torch.Tensor, int]) -> list[torch.Tensor]:
+    """Sets addresses of int64 tensors of so many numbers; gives what has to live until the call is over."""
+    held = []
+    for name, (tensor, count) in tensors.items():
+        if tensor.dtype is not torch.int64 or tensor.numel() != count:
+            raise ValueError(f"{name} has {tensor.numel()} numbers of {tensor.dtype}, not {count} of int64")
+        tensor = tensor.contiguous()
+        setattr(arguments, name, tensor.data_ptr())
+        held.append(tensor)
+    return held
+
+
+def _check(fault: int) -> None:
+    if fault == OUT_OF_MEMORY:
+        raise MemoryError("no memory for a native forward")
+    if fault:
+        raise ValueError(f"a forward is not computed: {FAULTS[fault]}")
+
+
+def _architecture(packer: Packer, spec: NativeSpec, quantization: Quantization | None) -> Architecture:
+    linear = _weight_kind(spec, quantization)
+    ropes = [
+        Rope(packer.keep(rope.frequencies.float()), rope.frequencies.shape[0], rope.factor)
+        for rope in spec.ropes
+    ]
+    layers = [_layer(packer, layer, linear) for layer in spec.layers()]
+    return Architecture(
+        CACHE_KINDS[spec.dtype],
+        ACTIVATION_KINDS[spec.activation],
+        spec.vocab_size,
+        spec.hidden_size,
+        spec.intermediate_size,
+        spec.heads,
+        spec.kv_heads,
+        spec.head_dim,
+        len(layers),
+        len(ropes),
+        spec.norm_eps,
+        spec.scale,
+        spec.attention_softcap or 0.0,
+        spec.logits_softcap or 0.0,
+        spec.embedding_multiplier,
+        spec.residual_multiplier,
+        spec.logits_divisor,
+        packer.keep(spec.embedding),
+        packer.keep(spec.norm.float()),
+        _head(packer, spec, quantization),
+        (Layer * len(layers))(*layers),
+        (Rope * len(ropes))(*ropes),
+    )
+
+
+def _weight_kind(spec: NativeSpec, quantization: Quantization | None) -> WeightKind:
+    if quantization is None:
+        return WeightKind.BFLOAT16 if spec.dtype is torch.bfloat16 else WeightKind.FLOAT32
+    return WeightKind.INT8 if quantization is Quantization.INT8 else WeightKind.INT4
+
+
+def _head(packer: Packer, spec: NativeSpec, quantization: Quantization | None) -> Linear:
+    # int4 there costs more of the quality than all layers together.
+    kind = _weight_kind(spec, quantization and Quantization.INT8)
+    return packer.linear(spec.head(), kind)
+
+
+def _layer(packer: Packer, layer: NativeLayer, kind: WeightKind) -> Layer:
+    return Layer(
+        packer.linear(layer.qkv, kind),
+        packer.linear(layer.output, kind),
+        packer.linear(layer.gate_up, kind),
+        packer.linear(layer.down, kind),
+        packer.keep(layer.attention_norm),
+        packer.keep(layer.attention_post_norm),
+        packer.keep(layer.mlp_norm),
+        packer.keep(layer.mlp_post_norm),
+        packer.keep(layer.query_norm),
+        packer.keep(layer.key_norm),
+        layer.rope,
+        layer.window or 0,
+    )

@@ -1,0 +1,112 @@
+"""Weights as the native kernels read them."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from ctypes import c_int32, c_int64, c_void_p
+
+import torch
+
+from services.engine.device.cpu.native import Library
+from services.engine.device.cpu.structures import Linear, WeightKind
+from services.engine.device.native import NativeLinear
+
+# Rows that are converted at once: a multiple of every panel, and a few megabytes.
+_PANELS = 64
+_PART_NUMBERS = 1 << 22
+
+
+class Packer:
+    """Packs linear layers, with the threads of `pool`, and keeps what it packed."""
+
+    def __init__(self, library: Library, pool: Executor) -> None:
+        self._pool = pool
+        self._bytes = library.function("catenary_packed_bytes", c_int64, c_int32, c_int32, c_int32, c_int32)
+        self._padded = library.function("catenary_padded_outputs", c_int64, c_int32, c_int32)
+        self._pack = library.function(
+            "catenary_pack", None, c_int32, c_void_p, c_void_p, c_int32, c_int32, c_void_p, c_void_p, c_void_p
+        )
+        self._pack_bias = library.function("catenary_pack_bias", None, c_void_p, c_void_p, c_int32, c_void_p)
+        self._kept: list[torch.Tensor] = []
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all that was packed or kept."""
+        return sum(tensor.nbytes for tensor in self._kept)
+
+    def keep(self, tensor: torch.Tensor | None) -> int | None:
+        """Address of a tensor that lives as long as the packer; None for none."""
+        if tensor is None:
+            return None
+        tensor = tensor.contiguous()
+        self._kept.append(tensor)
+        return tensor.data_ptr()
+
+    def linear(self, layer: NativeLinear, kind: WeightKind) -> Linear:
+        """The layer packed as `kind`."""
+        outputs, inputs = layer.weight.shape
+        padded = int(self._padded(outputs, layer.gated))
+        panels = _huge_pages(int(self._bytes(kind, outputs, inputs, layer.gated)))
+        quantized = kind is WeightKind.INT8
+        scales = torch.zeros(padded, dtype=torch.float32) if quantized else None
+        sums = torch.zeros(padded, dtype=torch.int32) if quantized else None
+        bias = None
+        if layer.bias is not None:
+            bias = torch.zeros(padded, dtype=torch.float32)
+            first, ups = _halves(layer.bias.float(), layer.gated)
+            self._pack_bias(first.data_ptr(), _address(ups), outputs, bias.data_ptr())
+        result = Linear(kind, outputs, inputs, layer.gated)
+        result.panels, result.scales = self.keep(panels), self.keep(scales)
+        result.sums, result.bias = self.keep(sums), self.keep(bias)
+        self._fill(layer, result)
+        return result
+
+    def _fill(self, layer: NativeLinear, packed: Linear) -> None:
+        """Converts and packs the weight part by part: it is never there as a whole in float32."""
+        gated, kind, inputs = layer.gated, packed.kind, packed.inputs
+        weight, ups = _halves(layer.weight, gated)
+
+        def pack(rows: slice) -> None:
+            part = weight[rows].float().contiguous()
+            other = None if ups is None else ups[rows].float().contiguous()
+            times = 2 if gated else 1
+            before = rows.start * times
+            skipped = int(self._bytes(kind, before, inputs, gated)) if before else 0
+            self._pack(
+                kind,
+                part.data_ptr(),
+                _address(other),
+                part.shape[0] * times,
+                inputs,
+                packed.panels + skipped,
+                packed.scales and packed.scales + 4 * before,
+                packed.sums and packed.sums + 4 * before,
+            )
+
+        list(self._pool.map(pack, _parts(*weight.shape)))
+
+
+def _parts(rows: int, inputs: int) -> Iterator[slice]:
+    step = max(1, _PART_NUMBERS // (inputs * _PANELS)) * _PANELS
+    return (slice(start, min(rows, start + step)) for start in range(0, rows, step))
+
+
+def _halves(tensor: torch.Tensor, gated: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    if not gated:
+        return tensor, None
+    gates, ups = tensor.chunk(2)
+    return gates, ups
+
+
+def _address(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _huge_pages(size: int) -> torch.Tensor:
+    """Zeroed bytes in pages as large as the system gives: all weights are read for every token."""
+    pages = mmap.mmap(-1, max(1, size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=torch.uint8)

@@ -1,0 +1,36 @@
+"""How a CPU computes, as an operator chooses it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Kernels(Enum):
+    """Our own in C++, torch's operations, or ours where they can be had."""
+
+    AUTO = "auto"
+    NATIVE = "native"
+    TORCH = "torch"
+
+
+class Quantization(Enum):
+    """What the weights of linear layers are packed as."""
+
+    INT8 = "int8"
+    INT4 = "int4"
+
+
+@dataclass(frozen=True, slots=True)
+class CpuSettings:
+    """quantization None: weights have the type of the computation."""
+
+    kernels: Kernels = Kernels.AUTO
+    quantization: Quantization | None = None
+
+    @property
+    def needs_native(self) -> str | None:
+        """The option that torch's operations cannot meet."""
+        if self.quantization is not None:
+            return f"quantization {self.quantization.value}"
+        return "cpu-kernels native" if self.kernels is Kernels.NATIVE else None

@@ -1,0 +1,138 @@
+"""Structures of the native decoder's C interface: native/kernels.h, native/decoder.h and native/batch.h."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_float, c_int32, c_int64, c_void_p
+from enum import IntEnum
+
+import torch
+
+
+class WeightKind(IntEnum):
+    """What a packed weight's numbers are."""
+
+    FLOAT32 = 0
+    BFLOAT16 = 1
+    INT8 = 2
+    INT4 = 3
+
+
+# Of caches, embeddings and hidden states.
+CACHE_KINDS = {torch.float32: 0, torch.bfloat16: 1}
+# By the names of ACTIVATIONS.
+ACTIVATION_KINDS = {"silu": 1, "gelu_pytorch_tanh": 2, "gelu": 3}
+
+# What `Fault` says of a batch.
+FAULTS = {
+    1: "a token is not in the vocabulary",
+    2: "a position does not follow its context",
+    3: "a slot does not fit its position",
+    4: "a row's blocks are not all listed, or one does not exist",
+}
+OUT_OF_MEMORY = 5
+
+
+class Linear(ctypes.Structure):
+    """`Linear` of kernels.h."""
+
+    _fields_ = [
+        ("kind", c_int32),
+        ("outputs", c_int32),
+        ("inputs", c_int32),
+        ("gated", c_int32),
+        ("panels", c_void_p),
+        ("scales", c_void_p),
+        ("sums", c_void_p),
+        ("bias", c_void_p),
+    ]
+
+
+class Layer(ctypes.Structure):
+    """`Layer` of decoder.h."""
+
+    _fields_ = [
+        ("qkv", Linear),
+        ("output", Linear),
+        ("gate_up", Linear),
+        ("down", Linear),
+        ("attention_norm", c_void_p),
+        ("attention_post_norm", c_void_p),
+        ("mlp_norm", c_void_p),
+        ("mlp_post_norm", c_void_p),
+        ("query_norm", c_void_p),
+        ("key_norm", c_void_p),
+        ("rope", c_int32),
+        ("window", c_int32),
+    ]
+
+
+class Rope(ctypes.Structure):
+    """`Rope` of decoder.h."""
+
+    _fields_ = [("frequencies", c_void_p), ("half", c_int32), ("factor", c_float)]
+
+
+class Architecture(ctypes.Structure):
+    """`Architecture` of decoder.h."""
+
+    _fields_ = [
+        ("kind", c_int32),
+        ("activation", c_int32),
+        ("vocab", c_int32),
+        ("hidden", c_int32),
+        ("intermediate", c_int32),
+        ("heads", c_int32),
+        ("kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("layer_count", c_int32),
+        ("rope_count", c_int32),
+        ("norm_eps", c_float),
+        ("scale", c_float),
+        ("attention_softcap", c_float),
+        ("logits_softcap", c_float),
+        ("embedding_multiplier", c_float),
+        ("residual_multiplier", c_float),
+        ("logits_divisor", c_float),
+        ("embedding", c_void_p),
+        ("norm", c_void_p),
+        ("head", Linear),
+        ("layers", ctypes.POINTER(Layer)),
+        ("ropes", ctypes.POINTER(Rope)),
+    ]
+
+
+class Pages(ctypes.Structure):
+    """`Pages` of decoder.h."""
+
+    _fields_ = [("key", c_void_p), ("value", c_void_p)]
+
+
+class PrefillArguments(ctypes.Structure):
+    """`PrefillArguments` of batch.h."""
+
+    _fields_ = [
+        ("rows", c_int64),
+        ("query", c_int64),
+        ("context", c_int64),
+        ("tokens", c_void_p),
+        ("positions", c_void_p),
+        ("slots", c_void_p),
+        ("context_blocks", c_void_p),
+        ("context_lens", c_void_p),
+    ]
+
+
+class DecodeArguments(ctypes.Structure):
+    """`DecodeArguments` of batch.h."""
+
+    _fields_ = [
+        ("rows", c_int64),
+        ("entries", c_int64),
+        ("tokens", c_void_p),
+        ("positions", c_void_p),
+        ("slots", c_void_p),
+        ("blocks", c_void_p),
+        ("owners", c_void_p),
+        ("starts", c_void_p),
+    ]

@@ -1,0 +1,119 @@
+"""A decoder that a device computes by itself: what it is told of the model, and what it then does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class NativeLinear:
+    """A linear layer: weight [outputs, inputs], bias [outputs] or None. gated: gates, then as many ups."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+    gated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NativeLayer:
+    """One layer's weights; None where the architecture has no such norm.
+
+    qkv: queries, keys, values one after another. rope: which of the spec's. window: how many positions it
+    looks back, None: all.
+    """
+
+    qkv: NativeLinear
+    output: NativeLinear
+    gate_up: NativeLinear
+    down: NativeLinear
+    attention_norm: torch.Tensor
+    mlp_norm: torch.Tensor
+    attention_post_norm: torch.Tensor | None
+    mlp_post_norm: torch.Tensor | None
+    query_norm: torch.Tensor | None
+    key_norm: torch.Tensor | None
+    rope: int
+    window: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class NativeRope:
+    """Inverse frequencies, float32 [half of the rotated dimensions], and the factor on cos and sin."""
+
+    frequencies: torch.Tensor
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class NativeSpec:
+    """A standard decoder and its weights.
+
+    dtype: of the embedding [vocab, hidden], KV and hidden states. Norms are float32 [size], with the offset
+    of one already in them. activation: a name of `ACTIVATIONS`. layers: gives each layer's weights once, in
+    order, and keeps none of them: who packs one and drops it has freed it. experts: some layers are no
+    plain MLPs; then `layers` is of no use.
+    """
+
+    dtype: torch.dtype
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    layer_count: int
+    norm_eps: float
+    activation: str
+    scale: float
+    attention_softcap: float | None
+    logits_softcap: float | None
+    embedding_multiplier: float
+    residual_multiplier: float
+    logits_divisor: float
+    ropes: tuple[NativeRope, ...]
+    embedding: torch.Tensor
+    norm: torch.Tensor
+    layers: Callable[[], Iterator[NativeLayer]]
+    head: Callable[[], NativeLinear]
+    experts: bool = False
+
+
+class NativeDecoder(Protocol):
+    """A packed model. Its forwards take what those of `PagedModel` do, and mean the same.
+
+    Padding, known by its slot, is not computed: its hidden states are zero.
+    """
+
+    def attach(self, caches: Sequence[tuple[torch.Tensor, torch.Tensor]], block_size: int) -> None:
+        """Takes each layer's keys and values, [slots, kv_heads, head_dim]; the last block takes padding."""
+
+    def prefill(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        context_blocks: torch.Tensor,
+        context_lens: torch.Tensor,
+    ) -> torch.Tensor:
+        """Hidden states [B * Q, hidden_size]."""
+
+    def decode(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        blocks: torch.Tensor,
+        rows: torch.Tensor,
+        starts: torch.Tensor,
+    ) -> torch.Tensor:
+        """Hidden states [B, hidden_size]."""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [R, hidden_size] -> float32 [R, vocab_size]."""
+
+    def weight_bytes(self) -> int:
+        """Bytes of the packed weights, without the embedding, which stays the model's."""

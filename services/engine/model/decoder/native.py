@@ -1,0 +1,96 @@
+"""Our decoder as a device takes it that computes all layers by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from services.engine.device import NativeLayer, NativeLinear, NativeRope, NativeSpec
+from services.engine.model.decoder.decoder import Decoder
+from services.engine.model.decoder.layer import DecoderLayer
+from services.engine.model.decoder.linears import ShardedLinear
+from services.engine.model.decoder.mlp import GatedMlp
+from services.engine.model.decoder.norms import RmsNorm
+from services.engine.model.decoder.spec import LayerPlan
+
+
+def native_spec(decoder: Decoder, dtype: torch.dtype) -> NativeSpec:
+    """What a loaded decoder is. Its weights move to whoever iterates the layers and asks for the head.
+
+    The embedding stays, and so does a head that is tied to it.
+    """
+    spec = decoder.spec
+
+    def head() -> NativeLinear:
+        weight = decoder.head.weight
+        return NativeLinear(weight.data if spec.tied else _taken(weight))
+
+    return NativeSpec(
+        dtype=dtype,
+        vocab_size=spec.vocab_size,
+        hidden_size=spec.hidden_size,
+        intermediate_size=spec.intermediate_size,
+        heads=spec.heads,
+        kv_heads=spec.kv_heads,
+        head_dim=spec.head_dim,
+        layer_count=len(spec.layers),
+        norm_eps=spec.norm_eps,
+        activation=spec.activation,
+        scale=spec.scale,
+        attention_softcap=spec.attention_softcap,
+        logits_softcap=spec.logits_softcap,
+        embedding_multiplier=decoder.multiplier,
+        residual_multiplier=spec.residual_multiplier,
+        logits_divisor=spec.logits_divisor,
+        ropes=tuple(
+            NativeRope(torch.tensor(rope.frequencies, dtype=torch.float32), rope.factor)
+            for rope in spec.ropes
+        ),
+        embedding=decoder.embedding.weight.data,
+        norm=decoder.norm.wide_weight(),
+        layers=lambda: _layers(decoder),
+        head=head,
+        experts=any(plan.experts for plan in spec.layers),
+    )
+
+
+def _layers(decoder: Decoder) -> Iterator[NativeLayer]:
+    for layer, plan in zip(decoder.layers, decoder.spec.layers, strict=True):
+        if not isinstance(layer, DecoderLayer) or not isinstance(layer.mlp, GatedMlp):
+            raise TypeError(f"{type(layer).__name__} with experts is no native layer")
+        yield _layer(layer, layer.mlp, plan)
+
+
+def _layer(layer: DecoderLayer, mlp: GatedMlp, plan: LayerPlan) -> NativeLayer:
+    attention = layer.attention
+    return NativeLayer(
+        qkv=_linear(attention.qkv),
+        output=_linear(attention.output),
+        gate_up=_linear(mlp.gate_up, gated=True),
+        down=_linear(mlp.down),
+        attention_norm=layer.attention_norm.wide_weight(),
+        mlp_norm=layer.mlp_norm.wide_weight(),
+        attention_post_norm=_norm(layer.attention_post_norm),
+        mlp_post_norm=_norm(layer.mlp_post_norm),
+        query_norm=_norm(attention.query_norm),
+        key_norm=_norm(attention.key_norm),
+        rope=plan.rope,
+        window=plan.window,
+    )
+
+
+def _norm(norm: RmsNorm | None) -> torch.Tensor | None:
+    return None if norm is None else norm.wide_weight()
+
+
+def _linear(linear: ShardedLinear, *, gated: bool = False) -> NativeLinear:
+    bias = None if linear.bias is None else linear.bias.data
+    return NativeLinear(_taken(linear.weight), bias, gated)
+
+
+def _taken(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """The values of a parameter, which is empty from now on."""
+    values = parameter.data
+    parameter.data = values.new_empty((0, 0))
+    return values

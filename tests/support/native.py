@@ -1,0 +1,114 @@
+"""Decoders that the native kernels of the CPU compute, and batches of unlike sequences for them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from services.engine.device import CpuDevice, CpuSettings, Kernels, Quantization
+from services.engine.model.decoder import DecoderModel
+from services.engine.model.opening import open_model
+
+BLOCK = 8
+
+
+def open_native(
+    directory: Path, dtype: str = "float32", *, threads: int = 1, quantization: Quantization | None = None
+) -> DecoderModel:
+    """The checkpoint, packed for the native kernels."""
+    device = CpuDevice(threads, settings=CpuSettings(Kernels.NATIVE, quantization))
+    model = open_model(directory, device, dtype=dtype, max_model_len=256, backend="decoder")
+    if not isinstance(model, DecoderModel) or model.native is None:
+        raise AssertionError(f"not native: {model.backend}")
+    return model
+
+
+@dataclass
+class Paged:
+    """Sequences in scattered blocks of one cache: forwards over them as a runner makes them."""
+
+    model: DecoderModel
+    texts: Sequence[Sequence[int]]
+    tables: list[list[int]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        counts = [len(text) // BLOCK + 1 for text in self.texts]
+        self.spare = sum(counts) + 3
+        ids = list(range(self.spare))
+        random.Random(4).shuffle(ids)
+        self.tables = [[ids.pop() for _ in range(count)] for count in counts]
+        self.model.allocate_kv(self.spare, BLOCK)
+
+    def prefill(self, chunks: dict[int, range], *, query: int, context: int) -> list[torch.Tensor]:
+        """One forward of these rows' tokens, padded to `query` tokens, `context` blocks and one more row."""
+        tokens, positions, slots = [], [], []
+        blocks, starts = [], []
+        for row, chunk in chunks.items():
+            padding = query - len(chunk)
+            tokens += [*self.texts[row][chunk.start : chunk.stop], *[0] * padding]
+            positions += [*chunk, *[0] * padding]
+            slots += [*(self._slot(row, at) for at in chunk), *[self.spare * BLOCK] * padding]
+            cached = -(-chunk.start // BLOCK)
+            blocks += [*self.tables[row][:cached], *[self.spare] * (context - cached)]
+            starts.append(chunk.start)
+        tokens, positions = tokens + [0] * query, positions + [0] * query
+        slots += [self.spare * BLOCK] * query
+        blocks += [self.spare] * context
+        starts.append(0)
+        table = torch.tensor(blocks, dtype=torch.int64).view(len(starts), context)
+        hidden = self.model.prefill(
+            torch.tensor(tokens), torch.tensor(positions), torch.tensor(slots), table, torch.tensor(starts)
+        ).view(len(starts), query, -1)
+        if hidden[-1].any():
+            raise AssertionError("padding was computed")
+        return [hidden[index, : len(chunk)] for index, chunk in enumerate(chunks.values())]
+
+    def decode(self, ats: dict[int, int]) -> list[torch.Tensor]:
+        """One forward of a token of each of these rows; entries are shuffled, rows and blocks padded."""
+        count = len(ats)
+        entries = [
+            (self.tables[row][index], number, index * BLOCK)
+            for number, (row, at) in enumerate(ats.items())
+            for index in range(at // BLOCK + 1)
+        ]
+        entries += [(self.spare, count + 1, 0)] * 3
+        random.Random(8).shuffle(entries)
+        hidden = self.model.decode(
+            torch.tensor([self.texts[row][at] for row, at in ats.items()] + [0]),
+            torch.tensor([*ats.values(), 0]),
+            torch.tensor([self._slot(row, at) for row, at in ats.items()] + [self.spare * BLOCK]),
+            *(torch.tensor(column) for column in zip(*entries, strict=True)),
+        )
+        return list(hidden[:count].unsqueeze(1))
+
+    def _slot(self, row: int, at: int) -> int:
+        return self.tables[row][at // BLOCK] * BLOCK + at % BLOCK
+
+
+def in_pieces(model: DecoderModel, texts: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    """Logits [T, vocab] of each text: chunks that end within blocks, then decodes of what still goes on."""
+    paged = Paged(model, texts)
+    parts: list[list[torch.Tensor]] = [[] for _ in texts]
+    first = {row: range(0, min(len(text), 11)) for row, text in enumerate(texts)}
+    longer = [row for row, text in enumerate(texts) if len(text) > 11]
+    # The last three tokens are decoded.
+    second = {row: range(11, max(12, len(texts[row]) - 3)) for row in longer}
+    forwards = [(first, paged.prefill(first, query=13, context=0))]
+    if second:
+        query = max(map(len, second.values())) + 1
+        forwards.append((second, paged.prefill(second, query=query, context=4)))
+    for chunks, states in forwards:
+        for row, hidden in zip(chunks, states, strict=True):
+            parts[row].append(hidden)
+    while ats := {row: at for row in longer if (at := _done(parts[row])) < len(texts[row])}:
+        for row, hidden in zip(ats, paged.decode(ats), strict=True):
+            parts[row].append(hidden)
+    return [model.logits(torch.cat(hidden)) for hidden in parts]
+
+
+def _done(parts: list[torch.Tensor]) -> int:
+    return sum(part.shape[0] for part in parts)

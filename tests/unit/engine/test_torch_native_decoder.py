@@ -1,0 +1,157 @@
+"""What the native decoder takes, keeps and refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from services.engine.config import EngineConfig
+from services.engine.core.errors import StartError
+from services.engine.core.startup import start_engine
+from services.engine.device import CpuDevice, CpuSettings, DeviceError, ExecutionMode, Quantization
+from services.engine.device.cpu import device as cpu_device
+from services.engine.device.cpu.native import BuildError
+from services.engine.model.decoder import DecoderModel
+from tests.support.decoder_models import open_decoder, prompt_logits, save_family
+from tests.support.native import BLOCK, Paged, open_native
+from tests.support.torch_engine import LocalCore, save_tiny_model, tiny_options
+from tests.support.torch_families import FAMILIES as MODULES
+from tests.support.torch_families import save_family as save_module
+
+PROMPT = list(range(3, 40))
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_family("llama", tmp_path_factory.mktemp("llama"), tie_word_embeddings=True)
+
+
+def test_packed_weights_take_the_place_of_the_parameters(llama: Path) -> None:
+    model = open_native(llama, "bfloat16")
+    left = {name for name, parameter in model.decoder.named_parameters() if parameter.numel() > 512}
+    assert left == {"embedding.weight"}
+    small = open_native(llama, "bfloat16", quantization=Quantization.INT8)
+    assert 0 < small.weight_bytes() < model.weight_bytes()
+
+
+def arguments(paged: Paged, **changes: Any) -> dict[str, torch.Tensor]:
+    """A valid prefill of four tokens after one cached block, but for the changes."""
+    first, second = paged.tables[0][:2]
+    valid = {
+        "tokens": [5, 6, 7, 8],
+        "positions": [8, 9, 10, 11],
+        "slots": [second * BLOCK + at for at in range(4)],
+        "context_blocks": [[first]],
+        "context_lens": [8],
+    }
+    return {name: torch.tensor(value) for name, value in {**valid, **changes}.items()}
+
+
+FAULTS: dict[str, tuple[dict[str, Any], str]] = {
+    "token": ({"tokens": [5, 6, 1 << 40, 8]}, "not in the vocabulary"),
+    "pending token": ({"tokens": [-1, 6, 7, 8]}, "not in the vocabulary"),
+    "position": ({"positions": [8, 9, 10, 12]}, "does not follow its context"),
+    "context": ({"context_lens": [1 << 40]}, "does not follow its context"),
+    "negative context": ({"context_lens": [-8]}, "does not follow its context"),
+    "slot": ({"slots": [-8, -7, -6, -5]}, "a slot does not fit"),
+    "slot within its block": ({"slots": [9, 10, 11, 12]}, "a slot does not fit"),
+    "block": ({"context_blocks": [[1 << 40]]}, "a row's blocks"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_would_reach_beyond_memory_is_refused(fault: str, llama: Path) -> None:
+    model = open_native(llama)
+    changes, message = FAULTS[fault]
+    given = arguments(Paged(model, [PROMPT]), **changes)
+    with pytest.raises(ValueError, match=message):
+        model.prefill(*given.values())
+
+
+def test_a_decode_without_a_block_is_refused(llama: Path) -> None:
+    model = open_native(llama)
+    table = Paged(model, [PROMPT]).tables[0]
+    token, position, slot = torch.tensor([5]), torch.tensor([9]), torch.tensor([table[1] * BLOCK + 1])
+    for blocks, owners, starts in (([table[0]], [0], [0]), ([table[0]] * 2, [0, 0], [0, 99 * BLOCK])):
+        with pytest.raises(ValueError, match="a row's blocks"):
+            model.decode(
+                token, position, slot, torch.tensor(blocks), torch.tensor(owners), torch.tensor(starts)
+            )
+
+
+def test_tensors_of_another_kind_are_refused(llama: Path) -> None:
+    model = open_native(llama)
+    given = arguments(Paged(model, [PROMPT]))
+    given["positions"] = given["positions"].int()
+    with pytest.raises(ValueError, match=r"positions has 4 numbers of torch\.int32, not 4 of int64"):
+        model.prefill(*given.values())
+
+
+def no_compiler() -> Any:
+    raise BuildError("no C++ compiler is here")
+
+
+def test_without_a_compiler_torch_computes(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = prompt_logits(open_native(llama), PROMPT)
+    monkeypatch.setattr(cpu_device, "open_library", no_compiler)
+    model = open_decoder(llama, kernels="auto")
+    assert model.native is None
+    assert torch.allclose(prompt_logits(model, PROMPT), expected, atol=1e-4)
+    with pytest.raises(StartError, match=r"cpu-kernels native needs the native kernels: no C\+\+ compiler"):
+        start_engine(tiny_options(llama, cpu_kernels="native"), lambda activity, fraction: None)
+
+
+def refusal(directory: Path, **options: Any) -> str:
+    with pytest.raises(StartError) as raised:
+        start_engine(tiny_options(directory, **options), lambda activity, fraction: None)
+    return str(raised.value)
+
+
+def test_models_that_are_not_native_are_refused_where_they_must_be(llama: Path, tmp_path: Path) -> None:
+    experts = save_tiny_model("qwen3_moe", tmp_path / "experts")
+    message = "quantization int8 needs the native kernels: mixtures of experts are not native"
+    assert refusal(experts, quantization="int8") == message
+    assert "float16 is not native" in refusal(llama, cpu_kernels="native", dtype="float16")
+    module = save_module(MODULES["phi"], tmp_path / "module")
+    for options in ({"quantization": "int4"}, {"cpu_kernels": "native"}):
+        assert "transformers runs this one" in refusal(module, **options)
+    core = LocalCore(tiny_options(experts))
+    assert isinstance(core.engine.model, DecoderModel)
+    assert core.engine.model.native is None
+
+
+def test_compiled_models_are_torchs(llama: Path) -> None:
+    eager, compiled = (
+        CpuDevice(1, mode).native_decoder(open_decoder_spec(llama))
+        for mode in (ExecutionMode.EAGER, ExecutionMode.COMPILE)
+    )
+    assert eager is not None
+    assert compiled is None
+    with pytest.raises(DeviceError, match="quantization int8 needs the native kernels: what is compiled"):
+        CpuDevice(1, ExecutionMode.COMPILE, CpuSettings(quantization=Quantization.INT8)).native_decoder(
+            open_decoder_spec(llama)
+        )
+
+
+def open_decoder_spec(directory: Path) -> Any:
+    from services.engine.model.decoder.native import native_spec
+
+    return native_spec(open_decoder(directory).decoder, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"quantization": "int8", "device": "hpu"}, "quantization int8 is for device cpu, not hpu"),
+        ({"quantization": "int4", "cpu_kernels": "torch"}, "quantization int4 excludes cpu-kernels torch"),
+        ({"quantization": "int8", "compile": True}, "compile excludes quantization"),
+        ({"cpu_kernels": "native", "compile": True}, "compile excludes quantization and cpu-kernels native"),
+    ],
+)
+def test_options_that_contradict(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        EngineConfig(**options)

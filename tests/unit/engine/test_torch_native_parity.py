@@ -1,0 +1,103 @@
+"""The native decoder of the CPU gives what transformers gives, family by family, whatever the batch is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from services.engine.device import Quantization
+from tests.support.decoder_models import (
+    FAMILIES,
+    TOLERANCE,
+    expected_logits,
+    prompt_logits,
+    reference,
+    save_family,
+)
+from tests.support.native import in_pieces, open_native
+from tests.support.torch_engine import VOCAB
+
+NATIVE = [name for name in FAMILIES if name not in ("mixtral", "qwen3_moe")]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Checkpoints by family, each written once."""
+    made: dict[str, Path] = {}
+
+    def get(family: str) -> Path:
+        if family not in made:
+            made[family] = save_family(family, tmp_path_factory.mktemp(family))
+        return made[family]
+
+    return get
+
+
+def text(length: int, step: int = 37) -> list[int]:
+    return [3 + (index * step) % (VOCAB - 3) for index in range(length)]
+
+
+TEXTS = [text(33), text(1, 5), text(11, 11), text(58, 13), text(16, 29)]
+
+
+@pytest.mark.parametrize("family", NATIVE)
+def test_prompts_in_one_piece_or_several_equal_transformers(family: str, checkpoint: Any) -> None:
+    directory = checkpoint(family)
+    # In float64: transformers' own float32 is as far from it as ours.
+    model, truth = open_native(directory), reference(family, directory).double()
+    for tokens, logits in zip(TEXTS, in_pieces(model, TEXTS), strict=True):
+        assert (logits - expected_logits(truth, tokens)).abs().max() < TOLERANCE
+        assert torch.equal(prompt_logits(model, tokens), logits)
+
+
+@pytest.mark.parametrize("family", NATIVE)
+def test_bfloat16_is_as_near_to_the_truth_as_transformers(family: str, checkpoint: Any) -> None:
+    directory = checkpoint(family)
+    prompt = text(60)
+    truth = expected_logits(reference(family, directory), prompt)
+    theirs = expected_logits(reference(family, directory, "bfloat16"), prompt).float()
+    ours = prompt_logits(open_native(directory, "bfloat16"), prompt)
+    assert ours.dtype is torch.float32
+    assert (ours - truth).abs().mean() < 1.2 * (theirs - truth).abs().mean()
+
+
+KINDS = [
+    ("float32", None),
+    ("bfloat16", None),
+    ("bfloat16", Quantization.INT8),
+    ("float32", Quantization.INT4),
+]
+
+
+@pytest.mark.parametrize(("dtype", "quantization"), KINDS)
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_no_bit_depends_on_the_others_or_on_threads(
+    family: str, dtype: str, quantization: Quantization | None, checkpoint: Any
+) -> None:
+    directory = checkpoint(family)
+    alone = open_native(directory, dtype, quantization=quantization)
+    together = open_native(directory, dtype, quantization=quantization, threads=3)
+    # Enough rows for every way in which products are divided.
+    texts = [*TEXTS, *(text(20 + row, 7 + row) for row in range(12))]
+    for tokens, logits in zip(texts, in_pieces(together, texts), strict=True):
+        assert torch.equal(in_pieces(alone, [tokens])[0], logits)
+
+
+@pytest.mark.parametrize(("dtype", "quantization"), KINDS)
+def test_a_row_that_is_no_number_harms_no_other(
+    dtype: str, quantization: Quantization | None, checkpoint: Any
+) -> None:
+    model = open_native(checkpoint("llama"), dtype, quantization=quantization)
+    expected = in_pieces(model, TEXTS)
+    bad = 1
+    with torch.no_grad():
+        model.decoder.embedding.weight[bad] = torch.nan
+    poisoned = [*TEXTS, [*text(20), bad, *text(9)]]
+    *sound, broken = in_pieces(model, poisoned)
+    for before, after in zip(expected, sound, strict=True):
+        assert torch.equal(before, after)
+    assert broken[:20].isfinite().all()
+    assert broken[20:].isnan().all()
