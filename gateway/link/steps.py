@@ -37,7 +37,8 @@ def deliver(
             continue
         logprobs = [] if row.logprobs is None else _logprobs(row.logprobs)
         prompt = () if row.prompt_logprobs is None else _logprobs(row.prompt_logprobs)
-        if not reader.extend(row.token_ids, logprobs, prompt):
+        # An end alone is no answer yet: a stream that has begun can have no HTTP status for what follows.
+        if (row.token_ids or prompt) and not reader.extend(row.token_ids, logprobs, prompt):
             yield row.handle, None
         elif row.end is not None:
             yield row.handle, row.end

@@ -155,3 +155,16 @@ async def test_before_the_first_token(start_cluster: StartCluster) -> None:
             engine.faults.crash()
         engine.faults.resume()
     assert await answering == expected
+
+
+async def test_a_stream_of_which_nothing_came_fails_with_a_status(start_cluster: StartCluster) -> None:
+    cluster = await start_cluster(engines=1, failover_wait_s=0.1)
+    engine = cluster.engines[0]
+    engine.faults.stall()
+    bodies = [(COMPLETIONS, {"prompt": "a"}), (CHAT, USER), (RESPONSES, {"input": "x"})]
+    asked = [asyncio.create_task(cluster.post(path, {**body, "stream": True})) for path, body in bodies]
+    await eventually(lambda: engine.app.hub.live_sequences == len(bodies), "all of them at the engine")
+    await engine.stop()
+    for answer in await asyncio.gather(*asked):
+        assert (answer.status, answer.json()["error"]["code"]) == (503, "engine_unavailable")
+        assert "retry-after" in answer.headers

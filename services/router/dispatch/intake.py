@@ -67,6 +67,8 @@ class Intake:
         self._stale = True
         self._closed: common_pb2.Error | None = None
         self._shedding = Shedding()
+        # How fast a lane empties says nothing of when an engine comes.
+        self._not_served = not_served(options.retry_after_ms).error
         self.resumed = 0
         """Sequences that were admitted before, here or elsewhere."""
         self.room: WaitingRoom[LiveSequence] = WaitingRoom(
@@ -246,7 +248,7 @@ class Intake:
             raise does_not_fit(needed, queue.largest_kv)
         if not queue.lately_served(now):
             self.room.refused(lane, RefusedFor.NOT_SERVED)
-            raise not_served(after)
+            raise Refused.of(self._not_served)
         if ticket.deadline <= now:
             self.room.refused(lane, RefusedFor.WAITED_TOO_LONG)
             raise too_late(ticket, after)
@@ -257,7 +259,7 @@ class Intake:
         except Refused:
             self.room.refused(lane, RefusedFor.QUEUE_FULL if served else RefusedFor.NOT_SERVED)
             if not served:
-                raise not_served(after) from None
+                raise Refused.of(self._not_served) from None
             raise
 
     def _turn_away(self, ticket: Ticket[LiveSequence], now: float) -> None:
@@ -266,8 +268,8 @@ class Intake:
         after = queue.retry_after_ms(ticket.home, now)
         served = queue.served
         self.room.refused(ticket.home, RefusedFor.WAITED_TOO_LONG if served else RefusedFor.NOT_SERVED)
-        refusal = too_late(ticket, after) if served else not_served(after)
-        self._hands.refuse(ticket.item, refusal.error)
+        error = too_late(ticket, after).error if served else self._not_served
+        self._hands.refuse(ticket.item, error)
 
     def _try(self, sequence: LiveSequence, *, excluding: Collection[Engine] = ()) -> common_pb2.Error | None:
         """Give it to an engine. Returns why that cannot be, None if an engine has it."""

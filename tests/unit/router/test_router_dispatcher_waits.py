@@ -68,6 +68,24 @@ def test_engines_that_are_full_serve_however_short_their_absence_may_be():
     assert world.submit(4).code == common_pb2.ERROR_CODE_UNAVAILABLE
 
 
+def test_when_an_engine_comes_is_not_told_by_how_fast_a_queue_emptied():
+    world = World(backlog=0)
+    link = world.attach()
+    for handle in range(5):
+        world.submit(handle)
+    world.now += 2.0
+    world.membership.leave(link, LossReason.STREAM_ENDED)
+    world.dispatcher.intake.fleet_changed()
+    world.tick()
+    world.now += MAX_WAIT_S
+    newcomer = world.submit(5)
+    world.dispatcher.intake.tick()
+    # Whoever is told a minute would give up in place of waiting for the engine.
+    for error in (newcomer, world.sink.over[3], world.sink.over[4]):
+        assert error.code == common_pb2.ERROR_CODE_UNAVAILABLE
+        assert error.retry_after_ms == QUEUES.retry_after_ms
+
+
 def test_sequences_for_engines_of_their_own_take_turns_within_the_bounds_of_their_lane():
     world = World()
     link = world.attach()
