@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -132,7 +131,7 @@ class Limiter:
         window = await self._ask(lambda at: at.window(item, name, owner))
         headers += _told(name, limit, window)
         if not allowed:
-            raise _refused(name, limit, window, headers)
+            raise _refused(name, limit, window.wait_s(cost), headers)
 
     def _later(self, owner: str) -> Callable[[int], None] | None:
         if _TOKENS not in self._windows:
@@ -190,8 +189,7 @@ class Limiter:
 
 
 def _told(name: str, limit: int, window: Window) -> Headers:
-    left_s = max(0.0, window.reset_time - time.time())
-    values = {"limit": str(limit), "remaining": str(max(0, window.remaining)), "reset": f"{left_s:.3f}s"}
+    values = {"limit": str(limit), "remaining": str(window.remaining), "reset": f"{window.reset_s:.3f}s"}
     return [(f"x-ratelimit-{what}-{name}".encode(), value.encode()) for what, value in values.items()]
 
 
@@ -200,7 +198,7 @@ def _with(headers: Headers, error: ApiError) -> ApiError:
     return error
 
 
-def _refused(name: str, limit: int, window: Window, headers: Headers) -> ApiError:
-    after_ms = min(_MINUTE_MS, max(1000, math.ceil((window.reset_time - time.time()) * 1000)))
+def _refused(name: str, limit: int, wait_s: float, headers: Headers) -> ApiError:
+    after_ms = max(1000, math.ceil(wait_s * 1000))
     text = f"This API key has used its {limit} {name} of this minute (key-{name}-per-minute)."
     return _with(headers, overloaded(text, retry_after_ms=after_ms))

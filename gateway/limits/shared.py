@@ -14,7 +14,7 @@ from limits.errors import StorageError
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from gateway.limits.store import StoreAway, Window
+from gateway.limits.store import StoreAway, Window, read_window
 
 T = TypeVar("T")
 
@@ -60,8 +60,8 @@ class SharedCounters:
         self._redis = Redis.from_url(url, **options)
         # One pool for both, which `close` closes.
         pool: dict[str, Any] = {"connection_pool": self._redis.connection_pool}
-        storage = RedisStorage(f"async+{url}", implementation="redispy", wrap_exceptions=True, **pool)
-        self._windows = SlidingWindowCounterRateLimiter(storage)
+        self._storage = RedisStorage(f"async+{url}", implementation="redispy", wrap_exceptions=True, **pool)
+        self._windows = SlidingWindowCounterRateLimiter(self._storage)
         self._enter = self._redis.register_script(_ENTER)
         self._repay = self._redis.register_script(_REPAY)
         self._renew = self._redis.register_script(_RENEW)
@@ -74,8 +74,7 @@ class SharedCounters:
 
     async def window(self, item: RateLimitItem, name: str, owner: str) -> Window:
         """See Counters."""
-        stats = await self._ask(lambda: self._windows.get_window_stats(item, PREFIX, name, owner))
-        return Window(stats.remaining, stats.reset_time)
+        return await self._ask(lambda: read_window(self._storage, item, PREFIX, name, owner))
 
     async def owe(self, owner: str, tokens: int) -> None:
         """See Counters."""

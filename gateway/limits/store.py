@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
 from limits import RateLimitItem
-from limits.aio.storage import MemoryStorage
+from limits.aio.storage import MemoryStorage, SlidingWindowCounterSupport
 from limits.aio.strategies import SlidingWindowCounterRateLimiter
 
 
@@ -16,10 +17,46 @@ class StoreAway(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What is left in a window, and the Unix time at which it is whole again."""
+    """What is used of a limit of `amount` in `length_s` seconds, counted in periods of that length.
 
-    remaining: int
-    reset_time: float
+    `current`: in this period; `previous`: in the one before, which counts by the share of it that the last
+    `length_s` seconds still have. `current_left_s`, `previous_left_s`: until none of it counts any more.
+    """
+
+    amount: int
+    length_s: float
+    previous: int
+    previous_left_s: float
+    current: int
+    current_left_s: float
+
+    @property
+    def remaining(self) -> int:
+        """What is left."""
+        used = self.previous * self.previous_left_s / self.length_s + self.current
+        return max(0, self.amount - math.floor(used))
+
+    @property
+    def reset_s(self) -> float:
+        """Seconds until all of it is back."""
+        return self.current_left_s if self.current else self.previous_left_s if self.previous else 0.0
+
+    def wait_s(self, cost: int) -> float:
+        """Seconds until `cost`, at most `amount`, is left, if nobody takes of it meanwhile."""
+        if self.remaining >= cost:
+            return 0.0
+        # A count is rounded down: less than this may be used.
+        below = self.amount - cost + 1
+        if self.current < below:
+            return self.previous_left_s - (below - self.current) * self.length_s / self.previous
+        return self.current_left_s - below * self.length_s / self.current
+
+
+async def read_window(storage: SlidingWindowCounterSupport, item: RateLimitItem, *identifiers: str) -> Window:
+    """What a storage has counted under a name."""
+    length_s = item.get_expiry()
+    counted = await storage.get_sliding_window(item.key_for(*identifiers), length_s)
+    return Window(item.amount, length_s, *counted)
 
 
 class Counters(Protocol):
@@ -54,7 +91,8 @@ class LocalCounters:
     """In this process: a window takes two numbers for each key, a debt one, a request at work one entry."""
 
     def __init__(self) -> None:
-        self._windows = SlidingWindowCounterRateLimiter(MemoryStorage())
+        self._storage = MemoryStorage()
+        self._windows = SlidingWindowCounterRateLimiter(self._storage)
         self._owed: dict[str, int] = {}
         self._at_work: dict[str, set[str]] = {}
 
@@ -64,8 +102,7 @@ class LocalCounters:
 
     async def window(self, item: RateLimitItem, name: str, owner: str) -> Window:
         """See Counters."""
-        stats = await self._windows.get_window_stats(item, name, owner)
-        return Window(stats.remaining, stats.reset_time)
+        return await read_window(self._storage, item, name, owner)
 
     async def owe(self, owner: str, tokens: int) -> None:
         """See Counters."""
