@@ -22,6 +22,8 @@ from services.router.index import KvIndex
 
 MESSAGE = 256
 CHAIN = 1000
+# As a prompt's names come to the index.
+PART = 16
 
 
 def rss_mib() -> float:
@@ -56,10 +58,11 @@ def fill(index: KvIndex[int], engines: int, pairs: int, common: int, rng: random
 
 def asked(index: KvIndex[int], prompt: list[bytes], times: int) -> float:
     """Microseconds to look a prompt up."""
+    parts = [prompt[start : start + PART] for start in range(0, len(prompt), PART)]
     best = float("inf")
     for _ in range(times):
         began = time.process_time_ns()
-        index.walk(iter(prompt)).by_slot()
+        index.walk(parts).by_slot()
         best = min(best, (time.process_time_ns() - began) / 1000)
     return best
 

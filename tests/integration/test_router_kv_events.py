@@ -14,6 +14,7 @@ from catenary.v1 import router_pb2
 from services.engine.scripted import Script, ScriptedCapacity
 from services.engine.servicer import KvOutbox
 from tests.support.fleet import Fleet
+from tests.support.kv_matched import matched
 from tests.support.specs import expected_tokens, sequence_spec
 from tests.support.waiting import eventually
 
@@ -52,7 +53,7 @@ async def test_what_an_engine_caches_is_in_the_index_of_every_router(start_fleet
         for router in (fleet.router, other.router):
             (attached,) = (each for each in router.fleet if each.instance_id == engine.instance_id)
             held = {attached: len(names)}
-            await eventually(lambda r=router, held=held: r.kv_index.match(names) == held, "the blocks")
+            await eventually(lambda r=router, held=held: matched(r.kv_index, names) == held, "the blocks")
         view = await known(fleet)
         assert view.pop("both") == (len(names), True)
         await eventually(
@@ -72,7 +73,7 @@ async def test_blocks_that_are_given_up_leave_the_index(start_fleet):
         names = block_names(prompt, 5)
         (engine,) = fleet.router.fleet
         index = fleet.router.kv_index
-        await eventually(lambda: index.match(names).get(engine) == len(names), "its blocks")  # noqa: B023
+        await eventually(lambda: matched(index, names).get(engine) == len(names), "its blocks")  # noqa: B023
         assert index.blocks(engine) <= 8
         assert index.complete(engine)
 
@@ -120,7 +121,7 @@ async def test_changes_that_get_lost_are_found_and_made_good(start_fleet, monkey
     for prompt in (PROMPT, other):
         names = block_names(prompt, 9)
         held = {engine: len(names)}
-        await eventually(lambda names=names, held=held: index.match(names) == held, "all blocks")
+        await eventually(lambda names=names, held=held: matched(index, names) == held, "all blocks")
     assert index.complete(engine)
     assert fleet.router.fleet.find(engine.instance_id) is engine
 
@@ -157,7 +158,7 @@ async def test_whatever_happens_the_index_comes_to_what_the_engines_hold(start_f
             names = held[engine.instance_id].names()
             if names is None or len(names) != index.blocks(engine) or not index.complete(engine):
                 return False
-            if any(engine not in index.match([name]) for name in names):
+            if any(engine not in matched(index, [name]) for name in names):
                 return False
         return True
 
@@ -175,7 +176,9 @@ async def test_turns_of_a_conversation_go_where_it_is_cached(start_fleet):
         (receipt,) = (await fleet.stub.Explain(request)).receipts
         places.append((receipt.chosen, end.usage.cached_tokens))
         names = block_names(turns, 8)
-        await eventually(lambda names=names: set(index.match(names).values()) == {len(names)}, "the blocks")
+        await eventually(
+            lambda names=names: set(matched(index, names).values()) == {len(names)}, "the blocks"
+        )
         turns += [*tokens, *range(10)]
     # The first turn may go anywhere; each later one finds all of the one before but its last token.
     first, *later = places

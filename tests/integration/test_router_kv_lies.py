@@ -11,6 +11,7 @@ from catenary.rpc import open_channel
 from catenary.v1 import engine_pb2, engine_pb2_grpc
 from tests.integration.kv_fakes import changes, joined, publishing, snapshot
 from tests.integration.router_fakes import FakeEngine, FakeGateway, expected, running_router, spec, until
+from tests.support.kv_matched import matched
 
 
 async def test_a_gap_is_answered_with_a_resync_and_the_snapshot_counts(monkeypatch):
@@ -27,7 +28,7 @@ async def test_a_gap_is_answered_with_a_resync_and_the_snapshot_counts(monkeypat
             await call.write(snapshot(8, 9, number=12, last=False))
             await call.write(snapshot(10, number=12, first=False))
             await until(lambda: index.complete(engine))
-            assert index.match([joined(9)]) == {engine: 1}
+            assert matched(index, [joined(9)]) == {engine: 1}
         await until(lambda: index.blocks(engine) == 0)
         assert len(router.fleet) == 1
 
@@ -112,7 +113,7 @@ async def test_numbers_that_go_backwards_change_nothing(monkeypatch):
             await call.write(changes(3, removed=joined(1), stored=joined(3)))
             await call.write(changes(21, stored=joined(4)))
             await until(lambda: router.kv_index.blocks(engine) == 3)
-            assert router.kv_index.match([joined(1)]) == {engine: 1}
+            assert matched(router.kv_index, [joined(1)]) == {engine: 1}
 
 
 async def test_a_second_stream_of_an_engine_takes_the_place_of_the_first(monkeypatch):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Generic, TypeVar
@@ -45,8 +45,8 @@ class KvIndex(Generic[K]):
         self.max_pairs = max_pairs
         self._holders: dict[bytes, int] = {}
         self._holdings: dict[K, _Holdings] = {}
-        # Engines by slot; None for a slot that is free.
-        self._engines: list[K | None] = []
+        self._slots = 0
+        # Slots of engines that were forgotten.
         self._free: list[int] = []
         self._pairs = 0
         # Another one when `slot` or `known` would answer otherwise for some engine.
@@ -136,7 +136,6 @@ class KvIndex(Generic[K]):
         self.cleared(engine)
         holdings = self._holdings.pop(engine, None)
         if holdings is not None:
-            self._engines[holdings.slot] = None
             self._free.append(holdings.slot)
             self.version += 1
 
@@ -147,39 +146,44 @@ class KvIndex(Generic[K]):
         holdings.told = holdings.complete = False
         self.version += 1
 
-    def match(self, names: Iterable[bytes]) -> dict[K, int]:
-        """Engines that hold the first of `names`, and how many they hold without a gap from there on."""
-        return self.walk(names).by_engine()
+    def walk(self, parts: Iterable[Sequence[bytes]]) -> Matches:
+        """Engines that hold the first block of a chain, by how many they hold from there on.
 
-    def walk(self, names: Iterable[bytes]) -> Matches[K]:
-        """The same as sets. `names` is read up to the first block that no engine left in the chain holds."""
+        `parts`: the names of the chain in pieces, none of them empty. The last name of a piece is looked at
+        first: who holds that holds the piece, since a cache gives up a chain from its end. So a piece is
+        looked at name by name only where somebody's blocks end, and a gap inside of one of which an engine
+        has the last block is not seen. Pieces are read up to the first that no engine left has all of.
+        """
         steps: list[tuple[int, int]] = []
         get = self._holders.get
-        alive, last, depth = -1, 0, -1
-        for depth, name in enumerate(names):
-            held = get(name, 0)
-            # The same set as before: whoever is left is in it.
-            if held and held is last:
+        alive, depth = 0, 0
+        for part in parts:
+            if not depth and not (alive := get(part[0], 0)):
+                break
+            if alive & get(part[-1], 0) == alive:
+                depth += len(part)
                 continue
-            still = alive & held
-            if depth and still != alive:
-                steps.append((alive ^ still, depth))
-            if not still:
-                return Matches(steps, self._engines)
-            alive, last = still, held
-        if depth >= 0:
-            steps.append((alive, depth + 1))
-        return Matches(steps, self._engines)
+            for name in part:
+                still = alive & get(name, 0)
+                if still != alive:
+                    steps.append((alive ^ still, depth))
+                    alive = still
+                    if not alive:
+                        break
+                depth += 1
+            if not alive:
+                break
+        if alive:
+            steps.append((alive, depth))
+        return Matches(steps, self._slots)
 
     def _of(self, engine: K) -> _Holdings:
         holdings = self._holdings.get(engine)
         if holdings is None:
             if self._free:
                 slot = self._free.pop()
-                self._engines[slot] = engine
             else:
-                slot = len(self._engines)
-                self._engines.append(engine)
+                slot, self._slots = self._slots, self._slots + 1
             holdings = self._holdings[engine] = _Holdings(slot, 1 << slot)
             self.version += 1
         return holdings

@@ -92,7 +92,7 @@ class Prefixes:
     ) -> Tokens:
         tokens = np.zeros(len(board), dtype=np.int64)
         for size in board.block_sizes:
-            matches = index.walk(request.names(size))
+            matches = index.walk(request.names(size).parts())
             if matches:
                 found = matches.by_slot()[slots] * size
                 alike = len(board.block_sizes) == 1

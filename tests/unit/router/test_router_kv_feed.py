@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from catenary.v1 import engine_pb2
 from services.router.index import KvFeed, KvIndex, MalformedKv
+from tests.support.kv_matched import matched
 
 NAMES = [bytes([number]) * 16 for number in range(16)]
 
@@ -48,7 +49,7 @@ class Cache:
 
 
 def known(index: KvIndex[str]) -> set[bytes]:
-    return {name for name in NAMES if index.match([name])}
+    return {name for name in NAMES if matched(index, [name])}
 
 
 steps = st.lists(

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.router.index import KvIndex
+from tests.support.kv_matched import matched
 
 ENGINES = [f"e{number}" for number in range(12)]
 NAMES = [bytes([number]) * 16 for number in range(24)]
@@ -55,12 +56,51 @@ def test_it_equals_a_naive_index(history, chains):
     for engine in ENGINES:
         assert index.blocks(engine) == len(model.get(engine, ()))
     for chain in chains:
-        found = index.match(chain)
-        assert found == expected_match(model, chain)
-        matches = index.walk(chain)
-        column = matches.by_slot()
-        assert {e: int(column[index.slot(e)]) for e in ENGINES} == {e: found.get(e, 0) for e in ENGINES}
-        assert matches.longest == max(found.values(), default=0)
+        assert matched(index, chain) == expected_match(model, chain)
+
+
+@given(st.dictionaries(engines, st.integers(0, 24)), st.integers(1, 24))
+def test_in_pieces_it_finds_the_same_of_chains_without_gaps(held, part):
+    index: KvIndex[str] = KvIndex(10_000)
+    for engine, blocks in held.items():
+        index.stored(engine, NAMES[:blocks])
+    assert matched(index, NAMES, part) == {engine: blocks for engine, blocks in held.items() if blocks}
+
+
+@given(st.dictionaries(engines, st.sets(st.sampled_from(NAMES))), st.integers(1, 24))
+def test_a_gap_can_hide_in_a_piece_alone_of_which_the_last_block_is_held(held, part):
+    index: KvIndex[str] = KvIndex(10_000)
+    for engine, names in held.items():
+        index.stored(engine, names)
+    exact, found = expected_match(held, NAMES), matched(index, NAMES, part)
+    assert found.keys() == exact.keys()
+    for engine, blocks in found.items():
+        whole = exact[engine] // part * part
+        assert blocks >= exact[engine]
+        ends = range(whole + part - 1, blocks - blocks % part, part)
+        assert all(NAMES[end] in held[engine] for end in ends)
+        assert blocks == exact[engine] or NAMES[min(whole + part, 24) - 1] in held[engine]
+
+
+def test_a_long_chain_takes_few_looks():
+    index: KvIndex[str] = KvIndex(10_000)
+    chain = [number.to_bytes(16, "little") for number in range(1000)]
+    index.stored("all", chain)
+    index.stored("half", chain[:500])
+    looks: list[bytes] = []
+    index._holders = _Counted(index._holders, looks)
+    assert matched(index, chain, part=16) == {"all": 1000, "half": 500}
+    assert len(looks) < 100
+
+
+class _Counted(dict[bytes, int]):
+    def __init__(self, holders: dict[bytes, int], looks: list[bytes]) -> None:
+        super().__init__(holders)
+        self._looks = looks
+
+    def get(self, name, default=None):
+        self._looks.append(name)
+        return super().get(name, default)
 
 
 @given(events, st.integers(1, 12))
@@ -73,7 +113,7 @@ def test_the_bound_holds_and_what_is_left_is_true(history, bound):
         naive(model, event)
         assert index.pairs == sum(index.blocks(engine) for engine in ENGINES) <= bound
     for engine in ENGINES:
-        held = {name for name in NAMES if engine in index.match([name])}
+        held = {name for name in NAMES if engine in matched(index, [name])}
         assert held <= model.get(engine, set())
         assert len(held) == index.blocks(engine)
 
@@ -87,8 +127,8 @@ def test_at_the_bound_the_largest_gives_up_its_oldest():
     assert index.blocks("small") == 1
     assert index.complete("small")
     assert not index.complete("large")
-    assert index.match([NAMES[0]]) == {"small": 1, "large": 1}
-    assert index.match([NAMES[1]]) == index.match([NAMES[2]]) == {}
+    assert matched(index, [NAMES[0]]) == {"small": 1, "large": 1}
+    assert matched(index, [NAMES[1]]) == matched(index, [NAMES[2]]) == {}
 
 
 def test_a_slot_that_is_free_is_used_again():
@@ -99,22 +139,22 @@ def test_a_slot_that_is_free_is_used_again():
     assert index.slot("e5") == -1
     index.stored("last", NAMES[:2])
     assert index.slot("last") == 0
-    assert index.match(NAMES) == {"last": 2}
+    assert matched(index, NAMES) == {"last": 2}
 
 
 def test_many_engines_with_one_prefix_are_unpacked_at_once():
     index: KvIndex[int] = KvIndex(10_000)
     for engine in range(100):
         index.stored(engine, NAMES[: 1 + engine // 10])
-    assert index.match(NAMES) == {engine: 1 + engine // 10 for engine in range(100)}
+    assert matched(index, NAMES) == {engine: 1 + engine // 10 for engine in range(100)}
 
 
-def test_names_are_read_no_further_than_the_first_miss():
+def test_pieces_are_read_no_further_than_the_first_miss():
     index: KvIndex[str] = KvIndex(10)
     index.stored("e", NAMES[:3])
-    read = []
-    assert index.match(read.append(name) or name for name in NAMES) == {"e": 3}
-    assert len(read) == 4
+    parts = iter([NAMES[:2], NAMES[2:4], NAMES[4:6]])
+    assert index.walk(parts).by_slot()[index.slot("e")] == 3
+    assert next(parts) == NAMES[4:6]
 
 
 def test_an_index_for_nothing_is_refused():

@@ -22,6 +22,7 @@ def test_they_are_the_engines_names_in_whatever_order_they_are_read(tokens, bloc
         assert names[index] == expected.hashes[index]
         part = data.draw(st.slices(len(names)))
         assert names[part] == expected.hashes[part]
+    assert [name for part in names.parts() for name in part] == expected.hashes
     assert list(names) == list(names) == expected.hashes
 
 
@@ -30,7 +31,7 @@ def test_a_look_that_ends_early_names_little(monkeypatch):
     extend = BlockHashes.extend
     monkeypatch.setattr(BlockHashes, "extend", lambda self, ids: named.extend(ids) or extend(self, ids))
     names = BlockNames(range(16_000), 16, b"")
-    assert next(iter(names)) == names[0]
+    assert next(names.parts())[0] == names[0]
     assert len(named) < 1000
 
 
