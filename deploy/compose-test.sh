@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Tests docker-compose.yml with a real Docker engine: builds the images, starts two of each service but the router,
-# and runs deploy/compose_test.py against them. `make compose-test`. Leaves images and build cache, nothing else.
+# Tests docker-compose.yml with a real Docker engine: builds the images, starts two of each service, and
+# runs deploy/compose_test.py against them. `make compose-test`. Leaves images and build cache, nothing else.
 #   CATENARY_WHEELS  directory with a torch wheel for the engine image (default: what pip finds without an index)
 #   CATENARY_CA      authorities that builds trust (default: the host's, if there are any)
 set -euo pipefail
@@ -10,7 +10,7 @@ export DOCKER_BUILDKIT=1
 export COMPOSE_PROJECT_NAME=catenary-test
 export CATENARY_TAG=test
 export CATENARY_GATEWAY_PORTS=127.0.0.1:18000-18009
-export CATENARY_ROUTER_PORT=127.0.0.1:17070
+export CATENARY_ROUTER_PORT=127.0.0.1:17050-17059
 export CATENARY_TOKENIZER_PORTS=127.0.0.1:17071-17079
 export CATENARY_HEALTH_INTERVAL=3s
 export CATENARY_METRICS_PORT=9464
@@ -90,6 +90,6 @@ build gaudi-stub gaudi-stub --build-arg "BASE_IMAGE=${BASE_IMAGE:-python:3.11-sl
 build engine-hpu engine --target hpu --build-arg "GAUDI_IMAGE=catenary-gaudi-stub:$CATENARY_TAG"
 "$bin/python" deploy/hpu_image_test.py "catenary-engine-hpu:$CATENARY_TAG"
 step "starting"
-compose up --detach --no-build --scale engine=2 --scale gateway=2 --scale tokenizer=2
+compose up --detach --no-build --scale router=2 --scale engine=2 --scale gateway=2 --scale tokenizer=2
 "$bin/python" deploy/compose_test.py
 step "passed"

@@ -1,7 +1,7 @@
 """What docker-compose.yml must do, asked of a deployment that deploy/compose-test.sh has started.
 
-Two engines, gateways and tokenizers: every replica serves; an engine that is killed is not missed by new
-requests; started again, it serves again; at idle nothing is left running.
+Two engines, gateways, tokenizers and routers: every replica serves; an engine or a router that is killed is
+not missed by new requests; started again, it serves again; at idle nothing is left running.
 """
 
 from __future__ import annotations
@@ -101,10 +101,10 @@ def ask_at_once(gateways: list[str], count: int) -> None:
 
 
 class Fleet:
-    """The router's view, over its published port."""
+    """A router's view, over its published port."""
 
-    def __init__(self) -> None:
-        self._channel = grpc.insecure_channel(addresses("router", 7070)[0])
+    def __init__(self, address: str) -> None:
+        self._channel = grpc.insecure_channel(address)
         self._stub = router_pb2_grpc.RouterServiceStub(self._channel)
 
     def read(self) -> router_pb2.GetFleetResponse:
@@ -142,7 +142,6 @@ def check_replicas(fleet: Fleet, gateways: list[str]) -> None:
             request = tokenizer_pb2.TokenizeRequest(model=MODEL, text="hello")
             response = stub.Tokenize(request, metadata=METADATA, timeout=10)
         require(len(response.token_ids) > 0, f"tokenizer {address} tokenizes")
-    require(fleet.read().sessions == 2, "both gateways have a session at the router")
     ask_at_once(gateways, 8)
     for container in containers("tokenizer"):
         require(has_rendered(container), f"the gateways' calls reach tokenizer {container}")
@@ -168,6 +167,27 @@ def check_killed_engine(fleet: Fleet, gateways: list[str]) -> None:
     wait_for("the restarted engine serves", new_engine_generates, 120)
 
 
+def knows_all(router: str) -> bool:
+    """Whether both engines and both gateways are connected to a router."""
+    seen = Fleet(router).read()
+    return len(seen.engines) == seen.sessions == 2
+
+
+def check_routers(gateways: list[str]) -> None:
+    """Each of two has the whole fleet; one may be lost."""
+    published = addresses("router", 7070)
+    require(len(published) == 2, f"two routers are published: {', '.join(published)}")
+    for address in published:
+        wait_for(f"all are connected to router {address}", lambda at=address: knows_all(at), 30)  # type: ignore[misc]
+    killed = containers("router")[0]
+    docker("kill", killed)
+    ask_at_once(gateways, 4)
+    logger.info("ok: requests are answered with a router killed")
+    docker("start", killed)
+    address = docker("port", killed, "7070")[0]
+    wait_for("all are connected to the router again", lambda: knows_all(address), 60)
+
+
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="compose-test: %(message)s")
     # The model is prepared and the tokenizers are well before Compose creates a gateway, so all are there.
@@ -175,11 +195,16 @@ def main() -> None:
     require(len(gateways) == 2, f"two gateways are published: {', '.join(gateways)}")
     for gateway in gateways:
         wait_for(f"gateway {gateway} is ready", lambda at=gateway: is_ready(at), START_TIMEOUT_S)  # type: ignore[misc]
-    fleet = Fleet()
+    fleet = Fleet(addresses("router", 7070)[0])
     wait_for("two engines are attached", lambda: len(fleet.generated()) == 2, START_TIMEOUT_S)
     check_replicas(fleet, gateways)
     check_killed_engine(fleet, gateways)
-    wait_for("nothing is left running at idle", fleet.is_idle, 30)
+    check_routers(gateways)
+    wait_for(
+        "nothing is left running at idle",
+        lambda: all(Fleet(address).is_idle() for address in addresses("router", 7070)),
+        30,
+    )
     for service in ("gateway", "router", "tokenizer"):
         probe = "import importlib.util as u, sys; sys.exit(any(map(u.find_spec, ('torch', 'transformers'))))"
         docker("exec", containers(service)[0], "python", "-c", probe)

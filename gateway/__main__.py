@@ -7,7 +7,7 @@ import os
 
 from catenary.config import load, unknown_variables
 from catenary.runtime import mark_started, run
-from catenary.telemetry import configure_logging, get_logger
+from catenary.telemetry import configure_logging, configure_tracing, get_logger
 from gateway.app import GatewayApp
 from gateway.config import GatewayConfig
 
@@ -17,6 +17,7 @@ log = get_logger("gateway")
 async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
     """Run a gateway until `stop` is set."""
     configure_logging(level=config.log_level, fmt=config.log_format, service="gateway")
+    configure_tracing("gateway")
     for line in unknown_variables(os.environ, [GatewayConfig]):
         log.warning(line)
     app = GatewayApp(config)

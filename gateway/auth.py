@@ -10,13 +10,12 @@ from pathlib import Path
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from catenary.runtime import StartRefused
 from gateway.caller import PRIORITY_CLASS, calling, read_caller
 from gateway.errors import ApiError
 from gateway.http.context import HEALTH_PATHS
 from gateway.http.respond import send_error
+from gateway.key_file import read_key_file
 
-MAX_KEY_FILE_BYTES = 1 << 20
 _CACHE_SALT = "catenary.cache_salt"
 _OWNER = "catenary.owner"
 
@@ -42,19 +41,12 @@ class ApiKeys:
 
 def read_keys(given: Iterable[str], file: Path | None) -> ApiKeys:
     """Keys from options and from a file. Raises StartRefused if the file cannot be read or holds none."""
-    keys = list(given)
-    if file is not None:
-        try:
-            with file.open("rb") as stream:
-                lines = stream.read(MAX_KEY_FILE_BYTES).decode().splitlines()
-        except (OSError, UnicodeDecodeError):
-            raise StartRefused(f"--api-key-file {file}: cannot be read") from None
-        found = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
-        if not found:
-            # An empty file must not open the server to everyone.
-            raise StartRefused(f"--api-key-file {file}: holds no key")
-        keys += found
-    return ApiKeys(keys)
+    return ApiKeys([*given, *(() if file is None else read_key_file(file))])
+
+
+def owner_name(key: bytes) -> str:
+    """What a key is called wherever something of its own is counted or kept."""
+    return hashlib.blake2b(key, digest_size=16, person=b"owner").hexdigest()
 
 
 class AuthGate:
@@ -80,8 +72,7 @@ class AuthGate:
         else:
             # Who asks under another key must not learn from a hit, or its speed, what was asked under this.
             salt = hashlib.blake2b(key, digest_size=16, person=b"cache salt").hexdigest()
-            owner = hashlib.blake2b(key, digest_size=16, person=b"owner").hexdigest()
-            identify(scope, owner=owner, cache_salt=salt)
+            identify(scope, owner=owner_name(key), cache_salt=salt)
             await self._app(scope, receive, send)
 
 

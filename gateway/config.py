@@ -38,7 +38,11 @@ class GatewayConfig(ResumeOptions, ServiceConfig):
     keepalive_s: float = Field(30.0, ge=0.1, le=3600, description="Seconds between gRPC keepalive pings.")
 
     api_key: tuple[str, ...] = Field((), description="API keys of which clients must send one.")
-    api_key_file: Path | None = Field(None, description="File of API keys, one a line; # starts a comment.")
+    api_key_file: Path | None = Field(
+        None,
+        description="File of API keys, one a line; # starts a comment. Behind a key may stand limits of its "
+        "own: requests-per-minute=N, tokens-per-minute=N, concurrent=N.",
+    )
     operator_key: tuple[str, ...] = Field(
         (), description="API keys that may also ask for the class system (header x-priority-class)."
     )

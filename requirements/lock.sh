@@ -10,11 +10,11 @@ compile() { # compile OUT INPUT... : one lock file
   "$uv" pip compile "$@" --generate-hashes --universal --python-version 3.11 --no-header --no-annotate \
     --no-emit-index-url --no-emit-find-links -q -o "requirements/$out.lock"
 }
-services=(--extra gateway --extra redis --extra router --extra tokenizer --extra engine --extra cli --extra bench)
+services=(--extra gateway --extra redis --extra router --extra tokenizer --extra engine --extra cli --extra bench --extra otel)
 compile all pyproject.toml "${services[@]}" --extra dev requirements/torch-deps.in
-compile gateway pyproject.toml --extra gateway --extra redis -c requirements/all.lock
+compile gateway pyproject.toml --extra gateway --extra redis --extra otel -c requirements/all.lock
 for service in router tokenizer; do
-  compile "$service" pyproject.toml --extra "$service" -c requirements/all.lock
+  compile "$service" pyproject.toml --extra "$service" --extra otel -c requirements/all.lock
 done
-compile engine pyproject.toml --extra engine requirements/torch-deps.in -c requirements/all.lock
+compile engine pyproject.toml --extra engine --extra otel requirements/torch-deps.in -c requirements/all.lock
 compile xgrammar requirements/xgrammar.in --no-deps

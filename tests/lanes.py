@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -61,11 +63,11 @@ class Run:
             self._run(part)
 
     def stop(self) -> None:
-        """Start nothing more and end what runs."""
+        """Start nothing more and end what runs, as Ctrl-C does: fixtures end the services they started."""
         with self._lock:
             self._left.clear()
             for process in self._processes.values():
-                process.terminate()
+                process.send_signal(signal.SIGINT)
 
     def _run(self, part: Part) -> None:
         command = [sys.executable, "-u", "-m", "pytest", part.path, *self._options]
@@ -79,6 +81,8 @@ class Run:
                 text=True,
                 env=environment,
                 cwd=ROOT,
+                # Ctrl-C on a terminal reaches this process alone, which passes it on once.
+                start_new_session=True,
             )
             self._processes[part.path] = process
         assert process.stdout is not None
@@ -105,16 +109,15 @@ class Run:
 def main(options: list[str]) -> int:
     """Run all parts; the exit code is 0 if all passed."""
     run = Run(options)
-    lanes = [threading.Thread(target=run.lane, daemon=True) for _ in range(LANES)]
-    for lane in lanes:
-        lane.start()
-    try:
-        for lane in lanes:
-            lane.join()
-    except KeyboardInterrupt:
-        run.stop()
-        for lane in lanes:
-            lane.join()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with ThreadPoolExecutor(LANES) as pool:
+        lanes = [pool.submit(run.lane) for _ in range(LANES)]
+        try:
+            # Not by joining threads: a join that is interrupted takes its thread for ended from then on.
+            wait(lanes)
+        except KeyboardInterrupt:
+            run.stop()
+            wait(lanes)
     sys.stdout.write("\n")
     for part in run.parts:
         # With more blanks it is a line of a log.

@@ -11,7 +11,7 @@ from typing import Self
 
 from catenary.cli.router_target import RouterTarget
 from catenary.client import AsyncClient
-from catenary.rpc import RpcError, TcpAddress, is_name, of_one_family, parse_address, resolve
+from catenary.rpc import AddressFamilies, RpcError, TcpAddress, is_name, parse_address, resolve
 from catenary.v1 import router_pb2
 
 
@@ -33,6 +33,9 @@ class RouterPoller:
         self._targets = targets
         self._timeout_s = timeout_s
         self._clients: dict[str, AsyncClient] = {}
+        # Where none answers by one IP version, the next poll takes the other.
+        self._families = AddressFamilies(patience_s=0)
+        self._answered: set[str] = set()
 
     async def poll(self) -> list[RouterView]:
         """Every router's answer, in a stable order. Raises StartRefused if TLS files are bad."""
@@ -49,6 +52,7 @@ class RouterPoller:
                     there.add(address)
                     calls.append(self._ask(address, self._client(address, target)))
         views += await asyncio.gather(*calls)
+        self._answered = {view.address for view in views if view.fleet is not None}
         for address in self._clients.keys() - there:
             await self._clients.pop(address).aclose()
         return views
@@ -67,12 +71,13 @@ class RouterPoller:
             return [target.address]
         try:
             async with asyncio.timeout(self._timeout_s):
-                found = of_one_family(await resolve(target.address))
+                found = await resolve(target.address)
         except OSError:
             # A TimeoutError is one, too.
             return []
+        chosen = self._families.choose(target.address, found, self._answered)
         # gRPC tries both IP versions of a name itself.
-        return found if len(found) > 1 else [target.address]
+        return chosen if len(chosen) > 1 else [target.address]
 
     def _client(self, address: str, target: RouterTarget) -> AsyncClient:
         if address not in self._clients:

@@ -27,7 +27,7 @@ def find_router(config: RouterOptions) -> RouterTarget:
 
 def find_routers(config: RoutersOptions) -> tuple[RouterTarget, ...]:
     """Return the routers that the options mean, at least one. Raises StartRefused as `find_router`."""
-    addresses = dict.fromkeys(config.router or (_router_here(),))
+    addresses = dict.fromkeys(config.router or _routers_here())
     return tuple(_target(address, config) for address in addresses)
 
 
@@ -48,10 +48,15 @@ def _target(address: str, config: RouterAccess) -> RouterTarget:
 
 
 def _router_here() -> str:
-    found = [run.socket("router") for run in running()]
-    if len(found) == 1:
-        return found[0]
-    if found:
+    """One router of the `catenary up` here. An engine that one of several tells to drain drains for all."""
+    return _routers_here()[0]
+
+
+def _routers_here() -> list[str]:
+    runs = [run.sockets("router") for run in running()]
+    if len(runs) == 1:
+        return runs[0]
+    if found := [address for sockets in runs for address in sockets]:
         raise StartRefused(
             f"--router: more than one catenary up runs on this machine: choose one of {', '.join(found)}"
         )

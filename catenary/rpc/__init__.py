@@ -9,7 +9,7 @@ from catenary.rpc.channel import open_channel
 from catenary.rpc.config import CLIENT_SECRET_ENV, ENGINE_SECRET_ENV, RpcConfig, Secrets, read_secret
 from catenary.rpc.errors import ERROR_TRAILER, RpcError, error_of, refuse, status_of
 from catenary.rpc.health import HealthBoard
-from catenary.rpc.resolving import is_name, of_one_family, resolve
+from catenary.rpc.resolving import AddressFamilies, is_name, resolve
 from catenary.rpc.server import RpcServer
 from catenary.rpc.tls import TlsFiles
 
@@ -19,6 +19,7 @@ __all__ = [
     "ENGINE_SECRET_ENV",
     "ERROR_TRAILER",
     "Address",
+    "AddressFamilies",
     "AddressInUse",
     "HealthBoard",
     "Role",
@@ -31,7 +32,6 @@ __all__ = [
     "UnixAddress",
     "error_of",
     "is_name",
-    "of_one_family",
     "open_channel",
     "parse_address",
     "read_secret",

@@ -16,7 +16,7 @@ from catenary.rpc.channel import REQUEST_ID, TRACEPARENT
 from catenary.rpc.errors import ERROR_TRAILER, INTERNAL_TEXT, RpcError, refuse
 from catenary.rpc.handlers import Context, Handler, denial_handler, wrap_handler
 from catenary.rpc.metrics import HANDLED, RUNNING, SECONDS, UNKNOWN_METHOD
-from catenary.telemetry import bind_request, child_traceparent, get_logger, is_request_id, new_id
+from catenary.telemetry import bind_request, get_logger, is_request_id, new_id, start_span, unrecorded
 from catenary.v1 import common_pb2
 
 log = get_logger(__name__)
@@ -25,6 +25,18 @@ DENIAL_LOG_SECONDS = 1.0
 
 # Operators look at a draining server too, and their streams do not hold up its end.
 _UNCOUNTED = (f"/{HEALTH_SERVICE}/", f"/{REFLECTION_SERVICE}/")
+
+# Whose fault the server's is: by OpenTelemetry's conventions its spans tell of no other errors.
+_FAULTS = frozenset(
+    {
+        grpc.StatusCode.UNKNOWN,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.UNIMPLEMENTED,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DATA_LOSS,
+    }
+)
 
 _DRAINING = refuse(
     common_pb2.ERROR_CODE_DRAINING,
@@ -80,7 +92,11 @@ class CallGate(grpc.aio.ServerInterceptor):
             text = f"The service already runs as many calls as it may ({self._max_calls}, max_calls)."
             full = refuse(common_pb2.ERROR_CODE_OVERLOADED, text, retryable=True, retry_after_ms=1000)
             handler, counted = _refusing_handler(full), False
-        return wrap_handler(handler, lambda context: self._around(context, method, label, metadata, counted))
+        # A stream of messages lives as long as its client and belongs to no request.
+        spanned = counted and not handler.request_streaming
+        return wrap_handler(
+            handler, lambda context: self._around(context, method, label, metadata, counted, spanned)
+        )
 
     def _report(self, label: str, denial: Denial) -> None:
         """Log a denied call, one a second: the metric counts them all, and a flood must not fill the log."""
@@ -97,12 +113,15 @@ class CallGate(grpc.aio.ServerInterceptor):
         label: str,
         metadata: tuple[tuple[str, str | bytes], ...],
         counted: bool,
+        spanned: bool,
     ) -> AsyncIterator[None]:
         started = time.monotonic()
         code = grpc.StatusCode.UNKNOWN
+        request_id, parent = _caller_context(metadata)
+        span = start_span(method[1:], parent, server=True) if spanned else unrecorded(parent)
         self._enter(label, counted)
         try:
-            with bind_request(*_caller_context(metadata)):
+            with bind_request(request_id, span.traceparent):
                 try:
                     if denial := self._authorizer.deny_certificate(method, context.auth_context()):
                         await context.abort(*denial)
@@ -119,6 +138,14 @@ class CallGate(grpc.aio.ServerInterceptor):
             self._leave(label, counted)
             HANDLED.labels(label, code.name).inc()
             SECONDS.labels(label).observe(time.monotonic() - started)
+            span.end(
+                {
+                    "rpc.system": "grpc",
+                    "rpc.grpc.status_code": int(code.value[0]),
+                    "catenary.request_id": request_id,
+                },
+                error=code.name if code in _FAULTS else None,
+            )
 
     def _enter(self, label: str, counted: bool) -> None:
         RUNNING.labels(label).inc()
@@ -188,11 +215,11 @@ def _code_of(context: Context) -> grpc.StatusCode:
     return next((status for status in grpc.StatusCode if status.value[0] == code), grpc.StatusCode.OK)
 
 
-def _caller_context(metadata: tuple[tuple[str, str | bytes], ...]) -> tuple[str, str]:
-    """Request id and traceparent for the call: the caller's if they are well formed."""
+def _caller_context(metadata: tuple[tuple[str, str | bytes], ...]) -> tuple[str, str | None]:
+    """Request id for the call, the caller's if it is well formed, and its traceparent."""
     found: dict[str, str] = {key: value for key, value in metadata if isinstance(value, str)}
     name = found.get(REQUEST_ID, "")
-    return name if is_request_id(name) else new_id("rpc-"), child_traceparent(found.get(TRACEPARENT))
+    return name if is_request_id(name) else new_id("rpc-"), found.get(TRACEPARENT)
 
 
 def _refusing_handler(refusal: RpcError) -> Handler:

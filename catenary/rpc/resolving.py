@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from ipaddress import ip_address
 
 from catenary.rpc.addresses import TcpAddress, UnixAddress, parse_address
@@ -37,15 +39,41 @@ async def resolve(address: str) -> tuple[str, ...]:
     return tuple(sorted({str(TcpAddress(str(place[0]), parsed.port)) for *_, place in found}))
 
 
-def of_one_family(addresses: Iterable[str]) -> list[str]:
-    """Those of IP version 4, or all if there are none.
+@dataclass(slots=True)
+class _Turn:
+    version: int
+    since: float
 
-    A router that has one address of each version is not to be dialled twice.
+
+class AddressFamilies:
+    """Of the addresses of a name those of one IP version: a router with one of each is not dialled twice.
+
+    Version 4 comes first. The other version's turn comes when none of those given was connected for
+    `patience_s` seconds, and so on in turns.
     """
-    found = list(addresses)
-    fourth = []
-    for address in found:
-        parsed = parse_address(address)
-        if isinstance(parsed, TcpAddress) and ":" not in parsed.host:
-            fourth.append(address)
-    return fourth or found
+
+    def __init__(self, *, patience_s: float = 10.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._patience_s = patience_s
+        self._clock = clock
+        self._turns: dict[str, _Turn] = {}
+
+    def choose(self, name: str, addresses: Iterable[str], connected: Collection[str]) -> list[str]:
+        """What to dial of the addresses that `name` stands for now, of which some are `connected`."""
+        now = self._clock()
+        by_version: dict[int, list[str]] = {4: [], 6: []}
+        for address in addresses:
+            by_version[_version(address)].append(address)
+        if not (by_version[4] and by_version[6]):
+            self._turns.pop(name, None)
+            return by_version[4] or by_version[6]
+        turn = self._turns.setdefault(name, _Turn(4, now))
+        if any(address in connected for address in by_version[turn.version]):
+            turn.since = now
+        elif now - turn.since >= self._patience_s:
+            turn.version, turn.since = 10 - turn.version, now
+        return by_version[turn.version]
+
+
+def _version(address: str) -> int:
+    parsed = parse_address(address)
+    return 6 if isinstance(parsed, TcpAddress) and ":" in parsed.host else 4

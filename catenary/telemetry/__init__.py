@@ -1,4 +1,4 @@
-"""Logs, request and trace context, metrics exposition."""
+"""Logs, request and trace context, spans, metrics exposition."""
 
 from __future__ import annotations
 
@@ -13,17 +13,41 @@ from catenary.telemetry.context import (
 )
 from catenary.telemetry.exposition import MetricsServer
 from catenary.telemetry.logs import configure_logging, get_logger, log_as_the_program_does
+from catenary.telemetry.tracing import (
+    Attributes,
+    Span,
+    SpanNotes,
+    Tracer,
+    configure_tracing,
+    record_span,
+    set_tracer,
+    span_here,
+    start_span,
+    tracing,
+    unrecorded,
+)
 
 __all__ = [
+    "Attributes",
     "MetricsServer",
+    "Span",
+    "SpanNotes",
+    "Tracer",
     "bind_request",
     "child_traceparent",
     "configure_logging",
+    "configure_tracing",
     "current_trace_id",
     "current_traceparent",
     "get_logger",
     "is_request_id",
     "log_as_the_program_does",
     "new_id",
+    "record_span",
     "request_id",
+    "set_tracer",
+    "span_here",
+    "start_span",
+    "tracing",
+    "unrecorded",
 ]

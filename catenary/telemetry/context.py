@@ -28,6 +28,16 @@ def bind_request(request_id: str, traceparent: str | None) -> Iterator[None]:
         _traceparent.reset(trace_token)
 
 
+@contextmanager
+def bind_traceparent(traceparent: str) -> Iterator[None]:
+    """The block works for this span of the request at hand."""
+    token = _traceparent.set(traceparent)
+    try:
+        yield
+    finally:
+        _traceparent.reset(token)
+
+
 def request_id() -> str | None:
     """Id of the request at hand, or None outside of one."""
     return _request_id.get()

@@ -47,6 +47,32 @@ BREAKER_STATE_HALF_OPEN: BreakerState.ValueType  # 3
 """Given one sequence, on which it depends."""
 Global___BreakerState: _TypeAlias = BreakerState  # noqa: Y015
 
+class _RouteHalf:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RouteHalfEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RouteHalf.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ROUTE_HALF_UNSPECIFIED: _RouteHalf.ValueType  # 0
+    """WHOLE."""
+    ROUTE_HALF_WHOLE: _RouteHalf.ValueType  # 1
+    ROUTE_HALF_PROMPT: _RouteHalf.ValueType  # 2
+    """The prompt alone, of which another engine takes the KV."""
+    ROUTE_HALF_REST: _RouteHalf.ValueType  # 3
+    """What follows the prompt, with the KV of that."""
+
+class RouteHalf(_RouteHalf, metaclass=_RouteHalfEnumTypeWrapper):
+    """What an engine was chosen for."""
+
+ROUTE_HALF_UNSPECIFIED: RouteHalf.ValueType  # 0
+"""WHOLE."""
+ROUTE_HALF_WHOLE: RouteHalf.ValueType  # 1
+ROUTE_HALF_PROMPT: RouteHalf.ValueType  # 2
+"""The prompt alone, of which another engine takes the KV."""
+ROUTE_HALF_REST: RouteHalf.ValueType  # 3
+"""What follows the prompt, with the KV of that."""
+Global___RouteHalf: _TypeAlias = RouteHalf  # noqa: Y015
+
 @_typing.final
 class SessionHello(_message.Message):
     """First message of a gateway."""
@@ -486,6 +512,7 @@ class FleetEngine(_message.Message):
     INDEXED_BLOCKS_FIELD_NUMBER: _builtins.int
     INDEX_COMPLETE_FIELD_NUMBER: _builtins.int
     REPORT_AGE_MS_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     engine_name: _builtins.str
     device: _builtins.str
@@ -500,6 +527,10 @@ class FleetEngine(_message.Message):
     index_complete: _builtins.bool
     report_age_ms: _builtins.int
     """Milliseconds since the last report."""
+    state: _engine_pb2.EngineState.ValueType
+    """As this router sees it: STALLED as well if it had work and made no step, DRAINING if it was told to drain.
+    It is the one that counts for placement; `load.state` is what the engine last said.
+    """
     @_builtins.property
     def model(self) -> _common_pb2.ModelInfo: ...
     @_builtins.property
@@ -525,10 +556,11 @@ class FleetEngine(_message.Message):
         indexed_blocks: _builtins.int = ...,
         index_complete: _builtins.bool = ...,
         report_age_ms: _builtins.int = ...,
+        state: _engine_pb2.EngineState.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "load", b"load", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["breaker", b"breaker", "capacity", b"capacity", "device", b"device", "engine_name", b"engine_name", "index_complete", b"index_complete", "indexed_blocks", b"indexed_blocks", "instance_id", b"instance_id", "lease_epoch", b"lease_epoch", "load", b"load", "model", b"model", "placed_sequences", b"placed_sequences", "placed_tokens", b"placed_tokens", "report_age_ms", b"report_age_ms", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["breaker", b"breaker", "capacity", b"capacity", "device", b"device", "engine_name", b"engine_name", "index_complete", b"index_complete", "indexed_blocks", b"indexed_blocks", "instance_id", b"instance_id", "lease_epoch", b"lease_epoch", "load", b"load", "model", b"model", "placed_sequences", b"placed_sequences", "placed_tokens", b"placed_tokens", "report_age_ms", b"report_age_ms", "role", b"role", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -652,6 +684,7 @@ class RouteReceipt(_message.Message):
     QUEUED_MS_FIELD_NUMBER: _builtins.int
     DECISION_US_FIELD_NUMBER: _builtins.int
     PLACEMENT_FIELD_NUMBER: _builtins.int
+    HALF_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     model: _builtins.str
     policy: _builtins.str
@@ -667,10 +700,11 @@ class RouteReceipt(_message.Message):
     same_prompt, alone.
     """
     queued_ms: _builtins.int
-    """How long it waited for admission, and how long the decision took."""
+    """How long it waited in this router just before, and how long the decision took."""
     decision_us: _builtins.int
     placement: _builtins.int
     """1 for the first placement of the sequence here."""
+    half: Global___RouteHalf.ValueType
     @_builtins.property
     def candidates(self) -> _containers.RepeatedCompositeFieldContainer[Global___RouteCandidate]:
         """The candidates that were scored, best first, at most 16; `considered` is how many there were."""
@@ -691,10 +725,11 @@ class RouteReceipt(_message.Message):
         queued_ms: _builtins.int = ...,
         decision_us: _builtins.int = ...,
         placement: _builtins.int = ...,
+        half: Global___RouteHalf.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "chosen", b"chosen", "considered", b"considered", "decision_us", b"decision_us", "lease_epoch", b"lease_epoch", "model", b"model", "placement", b"placement", "policy", b"policy", "prompt_tokens", b"prompt_tokens", "queued_ms", b"queued_ms", "reason", b"reason", "request_id", b"request_id", "time_ms", b"time_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "chosen", b"chosen", "considered", b"considered", "decision_us", b"decision_us", "half", b"half", "lease_epoch", b"lease_epoch", "model", b"model", "placement", b"placement", "policy", b"policy", "prompt_tokens", b"prompt_tokens", "queued_ms", b"queued_ms", "reason", b"reason", "request_id", b"request_id", "time_ms", b"time_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

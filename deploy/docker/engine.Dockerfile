@@ -65,7 +65,7 @@ RUN --mount=type=secret,id=ca --mount=type=cache,target=/root/.cache/pip \
     && python3 -m pip install -q $index --no-deps --require-hashes -r /build/models.lock \
     && test "$before" = "$(python3 -c "$show")"
 RUN useradd --uid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin catenary \
-    && install -d -o 10001 -g 10001 /models /hf /cache
+    && install -d -o 10001 -g 10001 /models /hf /kv /cache
 COPY --from=source /app /app
 ENV PYTHONPATH=/app PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONSAFEPATH=1 \
     CATENARY_CACHE=/models HF_HOME=/hf CATENARY_ENGINE_DEVICE=hpu
@@ -74,7 +74,7 @@ ENTRYPOINT ["python3", "-m", "services.engine"]
 
 FROM ${BASE_IMAGE} AS cpu
 RUN useradd --uid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin catenary \
-    && install -d -o 10001 -g 10001 /models /hf
+    && install -d -o 10001 -g 10001 /models /hf /kv
 COPY --from=build /opt/venv /opt/venv
 COPY --from=source /app /app
 COPY --from=kernels /kernels /app/services/engine/device/cpu/native/built

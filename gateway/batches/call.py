@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from starlette.types import ASGIApp, Message
 
-from catenary.telemetry import bind_request, child_traceparent, get_logger, new_id
+from catenary.telemetry import bind_request, get_logger, new_id, start_span
 from gateway.auth import identify
 from gateway.caller import Caller, calling
 from gateway.errors import internal
@@ -57,7 +57,8 @@ async def call_inside(
         "server": None,
     }
     identify(scope, owner=owner, cache_salt=cache_salt)
-    with bind_request(request_id, child_traceparent(None)):
+    span = start_span(f"batch {path}", None)
+    with bind_request(request_id, span.traceparent):
         try:
             with calling(Caller(owner=owner, bulk=True)):
                 await app(scope, _Receive(data), answer)
@@ -66,6 +67,8 @@ async def call_inside(
             _log.exception("request of a batch failed")
             answer.status = answer.status or internal().status
             answer.body = answer.body or bytearray(internal().body())
+        finally:
+            span.end({"http.response.status_code": answer.status, "catenary.request_id": request_id})
     return InnerAnswer(answer.status, request_id, bytes(answer.body), answer.retry_after_s)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from catenary.telemetry import current_traceparent, get_logger, new_id
+from catenary.telemetry import SpanNotes, current_traceparent, get_logger, new_id, span_here
 from gateway.auth import cache_salt_of, salted
 from gateway.caller import current_caller
 from gateway.config import GatewayConfig
@@ -153,8 +153,9 @@ class GenerationService:
         if wanted is not None:
             check = wanted.check(model.name, self._tokenizers, self.limits)
             await (check if watch is None else watch.run(check))
-        render = endpoint.render(fields, model, self._tokenizers, request_id)
-        rendered = await (render if watch is None else watch.run(render))
+        with span_here("render"):
+            render = endpoint.render(fields, model, self._tokenizers, request_id)
+            rendered = await (render if watch is None else watch.run(render))
         if keep is not None:
             rendered = rendered.truncated(keep)
         plan = make_plan(
@@ -213,9 +214,12 @@ class GenerationService:
             self._session.check(fields.model, standing.priority_class, standing.tenant)
             plan, rendered = await self.prepare(endpoint, fields, cache_salt=cache_salt, watch=watch)
             await current_allowance().spend(plan.prompt_tokens)
-            with self._generation(
-                plan, timer, deadline, scores_stop_token=endpoint.scores_stop_token
-            ) as generation:
+            with (
+                span_here("generate") as told,
+                self._generation(
+                    plan, timer, deadline, told, scores_stop_token=endpoint.scores_stop_token
+                ) as generation,
+            ):
                 if watch is not None:
                     watch.on_gone(lambda: generation.interrupt(ClientGone()))
                 async with generation:
@@ -225,7 +229,13 @@ class GenerationService:
 
     @contextmanager
     def _generation(
-        self, plan: GenerationPlan, timer: RequestTimer, deadline: float, *, scores_stop_token: bool
+        self,
+        plan: GenerationPlan,
+        timer: RequestTimer,
+        deadline: float,
+        told: SpanNotes,
+        *,
+        scores_stop_token: bool,
     ) -> Iterator[Generation]:
         generation = Generation(
             plan,
@@ -244,9 +254,15 @@ class GenerationService:
             raise
         finally:
             self._generations.discard(generation)
-            current_allowance().charge(generation.usage().completion_tokens)
+            usage = generation.usage()
+            current_allowance().charge(usage.completion_tokens)
             if timer.accepted or left:
-                timer.finished(generation.finish_reasons, generation.usage(), plan.count)
+                timer.finished(generation.finish_reasons, usage, plan.count)
+            told["gen_ai.request.model"] = plan.model.name
+            told["gen_ai.response.id"] = plan.request_id
+            told["gen_ai.usage.input_tokens"] = usage.prompt_tokens
+            told["gen_ai.usage.output_tokens"] = usage.completion_tokens
+            told["gen_ai.response.finish_reasons"] = [each or "abort" for each in generation.finish_reasons]
 
     @contextmanager
     def place(self) -> Iterator[None]:

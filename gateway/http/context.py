@@ -13,7 +13,7 @@ from contextlib import suppress
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from catenary.telemetry import bind_request, child_traceparent, get_logger
+from catenary.telemetry import Span, bind_request, get_logger, request_id, start_span, unrecorded
 from gateway.errors import ApiError, bad_request, internal
 from gateway.http.disconnect import ClientGone, SlowReader
 from gateway.http.protocol import DROP_EXTENSION
@@ -59,10 +59,13 @@ class RequestContext:
         if scope["type"] != "http":
             return
         headers = Headers(scope=scope)
-        request_id = request_id_of(headers)
+        own_id = request_id_of(headers)
         started = time.perf_counter()
-        answer = _Answer(scope, send, request_id, self._stall_s)
-        with bind_request(request_id, child_traceparent(headers.get("traceparent"))):
+        answer = _Answer(scope, send, own_id, self._stall_s)
+        parent = headers.get("traceparent")
+        hidden = scope["path"] in _UNLOGGED
+        span = unrecorded(parent) if hidden else start_span("request", parent, server=True)
+        with bind_request(own_id, span.traceparent):
             try:
                 if (refusal := self._refusal(scope, headers)) is not None:
                     await send_error(answer, refusal)
@@ -80,7 +83,7 @@ class RequestContext:
                     raise
             finally:
                 answer.close()
-                self._finish(scope, answer.status or CLIENT_GONE, time.perf_counter() - started)
+                self._finish(scope, answer.status or CLIENT_GONE, time.perf_counter() - started, span)
 
     def _refusal(self, scope: Scope, headers: Headers) -> ApiError | None:
         hosts = headers.getlist("host")
@@ -109,13 +112,23 @@ class RequestContext:
             return False
         return True
 
-    def _finish(self, scope: Scope, status: int, seconds: float) -> None:
+    def _finish(self, scope: Scope, status: int, seconds: float, span: Span) -> None:
         route = getattr(scope.get("route"), "path", OTHER)
         method = scope["method"] if scope["method"] in _METHODS else OTHER
         self._observe(route, method, status, seconds)
         # Probes and scrapes come every few seconds and say nothing.
         level = logging.DEBUG if route in _UNLOGGED else logging.INFO
         _log.log(level, "request", method=method, route=route, status=status, seconds=round(seconds, 4))
+        span.end(
+            {
+                "http.request.method": method,
+                "http.route": route,
+                "http.response.status_code": status,
+                "catenary.request_id": request_id() or "",
+            },
+            name=f"{method} {route}",
+            error=str(status) if status >= 500 else None,
+        )
 
 
 class _Answer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -41,15 +41,30 @@ class KeyLimits:
         return bool(self.requests_per_minute or self.tokens_per_minute or self.concurrent)
 
 
-class Limiter:
-    """`counters`: where it is counted; None: in this process."""
+class _Applied:
+    """Limits as they are counted."""
 
-    def __init__(self, limits: KeyLimits, counters: Counters | None = None) -> None:
-        self._limits = limits
+    def __init__(self, limits: KeyLimits) -> None:
+        self.concurrent = limits.concurrent
+        amounts = {_REQUESTS: limits.requests_per_minute, _TOKENS: limits.tokens_per_minute}
+        self.windows = {name: RateLimitItemPerMinute(most) for name, most in amounts.items() if most}
+
+
+class Limiter:
+    """`counters`: where it is counted; None: in this process. `own`: of owners with others than the rest."""
+
+    def __init__(
+        self,
+        limits: KeyLimits,
+        counters: Counters | None = None,
+        *,
+        own: Mapping[str, KeyLimits] | None = None,
+    ) -> None:
+        self._refuse_when_away = limits.refuse_when_away
+        self._common = _Applied(limits)
+        self._own = {owner: _Applied(theirs) for owner, theirs in (own or {}).items()}
         self._local = LocalCounters()
         self._counters: Counters = counters or self._local
-        amounts = {_REQUESTS: limits.requests_per_minute, _TOKENS: limits.tokens_per_minute}
-        self._windows = {name: RateLimitItemPerMinute(most) for name, most in amounts.items() if most}
         # Generated tokens that are not counted yet.
         self._charges: dict[str, int] = {}
         self._charging: asyncio.Task[None] | None = None
@@ -68,7 +83,7 @@ class Limiter:
 
     async def leave(self, owner: str, request: str) -> None:
         """The request is over. Idempotent; never raises."""
-        if not self._limits.concurrent:
+        if not self._of(owner).concurrent:
             return
         # At once: whoever is cancelled while the store is told has left here.
         await self._local.leave(owner, request)
@@ -92,34 +107,37 @@ class Limiter:
             await self._charging
         await self._counters.close()
 
+    def _of(self, owner: str) -> _Applied:
+        return self._own.get(owner, self._common)
+
     async def _enter(self, owner: str, request: str, headers: Headers) -> None:
-        most = self._limits.concurrent
+        windows, most = self._of(owner).windows, self._of(owner).concurrent
         if most and not await self._ask(lambda at: at.enter(owner, request, most)):
             # It costs the key none of its minute.
-            for name in self._windows:
+            for name in windows:
                 headers += await self._left(name, owner)
             raise _with(
                 headers,
                 overloaded(f"This API key has its limit of {most} requests at work (key-concurrent)."),
             )
-        if _REQUESTS in self._windows:
+        if _REQUESTS in windows:
             await self._count(_REQUESTS, owner, 1, headers)
-        if _TOKENS in self._windows:
+        if _TOKENS in windows:
             # Those of the prompt are not known yet.
             headers += await self._left(_TOKENS, owner)
 
     async def _spend(self, owner: str, tokens: int, headers: Headers) -> None:
-        if _TOKENS in self._windows:
+        if _TOKENS in self._of(owner).windows:
             headers[:] = [header for header in headers if not header[0].endswith(b"-tokens")]
             free = await self._ask(partial(self._settle, owner))
             await self._count(_TOKENS, owner, tokens, headers, free=free)
 
     async def _left(self, name: str, owner: str) -> Headers:
-        item = self._windows[name]
+        item = self._of(owner).windows[name]
         return _told(name, item.amount, await self._ask(lambda at: at.window(item, name, owner)))
 
     async def _count(self, name: str, owner: str, cost: int, headers: Headers, *, free: bool = True) -> None:
-        item = self._windows[name]
+        item = self._of(owner).windows[name]
         limit = item.amount
         if cost > limit:
             raise overloaded(
@@ -134,7 +152,7 @@ class Limiter:
             raise _refused(name, limit, window.wait_s(cost), headers)
 
     def _later(self, owner: str) -> Callable[[int], None] | None:
-        if _TOKENS not in self._windows:
+        if _TOKENS not in self._of(owner).windows:
             return None
 
         def charge(tokens: int) -> None:
@@ -160,7 +178,7 @@ class Limiter:
     async def _settle(self, owner: str, counters: Counters) -> bool:
         """Take what is owed from what the window has left; whether it has more. The rest is for the next
         minutes."""
-        item = self._windows[_TOKENS]
+        item = self._of(owner).windows[_TOKENS]
         left = (await counters.window(item, _TOKENS, owner)).remaining
         taken = await counters.repay(owner, left) if left else 0
         if taken and not await counters.hit(item, _TOKENS, owner, taken):
@@ -174,7 +192,7 @@ class Limiter:
             found = await call(self._counters)
         except StoreAway:
             self._note(away=True)
-            if self._limits.refuse_when_away:
+            if self._refuse_when_away:
                 raise unavailable(
                     "The limits of API keys cannot be checked at the moment.", code="limits_unavailable"
                 ) from None

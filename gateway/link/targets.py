@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from catenary.rpc import is_name, of_one_family, resolve
+from catenary.rpc import AddressFamilies, is_name, resolve
 from catenary.telemetry import get_logger
 from gateway.link.router_session import RouterSession
 
@@ -44,6 +44,7 @@ class RouterTargets:
         self._dial = dial
         self._open_session = open_session
         self._resolve = look_up
+        self._families = AddressFamilies()
         self._targets: dict[str, _Target] = {}
         self._channels: set[grpc.aio.Channel] = set()
 
@@ -69,9 +70,10 @@ class RouterTargets:
 
     async def _look_up(self, tasks: asyncio.TaskGroup) -> None:
         wanted = set(self._literal)
+        connected = {address for address, target in self._targets.items() if target.session.connected}
         for name in self._names:
             try:
-                found = of_one_family(await self._resolve(name))
+                found = self._families.choose(name, await self._resolve(name), connected)
             except OSError as error:
                 _log.debug("router's name not resolved", name=name, reason=error.strerror or "unknown")
                 # Nobody is dropped for a name service that is away.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from starlette.types import Receive, Scope, Send
 
-from catenary.telemetry import current_traceparent, new_id
+from catenary.telemetry import current_traceparent, new_id, span_here
 from catenary.v1 import common_pb2
 from gateway.caller import current_caller
 from gateway.config import GatewayConfig
@@ -105,23 +105,31 @@ class PoolingService:
         standing = self._places.priorities.standing(current_caller(), fields.priority)
         self._session.check(model.name, standing.priority_class, standing.tenant)
         request_id = new_id(endpoint.id_prefix)
-        rendering = self._render(endpoint, fields, model, request_id)
-        work, documents = await (rendering if watch is None else watch.run(rendering))
+        with span_here("render"):
+            rendering = self._render(endpoint, fields, model, request_id)
+            work, documents = await (rendering if watch is None else watch.run(rendering))
         await current_allowance().spend(sum(len(document.token_ids) for document in documents))
-        specs = _specs(request_id, model, work, documents, standing)
+        with span_here("pool") as told:
+            specs = _specs(request_id, model, work, documents, standing)
+            told.update({"gen_ai.request.model": model.name, "catenary.documents": len(specs)})
+            vectors = await self._vectors(specs, deadline, watch)
+        pooled = Pooled(request_id, int(time.time()), model, work, documents, vectors)
+        timer.accept(pooled.prompt_tokens)
+        timer.finished(["stop"], usage_of(pooled.prompt_tokens, 0, None), 1)
+        return pooled
+
+    async def _vectors(
+        self, specs: Sequence[common_pb2.SequenceSpec], deadline: float, watch: ClientWatch | None
+    ) -> list[bytes]:
         run = DocumentRun(specs, self._session, window=self._window, deadline=deadline)
         if watch is not None:
             watch.on_gone(lambda: run.interrupt(ClientGone()))
         self._runs.add(run)
         try:
             async with run:
-                vectors = await run.vectors()
+                return await run.vectors()
         finally:
             self._runs.discard(run)
-        pooled = Pooled(request_id, int(time.time()), model, work, documents, vectors)
-        timer.accept(pooled.prompt_tokens)
-        timer.finished(["stop"], usage_of(pooled.prompt_tokens, 0, None), 1)
-        return pooled
 
     async def _render(
         self, endpoint: PooledEndpoint[T], fields: T, model: Model, request_id: str

@@ -7,7 +7,7 @@ import os
 from catenary.config import unknown_variables
 from catenary.migration import load_moved
 from catenary.runtime import run
-from catenary.telemetry import configure_logging, get_logger
+from catenary.telemetry import configure_logging, configure_tracing, get_logger
 from services.engine.app import serve
 from services.engine.config import EngineConfig
 
@@ -18,6 +18,7 @@ def main() -> None:
     """Read the options and serve until a signal comes."""
     config, warnings = load_moved(EngineConfig, None, prog="services.engine")
     configure_logging(level=config.log_level, fmt=config.log_format, service="engine")
+    configure_tracing("engine")
     for line in (*warnings, *unknown_variables(os.environ, [EngineConfig])):
         log.warning(line)
     run(lambda stop: serve(config, stop))

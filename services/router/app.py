@@ -12,7 +12,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from catenary.config import unknown_variables
 from catenary.rpc import Role, RpcServer
 from catenary.runtime import mark_started
-from catenary.telemetry import configure_logging, get_logger, new_id
+from catenary.telemetry import configure_logging, configure_tracing, get_logger, new_id
 from catenary.v1 import common_pb2, engine_pb2_grpc, router_pb2_grpc
 from services.router.admission import Admission, AdmissionLimits, SpecLimits
 from services.router.chores import Chore, Chores
@@ -125,20 +125,20 @@ class Router:
         self._add_services()
         self._add_gauges()
 
-    def _placer(self, rng: random.Random) -> Placer:
+    def _placer(self, rng: random.Random) -> HalvesPlacer:
         config = self._config
         options = config.placement_options()
         chosen = {config.placement, *config.placements().values()}
         policies = {name: policy_named(name, rng, options) for name in chosen}
-        return HalvesPlacer(
+        placer = Placer(
             self.fleet,
             policies[config.placement],
             policies={model: policies[name] for model, name in config.placements().items()},
-            min_handover_tokens=config.handover_min_tokens,
             retry_after_ms=config.retry_after_ms,
             prefixes=Prefixes(self.kv_index, max_remembered=config.kv_memory_blocks),
             receipts=self.receipts,
         )
+        return HalvesPlacer(placer, min_handover_tokens=config.handover_min_tokens)
 
     async def start(self) -> tuple[str, ...]:
         """Listen and serve. Returns the bound addresses. Raises what RpcServer.start raises."""
@@ -259,6 +259,7 @@ class Router:
 async def serve(config: RouterConfig, stop: asyncio.Event) -> int:
     """Run a router until `stop` is set, then drain and end it. Returns the exit code."""
     configure_logging(level=config.log_level, fmt=config.log_format, service="router")
+    configure_tracing("router")
     for line in unknown_variables(os.environ, [RouterConfig]):
         _log.warning(line)
     router = Router(config, registry=REGISTRY)

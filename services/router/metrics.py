@@ -66,7 +66,12 @@ class RouterMetrics:
         self._aborts = Counter(
             _PREFIX + "aborts", "Sequences aborted, by cause.", ["cause"], registry=registry
         )
-        self._ends = Counter(_PREFIX + "ends", "Sequences ended, by reason.", ["reason"], registry=registry)
+        self._ends = Counter(
+            _PREFIX + "ends",
+            "Sequences ended, by reason; stalled: given up since their engine made no step.",
+            ["reason"],
+            registry=registry,
+        )
 
     def refused(self, code: common_pb2.ErrorCode.ValueType) -> None:
         """Count a refusal; a code this build does not know counts as INTERNAL."""
@@ -80,9 +85,10 @@ class RouterMetrics:
         """Count an abort."""
         self._aborts.labels(cause).inc()
 
-    def ended(self, reason: common_pb2.FinishReason.ValueType) -> None:
-        """Count the end of an accepted sequence."""
-        self._ends.labels(_label(common_pb2.FinishReason, reason, common_pb2.FINISH_REASON_ERROR)).inc()
+    def ended(self, reason: common_pb2.FinishReason.ValueType, counts_as: str | None = None) -> None:
+        """Count the end of an accepted sequence; `counts_as`: under another name than its reason's."""
+        known = _label(common_pb2.FinishReason, reason, common_pb2.FINISH_REASON_ERROR)
+        self._ends.labels(counts_as or known).inc()
 
     def watch(self, engines: Iterable[Engine], gauges: dict[str, tuple[str, Callable[[], int]]]) -> None:
         """Expose the fleet, and gauges given as name -> (help, value), read at scrape time."""
@@ -99,7 +105,7 @@ class _LiveCollector(Collector):
             yield GaugeMetricFamily(_PREFIX + name, description, value=value())
         states = GaugeMetricFamily(_PREFIX + "engines", "Attached engines by state.", labels=["state"])
         for name, number in engine_pb2.EngineState.items():
-            states.add_metric([_short(name)], sum(engine.state == number for engine in self._engines))
+            states.add_metric([_short(name)], sum(engine.seen_state == number for engine in self._engines))
         yield states
         breakers = GaugeMetricFamily(
             _PREFIX + "breakers", "Attached engines by the state of their breaker.", labels=["state"]

@@ -9,7 +9,7 @@ from catenary.config import unknown_variables
 from catenary.parsers import NO_PARSER
 from catenary.rpc import Role, RpcServer
 from catenary.runtime import StartRefused, mark_started
-from catenary.telemetry import configure_logging, get_logger
+from catenary.telemetry import configure_logging, configure_tracing, get_logger
 from catenary.v1 import tokenizer_pb2_grpc
 from services.tokenizer import metrics
 from services.tokenizer.config import TokenizerConfig
@@ -92,6 +92,7 @@ class TokenizerService:
 async def serve(config: TokenizerConfig, stop: asyncio.Event) -> int:
     """Run the service until `stop` is set, then drain and end it. Returns the exit code."""
     configure_logging(level=config.log_level, fmt=config.log_format, service="tokenizer")
+    configure_tracing("tokenizer")
     for line in unknown_variables(os.environ, [TokenizerConfig]):
         _log.warning(line)
     service = TokenizerService(config)

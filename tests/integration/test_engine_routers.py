@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 
 import pytest
 
-from catenary.rpc import of_one_family
+from catenary.rpc import AddressFamilies
 from services.engine.scripted import Script
 from services.engine.servicer import RouterLinks
 from tests.support.engines import ScriptedEngine
@@ -101,8 +102,36 @@ async def test_one_router_behind_two_addresses_is_attached_to_once(start_fleet, 
         await engine.stop()
 
 
-def test_of_two_ip_versions_one_is_taken():
-    both = ["[2001:db8::1]:7070", "10.0.0.1:7070", "10.0.0.2:7070"]
-    assert of_one_family(both) == both[1:]
-    assert of_one_family(both[:1]) == both[:1]
-    assert of_one_family([]) == []
+def test_of_two_ip_versions_one_is_taken_and_the_other_if_that_one_leads_nowhere():
+    now = 0.0
+    families = AddressFamilies(patience_s=10, clock=lambda: now)
+    sixth, fourth = ["[2001:db8::1]:7070"], ["10.0.0.1:7070", "10.0.0.2:7070"]
+    assert families.choose("a", [], ()) == []
+    assert families.choose("a", sixth, ()) == sixth
+    assert families.choose("b", sixth + fourth, ()) == fourth
+    now = 9.0
+    assert families.choose("b", sixth + fourth, fourth[1:]) == fourth
+    now = 18.0
+    assert families.choose("b", sixth + fourth, ()) == fourth
+    now = 19.0
+    assert families.choose("b", sixth + fourth, ()) == sixth
+    now = 40.0
+    assert families.choose("b", sixth + fourth, sixth) == sixth
+    now = 50.0
+    assert families.choose("b", sixth + fourth, ()) == fourth
+
+
+async def test_a_router_that_its_name_leads_to_by_version_6_alone_is_found(
+    start_fleet, secrets, monkeypatch, fast_look_up
+):
+    # As `localhost` where 127.0.0.1 leads to nobody.
+    monkeypatch.setattr(
+        AddressFamilies.__init__, "__kwdefaults__", {"patience_s": 0.1, "clock": time.monotonic}
+    )
+    fleet = await start_fleet(engines=0, router={"listen": ("[::1]:0",)})
+    port = fleet.router_address.rpartition(":")[2]
+    engine = await named_engine(monkeypatch, secrets, Names(f"127.0.0.1:{port}", f"[::1]:{port}"))
+    try:
+        await fleet.serving(1)
+    finally:
+        await engine.stop()

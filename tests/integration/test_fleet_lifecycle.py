@@ -82,8 +82,12 @@ async def test_an_engine_that_stalls_loses_its_work_until_it_makes_steps_again(s
     stalls.faults.stall()
     helper = await fleet.add_engine(script=SLOW)
     await fleet.serving(1)
+    await eventually(lambda: any(one.stalled for one in fleet.router.fleet), "the stall")
     # Its reports still say that it serves.
     assert {one.state for one in fleet.router.fleet} == {engine_pb2.ENGINE_STATE_SERVING}
+    seen = {one.engine_name: (one.state, one.load.state) for one in (await fleet.view()).engines}
+    serving, stalled = engine_pb2.ENGINE_STATE_SERVING, engine_pb2.ENGINE_STATE_STALLED
+    assert seen == {"engine-0": (stalled, serving), "engine-1": (serving, serving)}
     assert (await call)[0] == expected_tokens([11, 12], 200)
     tokens, _ = await fleet.answer(sequence_spec([5], max_tokens=8))
     assert tokens == expected_tokens([5], 8)

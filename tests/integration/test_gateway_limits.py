@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
+
+import pytest
 
 from tests.support.gateway import COMPLETIONS, MODEL, script
 from tests.support.http import Answer, call
+from tests.support.minutes import stop_the_clock
 from tests.support.stack_fixtures import StartStack
 from tests.support.waiting import eventually
 
 ALICE = {"Authorization": "Bearer sk-alice"}
 BOB = {"Authorization": "Bearer sk-bob"}
 KEYS = ("sk-alice", "sk-bob")
+
+
+@pytest.fixture(autouse=True)
+def _one_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    stop_the_clock(monkeypatch)
 
 
 async def ask(stack, headers: dict[str, str], **fields) -> Answer:
@@ -40,6 +49,21 @@ async def test_a_key_has_its_minute_and_others_theirs(start_stack: StartStack) -
     # A key that is none is told so, and costs nobody anything.
     assert (await ask(stack, {"Authorization": "Bearer sk-eve"})).status == 401
     assert (await ask(stack, BOB)).status == 200
+
+
+async def test_keys_of_a_file_have_limits_of_their_own(start_stack: StartStack, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("sk-alice requests-per-minute=2\nsk-bob requests-per-minute=0\nsk-carol\n")
+    stack = await start_stack(api_key_file=file, key_requests_per_minute=1)
+    carol = {"Authorization": "Bearer sk-carol"}
+    answers = {
+        name: [await ask(stack, key) for _ in range(3)]
+        for name, key in (("alice", ALICE), ("bob", BOB), ("carol", carol))
+    }
+    statuses = {name: [answer.status for answer in three] for name, three in answers.items()}
+    assert statuses == {"alice": [200, 200, 429], "bob": [200] * 3, "carol": [200, 429, 429]}
+    assert answers["alice"][0].headers["x-ratelimit-limit-requests"] == "2"
+    assert "x-ratelimit-limit-requests" not in answers["bob"][0].headers
 
 
 async def test_headers_that_make_no_sense_cost_nothing_of_the_minute(start_stack: StartStack) -> None:

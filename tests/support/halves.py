@@ -15,7 +15,7 @@ from services.router.admission import Admission, AdmissionLimits, QueueOptions, 
 from services.router.dispatch import Dispatcher, EngineHealth, Membership, PoisonBook
 from services.router.fleet import Fleet
 from services.router.metrics import RouterMetrics
-from services.router.placement import HalvesPlacer, LeastLoaded
+from services.router.placement import HalvesPlacer, LeastLoaded, Placer
 
 BOTH, PREFILL, DECODE = (
     engine_pb2.ENGINE_ROLE_BOTH,
@@ -63,9 +63,8 @@ class World:
         self.admission = Admission(AdmissionLimits(16, 4000, retry_after_ms=10))
         self.metrics = RouterMetrics(CollectorRegistry())
         health = EngineHealth(self.metrics, on_change=lambda: None, clock=lambda: self.now)
-        placer = HalvesPlacer(
-            self.fleet, LeastLoaded(random.Random(0)), min_handover_tokens=16, retry_after_ms=10
-        )
+        whole = Placer(self.fleet, LeastLoaded(random.Random(0)), retry_after_ms=10)
+        placer = HalvesPlacer(whole, min_handover_tokens=16)
         queues = QueueOptions((8,) * 4, (4000,) * 4, (MAX_WAIT_S,) * 4, (), 8, 10, 10)
         self.dispatcher = Dispatcher(
             self.admission,

@@ -29,6 +29,7 @@ def sequence_spec(
     prompt_logprobs: int | None = None,
     priority: int | None = None,
     cache_salt: str | None = None,
+    traceparent: str | None = None,
     **sampling: Any,
 ) -> common_pb2.SequenceSpec:
     """A spec with the given fields present and the others absent; `sampling`: more SamplingParams."""
@@ -46,6 +47,7 @@ def sequence_spec(
         response=common_pb2.ResponseOptions(top_logprobs=top_logprobs, prompt_logprobs=prompt_logprobs),
         priority=priority,
         cache_salt=cache_salt,
+        traceparent=traceparent,
     )
 
 

@@ -131,11 +131,13 @@ def _engine(
 ) -> EngineRow:
     load = newest.load
     breakers = {word(_BREAKERS, one.breaker) for one in everywhere}
+    # A router that has seen it stall, or told it to drain, knows more than the others.
+    unwell = [one.state for one in (newest, *everywhere) if one.state != engine_pb2.ENGINE_STATE_SERVING]
     return EngineRow(
         instance_id=newest.instance_id,
         name=newest.engine_name,
         model=newest.model.name,
-        state=word(_STATES, load.state),
+        state=word(_STATES, unwell[0] if unwell else newest.state),
         role=word(_ROLES, newest.role),
         breaker=max(breakers, key=lambda name: _WORST.index(name) if name in _WORST else len(_WORST)),
         running=load.running,

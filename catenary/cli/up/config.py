@@ -72,7 +72,10 @@ class UpConfig(ServiceConfig):
         description="Port of the first gateway, others count on; 0: free ports.",
     )
     router_port: int = Field(
-        default=7070, ge=0, le=65535, description="Loopback port of the router for gRPC clients; 0: none."
+        default=7070,
+        ge=0,
+        le=65535,
+        description="Loopback port of the router for gRPC clients, those of several count on; 0: none.",
     )
     tokenizer_port: int = Field(
         default=7071,
@@ -82,6 +85,13 @@ class UpConfig(ServiceConfig):
         "0: none.",
     )
     engines: int = Field(default=1, ge=1, le=64, description="Number of engines of each model.")
+    engine_roles: tuple[Literal["prefill", "decode", "both"], ...] = Field(
+        default=(),
+        max_length=64,
+        description="What each engine of a model that generates computes: prompts alone (prefill), what "
+        "follows them (decode) or both, one for each of --engines. Default: both.",
+    )
+    routers: int = Field(default=1, ge=1, le=16, description="Number of routers.")
     gateways: int = Field(default=1, ge=1, le=64, description="Number of gateways.")
     tokenizers: int = Field(default=1, ge=1, le=64, description="Number of tokenizer services of each model.")
 
@@ -91,7 +101,8 @@ class UpConfig(ServiceConfig):
         "--api-key-file is better.",
     )
     api_key_file: Path | None = Field(
-        default=None, description="File of API keys, one a line; # starts a comment."
+        default=None,
+        description="File of API keys, one a line, maybe with limits of its own; # starts a comment.",
     )
     cors_allow_origins: tuple[str, ...] = Field(
         default=(), description="Origins that browsers may call from."

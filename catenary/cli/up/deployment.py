@@ -114,8 +114,10 @@ class Deployment:
         if len(models) > 1:
             lines.append(f"models: {', '.join(model.name for model in models)}")
         if config.router_port:
+            ports = range(config.router_port, config.router_port + config.routers)
+            routers = "".join(f"router 127.0.0.1:{port}, " for port in ports)
             lines.append(
-                f"gRPC: router 127.0.0.1:{config.router_port}, tokenizer 127.0.0.1:{config.tokenizer_port}, "
+                f"gRPC: {routers}tokenizer 127.0.0.1:{config.tokenizer_port}, "
                 f"secret in {self._runtime.client_secret}"
             )
         path, question = _example(models)

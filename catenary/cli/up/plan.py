@@ -87,9 +87,9 @@ def plan(config: UpConfig, runtime: RuntimeDirectory, places: Places) -> tuple[C
     # Of each model in turn.
     served = [model for model in models for _ in range(config.tokenizers)]
     tokenizers = tuple(f"tokenizer-{index}" for index in range(len(served)))
-    router = runtime.socket("router")
+    routers = tuple(runtime.socket(name) for name in router_names(config))
     return (
-        _router(config, runtime, rpc),
+        *(_router(config, runtime, rpc, index) for index in range(config.routers)),
         *(_tokenizer(config, runtime, places, rpc, index) for index in range(len(served))),
         *(_engine(config, runtime, places, rpc, index) for index in range(len(models) * config.engines)),
         *(
@@ -101,7 +101,7 @@ def plan(config: UpConfig, runtime: RuntimeDirectory, places: Places) -> tuple[C
                     | {
                         "host": config.host,
                         "port": port,
-                        "router": router,
+                        "router": routers,
                         "tokenizer": tuple(runtime.socket(name) for name in tokenizers),
                         "api-key-file": config.api_key_file,
                         "cors-allow-origins": config.cors_allow_origins,
@@ -119,12 +119,20 @@ def plan(config: UpConfig, runtime: RuntimeDirectory, places: Places) -> tuple[C
     )
 
 
-def _router(config: UpConfig, runtime: RuntimeDirectory, rpc: Mapping[str, object]) -> ChildSpec:
-    listen = [runtime.socket("router")]
+def router_names(config: UpConfig) -> tuple[str, ...]:
+    """Return the names of the routers, which are those of their sockets: `router` if there is one."""
+    if config.routers == 1:
+        return ("router",)
+    return tuple(f"router-{index}" for index in range(config.routers))
+
+
+def _router(config: UpConfig, runtime: RuntimeDirectory, rpc: Mapping[str, object], index: int) -> ChildSpec:
+    name = router_names(config)[index]
+    listen = [runtime.socket(name)]
     if config.router_port:
-        listen.append(f"127.0.0.1:{config.router_port}")
+        listen.append(f"127.0.0.1:{config.router_port + index}")
     options = {**rpc, "listen": tuple(listen), "engine-secret-file": runtime.engine_secret}
-    return ChildSpec(name="router", command=_command("services.router", options), stage=Stage.FLEET)
+    return ChildSpec(name=name, command=_command("services.router", options), stage=Stage.FLEET)
 
 
 def _tokenizer(
@@ -153,14 +161,17 @@ def _tokenizer(
 def _engine(
     config: UpConfig, runtime: RuntimeDirectory, places: Places, rpc: Mapping[str, object], index: int
 ) -> ChildSpec:
-    name, model = f"engine-{index}", places.models[index // config.engines]
+    name, (number, place) = f"engine-{index}", divmod(index, config.engines)
+    model = places.models[number]
+    divides = model.generates and config.engine_roles
     options = {
         **rpc,
         "listen": runtime.socket(name),
-        "router": runtime.socket("router"),
+        "router": tuple(runtime.socket(router) for router in router_names(config)),
         "engine-secret-file": runtime.engine_secret,
         "engine-name": name,
         "model": model.directory,
+        "role": config.engine_roles[place] if divides else None,
         "task": None if model.task == "auto" else model.task,
         "served-model-name": model.name,
         "max-model-len": config.max_model_len if places.is_meant(model) else None,

@@ -88,11 +88,15 @@ def check_places(config: UpConfig) -> tuple[int, ...]:
             raise StartRefused(f"--{option.replace('_', '-')}: {file} is not a file")
     if (config.ssl_certfile is None) != (config.ssl_keyfile is None):
         raise StartRefused("HTTPS needs both --ssl-certfile and --ssl-keyfile")
+    if len(config.engine_roles) not in (0, config.engines):
+        raise StartRefused(
+            f"--engine-roles names {len(config.engine_roles)} engines, and --engines says {config.engines}"
+        )
     claims = PortClaims()
     ports = claims.claim_range(config.host, config.port, config.gateways, "port")
     for option in ("router_port", "tokenizer_port"):
         if port := getattr(config, option):
-            count = len(config.model) if option == "tokenizer_port" else 1
+            count = len(config.model) if option == "tokenizer_port" else config.routers
             claims.claim_range("127.0.0.1", port, count, option.replace("_", "-"))
     return ports
 

@@ -54,6 +54,12 @@ class RuntimeDirectory:
         """Return the gRPC address of a service's unix socket."""
         return f"unix:{self.path / name}.sock"
 
+    def sockets(self, service: str) -> list[str]:
+        """Return the gRPC addresses of the sockets that there are of a service, which may run several times.
+        Before there are any, that of a single one."""
+        found = [path.stem for path in self.path.glob(f"{service}*.sock")] or [service]
+        return [self.socket(name) for name in sorted(found, key=lambda name: (len(name), name))]
+
     def write_secret(self, path: Path, value: str | None) -> None:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "w", encoding="utf-8") as file:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from catenary.columns import StepRow
-from catenary.telemetry import bind_request, get_logger
+from catenary.telemetry import bind_request, get_logger, tracing
 from catenary.v1 import common_pb2, engine_pb2
 from services.engine.link import (
     ConstraintLoad,
@@ -32,6 +32,7 @@ from services.engine.servicer.refusals import duplicate, engine_lost, full, not_
 from services.engine.servicer.sampling import SequenceLimits
 from services.engine.servicer.sequences import LiveSequence, SequenceTable
 from services.engine.servicer.steps import rows_of
+from services.engine.servicer.traces import SequenceTrace
 
 log = get_logger(__name__)
 
@@ -208,7 +209,7 @@ class EngineHub:
             self._unoffered.set()
 
     def _pass_on(self, sequence: LiveSequence, row: StepRow) -> None:
-        sequence.completion_tokens += len(row.token_ids)
+        sequence.take(row)
         port = None if sequence.link is None else self._ports.get(sequence.link)
         if port is not None and (row.token_ids or row.prompt_logprobs is not None or row.end is not None):
             row.handle = sequence.handle
@@ -281,6 +282,7 @@ class EngineHub:
                 resolved.prompt_len,
                 emitted,
                 places,
+                trace=SequenceTrace(spec) if tracing() else None,
             )
         )
         self._idle.clear()
@@ -329,11 +331,7 @@ class EngineHub:
 
     def _end_all(self, error: common_pb2.Error) -> None:
         for sequence in self._table.take_all():
-            usage = common_pb2.Usage(
-                prompt_tokens=sequence.prompt_tokens, completion_tokens=sequence.completion_tokens
-            )
-            reason = common_pb2.FINISH_REASON_ERROR
-            end = common_pb2.SequenceEnd(reason=reason, usage=usage, error=error)
+            end = sequence.fail(error)
             port = None if sequence.link is None else self._ports.get(sequence.link)
             if port is not None:
                 port.add_row(StepRow(sequence.handle, end=end))

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from catenary.rpc import is_name, of_one_family, resolve
+from catenary.rpc import AddressFamilies, is_name, resolve
 from catenary.telemetry import get_logger
 from services.engine.servicer.hub import EngineHub
 from services.engine.servicer.router_link import RouterLink
@@ -43,6 +43,7 @@ class RouterLinks:
         self._make = make
         self._hub = hub
         self._look_up = look_up
+        self._families = AddressFamilies()
         self._targets: dict[str, _Target] = {}
 
     async def run(self) -> None:
@@ -57,9 +58,10 @@ class RouterLinks:
 
     async def _look_up_all(self, tasks: asyncio.TaskGroup) -> None:
         wanted = set(self._literal)
+        attached = {address for address, target in self._targets.items() if target.link.attached}
         for name in self._names:
             try:
-                found = of_one_family(await self._look_up(name))
+                found = self._families.choose(name, await self._look_up(name), attached)
             except OSError as error:
                 log.debug("router's name not resolved", name=name, reason=error.strerror or "unknown")
                 # Nobody is dropped for a name service that is away.

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from catenary.columns import StepRow
+from catenary.v1 import common_pb2
+from services.engine.servicer.traces import SequenceTrace
+
 
 @dataclass(slots=True)
 class LiveSequence:
@@ -20,6 +24,30 @@ class LiveSequence:
     # Sequences that it is in the core.
     places: int = 1
     aborting: bool = False
+    # None unless spans are exported.
+    trace: SequenceTrace | None = None
+
+    def take(self, row: StepRow) -> None:
+        """Count what a step of the core has brought."""
+        self.completion_tokens += len(row.token_ids)
+        if self.trace is not None:
+            if row.token_ids:
+                self.trace.emitted()
+            if row.end is not None:
+                self.trace.ended(row.end)
+
+    def fail(self, error: common_pb2.Error) -> common_pb2.SequenceEnd:
+        """Its end, as the core makes none any more."""
+        end = common_pb2.SequenceEnd(
+            reason=common_pb2.FINISH_REASON_ERROR,
+            usage=common_pb2.Usage(
+                prompt_tokens=self.prompt_tokens, completion_tokens=self.completion_tokens
+            ),
+            error=error,
+        )
+        if self.trace is not None:
+            self.trace.ended(end)
+        return end
 
 
 class SequenceTable:

@@ -26,9 +26,10 @@ from services.router.dispatch.intake import CallSoon, Hands, Intake
 from services.router.dispatch.link import EngineLink
 from services.router.dispatch.poison import PoisonBook
 from services.router.dispatch.sequence import NULL_SINK, AbortCause, LiveSequence, SequenceStatus, Sink
+from services.router.dispatch.spans import trace_refused
 from services.router.fleet import Engine
 from services.router.metrics import RouterMetrics
-from services.router.placement import Half, Placer, placement_request
+from services.router.placement import AnyPlacer, Half, placement_request
 
 _log = get_logger(__name__)
 
@@ -49,7 +50,7 @@ class Dispatcher:
     def __init__(
         self,
         admission: Admission,
-        placer: Placer,
+        placer: AnyPlacer,
         metrics: RouterMetrics,
         health: EngineHealth,
         *,
@@ -65,7 +66,7 @@ class Dispatcher:
         self._health = health
         self._placer = placer
         self._poison = poison
-        self._endings = Endings(metrics)
+        self._endings = Endings(metrics, clock)
         # What waits, and what there is to know of it.
         self.intake = Intake(
             placer,
@@ -144,6 +145,7 @@ class Dispatcher:
                 raise
         except Refused as refusal:
             self._metrics.refused(refusal.error.code)
+            trace_refused(spec, refusal.error, 0.0)
             raise
         return sequence
 
@@ -255,6 +257,7 @@ class Dispatcher:
                 link.abort(sequence.engine_handle)
                 self._handovers.go_whole(sequence, "lost")
                 continue
+            sequence.ends_as = "stalled" if cause is AbortCause.STALLED else "error"
             judged = self._poison.judge(sequence, error)
             sequence.sink.end(sequence.handle, sequence.ending(common_pb2.FINISH_REASON_ERROR, judged))
             self.abandon(sequence, cause)
@@ -275,6 +278,8 @@ class Dispatcher:
         link.sequences[sequence.engine_handle] = sequence
         leader = sequence.leader_handle()
         submit = common_pb2.Submit(handle=sequence.engine_handle, spec=sequence.spec, same_prompt_as=leader)
+        if sequence.traceparent:
+            submit.spec.traceparent = sequence.traceparent
         self._handovers.message(sequence, submit)
         link.submit(submit)
         self._handovers.sent(sequence)

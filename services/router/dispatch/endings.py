@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from catenary.v1 import common_pb2
 from services.router.dispatch.handover import Handovers
 from services.router.dispatch.intake import Intake
 from services.router.dispatch.sequence import LiveSequence, SequenceStatus
+from services.router.dispatch.spans import trace_refused
 from services.router.metrics import RouterMetrics
 
 
 class Endings:
     """Tells sinks of ends. `aborting` are those whose engine has not confirmed an abort, by engine handle."""
 
-    def __init__(self, metrics: RouterMetrics) -> None:
+    def __init__(self, metrics: RouterMetrics, clock: Callable[[], float]) -> None:
         self._metrics = metrics
+        self._clock = clock
         self.aborting: dict[int, LiveSequence] = {}
 
     def connect(self, intake: Intake, handovers: Handovers) -> None:
@@ -25,7 +29,7 @@ class Endings:
         """The sequence has ended so."""
         self._handovers.ended(sequence, end)
         self._forget(sequence)
-        self._metrics.ended(end.reason)
+        self._metrics.ended(end.reason, sequence.ends_as)
         sequence.sink.end(sequence.handle, end)
         aborted = end.reason == common_pb2.FINISH_REASON_ABORT
         self.answer_abort(
@@ -36,6 +40,8 @@ class Endings:
     def refuse(self, sequence: LiveSequence, error: common_pb2.Error) -> None:
         """It was admitted, and no engine has taken it."""
         self._metrics.refused(error.code)
+        waited_s = 0.0 if sequence.ticket is None else self._clock() - sequence.ticket.since
+        trace_refused(sequence.spec, error, waited_s)
         self._forget(sequence)
         sequence.sink.refuse(sequence.handle, error)
 

@@ -27,8 +27,9 @@ from services.router.admission import (
 )
 from services.router.dispatch.lone import LoneSequences
 from services.router.dispatch.sequence import LiveSequence
+from services.router.dispatch.spans import trace_placed
 from services.router.fleet import Engine
-from services.router.placement import Placer
+from services.router.placement import AnyPlacer
 
 CallSoon = Callable[[Callable[[], None]], object]
 _NOBODY = common_pb2.ERROR_CODE_UNAVAILABLE
@@ -50,7 +51,7 @@ class Intake:
 
     def __init__(
         self,
-        placer: Placer,
+        placer: AnyPlacer,
         options: QueueOptions,
         hands: Hands,
         *,
@@ -120,6 +121,7 @@ class Intake:
     def place_again(self, sequence: LiveSequence, *, excluding: Collection[Engine]) -> bool:
         """Give a sequence that an engine refused to another one. False if none can take it now."""
         self._lone.over(sequence)
+        sequence.request.queued_ms = 0
         return self._try(sequence, excluding=excluding) is None
 
     def wait_again(self, sequence: LiveSequence) -> bool:
@@ -290,6 +292,7 @@ class Intake:
             guard.kv_tokens = min(request.kv_tokens, engine.capacity.block_size)
         else:
             guard.kv_tokens = max(0, request.kv_tokens - placed.receipt.matched_tokens)
+        sequence.traceparent = trace_placed(sequence.spec, placed.receipt)
         self._hands.send(sequence, engine)
         if sequence.alone:
             self._lone.placed(sequence, engine)

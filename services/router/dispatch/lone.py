@@ -43,7 +43,7 @@ class LoneSequences:
         self._give_back(sequence)
         if next(iter(row)) is not sequence:
             return
-        candidates = self._fleet.candidates(request.model, role=request.role)
+        candidates = self._fleet.candidates(request.model)
         free = [engine for engine in candidates if engine.kept_for is None]
         if free:
             self._keep(sequence, min(free, key=lambda engine: engine.sequences))

@@ -93,6 +93,7 @@ class LiveSequence:
         "alternatives",
         "budget",
         "emitted",
+        "ends_as",
         "engine_handle",
         "guard",
         "handle",
@@ -109,6 +110,7 @@ class LiveSequence:
         "spec",
         "status",
         "ticket",
+        "traceparent",
         "vector_bytes",
     )
 
@@ -139,6 +141,8 @@ class LiveSequence:
         # One that was submitted before with the same prompt; let go at the end, lest a chain of them grows.
         self.same_prompt_as = same_prompt_as
         self.spec = spec
+        # What its engine gets, of the span that led there.
+        self.traceparent = spec.traceparent
         self.sink = sink
         self.guard = guard
         # What placement is asked with, each time.
@@ -158,6 +162,8 @@ class LiveSequence:
         self.refused_by: list[Engine] = []
         self.aborted_at = 0.0
         self.abort_wanted_answer = False
+        # How its end is counted, if its sink was told of another one than its engine is.
+        self.ends_as: str | None = None
         # Set if two engines may compute it.
         self.handover: Handover | None = None
 

@@ -92,6 +92,16 @@ class Engine:
             self.stale.add(self)
 
     @property
+    def seen_state(self) -> engine_pb2.EngineState.ValueType:
+        """Its state by what it says and by what is known here; the worse of both."""
+        if self.state == engine_pb2.ENGINE_STATE_SERVING:
+            if self.stalled:
+                return engine_pb2.ENGINE_STATE_STALLED
+            if self.draining:
+                return engine_pb2.ENGINE_STATE_DRAINING
+        return self.state
+
+    @property
     def serving(self) -> bool:
         """Is well and takes sequences, its breaker aside."""
         return self.state == engine_pb2.ENGINE_STATE_SERVING and not self.stalled and not self.draining

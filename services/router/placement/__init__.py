@@ -8,7 +8,7 @@ from services.router.placement.cost import Cost
 from services.router.placement.halves import HalvesPlacer
 from services.router.placement.least_loaded import LeastLoaded
 from services.router.placement.options import PlacementOptions
-from services.router.placement.placer import Placed, Placer
+from services.router.placement.placer import AnyPlacer, Placed, Placer
 from services.router.placement.policy import POLICIES, Memory, PlacementPolicy, policy_named, register
 from services.router.placement.power_of_two import PowerOfTwo
 from services.router.placement.prefix_approximate import PrefixApproximate
@@ -21,6 +21,7 @@ from services.router.placement.session_affinity import SessionAffinity
 
 __all__ = [
     "POLICIES",
+    "AnyPlacer",
     "BlockNames",
     "Candidate",
     "Candidates",

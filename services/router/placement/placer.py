@@ -6,11 +6,12 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from catenary.telemetry import get_logger
-from catenary.v1 import common_pb2
+from catenary.v1 import common_pb2, engine_pb2
 from services.router.admission import Refused, not_served
 from services.router.fleet import Board, Engine, Fleet
 from services.router.index import KvIndex
@@ -30,6 +31,21 @@ class Placed:
 
     engine: Engine
     receipt: Receipt
+
+
+class AnyPlacer(Protocol):
+    """What chooses engines for sequences; see Placer."""
+
+    fleet: Fleet
+
+    def place(self, request: PlacementRequest, *, excluding: Collection[Engine] = ()) -> Placed:
+        """Choose an engine. Raises Refused."""
+
+    def uncached_tokens(self, request: PlacementRequest) -> int:
+        """Tokens that the best engine would compute."""
+
+    def forget(self, engine: Engine) -> None:
+        """`engine` left."""
 
 
 class Placer:
@@ -61,14 +77,20 @@ class Placer:
         self._clock = clock
         self._wall_clock = wall_clock
 
-    def place(self, request: PlacementRequest, *, excluding: Collection[Engine] = ()) -> Placed:
-        """Choose an engine other than those in `excluding`.
+    def place(
+        self,
+        request: PlacementRequest,
+        *,
+        excluding: Collection[Engine] = (),
+        role: engine_pb2.EngineRole.ValueType | None = None,
+    ) -> Placed:
+        """Choose an engine other than those in `excluding`; `role`: as for Fleet.candidates.
 
         Raises:
             Refused: MODEL_NOT_FOUND; UNAVAILABLE if none of its engines serves; OVERLOADED if all are full.
         """
         began = self._clock()
-        candidates = self._candidates(request, excluding, began)
+        candidates = self._candidates(request, excluding, role, began)
         policy = self._policies.get(request.model, self._policy)
         choice = Choice(0, "same_prompt") if candidates.beside else policy.pick(request, candidates)
         engine = candidates.engine(choice.position)
@@ -97,29 +119,37 @@ class Placer:
             decision_us=max(0, int((self._clock() - began) * 1e6)),
             placement=request.placements,
             matched_tokens=matched,
+            half=request.placed,
         )
         self._receipts.add(receipt)
         if _level.isEnabledFor(logging.DEBUG):
             _log.debug("sequence placed", engine=engine.name, **receipt.summary())
         return Placed(engine, receipt)
 
-    def uncached_tokens(self, request: PlacementRequest) -> int:
-        """Tokens of the request that the engine which has most of them cached would still compute."""
+    def uncached_tokens(self, request: PlacementRequest, *, among: Mask | None = None) -> int:
+        """Tokens of the request that the engine which has most of them cached would still compute. `among`:
+        of which rows of the model's board; None: of all."""
         board = self.fleet.board(request.model)
-        most = int(self._prefixes.best(request, board).tokens.max()) if len(board) else 0
-        return len(request.token_ids) - most
+        cached = self._prefixes.best(request, board).tokens
+        return len(request.token_ids) - int((cached if among is None else cached[among]).max(initial=0))
 
     def forget(self, engine: Engine) -> None:
         """`engine` left: nothing is known of it any more."""
         self._prefixes.forget(engine)
 
-    def _candidates(self, request: PlacementRequest, excluding: Collection[Engine], now: float) -> Candidates:
+    def _candidates(
+        self,
+        request: PlacementRequest,
+        excluding: Collection[Engine],
+        role: engine_pb2.EngineRole.ValueType | None,
+        now: float,
+    ) -> Candidates:
         if not self.fleet.knows(request.model):
             raise Refused(
                 common_pb2.ERROR_CODE_MODEL_NOT_FOUND, "The model does not exist here.", param="model"
             )
         board = self.fleet.board(request.model)
-        serving = board.open_to(request.role, excluding)
+        serving = board.open_to(role, excluding)
         if not serving.any():
             raise not_served(self._retry_after_ms)
         free = serving & board.free_for(request)

@@ -11,9 +11,15 @@ import numpy as np
 
 from catenary.v1 import engine_pb2, router_pb2
 from services.router.placement.candidates import Candidates, Choice, Floats, Rows
+from services.router.placement.request import Half
 
 # Candidates that a receipt lists.
 MAX_LISTED = 16
+_HALVES = {
+    Half.WHOLE: router_pb2.ROUTE_HALF_WHOLE,
+    Half.PROMPT: router_pb2.ROUTE_HALF_PROMPT,
+    Half.REST: router_pb2.ROUTE_HALF_REST,
+}
 
 
 class Candidate(NamedTuple):
@@ -74,6 +80,7 @@ class Receipt:
     decision_us: int
     placement: int
     matched_tokens: int
+    half: Half
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
@@ -96,7 +103,34 @@ class Receipt:
             queued_ms=self.queued_ms,
             decision_us=self.decision_us,
             placement=self.placement,
+            half=_HALVES[self.half],
         )
+
+    def attributes(self) -> dict[str, str | int | list[str] | list[int] | list[float]]:
+        """What its span tells."""
+        candidates = self.candidates
+        told: dict[str, str | int | list[str] | list[int] | list[float]] = {
+            "catenary.sequence_id": self.request_id,
+            "gen_ai.request.model": self.model,
+            "catenary.route.policy": self.policy,
+            "catenary.route.reason": self.reason,
+            "catenary.route.half": self.half.name.lower(),
+            "catenary.route.placement": self.placement,
+            "catenary.route.chosen": self.chosen,
+            "catenary.route.lease_epoch": self.lease_epoch,
+            "catenary.route.considered": self.considered,
+            "catenary.route.prompt_tokens": self.prompt_tokens,
+            "catenary.route.matched_tokens": self.matched_tokens,
+            "catenary.route.queued_ms": self.queued_ms,
+            "catenary.route.decision_us": self.decision_us,
+            "catenary.route.candidates": [one.instance_id for one in candidates],
+            "catenary.route.candidates.matched_tokens": [one.matched_tokens for one in candidates],
+            "catenary.route.candidates.sequences": [one.sequences for one in candidates],
+        }
+        scores = [one.score for one in candidates if one.score is not None]
+        if scores:
+            told["catenary.route.candidates.score"] = scores
+        return told
 
     def summary(self) -> dict[str, Any]:
         """What a line of the log says."""
@@ -104,6 +138,7 @@ class Receipt:
             "sequence": self.request_id,
             "policy": self.policy,
             "reason": self.reason,
+            "half": self.half.name.lower(),
             "considered": self.considered,
             "prompt_tokens": self.prompt_tokens,
             "matched_tokens": self.matched_tokens,

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import overload
 
 from catenary.blockhash import BlockHashes
-from catenary.v1 import common_pb2, engine_pb2
+from catenary.v1 import common_pb2
 from services.router.admission import sequences_of
 from services.router.fleet import Engine
 
@@ -46,14 +46,16 @@ class BlockNames(Sequence[bytes]):
         return self._hashes.hashes[wanted]
 
     def __iter__(self) -> Iterator[bytes]:
-        made = self._hashes.hashes
-        return iter(made) if len(made) == self._count else self._lazily()
+        self._reach(self._count)
+        return iter(self._hashes.hashes)
 
-    def _lazily(self) -> Iterator[bytes]:
+    def parts(self) -> Iterator[list[bytes]]:
+        """The names in pieces, which are made when they are asked for."""
         made = self._hashes.hashes
         for start in range(0, self._count, _AHEAD):
-            self._reach(start + 1)
-            yield from made[start : start + _AHEAD]
+            if len(made) <= start:
+                self._reach(start + 1)
+            yield made[start : start + _AHEAD]
 
     def _reach(self, count: int) -> None:
         """Make at least the first `count` names."""
@@ -80,9 +82,8 @@ class PlacementRequest:
     `token_ids`: the prompt's, `prompt_len` of them, and those that were emitted in an earlier life.
     `salt`: of the block names. `session_id`: empty for none. `sequences`: as how many it counts. `beside`:
     the engine that has the same prompt, if one has; the placer prefers that one if it can take the request,
-    and does not ask the policy then. `alone`: only an engine without work will do. `role`: as for
-    Fleet.candidates. `kv_tokens`: that it needs room for; 0 for what keeps no KV. `queued_ms`: how long it
-    has waited, for the receipt.
+    and does not ask the policy then. `alone`: only an engine without work will do. `kv_tokens`: that it needs
+    room for; 0 for what keeps no KV. `queued_ms`: how long it has waited, for the receipt.
     """
 
     request_id: str
@@ -94,7 +95,6 @@ class PlacementRequest:
     sequences: int = 1
     beside: Engine | None = None
     alone: bool = False
-    role: engine_pb2.EngineRole.ValueType | None = None
     kv_tokens: int = 0
     queued_ms: int = 0
     # Kept by the placer: how often it was placed, and what its engine is to compute as far as is known.

@@ -141,6 +141,7 @@ def _fleet_engine(engine: Engine, index: KvIndex[Engine], now: float) -> router_
         model=engine.model,
         capacity=engine.capacity,
         load=load,
+        state=engine.seen_state,
         placed_sequences=engine.placed_sequences,
         placed_tokens=engine.placed_tokens,
         role=engine.role,

@@ -4,11 +4,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from catenary.cli.up import UpConfig
 from catenary.cli.up.model import served_name
 from catenary.cli.up.models import ReadyModel, tasks_of, wanted_models
 from catenary.cli.up.plan import ChildSpec, Places, Stage, child_environment, plan, without_secrets
+from catenary.cli.up.run import check_places
 from catenary.cli.up.runtime import CLIENT_SECRET_ENV, ENGINE_SECRET_ENV, RuntimeDirectory
 from catenary.runtime import StartRefused
 
@@ -96,6 +98,32 @@ def test_how_models_are_named(tmp_path: Path) -> None:
     ):
         with pytest.raises(StartRefused, match=text):
             wanted_models(UpConfig(**options))  # type: ignore[arg-type]
+
+
+def test_several_routers_know_all_engines_and_gateways(runtime: RuntimeDirectory) -> None:
+    specs = make_plan(runtime, routers=2)
+    assert list(specs)[:3] == ["router-0", "router-1", "tokenizer-0"]
+    assert option(specs["router-1"], "listen") == f"{runtime.socket('router-1')},127.0.0.1:7071"
+    both = f"{runtime.socket('router-0')},{runtime.socket('router-1')}"
+    assert option(specs["engine-0"], "router") == option(specs["gateway-0"], "router") == both
+    holders = {name for name, spec in specs.items() if option(spec, "engine-secret-file")}
+    assert holders == {"router-0", "router-1", "engine-0"}
+
+
+def test_roles_are_for_models_that_generate(runtime: RuntimeDirectory) -> None:
+    config = UpConfig(engines=2, engine_roles=("prefill", "decode"))
+    models = (ReadyModel(Path("/a"), "a"), ReadyModel(Path("/b"), "b", generates=False))
+    specs = {spec.name: spec for spec in plan(config, runtime, Places(models, (8000,)))}
+    roles = [option(specs[f"engine-{index}"], "role") for index in range(4)]
+    assert roles == ["prefill", "decode", None, None]
+    assert option(make_plan(runtime)["engine-0"], "role") is None
+
+
+def test_roles_are_one_for_each_engine() -> None:
+    with pytest.raises(StartRefused, match="--engine-roles names 2 engines, and --engines says 1"):
+        check_places(UpConfig(engine_roles=("prefill", "decode"), port=0))
+    with pytest.raises(ValidationError):
+        UpConfig(engine_roles=("sing",))
 
 
 def test_how_tasks_are_given() -> None:

@@ -22,8 +22,9 @@ from catenary.v1 import common_pb2, engine_pb2, router_pb2
 def engine(
     name: str, *, age_ms: int = 0, placed: int = 0, breaker: Any = 1, **load: Any
 ) -> router_pb2.FleetEngine:
-    load.setdefault("state", engine_pb2.ENGINE_STATE_SERVING)
+    state = load.setdefault("state", engine_pb2.ENGINE_STATE_SERVING)
     return router_pb2.FleetEngine(
+        state=state,
         instance_id=f"id-of-{name}",
         engine_name=name,
         model=common_pb2.ModelInfo(name="m"),
@@ -79,6 +80,16 @@ def test_an_engine_of_two_routers_is_one_row_with_the_newest_report() -> None:
     assert (lane.priority_class, lane.queued, lane.oldest_wait_s, lane.refused) == ("default", 4, 1.5, 2)
     assert not frame.complete
     assert router_lines(frame)[1] == ("router gone:7070: away: The service cannot be reached.", True)
+
+
+def test_what_any_router_sees_of_an_engine_counts_and_not_what_it_says() -> None:
+    first, second = engine("e", age_ms=900), engine("e", age_ms=100)
+    first.state = engine_pb2.ENGINE_STATE_STALLED
+    frame = make_frame([view("a:1", first), view("b:1", second)], Rates())
+    assert [row.state for row in frame.engines] == ["stalled"]
+    assert total_line(frame).startswith("0 of 1 engines serve")
+    said = fleet_document([view("a:1", first)])["engines"][0]
+    assert (said["state"], said["load"]["state"]) == ("stalled", "serving")
 
 
 def test_totals_and_rates_of_frames() -> None:

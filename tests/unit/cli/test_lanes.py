@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +21,13 @@ def part(directory: Path, name: str, body: str) -> str:
     path.parent.mkdir()
     path.write_text(body)
     return str(path.parent)
+
+
+@pytest.fixture(autouse=True)
+def _handler() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 def test_a_failure_in_one_process_fails_the_whole(
@@ -37,3 +48,33 @@ def test_a_failure_in_one_process_fails_the_whole(
     assert f"{broken} FAILED (exit code 2)" in summary
     assert "    FAILED " in summary
     assert "    ERROR " in summary
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_all_processes_and_what_they_started(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    number: signal.Signals,
+) -> None:
+    fifo, ended = tmp_path / "started", tmp_path / "ended"
+    os.mkfifo(fifo)
+    body = (
+        "import pathlib, pytest, threading\n"
+        "@pytest.fixture\n"
+        f"def service():\n    yield\n    pathlib.Path({str(ended)!r}).touch()\n"
+        f"def test_long(service):\n    open({str(fifo)!r}, 'w').close()\n    threading.Event().wait()\n"
+    )
+    monkeypatch.setattr(lanes, "PARTS", (part(tmp_path, "long", body), part(tmp_path, "next", "")))
+    monkeypatch.setattr(lanes, "LANES", 1)
+
+    def interrupt() -> None:
+        fifo.open().close()
+        os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    assert lanes.main(QUICK) == 1
+    thread.join()
+    assert ended.exists()
+    assert "was not run" in capsys.readouterr().out

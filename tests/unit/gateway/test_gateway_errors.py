@@ -14,6 +14,7 @@ from catenary.v1 import common_pb2
 from gateway.auth import ApiKeys, bearer_key, read_keys
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError, from_wire, internal, model_not_found
+from gateway.key_file import read_key_file
 from gateway.streaming.sse import error_event, event
 
 
@@ -115,3 +116,19 @@ def test_keys_from_a_file(tmp_path: Path) -> None:
         read_keys([], file)
     with pytest.raises(StartRefused, match="cannot be read"):
         read_keys([], tmp_path / "absent")
+
+
+def test_limits_behind_keys_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("one requests-per-minute=60 concurrent=4\n# none\ntwo\nthree tokens-per-minute=0\n")
+    assert read_key_file(file) == {
+        "one": {"requests_per_minute": 60, "concurrent": 4},
+        "two": {},
+        "three": {"tokens_per_minute": 0},
+    }
+    assert read_keys([], file).accepts(b"one")
+    for wrong in ("secret-word", "concurrent=many", "concurrent=-1", "rps=5", "concurrent = 5"):
+        file.write_text(f"one\ntwo {wrong}\n")
+        with pytest.raises(StartRefused, match="line 2: behind a key may be requests-per-minute=N") as caught:
+            read_key_file(file)
+        assert "secret-word" not in str(caught.value)

@@ -15,6 +15,7 @@ from gateway.errors import ApiError
 from gateway.limits import Allowance, KeyLimits, Limiter
 from gateway.limits.shared import PREFIX, SharedCounters
 from gateway.limits.store import LocalCounters, StoreAway, Window
+from tests.support.minutes import stop_the_clock
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +28,13 @@ def redis_url() -> Iterator[str]:
     server.server_close()
 
 
+@pytest.fixture
+def one_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    stop_the_clock(monkeypatch)
+
+
 @pytest.fixture(params=["here", "redis"])
-def counters(request: pytest.FixtureRequest) -> SharedCounters | None:
+def counters(request: pytest.FixtureRequest, one_minute: None) -> SharedCounters | None:
     if request.param == "here":
         return None
     return SharedCounters(request.getfixturevalue("redis_url"), timeout_s=5)
@@ -47,7 +53,7 @@ def told(allowance: Allowance) -> dict[str, str]:
 async def a_minute_later(limiter: Limiter, owner: str) -> None:
     shared = isinstance(limiter._counters, SharedCounters)
     names = (PREFIX, "tokens", owner) if shared else ("tokens", owner)
-    await limiter._counters._windows.clear(limiter._windows["tokens"], *names)  # type: ignore[attr-defined]
+    await limiter._counters._windows.clear(limiter._of(owner).windows["tokens"], *names)  # type: ignore[attr-defined]
 
 
 async def test_requests_in_a_minute(counters: SharedCounters | None) -> None:
@@ -144,6 +150,25 @@ async def test_what_too_many_at_work_refuse_costs_nothing_of_the_minute(
     await limiter.close()
 
 
+async def test_an_owner_may_have_limits_of_its_own(counters: SharedCounters | None) -> None:
+    common = KeyLimits(requests_per_minute=1, tokens_per_minute=50, concurrent=1)
+    own = {"own-a": KeyLimits(requests_per_minute=3, concurrent=2), "own-b": KeyLimits()}
+    limiter = Limiter(common, counters, own=own)
+    first = await limiter.enter("own-a", "1")
+    assert told(first)["x-ratelimit-limit-requests"] == "3"
+    await first.spend(1_000)
+    first.charge(1_000)
+    await limiter.enter("own-a", "2")
+    assert "limit of 2 requests at work" in (await refused(limiter, "own-a", "3")).message
+    for number in range(5):
+        assert told(await limiter.enter("own-b", str(number))) == {}
+    await limiter.enter("other", "1")
+    assert (await refused(limiter, "other", "2")).status == 429
+    for owner, request in (("own-a", "1"), ("own-a", "2"), ("other", "1")):
+        await limiter.leave(owner, request)
+    await limiter.close()
+
+
 class OnceAway(LocalCounters):
     """Its windows are away once; `cause` is raised."""
 
@@ -231,7 +256,7 @@ async def test_gateways_count_together_and_a_dead_one_takes_nothing_with_it(
 
 
 @pytest.mark.parametrize("refuse", [False, True])
-async def test_redis_away_is_no_defect_and_no_hang(refuse: bool) -> None:
+async def test_redis_away_is_no_defect_and_no_hang(refuse: bool, one_minute: None) -> None:
     counters = SharedCounters("redis://127.0.0.1:1/0", timeout_s=0.2, pause_s=60)
     limits = KeyLimits(requests_per_minute=2, tokens_per_minute=50, concurrent=1, refuse_when_away=refuse)
     limiter = Limiter(limits, counters)

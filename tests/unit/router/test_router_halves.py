@@ -13,14 +13,7 @@ PROMPT = 4096
 
 
 def placer_of(world):
-    return HalvesPlacer(
-        world.fleet,
-        world.policy,
-        min_handover_tokens=256,
-        retry_after_ms=50,
-        prefixes=world.prefixes,
-        clock=lambda: world.now,
-    )
+    return HalvesPlacer(world.placer, min_handover_tokens=256)
 
 
 def test_what_only_an_engine_for_prompts_has_cached_is_not_computed_by_others():

@@ -48,7 +48,8 @@ class Stage:
         self.changes = 0
         self.fleet = Fleet(lease_s=5, breaker=BreakerOptions(faults=3, window_s=100, open_s=5, open_max_s=60))
         self.admission = Admission(AdmissionLimits(100, 10_000, 10))
-        metrics = RouterMetrics(CollectorRegistry())
+        self.registry = CollectorRegistry()
+        metrics = RouterMetrics(self.registry)
         watched = {"on_change": self._changed, "clock": lambda: self.now}
         self.health = EngineHealth(metrics, **watched)
         placer = Placer(self.fleet, LeastLoaded(random.Random(0)), retry_after_ms=10)
@@ -215,6 +216,10 @@ def test_an_engine_with_work_and_no_step_loses_it_and_gets_nothing_until_it_step
     aborted = engine_pb2.AbortResult(handle=held, outcome=common_pb2.ABORT_OUTCOME_ALREADY_FINISHED)
     stage.send(link, abort_result=aborted)
     assert stage.admission.live_sequences == 0
+    count = stage.registry.get_sample_value
+    assert count("catenary_router_ends_total", {"reason": "stalled"}) == 2
+    assert count("catenary_router_ends_total", {"reason": "abort"}) is None
+    assert count("catenary_router_aborts_total", {"cause": "stalled"}) == 2
     assert stage.submit()
     assert len(link.sequences) == 1
 

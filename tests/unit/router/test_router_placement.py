@@ -143,7 +143,7 @@ def test_roles_are_kept_apart():
     world = World("least_loaded", 0)
     prefill = world.attach("p", role=engine_pb2.ENGINE_ROLE_PREFILL)
     decode = world.attach("d", role=engine_pb2.ENGINE_ROLE_DECODE)
-    assert world.place(request(role=engine_pb2.ENGINE_ROLE_PREFILL)).engine is prefill
+    assert world.placer.place(request(), role=engine_pb2.ENGINE_ROLE_PREFILL).engine is prefill
     assert world.place(request()).engine is decode
 
 

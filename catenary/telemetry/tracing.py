@@ -1,0 +1,136 @@
+"""Spans of a request, for whoever collects traces. Nothing is loaded and next to nothing done until then.
+
+A trace is passed on as a W3C traceparent: in the metadata of calls, and in `SequenceSpec.traceparent`. Names
+of attributes follow OpenTelemetry's conventions where there are any. They hold ids and counts, never prompts,
+completions, keys or secrets.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Protocol
+
+from catenary.telemetry.context import bind_traceparent, child_traceparent, current_traceparent
+from catenary.telemetry.logs import get_logger
+
+_log = get_logger(__name__)
+
+Value = str | int | float | Sequence[str] | Sequence[int] | Sequence[float]
+Attributes = Mapping[str, Value]
+# Attributes that the block of a span may add to.
+SpanNotes = dict[str, Value]
+
+_DISABLED = "OTEL_SDK_DISABLED"
+_EXPORTER = "OTEL_TRACES_EXPORTER"
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+
+
+class Span(Protocol):
+    """A piece of work that has begun."""
+
+    @property
+    def traceparent(self) -> str:
+        """What it tells those that work for it."""
+
+    def end(self, attributes: Attributes, *, name: str | None = None, error: str | None = None) -> None:
+        """It is over. `name`: one that is known only now; `error`: why it failed, in a word."""
+
+
+class Tracer(Protocol):
+    """Makes spans and has them exported."""
+
+    def start(self, name: str, parent: str | None, *, server: bool, lasted_s: float) -> Span:
+        """A span that began `lasted_s` seconds ago. `server`: it answers another process."""
+
+
+_tracer: Tracer | None = None
+
+
+def tracing() -> bool:
+    """Whether spans go anywhere. Who has to gather attributes for one asks first."""
+    return _tracer is not None
+
+
+def set_tracer(tracer: Tracer | None) -> None:
+    """Give all spans from here on to `tracer`."""
+    global _tracer
+    _tracer = tracer
+
+
+def wants_tracing(environment: Mapping[str, str]) -> bool:
+    """Whether the variables of OpenTelemetry ask for spans: an exporter is named, or an address for OTLP."""
+    if environment.get(_DISABLED, "").strip().lower() == "true":
+        return False
+    if exporter := environment.get(_EXPORTER, "").strip():
+        return exporter != "none"
+    return any(environment.get(name) for name in _ENDPOINTS)
+
+
+def configure_tracing(service: str) -> None:
+    """Export the spans of this process, as `catenary-SERVICE`, if the environment asks for that.
+
+    What keeps them from being exported is logged and keeps nobody from starting.
+    """
+    if not wants_tracing(os.environ):
+        return
+    try:
+        otel = import_module("catenary.telemetry.otel")
+    except ModuleNotFoundError as missing:
+        _log.warning("no spans are exported: install catenary[otel]", missing=missing.name)
+        return
+    set_tracer(otel.exporting_tracer(f"catenary-{service}", os.environ))
+
+
+def start_span(name: str, parent: str | None, *, server: bool = False) -> Span:
+    """Begin a span below `parent`, a traceparent, or without a valid one a trace. The caller ends it."""
+    if _tracer is None:
+        return _Unrecorded(child_traceparent(parent))
+    return _tracer.start(name, parent, server=server, lasted_s=0.0)
+
+
+def unrecorded(parent: str | None) -> Span:
+    """A span that nobody sees, which still names the trace in logs and to others."""
+    return _Unrecorded(child_traceparent(parent))
+
+
+def record_span(
+    name: str, parent: str | None, attributes: Attributes, *, lasted_s: float, error: str | None = None
+) -> str | None:
+    """A span that is over now. Returns its traceparent; without `tracing`, `parent`."""
+    if _tracer is None:
+        return parent
+    span = _tracer.start(name, parent, server=False, lasted_s=lasted_s)
+    span.end(attributes, error=error)
+    return span.traceparent
+
+
+@contextmanager
+def span_here(name: str) -> Iterator[SpanNotes]:
+    """The block is a span of the request at hand, and the parent of what it causes; it may add attributes."""
+    attributes: SpanNotes = {}
+    if _tracer is None:
+        yield attributes
+        return
+    span = _tracer.start(name, current_traceparent(), server=False, lasted_s=0.0)
+    error: str | None = None
+    try:
+        with bind_traceparent(span.traceparent):
+            yield attributes
+    except BaseException as failure:
+        error = type(failure).__name__
+        raise
+    finally:
+        span.end(attributes, error=error)
+
+
+class _Unrecorded:
+    __slots__ = ("traceparent",)
+
+    def __init__(self, traceparent: str) -> None:
+        self.traceparent = traceparent
+
+    def end(self, attributes: Attributes, *, name: str | None = None, error: str | None = None) -> None:
+        """See Span."""
