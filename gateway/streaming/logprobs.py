@@ -153,4 +153,7 @@ def _listed(data: bytes | None) -> list[int] | None:
 
 
 def _finite(value: float) -> float:
-    return value if value > FLOOR else FLOOR
+    """What an engine told, as a number that a log probability can have, whatever it told."""
+    if not value > FLOOR:
+        return FLOOR
+    return value if value < 0 else 0.0

@@ -213,12 +213,13 @@ async def test_rows_of_unknown_sequences_are_ignored(monkeypatch):
 
 
 async def test_an_engine_that_does_not_read_is_given_up(monkeypatch):
+    long = common_pb2.ModelInfo(name=MODEL, max_model_len=1 << 20, vocab_size=VOCAB)
     async with (
         running_router(monkeypatch, lease_ms=400, report_interval_ms=50, unserved_wait_s=0) as (
             router,
             address,
         ),
-        FakeEngine(address, auto=False, total_blocks=1 << 20) as engine,
+        FakeEngine(address, auto=False, total_blocks=1 << 20, model=long) as engine,
         FakeGateway(address) as gateway,
     ):
         engine.stop_reading()

@@ -62,6 +62,8 @@ class ModelQueue(Generic[T]):
         self.served_at: float | None = None
         # Tokens that the KV of the largest attached engine has room for; 0: none is attached.
         self.largest_kv = 0
+        # The longest sequence that one of these takes, in tokens.
+        self.longest = 0
         self._options = options
         self._tenants: dict[tuple[int, str], Held] = {}
         self._rates = [DrainRate() for _ in LANES]

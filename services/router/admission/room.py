@@ -109,9 +109,11 @@ class WaitingRoom(Generic[T]):
         """
         places: dict[str, list[int]] = {}
         largest: dict[str, int] = {}
+        longest: dict[str, int] = {}
         for engine in engines:
             name = engine.model.name
             largest[name] = max(largest.get(name, 0), engine.kv_tokens)
+            longest[name] = max(longest.get(name, 0), engine.model.max_model_len)
             if engine.serving:
                 found = places.setdefault(name, [0, 0])
                 found[0] += engine.capacity.max_running + engine.backlog
@@ -125,6 +127,7 @@ class WaitingRoom(Generic[T]):
                 continue
             queue.places.update(*places.get(name, (0, 0)))
             queue.largest_kv = largest.get(name, 0)
+            queue.longest = longest.get(name, 0)
 
     def views(self, now: float) -> list[LaneView]:
         """The lanes over all models."""

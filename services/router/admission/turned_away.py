@@ -36,3 +36,12 @@ def does_not_fit(tokens: int, largest: int) -> Refused:
         f"The request needs room for {tokens} tokens; the KV of the model's largest engine has {largest}.",
         param="prompt",
     )
+
+
+def too_long(tokens: int, longest: int) -> Refused:
+    """No engine of the model takes so long a sequence."""
+    return Refused(
+        common_pb2.ERROR_CODE_CONTEXT_LENGTH_EXCEEDED,
+        f"The request has {tokens} tokens; the longest sequence of the model's engines has {longest}.",
+        param="prompt",
+    )

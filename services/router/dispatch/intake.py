@@ -23,6 +23,7 @@ from services.router.admission import (
     not_served,
     sequences_of,
     too_late,
+    too_long,
     validate_task,
 )
 from services.router.dispatch.lone import LoneSequences
@@ -103,6 +104,9 @@ class Intake:
             # No queue for a name that anybody may invent.
             self._place(sequence)
         queue = room.queue_of(spec.model)
+        if len(spec.token_ids) > queue.longest > 0:
+            # Before placement, which would name and remember all of its blocks.
+            raise too_long(len(spec.token_ids), queue.longest)
         sequence.guard.classify(queue.places.load, ticket.home)
         error: common_pb2.Error | None = None
         if self._goes_first(queue, ticket):

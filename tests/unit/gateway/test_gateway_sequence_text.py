@@ -133,3 +133,5 @@ def test_partial_bytes_stay_unique() -> None:
     assert len(names) == 256
     assert float("nan") != float("nan")
     assert chat_logprobs([entry(300, float("nan"))], NAMES).content[0].logprob == FLOOR
+    # No engine may make the answer something that is no number in JSON.
+    assert chat_logprobs([entry(300, float("inf"))], NAMES).content[0].logprob == 0

@@ -77,6 +77,22 @@ def test_usage_of_a_replayed_sequence_counts_from_the_prompt():
     assert (usage.prompt_tokens, usage.completion_tokens) == (4, 7)
 
 
+def test_what_no_engine_takes_is_not_even_placed():
+    world = World()
+    link = world.attach()
+    placed = []
+    place = world.dispatcher._placer.place
+    world.dispatcher._placer.place = lambda request, **kw: placed.append(request) or place(request, **kw)
+    error = world.submit(1, tokens=65)
+    assert (error.code, error.param) == (common_pb2.ERROR_CODE_CONTEXT_LENGTH_EXCEEDED, "prompt")
+    assert not placed
+    # Whether something is left to generate is the engine's to say.
+    assert world.submit(2, tokens=64) is None
+    assert len(link.sequences) == len(placed) == 1
+    world.membership.leave(link, LossReason.STREAM_ENDED)
+    world.check_idle()
+
+
 def test_the_metrics_name_what_happened():
     world = World()
     link = world.attach()
