@@ -62,6 +62,10 @@ gpu-check: setup ## Test the cuda device on an NVIDIA GPU (a few minutes; says s
 mutants: setup ## Break the HPU code in stored ways: each time a test must notice (MUTANTS="name")
 	$(BIN)/python deploy/mutants/run.py $(MUTANTS)
 
+.PHONY: bench-smoke
+bench-smoke: setup ## Speed of this tree against the recorded one (2 minutes, prints ratios)
+	$(BIN)/python -m benchmarks.smoke
+
 .PHONY: check
 check: setup ## Lint, types, contract, locks, generated files, import rules
 	deploy/checks/run.sh

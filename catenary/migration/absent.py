@@ -83,7 +83,6 @@ ROWS = (
     ),
     unneeded(
         "it concerns another kind of device",
-        "VLLM_CPU_*",
         "VLLM_TPU_*",
         "VLLM_XLA_*",
         "VLLM_ROCM_*",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from catenary.migration import absent, attention, buckets, execution, hpu, memory, serving
+from catenary.migration import absent, attention, buckets, cpu, execution, hpu, memory, serving
 from catenary.migration.letters import R1_SCRIPT, SCRIPT
 from catenary.migration.rows import Row
 from catenary.migration.serve import OPTIONS
@@ -14,6 +14,7 @@ _SECTIONS: Final[Mapping[str, Sequence[Row]]] = {
     "Variables: buckets": buckets.ROWS,
     "Variables: memory, graphs and long contexts": memory.ROWS,
     "Variables: warm-up, execution, logs and profiles": execution.ROWS,
+    "Variables: a CPU": cpu.ROWS,
     "Variables: the Gaudi device": (*hpu.ROWS, *attention.ROWS),
     "Variables: server and model sources": serving.ROWS,
     "Variables with nothing to do": absent.ROWS,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from catenary.config import Given
-from catenary.migration import absent, attention, buckets, execution, hpu, memory, serving
+from catenary.migration import absent, attention, buckets, cpu, execution, hpu, memory, serving
 from catenary.migration.rows import Row, Status
 from catenary.migration.variables import Variables
 
@@ -16,6 +16,7 @@ VARIABLES: Final[tuple[Row, ...]] = (
     *buckets.ROWS,
     *memory.ROWS,
     *execution.ROWS,
+    *cpu.ROWS,
     *hpu.ROWS,
     *attention.ROWS,
     *serving.ROWS,

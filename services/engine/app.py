@@ -45,6 +45,7 @@ from services.engine.servicer import (
     RouterLinks,
     SequenceLimits,
     StatusService,
+    preloaded,
     spawn_process,
 )
 
@@ -166,6 +167,11 @@ class EngineApp:
         named = config.model_copy(update={"served_model_name": self._name})
         secrets = (CLIENT_SECRET_ENV, ENGINE_SECRET_ENV)
         env = {name: value for name, value in os.environ.items() if name not in secrets}
+        if config.device == "cpu":
+            try:
+                env |= preloaded(config.malloc, env)
+            except ValueError as error:
+                raise StartRefused(str(error)) from None
 
         def process_core(_restart: bool) -> Core:
             return ProcessCore(

@@ -87,12 +87,6 @@ class EngineConfig(
         "cpu",
         description="Device that computes. sim: an HPU simulated on the CPU that keeps its rules.",
     )
-    device_threads: int = Field(
-        0,
-        ge=0,
-        le=1024,
-        description="CPU threads of the core's forwards. 0: one for each core of the machine.",
-    )
 
     gpu_memory_utilization: float = Field(
         0.9,

@@ -4,12 +4,39 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, field_validator
+
+from catenary.cpus import parse_binding
 
 
 class CpuOptions(BaseModel):
     """A part of the engine's options."""
 
+    device_threads: int = Field(
+        0,
+        ge=0,
+        le=1024,
+        description="CPU threads of the core's forwards. 0: one for each core that it may use.",
+    )
+    cpu_bind: str = Field(
+        "auto",
+        max_length=4096,
+        description="CPU: CPUs that the core's threads keep to, such as 0-7,16, one thread for each. none: "
+        "wherever there is room. auto: what catenary up gives each of its engines; an engine that was "
+        "started by itself is not bound.",
+    )
+    cpu_reserve: int | None = Field(
+        None,
+        ge=0,
+        le=1024,
+        description="CPU: cores that the threads of the core leave free, unless cpu_bind or device_threads "
+        "say what they take. Absent: none.",
+    )
+    malloc: Literal["auto", "system", "tcmalloc", "jemalloc"] = Field(
+        "auto",
+        description="CPU: allocator that the core is started with. auto: tcmalloc or jemalloc where one is "
+        "installed and LD_PRELOAD is not set.",
+    )
     cpu_kernels: Literal["auto", "native", "torch"] = Field(
         "auto",
         description="CPU: what computes the decoder. native: our own kernels in C++, which the first start "
@@ -22,3 +49,10 @@ class CpuOptions(BaseModel):
         "int8: eight bits, a scale for each output; the inputs of a product too, a scale for each token. "
         "int4: four bits, a scale for 32 inputs of each output; the head has eight.",
     )
+
+    @field_validator("cpu_bind")
+    @classmethod
+    def _known_binding(cls, text: str) -> str:
+        if len(parse_binding(text).lists) > 1:
+            raise ValueError("an engine has one list of CPUs; catenary up takes one for each of its engines")
+        return text

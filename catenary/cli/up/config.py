@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from catenary.config import ServiceConfig, settings
+from catenary.cpus import parse_binding
 from catenary.parsers import ReasoningParser, ToolParser
 
 
@@ -92,6 +93,20 @@ class UpConfig(ServiceConfig):
         "follows them (decode) or both, one for each of --engines. Default: both.",
     )
     routers: int = Field(default=1, ge=1, le=16, description="Number of routers.")
+    cpu_bind: str = Field(
+        default="auto",
+        max_length=8192,
+        description="CPUs that engines on a CPU compute on, as 0-7|8-15, one list for each engine, the "
+        "services taking the rest. none: wherever there is room. auto: one thread a core and each engine in "
+        "one NUMA node, once there are 8 cores; fewer are shared.",
+    )
+    cpu_reserve: int | None = Field(
+        default=None,
+        ge=0,
+        le=1024,
+        description="Cores for each engine on a CPU that cpu_bind auto keeps for the services. Absent: from "
+        "8 cores on one of them, and one of each further 16, for all engines together.",
+    )
     gateways: int = Field(default=1, ge=1, le=64, description="Number of gateways.")
     tokenizers: int = Field(default=1, ge=1, le=64, description="Number of tokenizer services of each model.")
 
@@ -126,3 +141,9 @@ class UpConfig(ServiceConfig):
     drain_s: float = Field(
         default=30.0, ge=0, le=3600, description="Seconds that running requests get to end at shutdown."
     )
+
+    @field_validator("cpu_bind")
+    @classmethod
+    def _known_binding(cls, text: str) -> str:
+        parse_binding(text)
+        return text

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 from catenary.cli.up.config import UpConfig
+from catenary.cli.up.cpus import BIND_ENV, THREADS_ENV
 from catenary.cli.up.models import ReadyModel
 from catenary.cli.up.runtime import CLIENT_SECRET_ENV, ENGINE_SECRET_ENV, RuntimeDirectory
+from catenary.cpus import EngineCpus, Placement, format_cpus
 
 # Where a gateway finds its API keys, and where `catenary up` itself may have found them.
 GATEWAY_KEY_ENV = "CATENARY_GATEWAY_API_KEY"
@@ -48,18 +50,20 @@ class ChildSpec:
     # Of an engine: the gRPC address for GetStatus, and the model's name. Else empty.
     status_target: str = ""
     model_name: str = ""
+    # CPUs to keep to, if any.
+    cpus: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """What was found out before the start: the models, the ports, the CPU's cores.
+    """What was found out before the start: the models, the ports, the CPUs of engines that compute on them.
 
     `modules` are the ids of the Gaudi cards that the engines may take, empty if they are not limited.
     """
 
     models: tuple[ReadyModel, ...]
     gateway_ports: tuple[int, ...]
-    cores: int = 1
+    cpus: Placement | None = None
     modules: tuple[str, ...] = ()
 
     def is_meant(self, model: ReadyModel) -> bool:
@@ -88,7 +92,7 @@ def plan(config: UpConfig, runtime: RuntimeDirectory, places: Places) -> tuple[C
     served = [model for model in models for _ in range(config.tokenizers)]
     tokenizers = tuple(f"tokenizer-{index}" for index in range(len(served)))
     routers = tuple(runtime.socket(name) for name in router_names(config))
-    return (
+    specs = (
         *(_router(config, runtime, rpc, index) for index in range(config.routers)),
         *(_tokenizer(config, runtime, places, rpc, index) for index in range(len(served))),
         *(_engine(config, runtime, places, rpc, index) for index in range(len(models) * config.engines)),
@@ -117,6 +121,9 @@ def plan(config: UpConfig, runtime: RuntimeDirectory, places: Places) -> tuple[C
             for index, port in enumerate(places.gateway_ports)
         ),
     )
+    # An engine's core, which its servicer starts, goes to its own by CATENARY_ENGINE_CPU_BIND.
+    cpus = places.cpus.services if places.cpus is not None else None
+    return tuple(replace(spec, cpus=cpus or ()) for spec in specs)
 
 
 def router_names(config: UpConfig) -> tuple[str, ...]:
@@ -180,28 +187,28 @@ def _engine(
         "gpu-memory-utilization": config.gpu_memory_utilization,
     }
     engines = config.engines * len(places.models)
-    on_host = config.device in ("cpu", "sim")
     return ChildSpec(
         name=name,
         command=_command("services.engine", options),
         stage=Stage.FLEET,
         environment={MODULE_ENV: places.modules[index]} if places.modules else {},
-        default_environment=_cpu_environment(engines, places.cores) if on_host else {},
+        default_environment=_cpu_environment(engines, places.cpus.engines[index]) if places.cpus else {},
         status_target=runtime.socket(name),
         model_name=model.name,
     )
 
 
-def _cpu_environment(engines: int, cores: int) -> dict[str, str]:
+def _cpu_environment(engines: int, mine: EngineCpus) -> dict[str, str]:
     """Return how an engine computes on a machine that it shares, if only with the other services."""
     # OpenMP's threads spin at barriers by default: beside one other busy process that costs a factor of ten.
     environment = {"OMP_WAIT_POLICY": "PASSIVE"}
-    if engines == 1:
-        return environment
-    return environment | {
-        "CATENARY_ENGINE_DEVICE_THREADS": str(max(cores // engines, 1)),
-        "CATENARY_ENGINE_GPU_MEMORY_UTILIZATION": f"{CPU_MEMORY_SHARE / engines:.3f}",
-    }
+    if mine.cpus is not None:
+        environment[BIND_ENV] = format_cpus(mine.cpus)
+    else:
+        environment |= {BIND_ENV: "none", THREADS_ENV: str(mine.threads)}
+    if engines > 1:
+        environment["CATENARY_ENGINE_GPU_MEMORY_UTILIZATION"] = f"{CPU_MEMORY_SHARE / engines:.3f}"
+    return environment
 
 
 def without_secrets(inherited: Mapping[str, str]) -> dict[str, str]:

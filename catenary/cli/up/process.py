@@ -75,7 +75,7 @@ class ChildProcess:
         self.last_line = ""
         try:
             self._process = await asyncio.create_subprocess_exec(
-                *wrapped(self.spec.command),
+                *wrapped(self.spec.command, self.spec.cpus),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=writer_fd,
                 stderr=writer_fd,

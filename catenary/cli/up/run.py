@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from catenary.cli.up.config import UpConfig
+from catenary.cli.up.cpus import cpus_of, described
 from catenary.cli.up.layout import cache_directory, require_writable
 from catenary.cli.up.model import prepare_model, served_name
 from catenary.cli.up.models import ReadyModel, WantedModel, generates, tasks_of, wanted_models
@@ -18,6 +19,7 @@ from catenary.cli.up.ports import PortClaims
 from catenary.cli.up.reporter import Reporter, make_reporter
 from catenary.cli.up.runtime import RuntimeDirectory
 from catenary.config import unknown_variables
+from catenary.cpus import read_topology
 from catenary.migration import load_moved
 from catenary.runtime import StartRefused, run
 
@@ -39,6 +41,7 @@ async def up(config: UpConfig, stop: asyncio.Event, warnings: Sequence[str] = ()
     wanted = wanted_models(config)
     ports = check_places(config)
     modules = modules_of(config, os.environ)
+    cpus = cpus_of(config, read_topology(), os.environ)
     cache = cache_directory(config.cache_dir)
     check_directories(config, cache)
     reporter = make_reporter()
@@ -53,8 +56,9 @@ async def up(config: UpConfig, stop: asyncio.Event, warnings: Sequence[str] = ()
 
         for line in unknown(os.environ):
             reporter.line(f"warning: {line}")
-        cores = len(os.sched_getaffinity(0))
-        places = Places(models, ports, cores=cores, modules=modules)
+        if cpus is not None and (line := described(cpus)):
+            reporter.line(line)
+        places = Places(models, ports, cpus=cpus, modules=modules)
         runtime = RuntimeDirectory.create()
         try:
             await Deployment(config, runtime, places, reporter, cache, started).run(stop)

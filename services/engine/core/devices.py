@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from catenary.telemetry import get_logger
+from services.engine.core.cpus import cpus_of
 from services.engine.core.options import CoreOptions
 from services.engine.device import (
     AttentionSettings,
@@ -47,13 +48,10 @@ def device_of(options: CoreOptions) -> Device:
     )
     settings = hpu_settings(options)
     _name_idle(options.device, mode, settings)
-    return open_device(
-        options.device,
-        threads=options.device_threads or None,
-        mode=mode,
-        hpu=settings,
-        cpu=cpu_settings(options),
-    )
+    if options.device == "cpu":
+        placed = cpus_of(options)
+        return open_device("cpu", threads=placed.threads, mode=mode, cpu=cpu_settings(options, placed.cpus))
+    return open_device(options.device, mode=mode, hpu=settings)
 
 
 def _name_idle(device: str, mode: ExecutionMode, settings: HpuSettings) -> None:
@@ -71,10 +69,10 @@ def _name_idle(device: str, mode: ExecutionMode, settings: HpuSettings) -> None:
         log.warning("options that change nothing in this execution mode", options=idle, mode=mode.value)
 
 
-def cpu_settings(options: CoreOptions) -> CpuSettings:
+def cpu_settings(options: CoreOptions, cpus: tuple[int, ...] | None = None) -> CpuSettings:
     """The part of the options that a CPU takes."""
     packed = None if options.quantization == "none" else Quantization(options.quantization)
-    return CpuSettings(Kernels(options.cpu_kernels), packed)
+    return CpuSettings(Kernels(options.cpu_kernels), packed, cpus)
 
 
 def hpu_settings(options: CoreOptions) -> HpuSettings:

@@ -22,6 +22,8 @@ class CoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     model_backend: str
     device: str
     device_threads: int
+    cpu_bind: str
+    cpu_reserve: int | None
     cpu_kernels: str
     quantization: str
     gpu_memory_utilization: float

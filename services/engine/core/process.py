@@ -7,6 +7,7 @@ import os
 
 from catenary.telemetry import configure_logging, get_logger
 from services.engine.core.choosing import start
+from services.engine.core.cpus import bind_core
 from services.engine.core.errors import StartError
 from services.engine.core.options import CoreOptions, decode_options
 from services.engine.link import (
@@ -59,6 +60,7 @@ def _run(link: BlockingLink, options: CoreOptions, rest: list[ToCore]) -> None:
     # machine that they share with the other services each waits for one that is not running: ten times
     # slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    bind_core(options)
     progress("importing torch", 0.02)
     engine, make_loop = start(options, progress)
     # What was loaded lives to the end: the collector need not walk it at every full collection.

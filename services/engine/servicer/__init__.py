@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from services.engine.servicer.admission import Admission
+from services.engine.servicer.allocator import preloaded
 from services.engine.servicer.core_client import Core, CoreEvent, CoreRefusal, CoreStartError, ProgressSink
 from services.engine.servicer.draining import DrainOrder
 from services.engine.servicer.hub import EngineHub
@@ -43,5 +44,6 @@ __all__ = [
     "RouterLinks",
     "SequenceLimits",
     "StatusService",
+    "preloaded",
     "spawn_process",
 ]

@@ -12,6 +12,7 @@ from catenary.cli.up.models import ReadyModel, tasks_of, wanted_models
 from catenary.cli.up.plan import ChildSpec, Places, Stage, child_environment, plan, without_secrets
 from catenary.cli.up.run import check_places
 from catenary.cli.up.runtime import CLIENT_SECRET_ENV, ENGINE_SECRET_ENV, RuntimeDirectory
+from catenary.cpus import EngineCpus, Placement
 from catenary.runtime import StartRefused
 
 
@@ -67,7 +68,10 @@ def test_several_models(runtime: RuntimeDirectory) -> None:
         model=("chat=a", "embed=b"), engines=2, max_model_len=512, chat_template=Path("/t"), dtype="float32"
     )
     models = (ReadyModel(Path("/a"), "chat"), ReadyModel(Path("/b"), "embed", "embed", generates=False))
-    specs = {spec.name: spec for spec in plan(config, runtime, Places(models, (8000,), cores=8))}
+    specs = {
+        spec.name: spec
+        for spec in plan(config, runtime, Places(models, (8000,), cpus=Placement((EngineCpus(2),) * 4)))
+    }
     names = [option(specs[f"engine-{index}"], "served-model-name") for index in range(4)]
     assert names == ["chat", "chat", "embed", "embed"]
     assert [option(specs[f"engine-{index}"], "max-model-len") for index in (0, 2)] == ["512", None]
@@ -193,14 +197,27 @@ def test_file_of_keys_goes_to_the_gateways(runtime: RuntimeDirectory) -> None:
 
 def test_engines_share_a_cpu(runtime: RuntimeDirectory) -> None:
     config = UpConfig(engines=2)
-    specs = plan(config, runtime, Places((ReadyModel(Path("/models/m"), "m"),), (8000,), cores=4))
+    placement = Placement((EngineCpus(2),) * 2)
+    specs = plan(config, runtime, Places((ReadyModel(Path("/models/m"), "m"),), (8000,), cpus=placement))
     engine = next(spec for spec in specs if spec.name == "engine-0")
     assert child_environment(engine, {})["CATENARY_ENGINE_DEVICE_THREADS"] == "2"
     assert child_environment(engine, {})["CATENARY_ENGINE_GPU_MEMORY_UTILIZATION"] == "0.400"
     chosen = {"CATENARY_ENGINE_DEVICE_THREADS": "3"}
     assert child_environment(engine, chosen)["CATENARY_ENGINE_DEVICE_THREADS"] == "3"
-    assert make_plan(runtime)["engine-0"].default_environment == {"OMP_WAIT_POLICY": "PASSIVE"}
     assert not make_plan(runtime, engines=2, device="hpu")["engine-0"].default_environment
+
+
+def test_bound_engine_leaves_the_other_cpus_to_the_services(runtime: RuntimeDirectory) -> None:
+    placement = Placement((EngineCpus(3, (0, 1, 2)),), (3, 7))
+    places = Places((ReadyModel(Path("/models/m"), "m"),), (8000,), cpus=placement)
+    specs = {spec.name: spec for spec in plan(UpConfig(), runtime, places)}
+    assert specs["engine-0"].default_environment == {
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "CATENARY_ENGINE_CPU_BIND": "0-2",
+    }
+    # The servicer of an engine is a service like the others.
+    assert {spec.cpus for spec in specs.values()} == {(3, 7)}
+    assert {spec.cpus for spec in make_plan(runtime).values()} == {()}
 
 
 def test_served_name(tmp_path: Path) -> None:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-import os
+import mmap
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch.profiler import ProfilerActivity
 
+from catenary.cpus import read_topology
 from catenary.telemetry import get_logger
 from services.engine.device.base import DTYPES, Device, DeviceError, Forward, Function
 from services.engine.device.cpu.native import BuildError, open_library
@@ -47,7 +47,7 @@ Result = TypeVar("Result")
 
 log = get_logger(__name__)
 
-_CGROUP_CPU = Path("/sys/fs/cgroup/cpu.max")
+_MAPPED_BYTES = 1 << 20
 
 
 class CpuDevice(Device):
@@ -75,7 +75,7 @@ class CpuDevice(Device):
         self.needs_native = self._settings.needs_native
         if threads is not None and threads < 1:
             raise DeviceError(f"threads must be at least 1, not {threads}")
-        count = threads or min(torch.get_num_threads(), _allowed_cores())
+        count = threads or _allowed_cores()
         self._threads = count
         torch.set_num_threads(count)
         if mode is ExecutionMode.COMPILE and not has_compiler():
@@ -99,7 +99,9 @@ class CpuDevice(Device):
         if reason is None:
             try:
                 library = open_library()
-                team = Team(library, self._threads)
+                # The stream's thread is the first of them and not bound itself: those of OpenMP, which it
+                # starts, would all be where it is.
+                team = Team(library, self._threads, self._settings.cpus or ())
                 return CpuNativeDecoder(library, team, spec, self._settings.quantization)
             except BuildError as error:
                 reason = str(error)
@@ -173,10 +175,13 @@ class CpuDevice(Device):
         return torch.cat((rows, rows[:1].expand(width - count)))
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        # numpy leaves the zeroing to the kernel, page by page on first use: a KV cache takes real memory only
-        # as sequences fill it, and the start does not wait for gigabytes to be written.
-        data = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
-        return torch.from_numpy(data).view(dtype).view(shape)
+        size = math.prod(shape) * dtype.itemsize
+        if size < _MAPPED_BYTES:
+            return torch.zeros(shape, dtype=dtype)
+        # The kernel zeroes page by page on first use, whatever the allocator does: a KV cache takes real
+        # memory only as sequences fill it, and the start does not wait for gigabytes to be written.
+        pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return torch.frombuffer(pages, dtype=torch.uint8).view(dtype).view(shape)
 
     def attend_prefill(
         self,
@@ -206,9 +211,5 @@ class CpuDevice(Device):
 
 def _allowed_cores() -> int:
     """Cores of this process: more threads than a container's share only wait for one another."""
-    cores = len(os.sched_getaffinity(0))
-    try:
-        quota, period = _CGROUP_CPU.read_text().split()
-        return max(1, min(cores, int(quota) // int(period)))
-    except (OSError, ValueError):  # no cgroup v2 here, or the quota is "max"
-        return cores
+    topology = read_topology()
+    return min(topology.count, topology.limit)

@@ -23,10 +23,13 @@ class Quantization(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CpuSettings:
-    """quantization None: weights have the type of the computation."""
+    """quantization None: weights have the type of the computation. cpus: where the threads keep to, one each,
+    this process being there already; None: wherever there is room.
+    """
 
     kernels: Kernels = Kernels.AUTO
     quantization: Quantization | None = None
+    cpus: tuple[int, ...] | None = None
 
     @property
     def needs_native(self) -> str | None:

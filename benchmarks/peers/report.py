@@ -1,0 +1,109 @@
+"""Medians, spreads and ratios of samples, as tables of Markdown."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks.peers.measuring import FIRST_TOKEN, Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Several values of one thing."""
+
+    median: float
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Cell:
+        """Raises ValueError without values."""
+        return cls(statistics.median(values), min(values), max(values))
+
+    def text(self, digits: int) -> str:
+        """Median, and least to most in brackets."""
+        return f"{self.median:.{digits}f} ({self.least:.{digits}f}-{self.most:.{digits}f})"
+
+
+def cell(samples: Sequence[Sample], subject: str, streams: int) -> Cell | None:
+    """What a subject reached at so many streams."""
+    values = [one.value for one in samples if one.subject == subject and one.streams == streams]
+    return Cell.of(values) if values else None
+
+
+def ratio(samples: Sequence[Sample], own: str, peer: str, streams: int) -> Cell | None:
+    """Own over peer, repeat by repeat: what struck a whole repeat strikes both."""
+    pairs = {
+        (one.subject, one.repeat): one.value
+        for one in samples
+        if one.streams == streams and one.subject in (own, peer)
+    }
+    repeats = sorted({repeat for _, repeat in pairs})
+    values = [
+        pairs[own, repeat] / pairs[peer, repeat]
+        for repeat in repeats
+        if (own, repeat) in pairs and pairs.get((peer, repeat))
+    ]
+    return Cell.of(values) if values else None
+
+
+def best(samples: Sequence[Sample], peers: Sequence[str], streams: int) -> str | None:
+    """The peer with the highest throughput, or with FIRST_TOKEN the shortest time."""
+    found = {peer: value.median for peer in peers if (value := cell(samples, peer, streams)) is not None}
+    if not found:
+        return None
+    return (min if streams == FIRST_TOKEN else max)(found, key=found.__getitem__)
+
+
+def figures(
+    samples: Sequence[Sample], names: Sequence[str], streams: Sequence[int], starts: Mapping[str, float]
+) -> list[str]:
+    """A row for each subject: tokens per second, first token, start."""
+    head = [f"{count} stream{'s' if count > 1 else ''}, tokens/s" for count in streams]
+    rows = [["server", *head, "first token, ms", "start, s"]]
+    for name in names:
+        cells = [_text(cell(samples, name, count), 1) for count in streams]
+        start = f"{starts[name]:.1f}" if name in starts else "-"
+        rows.append([name, *cells, _text(cell(samples, name, FIRST_TOKEN), 0), start])
+    return table(rows)
+
+
+def ratios(
+    samples: Sequence[Sample],
+    own: Sequence[str],
+    peers: Mapping[str, str],
+    precisions: Mapping[str, str],
+    streams: Sequence[int],
+) -> list[str]:
+    """Rows of each own subject over each peer, over the best of its precision and over the best of all.
+
+    `peers`: precision by name; `precisions`: that of own subjects. Below 1 is better for the first token.
+    """
+    rows = [["over", *(f"{count}" for count in streams), "first token"]]
+    for name in own:
+        alike = [peer for peer, precision in peers.items() if precision == precisions[name]]
+        groups: list[tuple[str, Sequence[str]]] = [(peer, (peer,)) for peer in peers]
+        if len(alike) > 1:
+            groups.append((f"the best {precisions[name]} peer", alike))
+        if len(peers) > 1:
+            groups.append(("the best peer", list(peers)))
+        for label, group in groups:
+            row = [f"{name} / {label}"]
+            for count in (*streams, FIRST_TOKEN):
+                peer = best(samples, group, count)
+                row.append(_text(ratio(samples, name, peer, count) if peer is not None else None, 2))
+            rows.append(row)
+    return table(rows)
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table; the first row is its head."""
+    head, *body = rows
+    lines = [head, ["---"] * len(head), *body]
+    return [f"| {' | '.join(row)} |" for row in lines]
+
+
+def _text(value: Cell | None, digits: int) -> str:
+    return "-" if value is None else value.text(digits)
