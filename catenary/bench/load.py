@@ -79,6 +79,7 @@ class _Run:
     records: list[Record] = field(default_factory=list)
     skipped: int = 0
     start: float = 0.0
+    used_up: bool = False
     progress: Progress = field(default_factory=lambda: Progress(0))
 
     async def whole(self, on_progress: OnProgress | None) -> LoadResult:
@@ -107,7 +108,9 @@ class _Run:
         if on_progress is not None:
             on_progress(self.progress)
         cpu_s = after.user - before.user + after.system - before.system
-        course = Course(monotonic() - self.start, cpu_s, self.skipped, self.client.resent - resent)
+        course = Course(
+            monotonic() - self.start, cpu_s, self.skipped, self.client.resent - resent, self.used_up
+        )
         return evaluate(plan, self.model, self.records, course)
 
     async def _warm_up(self, conversations: Sequence[Conversation]) -> None:
@@ -123,6 +126,8 @@ class _Run:
         plan = self.plan
         due = plan.arrivals.schedule(len(conversations), plan.seed, plan.duration_s)
         places = None if plan.max_concurrency is None else asyncio.Semaphore(plan.max_concurrency)
+        self.progress.total = sum(len(one.turns) for one in conversations[: len(due)])
+        self.used_up = plan.duration_s is not None and len(due) == len(conversations)
         self.start = monotonic()
         async with asyncio.TaskGroup() as group:
             for number, (moment, conversation) in enumerate(zip(due, conversations, strict=False)):
@@ -145,8 +150,9 @@ class _Run:
             for number, conversation in enumerate(conversations):
                 await room.acquire()
                 if duration_s is not None and monotonic() - self.start >= duration_s:
-                    break
+                    return
                 group.create_task(begin(number, conversation))
+            self.used_up = duration_s is not None
 
     async def _begin(
         self, number: int, conversation: Conversation, due: float, places: asyncio.Semaphore | None

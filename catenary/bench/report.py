@@ -18,6 +18,7 @@ _PLAIN = (
     "failures",
     "skipped",
     "resent",
+    "used_up",
     "wrong_lengths",
     "input_tokens",
     "output_tokens",

@@ -21,12 +21,14 @@ class Course:
         cpu_s: CPU seconds of this process meanwhile.
         skipped: turns that were never asked.
         resent: requests that were sent again on another connection.
+        used_up: whether all conversations had begun before the duration of the plan was over.
     """
 
     seconds: float
     cpu_s: float
     skipped: int = 0
     resent: int = 0
+    used_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class LoadResult:
         failures: how many were not, by kind.
         skipped: turns that were never asked, since one before them failed.
         resent: requests that were sent again, since the server closed a kept connection without a word.
+        used_up: whether all conversations had begun before the plan's duration was over.
         wrong_lengths: completed requests whose answer has another number of tokens than was asked for.
         input_tokens, output_tokens, cached_tokens: of completed requests; None if one of them has no count.
         chunks: that brought something, of completed requests. They are no tokens.
@@ -61,6 +64,7 @@ class LoadResult:
     failures: dict[str, int]
     skipped: int
     resent: int
+    used_up: bool
     wrong_lengths: int
     input_tokens: int | None
     output_tokens: int | None
@@ -105,6 +109,7 @@ def evaluate(plan: LoadPlan, model: str, records: Sequence[Record], course: Cour
         failures=dict(Counter(record.failure for record in records if record.failure is not None)),
         skipped=course.skipped,
         resent=course.resent,
+        used_up=course.used_up,
         wrong_lengths=sum(_differs(record) for record in completed),
         input_tokens=inputs,
         output_tokens=outputs,

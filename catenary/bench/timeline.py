@@ -13,7 +13,7 @@ _MAX_BINS = 600
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Rates in bins of `bin_s` seconds from the start on; the last bin may be shorter in truth."""
+    """Rates in bins of `bin_s` seconds from the start to the end."""
 
     bin_s: float
     output_tokens_per_s: list[float]
@@ -22,10 +22,10 @@ class Timeline:
 
 def timeline(records: Sequence[Record], duration_s: float) -> Timeline:
     """The rates of a run: the tokens of an answer are spread evenly over its chunks, since no chunk says how
-    many it has. Bins are of a second, of more where a run takes longer than ten minutes.
+    many it has. Bins are of a second at the most, of more where a run takes longer than ten minutes.
     """
-    bin_s = float(max(1, math.ceil(duration_s / _MAX_BINS)))
-    bins = max(1, math.ceil(duration_s / bin_s))
+    bins = min(max(1, math.ceil(duration_s)), _MAX_BINS)
+    bin_s = max(duration_s, 1e-9) / bins
     tokens, completed = [0.0] * bins, [0.0] * bins
 
     def place(moment: float) -> int:

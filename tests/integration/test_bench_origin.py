@@ -120,6 +120,9 @@ async def test_no_conversation_begins_after_the_duration() -> None:
         assert all(record.sent_s < 0.15 for record in closed.records)
         opened = await _load(origin, 100, arrivals=Arrivals(50.0), duration_s=0.2)
         assert opened.completed == len(Arrivals(50.0).schedule(100, 0, 0.2))
+        assert not closed.used_up
+        assert not opened.used_up
+        assert (await _load(origin, 2, duration_s=5.0)).used_up
 
 
 async def _half(exchange: Exchange) -> None:

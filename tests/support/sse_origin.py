@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -111,12 +112,14 @@ class Origin:
 
 
 @asynccontextmanager
-async def running_origin(behaviour: Behaviour = polite) -> AsyncIterator[Origin]:
+async def running_origin(
+    behaviour: Behaviour = polite, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[Origin]:
     """Run a server in this loop."""
     origin = Origin(behaviour)
-    server = await asyncio.start_server(origin.serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(origin.serve, "127.0.0.1", 0, ssl=tls)
     host, port = server.sockets[0].getsockname()[:2]
-    origin.address = f"http://{host}:{port}"
+    origin.address = f"{'http' if tls is None else 'https'}://{host}:{port}"
     try:
         yield origin
     finally:

@@ -11,6 +11,7 @@ from catenary.cli.bench.target import Sweep
 from catenary.runtime import StartRefused
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from catenary.cli.bench.serve import Point
@@ -60,17 +61,17 @@ def latencies(result: LoadResult) -> Figure:
 def throughput(result: LoadResult) -> Figure:
     """Output tokens and completed requests a second over the time of the run."""
     line = timeline(result.records, result.duration_s)
-    moments = [(index + 0.5) * line.bin_s for index in range(len(line.completed_per_s))]
+    edges = [index * line.bin_s for index in range(len(line.completed_per_s) + 1)]
     figure = _figure()
     upper, lower = figure.subplots(2, 1, sharex=True)
     for axis, rates, label in (
         (upper, line.output_tokens_per_s, "output tokens/s"),
         (lower, line.completed_per_s, "completed requests/s"),
     ):
-        axis.plot(moments, rates, drawstyle="steps-mid")
+        axis.stairs(rates, edges, baseline=None)
         axis.set_ylabel(label)
-        axis.set_ylim(bottom=0)
-    upper.set_title(f"{result.model}: throughput in bins of {line.bin_s:g} s")
+        _from_zero(axis)
+    upper.set_title(f"{result.model}: throughput in bins of {line.bin_s:.3g} s")
     lower.set_xlabel("seconds")
     return figure
 
@@ -87,16 +88,14 @@ def curves(sweep: Sweep, points: Sequence[Point]) -> Figure:
         (grid[0, 1], grid[1, 0], grid[1, 1]), (_LATENCIES[0], _LATENCIES[1], _LATENCIES[3]), strict=True
     ):
         axis.set_title(f"{title}, ms")
-        for label, percent in (("p50", None), ("p99", 99.0)):
-            found = [getattr(point.result, name) for point in points]
-            ranks = [one.median if percent is None else one.percentiles.get(percent) for one in found]
-            if any(rank is not None for rank in ranks):
-                axis.plot(values, [_shown(rank) for rank in ranks], "o-", label=label)
-        if axis.get_legend_handles_labels()[0]:
-            axis.legend()
+        found = [getattr(point.result, name) for point in points]
+        for percent in found[0].percentiles:
+            ranks = [one.percentiles[percent] for one in found]
+            axis.plot(values, [_shown(rank) for rank in ranks], "o-", label=f"p{percent:g}")
+        axis.legend()
     for axis in grid.flat:
         axis.set_xlabel("requests a second" if sweep.swept.value == "rate" else "concurrency")
-        axis.set_ylim(bottom=0)
+        _from_zero(axis)
     return figure
 
 
@@ -105,6 +104,14 @@ def _figure() -> Figure:
     from matplotlib.figure import Figure
 
     return Figure(figsize=_SIZE, layout="constrained")
+
+
+def _from_zero(axis: Axes) -> None:
+    """An axis that begins at 0, with room above the highest point."""
+    left, right = axis.get_xlim()
+    axis.update_datalim([((left + right) / 2, 0)])
+    axis.autoscale_view()
+    axis.set_ylim(bottom=0)
 
 
 def _samples(result: LoadResult, name: str) -> list[float]:

@@ -65,6 +65,8 @@ def remarks(plan: LoadPlan, result: LoadResult) -> list[str]:
         lines.append("a failed request is slower than every answer: - where a percentile is among them")
     if result.skipped:
         lines.append(f"{result.skipped} turns were not asked, since one before them failed")
+    if result.used_up:
+        lines.append("the prompts were used up before --duration-s was over: --num-prompts makes more")
     if result.resent:
         lines.append(f"{result.resent} requests were sent again: the server had closed their connection")
     if result.wrong_lengths:
@@ -112,13 +114,13 @@ def _counts(plan: LoadPlan, result: LoadResult) -> Table:
 def _latencies(plan: LoadPlan, result: LoadResult) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("milliseconds")
-    for head in ("mean", "std", "median", *(f"p{percent:g}" for percent in plan.percentiles)):
+    for head in ("mean", "std", *(f"p{percent:g}" for percent in plan.percentiles)):
         table.add_column(head, justify="right")
     for name, words in _NAMES:
         found: Distribution | None = getattr(result, name)
         if found is not None:
-            ranks = (found.median, *found.percentiles.values())
-            cells = (number(found.mean), number(found.std), *(number(value) for value in ranks))
+            ranks = (number(value) for value in found.percentiles.values())
+            cells = (number(found.mean), number(found.std), *ranks)
             table.add_row(words, *cells)
     return table
 

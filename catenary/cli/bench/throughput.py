@@ -17,8 +17,9 @@ from catenary.cli.bench.prompts import prompt_maker
 from catenary.cli.bench.serve_table import number
 from catenary.cli.bench.throughput_config import BenchThroughputConfig
 from catenary.cli.output import load_options, write_file
-from catenary.config import ConfigError, parse_flags
+from catenary.config import ConfigError, load, parse_flags
 from catenary.runtime import StartRefused
+from catenary.telemetry import configure_logging
 
 if TYPE_CHECKING:
     from catenary.llm import LLM, RequestOutput, SamplingParams
@@ -57,7 +58,8 @@ def run_throughput(argv: Sequence[str]) -> int:
 
 
 def _throughput(config: BenchThroughputConfig, engine_flags: Sequence[str]) -> int:
-    options = _engine_options(engine_flags)
+    options = _engine_options(engine_flags, config.model)
+    configure_logging(level=config.log_level, fmt=config.log_format, service="bench")
     conversations = prompt_maker(config, text=False).make(config.num_prompts + config.warmup, config.seed)
     if len(conversations) <= config.warmup:
         raise StartRefused(f"--warmup {config.warmup} leaves none of {len(conversations)} prompts")
@@ -75,8 +77,9 @@ def _throughput(config: BenchThroughputConfig, engine_flags: Sequence[str]) -> i
     return 0
 
 
-def _engine_options(flags: Sequence[str]) -> dict[str, Any]:
-    """What stands after --, by the names of `catenary.LLM`. Raises ConfigError."""
+def _engine_options(flags: Sequence[str], model: str) -> dict[str, Any]:
+    """What stands after --, by the names of `catenary.LLM`. A wrong option ends the process. Raises
+    ConfigError."""
     from services.engine.config import EngineConfig
 
     options: dict[str, Any] = {}
@@ -84,6 +87,7 @@ def _engine_options(flags: Sequence[str]) -> dict[str, Any]:
     for name in ("config", "model", "served_model_name"):
         if name in options:
             raise ConfigError(f"--{name.replace('_', '-')} after --: the model is named before it")
+    load(EngineConfig, ["--model", model, *flags], prog=_NAME)
     return options
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from catenary.cli.bench.prompts_config import PromptsConfig
@@ -15,5 +17,8 @@ class BenchThroughputConfig(PromptsConfig):
 
     model: str = Field(
         "smollm2", min_length=1, description="Model: an alias, a directory, a GGUF file or a hub's id."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "warning", description="Lowest level that is logged."
     )
     warmup: int = Field(1, ge=0, le=100_000, description="Prompts before, which are not counted.")

@@ -110,7 +110,7 @@ def test_the_json_has_everything() -> None:
     assert document["ttft_ms"]["percentiles"] == {"p50": None, "p99.9": None}
     assert document["ttft_ms"]["mean"] == 1000
     assert document["late_ms"] is None
-    assert document["timeline"]["bin_s"] == 1
+    assert document["timeline"]["bin_s"] == 1.0
     assert [request["failure"] for request in document["requests"]] == [None, "cut"]
     assert "requests" not in as_json(result)
 

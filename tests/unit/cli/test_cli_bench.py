@@ -190,6 +190,7 @@ def test_a_wrong_option_of_serve_is_named_in_one_line(
         ("--model x -- --nonsense 1", "unknown option --nonsense"),
         ("-- --model x", "--model after --"),
         ("-- --max-num-seqs", "--max-num-seqs"),
+        ("-- --max-num-seqs 0", "--max-num-seqs '0'"),
         ("--request-rate 1", "unknown option --request-rate"),
         ("--dataset lines", "--dataset lines needs --dataset-path"),
         ("--input-len 0", "--input-len"),
