@@ -10,6 +10,8 @@ from catenary.bench.chunks import Usage, decode_chunk, error_text
 from catenary.bench.sse import EventReader, EventTooLarge
 
 _MAX_REFUSAL_BYTES = 1 << 16
+# What servers say of an answer that they did not get to the end of.
+_BROKEN_OFF = frozenset(("abort", "error"))
 
 
 class Answer:
@@ -128,8 +130,11 @@ class Answer:
             self.moments.append(now)
             if self._keeps_text:
                 self._pieces.append(chunk.text)
-        if chunk.finished:
-            self._finished = True
+        reason = chunk.finish_reason
+        if reason in _BROKEN_OFF:
+            self.fail("error_event", f"finish_reason {reason}", now)
+            return True
+        self._finished = self._finished or reason is not None
         if chunk.usage is not None:
             self._count(chunk.usage)
         return False

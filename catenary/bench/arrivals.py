@@ -35,7 +35,7 @@ class Ramp:
             return count / self.first
         if self.shape is RampShape.LINEAR:
             return 2 * count / (self.first + self.last)
-        return count * math.log(self.last / self.first) / (self.last - self.first)
+        return count * math.log1p((self.last - self.first) / self.first) / (self.last - self.first)
 
     def due(self, expected: float, seconds: float) -> float:
         """The moment, in seconds, by which `expected` arrivals are expected; beyond `seconds` the last rate
@@ -50,13 +50,13 @@ class Ramp:
             # The root of slope t^2 / 2 + first t = expected, in the form that does not cancel.
             root = math.sqrt(max(0.0, self.first**2 + 2 * slope * expected))
             return 2 * expected / (self.first + root)
-        growth = math.log(self.last / self.first) / seconds
+        growth = math.log1p((self.last - self.first) / self.first) / seconds
         return math.log1p(expected * growth / self.first) / growth
 
     def _expected(self, seconds: float) -> float:
         if self.first == self.last or self.shape is RampShape.LINEAR:
             return seconds * (self.first + self.last) / 2
-        return seconds * (self.last - self.first) / math.log(self.last / self.first)
+        return seconds * (self.last - self.first) / math.log1p((self.last - self.first) / self.first)
 
 
 @dataclass(frozen=True, slots=True)

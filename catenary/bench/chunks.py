@@ -64,9 +64,9 @@ class Chunk(msgspec.Struct):
         return False
 
     @property
-    def finished(self) -> bool:
-        """Whether a choice says why it ended."""
-        return any(choice.finish_reason for choice in self.choices or ())
+    def finish_reason(self) -> str | None:
+        """Why a choice ended, if one did."""
+        return next((choice.finish_reason for choice in self.choices or () if choice.finish_reason), None)
 
     @property
     def text(self) -> str:

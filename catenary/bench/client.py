@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from collections.abc import Sequence
 from time import monotonic
 
 import msgspec
@@ -34,6 +36,7 @@ class Client:
         self._context = target.context()
         self._free: list[Connection] = []
         self._all: set[Connection] = set()
+        self._addresses: list[str] = []
         self.resent = 0
         """Requests that were sent again: a server may close a connection that waits, just as they come."""
 
@@ -91,16 +94,35 @@ class Client:
         return None
 
     async def _connect(self, deadline: float) -> Connection:
-        target = self._target
         async with asyncio.timeout(deadline - monotonic()):
-            _, connection = await self._loop.create_connection(
-                lambda: Connection(self._free.append, self._all.discard),
-                target.host,
-                target.port,
-                ssl=self._context,
-            )
+            if not self._addresses:
+                host, port = self._target.host, self._target.port
+                found = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+                self._addresses = [str(info[4][0]) for info in found]
+            connection = await self._first_that_answers(self._addresses)
         self._all.add(connection)
         return connection
+
+    async def _first_that_answers(self, addresses: Sequence[str]) -> Connection:
+        """Raises OSError if none does."""
+        name = self._target.host if self._context is not None else None
+        failed = OSError("no address")
+        for address in addresses:
+            try:
+                _, connection = await self._loop.create_connection(
+                    lambda: Connection(self._free.append, self._all.discard),
+                    address,
+                    self._target.port,
+                    ssl=self._context,
+                    server_hostname=name,
+                )
+            except OSError as error:
+                failed = error
+                continue
+            # The name is looked up once, and what answers is kept: names cost more than connections.
+            self._addresses = [address]
+            return connection
+        raise failed
 
 
 class _Page:

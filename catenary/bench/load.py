@@ -83,16 +83,14 @@ class _Run:
     progress: Progress = field(default_factory=lambda: Progress(0))
 
     async def whole(self, on_progress: OnProgress | None) -> LoadResult:
-        plan = self.plan
+        plan, frozen = self.plan, False
         telling = asyncio.create_task(self._tell(on_progress)) if on_progress is not None else None
         try:
             warmup, measured = plan.conversations[: plan.warmup], plan.conversations[plan.warmup :]
             if warmup:
                 await self._warm_up(warmup)
             self.progress = Progress(sum(len(one.turns) for one in measured))
-            # What is there by now is there to stay: it need not be looked through while answers come.
-            gc.collect()
-            gc.freeze()
+            frozen = _freeze()
             before, resent = os.times(), self.client.resent
             if plan.arrivals.scheduled:
                 await self._open_loop(measured)
@@ -100,7 +98,8 @@ class _Run:
                 await self._closed_loop(measured, plan.max_concurrency or len(measured), plan.duration_s)
             after = os.times()
         finally:
-            gc.unfreeze()
+            if frozen:
+                gc.unfreeze()
             if telling is not None:
                 telling.cancel()
                 with suppress(asyncio.CancelledError):
@@ -222,6 +221,16 @@ class _Run:
         while True:
             on_progress(self.progress)
             await asyncio.sleep(_TELL_S)
+
+
+def _freeze() -> bool:
+    """What is there by now is there to stay: it need not be looked through while answers come. Does nothing
+    where the program has done so itself."""
+    if gc.get_freeze_count():
+        return False
+    gc.collect()
+    gc.freeze()
+    return True
 
 
 async def _until(moment: float) -> None:

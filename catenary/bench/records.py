@@ -50,8 +50,9 @@ class Record:
 
     @property
     def tpot_ms(self) -> float | None:
-        """Time per token after the first chunk's first one; None without a second token, or a count."""
-        if self.output_tokens is None or self.output_tokens < 2 or not self.moments:
+        """Time per token from the first chunk to the last; None without a second token or a second chunk, or
+        a count."""
+        if self.output_tokens is None or self.output_tokens < 2 or len(self.moments) < 2:
             return None
         return 1e3 * (self.moments[-1] - self.moments[0]) / (self.output_tokens - 1)
 

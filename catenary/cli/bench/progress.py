@@ -25,6 +25,8 @@ class LoadBar:
             TimeElapsedColumn(),
             TextColumn("{task.fields[note]}"),
             console=console,
+            # A thread that draws would take its time from the requests.
+            auto_refresh=False,
             transient=True,
             disable=not (shown and console.is_terminal),
         )
@@ -49,3 +51,4 @@ class LoadBar:
             completed=progress.done,
             note=note,
         )
+        self._bars.refresh()

@@ -93,6 +93,7 @@ def test_a_completion_has_texts() -> None:
         (["[DONE]"], "bad_answer"),
         ([_delta(content="a"), {"error": {"message": "it broke", "code": 500}}], "error_event"),
         ([{"error": "it broke"}], "error_event"),
+        ([_delta(content="a"), _delta("abort")], "error_event"),
     ],
 )
 def test_what_is_wrong_with_a_stream_has_a_name(parts: list[object], failure: str) -> None:
@@ -101,7 +102,7 @@ def test_what_is_wrong_with_a_stream_has_a_name(parts: list[object], failure: st
     assert answer.failure == failure
     assert answer.done
     if failure == "error_event":
-        assert answer.detail == "it broke"
+        assert answer.detail in ("it broke", "finish_reason abort")
 
 
 def test_a_refusal_says_what_the_server_says() -> None:
