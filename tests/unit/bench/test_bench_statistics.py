@@ -10,7 +10,7 @@ from catenary.bench.objectives import is_good
 from catenary.bench.statistics import peak_overlap
 
 samples = st.lists(st.floats(0, 1e6), min_size=1, max_size=60)
-percents = st.floats(0, 100)
+percents = st.integers(0, 1000).map(lambda tenths: tenths / 10)
 
 
 @given(samples, percents)
