@@ -151,5 +151,5 @@ def test_weight_packed_in_parts_is_the_same(products: Products, kind: Kind) -> N
 def test_rows_are_quantized_as_their_twins(products: Products) -> None:
     x = random(5, 77) * torch.tensor([[1e-20], [1.0], [1e6], [0.0], [3.0]])
     layer = products.pack(Kind.INT8, random(4, 77))
-    (scales,) = products.multiply([layer], x, [torch.zeros(5, 4)])
+    (scales,) = products.multiply([layer], x, [torch.zeros(5, 4)]).scales
     assert torch.equal(scales, twins.quantize_rows(x).scales)

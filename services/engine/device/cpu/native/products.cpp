@@ -10,7 +10,7 @@ namespace catenary {
 namespace {
 
 // Rows of a block: they stay in the second-level cache while panels pass by. So few rows or less read each weight once.
-constexpr int64_t kBlockRows = 72;
+constexpr int64_t kBlockRows = 80;
 // A panel's bytes are walked through in parts that stay in the second-level cache, with those of the rows.
 constexpr int64_t kPartBytes = 128 << 10;
 // Pieces of few rows: long enough that claiming costs nothing, short enough that threads end together.
@@ -54,6 +54,7 @@ class Block {
         const int64_t row = start(group);
         // Memory brings the next part while this one is computed, each group asking for its share.
         const uint8_t* ahead = here + bytes + bytes * group / groups_;
+        if (rows_ > 1) expect(result_, linear_, {first_row_ + row, start(group + 1) - row, panel});
         functions_.by_rows[start(group + 1) - row - 1](
             {here, count, ahead, functions_.panel_bytes / groups_},
             x + row * operand_.stride + first * functions_.row_bytes, operand_.stride, sums + row * kTileBytes);
@@ -80,7 +81,9 @@ Pieces divide(const Linear& linear, int64_t rows, int threads) {
   int64_t each = std::max<int64_t>(1, kPieceBytes / bytes);
   // All threads get something to do.
   each = std::max<int64_t>(1, std::min(each, units * blocks / (4 * std::max(threads, 1))));
-  return {blocks * ceiling(units, each), static_cast<int32_t>(each * width), static_cast<int32_t>(kBlockRows)};
+  const int64_t rows_each = ceiling(rows, blocks);
+  return {ceiling(rows, rows_each) * ceiling(units, each), static_cast<int32_t>(each * width),
+          static_cast<int32_t>(rows_each)};
 }
 
 void multiply(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import torch
 
@@ -76,6 +77,16 @@ class PackedLayer:
         return _Linear(self.kind, self.outputs, self.inputs, self.gated, *pointers)
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Products that can be computed again and again, and the scales of int8 layers' rows [rows]."""
+
+    run: Callable[[], None]
+    scales: Sequence[torch.Tensor]
+    # What they read and write, which has to live as long.
+    held: tuple[torch.Tensor, ...]
+
+
 class Products:
     """Packs and multiplies with `threads` threads."""
 
@@ -123,7 +134,7 @@ class Products:
             self._pack_bias(bias.data_ptr(), second, outputs, packed_bias.data_ptr())
         return PackedLayer(kind, outputs, inputs, gated, panels, scales, sums, packed_bias)
 
-    def multiply(
+    def prepare(
         self,
         layers: Sequence[PackedLayer],
         x: torch.Tensor,
@@ -132,22 +143,20 @@ class Products:
         way: Way = Way.STORE,
         activation: int = 0,
         factor: float = 1.0,
-    ) -> tuple[torch.Tensor, ...]:
-        """Multiplies x float32 [rows, the most inputs] with each layer, and writes or adds to `outs`.
+    ) -> Prepared:
+        """The product of x float32 [rows, the most inputs] with each layer, to be written or added to `outs`.
 
-        A layer with fewer inputs takes the first ones. Gives the operands' scales, of int8 layers.
+        A layer with fewer inputs takes the first ones.
         """
         rows = x.shape[0]
-        operands, scales, held = [], [], []
-        for layer in layers:
-            stride = self._stride(layer.kind, layer.inputs)
-            data, scale = torch.zeros(rows * stride, dtype=torch.uint8), torch.zeros(rows)
-            held.append(data)
-            scales.append(scale)
-            operands.append(_Operand(data.data_ptr(), stride, scale.data_ptr()))
+        strides = [self._stride(layer.kind, layer.inputs) for layer in layers]
+        data = torch.zeros(rows * max(strides), dtype=torch.uint8)
+        scales = [torch.zeros(rows) for _ in layers]
+        pairs = zip(strides, scales, strict=True)
+        operands = [_Operand(data.data_ptr(), stride, scale.data_ptr()) for stride, scale in pairs]
         results = [_Result(way, activation, factor, out.data_ptr(), out.stride(0)) for out in outs]
         count = len(layers)
-        self._run(
+        arguments = (
             self._team,
             (_Linear * count)(*(layer.structure() for layer in layers)),
             (_Operand * count)(*operands),
@@ -157,4 +166,12 @@ class Products:
             x.stride(0),
             rows,
         )
-        return tuple(scales)
+        return Prepared(lambda: self._run(*arguments), scales, (x, data, *outs))
+
+    def multiply(
+        self, layers: Sequence[PackedLayer], x: torch.Tensor, outs: Sequence[torch.Tensor], **how: Any
+    ) -> Prepared:
+        """Does once what `prepare` describes."""
+        prepared = self.prepare(layers, x, outs, **how)
+        prepared.run()
+        return prepared

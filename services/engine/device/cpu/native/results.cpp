@@ -1,8 +1,21 @@
 #include "results.h"
 
+#include <algorithm>
+
 namespace catenary {
 
 namespace {
+
+// Floats of one line of the caches.
+constexpr int64_t kLineFloats = 16;
+
+int64_t columns_of(const Result& result, const Linear& linear) {
+  return result.way == Result::Way::kGate ? linear.outputs / 2 : linear.outputs;
+}
+
+int64_t first_column(const Result& result, const Place& place) {
+  return (result.way == Result::Way::kGate ? place.panel / 2 : place.panel) * kPanel;
+}
 
 // A vector of products of a row, from its sums; `output` counts in panels.
 F32 product(const Linear& linear, const Operand& operand, int64_t row, int64_t output, const uint8_t* sums) {
@@ -33,12 +46,18 @@ void write(const Result& result, F32 value, float* out, int64_t count) {
 
 }  // namespace
 
+void expect(const Result& result, const Linear& linear, const Place& place) {
+  const int64_t column = first_column(result, place);
+  const int64_t width = std::min<int64_t>(kPanel, columns_of(result, linear) - column);
+  for (int64_t row = place.row; row < place.row + place.rows; ++row)
+    for (int64_t i = 0; i < width; i += kLineFloats) __builtin_prefetch(result.out + row * result.stride + column + i, 1);
+}
+
 void finish(
     const Linear& linear, const Operand& operand, const Result& result, const Place& place, const uint8_t* sums,
     const uint8_t* ups) {
   const bool gate = result.way == Result::Way::kGate;
-  const int64_t columns = gate ? linear.outputs / 2 : linear.outputs;
-  const int64_t first = (gate ? place.panel / 2 : place.panel) * kPanel;
+  const int64_t columns = columns_of(result, linear), first = first_column(result, place);
   for (int64_t row = 0; row < place.rows; ++row)
     for (int64_t half = 0; half < 2; ++half) {
       const int64_t column = first + half * kLanes, output = place.panel * kPanel + half * kLanes;

@@ -179,6 +179,13 @@ inline I32 splat_quad(const void* at) {
 inline I32 dot_quads(I32 acc, I32 a, I32 b) {
 #if defined(__AVX512VNNI__)
   return bits_as<I32>(_mm512_dpbusd_epi32(bits_as<__m512i>(acc), bits_as<__m512i>(a), bits_as<__m512i>(b)));
+#elif defined(__AVX2__)
+  // Pairs of 16 bits cannot overflow, as sums of two products of bytes would.
+  const __m256i x = bits_as<__m256i>(a), y = bits_as<__m256i>(b);
+  const __m256i even = _mm256_madd_epi16(
+      _mm256_and_si256(x, _mm256_set1_epi16(0xff)), _mm256_srai_epi16(_mm256_slli_epi16(y, 8), 8));
+  const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(x, 8), _mm256_srai_epi16(y, 8));
+  return acc + bits_as<I32>(even) + bits_as<I32>(odd);
 #else
   for (int shift = 0; shift < 32; shift += 8) {
     const I32 left = (a >> shift) & 0xff;

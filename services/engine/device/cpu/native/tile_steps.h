@@ -10,7 +10,8 @@ struct Float32Dot {
   using Sum = F32;
   using Weights = F32;
   static constexpr int kInputs = 1;
-  static constexpr int kRows = kManyRegisters ? 12 : 6;
+  // As many accumulators as there are registers for, or what addresses of rows there are registers for.
+  static constexpr int kRows = kManyRegisters ? 10 : 6;
   static F32 spread(const uint8_t* x) { return splat(load_as<float>(x)); }
   static F32 add(F32 sum, F32 x, F32 weights) { return fma(x, weights, sum); }
 };
@@ -20,7 +21,7 @@ struct Bfloat16Dot {
   using Weights = U32;
   static constexpr int kInputs = 2;
   // With 16 registers: as each pair of brain floats may have to be taken apart in a register of its own.
-  static constexpr int kRows = kManyRegisters ? 12 : 4;
+  static constexpr int kRows = kManyRegisters ? 10 : 4;
   static U32 spread(const uint8_t* x) { return splat_pair(reinterpret_cast<const Bf16*>(x)); }
   static F32 add(F32 sum, U32 x, U32 weights) { return dot_pairs(sum, x, weights); }
 };
@@ -29,7 +30,7 @@ struct Int8Dot {
   using Sum = I32;
   using Weights = I32;
   static constexpr int kInputs = 4;
-  static constexpr int kRows = kManyRegisters ? 12 : 4;
+  static constexpr int kRows = kManyRegisters ? 10 : 4;
   static I32 spread(const uint8_t* x) { return splat_quad(x); }
   static I32 add(I32 sum, I32 x, I32 weights) { return dot_quads(sum, x, weights); }
 };
