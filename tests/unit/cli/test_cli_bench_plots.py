@@ -18,7 +18,7 @@ from catenary.runtime import StartRefused
 
 def _point(value: float | None, *, failing: int = 0, answered: int = 40) -> Point:
     """A run of 10 s."""
-    generator = random.Random(value)
+    generator = random.Random(f"point {value}")
     records = []
     for number in range(answered + failing):
         sent = generator.uniform(0, 9)
