@@ -100,11 +100,11 @@ class Answer:
 
     def lost(self, now: float, detail: str) -> None:
         """The connection is gone. An answer whose end was told is whole: some servers hang up in place of
-        [DONE]."""
+        [DONE], and after a refusal of no stated length."""
         if self.done:
             return
-        if self._streamed and self._finished:
-            self._end(now)
+        if self.started and (self._finished or not self._streamed):
+            self.complete(now)
         else:
             self.fail("cut", detail, now)
 

@@ -150,7 +150,10 @@ class _Page:
         self.done = True
 
     def lost(self, now: float, detail: str) -> None:
-        self.fail("cut", detail, now)
+        if self.started:
+            self.complete(now)
+        else:
+            self.fail("cut", detail, now)
 
     def fail(self, kind: str, detail: str, now: float) -> None:
         if not self.done:

@@ -145,6 +145,11 @@ async def _refused(exchange: Exchange) -> None:
     await exchange.refuse(429, "slow down")
 
 
+async def _refused_without_length(exchange: Exchange) -> None:
+    await exchange.raw(b'HTTP/1.1 503 No\r\nConnection: close\r\n\r\n{"error": {"message": "too hot"}}')
+    exchange.writer.close()
+
+
 async def _broken(exchange: Exchange) -> None:
     await _half(exchange)
     await exchange.event({"error": {"message": "no memory", "code": 500}})
@@ -172,6 +177,7 @@ MISBEHAVIOUR = {
     "cut": (_cut, "cut", "closed the connection"),
     "short": (_short, "cut", "ended before the answer did"),
     "refused": (_refused, "http_429", "slow down"),
+    "refused without a length": (_refused_without_length, "http_503", "too hot"),
     "error in the stream": (_broken, "error_event", "no memory"),
     "no HTTP": (_garbage, "bad_answer", "no HTTP"),
     "no stream": (_no_stream, "bad_answer", "no event stream"),

@@ -68,13 +68,14 @@ def _serve(config: BenchServeConfig) -> int:
             plan = at_point(plan, sweep, value)
         points.append(Point(value, plan, _measure(config, plan, prompts, _label(sweep, value))))
     document = _document(config, sweep, points, started)
+    # First what cannot fail: a full disk is not to take the numbers of an hour with it.
+    _show(config, sweep, points, document)
     if config.save is not None:
         write_file(config.save, msgspec.json.format(msgspec.json.encode(document)), "--save")
     if config.plots is not None:
         from catenary.cli.bench.plots import draw
 
         draw(config.plots, sweep, points)
-    _show(config, sweep, points, document)
     return 0 if any(point.result.completed for point in points) else 1
 
 

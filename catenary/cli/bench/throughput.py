@@ -135,12 +135,16 @@ def _tell(
         **asdict(result),
     }
     encoded = msgspec.json.encode(document)
-    if config.save is not None:
-        write_file(config.save, msgspec.json.format(encoded), "--save")
     if config.format == "json":
         print(encoded.decode())
-        return
-    print(
+    else:
+        print(_sentences(result))
+    if config.save is not None:
+        write_file(config.save, msgspec.json.format(encoded), "--save")
+
+
+def _sentences(result: BatchResult) -> str:
+    return (
         f"{result.requests} prompts in {result.duration_s:.2f} s: {number(result.request_throughput)} "
         f"requests/s, {number(result.output_throughput)} output tokens/s, "
         f"{number(result.total_throughput)} tokens/s in all\n"

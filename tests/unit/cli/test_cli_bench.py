@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from catenary.bench import TokenizerText
 from catenary.cli.main import main
 from tests.support.sse_origin import Exchange, Origin, polite, running_origin
+from tests.support.tiny_tokenizer import write_tiny_model
 
 SMALL = ["--input-len", "5", "--output-len", "4", "--num-prompts", "3"]
 
@@ -232,3 +234,48 @@ def test_what_is_missing_is_named_in_one_line() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr == "catenary bench: httptools is missing: pip install 'catenary[bench]'\n"
+
+
+def test_a_ramp_and_a_duration_are_an_open_loop(origin: Origin, capsys: pytest.CaptureFixture[str]) -> None:
+    ramp = ["--ramp-up", "exponential", "--ramp-up-from", "50", "--ramp-up-to", "500"]
+    assert _serve(origin, *ramp, "--duration-s", "0.5") == 0
+    out = capsys.readouterr().out
+    assert "latencies count from when a request was due" in out
+    assert "the prompts were used up before --duration-s was over" in out
+    assert "started late by" in out
+
+
+def test_files_hold_what_is_asked(origin: Origin, tmp_path: Path) -> None:
+    tokenizer = write_tiny_model(tmp_path / "tiny")
+    said = [{"from": "human", "value": "what is it then"}, {"from": "gpt", "value": "nothing at all"}]
+    shared = tmp_path / "sharegpt.json"
+    shared.write_text(json.dumps([{"conversations": said}] * 2))
+    words = ["--warmup", "0", "--dataset-path", str(shared), "--endpoint", "chat"]
+    serve = ["bench", "serve", "--base-url", origin.address]
+    assert main([*serve, "--dataset", "sharegpt", "--tokenizer", str(tokenizer), *words]) == 0
+    assert [body["messages"][0]["content"] for body in origin.bodies] == ["what is it then"] * 2
+    assert origin.bodies[0]["max_tokens"] == TokenizerText.load(tokenizer).count("nothing at all")
+    origin.exchanges.clear()
+    lines = tmp_path / "lines"
+    lines.write_text('{"prompt": [5, 6]}\n{"prompt": "text", "output_tokens": 3}\n')
+    assert main([*serve, "--dataset", "lines", "--dataset-path", str(lines), "--warmup", "0"]) == 0
+    assert [(body["prompt"], body["max_tokens"]) for body in origin.bodies] == [([5, 6], 128), ("text", 3)]
+
+
+def test_plots_name_what_they_lack(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["bench", "serve", "--plots", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == (
+        "catenary bench serve: --plots: matplotlib is missing: pip install 'catenary[bench]'\n"
+    )
+
+
+def test_the_numbers_are_shown_even_if_they_cannot_be_kept(
+    origin: Origin, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _serve(origin, "--save", str(tmp_path)) == 2
+    captured = capsys.readouterr()
+    assert "3 answered" in captured.out
+    assert "cannot be written" in captured.err
