@@ -1,0 +1,181 @@
+"""What gateway, router and tokenizer add to a request's latency: beside the engine asked directly.
+
+Run: `python -m benchmarks.added_latency`. Two scripted engines with one script, each a process: one behind
+router, tokenizer and gateway (processes too), one attached to this process, which plays a router that does
+nothing else. So both latencies have the engine's servicer and its gRPC stream in them, and the difference is
+what a request gains on its way through the others and through HTTP, this client included. Rounds alternate
+between the two. Each of the streams is a closed loop that waits for a random part of a step before it asks
+again: an engine takes what comes during a step at its end, so requests that were sent right behind the last
+step's tokens would hide up to a step of delay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+import os
+import random
+import shutil
+import statistics
+import tempfile
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import uvloop
+
+from benchmarks.overhead import CpuMeter, PlayedRouter, SseConnection, Times
+from benchmarks.overhead.sse_client import request_of
+from tests.support.e2e_stack import ProcessStack, StackPlan
+from tests.support.gateway import CHAT, MODEL, script
+from tests.support.http import call
+from tests.support.service_process import ServiceProcess
+from tests.support.tiny_tokenizer import write_tiny_model
+
+MESSAGES = [
+    {"role": "system", "content": "Answer shortly."},
+    {"role": "user", "content": "What is the largest city of the country that has the longest coast?"},
+]
+Ask = Callable[[int], Awaitable[Times]]
+
+
+async def closed_loop(ask: Ask, options: argparse.Namespace, seed: int) -> list[Times]:
+    """One round: each stream asks again and again; the first request of each is a warm-up."""
+
+    async def stream(number: int) -> list[Times]:
+        chance = random.Random(f"{seed}.{number}")
+        times = []
+        for _ in range(options.requests + 1):
+            await asyncio.sleep(chance.random() * options.step_ms / 1e3)
+            times.append(await ask(number))
+        return times[1:]
+
+    return [one for many in await asyncio.gather(*map(stream, range(options.streams))) for one in many]
+
+
+class Bench:
+    """The processes, and the two ways to ask."""
+
+    def __init__(self, directory: Path, options: argparse.Namespace) -> None:
+        self._options = options
+        capacity = {"max_running": options.streams, "total_blocks": 65_536, "max_batched_tokens": 65_536}
+        played = directory / "script.json"
+        played.write_bytes(msgspec.json.encode(script(step_delay_ms=options.step_ms, capacity=capacity)))
+        flags = ("--scripted", str(played))
+        reports = ("--report-interval-ms", "500", "--lease-ms", "10000")
+        model = write_tiny_model(directory / "model")
+        self.stack = ProcessStack(
+            directory, StackPlan(model, MODEL, engine_flags=flags, router_flags=reports)
+        )
+        self.router = PlayedRouter(f"unix:{directory}/played.sock", MODEL)
+        self._direct = ServiceProcess(
+            "engine-direct",
+            "services.engine",
+            (
+                *("--listen", f"unix:{directory}/direct.sock", "--router", self.router.target),
+                *("--served-model-name", MODEL, *self.stack.secrets.flags, *flags),
+            ),
+            directory,
+        )
+        self._connections: list[SseConnection] = []
+        self._request = b""
+        self._prompt: list[int] = []
+
+    async def start(self) -> None:
+        """Start all and wait until both ways are open."""
+        self.stack.start()
+        self._direct.start()
+        await self.stack.ready(timeout_s=60)
+        async with asyncio.timeout(30):
+            await self.router.attached.wait()
+        address = self.stack.address
+        told = await call(address, "POST", "/tokenize", {"model": MODEL, "messages": MESSAGES})
+        self._prompt = told.json()["tokens"]
+        body = {"model": MODEL, "messages": MESSAGES, "max_tokens": self._options.tokens}
+        self._request = request_of(CHAT, {**body, "stream": True, "ignore_eos": True})
+        self._connections = [await SseConnection.to(address) for _ in range(self._options.streams)]
+
+    def kill(self) -> None:
+        """End all processes."""
+        self.stack.kill()
+        self._direct.kill()
+
+    async def direct(self, _number: int) -> Times:
+        """Ask the engine."""
+        return await self.router.ask(self._prompt, self._options.tokens)
+
+    async def through(self, number: int) -> Times:
+        """Ask the gateway."""
+        return await self._connections[number].ask(self._request)
+
+    def meter(self) -> CpuMeter:
+        """CPU time of the processes that a request passes."""
+        stack = self.stack
+        parts = {"gateway": stack.gateway, "router": stack.router, "tokenizer": stack.tokenizer}
+        pids = {name: service.pid for name, service in parts.items()}
+        pids |= {"engine": stack.engines[0].pid, "this client": os.getpid()}
+        return CpuMeter(pids)
+
+
+def row(name: str, direct: Sequence[float], through: Sequence[float]) -> str:
+    """A line of the table: seconds to milliseconds."""
+    added = statistics.fmean(through) - statistics.fmean(direct)
+    error = math.sqrt(sum(statistics.variance(side) / len(side) for side in (direct, through)))
+    cells = [1e3 * statistics.fmean(direct), 1e3 * statistics.fmean(through)]
+    middles = 1e3 * (statistics.median(through) - statistics.median(direct))
+    late = 1e3 * (statistics.quantiles(through, n=100)[98] - statistics.quantiles(direct, n=100)[98])
+    return (
+        f"| {name} | {cells[0]:.1f} | {cells[1]:.1f} | {1e3 * added:.2f} ± {1e3 * error:.2f} "
+        f"| {middles:.2f} | {late:.2f} |"
+    )
+
+
+async def run(options: argparse.Namespace, directory: Path) -> None:
+    """All rounds, then a table."""
+    bench = Bench(directory, options)
+    sides: dict[str, list[Times]] = {"direct": [], "through": []}
+    usage: dict[str, float] = {}
+    passed = 0.0
+    try:
+        async with bench.router:
+            await bench.start()
+            for seed in range(options.rounds):
+                sides["direct"] += await closed_loop(bench.direct, options, seed)
+                meter = bench.meter()
+                meter.start()
+                sides["through"] += await closed_loop(bench.through, options, seed)
+                seconds, spent = meter.stop()
+                passed += seconds
+                usage = {name: usage.get(name, 0.0) + cpu for name, cpu in spent.items()}
+    finally:
+        bench.kill()
+    print(f"{len(sides['through'])} requests of {options.tokens} tokens, {options.streams} at once")
+    print("| ms | direct, mean | through, mean | added, mean | added, median | added, p99 |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for name, seconds_of in (
+        ("to the first token", lambda times: times.first - times.asked),
+        ("to the last token", lambda times: times.last - times.asked),
+    ):
+        print(row(name, *([seconds_of(times) for times in side] for side in sides.values())))
+    print("CPU of a core: " + ", ".join(f"{name} {cpu / passed:.0%}" for name, cpu in usage.items()))
+
+
+def main() -> None:
+    """Read the options and run."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=32, help="tokens of each answer")
+    parser.add_argument("--requests", type=int, default=4, help="of each stream in a round")
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--step-ms", type=float, default=30.0, help="duration of an engine's step")
+    options = parser.parse_args()
+    directory = Path(tempfile.mkdtemp(prefix="cat-"))
+    try:
+        uvloop.run(run(options, directory))
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
