@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-from fastapi import APIRouter
-
 from catenary.telemetry import get_logger
 from gateway import routes
 from gateway.application import guarded, routed
@@ -13,6 +11,7 @@ from gateway.config import GatewayConfig
 from gateway.generation.prompts import PromptService
 from gateway.generation.service import GenerationService
 from gateway.http.protocol import HttpLimits
+from gateway.http.routing import Routes
 from gateway.http.server import HttpServer
 from gateway.limits import limiter_of
 from gateway.metrics import FleetCollector, GatewayMetrics
@@ -125,7 +124,7 @@ class GatewayApp:
         if self._limiter is not None:
             await self._limiter.close()
 
-    def _made_routers(self) -> list[APIRouter]:
+    def _made_routers(self) -> list[Routes]:
         def can_serve() -> bool:
             return self.peers.serve_any
 

@@ -5,37 +5,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from ipaddress import ip_address
 
-from fastapi import APIRouter, FastAPI
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from catenary import __version__
 from gateway.auth import ApiKeys, AuthGate, CallerGate, read_keys
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError, internal
 from gateway.http.context import Observer, RequestContext
 from gateway.http.respond import error_response
+from gateway.http.routing import Routes
 from gateway.limits import LIMIT_HEADERS, Limiter, LimitGate
 
 
-def routed(routers: Sequence[APIRouter]) -> ASGIApp:
+def routed(routers: Sequence[Routes]) -> ASGIApp:
     """The routes; what they raise becomes the API's errors."""
-    app = FastAPI(
-        title="Catenary",
-        version=__version__,
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=None,
-        redirect_slashes=False,
+    app = Starlette(
+        routes=[route for router in routers for route in router.all],
+        exception_handlers={ApiError: _on_api_error, HTTPException: _on_http_error, Exception: _on_defect},
     )
-    app.add_exception_handler(ApiError, _on_api_error)
-    app.add_exception_handler(Exception, _on_defect)
-    app.add_exception_handler(HTTPException, _on_http_error)
-    for router in routers:
-        app.include_router(router)
+    app.router.redirect_slashes = False
     return app
 
 

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from fastapi import APIRouter
 from starlette.types import ASGIApp
 
 from catenary.runtime import StartRefused
@@ -25,6 +24,7 @@ from gateway.batches import (
 )
 from gateway.config import GatewayConfig
 from gateway.generation.service import GenerationService
+from gateway.http.routing import Routes
 from gateway.responses import (
     BackgroundRuns,
     Library,
@@ -79,7 +79,7 @@ class StoredApis:
         self._care: asyncio.Task[None] | None = None
         self._running: asyncio.Task[None] | None = None
 
-    def routers(self) -> list[APIRouter]:
+    def routers(self) -> list[Routes]:
         """Their routes."""
         made = [routes.responses.routes(self._responses, self._library)]
         if self._batches is not None:

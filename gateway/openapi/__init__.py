@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from gateway.openapi.document import document
-from gateway.openapi.operation import ASKS, READS, STORED, Operation, operation, operation_of
+from gateway.openapi.operation import ASKS, READS, STORED, Operation, operation
 
-__all__ = ["ASKS", "READS", "STORED", "Operation", "document", "operation", "operation_of"]
+__all__ = ["ASKS", "READS", "STORED", "Operation", "document", "operation"]

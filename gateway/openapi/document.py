@@ -7,13 +7,11 @@ from collections.abc import Iterable, Sequence
 from http import HTTPStatus
 from typing import Any
 
-from fastapi import APIRouter
-from fastapi.routing import APIRoute
-
 from gateway.errors import ErrorEnvelope
+from gateway.http.routing import DescribedRoute, Routes
 from gateway.openapi.components import Components
 from gateway.openapi.headers import answer_headers, request_headers
-from gateway.openapi.operation import ALWAYS, JSON, Operation, operation_of
+from gateway.openapi.operation import ALWAYS, JSON, Operation
 
 VERSION = "3.1.0"
 _EVENTS = "text/event-stream"
@@ -35,14 +33,10 @@ _FAILURES = {
 }
 
 
-def document(routers: Iterable[APIRouter], version: str) -> dict[str, Any]:
-    """The OpenAPI document of the routes, those left out that say so. Raises TypeError for a route without
-    a description."""
+def document(routers: Iterable[Routes], version: str) -> dict[str, Any]:
+    """The OpenAPI document of the routes that describe themselves."""
     routes = [
-        (route, operation_of(route))
-        for router in routers
-        for route in router.routes
-        if isinstance(route, APIRoute) and route.include_in_schema
+        (route, route.described) for router in routers for route in router.all if route.described is not None
     ]
     components = _components([described for _, described in routes])
     paths: dict[str, dict[str, Any]] = {}
@@ -74,7 +68,9 @@ def _components(operations: Sequence[Operation]) -> Components:
     return Components(list(dict.fromkeys(written)), list(dict.fromkeys(read)))
 
 
-def _operation(route: APIRoute, method: str, described: Operation, components: Components) -> dict[str, Any]:
+def _operation(
+    route: DescribedRoute, method: str, described: Operation, components: Components
+) -> dict[str, Any]:
     parameters: list[dict[str, Any]] = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
         for name in _PLACEHOLDER.findall(route.path)

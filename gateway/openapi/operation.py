@@ -6,8 +6,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi.routing import APIRoute
-
 from gateway.http.query import Parameter
 from gateway.schemas.base import RequestModel
 
@@ -20,7 +18,6 @@ READS = (413, 415, 429, 503)
 """Those of routes that read a body."""
 ASKS = (*READS, 404, 504)
 """Those of routes that ask a model."""
-_KEY = "catenary"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +59,9 @@ def operation(
     query: Sequence[Parameter] = (),
     fails: Iterable[int] = (),
     also: Mapping[int, Any] | None = None,
-) -> dict[str, Any]:
-    """Arguments of a route decorator. `answer`: the type of a 200; `also`: those of further statuses that
-    have no error envelope. The others are fields of Operation."""
-    described = Operation(
+) -> Operation:
+    """The operation of a route. `answer`: the type of a 200; `also`: those of further statuses that have no
+    error envelope. The others are fields of Operation."""
+    return Operation(
         summary, {200: answer, **(also or {})}, bodies, further, form, event, media_type, query, fails
     )
-    return {"summary": summary, "openapi_extra": {_KEY: described}}
-
-
-def operation_of(route: APIRoute) -> Operation:
-    """What was said with a route. Raises TypeError if nothing was: every route describes itself."""
-    described = (route.openapi_extra or {}).get(_KEY)
-    if not isinstance(described, Operation):
-        raise TypeError(f"the route {route.path} has no description")
-    return described

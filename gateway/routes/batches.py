@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -11,6 +10,7 @@ from gateway.batches import Batch, BatchService
 from gateway.http.answers import Page, json_response, page_of
 from gateway.http.query import Integer, Text, query_of
 from gateway.http.respond import Deferred
+from gateway.http.routing import Routes
 from gateway.openapi import READS, STORED, operation
 from gateway.schemas.batches import BatchRequest
 
@@ -19,19 +19,19 @@ _LIMIT = Integer("limit", 20, 1, 100)
 _LIST = (_AFTER, _LIMIT)
 
 
-def routes(service: BatchService) -> APIRouter:
+def routes(service: BatchService) -> Routes:
     """The routes."""
-    router = APIRouter()
+    router = Routes()
     batches = service.batches
 
     @router.post(
         "/v1/batches",
-        **operation("Run a file of requests", Batch, BatchRequest, fails=(*READS, *STORED)),
+        operation("Run a file of requests", Batch, BatchRequest, fails=(*READS, *STORED)),
     )
     async def create() -> Response:
         return Deferred(service.create)
 
-    @router.get("/v1/batches", **operation("List the batches", Page[Batch], query=_LIST, fails=STORED))
+    @router.get("/v1/batches", operation("List the batches", Page[Batch], query=_LIST, fails=STORED))
     async def list_batches(request: Request) -> Response:
         query = query_of(request, _LIST)
         limit = _LIMIT.of(query)
@@ -39,12 +39,12 @@ def routes(service: BatchService) -> APIRouter:
         found = await batches.listed(owner, limit=limit + 1, after=_AFTER.of(query))
         return json_response(page_of(found, limit))
 
-    @router.get("/v1/batches/{batch_id}", **operation("Describe a batch", Batch, fails=STORED))
+    @router.get("/v1/batches/{batch_id}", operation("Describe a batch", Batch, fails=STORED))
     async def retrieve(request: Request, batch_id: str) -> Response:
         query_of(request, ())
         return json_response(await batches.get(owner_of(request.scope), batch_id))
 
-    @router.post("/v1/batches/{batch_id}/cancel", **operation("End a batch", Batch, fails=STORED))
+    @router.post("/v1/batches/{batch_id}/cancel", operation("End a batch", Batch, fails=STORED))
     async def cancel(request: Request, batch_id: str) -> Response:
         query_of(request, ())
         return json_response(await batches.cancel(owner_of(request.scope), batch_id))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter
 from starlette.responses import Response
 
 from catenary.v1 import tokenizer_pb2
@@ -17,6 +16,7 @@ from gateway.generation.parsing import choose_constraint, choose_parser
 from gateway.generation.planning import truncation
 from gateway.generation.service import GenerationService
 from gateway.http.respond import Deferred
+from gateway.http.routing import Routes
 from gateway.openapi import ASKS, operation
 from gateway.parsing import ParserChoice
 from gateway.schemas import ChatRequest, RequestLimits, parse_request
@@ -58,14 +58,14 @@ class ChatEndpoint(Endpoint[ChatRequest]):
         )
 
 
-def routes(service: GenerationService) -> APIRouter:
+def routes(service: GenerationService) -> Routes:
     """The route."""
-    router = APIRouter()
+    router = Routes()
     serve = partial(service.serve, ChatEndpoint())
 
     @router.post(
         "/v1/chat/completions",
-        **operation(
+        operation(
             "Go on with a chat",
             ChatCompletion,
             ChatRequest,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, ClassVar
 
-from fastapi import APIRouter
 from starlette.responses import Response
 
 from catenary.v1 import tokenizer_pb2
@@ -14,6 +13,7 @@ from gateway.generation.endpoint import Endpoint
 from gateway.generation.planning import truncation
 from gateway.generation.service import GenerationService
 from gateway.http.respond import Deferred
+from gateway.http.routing import Routes
 from gateway.openapi import ASKS, operation
 from gateway.schemas import CompletionRequest, RequestLimits, parse_request
 from gateway.schemas.completion import DEFAULT_MAX_TOKENS
@@ -56,14 +56,14 @@ class CompletionEndpoint(Endpoint[CompletionRequest]):
         )
 
 
-def routes(service: GenerationService) -> APIRouter:
+def routes(service: GenerationService) -> Routes:
     """The route."""
-    router = APIRouter()
+    router = Routes()
     serve = partial(service.serve, CompletionEndpoint())
 
     @router.post(
         "/v1/completions",
-        **operation(
+        operation(
             "Go on with a text",
             Completion,
             CompletionRequest,

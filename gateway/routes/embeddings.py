@@ -8,13 +8,13 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter
 from starlette.responses import Response
 
 from catenary.v1 import common_pb2
 from gateway.errors import bad_request
 from gateway.generation.chat_input import chat_input
 from gateway.http.respond import Deferred
+from gateway.http.routing import Routes
 from gateway.openapi import ASKS, operation
 from gateway.pooling.answers import Embedding, EmbeddingList, usage_of
 from gateway.pooling.endpoint import PooledEndpoint
@@ -91,14 +91,14 @@ def _dimensions(wanted: int | None, model: Model) -> int | None:
     raise bad_request(f"Invalid 'dimensions': this model's vectors can have {allowed} numbers.", "dimensions")
 
 
-def routes(service: PoolingService) -> APIRouter:
+def routes(service: PoolingService) -> Routes:
     """The route."""
-    router = APIRouter()
+    router = Routes()
     serve = partial(service.serve, EmbeddingEndpoint())
 
     @router.post(
         "/v1/embeddings",
-        **operation(
+        operation(
             "Turn texts into vectors", EmbeddingList, EmbeddingRequest, ChatEmbeddingRequest, fails=ASKS
         ),
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
@@ -13,6 +12,7 @@ from gateway.batches import BatchService, FileObject, FileStore, UploadForm, fil
 from gateway.http.answers import Deleted, Page, json_response, page_of
 from gateway.http.query import Choice, Integer, Text, query_of
 from gateway.http.respond import Deferred
+from gateway.http.routing import Routes
 from gateway.openapi import READS, STORED, operation
 
 _BYTES = "application/octet-stream"
@@ -23,19 +23,19 @@ _PURPOSE = Text("purpose", "List files of this purpose alone.")
 _LIST = (_AFTER, _LIMIT, _ORDER, _PURPOSE)
 
 
-def routes(service: BatchService) -> APIRouter:
+def routes(service: BatchService) -> Routes:
     """The routes."""
-    router = APIRouter()
+    router = Routes()
     files = service.files
 
     @router.post(
         "/v1/files",
-        **operation("Upload a file of requests", FileObject, form=UploadForm, fails=READS),
+        operation("Upload a file of requests", FileObject, form=UploadForm, fails=READS),
     )
     async def upload() -> Response:
         return Deferred(service.upload)
 
-    @router.get("/v1/files", **operation("List the files", Page[FileObject], query=_LIST, fails=STORED))
+    @router.get("/v1/files", operation("List the files", Page[FileObject], query=_LIST, fails=STORED))
     async def list_files(request: Request) -> Response:
         query = query_of(request, _LIST)
         limit = _LIMIT.of(query)
@@ -48,14 +48,14 @@ def routes(service: BatchService) -> APIRouter:
         )
         return json_response(page_of(found, limit))
 
-    @router.get("/v1/files/{file_id}", **operation("Describe a file", FileObject, fails=STORED))
+    @router.get("/v1/files/{file_id}", operation("Describe a file", FileObject, fails=STORED))
     async def retrieve(request: Request, file_id: str) -> Response:
         query_of(request, ())
         return json_response(await files.get(owner_of(request.scope), file_id))
 
     @router.get(
         "/v1/files/{file_id}/content",
-        **operation("Read a file", bytes, media_type=_BYTES, fails=STORED),
+        operation("Read a file", bytes, media_type=_BYTES, fails=STORED),
     )
     async def content(request: Request, file_id: str) -> Response:
         query_of(request, ())
@@ -65,7 +65,7 @@ def routes(service: BatchService) -> APIRouter:
         headers = {"x-content-type-options": "nosniff"}
         return StreamingResponse(_whole(files, file), media_type=_BYTES, headers=headers)
 
-    @router.delete("/v1/files/{file_id}", **operation("Forget a file", Deleted, fails=(*STORED, 409)))
+    @router.delete("/v1/files/{file_id}", operation("Forget a file", Deleted, fails=(*STORED, 409)))
     async def delete(request: Request, file_id: str) -> Response:
         query_of(request, ())
         await files.delete(owner_of(request.scope), file_id)

@@ -4,36 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fastapi import APIRouter
 from starlette.responses import Response
 
 from gateway.http.answers import Status, json_response
+from gateway.http.routing import Routes
 from gateway.openapi import operation
 
 _NOT_NOW = {503: Status}
 
 
-def routes(*, can_serve: Callable[[], bool], draining: Callable[[], bool]) -> APIRouter:
+def routes(*, can_serve: Callable[[], bool], draining: Callable[[], bool]) -> Routes:
     """The routes.
 
     Args:
         can_serve: whether there is a session to the router, an engine that serves a model, and a tokenizer.
         draining: whether the gateway takes nothing new; /ready then says so, and load balancers turn away.
     """
-    router = APIRouter()
+    router = Routes()
 
-    @router.head("/live", include_in_schema=False)
-    @router.get("/live", **operation("The process is alive", Status))
+    @router.head("/live", None)
+    @router.get("/live", operation("The process is alive", Status))
     async def live() -> Response:
         return _status("ok")
 
-    @router.head("/health", include_in_schema=False)
-    @router.get("/health", **operation("An engine serves a model", Status, also=_NOT_NOW))
+    @router.head("/health", None)
+    @router.get("/health", operation("An engine serves a model", Status, also=_NOT_NOW))
     async def health() -> Response:
         return _status("ok" if can_serve() else "unavailable")
 
-    @router.head("/ready", include_in_schema=False)
-    @router.get("/ready", **operation("New requests are taken", Status, also=_NOT_NOW))
+    @router.head("/ready", None)
+    @router.get("/ready", operation("New requests are taken", Status, also=_NOT_NOW))
     async def ready() -> Response:
         if draining():
             return _status("draining")

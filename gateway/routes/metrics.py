@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
+from gateway.http.routing import Routes
 from gateway.metrics import GatewayMetrics
 from gateway.openapi import operation
 
 
-def routes(metrics: GatewayMetrics) -> APIRouter:
+def routes(metrics: GatewayMetrics) -> Routes:
     """The route."""
-    router = APIRouter()
+    router = Routes()
 
-    @router.get("/metrics", **operation("Prometheus metrics", str, media_type=CONTENT_TYPE_LATEST))
+    @router.get("/metrics", operation("Prometheus metrics", str, media_type=CONTENT_TYPE_LATEST))
     async def page() -> Response:
         return Response(metrics.page(), media_type=CONTENT_TYPE_LATEST)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import msgspec
-from fastapi import APIRouter
 from starlette.responses import Response
 
 from catenary.v1 import common_pb2, router_pb2
 from gateway.errors import model_not_found
 from gateway.http.answers import json_response
+from gateway.http.routing import Routes
 from gateway.openapi import operation
 from gateway.text.models import ModelBoard, tasks_of
 
@@ -47,15 +47,15 @@ def describe(model: router_pb2.ServedModel) -> ModelCard:
     return ModelCard(info.name, "model", model.created, OWNER, info.name, None, info.max_model_len, tasks)
 
 
-def routes(models: ModelBoard) -> APIRouter:
+def routes(models: ModelBoard) -> Routes:
     """The routes. Ids may contain slashes."""
-    router = APIRouter()
+    router = Routes()
 
-    @router.get("/v1/models", **operation("List the served models", ModelList))
+    @router.get("/v1/models", operation("List the served models", ModelList))
     async def list_models() -> Response:
         return json_response(ModelList([describe(model) for model in models.served]))
 
-    @router.get("/v1/models/{model_id:path}", **operation("Describe a served model", ModelCard, fails=(404,)))
+    @router.get("/v1/models/{model_id:path}", operation("Describe a served model", ModelCard, fails=(404,)))
     async def get_model(model_id: str) -> Response:
         if not model_id:
             raise model_not_found(model_id)

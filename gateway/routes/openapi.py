@@ -7,22 +7,22 @@ from functools import cache
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter
 from starlette.responses import Response
 
 from catenary import __version__
+from gateway.http.routing import Routes
 from gateway.openapi import document, operation
 
 
-def routes(routers: Sequence[APIRouter]) -> APIRouter:
+def routes(routers: Sequence[Routes]) -> Routes:
     """The route; it needs a key like any other. `routers`: all others."""
-    router = APIRouter()
+    router = Routes()
 
     @cache
     def encoded() -> bytes:
         return msgspec.json.encode(document([*routers, router], __version__))
 
-    @router.get("/openapi.json", **operation("This document", dict[str, Any]))
+    @router.get("/openapi.json", operation("This document", dict[str, Any]))
     async def openapi() -> Response:
         return Response(encoded(), media_type="application/json")
 

@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter
 from starlette.responses import Response
 
 from catenary.v1 import common_pb2
 from gateway.http.respond import Deferred
+from gateway.http.routing import Routes
 from gateway.openapi import ASKS, operation
 from gateway.pooling.answers import (
     ApiVersion,
@@ -75,20 +75,20 @@ def _shortened(documents: Sequence[str], model: Model, tokens: int) -> list[str]
     return [model.vocabulary.shortened(document, tokens) for document in documents]
 
 
-def routes(service: PoolingService) -> APIRouter:
+def routes(service: PoolingService) -> Routes:
     """The routes."""
-    router = APIRouter()
+    router = Routes()
     jina = partial(service.serve, RerankEndpoint(cohere=False))
     cohere = partial(service.serve, RerankEndpoint(cohere=True))
     summary = "Sort documents by how well they answer a query"
     described = operation(summary, Ranking, RerankRequest, fails=ASKS)
 
-    @router.post("/rerank", **described)
-    @router.post("/v1/rerank", **described)
+    @router.post("/rerank", described)
+    @router.post("/v1/rerank", described)
     async def rerank() -> Response:
         return Deferred(jina)
 
-    @router.post("/v2/rerank", **operation(summary, CohereRanking, RerankRequest, fails=ASKS))
+    @router.post("/v2/rerank", operation(summary, CohereRanking, RerankRequest, fails=ASKS))
     async def rerank_v2() -> Response:
         return Deferred(cohere)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -15,6 +14,7 @@ from gateway.generation.fitting import fitted
 from gateway.http.answers import Deleted, Page, json_response
 from gateway.http.query import Choice, Integer, Text, query_of
 from gateway.http.respond import Deferred
+from gateway.http.routing import Routes
 from gateway.openapi import ASKS, STORED, operation
 from gateway.parsing import ParserChoice
 from gateway.responses import InputTokens, Item, Library, ResponseEvent, ResponsesService, page, stored_items
@@ -79,21 +79,21 @@ class ResponsesEndpoint(ChatEndpoint):
         return choice
 
 
-def routes(service: ResponsesService, library: Library) -> APIRouter:
+def routes(service: ResponsesService, library: Library) -> Routes:
     """The routes."""
-    router = APIRouter()
+    router = Routes()
     _making(router, service)
     _stored(router, service, library)
     return router
 
 
-def _making(router: APIRouter, service: ResponsesService) -> None:
+def _making(router: Routes, service: ResponsesService) -> None:
     """What takes a request for a response."""
     further = (ChatRequest, PASSED_ON)
 
     @router.post(
         "/v1/responses",
-        **operation(
+        operation(
             "Make a response",
             ResponseObject,
             ResponsesRequest,
@@ -107,7 +107,7 @@ def _making(router: APIRouter, service: ResponsesService) -> None:
 
     @router.post(
         "/v1/responses/input_tokens",
-        **operation(
+        operation(
             "Count a response's input tokens", InputTokens, ResponsesRequest, further=further, fails=ASKS
         ),
     )
@@ -115,12 +115,12 @@ def _making(router: APIRouter, service: ResponsesService) -> None:
         return Deferred(service.count)
 
 
-def _stored(router: APIRouter, service: ResponsesService, library: Library) -> None:
+def _stored(router: Routes, service: ResponsesService, library: Library) -> None:
     """What is done with a response that is kept."""
 
     @router.get(
         "/v1/responses/{response_id}",
-        **operation(
+        operation(
             "Read a stored response",
             ResponseObject,
             event=ResponseEvent,
@@ -142,7 +142,7 @@ def _stored(router: APIRouter, service: ResponsesService, library: Library) -> N
         return Response(record.response, media_type=_JSON)
 
     @router.delete(
-        "/v1/responses/{response_id}", **operation("Forget a stored response", Deleted, fails=STORED)
+        "/v1/responses/{response_id}", operation("Forget a stored response", Deleted, fails=STORED)
     )
     async def delete(request: Request, response_id: str) -> Response:
         query_of(request, ())
@@ -151,7 +151,7 @@ def _stored(router: APIRouter, service: ResponsesService, library: Library) -> N
 
     @router.post(
         "/v1/responses/{response_id}/cancel",
-        **operation("Stop making a response in the background", ResponseObject, fails=STORED),
+        operation("Stop making a response in the background", ResponseObject, fails=STORED),
     )
     async def cancel(request: Request, response_id: str) -> Response:
         query_of(request, ())
@@ -159,7 +159,7 @@ def _stored(router: APIRouter, service: ResponsesService, library: Library) -> N
 
     @router.get(
         "/v1/responses/{response_id}/input_items",
-        **operation("List the input of a stored response", Page[Item], query=_LIST, fails=STORED),
+        operation("List the input of a stored response", Page[Item], query=_LIST, fails=STORED),
     )
     async def input_items(request: Request, response_id: str) -> Response:
         query = query_of(request, _LIST)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter
 from starlette.responses import Response
 
 from catenary import __version__
@@ -15,6 +14,7 @@ from gateway.generation.endpoint import Endpoint
 from gateway.generation.service import GenerationService
 from gateway.http.answers import Version, json_response
 from gateway.http.respond import Deferred
+from gateway.http.routing import Routes
 from gateway.openapi import ASKS, operation
 from gateway.routes.chat_completions import ChatEndpoint
 from gateway.routes.completions import CompletionEndpoint
@@ -23,9 +23,9 @@ from gateway.streaming.chat import ChatChunk, ChatCompletion
 from gateway.streaming.completion import Completion
 
 
-def routes(service: GenerationService, *, can_serve: Callable[[], bool]) -> APIRouter:
+def routes(service: GenerationService, *, can_serve: Callable[[], bool]) -> Routes:
     """The routes. `can_serve` as for /health."""
-    router = APIRouter()
+    router = Routes()
     endpoints: dict[str, Endpoint[Any]] = {"messages": ChatEndpoint(), "prompt": CompletionEndpoint()}
 
     def choose(body: dict[str, Any]) -> Endpoint[Any]:
@@ -40,15 +40,15 @@ def routes(service: GenerationService, *, can_serve: Callable[[], bool]) -> APIR
 
     serve = partial(service.dispatch, choose)
 
-    @router.head("/ping", include_in_schema=False)
-    @router.post("/ping", include_in_schema=False)
-    @router.get("/ping", **operation("An engine serves a model", None, also={503: None}))
+    @router.head("/ping", None)
+    @router.post("/ping", None)
+    @router.get("/ping", operation("An engine serves a model", None, also={503: None}))
     async def ping() -> Response:
         return Response(status_code=200 if can_serve() else 503)
 
     @router.post(
         "/invocations",
-        **operation(
+        operation(
             "A chat or a completion, by the body's fields",
             (ChatCompletion, Completion),
             ChatRequest,
@@ -60,7 +60,7 @@ def routes(service: GenerationService, *, can_serve: Callable[[], bool]) -> APIR
     async def invocations() -> Response:
         return Deferred(serve)
 
-    @router.get("/version", **operation("Version of the gateway", Version))
+    @router.get("/version", operation("Version of the gateway", Version))
     async def version() -> Response:
         return json_response(Version(__version__))
 

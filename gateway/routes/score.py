@@ -6,11 +6,11 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter
 from starlette.responses import Response
 
 from catenary.v1 import common_pb2
 from gateway.http.respond import Deferred
+from gateway.http.routing import Routes
 from gateway.openapi import ASKS, operation
 from gateway.pooling.answers import Score, ScoreList, usage_of
 from gateway.pooling.endpoint import PooledEndpoint
@@ -48,14 +48,14 @@ class ScoreEndpoint(PooledEndpoint[ScoreRequest]):
         return msgspec.json.encode(answer)
 
 
-def routes(service: PoolingService) -> APIRouter:
+def routes(service: PoolingService) -> Routes:
     """The routes."""
-    router = APIRouter()
+    router = Routes()
     serve = partial(service.serve, ScoreEndpoint())
     described = operation("Score how well texts belong together", ScoreList, ScoreRequest, fails=ASKS)
 
-    @router.post("/score", **described)
-    @router.post("/v1/score", **described)
+    @router.post("/score", described)
+    @router.post("/v1/score", described)
     async def score() -> Response:
         return Deferred(serve)
 

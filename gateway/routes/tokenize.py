@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter
 from starlette.responses import Response
 
 from gateway.generation.prompt_answers import RenderedRequest, Tokens, TokensText
 from gateway.generation.prompts import Handler, PromptService
 from gateway.http.respond import Deferred
-from gateway.openapi import ASKS, operation
+from gateway.http.routing import Routes
+from gateway.openapi import ASKS, Operation, operation
 from gateway.routes.chat_completions import ChatEndpoint
 from gateway.routes.completions import CompletionEndpoint
 from gateway.schemas import ChatRequest, CompletionRequest
@@ -19,20 +19,19 @@ from gateway.schemas.chat_input import TokenizeChatRequest
 from gateway.schemas.tokenize import DetokenizeRequest, TokenizeRequest
 
 
-def routes(service: PromptService) -> APIRouter:
+def routes(service: PromptService) -> Routes:
     """The routes; tokenize and detokenize also under /v1."""
-    router = APIRouter()
+    router = Routes()
     chats, texts = ChatEndpoint(), CompletionEndpoint()
 
     async def render_chat(body: dict[str, Any]) -> RenderedRequest:
         (prompt,) = await service.render(chats, body)
         return prompt
 
-    def add(path: str, handler: Handler, described: dict[str, Any]) -> None:
+    def add(path: str, handler: Handler, described: Operation) -> None:
+        @router.post(path, described)
         async def route() -> Response:
             return Deferred(partial(service.serve, handler))
-
-        router.add_api_route(path, route, methods=["POST"], **described)
 
     for prefix in ("", "/v1"):
         add(

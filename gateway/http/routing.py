@@ -1,0 +1,78 @@
+"""Routes: what answers a method of a path, with what it says about itself."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Match, Route
+from starlette.types import Receive, Scope, Send
+
+if TYPE_CHECKING:
+    from gateway.openapi import Operation
+
+Handler = Callable[..., Awaitable[Response]]
+"""Takes the request if it has a parameter of that name, and those of the path by theirs."""
+
+
+class DescribedRoute(Route):
+    """One method of one path. `described` None: it is left out of the document."""
+
+    def __init__(self, method: str, path: str, handler: Handler, described: Operation | None) -> None:
+        super().__init__(path, _Endpoint(handler), methods=[method], name=handler.__name__)
+        # Starlette lets HEAD follow GET.
+        self.methods = {method}
+        self.described = described
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """See Route. The route itself is in the scope then, for who counts requests."""
+        match, more = super().matches(scope)
+        return match, {**more, "route": self}
+
+
+class Routes:
+    """The routes of one file, in their order."""
+
+    def __init__(self) -> None:
+        self.all: list[DescribedRoute] = []
+
+    def get(self, path: str, described: Operation | None) -> Callable[[Handler], Handler]:
+        """A decorator."""
+        return self._add("GET", path, described)
+
+    def head(self, path: str, described: Operation | None) -> Callable[[Handler], Handler]:
+        """A decorator."""
+        return self._add("HEAD", path, described)
+
+    def post(self, path: str, described: Operation | None) -> Callable[[Handler], Handler]:
+        """A decorator."""
+        return self._add("POST", path, described)
+
+    def delete(self, path: str, described: Operation | None) -> Callable[[Handler], Handler]:
+        """A decorator."""
+        return self._add("DELETE", path, described)
+
+    def _add(self, method: str, path: str, described: Operation | None) -> Callable[[Handler], Handler]:
+        def add(handler: Handler) -> Handler:
+            self.all.append(DescribedRoute(method, path, handler, described))
+            return handler
+
+        return add
+
+
+class _Endpoint:
+    """A handler as an ASGI application."""
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+        self._takes_request = "request" in inspect.signature(handler).parameters
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._takes_request:
+            response = await self._handler(Request(scope, receive), **scope["path_params"])
+        else:
+            response = await self._handler(**scope["path_params"])
+        await response(scope, receive, send)
