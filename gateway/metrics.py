@@ -19,6 +19,7 @@ from catenary.v1 import router_pb2
 from gateway.errors import ApiError
 from gateway.http.disconnect import ClientGone, SlowReader
 from gateway.streaming.usage import Usage
+from gateway.token_metrics import TokenCounter, TokenHistogram
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
@@ -59,7 +60,7 @@ class GatewayMetrics:
             "catenary_http_seconds", "Seconds of an HTTP request.", _SECONDS, ("route",)
         )
         self.prompt_tokens = self._counter("catenary_prompt_tokens", "Prompt tokens of accepted requests.")
-        self.generated_tokens = self._counter("catenary_generation_tokens", "Generated tokens.")
+        self.generated_tokens = TokenCounter("catenary_generation_tokens", "Generated tokens.", self.registry)
         self.success = self._counter("catenary_request_success", "Finished choices.", ("finished_reason",))
         self.failures = self._counter(
             "catenary_request_failures", "Requests that failed or were given up, by reason.", ("reason",)
@@ -67,8 +68,8 @@ class GatewayMetrics:
         self.first_token = self._histogram(
             "catenary_time_to_first_token_seconds", "Arrival to first token.", _SECONDS
         )
-        self.inter_token = self._histogram(
-            "catenary_inter_token_latency_seconds", "Between tokens.", _TOKEN_SECONDS
+        self.inter_token = TokenHistogram(
+            "catenary_inter_token_latency_seconds", "Between tokens.", _TOKEN_SECONDS, self.registry
         )
         self.per_token = self._histogram(
             "catenary_request_time_per_output_token_seconds",
@@ -149,9 +150,8 @@ class RequestTimer:
         self._started = time.perf_counter()
         self._first: float | None = None
         self._last: dict[int, float] = {}
-        # Finding a labelled one costs as much as counting.
-        self._inter_token = metrics.inter_token.labels(model)
-        self._generated = metrics.generated_tokens.labels(model)
+        self._inter_token = metrics.inter_token.of(model)
+        self._generated = metrics.generated_tokens.of(model)
         self.accepted = False
         """Whether an engine has answered: a request that was refused before has no latency and no tokens."""
 
@@ -176,11 +176,13 @@ class RequestTimer:
             self._first = now
             self._metrics.first_token.labels(self._model).observe(now - self._started)
         # Tokens that came together with a choice's first one have no time between them.
-        gaps, since = (count, self._last[choice]) if choice in self._last else (count - 1, now)
-        for _ in range(gaps):
-            self._inter_token.observe((now - since) / count)
+        since = self._last.get(choice)
+        if since is not None:
+            self._inter_token.add((now - since) / count, count)
+        elif count > 1:
+            self._inter_token.add(0.0, count - 1)
         self._last[choice] = now
-        self._generated.inc(count)
+        self._generated.value += count
 
     def accept(self, prompt_tokens: int) -> None:
         """An engine has taken the request and answered for the first time."""

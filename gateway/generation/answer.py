@@ -12,6 +12,7 @@ from gateway.errors import ApiError, internal
 from gateway.generation.generation import Generation
 from gateway.generation.plan import GenerationPlan
 from gateway.http.disconnect import ClientGone
+from gateway.http.parts import PartSender
 from gateway.streaming.delta import ChoiceDelta, ChoiceResult
 from gateway.streaming.sse import DONE, HEADERS, error_event
 from gateway.streaming.writer import AnyWriter
@@ -54,6 +55,7 @@ def _joined(plan: GenerationPlan, index: int, deltas: list[ChoiceDelta]) -> Choi
 
 async def send_stream(
     send: Send,
+    parts: PartSender,
     generation: Generation,
     writer: AnyWriter,
     *,
@@ -64,13 +66,14 @@ async def send_stream(
 
     Args:
         send: of the request.
+        parts: sends what follows the head.
         generation: what yields the deltas.
         writer: how they are written.
         on_error: called with the code of an error that only the stream could tell.
     """
     await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
     try:
-        await _send_deltas(send, generation, writer)
+        await _send_deltas(parts, generation, writer)
     except ClientGone:
         raise
     except Exception as failure:
@@ -80,11 +83,11 @@ async def send_stream(
             _log.exception("stream failed")
             error = internal()
         on_error(error.code or "")
-        await _send_part(send, error_event(error) + DONE)
+        await parts(error_event(error) + DONE)
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _send_deltas(send: Send, generation: Generation, writer: AnyWriter) -> None:
+async def _send_deltas(parts: PartSender, generation: Generation, writer: AnyWriter) -> None:
     fields = generation.plan.fields
     running = generation.usage if fields.wants_running_usage else lambda: None
     data = writer.opening(generation.plan.count, running())
@@ -95,12 +98,8 @@ async def _send_deltas(send: Send, generation: Generation, writer: AnyWriter) ->
             else:
                 data += writer.delta(delta, running())
         if data and not generation.done:
-            await _send_part(send, data)
+            await parts(data)
             data = b""
     if fields.wants_usage:
         data += writer.usage(generation.usage())
-    await _send_part(send, data + DONE)
-
-
-async def _send_part(send: Send, data: bytes) -> None:
-    await send({"type": "http.response.body", "body": data, "more_body": True})
+    await parts(data + DONE)

@@ -26,6 +26,7 @@ from gateway.generation.planning import make_plan, truncation
 from gateway.generation.priorities import Priorities, Standing
 from gateway.http.body import BodyLimits, read_json_object
 from gateway.http.disconnect import ClientGone, ClientWatch
+from gateway.http.parts import PartSender, part_sender
 from gateway.http.respond import send_json
 from gateway.limits import current_allowance
 from gateway.link import Session
@@ -124,7 +125,7 @@ class GenerationService:
                     endpoint, fields, cache_salt=cache_salt_of(scope), deadline=deadline, watch=watch
                 ) as running,
             ):
-                await _answer(endpoint, running, send)
+                await _answer(endpoint, running, send, part_sender(scope, send))
 
     async def read(self, scope: Scope, receive: Receive) -> dict[str, Any]:
         """A request's body. Raises ApiError, or ClientGone."""
@@ -301,12 +302,12 @@ def answer_head(plan: GenerationPlan) -> AnswerHead:
     )
 
 
-async def _answer(endpoint: Endpoint[T], running: Running, send: Send) -> None:
+async def _answer(endpoint: Endpoint[T], running: Running, send: Send, parts: PartSender) -> None:
     generation = running.generation
     plan = generation.plan
     writer = endpoint.writer(answer_head(plan))
     if plan.fields.stream:
-        await send_stream(send, generation, writer, on_error=running.failed)
+        await send_stream(send, parts, generation, writer, on_error=running.failed)
     else:
         results = await collect(generation)
         await send_json(send, await _encode(writer, results, generation))

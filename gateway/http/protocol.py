@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -11,6 +12,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from catenary.telemetry import bind_request, get_logger
 from gateway.errors import ApiError, bad_request, timed_out
+from gateway.http.parts import WRITE_EXTENSION
 from gateway.http.request_id import request_id_of
 from gateway.http.respond import error_bytes
 from gateway.http.unchunked import unchunked
@@ -155,10 +157,19 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        cycle.scope["extensions"][WRITE_EXTENSION] = {"call": partial(self._write_part, cycle)}
         if cycle.scope["http_version"] == "1.0":
             cycle.waiting_for_100_continue = False
             app = unchunked(cycle, app)
         super()._start_asgi_task(cycle, app)
+
+    def _write_part(self, cycle: RequestResponseCycle, part: bytes) -> bool:
+        if not cycle.chunked_encoding or cycle.disconnected or cycle.response_complete:
+            return False
+        if self.flow.write_paused or not part:
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
+        return True
 
     def _check_framing(self) -> None:
         framing = self._message_bytes - self._body_bytes

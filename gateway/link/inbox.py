@@ -102,7 +102,8 @@ class Inbox:
         """`max_tokens`: how many unread tokens a sequence may have."""
         self.max_tokens = max_tokens
         self._ready: dict[int, SequenceFeed] = {}
-        self._event = asyncio.Event()
+        # There is one wake-up for each token: an Event would double what it costs.
+        self._waiter: asyncio.Future[None] | None = None
         self._interrupt: Exception | None = None
 
     def feed(self, index: int) -> SequenceFeed:
@@ -112,22 +113,30 @@ class Inbox:
     def mark(self, feed: SequenceFeed) -> None:
         """Something is unread in `feed`."""
         self._ready[feed.index] = feed
-        self._event.set()
+        self._wake()
 
     def interrupt(self, error: Exception) -> None:
         """Make this and every later `wait` raise `error`."""
         self._interrupt = self._interrupt or error
-        self._event.set()
+        self._wake()
 
     async def wait(self) -> list[SequenceFeed]:
         """Wait until something is unread, and return the feeds that have it, by index."""
-        if self._event.is_set():
+        if self._ready or self._interrupt is not None:
             # A backlog: without this, reading it would not let the loop do anything else.
             await asyncio.sleep(0)
-        await self._event.wait()
+        else:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
         if self._interrupt is not None:
             raise self._interrupt
-        self._event.clear()
         ready = [self._ready[index] for index in sorted(self._ready)]
         self._ready.clear()
         return ready
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

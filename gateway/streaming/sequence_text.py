@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
+
 from catenary.text import Detokenizer, StopScanner
 from gateway.streaming.entries import LogprobEntry, TokenLogprob, cut_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """What may be shown now.
+class Piece(msgspec.Struct, frozen=True):
+    """What may be shown now. A struct for the reason that ChoiceDelta is one.
 
     text: new text; entries: log probabilities that came to it; count: how many of the tokens that were fed
     belong to the sequence; stop: the stop string that was found, at which the text ends."""

@@ -21,13 +21,18 @@ _encoder = msgspec.json.Encoder()
 _LINE_BREAKS = ((b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"), (b"\xc2\x85", b"\\u0085"))
 
 
-def event(payload: Any) -> bytes:
-    """`data: {json}` and a blank line, on one line for every reader."""
+def json_line(payload: Any) -> bytes:
+    """JSON on one line for every reader."""
     data = _encoder.encode(payload)
     if not data.isascii():
         for character, escape in _LINE_BREAKS:
             data = data.replace(character, escape)
-    return b"data: " + data + b"\n\n"
+    return data
+
+
+def event(payload: Any) -> bytes:
+    """`data: {json}` and a blank line, on one line for every reader."""
+    return b"data: " + json_line(payload) + b"\n\n"
 
 
 def error_event(error: ApiError) -> bytes:

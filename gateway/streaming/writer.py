@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,12 +12,15 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from catenary.text import Vocabulary
+from gateway.parsing import Content
 from gateway.streaming.delta import ChoiceDelta, ChoiceResult, PromptReport
 from gateway.streaming.logprobs import TokenNames
-from gateway.streaming.sse import event
+from gateway.streaming.sse import event, json_line
 from gateway.streaming.usage import Usage
 
 C = TypeVar("C")
+# Stands for the text of a chunk whose rest is encoded once. Nobody can have it in a model's name.
+_HOLE = secrets.token_hex(16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,7 @@ class Writer(ABC, Generic[C]):
         self._absent_usage: UnsetType | None = None if head.with_usage else UNSET
         self._legacy = head.legacy_calls
         self._service_tier = UNSET if head.service_tier is None else head.service_tier
+        self._frames: dict[int, tuple[bytes, bytes]] = {}
 
     def opening(self, count: int, usage: Usage | None) -> bytes:
         """Events in front of the text of `count` choices: none."""
@@ -61,6 +66,8 @@ class Writer(ABC, Generic[C]):
         """The event for news and the one for an end, as far as there is either.
 
         `usage`: the counts so far, for a client that wants them in every chunk."""
+        if usage is None and (text := _alone(delta)) is not None:
+            return self._framed(delta.index, text) if text or delta.parts else b""
         data, prompt = b"", delta.prompt
         for choice in self._news(delta):
             data += self._chunk([choice], usage, prompt)
@@ -96,11 +103,33 @@ class Writer(ABC, Generic[C]):
     ) -> msgspec.Struct:
         """A chunk."""
 
+    def _framed(self, index: int, text: str) -> bytes:
+        """The event for text and nothing else."""
+        if (frame := self._frames.get(index)) is None:
+            before, _, after = self._chunk([self._text(ChoiceDelta(index, _HOLE))], None).partition(
+                json_line(_HOLE)
+            )
+            frame = self._frames[index] = before, after
+        return frame[0] + json_line(text) + frame[1]
+
     def _chunk(self, choices: list[C], usage: Usage | None, prompt: PromptReport | None = None) -> bytes:
         return event(self._object(choices, self._absent_usage if usage is None else usage, prompt))
 
 
 AnyWriter = Writer[Any]
+
+
+def _alone(delta: ChoiceDelta) -> str | None:
+    """The text of news that are nothing but text, as most are; None for others."""
+    if delta.entries or delta.token_ids or delta.prompt is not None or delta.finish_reason is not None:
+        return None
+    parts = delta.parts
+    if parts is None:
+        return delta.text
+    if not parts:
+        return ""
+    part = parts[0]
+    return part.text if len(parts) == 1 and isinstance(part, Content) else None
 
 
 def listed(ids: Sequence[int] | None) -> list[int] | UnsetType:
