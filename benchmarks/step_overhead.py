@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import statistics
 import time
 from collections import defaultdict
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 
 from services.engine.bucketing import BucketLimits, build_plan
+from services.engine.core.handover import Handover
 from services.engine.core.loop import CoreLoop
 from services.engine.core.recording import ServingRecorder
 from services.engine.core.startup import Engine
@@ -56,6 +58,8 @@ class ConstantModel(PagedModel):
         self.hidden_size = 8
         self.layers = (LayerSpec(1, 1, 1, None),)
         self._seconds = seconds
+        self.spans: list[tuple[float, float]] = []
+        """Of each decode's forward: when it began, and when it ended."""
         self._logits = torch.zeros(4096, VOCAB)
         self._logits[:, 7] = 1.0
 
@@ -75,8 +79,11 @@ class ConstantModel(PagedModel):
     def _forward(
         self, tokens: torch.Tensor, positions: torch.Tensor, inputs: PrefillInputs | DecodeInputs
     ) -> torch.Tensor:
+        began = time.perf_counter()
         if self._seconds and isinstance(inputs, DecodeInputs):
             time.sleep(self._seconds)
+        if isinstance(inputs, DecodeInputs):
+            self.spans.append((began, time.perf_counter()))
         return torch.zeros(tokens.shape[0], self.hidden_size)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -124,9 +131,11 @@ def make_core(running: int, *, overlap: bool, seconds: float = 0.0) -> CoreLoop:
         tracer=tracer,
         profiler=Profiler(tracer, max_events=200_000, device=device.profile),
         recorder=ServingRecorder(None),
+        max_beam_width=0,
         async_stepping=overlap,
         ready=ready,
         code=None,
+        handover=Handover(scheduler),
     )
     link: Any = EncodingLink()
     return CoreLoop(link, engine)
@@ -213,6 +222,30 @@ def measure_overlap(running: int, context: int, steps: int, seconds: float) -> N
         print(f"  overlap {'on ' if overlap else 'off'} {statistics.median(times):8.2f}")
 
 
+def measure_gaps(counts: Sequence[int], steps: int, seconds: float) -> None:
+    """Prints how long the device waits from one forward to the next, and what a turn costs meanwhile."""
+    print(f"greedy sequences, forward of {seconds * 1000:.0f} ms; ms per step")
+    print("| rows | between forwards, median | p90 | CPU of the loop, median | CPU of both threads, mean |")
+    print("| --- | --- | --- | --- | --- |")
+    for running in counts:
+        core: Any = make_core(running, overlap=True, seconds=seconds)
+        fill(core, running, CASES["greedy"], 256)
+        spans, turns = core._runner._model.spans, []
+        spans.clear()
+        gc.collect()
+        gc.freeze()
+        whole = time.process_time()
+        for _ in range(steps):
+            start = time.thread_time()
+            core.advance()
+            turns.append((time.thread_time() - start) * 1000)
+        whole = (time.process_time() - whole) * 1000 / steps
+        waits = [(then - done) * 1000 for (_, done), (then, _) in itertools.pairwise(spans)]
+        late = statistics.quantiles(waits, n=10)[8]
+        cells = (statistics.median(waits), late, statistics.median(turns), whole)
+        print(f"| {running} | " + " | ".join(f"{cell:.3f}" for cell in cells) + " |")
+
+
 def main() -> None:
     """Measures."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -220,7 +253,11 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--forward-ms", type=float, default=10.0)
+    parser.add_argument("--gaps", type=int, nargs="+", help="measure only the gaps, at so many rows")
     options = parser.parse_args()
+    if options.gaps:
+        measure_gaps(options.gaps, options.steps, options.forward_ms / 1000)
+        return
     measure_cost(options.running, options.context, options.steps)
     measure_overlap(options.running, options.context, options.steps, options.forward_ms / 1000)
 
