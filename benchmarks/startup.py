@@ -40,9 +40,14 @@ async def lives(address: str) -> bool:
         return False
 
 
+def there(target: str) -> bool:
+    """Whether a unix socket is there: to dial before would lengthen the channel's backoff."""
+    return Path(target.removeprefix("unix:")).exists()
+
+
 async def serves(target: str, secret: str) -> bool:
     """Whether a gRPC service says that it lives."""
-    if not Path(target.removeprefix("unix:")).exists():
+    if not there(target):
         return False
     channel = open_channel(target, secret=secret)
     try:
@@ -70,6 +75,12 @@ async def seconds_until(service: ServiceProcess, ready: Callable[[], Awaitable[b
         service.kill()
 
 
+def remove_sockets(directory: Path) -> None:
+    """Of services that were killed."""
+    for socket in directory.glob("*.sock"):
+        socket.unlink()
+
+
 async def alone(directory: Path, repeats: int) -> None:
     """Gateway, router and tokenizer by themselves."""
     secrets = TestSecrets.write(directory)
@@ -88,8 +99,7 @@ async def alone(directory: Path, repeats: int) -> None:
     for name, (module, options) in flags.items():
         times = []
         for _ in range(repeats):
-            for socket in directory.glob("*.sock"):
-                socket.unlink()
+            remove_sockets(directory)
             service = ServiceProcess(name, module, options, directory)
             if name == "gateway":
                 times.append(await seconds_until(service, lambda: lives(f"http://127.0.0.1:{port}")))
@@ -118,10 +128,10 @@ async def whole(model: str) -> None:
             print(f"{passed()}  {line.decode().rstrip()[:100]}", flush=True)
 
     async def answered() -> None:
-        while not await lives(address):
+        while not await lives(address):  # noqa: ASYNC110
             await asyncio.sleep(POLL_S)
         print(f"{passed()}  the gateway listens", flush=True)
-        while (await call(address, "GET", "/ready", timeout_s=5)).status != 200:
+        while (await call(address, "GET", "/ready", timeout_s=5)).status != 200:  # noqa: ASYNC110
             await asyncio.sleep(POLL_S)
         print(f"{passed()}  the gateway is ready", flush=True)
         for tokens in (1, 16):

@@ -1,8 +1,12 @@
-"""Fills parameters from a checkpoint, tensor by tensor: memory peaks at the model and one tensor."""
+"""Fills parameters from a checkpoint, tensor by tensor: memory peaks at the model and a few tensors."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Final
 
 import torch
 
@@ -15,7 +19,10 @@ Unit = tuple[str, str, int]
 """What has to be filled once: parameter, part, expert (0 without experts)."""
 
 
-@torch.no_grad()
+# Pages of a mapped file come one after another to a thread, and a copy on the host lets others run.
+_MOST_THREADS: Final = 8
+
+
 def load_weights(
     checkpoint: Checkpoint,
     rules: Sequence[Rule],
@@ -23,13 +30,21 @@ def load_weights(
     *,
     placed: Callable[[], None] = lambda: None,
 ) -> None:
-    """Copies every tensor of the checkpoint to its place; `placed` is called after each.
+    """Copies every tensor of the checkpoint to its place; `placed` is called after each. On the host several
+    threads copy at once, whichever files their tensors are in.
 
     All names are judged before the first tensor is read. Raises ModelError, one line, if a tensor has no
     place, two have the same, a place stays empty, or a shape is not what the config says.
     """
-    for name, match in _plan(checkpoint, rules, slots).items():
-        _place(checkpoint, name, match, slots)
+    plan = _plan(checkpoint, rules, slots)
+    place = partial(_place, checkpoint, slots)
+    if all(slot.tensor.device.type == "cpu" for slot in slots.values()):
+        with ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0)))) as pool:
+            for _ in pool.map(place, plan.keys(), plan.values()):
+                placed()
+        return
+    for name, match in plan.items():
+        place(name, match)
         # A lazy device would hold every source until somebody asks it for a result.
         placed()
 
@@ -88,7 +103,8 @@ def _all_units(slots: Mapping[str, Slot]) -> list[Unit]:
     ]
 
 
-def _place(checkpoint: Checkpoint, name: str, match: Match, slots: Mapping[str, Slot]) -> None:
+@torch.no_grad()
+def _place(checkpoint: Checkpoint, slots: Mapping[str, Slot], name: str, match: Match) -> None:
     slot = slots[match.target or ""]
     parts = [slot.part(part) for part in match.parts]
     source = checkpoint.read(name)
