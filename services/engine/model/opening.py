@@ -9,7 +9,6 @@ from services.engine.device import Device
 from services.engine.model.decoder import UnsupportedByDecoder, load_decoder
 from services.engine.model.errors import ModelError
 from services.engine.model.paged import PagedModel
-from services.engine.model.transformers_backend import load_model
 
 log = get_logger(__name__)
 
@@ -39,4 +38,7 @@ def open_model(
         raise ModelError(
             f"{device.needs_native} is for models that our decoder runs, and transformers runs this one"
         )
+    # Only then: it imports all of transformers that runs models.
+    from services.engine.model.transformers_backend import load_model  # noqa: PLC0415
+
     return load_model(directory, device, dtype=dtype, max_model_len=max_model_len)

@@ -8,24 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig
+from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from services.engine.device import Device, DeviceError
 from services.engine.model.checks import check_directory
 from services.engine.model.decoder.config import spec_from_config
 from services.engine.model.decoder.decoder import Decoder
+from services.engine.model.decoder.families import FAMILIES
 from services.engine.model.decoder.names import EMBEDDING, HEAD, rules_for
 from services.engine.model.decoder.native import native_spec
 from services.engine.model.decoder.paged_model import DecoderModel
 from services.engine.model.decoder.spec import DecoderSpec
 from services.engine.model.errors import ModelError
+from services.engine.model.hf_config import checkpoint_dtype, first_line, load_config, own_architecture
 from services.engine.model.loading import Checkpoint, load_weights
-from services.engine.model.transformers_backend import (
-    checkpoint_dtype,
-    first_line,
-    load_config,
-    model_class,
-)
 
 
 def load_decoder(directory: Path, device: Device, *, dtype: str, max_model_len: int | None) -> DecoderModel:
@@ -35,7 +31,7 @@ def load_decoder(directory: Path, device: Device, *, dtype: str, max_model_len: 
     compute, before a weight is read, and ModelError for what cannot be served at all.
     """
     raw = check_directory(directory)
-    config = load_config(directory, raw["model_type"], model_class(directory, raw), max_model_len)
+    config = _config(directory, raw, max_model_len)
     spec = _spec(directory, config, raw)
     try:
         chosen = device.choose_dtype(dtype, checkpoint_dtype(config.dtype))
@@ -54,6 +50,17 @@ def load_decoder(directory: Path, device: Device, *, dtype: str, max_model_len: 
     except DeviceError as error:
         raise ModelError(str(error)) from None
     return DecoderModel(decoder, device, chosen, native)
+
+
+def _config(directory: Path, raw: dict[str, Any], max_model_len: int | None) -> PreTrainedConfig:
+    model_type = raw["model_type"]
+    own = own_architecture(model_type)
+    if model_type in FAMILIES and raw.get("architectures") == [own] and not raw.get("is_encoder_decoder"):
+        return load_config(directory, CONFIG_MAPPING[model_type], str(own), max_model_len)
+    # Only then: who asks transformers for a class of a model waits two seconds for what that imports.
+    from services.engine.model.transformers_backend import load_model_config, model_class  # noqa: PLC0415
+
+    return load_model_config(directory, raw, model_class(directory, raw), max_model_len)
 
 
 def _spec(directory: Path, config: PreTrainedConfig, raw: Mapping[str, Any]) -> DecoderSpec:

@@ -13,10 +13,11 @@ from transformers import AttentionInterface
 
 from services.engine.device import Device
 from services.engine.model.errors import ModelError
+from services.engine.model.hf_config import first_line
 from services.engine.model.pooling.pooler import Pooler, add_states, finish
 from services.engine.model.pooling.settings import Pooling
 from services.engine.model.tasks import ENCODERS
-from services.engine.model.transformers_backend import first_line, load_module
+from services.engine.model.transformers_backend import load_module
 
 _IMPLEMENTATION = "catenary_bidirectional"
 

@@ -10,6 +10,7 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from services.engine.model.errors import ModelError
+from services.engine.model.hf_config import load_config, own_architecture
 
 # By model type, what to use instead of checkpoints that bring their own code.
 _INSTEAD = {
@@ -18,7 +19,6 @@ _INSTEAD = {
     "internlm": "use a checkpoint of the model type internlm3, or one converted to the llama format",
     "internlm2": "use a checkpoint of the model type internlm3, or one converted to the llama format",
 }
-_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 
 def model_class(directory: Path, config: dict[str, Any]) -> type[PreTrainedModel]:
@@ -51,39 +51,21 @@ def model_class(directory: Path, config: dict[str, Any]) -> type[PreTrainedModel
     return result
 
 
-def load_config(
-    directory: Path, model_type: str, model: type[PreTrainedModel], max_model_len: int | None
+def load_model_config(
+    directory: Path, raw: dict[str, Any], model: type[PreTrainedModel], max_model_len: int | None
 ) -> PreTrainedConfig:
-    """Parses config.json of a model type for the class and checks what it asks for. Raises ModelError."""
+    """Parses config.json for the class, which is `model_class`'s, and checks it. Raises ModelError."""
+    model_type = raw["model_type"]
     kind: Any = model.config_class
-    if MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type) == model.__name__:
+    if own_architecture(model_type) == model.__name__:
         # Its own config, where the class is another type's.
         kind = CONFIG_MAPPING[model_type]
-    try:
-        config: PreTrainedConfig = kind.from_pretrained(directory, local_files_only=True)
-    except Exception as error:
-        raise ModelError(f"{directory / 'config.json'} is not accepted: {first_line(error)}") from None
-    other = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
-    if other:
-        raise ModelError(
-            f"architecture {model.__name__} is not supported with layers of type {', '.join(sorted(other))}"
-        )
-    _check_rope(config, max_model_len)
-    # Balancing losses of training: a head alone has no router scores to compute them from.
-    if getattr(config, "output_router_logits", False):
-        config.output_router_logits = False
-    return config
-
-
-def first_line(error: BaseException) -> str:
-    """An exception as the tail of a one-line message."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return load_config(directory, kind, model.__name__, max_model_len)
 
 
 def _architecture(config: dict[str, Any]) -> str:
     model_type = config["model_type"]
-    own = str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type, model_type))
+    own = own_architecture(model_type) or model_type
     names = config.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         return own
@@ -91,23 +73,3 @@ def _architecture(config: dict[str, Any]) -> str:
     found: Any = getattr(transformers, own, None)
     borrowed = found is not None and found.config_class.model_type != model_type
     return own if borrowed and names[0].endswith("ForCausalLM") else names[0]
-
-
-def _check_rope(config: PreTrainedConfig, max_model_len: int | None) -> None:
-    """Refuses rotary embeddings that change with the longest sequence of a batch.
-
-    Within the original context they are constant; beyond, a row's result would depend on its neighbours and
-    on KV that was cached under other frequencies.
-    """
-    parameters = getattr(config, "rope_parameters", None) or {}
-    kinds = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
-    for kind in kinds:
-        if kind.get("rope_type") != "longrope":
-            continue
-        original = kind.get("original_max_position_embeddings") or config.max_position_embeddings
-        limit = max_model_len or config.max_position_embeddings
-        if limit > original:
-            raise ModelError(
-                f"rope type longrope is supported within the original context only: "
-                f"set max-model-len to {original} or less (it is {limit})"
-            )

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
-from services.engine.device import DTYPES, Device, DeviceError
+from services.engine.device import Device, DeviceError
 from services.engine.model.checks import check_directory
 from services.engine.model.errors import ModelError
-from services.engine.model.transformers_backend.architecture import first_line, load_config, model_class
+from services.engine.model.hf_config import checkpoint_dtype, first_line
+from services.engine.model.transformers_backend.architecture import load_model_config, model_class
 from services.engine.model.transformers_backend.attention import IMPLEMENTATION
 from services.engine.model.transformers_backend.experts import use_static_experts
 from services.engine.model.transformers_backend.paged_model import TransformersModel
@@ -32,7 +33,7 @@ def load_model(
     _be_quiet()
     raw = check_directory(directory)
     kind: Any = model_class(directory, raw)
-    config = load_config(directory, raw["model_type"], kind, max_model_len)
+    config = load_model_config(directory, raw, kind, max_model_len)
     model, chosen = load_module(kind, directory, config, device, dtype=dtype, attention=IMPLEMENTATION)
     use_static_experts(model, device)
     model.to(device.torch_device).eval().requires_grad_(False)
@@ -82,8 +83,3 @@ def _be_quiet() -> None:
 
 def _warn_of_nothing(*arguments: object) -> None:
     return
-
-
-def checkpoint_dtype(value: Any) -> torch.dtype | None:
-    """A config's dtype, as transformers gives it or by name; None if it says none that is known."""
-    return value if isinstance(value, torch.dtype) else DTYPES.get(str(value))

@@ -10,8 +10,8 @@ import torch
 
 from services.engine.device import Device
 from services.engine.model.attention import DecodeInputs, LayerCache, PrefillInputs
+from services.engine.model.hf_config import first_line
 from services.engine.model.paged import PagedModel
-from services.engine.model.transformers_backend.architecture import first_line
 from services.engine.model.transformers_backend.attention import Probe, attach_cache
 from services.engine.model.transformers_backend.head import head_logits, take_body
 from services.engine.model.transformers_backend.probing import probe_model, probe_tokens, unsupported

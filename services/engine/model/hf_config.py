@@ -1,0 +1,72 @@
+"""A checkpoint's config as transformers reads it. Its models are left alone: they take seconds to import."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from services.engine.device import DTYPES
+from services.engine.model.errors import ModelError
+
+_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+
+
+def own_architecture(model_type: str) -> str | None:
+    """The name of the class that transformers runs a model type with; None if there is none."""
+    name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)
+    return None if name is None else str(name)
+
+
+def load_config(
+    directory: Path, kind: type[Any], architecture: str, max_model_len: int | None
+) -> PreTrainedConfig:
+    """Parses config.json as a config of class `kind` and checks what it asks for. Raises ModelError."""
+    try:
+        config: PreTrainedConfig = kind.from_pretrained(directory, local_files_only=True)
+    except Exception as error:
+        raise ModelError(f"{directory / 'config.json'} is not accepted: {first_line(error)}") from None
+    other = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
+    if other:
+        raise ModelError(
+            f"architecture {architecture} is not supported with layers of type {', '.join(sorted(other))}"
+        )
+    _check_rope(config, max_model_len)
+    # Balancing losses of training: a head alone has no router scores to compute them from.
+    if getattr(config, "output_router_logits", False):
+        config.output_router_logits = False
+    return config
+
+
+def first_line(error: BaseException) -> str:
+    """An exception as the tail of a one-line message."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def checkpoint_dtype(value: Any) -> torch.dtype | None:
+    """A config's dtype, as transformers gives it or by name; None if it says none that is known."""
+    return value if isinstance(value, torch.dtype) else DTYPES.get(str(value))
+
+
+def _check_rope(config: PreTrainedConfig, max_model_len: int | None) -> None:
+    """Refuses rotary embeddings that change with the longest sequence of a batch.
+
+    Within the original context they are constant; beyond, a row's result would depend on its neighbours and
+    on KV that was cached under other frequencies.
+    """
+    parameters = getattr(config, "rope_parameters", None) or {}
+    kinds = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
+    for kind in kinds:
+        if kind.get("rope_type") != "longrope":
+            continue
+        original = kind.get("original_max_position_embeddings") or config.max_position_embeddings
+        limit = max_model_len or config.max_position_embeddings
+        if limit > original:
+            raise ModelError(
+                f"rope type longrope is supported within the original context only: "
+                f"set max-model-len to {original} or less (it is {limit})"
+            )
