@@ -92,6 +92,17 @@ async def stream(address: str, request: bytes, counter: Counter) -> None:
         connection.close()
 
 
+async def begun(counter: Counter, streams: list[asyncio.Task[None]]) -> None:
+    """Wait until every stream runs. Raises what ends one of them, or TimeoutError."""
+    running = asyncio.create_task(counter.running.wait())
+    done, _ = await asyncio.wait((running, *streams), timeout=30, return_when=asyncio.FIRST_COMPLETED)
+    if running not in done:
+        running.cancel()
+        for task in done:
+            task.result()
+        raise TimeoutError("not all streams began")
+
+
 async def measure(stack: ProcessStack, name: str, options: argparse.Namespace) -> str:
     """One case, as a row of the table."""
     path, fields = CASES[name]
@@ -102,8 +113,7 @@ async def measure(stack: ProcessStack, name: str, options: argparse.Namespace) -
     meter = CpuMeter(pids)
     streams = [asyncio.create_task(stream(stack.address, request, counter)) for _ in range(options.streams)]
     try:
-        async with asyncio.timeout(30):
-            await counter.running.wait()
+        await begun(counter, streams)
         await asyncio.sleep(1.0)
         before = counter.chunks
         meter.start()

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 _END = b"\n0\r\n\r\n"
@@ -68,8 +68,8 @@ class SseConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
-        if isinstance(transport, asyncio.Transport):
-            self._transport = transport
+        # uvloop's is none by its class.
+        self._transport = cast("asyncio.Transport", transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""
