@@ -11,10 +11,10 @@ from gateway.config import GatewayConfig
 from gateway.generation.prompts import PromptService
 from gateway.generation.service import GenerationService
 from gateway.http.protocol import HttpLimits
-from gateway.http.routing import Routes
 from gateway.http.server import HttpServer
 from gateway.limits import limiter_of
 from gateway.metrics import FleetCollector, GatewayMetrics
+from gateway.openapi import Routes
 from gateway.peers import Peers
 from gateway.pooling.service import PoolingService
 from gateway.stored import StoredApis

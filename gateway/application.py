@@ -17,8 +17,8 @@ from gateway.config import GatewayConfig
 from gateway.errors import ApiError, internal
 from gateway.http.context import Observer, RequestContext
 from gateway.http.respond import error_response
-from gateway.http.routing import Routes
 from gateway.limits import LIMIT_HEADERS, Limiter, LimitGate
+from gateway.openapi import Routes
 
 
 def routed(routers: Sequence[Routes]) -> ASGIApp:

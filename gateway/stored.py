@@ -24,7 +24,7 @@ from gateway.batches import (
 )
 from gateway.config import GatewayConfig
 from gateway.generation.service import GenerationService
-from gateway.http.routing import Routes
+from gateway.openapi import Routes
 from gateway.responses import (
     BackgroundRuns,
     Library,

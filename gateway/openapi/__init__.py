@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from gateway.openapi.document import document
 from gateway.openapi.operation import ASKS, READS, STORED, Operation, operation
+from gateway.openapi.routing import Routes
 
-__all__ = ["ASKS", "READS", "STORED", "Operation", "document", "operation"]
+__all__ = ["ASKS", "READS", "STORED", "Operation", "Routes", "document", "operation"]

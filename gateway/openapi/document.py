@@ -8,10 +8,10 @@ from http import HTTPStatus
 from typing import Any
 
 from gateway.errors import ErrorEnvelope
-from gateway.http.routing import DescribedRoute, Routes
 from gateway.openapi.components import Components
 from gateway.openapi.headers import answer_headers, request_headers
 from gateway.openapi.operation import ALWAYS, JSON, Operation
+from gateway.openapi.routing import DescribedRoute, Routes
 
 VERSION = "3.1.0"
 _EVENTS = "text/event-stream"

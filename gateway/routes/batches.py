@@ -10,8 +10,7 @@ from gateway.batches import Batch, BatchService
 from gateway.http.answers import Page, json_response, page_of
 from gateway.http.query import Integer, Text, query_of
 from gateway.http.respond import Deferred
-from gateway.http.routing import Routes
-from gateway.openapi import READS, STORED, operation
+from gateway.openapi import READS, STORED, Routes, operation
 from gateway.schemas.batches import BatchRequest
 
 _AFTER = Text("after", "Id of the batch after which the list begins.")

@@ -16,8 +16,7 @@ from gateway.generation.parsing import choose_constraint, choose_parser
 from gateway.generation.planning import truncation
 from gateway.generation.service import GenerationService
 from gateway.http.respond import Deferred
-from gateway.http.routing import Routes
-from gateway.openapi import ASKS, operation
+from gateway.openapi import ASKS, Routes, operation
 from gateway.parsing import ParserChoice
 from gateway.schemas import ChatRequest, RequestLimits, parse_request
 from gateway.schemas.unsupported import CHAT

@@ -13,8 +13,7 @@ from gateway.generation.endpoint import Endpoint
 from gateway.generation.planning import truncation
 from gateway.generation.service import GenerationService
 from gateway.http.respond import Deferred
-from gateway.http.routing import Routes
-from gateway.openapi import ASKS, operation
+from gateway.openapi import ASKS, Routes, operation
 from gateway.schemas import CompletionRequest, RequestLimits, parse_request
 from gateway.schemas.completion import DEFAULT_MAX_TOKENS
 from gateway.schemas.unsupported import COMPLETION

@@ -14,8 +14,7 @@ from catenary.v1 import common_pb2
 from gateway.errors import bad_request
 from gateway.generation.chat_input import chat_input
 from gateway.http.respond import Deferred
-from gateway.http.routing import Routes
-from gateway.openapi import ASKS, operation
+from gateway.openapi import ASKS, Routes, operation
 from gateway.pooling.answers import Embedding, EmbeddingList, usage_of
 from gateway.pooling.endpoint import PooledEndpoint
 from gateway.pooling.scores import unpack

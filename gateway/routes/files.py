@@ -12,8 +12,7 @@ from gateway.batches import BatchService, FileObject, FileStore, UploadForm, fil
 from gateway.http.answers import Deleted, Page, json_response, page_of
 from gateway.http.query import Choice, Integer, Text, query_of
 from gateway.http.respond import Deferred
-from gateway.http.routing import Routes
-from gateway.openapi import READS, STORED, operation
+from gateway.openapi import READS, STORED, Routes, operation
 
 _BYTES = "application/octet-stream"
 _AFTER = Text("after", "Id of the file after which the list begins.")

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from starlette.responses import Response
 
 from gateway.http.answers import Status, json_response
-from gateway.http.routing import Routes
-from gateway.openapi import operation
+from gateway.openapi import Routes, operation
 
 _NOT_NOW = {503: Status}
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
-from gateway.http.routing import Routes
 from gateway.metrics import GatewayMetrics
-from gateway.openapi import operation
+from gateway.openapi import Routes, operation
 
 
 def routes(metrics: GatewayMetrics) -> Routes:

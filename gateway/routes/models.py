@@ -8,8 +8,7 @@ from starlette.responses import Response
 from catenary.v1 import common_pb2, router_pb2
 from gateway.errors import model_not_found
 from gateway.http.answers import json_response
-from gateway.http.routing import Routes
-from gateway.openapi import operation
+from gateway.openapi import Routes, operation
 from gateway.text.models import ModelBoard, tasks_of
 
 OWNER = "catenary"

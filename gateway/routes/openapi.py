@@ -10,8 +10,7 @@ import msgspec
 from starlette.responses import Response
 
 from catenary import __version__
-from gateway.http.routing import Routes
-from gateway.openapi import document, operation
+from gateway.openapi import Routes, document, operation
 
 
 def routes(routers: Sequence[Routes]) -> Routes:

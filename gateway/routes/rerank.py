@@ -12,8 +12,7 @@ from starlette.responses import Response
 
 from catenary.v1 import common_pb2
 from gateway.http.respond import Deferred
-from gateway.http.routing import Routes
-from gateway.openapi import ASKS, operation
+from gateway.openapi import ASKS, Routes, operation
 from gateway.pooling.answers import (
     ApiVersion,
     BilledTokens,

@@ -14,8 +14,7 @@ from gateway.generation.fitting import fitted
 from gateway.http.answers import Deleted, Page, json_response
 from gateway.http.query import Choice, Integer, Text, query_of
 from gateway.http.respond import Deferred
-from gateway.http.routing import Routes
-from gateway.openapi import ASKS, STORED, operation
+from gateway.openapi import ASKS, STORED, Routes, operation
 from gateway.parsing import ParserChoice
 from gateway.responses import InputTokens, Item, Library, ResponseEvent, ResponsesService, page, stored_items
 from gateway.responses import Response as ResponseObject

@@ -14,8 +14,7 @@ from gateway.generation.endpoint import Endpoint
 from gateway.generation.service import GenerationService
 from gateway.http.answers import Version, json_response
 from gateway.http.respond import Deferred
-from gateway.http.routing import Routes
-from gateway.openapi import ASKS, operation
+from gateway.openapi import ASKS, Routes, operation
 from gateway.routes.chat_completions import ChatEndpoint
 from gateway.routes.completions import CompletionEndpoint
 from gateway.schemas import ChatRequest, CompletionRequest

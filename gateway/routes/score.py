@@ -10,8 +10,7 @@ from starlette.responses import Response
 
 from catenary.v1 import common_pb2
 from gateway.http.respond import Deferred
-from gateway.http.routing import Routes
-from gateway.openapi import ASKS, operation
+from gateway.openapi import ASKS, Routes, operation
 from gateway.pooling.answers import Score, ScoreList, usage_of
 from gateway.pooling.endpoint import PooledEndpoint
 from gateway.pooling.scores import compare, scores_of

@@ -10,8 +10,7 @@ from starlette.responses import Response
 from gateway.generation.prompt_answers import RenderedRequest, Tokens, TokensText
 from gateway.generation.prompts import Handler, PromptService
 from gateway.http.respond import Deferred
-from gateway.http.routing import Routes
-from gateway.openapi import ASKS, Operation, operation
+from gateway.openapi import ASKS, Operation, Routes, operation
 from gateway.routes.chat_completions import ChatEndpoint
 from gateway.routes.completions import CompletionEndpoint
 from gateway.schemas import ChatRequest, CompletionRequest

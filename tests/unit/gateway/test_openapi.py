@@ -13,9 +13,8 @@ from jsonschema import Draft202012Validator
 from schemathesis.specs.openapi.definitions import OPENAPI_31
 
 from gateway import GatewayApp, GatewayConfig
-from gateway.http.routing import Routes
 from gateway.limits import LIMIT_HEADERS, LIMITED
-from gateway.openapi import document
+from gateway.openapi import Routes, document
 from gateway.streaming.chat import ChatChunk, ChunkChoice
 from gateway.streaming.messages import Delta
 from tests.support.secrets import TestSecrets

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
-if TYPE_CHECKING:
-    from gateway.openapi import Operation
+from gateway.openapi.operation import Operation
 
 Handler = Callable[..., Awaitable[Response]]
 """Takes the request if it has a parameter of that name, and those of the path by theirs."""
