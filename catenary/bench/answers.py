@@ -92,7 +92,7 @@ class Answer:
         if self.status != 200:
             self.fail(f"http_{self.status}", error_text(self._body), now)
         elif not self._streamed:
-            self.fail("bad_answer", "the answer is no event stream", now)
+            self.fail("bad_answer", f"the answer is no event stream: {error_text(self._body)}", now)
         elif self._finished:
             self._end(now)
         else:

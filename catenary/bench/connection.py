@@ -89,18 +89,23 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """As of asyncio."""
-        if self._parser is None or self._answer is None:
+        answer = self._answer
+        if self._parser is None or answer is None:
             # Nobody asked for anything.
             self.close()
             return
         self._now = monotonic()
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError:
-            self._answer.fail("bad_answer", "the answer is no HTTP", self._now)
-        if self._answer is not None and self._answer.done:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            answer.fail("bad_answer", "the answer is no HTTP", self._now)
             self._wake()
-            if self._answer is not None and self._answer.failure is not None:
+            self.close()
+            return
+        if answer.done:
+            self._wake()
+            # The rest of a message that is no use any more would have to be waited for.
+            if answer.failure is not None and self._answer is answer:
                 self.close()
 
     def connection_lost(self, error: Exception | None) -> None:

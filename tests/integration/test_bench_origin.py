@@ -257,6 +257,19 @@ async def test_a_server_may_close_a_connection_that_waits() -> None:
         assert len(origin.exchanges) == 5
 
 
+@pytest.mark.parametrize("noise", [b"\x00\x01\r\n\r\n", b"HTTP/1.1 408 Late\r\nContent-Length: 0\r\n\r\n"])
+async def test_noise_after_an_answer_costs_a_connection_and_no_more(noise: bytes) -> None:
+    async def noisy(exchange: Exchange) -> None:
+        await exchange.raw(HEAD)
+        await exchange.token()
+        data = b'data: {"choices":[{"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+        await exchange.raw(b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) + noise)
+
+    async with running_origin(noisy) as origin:
+        result = await _load(origin, 6, max_concurrency=2)
+        assert (result.completed, result.failures) == (6, {})
+
+
 async def test_without_usage_a_tokenizer_counts_or_nobody_does() -> None:
     async def no_usage(exchange: Exchange) -> None:
         await exchange.raw(HEAD)
