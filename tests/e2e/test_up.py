@@ -138,7 +138,8 @@ def test_scaled_out_with_keys_a_template_and_https(tmp_path: Path) -> None:
     port = two_free_ports()
     options = f"--port {port} --engines 2 --gateways 2 --tokenizers 2 --api-key k-one,k-two"
     options += f" --chat-template {template} --ssl-certfile {server.cert} --ssl-keyfile {server.key}"
-    options += " --cors-allow-origins https://a.test"
+    options += " --cors-allow-origins https://a.test --engine-roles prefill,decode"
+    options += f" --routers 2 --router-port {two_free_ports()}"
     # The engines are scripted ones, with a pace: what is asked here is not their business.
     script = tmp_path / "script.json"
     script.write_text('{"step_delay_ms": 20}')
@@ -169,10 +170,14 @@ def test_scaled_out_with_keys_a_template_and_https(tmp_path: Path) -> None:
             assert answer.json()["usage"]["prompt_tokens"] == 1
             assert answer.headers["access-control-allow-origin"] == "https://a.test"
             assert ask(gateway, "k-three").status_code == 401
-        assert sum("services.engine" in command for command in descendants(up.process.pid).values()) == 2
-        tokenizer = up.service("services.tokenizer")
-        assert tokenizer is not None
-        os.kill(tokenizer, signal.SIGKILL)
+        engines = [
+            command for command in descendants(up.process.pid).values() if "services.engine" in command
+        ]
+        assert sorted(command.split("--role ")[1].split()[0] for command in engines) == ["decode", "prefill"]
+        for module in ("services.tokenizer", "services.router"):
+            victim = up.service(module)
+            assert victim is not None
+            os.kill(victim, signal.SIGKILL)
         assert [ask(gateway, "k-one").status_code for gateway in (0, 1, 0, 1)] == [200] * 4
         family = descendants(up.process.pid)
         _sigterm_lets_an_answer_end(up, f"https://127.0.0.1:{port}/v1/chat/completions", trusted)
