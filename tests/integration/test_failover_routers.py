@@ -39,10 +39,18 @@ class Load:
         self._expected = list(await asyncio.gather(*map(self._ask, self._bodies)))
 
     async def begin(self) -> None:
-        """Ask again, and wait until the engines are at it."""
+        """Ask again, and wait until the engines are at it, all at once: on a slow machine the first one would
+        have ended before the last one is there."""
+        engines, count = self._cluster.engines, len(self._bodies)
+        for engine in engines:
+            engine.faults.stall()
         self._jobs = [asyncio.create_task(self._ask(one)) for one in self._bodies]
-        running = self._running
-        await eventually(lambda: running() == len(self._bodies), "all of them running")
+        await eventually(
+            lambda: sum(engine.app.hub.live_sequences for engine in engines) == count, "all of them"
+        )
+        for engine in engines:
+            engine.faults.resume()
+        await eventually(lambda: self._running() == count, "all of them running")
 
     async def exact(self, timeout_s: float = 20) -> None:
         """All answers came, and are the right ones."""
