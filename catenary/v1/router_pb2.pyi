@@ -250,9 +250,8 @@ class ShedEntry(_message.Message):
     CODE_FIELD_NUMBER: _builtins.int
     RETRY_AFTER_MS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Empty: every model."""
     priority_class: _common_pb2.PriorityClass.ValueType
-    """UNSPECIFIED: every class."""
+    """Never UNSPECIFIED."""
     tenant: _builtins.str
     """Absent: every tenant."""
     code: _common_pb2.ErrorCode.ValueType

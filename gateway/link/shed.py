@@ -42,17 +42,14 @@ class Shed:
         if not self._entries:
             return None
         now = self._clock()
-        anything = common_pb2.PRIORITY_CLASS_UNSPECIFIED
         wanted = priority_class or common_pb2.PRIORITY_CLASS_DEFAULT
-        for name in (model, ""):
-            for kind in (wanted, anything):
-                for whose in (tenant, None):
-                    found = self._entries.get((name, kind, whose))
-                    if found is not None and found[1] > now:
-                        return common_pb2.Error(
-                            code=found[0],
-                            message=_TEXT,
-                            retryable=True,
-                            retry_after_ms=max(1, round((found[1] - now) * 1000)),
-                        )
+        for whose in (tenant, None):
+            found = self._entries.get((model, wanted, whose))
+            if found is not None and found[1] > now:
+                return common_pb2.Error(
+                    code=found[0],
+                    message=_TEXT,
+                    retryable=True,
+                    retry_after_ms=max(1, round((found[1] - now) * 1000)),
+                )
         return None

@@ -82,7 +82,7 @@ def test_a_gateway_heeds_what_it_was_told_until_it_lapses():
             entries=[
                 entry(model="m", priority_class=DEFAULT, tenant="a"),
                 entry(model="n", priority_class=BULK),
-                entry(priority_class=common_pb2.PRIORITY_CLASS_SYSTEM, retry_after_ms=500),
+                entry(model="n", priority_class=DEFAULT, retry_after_ms=500),
             ]
         )
     )
@@ -93,13 +93,13 @@ def test_a_gateway_heeds_what_it_was_told_until_it_lapses():
     assert shed.refusal("m", DEFAULT, "b") is None
     assert shed.refusal("m", BULK, "a") is None
     assert shed.refusal("n", BULK, "whoever") is not None
-    assert shed.refusal("any", common_pb2.PRIORITY_CLASS_SYSTEM, "") is not None
+    assert shed.refusal("n", DEFAULT, "") is not None
     now[0] = 101.5
     assert shed.refusal("m", DEFAULT, "a").retry_after_ms == 500
-    assert shed.refusal("any", common_pb2.PRIORITY_CLASS_SYSTEM, "") is None
+    assert shed.refusal("n", DEFAULT, "") is None
     now[0] = 102.0
     assert shed.refusal("m", DEFAULT, "a") is None
-    shed.update(router_pb2.ShedState(entries=[entry()]))
-    assert shed.refusal("whatever", BULK, "") is not None
+    shed.update(router_pb2.ShedState(entries=[entry(model="m", priority_class=BULK)]))
+    assert shed.refusal("m", BULK, "") is not None
     shed.update(router_pb2.ShedState())
-    assert shed.refusal("whatever", BULK, "") is None
+    assert shed.refusal("m", BULK, "") is None
