@@ -62,12 +62,17 @@ async def test_kv_that_does_not_arrive_is_computed(start_fleet):
     fleet = await roles(start_fleet, "prefill", "decode")
     prefill, decode = fleet.engines
     decode.faults.fail_transfers = 1
-    tokens, end = await fleet.answer(sequence_spec(PROMPT))
+    decode.faults.stall_after_tokens = 2
+    answer = asyncio.create_task(fleet.answer(sequence_spec(PROMPT)))
+    # With its first tokens nobody wants the KV any more.
+    await eventually(lambda: prefill.app.hub.transfers.withdrawn == 1, "the withdrawal")
+    assert decode.app.hub.live_sequences == 1
+    decode.faults.resume()
+    tokens, end = await answer
     assert tokens == expected_tokens(PROMPT, 8)
     assert end.usage.transferred_tokens == 0
     assert count(fleet, "recomputed") == 1
     assert decode.app.hub.transfers.faults == {"mismatch": 1}
-    await eventually(lambda: prefill.app.hub.transfers.withdrawn == 1, "the withdrawal")
     await fleet.idle()
 
 

@@ -290,6 +290,7 @@ class Dispatcher:
         if sequence.status is SequenceStatus.PLACED:
             sequence.status = SequenceStatus.RUNNING
             sequence.guard.prefilled()
+            self._handovers.started(sequence)
             if sequence.alone:
                 self.intake.accompany(sequence)
         sequence.sink.row(sequence.handle).append(row)

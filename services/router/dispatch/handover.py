@@ -109,6 +109,12 @@ class Handovers:
         sequence.request.half = sequence.request.placed
         self._go_together(sequence.handover)
 
+    def started(self, sequence: LiveSequence) -> None:
+        """It has its first tokens: what was offered has been fetched by now, or never will be."""
+        handover = sequence.handover
+        if handover is not None and sequence.request.placed is Half.REST:
+            self._let_go(handover)
+
     def first_half_ended(self, sequence: LiveSequence, end: common_pb2.SequenceEnd) -> None:
         """An engine has ended its part: go on with its offer, or without."""
         handover, offer = sequence.handover, end.kv_offer
@@ -146,7 +152,6 @@ class Handovers:
         if end.usage.transferred_tokens:
             end.usage.cached_tokens = max(end.usage.cached_tokens, handover.cached_tokens)
             self._metrics.handed_over(end.usage.transferred_tokens)
-            handover.offered_by = None
         elif end.reason in GOOD_ENDS:
             self._metrics.count("recomputed")
 
@@ -164,12 +169,14 @@ class Handovers:
     def withdraw(self, sequence: LiveSequence) -> None:
         """Tell the first engine that its offer is not wanted any more."""
         handover = sequence.handover
-        if handover is None or handover.offered_by is None:
-            return
-        if not handover.offered_by.closed:
+        if handover is not None and handover.offered_by is not None:
+            self._let_go(handover)
+            handover.offer = None
+
+    def _let_go(self, handover: Handover) -> None:
+        if handover.offered_by is not None and not handover.offered_by.closed:
             handover.offered_by.abort(handover.offer_handle)
         handover.offered_by = None
-        handover.offer = None
 
     def _drop_follower(self, sequence: LiveSequence) -> None:
         """A sequence that waits for its leader does so no longer."""
