@@ -1,7 +1,7 @@
 """Building the kernels: one shared library for each instruction set, made once and kept.
 
 A library's name has two hashes: of the sources and the compiler's options, and of the compiler. Where there
-is a compiler both must fit. Where there is none, as in a container image, any library of these sources does.
+is a compiler both should fit. Where there is none, as in a container, any library of these sources does.
 """
 
 from __future__ import annotations
@@ -55,15 +55,24 @@ def kernel_directory(cache: Path | None) -> Path:
 def build(level: Level, directory: Path) -> Path:
     """The library of `level`: one that is kept in `directory` or came with the sources, else built now.
 
-    Several processes may call this at once: one builds. Raises BuildError if it cannot be built.
+    Several processes may call this at once: one builds. Raises BuildError if there is none and it cannot be
+    built.
     """
-    compiler = find_compiler()
     stem = f"{level.name}-{_hash_of_sources(level)}"
-    if compiler is None:
+    try:
+        return _build_here(level, stem, directory)
+    except BuildError:
+        # Another compiler's, of these sources: an image has what its own build made.
         ready = [*BUILT.glob(f"{stem}-*.so"), *directory.glob(f"{stem}-*.so")]
         if not ready:
-            raise BuildError("no C++ compiler is here: install g++, or set CXX")
+            raise
         return ready[0]
+
+
+def _build_here(level: Level, stem: str, directory: Path) -> Path:
+    compiler = find_compiler()
+    if compiler is None:
+        raise BuildError("no C++ compiler is here: install g++, or set CXX")
     name = f"{stem}-{_short_hash(_version_of(compiler))}.so"
     for candidate in (BUILT / name, directory / name):
         if candidate.exists():

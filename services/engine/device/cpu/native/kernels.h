@@ -89,6 +89,8 @@ struct Pieces {
   int64_t count;
   int32_t panels_each;
   int32_t rows_each;
+  // Panels that other threads are likely to take before the calling one takes its next piece.
+  int32_t panels_between;
 };
 Pieces divide(const Linear& linear, int64_t rows, int threads);
 

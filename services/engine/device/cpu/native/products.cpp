@@ -15,6 +15,9 @@ constexpr int64_t kBlockRows = 80;
 constexpr int64_t kPartBytes = 128 << 10;
 // Pieces of few rows: long enough that claiming costs nothing, short enough that threads end together.
 constexpr int64_t kPieceBytes = 32 << 10;
+// How far ahead of the loop memory is asked for when a panel is used once: as far as it takes so long to come, and
+// with more rows to compute by then no farther than the hardware looks by itself.
+constexpr int64_t kNearBytes = 1 << 10, kFarBytes = 8 << 10, kNearRows = 4;
 
 int64_t ceiling(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
 
@@ -31,9 +34,10 @@ class Block {
         groups_(ceiling(rows, functions_.rows)),
         size_(panel_bytes(linear.kind, linear.inputs)) {}
 
-  void compute(int64_t panel) {
-    sum(panel, sums_[0]);
-    if (linear_.gated) sum(panel + 1, sums_[1]);
+  // `next`: the panel that the calling thread will have to do with after that.
+  void compute(int64_t panel, int64_t next) {
+    sum(panel, linear_.gated ? panel + 1 : next, sums_[0]);
+    if (linear_.gated) sum(panel + 1, next, sums_[1]);
     finish(linear_, operand_, result_, {first_row_, rows_, panel}, sums_[0], sums_[1]);
   }
 
@@ -41,8 +45,9 @@ class Block {
   // Rows are computed in groups, all of one size or nearly.
   int64_t start(int64_t group) const { return rows_ * group / groups_; }
 
-  void sum(int64_t panel, uint8_t* sums) {
+  void sum(int64_t panel, int64_t next, uint8_t* sums) {
     const uint8_t* weights = static_cast<const uint8_t*>(linear_.panels) + panel * size_;
+    const uint8_t* after = static_cast<const uint8_t*>(linear_.panels) + next * size_;
     const uint8_t* x = static_cast<const uint8_t*>(operand_.data) + first_row_ * operand_.stride;
     const int64_t steps = size_ / functions_.panel_bytes;
     const int64_t part = std::max<int64_t>(1, kPartBytes / functions_.panel_bytes);
@@ -52,14 +57,20 @@ class Block {
       const uint8_t* here = weights + first * functions_.panel_bytes;
       for (int64_t group = 0; group < groups_; ++group) {
         const int64_t row = start(group);
-        // Memory brings the next part while this one is computed, each group asking for its share.
-        const uint8_t* ahead = here + bytes + bytes * group / groups_;
+        const uint8_t* ahead = expected(here, first + count < steps ? here + bytes : after, group, bytes);
         if (rows_ > 1) expect(result_, linear_, {first_row_ + row, start(group + 1) - row, panel});
         functions_.by_rows[start(group + 1) - row - 1](
             {here, count, ahead, functions_.panel_bytes / groups_},
             x + row * operand_.stride + first * functions_.row_bytes, operand_.stride, sums + row * kTileBytes);
       }
     }
+  }
+
+  // Where memory is asked for ahead: of one group of rows what it reads soon; else each group asks for its share of the
+  // part after this one, so that memory brings it while all of them compute.
+  const uint8_t* expected(const uint8_t* here, const uint8_t* after, int64_t group, int64_t bytes) const {
+    if (groups_ == 1) return here + (rows_ <= kNearRows ? kNearBytes : kFarBytes);
+    return after + bytes * group / groups_;
   }
 
   const Linear& linear_;
@@ -73,7 +84,7 @@ class Block {
 }  // namespace
 
 Pieces divide(const Linear& linear, int64_t rows, int threads) {
-  if (rows < 1) return {0, 1, 1};
+  if (rows < 1) return {0, 1, 1, 0};
   const int64_t width = linear.gated ? 2 : 1;
   const int64_t units = linear.panel_count() / width;
   const int64_t blocks = ceiling(rows, kBlockRows);
@@ -83,7 +94,7 @@ Pieces divide(const Linear& linear, int64_t rows, int threads) {
   each = std::max<int64_t>(1, std::min(each, units * blocks / (4 * std::max(threads, 1))));
   const int64_t rows_each = ceiling(rows, blocks);
   return {ceiling(rows, rows_each) * ceiling(units, each), static_cast<int32_t>(each * width),
-          static_cast<int32_t>(rows_each)};
+          static_cast<int32_t>(rows_each), static_cast<int32_t>((threads - 1) * each * width / blocks)};
 }
 
 void multiply(
@@ -96,7 +107,9 @@ void multiply(
   const int64_t first = piece / blocks * pieces.panels_each;
   const int64_t end = std::min(first + pieces.panels_each, linear.panel_count());
   Block block(linear, operand, result, first_row, std::min<int64_t>(pieces.rows_each, rows - first_row));
-  for (int64_t panel = first; panel < end; panel += linear.gated ? 2 : 1) block.compute(panel);
+  const int64_t width = linear.gated ? 2 : 1;
+  for (int64_t panel = first; panel < end; panel += width)
+    block.compute(panel, panel + width + (panel + width < end ? 0 : pieces.panels_between));
 }
 
 }  // namespace catenary

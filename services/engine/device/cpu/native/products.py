@@ -81,10 +81,13 @@ class PackedLayer:
 class Prepared:
     """Products that can be computed again and again, and the scales of int8 layers' rows [rows]."""
 
-    run: Callable[[], None]
     scales: Sequence[torch.Tensor]
-    # What they read and write, which has to live as long.
-    held: tuple[torch.Tensor, ...]
+    call: Callable[[], None]
+    # What the call reads and writes, which has to live as long.
+    held: tuple[object, ...]
+
+    def run(self) -> None:
+        self.call()
 
 
 class Products:
@@ -166,7 +169,7 @@ class Products:
             x.stride(0),
             rows,
         )
-        return Prepared(lambda: self._run(*arguments), scales, (x, data, *outs))
+        return Prepared(scales, lambda: self._run(*arguments), (x, data, *layers, *outs))
 
     def multiply(
         self, layers: Sequence[PackedLayer], x: torch.Tensor, outs: Sequence[torch.Tensor], **how: Any
