@@ -61,12 +61,26 @@ def _serve(config: BenchServeConfig) -> int:
     _many_files()
     started = datetime.now(UTC)
     points: list[Point] = []
+    stopped: BenchError | KeyboardInterrupt | None = None
     for number, value in enumerate(sweep.values if sweep is not None else (None,)):
         conversations = prompts.make(config.num_prompts + config.warmup, config.seed + number)
         plan = make_plan(config, target, conversations, config.seed + number)
         if sweep is not None and value is not None:
             plan = at_point(plan, sweep, value)
-        points.append(Point(value, plan, _measure(config, plan, prompts, _label(sweep, value))))
+        try:
+            points.append(Point(value, plan, _measure(config, plan, prompts, _label(sweep, value))))
+        except (BenchError, KeyboardInterrupt) as error:
+            # What was measured up to here is worth something.
+            stopped = error
+            break
+    if points:
+        _tell(config, sweep, points, started)
+    if stopped is not None:
+        raise stopped
+    return 0 if any(point.result.completed for point in points) else 1
+
+
+def _tell(config: BenchServeConfig, sweep: Sweep | None, points: Sequence[Point], started: datetime) -> None:
     document = _document(config, sweep, points, started)
     # First what cannot fail: a full disk is not to take the numbers of an hour with it.
     _show(config, sweep, points, document)
@@ -76,7 +90,6 @@ def _serve(config: BenchServeConfig) -> int:
         from catenary.cli.bench.plots import draw
 
         draw(config.plots, sweep, points)
-    return 0 if any(point.result.completed for point in points) else 1
 
 
 def _measure(config: BenchServeConfig, plan: LoadPlan, prompts: PromptMaker, label: str) -> LoadResult:

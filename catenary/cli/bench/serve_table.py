@@ -63,6 +63,7 @@ def remarks(plan: LoadPlan, result: LoadResult) -> list[str]:
         first = next(record for record in result.records if record.failure is not None)
         lines.append(f"failed: {kinds}; the first: {first.failure}: {first.detail}")
         lines.append("a failed request is slower than every answer: - where a percentile is among them")
+        lines.append("mean and std are of the answered requests alone")
     if result.skipped:
         lines.append(f"{result.skipped} turns were not asked, since one before them failed")
     if result.used_up:

@@ -115,6 +115,21 @@ def test_a_sweep_has_a_line_and_prompts_of_its_own_for_each_value(
     assert len(set(prompts)) == len(prompts) == 8
 
 
+def test_a_sweep_that_breaks_off_keeps_what_it_has(
+    origin: Origin, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def only_one_run(exchange: Exchange) -> None:
+        await (polite(exchange) if exchange.number < 4 else exchange.refuse(503, "enough"))
+
+    origin.behaviour = only_one_run
+    file = tmp_path / "sweep.json"
+    assert _serve(origin, "--sweep", "concurrency=1,2,4", "--save", str(file)) == 1
+    assert [run["value"] for run in json.loads(file.read_text())["runs"]] == [1]
+    captured = capsys.readouterr()
+    assert "TTFT p50" in captured.out
+    assert captured.err == ("catenary bench serve: no request of the warm-up worked: http_503: enough\n")
+
+
 def test_chats_without_a_tokenizer_are_plain_words(origin: Origin) -> None:
     assert _serve(origin, "--endpoint", "chat", "--temperature", "0", "--extra-body", '{"top_k": 1}') == 0
     body = origin.bodies[0]
