@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Generic
 
 from services.router.admission.lane import Row, T, Ticket
@@ -86,12 +87,25 @@ class FairQueue(Generic[T]):
             heapq.heappop(heap)
         return None
 
+    def some(self, count: int) -> Iterator[Ticket[T]]:
+        """The first tickets of up to `count` tenants, then the `count` behind each of these."""
+        tenants = list(islice(self._tenants.values(), count))
+        yield from (tenant.first for tenant in tenants)
+        for tenant in tenants:
+            yield from islice(tenant.row, 1, count)
+
     def take(self, ticket: Ticket[T]) -> None:
-        """Remove the head, which is served."""
+        """Remove a ticket that is served: the head, or one that is let past it, whose tenant pays all the
+        same."""
         tenant = self._tenants[ticket.tenant]
-        self._round = tenant.turn
+        if self.head() is ticket:
+            self._round = tenant.turn
         tenant.credit -= self._cost_of(ticket)
-        self._drop(tenant, ticket)
+        if tenant.first is ticket:
+            self._drop(tenant, ticket)
+        else:
+            # The first one keeps its turn: those after it wait for what this one has cost.
+            del tenant.row[ticket]
 
     def remove(self, ticket: Ticket[T]) -> None:
         """Remove a ticket that is not served. What its tenant has saved for it, it keeps."""

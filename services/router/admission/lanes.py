@@ -55,8 +55,15 @@ class Lanes(Generic[T]):
         front = self._fronts[lane]
         return next(iter(front)) if front else self._queues[lane].head()
 
+    def behind(self, head: Ticket[T], count: int) -> Iterator[Ticket[T]]:
+        """Tickets other than `head`, the most urgent lanes first; of each lane a few times `count`."""
+        for front, queue in zip(self._fronts, self._queues, strict=True):
+            yield from (
+                ticket for ticket in (*islice(front, count), *queue.some(count)) if ticket is not head
+            )
+
     def take(self, ticket: Ticket[T]) -> None:
-        """Remove the head of a lane, which is served."""
+        """Remove a ticket that is served: the head of a lane, or one that is let past it."""
         self._count -= 1
         self._unpromoted(ticket)
         if ticket in self._fronts[ticket.lane]:

@@ -29,6 +29,7 @@ from services.router.admission import (
 from services.router.dispatch.lone import LoneSequences
 from services.router.dispatch.sequence import LiveSequence
 from services.router.dispatch.spans import trace_placed
+from services.router.dispatch.turn import KeptForTurns, smaller
 from services.router.fleet import Engine
 from services.router.placement import AnyPlacer
 
@@ -65,6 +66,7 @@ class Intake:
         self._clock = clock
         self._call_soon = call_soon
         self._lone = LoneSequences(placer.fleet)
+        self._turns = KeptForTurns(placer.fleet)
         self._pump_due = False
         self._stale = True
         self._closed: common_pb2.Error | None = None
@@ -152,6 +154,7 @@ class Intake:
     def forget(self, sequence: LiveSequence) -> None:
         """It is over: it waits no longer and keeps no engine for itself. Idempotent."""
         self._lone.over(sequence)
+        self._turns.over(sequence)
         if sequence.ticket is not None:
             self.room.remove(sequence.ticket)
         self.pump_soon()
@@ -209,13 +212,31 @@ class Intake:
         for sequence in self._lone.firsts():
             self._admit(sequence, now)
         for queue in self.room:
-            while len(queue.lanes) and (head := _next(queue)) is not None and self._admit(head.item, now):
-                pass
+            head = _next(queue)
+            while head is not None and self._admit(head.item, now):
+                head = _next(queue)
+            if head is not None:
+                self._let_past(queue, head, now)
 
     def _pump_at_end(self) -> None:
         if not self._pump_due:
             self._pump_due = True
             (self._call_soon or asyncio.get_running_loop().call_soon)(self.pump)
+
+    def _let_past(self, queue: ModelQueue[LiveSequence], head: Ticket[LiveSequence], now: float) -> None:
+        """No engine has room for whose turn it is: one is kept for it, and those that need less go to others.
+        Not while somebody waits for an engine of its own."""
+        self._turns.turn_of(head.item)
+        if self._lone.waits(queue.model) or not self._turns.room_beside(queue.model):
+            return
+        self._turns.keep(head.item)
+        for ticket in smaller(queue, head):
+            tokens = ticket.item.request.kv_tokens
+            if self._turns.room_beside(queue.model, ticket.sequences, tokens) and self._admit(
+                ticket.item, now
+            ):
+                # There may be more of them; others have their turn of the loop first.
+                self._pump_at_end()
 
     def _admit(self, sequence: LiveSequence, now: float) -> bool:
         """Place one that waits, or refuse it for good. False: it goes on waiting."""
@@ -225,6 +246,7 @@ class Intake:
         sequence.request.queued_ms = round((now - ticket.since) * 1000)
         error = self._try(sequence)
         if error is None:
+            self._turns.over(sequence)
             self.room.take(ticket, now)
             self._hands.waited(ticket.home, now - ticket.since)
             return True

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from catenary.v1 import common_pb2
 from services.router.dispatch import AbortCause, LossReason
 from tests.support.dispatcher import MAX_WAIT_S, QUEUES, World
@@ -66,6 +68,64 @@ def test_engines_that_are_full_serve_however_short_their_absence_may_be():
     world.dispatcher.intake.fleet_changed()
     world.tick()
     assert world.submit(4).code == common_pb2.ERROR_CODE_UNAVAILABLE
+
+
+WIDE = {"beam_search": common_pb2.BeamSearch(width=3, results=1)}
+
+
+def test_who_needs_more_than_there_is_holds_up_one_engine_and_not_the_others():
+    world = World(backlog=0, queues=replace(QUEUES, sequences=(6,) * 4))
+    kept, other = world.attach("a"), world.attach("b")
+    for handle in (0, 1):
+        world.submit(handle)
+    for handle, fields in ((2, WIDE), (3, {}), (4, {}), (5, {})):
+        assert world.submit(handle, **fields) is None
+    world.tick()
+    # Two places are left on each.
+    if kept.engine.kept_for is None:
+        kept, other = other, kept
+    assert [s.handle for s in other.sequences.values()][1:] == [3, 4]
+    assert len(kept.sequences) == 1
+    assert kept.engine.kept_for is world.sequences[2].request
+    world.step(kept, list(kept.sequences), ends=True)
+    world.tick()
+    assert [s.handle for s in kept.sequences.values()] == [2]
+    assert kept.engine.kept_for is other.engine.kept_for is None
+    world.step(other, list(other.sequences)[:1], ends=True)
+    world.tick()
+    assert [s.handle for s in other.sequences.values()] == [3, 4, 5]
+
+
+@pytest.mark.parametrize("how", ["abort", "wait", "loss", "breaker"])
+def test_an_engine_is_kept_no_longer_than_somebody_waits_for_it(how):
+    world = World(backlog=0)
+    links = world.attach("a"), world.attach("b")
+    for handle, fields in ((0, {}), (1, {}), (2, WIDE)):
+        world.submit(handle, **fields)
+    world.tick()
+    (kept,) = (link for link in links if link.engine.kept_for is not None)
+    (other,) = (link for link in links if link is not kept)
+    if how == "abort":
+        world.dispatcher.abort(world.sequences[2], AbortCause.CLIENT)
+    elif how == "wait":
+        world.now += MAX_WAIT_S
+        world.dispatcher.intake.tick()
+    elif how == "loss":
+        world.membership.leave(kept, LossReason.STREAM_ENDED)
+        world.links.remove(kept)
+        world.dispatcher.intake.tick()
+        assert other.engine.kept_for is world.sequences[2].request
+        world.step(other, list(other.sequences), ends=True)
+        world.tick()
+        assert [s.handle for s in other.sequences.values()] == [2]
+    else:
+        for _ in range(3):
+            world.health.failed(kept.engine)
+        world.dispatcher.intake.tick()
+        assert other.engine.kept_for is world.sequences[2].request
+        world.dispatcher.abort(world.sequences[2], AbortCause.CLIENT)
+    assert kept.engine.kept_for is None or how == "loss"
+    assert other.engine.kept_for is None
 
 
 def test_when_an_engine_comes_is_not_told_by_how_fast_a_queue_emptied():

@@ -38,7 +38,11 @@ def served(queue):
 
 
 actions = st.lists(
-    st.tuples(st.sampled_from(["add", "add", "take", "remove"]), st.integers(0, 4), st.integers(1, 60)),
+    st.tuples(
+        st.sampled_from(["add", "add", "add", "take", "pass", "remove"]),
+        st.integers(0, 4),
+        st.integers(1, 60),
+    ),
     max_size=80,
 )
 
@@ -57,6 +61,10 @@ def test_any_interleaving_keeps_order_within_a_tenant_and_forgets_the_rest(scrip
         elif what == "take" and (head := queue.head()) is not None:
             queue.take(head)
             assert waiting[head.tenant].pop(0) is head
+        elif what == "pass" and rows:
+            head = queue.head()
+            queue.take(passing := rows.pop(cost % len(rows)))
+            assert passing is head or queue.head() is head
         elif what == "remove" and rows:
             queue.remove(rows.pop(cost % len(rows)))
         assert bool(queue) == any(waiting.values())
@@ -102,6 +110,28 @@ def test_a_flood_delays_another_tenant_by_a_bounded_number_of_quanta(flood, cost
     rounds = ceil(cost / QUANTUM) + 1
     assert head is mine
     assert all(each <= rounds * QUANTUM + max(flood) for each in spent.values())
+
+
+def test_who_is_let_past_others_pays_for_it():
+    queue = FairQueue(QUANTUM, tokens)
+    queue.add(large := ticket(0, "large", 50))
+    for number in range(1, 60):
+        queue.add(ticket(number, "flood", 5))
+        queue.add(ticket(number, "other", 5))
+    assert [one.tenant for one in queue.some(2)] == ["large", "flood", "flood"]
+    while (head := queue.head()) is not large:
+        queue.take(head)
+    for one in list(queue._tenants["flood"].row)[1:11]:
+        queue.take(one)
+    assert queue.head() is large
+    queue.take(large)
+    spent = {"flood": 0, "other": 0}
+    while spent["other"] < 50:
+        head = queue.head()
+        queue.take(head)
+        spent[head.tenant] += head.tokens
+    # Ten of them went past.
+    assert spent["flood"] <= QUANTUM + 5
 
 
 def test_tenants_get_the_same_tokens_whatever_their_tickets_cost():
