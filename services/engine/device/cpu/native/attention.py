@@ -72,6 +72,8 @@ class NativeAttention:
 
     def __init__(self, library: Library) -> None:
         pointer, int32, int64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+        # Whether a bfloat16 cache is multiplied with queries and weights rounded to bfloat16.
+        self.multiplies_pairs = bool(library.function("catenary_multiplies_pairs", int32)())
         self._supported = library.function("catenary_attention_supported", int32, pointer, int32)
         spans = (pointer, int64)
         queries = (pointer, int64, int64)
@@ -82,7 +84,7 @@ class NativeAttention:
 
     def supported(self, cache: PagedCache, heads: int) -> bool:
         """Whether the kernels have this shape."""
-        return self._supported(ctypes.byref(_described(cache)), heads) != 0
+        return bool(self._supported(ctypes.byref(_described(cache)), heads))
 
     def attend(
         self,
@@ -94,14 +96,16 @@ class NativeAttention:
         window: int = 0,
         softcap: float = 0.0,
         threads: int = 1,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attention of query [rows, heads, head_dim] in each layer of the cache.
 
-        Returns float32 [layers, rows, heads, head_dim]; rows of no span are zero. Raises MemoryError.
+        Returns float32 [layers, rows, heads, head_dim], which is `out` if that is given; rows of no span stay
+        as they are there, or zero. Raises MemoryError.
         """
         rows, heads, dim = query.shape
         layers = cache.key.shape[0]
-        out = torch.zeros(layers, rows, heads, dim)
+        out = torch.zeros(layers, rows, heads, dim) if out is None else out
         tables = [torch.tensor(span.blocks, dtype=torch.int32) for span in spans]
         described = (_Span * len(spans))(
             *(

@@ -59,6 +59,8 @@ int32_t catenary_attention_supported(const Cache* cache, int32_t heads) {
   return attention_supported(*cache, heads) ? 1 : 0;
 }
 
+int32_t catenary_multiplies_pairs() { return kMultipliesPairs ? 1 : 0; }
+
 // Attends with the same query in `layers` caches, `cache_stride` bytes from one to the next, on `threads` threads.
 // query float32 [rows, query_stride]; out float32 [layers, rows, heads * head_dim]. Returns 0 if there is no memory.
 int32_t catenary_attend(
