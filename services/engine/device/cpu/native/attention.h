@@ -50,6 +50,7 @@ struct AttentionPiece {
 };
 
 struct AttentionPlan {
+  int32_t threads;
   int32_t heads;
   int32_t kv_heads;
   int32_t group;
@@ -59,8 +60,9 @@ struct AttentionPlan {
   CacheKind kind;
   std::vector<AttentionTile> tiles;
   std::vector<AttentionPiece> pieces;
-  // Most rows of a piece, its kv heads together.
+  // Most rows of a piece, its kv heads together, and most whose scores are kept at once.
   int64_t rows;
+  int64_t rows_at_once;
   // Of tiles whose chunks are divided: sums [chunks, kv_heads, rows of the tile, columns], and likewise.
   std::unique_ptr<float[]> sums;
   std::unique_ptr<float[]> most;
@@ -73,9 +75,14 @@ struct AttentionPlan {
   }
 };
 
+// Whether a piece has few rows, and so takes its kv heads together and packs nothing.
+inline bool few(const AttentionPlan& plan, const AttentionPiece& piece) {
+  return plan.tiles[piece.tile].tokens == 1 && plan.group <= kRegisterRows;
+}
+
 // Where a piece keeps what in its thread's scratch: offsets in bytes, multiples of 64.
 struct AttentionScratch {
-  int64_t slots, keys, values, scores, queries;
+  int64_t offsets, keys, values, scores, queries;
   int64_t sums, most, total;
   int64_t chunk_sums, chunk_most, chunk_total;
   int64_t bytes;

@@ -1,6 +1,7 @@
 // Keys and values of a chunk of positions, brought from their slots into the panels that the products want.
 #pragma once
 
+#include <algorithm>
 #include <type_traits>
 #include <utility>
 
@@ -15,18 +16,37 @@ using PackedOf = std::conditional_t<std::is_same_v<Cached, Bf16> && kMultipliesP
 
 constexpr int kMostDims = 256;
 
-// Keys or values of one kv head at the positions of a chunk. Those outside of [first, end) are zero: nobody sees them,
-// and their slots may hold anything.
-template <typename Cached>
-struct ChunkRows {
-  const Cached* cache;
-  int64_t stride;
-  const int64_t* slots;
+// Positions of a chunk, from its first one.
+struct Range {
   int first;
   int end;
 
+  bool empty() const { return first >= end; }
+};
+
+// Keys or values of one kv head at the positions of a chunk. Those beside the range are zeros: nobody sees them, and
+// their slots may hold anything.
+template <typename Cached>
+struct ChunkRows {
+  const Cached* cache;
+  // Of the positions in the range: elements from `cache` on.
+  const int64_t* offsets;
+  int dims;
+  Range range;
+
   const Cached* operator[](int position) const {
-    return position < first || position >= end ? kZeros : cache + slots[position] * stride;
+    return position < range.first || position >= range.end ? kZeros : cache + offsets[position];
+  }
+
+  // Asks for the rows at positions [first, end), which will be read soon.
+  void ask(int first, int end) const {
+    // GCC drops calls of what has no effect that it knows of.
+    __asm__ volatile("");
+    const int last = std::min(end, range.end);
+    for (int position = std::max(first, range.first); position < last; ++position) {
+      const Cached* row = cache + offsets[position];
+      for (int dim = 0; dim < dims; dim += 64 / static_cast<int>(sizeof(Cached))) __builtin_prefetch(row + dim, 0, 2);
+    }
   }
 
  private:
@@ -36,13 +56,9 @@ struct ChunkRows {
 namespace packing {
 
 // A vector of units of a row, zeros beyond `count` units.
-inline U32 units_at(const Bf16* row, int count, Units<Bf16>) {
-  return count >= kLanes ? load_pairs(row) : load_first(row, count);
-}
+inline U32 units_at(const Bf16* row, int count, Units<Bf16>) { return load_first(row, count); }
 
-inline U32 units_at(const float* row, int count, Units<float>) {
-  return count >= kLanes ? load_as<U32>(row) : load_first(row, count);
-}
+inline U32 units_at(const float* row, int count, Units<float>) { return load_first(row, count); }
 
 inline U32 units_at(const Bf16* row, int count, Units<float>) {
   if (count >= kLanes) return bits_as<U32>(load(row));
@@ -77,6 +93,17 @@ inline void transpose(U32* rows) {
   if constexpr (kLanes > 8) transpose_by<8>(rows);
 }
 
+// A vector of units of each of kLanes rows, as one vector of rows for each unit.
+template <typename Cached>
+inline void load_transposed(const Cached* const* row, int unit, int units, U32* lanes) {
+  using Unit = Units<PackedOf<Cached>>;
+#pragma GCC unroll 16
+  for (int lane = 0; lane < kLanes; ++lane) {
+    lanes[lane] = units_at(row[lane] + unit * Unit::kInputs, units - unit, Unit());
+  }
+  transpose(lanes);
+}
+
 typedef uint16_t Halves __attribute__((vector_size(kBytes)));
 
 // Halves of two vectors in turn: the first halves of both, and so on; kFrom: 0, or kLanes for those of the upper parts.
@@ -105,19 +132,14 @@ inline bool any(U32 lanes) {
 
 // Keys as panels [dims in units][kWidth positions].
 template <typename Cached>
-void pack_keys(const ChunkRows<Cached>& rows, int units, uint32_t* panels) {
-  using Unit = Units<PackedOf<Cached>>;
-  for (int position = rows.first / kLanes * kLanes; position < rows.end; position += kLanes) {
+void pack_keys(const ChunkRows<Cached>& keys, int units, uint32_t* panels) {
+  for (int position = keys.range.first / kLanes * kLanes; position < keys.range.end; position += kLanes) {
     uint32_t* to = panels + static_cast<int64_t>(position / kWidth) * units * kWidth + position % kWidth;
-    const Cached* row[kLanes];
-    for (int lane = 0; lane < kLanes; ++lane) row[lane] = rows[position + lane];
+    const Cached* rows[kLanes];
+    for (int lane = 0; lane < kLanes; ++lane) rows[lane] = keys[position + lane];
     for (int unit = 0; unit < units; unit += kLanes) {
       U32 lanes[kLanes];
-#pragma GCC unroll 16
-      for (int lane = 0; lane < kLanes; ++lane) {
-        lanes[lane] = packing::units_at(row[lane] + unit * Unit::kInputs, units - unit, Unit());
-      }
-      packing::transpose(lanes);
+      packing::load_transposed(rows, unit, units, lanes);
       const int count = std::min(kLanes, units - unit);
       if (count == kLanes) {
 #pragma GCC unroll 16
@@ -132,11 +154,12 @@ void pack_keys(const ChunkRows<Cached>& rows, int units, uint32_t* panels) {
 // Values as panels [positions in units][kWidth dims], `panel_stride` units each. Tells whether a number among them is
 // infinite or none, if kLook.
 template <bool kLook, typename Cached>
-bool pack_values(const ChunkRows<Cached>& rows, int dims, int64_t panel_stride, uint32_t* panels) {
+bool pack_values(const ChunkRows<Cached>& values, int64_t panel_stride, uint32_t* panels) {
   using Unit = Units<PackedOf<Cached>>;
+  const int dims = values.dims;
   U32 found{};
-  for (int unit = rows.first / Unit::kInputs; unit * Unit::kInputs < rows.end; ++unit) {
-    const Cached* row = rows[unit * Unit::kInputs];
+  for (int unit = values.range.first / Unit::kInputs; unit * Unit::kInputs < values.range.end; ++unit) {
+    const Cached* row = values[unit * Unit::kInputs];
     uint32_t* to = panels + static_cast<int64_t>(unit) * kWidth;
     if constexpr (Unit::kInputs == 1) {
       for (int dim = 0; dim < dims; dim += kLanes) {
@@ -145,7 +168,7 @@ bool pack_values(const ChunkRows<Cached>& rows, int dims, int64_t panel_stride, 
         std::memcpy(to + dim / kWidth * panel_stride + dim % kWidth, &lanes, kBytes);
       }
     } else {
-      const Cached* next = rows[unit * Unit::kInputs + 1];
+      const Cached* next = values[unit * Unit::kInputs + 1];
       for (int dim = 0; dim < dims; dim += 2 * kLanes) {
         const U32 a = packing::units_at(row + dim, (dims - dim) / 2, Unit());
         const U32 b = packing::units_at(next + dim, (dims - dim) / 2, Unit());

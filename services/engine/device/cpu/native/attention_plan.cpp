@@ -50,7 +50,9 @@ void add_pieces(AttentionPlan& plan, int32_t index, int64_t wanted, int64_t& par
     piece.heads = static_cast<int32_t>(plan.kv_heads * (i + 1) / by_heads) - piece.head;
     piece.parts = static_cast<int32_t>(parts);
     piece.counter = parts > 1 ? counters++ : -1;
-    plan.rows = std::max(plan.rows, static_cast<int64_t>(piece.heads) * tile.tokens * plan.group);
+    const int64_t rows = static_cast<int64_t>(piece.heads) * tile.tokens * plan.group;
+    plan.rows = std::max(plan.rows, rows);
+    if (few(plan, piece)) plan.rows_at_once = std::max(plan.rows_at_once, rows);
     for (int64_t part = 0; part < parts; ++part) {
       piece.chunk = static_cast<int32_t>(tile.chunks * part / parts);
       piece.chunks = static_cast<int32_t>(tile.chunks * (part + 1) / parts) - piece.chunk;
@@ -92,17 +94,17 @@ AttentionScratch::AttentionScratch(const AttentionPlan& plan) {
   const int inputs = plan.kind == CacheKind::kBfloat16 ? Units<PackedOf<Bf16>>::kInputs : 1;
   units = plan.dims / inputs;
   value_stride = static_cast<int64_t>(kChunk / inputs) * kWidth;
-  slots = take(kChunk, sizeof(int64_t));
+  offsets = take(2 * kChunk, sizeof(int64_t));
   keys = take(static_cast<int64_t>(kChunk) * units, 4);
   values = take((plan.dims + kWidth - 1) / kWidth * value_stride, 4);
-  scores = take(static_cast<int64_t>(kBlockRows) * kChunk, 4);
+  scores = take(plan.rows_at_once * kChunk, 4);
   queries = take(plan.rows * units, 4);
   sums = take(plan.rows * plan.columns, 4);
   most = take(plan.rows, 4);
   total = take(plan.rows, 4);
-  chunk_sums = take(static_cast<int64_t>(kBlockRows) * plan.columns, 4);
-  chunk_most = take(kBlockRows, 4);
-  chunk_total = take(kBlockRows, 4);
+  chunk_sums = take(plan.rows_at_once * plan.columns, 4);
+  chunk_most = take(plan.rows_at_once, 4);
+  chunk_total = take(plan.rows_at_once, 4);
   bytes = end;
 }
 
@@ -114,12 +116,14 @@ bool attention_supported(const Cache& cache, int32_t heads) {
 AttentionPlan* plan_attention(const Span* spans, int64_t count, const Cache& cache, int32_t heads, int threads) {
   try {
     auto plan = std::make_unique<AttentionPlan>();
+    plan->threads = std::max(1, threads);
     plan->heads = heads;
     plan->kv_heads = cache.kv_heads;
     plan->group = heads / cache.kv_heads;
     plan->dims = cache.head_dim;
     plan->columns = (cache.head_dim + kLanes - 1) / kLanes * kLanes;
     plan->kind = cache.kind;
+    plan->rows_at_once = kBlockRows;
     fill_plan(spans, count, threads, *plan);
     return plan.release();
   } catch (const std::bad_alloc&) {

@@ -129,13 +129,14 @@ inline float largest(F32 value) {
 #endif
 }
 
-// The first `count` lanes of four bytes at `at`, zeros in the others; nothing behind is read.
+// The first `count` lanes of four bytes at `at`, or all if it is more; zeros in the others. Nothing behind is read.
 inline U32 load_first(const void* at, int count) {
 #if defined(__AVX512F__)
-  return bits_as<U32>(_mm512_maskz_loadu_epi32(static_cast<__mmask16>((1u << count) - 1), at));
+  const __mmask16 lanes = count < kLanes ? static_cast<__mmask16>((1u << count) - 1) : 0xffff;
+  return bits_as<U32>(_mm512_maskz_loadu_epi32(lanes, at));
 #else
   U32 lanes{};
-  std::memcpy(&lanes, at, 4 * static_cast<size_t>(count));
+  std::memcpy(&lanes, at, count < kLanes ? 4 * static_cast<size_t>(count) : sizeof lanes);
   return lanes;
 #endif
 }
