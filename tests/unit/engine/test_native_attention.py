@@ -10,8 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.engine.device.cpu.native import Level, levels_here, open_library
+from services.engine.device.cpu.native import open_library
 from services.engine.device.cpu.native.attention import NativeAttention, PagedCache, Span
+from tests.support.native_kernels import LEVELS_HERE, library_of
 from tests.support.twins_attention import AttentionCase, attention_case, attention_twin, slots_of
 
 KINDS = (torch.float32, torch.bfloat16)
@@ -40,10 +41,9 @@ FEATURES = st.fixed_dictionaries(
 )
 
 
-@pytest.fixture(scope="module", params=levels_here(), ids=lambda level: level.name)
+@pytest.fixture(scope="module", params=LEVELS_HERE)
 def attention(request: pytest.FixtureRequest) -> NativeAttention:
-    level: Level = request.param
-    return NativeAttention(open_library(level))
+    return NativeAttention(library_of(request.param))
 
 
 @pytest.fixture(scope="module")

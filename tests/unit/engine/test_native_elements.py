@@ -9,16 +9,17 @@ import pytest
 import torch
 from torch.nn import functional
 
-from services.engine.device.cpu.native import Library, levels_here, open_library
+from services.engine.device.cpu.native import Library
 from services.engine.device.cpu.native.attention import NativeAttention, PagedCache
 from services.engine.device.kernels import rms_norm, rotate
+from tests.support.native_kernels import LEVELS_HERE, library_of
 
 POINTER, INT32, INT64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 
 
-@pytest.fixture(scope="module", params=levels_here(), ids=lambda level: level.name)
+@pytest.fixture(scope="module", params=LEVELS_HERE)
 def library(request: pytest.FixtureRequest) -> Library:
-    return open_library(request.param)
+    return library_of(request.param)
 
 
 @pytest.mark.parametrize("size", [1, 7, 16, 33, 576, 2049])

@@ -136,7 +136,7 @@ inline U32 load_first(const void* at, int count) {
   return bits_as<U32>(_mm512_maskz_loadu_epi32(lanes, at));
 #else
   U32 lanes{};
-  std::memcpy(&lanes, at, count < kLanes ? 4 * static_cast<size_t>(count) : sizeof lanes);
+  std::memcpy(&lanes, at, count < kLanes ? 4 * static_cast<uint32_t>(count) : sizeof lanes);
   return lanes;
 #endif
 }
