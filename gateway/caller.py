@@ -61,10 +61,10 @@ def read_caller(headers: Headers, owner: str, *, operator: bool) -> Caller:
     """The caller of a request. `operator`: its key may ask for the class system.
 
     Raises ApiError: 400 for a header that makes no sense, 403 for a class that the key may not ask for."""
-    session_id = headers.get(SESSION_ID, "")
+    session_id = _only(headers, SESSION_ID) or ""
     if len(session_id) > MAX_SESSION_ID:
         raise bad_request(f"The header {SESSION_ID} is longer than {MAX_SESSION_ID} characters.", SESSION_ID)
-    name = headers.get(PRIORITY_CLASS)
+    name = _only(headers, PRIORITY_CLASS)
     if name is not None and name not in _CLASSES:
         raise bad_request(
             f"The header {PRIORITY_CLASS} must be one of: {', '.join(_CLASSES)}.", PRIORITY_CLASS
@@ -78,7 +78,15 @@ def read_caller(headers: Headers, owner: str, *, operator: bool) -> Caller:
             param=PRIORITY_CLASS,
         )
     wanted = common_pb2.PRIORITY_CLASS_UNSPECIFIED if name is None else _CLASSES[name]
-    return Caller(owner, session_id, _max_wait_ms(headers.get(MAX_WAIT_MS)), wanted)
+    return Caller(owner, session_id, _max_wait_ms(_only(headers, MAX_WAIT_MS)), wanted)
+
+
+def _only(headers: Headers, name: str) -> str | None:
+    """The value of a header that stands once at the most, without the blanks around it."""
+    values = headers.getlist(name)
+    if len(values) > 1:
+        raise bad_request(f"The header {name} stands more than once.", name)
+    return values[0].strip(" \t") if values else None
 
 
 def _max_wait_ms(text: str | None) -> int | None:

@@ -95,6 +95,18 @@ def test_bad_headers_are_refused_by_name(headers: dict[str, Any], status: int, p
     assert (caught.value.status, caught.value.param) == (status, param)
 
 
+@pytest.mark.parametrize("name", ["x-session-id", "x-max-wait-ms", "x-priority-class"])
+def test_a_header_that_comes_twice_is_not_half_ignored(name: str) -> None:
+    headers = Headers(raw=[(name.encode(), b"bulk"), (name.encode(), b"bulk")])
+    with pytest.raises(ApiError) as caught:
+        read_caller(headers, "me", operator=False)
+    assert (caught.value.status, caught.value.param) == (400, name)
+
+
+def test_blanks_around_a_header_are_none_of_it() -> None:
+    assert read(x_session_id=" s ", x_max_wait_ms="250\t", x_priority_class="bulk ").max_wait_ms == 250
+
+
 def test_the_caller_is_known_only_inside() -> None:
     with calling(Caller("a")):
         assert current_caller().owner == "a"
