@@ -54,6 +54,8 @@ def main() -> int:
     except (PeerError, ModelError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     report |= {
         "command": shlex.join(["python", "-m", "benchmarks.compare", *sys.argv[1:]]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

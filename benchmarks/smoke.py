@@ -52,6 +52,8 @@ def main() -> int:
     except (PeerError, ModelError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     if options.record:
         recorded = {"date": datetime.now(UTC).date().isoformat(), "machine": found, "figures": figures}
         RECORDED.write_text(json.dumps(recorded, indent=1) + "\n", encoding="utf-8")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 from benchmarks.peers.environments import PeerError
 from benchmarks.peers.server import Server
@@ -50,6 +53,9 @@ def open_servers(
     subjects = [subject(name, model, place) for name, place in zip(names, places, strict=True)]
     servers: list[Server] = []
     starts: dict[str, float] = {}
+    # Whatever ends this process ends them too: some have processes that would stay.
+    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGINT, _interrupt)
     try:
         for one, place in zip(subjects, places, strict=True):
             _make_file(one, tell)
@@ -67,6 +73,10 @@ def open_servers(
     finally:
         for server in servers:
             server.stop()
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
 
 
 def _model(source: str, tell: Tell) -> Model:

