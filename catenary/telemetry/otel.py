@@ -65,17 +65,21 @@ class OtelTracer:
         return OtelSpan(span)
 
 
-def exporting_tracer(service: str, environment: Mapping[str, str]) -> OtelTracer:
-    """A tracer whose exporters, sampler, resource, limits and batches are as the OTEL_* variables say.
+def exporting_tracer(service: str, environment: Mapping[str, str]) -> OtelTracer | None:
+    """A tracer whose exporters, sampler, resource, limits and batches are as the OTEL_* variables say; None
+    without an exporter. What an exporter raises is passed on.
 
     Spans are sent by a thread; what is more than its queue takes is dropped. The rest goes at the exit.
     """
     attributes = {"service.instance.id": new_id("")}
     if not environment.get("OTEL_SERVICE_NAME"):
         attributes["service.name"] = service
+    processors = [BatchSpanProcessor(exporter) for exporter in _exporters(environment)]
+    if not processors:
+        return None
     provider = TracerProvider(resource=Resource.create(attributes))
-    for exporter in _exporters(environment):
-        provider.add_span_processor(BatchSpanProcessor(exporter))
+    for processor in processors:
+        provider.add_span_processor(processor)
     return OtelTracer(provider)
 
 

@@ -81,7 +81,11 @@ def configure_tracing(service: str) -> None:
     except ModuleNotFoundError as missing:
         _log.warning("no spans are exported: install catenary[otel]", missing=missing.name)
         return
-    set_tracer(otel.exporting_tracer(f"catenary-{service}", os.environ))
+    try:
+        set_tracer(otel.exporting_tracer(f"catenary-{service}", os.environ))
+    except Exception:
+        # An exporter is anybody's, and so are the values of its variables.
+        _log.exception("no spans are exported")
 
 
 def start_span(name: str, parent: str | None, *, server: bool = False) -> Span:

@@ -10,6 +10,7 @@ import pytest
 
 from catenary.telemetry import (
     bind_request,
+    configure_tracing,
     current_traceparent,
     record_span,
     span_here,
@@ -62,6 +63,24 @@ def test_without_the_variables_nothing_of_opentelemetry_is_loaded() -> None:
         "sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], env={"PATH": ""}, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"OTEL_TRACES_EXPORTER": "nonsense"},
+        {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"},
+        {"OTEL_TRACES_EXPORTER": "console", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "-1"},
+    ],
+)
+def test_variables_that_make_no_sense_keep_nobody_from_starting(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], variables: dict[str, str]
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    configure_tracing("x")
+    assert not tracing()
+    assert "no spans are exported" in capsys.readouterr().out
 
 
 def test_a_span_is_a_child_of_its_parent_and_a_parent_of_others(spans: Spans) -> None:
