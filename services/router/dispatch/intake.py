@@ -229,7 +229,8 @@ class Intake:
         self._turns.turn_of(head.item)
         if self._lone.waits(queue.model) or not self._turns.room_beside(queue.model):
             return
-        self._turns.keep(head.item)
+        if not self._turns.keep(head.item):
+            return
         for ticket in smaller(queue, head):
             tokens = ticket.item.request.kv_tokens
             if self._turns.room_beside(queue.model, ticket.sequences, tokens) and self._admit(

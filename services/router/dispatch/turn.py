@@ -35,13 +35,14 @@ class KeptForTurns:
         if kept is not None and kept[0] is not sequence:
             self.over(kept[0])
 
-    def keep(self, sequence: LiveSequence) -> None:
-        """Keep the engine for it that has most of its room left, of those that can hold it."""
+    def keep(self, sequence: LiveSequence) -> bool:
+        """Keep the engine for it that has most of its room left, of those that can hold it and compute all of
+        it. False: there is none, and who is let past it could pass it for ever."""
         request = sequence.request
         kept = self._kept.get(request.model)
         if kept is not None:
             if kept[1].available and self._fleet.find(kept[1].instance_id) is kept[1]:
-                return
+                return True
             self.over(sequence)
         free = [
             engine
@@ -52,6 +53,7 @@ class KeptForTurns:
             engine = min(free, key=_taken)
             engine.kept_for = request
             self._kept[request.model] = sequence, engine
+        return bool(free)
 
     def over(self, sequence: LiveSequence) -> None:
         """It waits no longer, or its turn is over. Idempotent."""

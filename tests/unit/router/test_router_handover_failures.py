@@ -15,7 +15,9 @@ from tests.support.halves import (
     DECODE,
     LONG,
     PREFILL,
+    SHORT,
     STOP,
+    World,
     first_half,
     offer,
     world,
@@ -145,3 +147,18 @@ def test_no_half_begins_anew_in_a_router_that_ends(world):
     assert world.sink.over[2] == over
     assert world.submits(world.decode) == []
     world.check_idle()
+
+
+def test_nobody_is_let_past_where_no_engine_can_be_kept():
+    world = World()
+    engines = [world.attach(name, PREFILL) for name in "pq"]
+    for handle in range(4):
+        assert world.submit(handle, SHORT) is None
+    assert [len(link.sequences) for link in engines] == [2, 2]
+    assert world.submit(4, SHORT, beam_search=common_pb2.BeamSearch(width=3, results=1)) is None
+    assert world.submit(5, SHORT) is None
+    world.tick()
+    assert [len(link.sequences) for link in engines] == [2, 2]
+    world.end(engines[0], next(iter(engines[0].sequences)))
+    world.tick()
+    assert 4 in [sequence.handle for sequence in engines[0].sequences.values()]
