@@ -66,25 +66,26 @@ class Dispatcher:
         self._health = health
         self._placer = placer
         self._poison = poison
-        self._endings = Endings(metrics, clock)
         # What waits, and what there is to know of it.
         self.intake = Intake(
             placer,
             queue_options,
             Hands(
                 send=lambda sequence, engine: self._send(sequence, self._links[engine.epoch]),
-                refuse=self._endings.refuse,
+                refuse=lambda sequence, error: self._endings.refuse(sequence, error),
                 waited=metrics.lanes.waited,
             ),
             clock=clock,
             call_soon=call_soon,
         )
-        self._going_on = GoingOn(self.intake, self._endings, metrics)
-        again, enter = self._going_on.again, self._going_on.enter
         self._handovers = Handovers(
-            metrics.handovers, placer.fleet, again=again, enter=enter, call_soon=call_soon
+            metrics.handovers,
+            placer.fleet,
+            enter=lambda sequence: self._going_on.enter(sequence),
+            call_soon=call_soon,
         )
-        self._endings.connect(self.intake, self._handovers)
+        self._endings = Endings(metrics, self.intake, self._handovers, clock)
+        self._going_on = GoingOn(self.intake, self._endings, metrics)
         self._spec_limits = spec_limits
         self._abort_timeout_s = abort_timeout_s
         self._clock = clock
@@ -212,7 +213,7 @@ class Dispatcher:
             self._endings.end(sequence, sequence.ending(common_pb2.FINISH_REASON_ABORT))
         elif sequence.request.placed is Half.PROMPT:
             link.engine.full = link.engine.full or error.code in FOR_NOW
-            self._handovers.go_whole(sequence, "refused")
+            self._go_whole(sequence, "refused")
         elif sequence.status is SequenceStatus.RUNNING:
             self._endings.end(sequence, sequence.ending(common_pb2.FINISH_REASON_ERROR, error))
         elif not (error.retryable and self._going_on.elsewhere(sequence, error.code)):
@@ -238,7 +239,7 @@ class Dispatcher:
             if sequence.status is SequenceStatus.ABORTING:
                 self._endings.end(sequence, sequence.ending(common_pb2.FINISH_REASON_ABORT))
             elif self._handovers.falls_back(sequence):
-                self._handovers.go_whole(sequence, "lost")
+                self._go_whole(sequence, "lost")
             else:
                 error = self._poison.judge(sequence, ENGINE_LOST)
                 self._endings.end(sequence, sequence.ending(common_pb2.FINISH_REASON_ERROR, error))
@@ -255,7 +256,7 @@ class Dispatcher:
             # Nothing begins anew in a router that ends.
             if cause is not AbortCause.DRAIN and self._handovers.falls_back(sequence):
                 link.abort(sequence.engine_handle)
-                self._handovers.go_whole(sequence, "lost")
+                self._go_whole(sequence, "lost")
                 continue
             sequence.ends_as = "stalled" if cause is AbortCause.STALLED else "error"
             judged = self._poison.judge(sequence, error)
@@ -306,3 +307,8 @@ class Dispatcher:
             self._endings.end(sequence, sequence.ending(common_pb2.FINISH_REASON_ABORT))
         else:
             self._handovers.first_half_ended(sequence, end)
+            self._going_on.again(sequence)
+
+    def _go_whole(self, sequence: LiveSequence, why: str) -> None:
+        self._handovers.go_whole(sequence, why)
+        self._going_on.again(sequence)

@@ -15,15 +15,14 @@ from services.router.metrics import RouterMetrics
 class Endings:
     """Tells sinks of ends. `aborting` are those whose engine has not confirmed an abort, by engine handle."""
 
-    def __init__(self, metrics: RouterMetrics, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, metrics: RouterMetrics, intake: Intake, handovers: Handovers, clock: Callable[[], float]
+    ) -> None:
         self._metrics = metrics
-        self._clock = clock
-        self.aborting: dict[int, LiveSequence] = {}
-
-    def connect(self, intake: Intake, handovers: Handovers) -> None:
-        """Who is told that a sequence is over."""
         self._intake = intake
         self._handovers = handovers
+        self._clock = clock
+        self.aborting: dict[int, LiveSequence] = {}
 
     def end(self, sequence: LiveSequence, end: common_pb2.SequenceEnd) -> None:
         """The sequence has ended so."""

@@ -41,8 +41,7 @@ class Handover:
 class Handovers:
     """Decides who is divided, and what becomes of both halves.
 
-    `again` places a sequence anew, or lets it wait in front of others, or ends it. `enter` does so with one
-    that has waited for its leader; it is called by `call_soon`.
+    `enter` places a sequence that has waited for its leader, or lets it wait; it is called by `call_soon`.
     """
 
     def __init__(
@@ -50,13 +49,11 @@ class Handovers:
         metrics: HandoverMetrics,
         fleet: Fleet,
         *,
-        again: Callable[[LiveSequence], None],
         enter: Callable[[LiveSequence], None],
         call_soon: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
         self._metrics = metrics
         self._fleet = fleet
-        self._again = again
         self._enter = enter
         self._call_soon = call_soon
         # Followers of leaders that are on their way or over.
@@ -116,7 +113,7 @@ class Handovers:
             self._let_go(handover)
 
     def first_half_ended(self, sequence: LiveSequence, end: common_pb2.SequenceEnd) -> None:
-        """An engine has ended its part: go on with its offer, or without."""
+        """An engine has ended its part: it is to be placed again, with the offer or without."""
         handover, offer = sequence.handover, end.kv_offer
         usable = end.reason == common_pb2.FINISH_REASON_STOP and end.HasField("kv_offer")
         if handover is None or not (usable and acceptable(offer, sequence.prompt_len)):
@@ -128,14 +125,12 @@ class Handovers:
         handover.cached_tokens = min(end.usage.cached_tokens, sequence.prompt_len)
         sequence.request.half = Half.REST
         self._metrics.count("offered")
-        self._again(sequence)
 
     def go_whole(self, sequence: LiveSequence, why: str) -> None:
-        """The first half came to nothing: another engine computes all of it."""
+        """The first half came to nothing: it is to be placed again, and another engine computes all of it."""
         sequence.request.half = Half.WHOLE
         self._metrics.count(why)
         _log.info("a prompt is not handed over", sequence=sequence.spec.request_id, why=why)
-        self._again(sequence)
 
     def falls_back(self, sequence: LiveSequence) -> bool:
         """Whether it can begin anew elsewhere when the engine that has it is lost: no token was seen."""
