@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import Generic
 
 from services.router.admission.fairness import FairQueue
@@ -56,11 +56,11 @@ class Lanes(Generic[T]):
         return next(iter(front)) if front else self._queues[lane].head()
 
     def behind(self, head: Ticket[T], count: int) -> Iterator[Ticket[T]]:
-        """Tickets other than `head`, the most urgent lanes first; of each lane a few times `count`."""
+        """Tickets other than `head`, the most urgent lanes first; of each lane at least `count`, if it has so
+        many."""
         for front, queue in zip(self._fronts, self._queues, strict=True):
-            yield from (
-                ticket for ticket in (*islice(front, count), *queue.some(count)) if ticket is not head
-            )
+            found = chain(islice(front, count), queue.some(count))
+            yield from (ticket for ticket in found if ticket is not head)
 
     def take(self, ticket: Ticket[T]) -> None:
         """Remove a ticket that is served: the head of a lane, or one that is let past it."""

@@ -74,7 +74,7 @@ def smaller(queue: ModelQueue[LiveSequence], head: Ticket[LiveSequence]) -> list
     """Some of those that wait behind `head` and need less room: in slots or in KV."""
     found = (
         ticket
-        for ticket in islice(queue.lanes.behind(head, _PASSED), _LOOKED_AT)
+        for ticket in islice(queue.lanes.behind(head, _LOOKED_AT), _LOOKED_AT)
         if (ticket.sequences < head.sequences or _kv(ticket) < _kv(head))
         and queue.places.admits(ticket.lane, ticket.sequences)
     )

@@ -96,6 +96,19 @@ def test_who_needs_more_than_there_is_holds_up_one_engine_and_not_the_others():
     assert [s.handle for s in other.sequences.values()] == [3, 4, 5]
 
 
+def test_many_that_need_too_much_hold_up_no_more_than_one():
+    world = World(backlog=0, queues=replace(QUEUES, sequences=(100,) * 4))
+    world.admission._limits = replace(world.admission._limits, max_live_sequences=100)
+    links = world.attach("a"), world.attach("b")
+    for handle in range(2):
+        world.submit(handle)
+    for handle in range(2, 22):
+        assert world.submit(handle, **WIDE) is None
+    assert world.submit(22) is None
+    world.tick()
+    assert sorted(len(link.sequences) for link in links) == [1, 2]
+
+
 @pytest.mark.parametrize("how", ["abort", "wait", "loss", "breaker"])
 def test_an_engine_is_kept_no_longer_than_somebody_waits_for_it(how):
     world = World(backlog=0)
