@@ -2,7 +2,7 @@
 
 Run: `python -m benchmarks.startup`. What is prepared once (the model's conversion, compiled bytecode) is
 there: what is measured is a second start. The services start alone one after another; the engine is left to
-`catenary up`, whose lines are shown with the time at which they came.
+`catenary up`, whose lines are shown with the time at which they came and the CPU time that was spent by then.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
+import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from catenary.rpc import open_channel
@@ -109,6 +111,18 @@ async def alone(directory: Path, repeats: int) -> None:
         print(f"| {name} | {statistics.median(times):.2f} | {min(times):.2f} |", flush=True)
 
 
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a process and of all that it has started and that still lives."""
+    spent = 0.0
+    with suppress(psutil.NoSuchProcess):
+        parent = psutil.Process(pid)
+        for process in (parent, *parent.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                times = process.cpu_times()
+                spent += times.user + times.system
+    return spent
+
+
 async def whole(model: str) -> None:
     """`catenary up` with free ports, to the end of its first answer."""
     port = free_port()
@@ -121,7 +135,7 @@ async def whole(model: str) -> None:
     )
 
     def passed() -> str:
-        return f"{time.perf_counter() - began:6.2f} s"
+        return f"{time.perf_counter() - began:6.2f} s, {cpu_seconds(process.pid):6.2f} s of CPU"
 
     async def follow() -> None:
         async for line in process.stdout or ():
@@ -134,10 +148,12 @@ async def whole(model: str) -> None:
         while (await call(address, "GET", "/ready", timeout_s=5)).status != 200:  # noqa: ASYNC110
             await asyncio.sleep(POLL_S)
         print(f"{passed()}  the gateway is ready", flush=True)
+        served = (await call(address, "GET", "/v1/models")).json()["data"][0]["id"]
         for tokens in (1, 16):
-            answer = await call(
-                address, "POST", "/v1/chat/completions", {**QUESTION, "max_tokens": tokens}, timeout_s=120
-            )
+            body = {**QUESTION, "model": served, "max_tokens": tokens}
+            answer = await call(address, "POST", "/v1/chat/completions", body, timeout_s=120)
+            if answer.status != 200:
+                raise RuntimeError(answer.body.decode())
             text = answer.json()["choices"][0]["message"]["content"]
             print(f"{passed()}  answer of {tokens} tokens: {json.dumps(text)}", flush=True)
 
