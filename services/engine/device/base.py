@@ -239,6 +239,11 @@ class Device(ABC):
         """
         return nullcontext([])
 
+    def small_work(self) -> AbstractContextManager[None]:
+        """Put around computations on few numbers, in the thread that runs them: threads that share them would
+        wait for one another longer than they compute."""
+        return nullcontext()
+
     @abstractmethod
     def synchronize(self) -> None:
         """Waits until the device has done all that was given to it. Not for work that runs on it."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from contextlib import nullcontext
+from typing import Any, Final
 
 import torch
 
@@ -24,6 +25,10 @@ from services.engine.sampling import (
     sample,
     with_masks,
 )
+
+# So many logits are few: greedy rows are looked through once, drawn ones may be sorted.
+_FEW: Final = 1 << 21
+_FEW_DRAWN: Final = 1 << 17
 
 
 class DynamicTails:
@@ -124,8 +129,10 @@ class DynamicTail:
         staged, inputs = self._sampling
         (last_rows,) = staged.tensors()
         logits = tails.head(tails.phases.hidden[: last_rows.shape[0]])
-        batch = sample(logits, inputs, tails.phases.last_tokens, tails.device)
-        tails.phases.keep_tokens(last_rows, batch.tokens)
+        few = _FEW_DRAWN if inputs.plain is not None or inputs.filtered is not None else _FEW
+        with tails.device.small_work() if logits.numel() <= few else nullcontext():
+            batch = sample(logits, inputs, tails.phases.last_tokens, tails.device)
+            tails.phases.keep_tokens(last_rows, batch.tokens)
         self._samples = batch.packed
 
     def copy(self) -> PackedCopy:

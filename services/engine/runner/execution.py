@@ -55,6 +55,14 @@ class StepExecutor:
     @torch.inference_mode()
     def run(self, inputs: StepInputs, step: int) -> StepCopy:
         """Computes a step up to its copy to the host, which is begun."""
+        turns = self._phases.turns
+        turns.begins(step)
+        try:
+            return self._whole(inputs, step)
+        finally:
+            turns.ended(step)
+
+    def _whole(self, inputs: StepInputs, step: int) -> StepCopy:
         with self._tracer.span("step", step) as span, self._device.step(step):
             compilations = 0 if span is None else self._device.compilations()
             with self._tracer.span("forward"):
@@ -72,18 +80,22 @@ class StepExecutor:
     @torch.inference_mode()
     def begin(self, inputs: StepInputs, step: int) -> None:
         """Computes a step's forwards: what comes before `end`."""
+        self._phases.turns.begins(step)
         with self._tracer.span("step", step), self._device.step(step), self._tracer.span("forward"):
             self.forward(inputs)
 
     @torch.inference_mode()
     def end(self, inputs: StepInputs, step: int, begun: Submitted[None]) -> StepCopy:
         """Computes the rest of a step whose forwards were submitted before. Raises what they raised."""
-        begun.result()
-        with self._tracer.span("tail", step), self._device.step(step):
-            with self._tracer.span("sample"):
-                inputs.tail.sample()
-            with self._tracer.span("copy"):
-                return inputs.tail.copy()
+        try:
+            begun.result()
+            with self._tracer.span("tail", step), self._device.step(step):
+                with self._tracer.span("sample"):
+                    inputs.tail.sample()
+                with self._tracer.span("copy"):
+                    return inputs.tail.copy()
+        finally:
+            self._phases.turns.ended(step)
 
     @torch.inference_mode()
     def rehearse(self, inputs: StepInputs) -> None:

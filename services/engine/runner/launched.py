@@ -35,6 +35,7 @@ class StepResult:
 class LaunchedStep:
     """A step that the device computes or will compute. Steps finish in the order of their launch.
 
+    `wait`: returns once its result may be asked for.
     `number` counts launched steps from 1. One of which the device has the forwards alone has no `work` yet,
     and `rest` submits what is left.
     """
@@ -44,12 +45,14 @@ class LaunchedStep:
         number: int,
         plan: StepPlan,
         rows: list[RowParams],
+        wait: Callable[[], None],
         work: Submitted[StepCopy] | None = None,
         rest: Callable[[TokenMasks | None], Submitted[StepCopy]] | None = None,
     ) -> None:
         self.number = number
         self.plan = plan
         self._rows = rows
+        self._wait = wait
         self._work = work
         self._rest = rest
         self.finished = False
@@ -73,6 +76,7 @@ class LaunchedStep:
         if self._work is None:
             raise PlanError("a step is awaited that was launched in part")
         try:
+            self._wait()
             parts = self._work.result().wait()
         finally:
             self.finished = True

@@ -14,6 +14,7 @@ from services.engine.device import Device
 from services.engine.model.paged import PagedModel
 from services.engine.runner.batches import PENDING
 from services.engine.runner.layout import KvLayout
+from services.engine.runner.turns import StepTurns
 from services.engine.sampling.static import StaticBuffers
 
 
@@ -26,6 +27,7 @@ class Phases:
     def __init__(self, model: PagedModel, device: Device, layout: KvLayout, max_rows: int) -> None:
         self._model = model
         self._layout = layout
+        self.turns = StepTurns()
         self.spare_row = max_rows
         self.hidden = device.zeros((max_rows + 1, model.hidden_size), model.dtype)
         self.last_tokens = device.zeros((max_rows + 1,), torch.int64)
@@ -39,6 +41,7 @@ class Phases:
         tokens, positions, slots, blocks, context_lens, picks, targets = tensors
         batch = context_lens.shape[0]
         context_blocks = blocks.view(batch, blocks.shape[0] // batch)
+        self.turns.forward_begins()
         hidden = self._model.prefill(tokens, positions, slots, context_blocks, context_lens)
         self.hidden.index_copy_(0, targets, hidden.index_select(0, picks))
         # Not by the maximum: whether that is NaN where one of the numbers is, a device need not say.
@@ -60,6 +63,7 @@ class Phases:
         """tensors: as `BatchBuilder.decode` builds them."""
         given, positions, slots, blocks, owners, starts, last_rows, targets = tensors
         tokens = torch.where(given == PENDING, self.last_tokens.index_select(0, last_rows), given)
+        self.turns.forward_begins()
         hidden = self._model.decode(tokens, positions, slots, blocks, owners, starts)
         self.hidden.index_copy_(0, targets, hidden)
 

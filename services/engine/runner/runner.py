@@ -139,7 +139,9 @@ class Runner:
         return launched
 
     def _launch(self, plan: StepPlan, turn: int, masked: bool) -> LaunchedStep:
-        number, rows = self.launches, list[RowParams]()
+        number, rows, turns = self.launches, list[RowParams](), self._phases.turns
+        turns.given(number)
+        wait = partial(turns.wait, number)
         try:
             with self._tracer.span("prepare", number):
                 inputs = self._prepare(plan, turn, masked)
@@ -147,11 +149,12 @@ class Runner:
             if masked:
                 begun = self._device.submit(partial(self._executor.begin, inputs, number))
                 rest = partial(self._sample, inputs, number, begun, self._staging[turn].masks)
-                return LaunchedStep(number, plan, rows, rest=rest)
+                return LaunchedStep(number, plan, rows, wait, rest=rest)
             work = self._device.submit(partial(self._executor.run, inputs, number))
         except Exception as error:
             work = failed(error)
-        return LaunchedStep(number, plan, rows, work)
+            turns.ended(number)
+        return LaunchedStep(number, plan, rows, wait, work)
 
     def _sample(
         self,
@@ -167,6 +170,7 @@ class Runner:
                 inputs.tail.restrict(masks, buffer)
             return self._device.submit(partial(self._executor.end, inputs, number, begun))
         except Exception as error:
+            self._phases.turns.ended(number)
             return failed(error)
 
     def _prepare(self, plan: StepPlan, turn: int, masked: bool) -> StepInputs:

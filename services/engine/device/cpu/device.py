@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -162,6 +162,14 @@ class CpuDevice(Device):
 
     def profile(self) -> AbstractContextManager[list[Event]]:
         return torch_activities(self, (ProfilerActivity.CPU,))
+
+    @contextmanager
+    def small_work(self) -> Iterator[None]:
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(self._threads)
 
     def synchronize(self) -> None:
         self.submit(bool).result()
