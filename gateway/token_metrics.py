@@ -5,13 +5,11 @@ Used from the event loop alone, which also answers scrapes.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector, CollectorRegistry
-from prometheus_client.utils import floatToGoString
 
 _LABELS = ("model_name",)
 
@@ -68,7 +66,7 @@ class TokenHistogram(Collector):
     def __init__(self, name: str, text: str, bounds: Sequence[float], registry: CollectorRegistry) -> None:
         self._name = name
         self._text = text
-        self._bounds = tuple(bounds)
+        self._bounds = tuple(map(float, bounds))
         self._models: dict[str, TokenTimes] = {}
         registry.register(self)
 
@@ -82,8 +80,8 @@ class TokenHistogram(Collector):
         for model, times in self._models.items():
             buckets: list[tuple[str, float]] = []
             counted = 0
-            for bound, count in zip((*self._bounds, math.inf), times.counts, strict=True):
+            for bound, count in zip((*map(str, self._bounds), "+Inf"), times.counts, strict=True):
                 counted += count
-                buckets.append((floatToGoString(bound), counted))
+                buckets.append((bound, counted))
             family.add_metric([model], buckets, times.total)
         yield family
