@@ -1,7 +1,9 @@
-"""Our decoder against transformers' own module: forwards on prepared inputs, no scheduler, no sampling.
+"""Ways to run a decoder against one another: forwards on prepared inputs, no scheduler, no sampling.
 
-Run: `python -m benchmarks.decoder --model smollm2 --dtype bfloat16 --batches 1 8 --context 256`.
-The two take turns step by step, so that a noisy machine is noisy to both.
+Run: `python -m benchmarks.decoder --model smollm2 --dtype bfloat16 --batches 1 8 32 --context 256`.
+native: the CPU's own kernels, with weights of the dtype or of eight or four bits. torch: the decoder's
+modules. transformers: its own module with our attention. They take turns step by step, so that a noisy
+machine is noisy to all.
 """
 
 from __future__ import annotations
@@ -14,12 +16,19 @@ from dataclasses import dataclass
 
 import torch
 
-from services.engine.device import open_device
+from services.engine.device import CpuSettings, Kernels, Quantization, open_device
 from services.engine.model import prepare_model
 from services.engine.model.opening import open_model
 from services.engine.model.paged import PagedModel
 
-BACKENDS = ("decoder", "transformers")
+# What runs a model: the backend, and how the device computes it.
+WAYS = {
+    "native": ("decoder", CpuSettings(Kernels.NATIVE)),
+    "int8": ("decoder", CpuSettings(Kernels.NATIVE, Quantization.INT8)),
+    "int4": ("decoder", CpuSettings(Kernels.NATIVE, Quantization.INT4)),
+    "torch": ("decoder", CpuSettings(Kernels.TORCH)),
+    "transformers": ("transformers", CpuSettings(Kernels.TORCH)),
+}
 
 
 @dataclass(frozen=True)
@@ -81,32 +90,40 @@ def compare(steps: list[Callable[[], torch.Tensor]], repeats: int) -> list[float
     return [statistics.median(taken) for taken in times]
 
 
+def open_way(way: str, options: argparse.Namespace) -> PagedModel:
+    """The model, run this way."""
+    backend, settings = WAYS[way]
+    device = open_device("cpu", threads=options.threads, cpu=settings)
+    return open_model(prepare_model(options.model), device, dtype=options.dtype, backend=backend)
+
+
 def main() -> None:
     """Prints a table of tokens per second."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--threads", type=int, default=None)
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--phases", nargs="+", choices=("decode", "prefill"), default=["decode", "prefill"])
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--block-size", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=30)
     options = parser.parse_args()
-    device = open_device("cpu", threads=options.threads)
-    directory = prepare_model(options.model)
-    models = [open_model(directory, device, dtype=options.dtype, backend=name) for name in BACKENDS]
-    print(f"{options.model} {options.dtype}, context {options.context}, {torch.get_num_threads()} threads")
-    print(f"{'phase':8} {'batch':>5} {'decoder tok/s':>14} {'transformers tok/s':>19} {'ratio':>6}")
-    for phase, build in (("decode", decode_step), ("prefill", prefill_step)):
+    models = [open_way(way, options) for way in options.ways]
+    threads = torch.get_num_threads()
+    print(f"{options.model} {options.dtype}, context {options.context}, {threads} threads, tok/s")
+    print(f"{'phase':8} {'batch':>5}" + "".join(f" {way:>13}" for way in options.ways))
+    for phase in options.phases:
         for batch in options.batches:
             shape = Shape(batch, options.context, options.block_size)
             for model in models:
                 model.allocate_kv(shape.batch * shape.blocks_each, shape.block_size)
-            steps = [build(model, shape) for model in models]
+            build = decode_step if phase == "decode" else prefill_step
             repeats = options.repeats if phase == "decode" else max(3, options.repeats // 10)
-            ours, theirs = compare(steps, repeats)
+            times = compare([build(model, shape) for model in models], repeats)
             tokens = batch if phase == "decode" else batch * options.context
-            print(f"{phase:8} {batch:5} {tokens / ours:14.1f} {tokens / theirs:19.1f} {theirs / ours:6.2f}")
+            print(f"{phase:8} {batch:5}" + "".join(f" {tokens / taken:13.1f}" for taken in times), flush=True)
 
 
 if __name__ == "__main__":

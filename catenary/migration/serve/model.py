@@ -86,7 +86,13 @@ OPTIONS: tuple[ServeOption, ...] = (
         "--runner",
         "--convert",
     ),
-    only("quantized models are not done yet, FP8 among them", ("none",), "--quantization", "-q"),
+    only(
+        "quantized models are not done yet, FP8 among them; an engine's own --quantization packs plain "
+        "weights in 8 or 4 bits on a CPU",
+        ("none",),
+        "--quantization",
+        "-q",
+    ),
     only("the KV cache has the type of the computation", ("auto", "bfloat16"), "--kv-cache-dtype"),
     only("weights come from safetensors files", ("auto", "safetensors", "hf"), "--load-format"),
     only(

@@ -91,6 +91,9 @@ class NativeDecoder(Protocol):
     def attach(self, caches: Sequence[tuple[torch.Tensor, torch.Tensor]], block_size: int) -> None:
         """Takes each layer's keys and values, [slots, kv_heads, head_dim]; the last block takes padding."""
 
+    def clear_blocks(self, blocks: torch.Tensor) -> None:
+        """Zeroes blocks, int64 [N], in all layers; an id may come more than once."""
+
     def prefill(
         self,
         tokens: torch.Tensor,

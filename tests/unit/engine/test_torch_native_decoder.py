@@ -83,6 +83,24 @@ def test_a_decode_without_a_block_is_refused(llama: Path) -> None:
             )
 
 
+def test_blocks_are_cleared_in_all_layers_and_no_other_is(llama: Path) -> None:
+    model = open_native(llama, "bfloat16")
+    paged = Paged(model, [PROMPT])
+    caches = [tensor for cache in model._caches for tensor in (cache.key, cache.value)]
+    for tensor in caches:
+        tensor.fill_(3.0)
+    padding = paged.spare
+    model.clear_blocks(torch.tensor([2, 0, 2, padding]))
+    for tensor in caches:
+        by_block = tensor.view(padding + 1, -1)
+        assert [row.unique().tolist() for row in by_block] == [
+            [0.0] if index in (0, 2) else [3.0] for index in range(padding + 1)
+        ]
+    for block in (-1, padding + 1):
+        with pytest.raises(ValueError, match="a row's blocks"):
+            model.clear_blocks(torch.tensor([block]))
+
+
 def test_tensors_of_another_kind_are_refused(llama: Path) -> None:
     model = open_native(llama)
     given = arguments(Paged(model, [PROMPT]))

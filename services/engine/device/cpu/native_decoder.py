@@ -66,6 +66,7 @@ class CpuNativeDecoder:
         make = function("catenary_decoder_new", c_void_p, ctypes.POINTER(Architecture), c_void_p)
         self._free = function("catenary_decoder_free", None, c_void_p)
         self._attach = function("catenary_decoder_attach", c_int32, c_void_p, c_void_p, c_int64, c_int64)
+        self._clear = function("catenary_decoder_clear", c_int32, c_void_p, c_void_p, c_int64)
         self._prefill = function("catenary_decoder_prefill", c_int32, c_void_p, c_void_p, c_void_p)
         self._decode = function("catenary_decoder_decode", c_int32, c_void_p, c_void_p, c_void_p)
         self._logits = function("catenary_decoder_logits", c_int32, c_void_p, c_void_p, c_int64, c_void_p)
@@ -86,6 +87,10 @@ class CpuNativeDecoder:
         # Forwards write to them as long as they are attached.
         self._caches = tuple(caches)
         _check(self._attach(self._handle, pages, block_size, blocks))
+
+    def clear_blocks(self, blocks: torch.Tensor) -> None:
+        blocks = blocks.contiguous()
+        _check(self._clear(self._handle, blocks.data_ptr(), blocks.numel()))
 
     def prefill(
         self,

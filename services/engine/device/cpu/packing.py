@@ -16,6 +16,8 @@ from services.engine.device.native import NativeLinear
 # Rows that are converted at once: a multiple of every panel, and a few megabytes.
 _PANELS = 64
 _PART_NUMBERS = 1 << 22
+# Channels that are mixed with one another at most: kMostMixed of native/mixing.h.
+_MOST_MIXED = 64
 
 
 class Packer:
@@ -69,8 +71,8 @@ class Packer:
         weight, ups = _halves(layer.weight, gated)
 
         def pack(rows: slice) -> None:
-            part = weight[rows].float().contiguous()
-            other = None if ups is None else ups[rows].float().contiguous()
+            part = _prepared(weight[rows], kind)
+            other = None if ups is None else _prepared(ups[rows], kind)
             times = 2 if gated else 1
             before = rows.start * times
             skipped = int(self._bytes(kind, before, inputs, gated)) if before else 0
@@ -91,6 +93,19 @@ class Packer:
 def _parts(rows: int, inputs: int) -> Iterator[slice]:
     step = max(1, _PART_NUMBERS // (inputs * _PANELS)) * _PANELS
     return (slice(start, min(rows, start + step)) for start in range(0, rows, step))
+
+
+def _prepared(rows: torch.Tensor, kind: int) -> torch.Tensor:
+    """Rows of a weight [count, inputs] as they are packed, float32: for int8 mixed, see native/mixing.h."""
+    rows = rows.float().contiguous()
+    if kind != WeightKind.INT8:
+        return rows
+    count, inputs = rows.shape
+    mixed = min(_MOST_MIXED, inputs & -inputs)
+    matrix = torch.ones(1, 1)
+    while matrix.shape[0] < mixed:
+        matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
+    return (matrix / mixed @ rows.view(count, mixed, -1)).view(count, inputs)
 
 
 def _halves(tensor: torch.Tensor, gated: bool) -> tuple[torch.Tensor, torch.Tensor | None]:

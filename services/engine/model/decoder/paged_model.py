@@ -53,6 +53,13 @@ class DecoderModel(PagedModel):
             self.native.attach([(cache.key, cache.value) for cache in caches], self.block_size)
 
     @torch.inference_mode()
+    def clear_blocks(self, blocks: torch.Tensor) -> None:
+        if self.native is None:
+            super().clear_blocks(blocks)
+        else:
+            self.native.clear_blocks(blocks)
+
+    @torch.inference_mode()
     def prefill(
         self,
         tokens: torch.Tensor,

@@ -42,6 +42,21 @@ void Decoder::attach(const Pages* pages, int64_t block_size, int64_t blocks) {
   }
 }
 
+Fault Decoder::clear(const int64_t* blocks, int64_t count) {
+  const int64_t token = int64_t{architecture_.kv_heads} * architecture_.head_dim * item_size(architecture_.kind);
+  const int64_t bytes = paging_.block_size * token;
+  for (int64_t index = 0; index < count; ++index) {
+    if (blocks[index] < 0 || blocks[index] > paging_.blocks) return Fault::kBlock;
+    if (blocks[index] == paging_.blocks) continue;
+    for (const Cache& cache : caches_) {
+      for (void* pages : {cache.key, cache.value}) {
+        std::memset(static_cast<char*>(pages) + blocks[index] * bytes, 0, static_cast<size_t>(bytes));
+      }
+    }
+  }
+  return Fault::kNone;
+}
+
 Fault Decoder::prefill(const PrefillArguments& arguments, void* hidden) {
   const Fault fault = batch_.read(arguments, paging_, architecture_.vocab);
   return fault == Fault::kNone ? forward(arguments.rows * arguments.query, hidden) : fault;

@@ -78,6 +78,9 @@ class Decoder {
   // Before the first forward. `pages`: one entry for each layer.
   void attach(const Pages* pages, int64_t block_size, int64_t blocks);
 
+  // Zeroes blocks in all layers. The padding block, which no forward reads or writes, is passed over.
+  Fault clear(const int64_t* blocks, int64_t count);
+
   // Hidden states [rows of the arguments, hidden] after the final norm; zero for padding.
   Fault prefill(const PrefillArguments& arguments, void* hidden);
   Fault decode(const DecodeArguments& arguments, void* hidden);

@@ -42,6 +42,10 @@ int32_t catenary_decoder_attach(void* decoder, const Pages* pages, int64_t block
   });
 }
 
+int32_t catenary_decoder_clear(void* decoder, const int64_t* blocks, int64_t count) {
+  return guarded([&] { return static_cast<Decoder*>(decoder)->clear(blocks, count); });
+}
+
 int32_t catenary_decoder_prefill(void* decoder, const PrefillArguments* arguments, void* hidden) {
   return guarded([&] { return static_cast<Decoder*>(decoder)->prefill(*arguments, hidden); });
 }

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 #include "buffer.h"
 #include "kernels.h"
+#include "mixing.h"
 #include "team.h"
 
 namespace catenary {
@@ -25,7 +27,15 @@ Operand make_operand(
   Operand operand = shared;
   operand.stride = operand_stride(linear.kind, linear.inputs);
   float* scratch = own.row.floats(0);
-  const auto put = [&](int64_t row) { put_row(linear.kind, make(row, scratch), linear.inputs, operand, row); };
+  const auto put = [&](int64_t row) {
+    const float* made = make(row, scratch);
+    if (linear.kind == WeightKind::kInt8) {
+      if (made != scratch) std::memcpy(scratch, made, static_cast<size_t>(linear.inputs) * sizeof(float));
+      mix(scratch, linear.inputs);
+      made = scratch;
+    }
+    put_row(linear.kind, made, linear.inputs, operand, row);
+  };
   if (rows <= kOwnRows) {
     operand.data = own.operand.reserve(0);
     operand.scales = own.scales.floats(0);
