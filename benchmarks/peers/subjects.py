@@ -95,6 +95,8 @@ def _vllm_cpu(name: str, model: Model, place: Place) -> Subject:
         "LD_PRELOAD": ":".join(map(str, preloaded)),
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, place.cpus)),
         "VLLM_CPU_KVCACHE_SPACE": str(_KV_GIB),
+        # With this torch it cannot load what it kept so, and would compile anew at each start.
+        "VLLM_USE_AOT_COMPILE": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }
@@ -113,7 +115,7 @@ def _llama_cpp(name: str, model: Model, place: Place, kind: str, precision: str)
     file = place.cache / f"{model.name}-{kind}.gguf"
     make = [sys.executable, "-m", "benchmarks.peers.gguf_files", str(model.gguf), str(file), "--type", kind]
     command = [str(program("llama-cpp", place.peers)), "--model", str(file), "--host", "127.0.0.1"]
-    command += ["--port", str(place.port), "--ctx-size", str(_LLAMA_STREAMS * _LLAMA_TOKENS), "--"]
+    command += ["--port", str(place.port), "--ctx-size", str(_LLAMA_STREAMS * _LLAMA_TOKENS)]
     command += ["--alias", model.name, "--threads", str(len(place.cpus)), "--parallel", str(_LLAMA_STREAMS)]
     # Idle prompts would be copied away for later ones, of which none is alike.
     command += ["--kv-unified", "--cache-ram", "0"]

