@@ -50,6 +50,15 @@ def twin(kind: Kind, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return (x.double() @ weight.double().T).float()
 
 
+def magnitudes(kind: Kind, weight: torch.Tensor) -> torch.Tensor:
+    """Of the terms that are summed. An int4 weight is two, which may cancel one another."""
+    if kind is not Kind.INT4:
+        return weight.abs()
+    packed = twins.quantize_int4(weight)
+    terms = (packed.whole * packed.scales[..., None]).abs() + packed.offsets.abs()[..., None]
+    return terms.flatten(1)[:, : packed.inputs]
+
+
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
 
@@ -69,7 +78,7 @@ def test_product_equals_its_twin(products: Products, kind: Kind, shape: tuple[in
     if kind is Kind.INT8:
         assert torch.equal(found, expected)
     # Sums of float32 in order: each addition rounds once, and no partial sum exceeds that of the magnitudes.
-    bound = inputs * 2**-24 * (x.abs() @ weight.abs().T) * 1.1
+    bound = (inputs + 2) * 2**-24 * (x.abs() @ magnitudes(kind, weight).T) * 1.1
     assert ((found - expected).abs() <= bound).all()
 
 
@@ -137,6 +146,15 @@ def test_error_of_a_gaussian_layer(products: Products, kind: Kind, limit: float)
     weight, x = random(512, 1024), random(32, 1024, seed=1)
     exact = x.double() @ weight.double().T
     assert (multiply(products, kind, x, weight) - exact).norm() < limit * exact.norm()
+
+
+def test_weight_that_was_in_4_bits_with_a_minimum_is_found_again(products: Products) -> None:
+    grid = torch.randint(0, 16, (64, 8, 32), generator=torch.Generator().manual_seed(0)).float()
+    weight = (grid * random(64, 8, 1).abs() + random(64, 8, 1, seed=1)).flatten(1)
+    x = random(16, 256, seed=2)
+    exact = x.bfloat16().double() @ weight.double().T
+    # But for scales and offsets that are brain floats here.
+    assert (multiply(products, Kind.INT4, x, weight) - exact).norm() < 0.003 * exact.norm()
 
 
 @kinds

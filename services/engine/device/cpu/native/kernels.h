@@ -23,7 +23,7 @@ constexpr int kPanel = 2 * kLanes;
 //   float32   [inputs][kPanel]
 //   bfloat16  [inputs / 2][kPanel][2], inputs padded with zero to an even number
 //   int8      [inputs / 4][kPanel][4], inputs padded to a multiple of 4; weight = int8 * scales[output]
-//   int4      groups of kGroup inputs, each with its own scale for each output; see packing.cpp
+//   int4      groups of kGroup inputs, each with a scale and an offset for each output; see packing.cpp
 // A gated layer (gate and up in one product) has panels of gates and ups in turn: gates of outputs [0, kPanel), their
 // ups, and so on; so the last panel of each may be filled up with zeros.
 // Outputs "padded to panels" below are kPanel times as many as this.
@@ -50,12 +50,13 @@ struct Linear {
   int64_t panel_count() const { return panels_of(outputs, gated); }
 };
 
-// Inputs that share one scale in an int4 weight.
+// Inputs that share a scale and an offset in an int4 weight.
 constexpr int kGroup = 32;
 
 // The rows that a linear layer multiplies, as its kind of weight wants them. `stride`: bytes from row to row, a
 // multiple of 64, rows padded with what multiplies to nothing.
-//   float32 weights: float32. bfloat16 and int4: Bf16. int8: bytes, x = (byte - 128) * scales[row].
+//   float32 weights: float32. bfloat16: Bf16. int8: bytes, x = (byte - 128) * scales[row]. int4: groups of kGroup Bf16,
+//   each with the float of its sum behind it.
 struct Operand {
   void* data;
   int64_t stride;
@@ -104,7 +105,7 @@ int64_t packed_bytes(WeightKind kind, int32_t outputs, int32_t inputs, int32_t g
 
 // Packs a weight, float32 row-major [outputs, inputs]; of a gated layer `weight` are the gates and `ups` the ups, each
 // [outputs / 2, inputs], else `ups` is null. scales and sums [outputs padded to panels] are written for int8 alone.
-// Quantized: symmetric; int8 per output, int4 per output and group of inputs. A weight may be packed in parts, each of
+// Quantized: int8 symmetric, per output; int4 by scale and offset, per output and group of inputs. A weight may be packed in parts, each of
 // a multiple of kPanel rows (but the last): a part begins packed_bytes() of the rows before it further on.
 void pack(
     WeightKind kind, const float* weight, const float* ups, int32_t outputs, int32_t inputs, void* panels,

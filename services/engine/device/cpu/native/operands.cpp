@@ -1,5 +1,5 @@
 // The rows that linear layers multiply, made from float32 as each kind of weight wants them.
-#include "kernels.h"
+#include "packing.h"
 
 namespace catenary {
 
@@ -19,6 +19,18 @@ void put_brain_floats(const float* x, int32_t inputs, Bf16* out, int64_t padded)
   for (; i + kLanes <= inputs; i += kLanes) store(out + i, load(x + i));
   for (; i < inputs; ++i) from_float(x[i], out + i);
   for (; i < padded; ++i) out[i].bits = 0;
+}
+
+// Groups of brain floats, each with its sum behind it.
+void put_groups(const float* x, int32_t inputs, uint8_t* out) {
+  for (int32_t first = 0; first < inputs; first += kGroup, out += kGroupRowBytes) {
+    Bf16* group = reinterpret_cast<Bf16*>(out);
+    put_brain_floats(x + first, inputs - first < kGroup ? inputs - first : kGroup, group, kGroup);
+    F32 total = F32{};
+    for (int i = 0; i < kGroup; i += kLanes) total += load(group + i);
+    const float whole = sum(total);
+    std::memcpy(group + kGroup, &whole, sizeof whole);
+  }
 }
 
 // The largest magnitude of a row; no number if the row has a value that is none, or none that is finite.
@@ -69,9 +81,9 @@ int64_t operand_stride(WeightKind kind, int32_t inputs) {
       return aligned(4 * static_cast<int64_t>(inputs));
     case WeightKind::kInt8:
       return aligned(inputs);
-    // A group of an int4 weight takes 64 bytes of operand.
-    case WeightKind::kBfloat16:
     case WeightKind::kInt4:
+      return aligned((static_cast<int64_t>(inputs) + kGroup - 1) / kGroup * kGroupRowBytes);
+    case WeightKind::kBfloat16:
       break;
   }
   return aligned(2 * static_cast<int64_t>(inputs));
@@ -87,8 +99,10 @@ void put_row(WeightKind kind, const float* x, int32_t inputs, const Operand& ope
     case WeightKind::kInt8:
       operand.scales[row] = put_bytes(x, inputs, out, padded);
       break;
-    case WeightKind::kBfloat16:
     case WeightKind::kInt4:
+      put_groups(x, inputs, out);
+      break;
+    case WeightKind::kBfloat16:
       put_brain_floats(x, inputs, reinterpret_cast<Bf16*>(out), padded / 2);
       break;
   }

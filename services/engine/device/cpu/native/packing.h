@@ -5,9 +5,14 @@
 
 namespace catenary {
 
-// Bytes of one panel of a kind, and of a group within an int4 panel: a brain float for each output's scale, then two
-// inputs to a byte.
-constexpr int64_t kGroupBytes = kPanel * 2 + kPanel * kGroup / 2;
+// A group within an int4 panel: brain floats of each output's scale and offset, then two inputs to a byte.
+constexpr int64_t kGroupScaleBytes = kPanel * 2;
+constexpr int64_t kGroupBytes = 2 * kGroupScaleBytes + kPanel * kGroup / 2;
+
+// A group within an operand row for int4: brain floats and, in a float, their sum.
+constexpr int64_t kGroupRowBytes = kGroup * 2 + 4;
+
+// Bytes of one panel.
 int64_t panel_bytes(WeightKind kind, int32_t inputs);
 
 // The rows of one panel: `rows` [count, inputs] with count at most kPanel, other outputs are zero.

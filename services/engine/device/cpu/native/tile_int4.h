@@ -1,4 +1,5 @@
-// Tiles of int4 weights: a step is a group of inputs, whose sum counts by the group's scale.
+// Tiles of int4 weights: a step is a group of inputs. Its sum counts by the group's scale, and that of the
+// inputs alone by the group's offset.
 #pragma once
 
 #include "packing.h"
@@ -26,7 +27,7 @@ struct Int4Tiles {
   // The sums of a group stand beside those of all groups.
   static constexpr int kRows = kManyRegisters ? 6 : 2;
   static constexpr int kInputs = kGroup;
-  static constexpr int64_t kRowBytes = 2 * kGroup;
+  static constexpr int64_t kRowBytes = kGroupRowBytes;
   static constexpr int64_t kPanelBytes = kGroupBytes;
 
   template <int Rows>
@@ -38,13 +39,16 @@ struct Int4Tiles {
     for (int64_t step = 0; step < stretch.steps; ++step) {
       prefetch<kPanelBytes>(ahead);
       F32 sums[Rows][2] = {};
-      add_group<Rows>(panel + 2 * kPanel, x + kRowBytes * step, stride, sums);
-      const Bf16* scales = reinterpret_cast<const Bf16*>(panel);
-      const F32 left = load(scales), right = load(scales + kLanes);
-      for (int row = 0; row < Rows; ++row) {
-        totals[row][0] = fma(sums[row][0], left, totals[row][0]);
-        totals[row][1] = fma(sums[row][1], right, totals[row][1]);
+      add_group<Rows>(panel + 2 * kGroupScaleBytes, x, stride, sums);
+      for (int half = 0; half < 2; ++half) {
+        const F32 scales = load(reinterpret_cast<const Bf16*>(panel) + half * kLanes);
+        const F32 offsets = load(reinterpret_cast<const Bf16*>(panel + kGroupScaleBytes) + half * kLanes);
+        for (int row = 0; row < Rows; ++row) {
+          const F32 inputs = splat(load_as<float>(x + row * stride + 2 * kGroup));
+          totals[row][half] = fma(inputs, offsets, fma(sums[row][half], scales, totals[row][half]));
+        }
       }
+      x += kRowBytes;
       panel += kPanelBytes;
       ahead += stretch.ahead_bytes;
     }

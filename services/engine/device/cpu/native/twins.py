@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import torch
 
-# Inputs that share one scale in an int4 weight.
+# Inputs that share a scale and an offset in an int4 weight.
 GROUP = 32
 
-# Candidates of a group's scale: see packing_int4.cpp.
-_REACHES = tuple(7.0 + 0.25 * step for step in range(9))
+# Candidates of a group's steps, as parts of its range: see packing_int4.cpp.
+_STEPS = (0.066666667, 0.062, 0.0573, 0.0533)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +38,21 @@ class Int8Weight:
 
 @dataclass(frozen=True, slots=True)
 class Int4Weight:
-    """weight = whole * scale of the group.
+    """weight = whole * scale + offset of the group.
 
-    whole: float32 of -8 to 7 [outputs, groups, GROUP], scales: float32 that are brain floats
+    whole: float32 of -8 to 7 [outputs, groups, GROUP]; scales and offsets: float32 that are brain floats
     [outputs, groups]; inputs: those beyond them are padding.
     """
 
     whole: torch.Tensor
     scales: torch.Tensor
+    offsets: torch.Tensor
     inputs: int
 
     def dequantized(self) -> torch.Tensor:
-        return (self.whole * self.scales[..., None]).flatten(1)[:, : self.inputs]
+        """float64 [outputs, inputs]: a float32 does not hold every one of them."""
+        weight = self.whole.double() * self.scales[..., None] + self.offsets[..., None]
+        return weight.flatten(1)[:, : self.inputs]
 
 
 def _inverses(most: torch.Tensor) -> torch.Tensor:
@@ -82,43 +85,59 @@ def quantize_int8(weight: torch.Tensor) -> Int8Weight:
 
 
 def quantize_int4(weight: torch.Tensor) -> Int4Weight:
-    """A weight float32 [outputs, inputs] in 4 bits: of a few scales for each group the best.
+    """A weight float32 [outputs, inputs] in 4 bits: of a few grids for each group the best.
 
-    A scale is the least-squares fit to the whole weights that a candidate gives, rounded to a brain float.
+    Scale and offset are least-squares fits to whole weights, rounded to brain floats. Each candidate is
+    fitted, and once more after its whole weights are rounded anew.
     """
     outputs, inputs = weight.shape
     groups = -(-inputs // GROUP)
     padded = torch.zeros(outputs, groups * GROUP)
     padded[:, :inputs] = weight
     padded = padded.view(outputs, groups, GROUP)
-    extreme = _first_largest(padded)
-    best_whole, best_scale, least = (
-        torch.zeros_like(padded),
-        torch.zeros_like(extreme),
-        torch.zeros_like(extreme),
-    )
-    for reach in _REACHES:
-        inverse = torch.where(extreme == 0, 0.0, _divided(-reach, extreme))
-        whole = torch.round(padded * inverse[..., None]).clamp(-8, 7)
-        squares = _in_order(whole * whole)
-        scale = torch.where(squares == 0, 0.0, _in_order(padded * whole) / squares)
-        scale = scale.bfloat16().float()
-        off = padded - scale[..., None] * whole
-        error = _in_order(off * off)
-        better = torch.ones_like(error, dtype=torch.bool) if reach == _REACHES[0] else error < least
-        least = torch.where(better, error, least)
-        best_scale = torch.where(better, scale, best_scale)
-        best_whole = torch.where(better[..., None], whole, best_whole)
+    least, most = padded.amin(2), padded.amax(2)
+    middle = (least + most) * 0.5
+    none = torch.zeros_like(least)
+    best = _Grid(torch.zeros_like(padded), none, none, torch.full_like(none, torch.inf))
+    for step in _STEPS:
+        inverse = _inverse((most - least) * step)
+        grid = _fit(padded, torch.round((padded - middle[..., None]) * inverse[..., None] - 0.5).clamp(-8, 7))
+        best = best.or_better(grid)
+        moved = (padded - grid.offset[..., None]) * _inverse(grid.scale)[..., None]
+        best = best.or_better(_fit(padded, torch.round(moved).clamp(-8, 7)))
     strange = ~torch.isfinite(padded).all(2)
-    return Int4Weight(best_whole, torch.where(strange, torch.nan, best_scale), inputs)
+    return Int4Weight(best.whole, torch.where(strange, torch.nan, best.scale), best.offset, inputs)
 
 
-def _first_largest(groups: torch.Tensor) -> torch.Tensor:
-    """The number of largest magnitude, with its sign; the first of several."""
-    extreme = groups[..., 0]
-    for i in range(1, GROUP):
-        extreme = torch.where(groups[..., i].abs() > extreme.abs(), groups[..., i], extreme)
-    return extreme
+@dataclass(frozen=True, slots=True)
+class _Grid:
+    whole: torch.Tensor
+    scale: torch.Tensor
+    offset: torch.Tensor
+    error: torch.Tensor
+
+    def or_better(self, other: _Grid) -> _Grid:
+        better = other.error < self.error
+        return _Grid(
+            torch.where(better[..., None], other.whole, self.whole),
+            torch.where(better, other.scale, self.scale),
+            torch.where(better, other.offset, self.offset),
+            torch.where(better, other.error, self.error),
+        )
+
+
+def _fit(weight: torch.Tensor, whole: torch.Tensor) -> _Grid:
+    total, wholes = _in_order(weight), _in_order(whole)
+    spread = GROUP * _in_order(whole * whole) - wholes * wholes
+    slope = (GROUP * _in_order(weight * whole) - wholes * total) / spread
+    scale = torch.where(spread == 0, 0.0, slope).bfloat16().float()
+    offset = ((total - scale * wholes) * (1 / GROUP)).bfloat16().float()
+    off = weight - (scale[..., None] * whole + offset[..., None])
+    return _Grid(whole, scale, offset, _in_order(off * off))
+
+
+def _inverse(value: torch.Tensor) -> torch.Tensor:
+    return torch.where(value == 0, 0.0, 1.0 / value)
 
 
 def _in_order(terms: torch.Tensor) -> torch.Tensor:
@@ -137,7 +156,7 @@ def int8_product(rows: QuantizedRows, weight: Int8Weight) -> torch.Tensor:
 
 def int4_product(x: torch.Tensor, weight: Int4Weight) -> torch.Tensor:
     """float32 [rows, outputs] of rows that are rounded to brain floats; sums in float64."""
-    return (x.bfloat16().double() @ weight.dequantized().double().T).float()
+    return (x.bfloat16().double() @ weight.dequantized().T).float()
 
 
 def bfloat16_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
