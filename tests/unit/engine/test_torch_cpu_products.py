@@ -154,7 +154,7 @@ def test_weight_that_was_in_4_bits_with_a_minimum_is_found_again(products: Produ
     x = random(16, 256, seed=2)
     exact = x.bfloat16().double() @ weight.double().T
     # But for scales and offsets that are brain floats here.
-    assert (multiply(products, Kind.INT4, x, weight) - exact).norm() < 0.003 * exact.norm()
+    assert (multiply(products, Kind.INT4, x, weight) - exact).norm() < 0.004 * exact.norm()
 
 
 @kinds

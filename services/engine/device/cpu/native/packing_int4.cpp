@@ -11,9 +11,15 @@ namespace catenary {
 
 namespace {
 
-// Candidates of a group's steps, as parts of its range: the whole range in 15 steps, which finds again what was once on
-// such a grid, or finer ones that cut the extremes off.
-constexpr float kSteps[] = {0.066666667f, 0.062f, 0.0573f, 0.0533f};
+// Candidates of a group's grid. `step`: a part of the range; `middle`: the whole number of the middle of the range.
+struct Grid {
+  float step;
+  float middle;
+};
+
+// The range in 15, 14 or 13 steps, which finds again what was on such a grid, or finer ones that cut the extremes off.
+constexpr Grid kGrids[] = {{0.066666667f, -0.5f}, {0.071428571f, -1.0f}, {0.076923077f, -1.5f},
+                           {0.062f, -0.5f},       {0.0573f, -0.5f},      {0.0533f, -0.5f}};
 
 // Adding it rounds to the nearest whole number, ties to even.
 constexpr float kRounder = 12582912.0f;
@@ -76,9 +82,9 @@ Quantized quantize(const Weights& weights) {
   Quantized best = {}, candidate;
   best.error = splat(__builtin_inff());
   const F32 middle = (least + most) * 0.5f;
-  for (const float step : kSteps) {
-    const F32 inverse = inverse_of((most - least) * step);
-    for (int i = 0; i < kGroup; ++i) candidate.wholes[i] = to_whole((weights[i] - middle) * inverse - 0.5f);
+  for (const Grid& grid : kGrids) {
+    const F32 inverse = inverse_of((most - least) * grid.step);
+    for (int i = 0; i < kGroup; ++i) candidate.wholes[i] = to_whole((weights[i] - middle) * inverse + grid.middle);
     fit(weights, candidate);
     keep_better(candidate, best);
     const F32 fitted = inverse_of(candidate.scale);

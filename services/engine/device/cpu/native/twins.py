@@ -13,8 +13,15 @@ import torch
 # Inputs that share a scale and an offset in an int4 weight.
 GROUP = 32
 
-# Candidates of a group's steps, as parts of its range: see packing_int4.cpp.
-_STEPS = (0.066666667, 0.062, 0.0573, 0.0533)
+# Candidates of a group's grid, step and middle: see packing_int4.cpp.
+_GRIDS = (
+    (0.066666667, -0.5),
+    (0.071428571, -1.0),
+    (0.076923077, -1.5),
+    (0.062, -0.5),
+    (0.0573, -0.5),
+    (0.0533, -0.5),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +106,10 @@ def quantize_int4(weight: torch.Tensor) -> Int4Weight:
     middle = (least + most) * 0.5
     none = torch.zeros_like(least)
     best = _Grid(torch.zeros_like(padded), none, none, torch.full_like(none, torch.inf))
-    for step in _STEPS:
+    for step, shift in _GRIDS:
         inverse = _inverse((most - least) * step)
-        grid = _fit(padded, torch.round((padded - middle[..., None]) * inverse[..., None] - 0.5).clamp(-8, 7))
+        moved = (padded - middle[..., None]) * inverse[..., None] + shift
+        grid = _fit(padded, torch.round(moved).clamp(-8, 7))
         best = best.or_better(grid)
         moved = (padded - grid.offset[..., None]) * _inverse(grid.scale)[..., None]
         best = best.or_better(_fit(padded, torch.round(moved).clamp(-8, 7)))
