@@ -12,7 +12,12 @@ import pytest
 from services.engine.device.cpu.native import find_compiler
 
 HERE = Path(__file__).parent
-TESTS = ("test_torch_cpu_products.py", "test_torch_native_decoder.py")
+TESTS = (
+    "test_native_attention.py",
+    "test_native_elements.py",
+    "test_torch_cpu_products.py",
+    "test_torch_native_decoder.py",
+)
 
 
 @pytest.mark.long
