@@ -92,7 +92,7 @@ def graph_load(graphs: Graphs, background: BackgroundWarmUp | None, device: Devi
     """The figures of the servicer's metrics."""
     prefill, decode = graphs.padding.prefill, graphs.padding.decode
     return GraphLoad(
-        captured=sum(len(graphs.captured(phase)) for phase in Phase),
+        captured=graphs.captured_count,
         first_seen=graphs.first_seen,
         warm=background.done if background else 0,
         to_warm=background.total if background else 0,

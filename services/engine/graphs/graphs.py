@@ -159,6 +159,11 @@ class Graphs:
         """Never captures this shape: it runs eagerly, or in a larger captured bucket."""
         self._refused.add((phase, key))
 
+    @property
+    def captured_count(self) -> int:
+        """How many shapes are captured, of all phases."""
+        return sum(map(len, self._captured.values()))
+
     def captured(self, phase: Phase) -> frozenset[Key]:
         """The captured shapes of a phase."""
         return frozenset(self._captured[phase])
