@@ -14,19 +14,29 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from services.engine.bucketing import BucketLimits, build_plan
+from services.engine.config import EngineConfig
 from services.engine.core.handover import Handover
 from services.engine.core.loop import CoreLoop
+from services.engine.core.options import decode_options
 from services.engine.core.recording import ServingRecorder
-from services.engine.core.startup import Engine
+from services.engine.core.startup import Engine, start_engine
 from services.engine.device import CpuDevice
 from services.engine.graphs import Graphs
 from services.engine.kv import BlockPool
-from services.engine.link import CapacityFacts, CoreReady, ModelFacts, SamplingOptions, SubmitSequence
+from services.engine.link import (
+    AbortSequences,
+    BlockingLink,
+    CapacityFacts,
+    CoreReady,
+    ModelFacts,
+    SamplingOptions,
+    SubmitSequence,
+)
 from services.engine.link.framing import DEFAULT_MAX_FRAME_BYTES, encode_frame
 from services.engine.model.attention import DecodeInputs, LayerCache, LayerSpec, PrefillInputs
 from services.engine.model.paged import PagedModel
@@ -246,6 +256,52 @@ def measure_gaps(counts: Sequence[int], steps: int, seconds: float) -> None:
         print(f"| {running} | " + " | ".join(f"{cell:.3f}" for cell in cells) + " |")
 
 
+def measure_model(name: str, counts: Sequence[int], steps: int) -> None:
+    """Prints what a turn with a real model takes beside the model's own calls, wall time."""
+    options = EngineConfig(model=name, router=("unix:none",), insecure=True, kv_cache_gib=1.0)
+    engine = start_engine(decode_options(options.model_dump_json().encode()), lambda activity, done: None)
+    calls: list[tuple[str, float, float]] = []
+    for call in ("decode", "logits"):
+        setattr(engine.model, call, timed_calls(call, getattr(engine.model, call), calls))
+    print(f"{name}, greedy; wall ms per step, medians")
+    print("| rows | turn | forward | logits | beside them, median | mean | CPU of the loop |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    core: Any = CoreLoop(cast("BlockingLink", EncodingLink()), engine)
+    for running in counts:
+        fill(core, running, CASES["greedy"], 64)
+        calls.clear()
+        host, began = time.thread_time(), time.perf_counter()
+        for _ in range(steps):
+            core.advance()
+        turn, host = (time.perf_counter() - began) * 1000 / steps, (time.thread_time() - host) * 1000 / steps
+        took = {
+            name: [(end - start) * 1000 for kind, start, end in calls if kind == name]
+            for name in ("decode", "logits")
+        }
+        ends = [(start, end) for kind, start, end in calls if kind == "decode"]
+        logits = statistics.median(took["logits"])
+        beside = [(then - done) * 1000 - logits for (_, done), (then, _) in itertools.pairwise(ends)]
+        cells = (statistics.median(took["decode"]), logits, statistics.median(beside))
+        cells += (statistics.fmean(beside), host)
+        print(f"| {running} | {turn:.2f} | " + " | ".join(f"{cell:.2f}" for cell in cells) + " |")
+        for key in range(running):
+            core.handle(AbortSequences([key]))
+        core.advance()
+        core.advance()
+
+
+def timed_calls(name: str, inner: Callable[..., Any], calls: list[tuple[str, float, float]]) -> Any:
+    """A method that notes when it is called and when it returns."""
+
+    def timed(*args: Any) -> Any:
+        start = time.perf_counter()
+        result = inner(*args)
+        calls.append((name, start, time.perf_counter()))
+        return result
+
+    return timed
+
+
 def main() -> None:
     """Measures."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -254,7 +310,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--forward-ms", type=float, default=10.0)
     parser.add_argument("--gaps", type=int, nargs="+", help="measure only the gaps, at so many rows")
+    parser.add_argument("--model", help="with --gaps: a real model instead of one that sleeps")
     options = parser.parse_args()
+    if options.gaps and options.model:
+        measure_model(options.model, options.gaps, options.steps)
+        return
     if options.gaps:
         measure_gaps(options.gaps, options.steps, options.forward_ms / 1000)
         return
