@@ -89,14 +89,15 @@ async def send_stream(
 
 async def _send_deltas(parts: PartSender, generation: Generation, writer: AnyWriter) -> None:
     fields = generation.plan.fields
-    running = generation.usage if fields.wants_running_usage else lambda: None
-    data = writer.opening(generation.plan.count, running())
+    running = generation.usage if fields.wants_running_usage else None
+    data = writer.opening(generation.plan.count, None if running is None else running())
     while not generation.done:
         for delta in await generation.next():
+            usage = None if running is None else running()
             if len(delta.entries) > LONG_ECHO:
-                data += await asyncio.to_thread(writer.delta, delta, running())
+                data += await asyncio.to_thread(writer.delta, delta, usage)
             else:
-                data += writer.delta(delta, running())
+                data += writer.delta(delta, usage)
         if data and not generation.done:
             await parts(data)
             data = b""
