@@ -48,12 +48,12 @@ def timed(call: Callable[[], object], repeats: int) -> float:
     return statistics.median(times[1:]) * 1000
 
 
-def paged(shape: Shape, blocks: int) -> PagedCache:
+def paged(device: CpuDevice, shape: Shape, blocks: int) -> PagedCache:
     """A cache of so many blocks. All layers hold the same, in memory of their own."""
-    one = (1, blocks * shape.block_size, shape.kv_heads, shape.head_dim)
-    key, value = (
-        torch.randn(one).to(shape.dtype).expand(shape.layers, -1, -1, -1).contiguous() for _ in range(2)
-    )
+    one = (blocks * shape.block_size, shape.kv_heads, shape.head_dim)
+    key, value = (device.zeros((shape.layers, *one), shape.dtype) for _ in range(2))
+    for tensor in (key, value):
+        tensor[:] = torch.randn(one).to(shape.dtype)
     return PagedCache(key, value, shape.block_size)
 
 
@@ -69,7 +69,7 @@ def native_ms(
 ) -> float:
     rows = sum(span.tokens for span in spans)
     query = torch.randn(rows, shape.heads, shape.head_dim)
-    out = torch.zeros(shape.layers, rows, shape.heads, shape.head_dim)
+    out = torch.zeros(1, rows, shape.heads, shape.head_dim)
     return timed(
         lambda: attention.attend(query, cache, spans, scale=shape.scale, threads=threads, out=out), repeats
     )
@@ -128,14 +128,14 @@ def main() -> None:
     token_bytes = 2 * shape.layers * shape.kv_heads * shape.head_dim * shape.dtype.itemsize
     for batch, context in DECODES:
         spans = spans_of(shape, batch, 1, context - 1)
-        cache = paged(shape, sum(len(span.blocks) for span in spans))
+        cache = paged(device, shape, sum(len(span.blocks) for span in spans))
         ours = native_ms(attention, shape, cache, spans, chosen.threads, chosen.repeats)
         theirs = torch_decode_ms(device, shape, cache, spans, chosen.repeats)
         rate = f"{batch * context * token_bytes / ours / 1e6:.1f} GB/s"
         print(f"{f'decode {batch}x{context}':16}{ours:12.2f}{theirs:12.2f}{theirs / ours:8.1f}{rate:>16}")
     for batch, tokens in PREFILLS:
         spans = spans_of(shape, batch, tokens, 0)
-        cache = paged(shape, sum(len(span.blocks) for span in spans))
+        cache = paged(device, shape, sum(len(span.blocks) for span in spans))
         ours = native_ms(attention, shape, cache, spans, chosen.threads, chosen.repeats)
         theirs = torch_prefill_ms(device, shape, batch, tokens, chosen.repeats)
         products = 2 * batch * tokens * (tokens + 1) * shape.heads * shape.head_dim * shape.layers

@@ -159,5 +159,6 @@ def test_it_is_like_torchs_own(attention: NativeAttention) -> None:
 def test_what_is_supported(
     best: NativeAttention, heads: int, kv_heads: int, head_dim: int, supported: bool
 ) -> None:
-    cache = PagedCache(*(torch.zeros(1, 4, kv_heads, head_dim) for _ in range(2)), block_size=4)
+    empty = torch.zeros(1, 4, kv_heads, head_dim)
+    cache = PagedCache(empty, empty, block_size=4)
     assert best.supported(cache, heads) is supported

@@ -72,7 +72,8 @@ def test_what_is_no_number_stays_none(library: Library, kind: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("kv_heads", "head_dim"), [(1, 8), (3, 64), (2, 72)])
 def test_write_kv(library: Library, dtype: torch.dtype, kv_heads: int, head_dim: int) -> None:
-    cache = PagedCache(*(torch.zeros(1, 8, kv_heads, head_dim, dtype=dtype) for _ in range(2)), block_size=4)
+    empty = torch.zeros(1, 8, kv_heads, head_dim, dtype=dtype)
+    cache = PagedCache(empty, empty.clone(), block_size=4)
     key, value = torch.randn(kv_heads, head_dim), torch.randn(kv_heads, head_dim)
     key[0, 0] = math.nan
     NativeAttention(library).write_kv(cache, 5, key, value)

@@ -10,7 +10,8 @@ enum class Activation : int32_t { kNone = 0, kSilu = 1, kGeluTanh = 2, kGelu = 3
 // 1 / (1 + e^-x). exp() is finite up to 88: below, the result is 0 within float32.
 inline F32 sigmoid(F32 x) { return 1.0f / (1.0f + exp(-x)); }
 
-// Within 4 units of the last place. Near zero, where 2 * sigmoid(2x) - 1 would lose them, by Taylor's polynomial.
+// Within 4 units of the last place. Near zero, where 2 * sigmoid(2x) - 1 would lose them, by Taylor's
+// polynomial.
 inline F32 tanh(F32 x) {
   constexpr float kTerms[] = {-17.0f / 315, 62.0f / 2835, -1382.0f / 155925, 21844.0f / 6081075};
   const F32 square = x * x;

@@ -1,8 +1,8 @@
 // How the attention of a forward is divided, and what its pieces keep in memory.
 //
-// Everything is computed in chunks of kChunk positions that begin at multiples of it: their sums are joined in turn,
-// whoever computed them. So it makes no difference which thread computes which of them, and long contexts of few
-// sequences are divided like short ones of many.
+// Everything is computed in chunks of kChunk positions that begin at multiples of it: their sums are joined
+// in turn, whoever computed them. So it makes no difference which thread computes which of them, and long
+// contexts of few sequences are divided like short ones of many.
 #pragma once
 
 #include <atomic>
@@ -16,7 +16,8 @@
 namespace catenary {
 
 constexpr int kChunk = 128;
-// Rows (a token's heads of one kv head) that go through a chunk together: their scores stay in the nearest cache.
+// Rows (a token's heads of one kv head) that go through a chunk together: their scores stay in the nearest
+// cache.
 constexpr int kBlockRows = 24;
 // Rows that share one packing of keys and values.
 constexpr int kTileRows = 192;
@@ -31,8 +32,8 @@ struct AttentionTile {
   int32_t position;
   const int32_t* blocks;
   int32_t chunks;
-  // Where the sums of its chunks begin in `partials`, in rows of sums; -1 if whoever attends to a head does so for all
-  // chunks.
+  // Where the sums of its chunks begin in `partials`, in rows of sums; -1 if whoever attends to a head does
+  // so for all chunks.
   int64_t partials;
 };
 
@@ -43,7 +44,8 @@ struct AttentionPiece {
   int32_t heads;
   int32_t chunk;
   int32_t chunks;
-  // Pieces that attend to the same heads for other chunks, and the counter of those that are done; 1 if there are none.
+  // Pieces that attend to the same heads for other chunks, and the counter of those that are done; 1 if there
+  // are none.
   int32_t parts;
   int32_t counter;
   int64_t work;

@@ -76,9 +76,9 @@ class NativeAttention:
         self.multiplies_pairs = bool(library.function("catenary_multiplies_pairs", int32)())
         self._supported = library.function("catenary_attention_supported", int32, pointer, int32)
         spans = (pointer, int64)
-        queries = (pointer, int64, int64)
+        rows = (pointer, int64)
         self._attend = library.function(
-            "catenary_attend", int32, pointer, pointer, *spans, int64, int64, *queries, pointer, int32
+            "catenary_attend", int32, pointer, pointer, *spans, int64, int64, *rows, *rows, int32
         )
         self._write_kv = library.function("catenary_write_kv", None, pointer, int64, pointer, pointer)
 
@@ -101,7 +101,7 @@ class NativeAttention:
         """Attention of query [rows, heads, head_dim] in each layer of the cache.
 
         Returns float32 [layers, rows, heads, head_dim], which is `out` if that is given; rows of no span stay
-        as they are there, or zero. Raises MemoryError.
+        as they are there, or zero. An `out` [1, ...] is overwritten by each layer. Raises MemoryError.
         """
         rows, heads, dim = query.shape
         layers = cache.key.shape[0]
@@ -124,8 +124,8 @@ class NativeAttention:
             stride,
             query.data_ptr(),
             query.stride(0),
-            rows,
             out.data_ptr(),
+            out.stride(0) if out.shape[0] > 1 else 0,
             threads,
         )
         if not done:

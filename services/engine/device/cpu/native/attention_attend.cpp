@@ -7,7 +7,8 @@ namespace catenary {
 
 namespace {
 
-// Positions that are read together, of all kv heads in turn, and how many such steps before they are asked for.
+// Positions that are read together, of all kv heads in turn, and how many such steps before they are asked
+// for.
 constexpr int kStep = 16;
 constexpr int kAhead = 4;
 
@@ -25,8 +26,8 @@ class Piece {
   using Packed = PackedOf<Cached>;
   static constexpr int kInputs = Units<Packed>::kInputs;
 
-  Piece(const AttentionPlan& plan, const AttentionPiece& piece, const AttentionShape& shape, const Cache& cache,
-        char* scratch)
+  Piece(const AttentionPlan& plan, const AttentionPiece& piece, const AttentionShape& shape,
+        const Cache& cache, char* scratch)
       : plan_(plan), piece_(piece), shape_(shape), cache_(cache), tile_(plan.tiles[piece.tile]),
         scores_of_(Scores::of(shape.scale, shape.softcap)), rows_(tile_.tokens * plan.group), at_(plan),
         offsets_(reinterpret_cast<int64_t*>(scratch + at_.offsets)),
@@ -36,7 +37,8 @@ class Piece {
         scores_(reinterpret_cast<float*>(scratch + at_.scores)),
         all_{reinterpret_cast<float*>(scratch + at_.sums), reinterpret_cast<float*>(scratch + at_.most),
              reinterpret_cast<float*>(scratch + at_.total)},
-        chunk_{reinterpret_cast<float*>(scratch + at_.chunk_sums), reinterpret_cast<float*>(scratch + at_.chunk_most),
+        chunk_{reinterpret_cast<float*>(scratch + at_.chunk_sums),
+               reinterpret_cast<float*>(scratch + at_.chunk_most),
                reinterpret_cast<float*>(scratch + at_.chunk_total)} {}
 
   void run(const float* query, int64_t query_stride, float* out) {
@@ -67,7 +69,8 @@ class Piece {
     const int64_t begin = static_cast<int64_t>(chunk) * kChunk;
     const int64_t end = tile.position + last + 1 - begin;
     const int64_t back = shape_.window > 0 ? tile.position + first + 1 - shape_.window - begin : 0;
-    return {static_cast<int>(std::clamp<int64_t>(back, 0, kChunk)), static_cast<int>(std::clamp<int64_t>(end, 0, kChunk))};
+    return {static_cast<int>(std::clamp<int64_t>(back, 0, kChunk)),
+            static_cast<int>(std::clamp<int64_t>(end, 0, kChunk))};
   }
 
   Range seen(int first, int last, int chunk) const { return seen(tile_, first, last, chunk); }
@@ -105,7 +108,9 @@ class Piece {
     }
   }
 
-  Softmax all(int head, int row) const { return all_.at(static_cast<int64_t>(head) * rows_ + row, plan_.columns); }
+  Softmax all(int head, int row) const {
+    return all_.at(static_cast<int64_t>(head) * rows_ + row, plan_.columns);
+  }
 
   void pack_queries(const float* query, int64_t stride) {
     auto* to = reinterpret_cast<Packed*>(queries_);
@@ -130,16 +135,21 @@ class Piece {
     return {static_cast<const Cached*>(cache) + begin, at.offsets, plan_.dims, range};
   }
 
-  ChunkRows<Cached> keys_of(int head, const Positions& at) const { return rows_of(cache_.key, head, at, at.range); }
-  ChunkRows<Cached> values_of(int head, const Positions& at) const { return rows_of(cache_.value, head, at, at.range); }
+  ChunkRows<Cached> keys_of(int head, const Positions& at) const {
+    return rows_of(cache_.key, head, at, at.range);
+  }
+
+  ChunkRows<Cached> values_of(int head, const Positions& at) const {
+    return rows_of(cache_.value, head, at, at.range);
+  }
 
   void attend_to_chunk(const Positions& now, const Positions& next) {
     if (few(plan_, piece_)) return attend_few(now, next);
     for (int head = 0; head < piece_.heads; ++head) {
       pack_keys(keys_of(head, now), at_.units, keys_);
       const ChunkRows<Cached> values = values_of(head, now);
-      // A weight of 0 hides a value from those tokens of the tile that do not see it, unless that is infinite or no
-      // number.
+      // A weight of 0 hides a value from those tokens of the tile that do not see it, unless that is infinite
+      // or no number.
       const bool strange = tile_.tokens > 1 ? pack_values<true>(values, at_.value_stride, values_)
                                             : pack_values<false>(values, at_.value_stride, values_);
       for (int row = 0; row < rows_; row += kBlockRows) {
@@ -157,26 +167,29 @@ class Piece {
         ask_ahead(now, next, 0, (first - begin) / kStep, head);
         const int64_t row = static_cast<int64_t>(head) * rows_;
         score_few(rows_, keys_of(head, now), std::max(first, now.range.first / kLanes * kLanes),
-                  std::min(first + kStep, end), queries_ + row * at_.units, at_.units, scores_ + row * kChunk, kChunk);
+                  std::min(first + kStep, end), queries_ + row * at_.units, at_.units,
+                  scores_ + row * kChunk, kChunk);
       }
     }
     const int rows = piece_.heads * rows_;
-    for (int row = 0; row < rows; ++row) soften_row(row, 0, now.chunk, now.range, sums.at(row, plan_.columns));
+    for (int row = 0; row < rows; ++row) {
+      soften_row(row, 0, now.chunk, now.range, sums.at(row, plan_.columns));
+    }
     std::fill_n(sums.sums, static_cast<int64_t>(rows) * plan_.columns, 0.0f);
     for (int first = begin; first < end; first += kStep) {
       for (int head = 0; head < piece_.heads; ++head) {
         ask_ahead(now, next, 1, (first - begin) / kStep, head);
         const int64_t row = static_cast<int64_t>(head) * rows_;
         sum_few(rows_, values_of(head, now), std::max(first, now.range.first), std::min(first + kStep, end),
-                reinterpret_cast<const uint32_t*>(scores_ + row * kChunk), kChunk, sums.sums + row * plan_.columns,
-                plan_.columns);
+                reinterpret_cast<const uint32_t*>(scores_ + row * kChunk), kChunk,
+                sums.sums + row * plan_.columns, plan_.columns);
       }
     }
     join_rows(0, 0, rows, sums);
   }
 
-  // Asks for what will be read kAhead steps after a step over a chunk's keys or values: they are read in turn. Each of
-  // the piece's heads asks for some, so that memory and arithmetic are busy at the same time.
+  // Asks for what will be read kAhead steps after a step over a chunk's keys or values: they are read in
+  // turn. Each of the piece's heads asks for some, so that memory and arithmetic are busy at the same time.
   void ask_ahead(const Positions& now, const Positions& next, int values, int step, int head) const {
     const int steps = (now.range.end + kStep - 1) / kStep - now.range.first / kStep;
     const int later = values * steps + step + kAhead;
@@ -238,10 +251,11 @@ class Piece {
 
   void multiply_values(int row, int count, Range range, const Softmax& sums) {
     const int first = range.first / kInputs, units = (range.end + kInputs - 1) / kInputs - first;
-    const auto* weights = reinterpret_cast<const uint32_t*>(scores_) + static_cast<int64_t>(row) * kChunk + first;
-    multiply_panels<Packed>({weights, kChunk, values_ + static_cast<int64_t>(first) * kWidth, at_.value_stride}, count,
-                            units, 0, plan_.dims, sums.sums + static_cast<int64_t>(row) * plan_.columns,
-                            plan_.columns);
+    const int64_t begin = static_cast<int64_t>(row) * kChunk + first;
+    const Factors factors{reinterpret_cast<const uint32_t*>(scores_) + begin, kChunk,
+                          values_ + static_cast<int64_t>(first) * kWidth, at_.value_stride};
+    multiply_panels<Packed>(factors, count, units, 0, plan_.dims,
+                            sums.sums + static_cast<int64_t>(row) * plan_.columns, plan_.columns);
   }
 
   // Each row by itself, with nothing packed but what it sees.
@@ -300,8 +314,8 @@ class Piece {
 }  // namespace
 
 void attend(
-    const AttentionPlan& plan, int64_t piece, const AttentionShape& shape, const Cache& cache, const float* query,
-    int64_t query_stride, float* out, void* scratch) {
+    const AttentionPlan& plan, int64_t piece, const AttentionShape& shape, const Cache& cache,
+    const float* query, int64_t query_stride, float* out, void* scratch) {
   auto* bytes = static_cast<char*>(scratch);
   if (cache.kind == CacheKind::kFloat32) {
     Piece<float>(plan, plan.pieces[piece], shape, cache, bytes).run(query, query_stride, out);

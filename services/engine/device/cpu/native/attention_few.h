@@ -1,6 +1,8 @@
-// Attention of one token: few rows, so keys and values are multiplied on their way from the cache, packed nowhere.
+// Attention of one token: few rows, so keys and values are multiplied on their way from the cache, packed
+// nowhere.
 //
-// Each sum goes over the same units in the same order as in the products of many rows: the results are the same.
+// Each sum goes over the same units in the same order as in the products of many rows: the results are the
+// same.
 #pragma once
 
 #include "attention_packing.h"
@@ -9,8 +11,8 @@ namespace catenary {
 
 // Scores of kRows rows of queries, `units` each, for one vector of positions.
 template <int kRows, typename Cached>
-void score_vector(const ChunkRows<Cached>& keys, int position, const uint32_t* queries, int units, float* scores,
-                  int64_t stride) {
+void score_vector(const ChunkRows<Cached>& keys, int position, const uint32_t* queries, int units,
+                  float* scores, int64_t stride) {
   using Unit = Units<PackedOf<Cached>>;
   const Cached* rows[kLanes];
   for (int lane = 0; lane < kLanes; ++lane) rows[lane] = keys[position + lane];
@@ -59,7 +61,8 @@ inline void load_columns(const ChunkRows<Cached>& values, int unit, int dim, U32
   }
 }
 
-// Adds values of units [first, end), from `dim` on, to kRows rows of sums, weighted by as many rows of weights.
+// Adds values of units [first, end), from `dim` on, to kRows rows of sums, weighted by as many rows of
+// weights.
 template <int kRows, int kColumns, typename Cached>
 void sum_columns(const ChunkRows<Cached>& values, int first, int end, int dim, const uint32_t* weights,
                  int64_t weight_stride, float* sums, int64_t stride) {
@@ -89,12 +92,12 @@ void sum_columns(const ChunkRows<Cached>& values, int first, int end, int dim, c
 }
 
 template <int kRows, int kColumns, typename Cached>
-void sum_exactly(int columns, const ChunkRows<Cached>& values, int first, int end, int dim, const uint32_t* weights,
-                 int64_t weight_stride, float* sums, int64_t stride) {
+void sum_exactly(int columns, const ChunkRows<Cached>& values, int first, int end, int dim,
+                 const uint32_t* weights, int64_t weight_stride, float* sums, int64_t stride) {
   if constexpr (kColumns > 1) {
     if (columns < kColumns) {
-      sum_exactly<kRows, kColumns - 1>(columns, values, first, end, dim, weights, weight_stride, sums, stride);
-      return;
+      return sum_exactly<kRows, kColumns - 1>(columns, values, first, end, dim, weights, weight_stride, sums,
+                                              stride);
     }
   }
   sum_columns<kRows, kColumns>(values, first, end, dim, weights, weight_stride, sums, stride);
@@ -102,17 +105,20 @@ void sum_exactly(int columns, const ChunkRows<Cached>& values, int first, int en
 
 // Scores [rows, stride] of queries [rows, units] at positions [first, end), in whole vectors.
 template <typename Cached, int kRows = kRegisterRows>
-void score_few(int rows, const ChunkRows<Cached>& keys, int first, int end, const uint32_t* queries, int units,
-               float* scores, int64_t stride) {
+void score_few(int rows, const ChunkRows<Cached>& keys, int first, int end, const uint32_t* queries,
+               int units, float* scores, int64_t stride) {
   if constexpr (kRows > 1) {
-    if (rows < kRows) return score_few<Cached, kRows - 1>(rows, keys, first, end, queries, units, scores, stride);
+    if (rows < kRows) {
+      return score_few<Cached, kRows - 1>(rows, keys, first, end, queries, units, scores, stride);
+    }
   }
   for (int position = first; position < end; position += kLanes) {
     score_vector<kRows>(keys, position, queries, units, scores, stride);
   }
 }
 
-// Adds the values at positions [first, end) to sums [rows, stride], by weights [rows, weight_stride] in units.
+// Adds the values at positions [first, end) to sums [rows, stride], by weights [rows, weight_stride] in
+// units.
 template <typename Cached, int kRows = kRegisterRows>
 void sum_few(int rows, const ChunkRows<Cached>& values, int first, int end, const uint32_t* weights,
              int64_t weight_stride, float* sums, int64_t stride) {
@@ -124,8 +130,8 @@ void sum_few(int rows, const ChunkRows<Cached>& values, int first, int end, cons
   constexpr int kInputs = Units<PackedOf<Cached>>::kInputs;
   for (int dim = 0; dim < values.dims; dim += kWidth) {
     const int columns = std::min(kRegisterColumns, (values.dims - dim + kLanes - 1) / kLanes);
-    sum_exactly<kRows, kRegisterColumns>(columns, values, first / kInputs, (end + kInputs - 1) / kInputs, dim, weights,
-                                         weight_stride, sums, stride);
+    sum_exactly<kRows, kRegisterColumns>(columns, values, first / kInputs, (end + kInputs - 1) / kInputs, dim,
+                                         weights, weight_stride, sums, stride);
   }
 }
 

@@ -24,8 +24,8 @@ struct Range {
   bool empty() const { return first >= end; }
 };
 
-// Keys or values of one kv head at the positions of a chunk. Those beside the range are zeros: nobody sees them, and
-// their slots may hold anything.
+// Keys or values of one kv head at the positions of a chunk. Those beside the range are zeros: nobody sees
+// them, and their slots may hold anything.
 template <typename Cached>
 struct ChunkRows {
   const Cached* cache;
@@ -45,7 +45,8 @@ struct ChunkRows {
     const int last = std::min(end, range.end);
     for (int position = std::max(first, range.first); position < last; ++position) {
       const Cached* row = cache + offsets[position];
-      for (int dim = 0; dim < dims; dim += 64 / static_cast<int>(sizeof(Cached))) __builtin_prefetch(row + dim, 0, 2);
+      constexpr int kLine = 64 / sizeof(Cached);
+      for (int dim = 0; dim < dims; dim += kLine) __builtin_prefetch(row + dim, 0, 2);
     }
   }
 
@@ -68,7 +69,8 @@ inline U32 units_at(const Bf16* row, int count, Units<float>) {
   return bits_as<U32>(widen(halves));
 }
 
-// One step of a transposition: swaps the lanes of `a` that have the bit kBit with those of `b` that have it not.
+// One step of a transposition: swaps the lanes of `a` that have the bit kBit with those of `b` that have it
+// not.
 template <int kBit, size_t... kLane>
 inline void swap_lanes(U32& a, U32& b, std::index_sequence<kLane...>) {
   const U32 low = __builtin_shufflevector(a, b, ((kLane & kBit) ? kLanes + kLane - kBit : kLane)...);
@@ -106,7 +108,8 @@ inline void load_transposed(const Cached* const* row, int unit, int units, U32* 
 
 typedef uint16_t Halves __attribute__((vector_size(kBytes)));
 
-// Halves of two vectors in turn: the first halves of both, and so on; kFrom: 0, or kLanes for those of the upper parts.
+// Halves of two vectors in turn: the first halves of both, and so on; kFrom: 0, or kLanes for those of the
+// upper parts.
 template <int kFrom, size_t... kHalf>
 inline U32 interleave(U32 a, U32 b, std::index_sequence<kHalf...>) {
   return bits_as<U32>(__builtin_shufflevector(bits_as<Halves>(a), bits_as<Halves>(b),
@@ -151,8 +154,8 @@ void pack_keys(const ChunkRows<Cached>& keys, int units, uint32_t* panels) {
   }
 }
 
-// Values as panels [positions in units][kWidth dims], `panel_stride` units each. Tells whether a number among them is
-// infinite or none, if kLook.
+// Values as panels [positions in units][kWidth dims], `panel_stride` units each. Tells whether a number among
+// them is infinite or none, if kLook.
 template <bool kLook, typename Cached>
 bool pack_values(const ChunkRows<Cached>& values, int64_t panel_stride, uint32_t* panels) {
   using Unit = Units<PackedOf<Cached>>;

@@ -16,7 +16,8 @@ constexpr int kPiecesEach = 4;
 constexpr int64_t kReading = 10;
 
 int64_t work_of(const AttentionPlan& plan, const AttentionTile& tile) {
-  return static_cast<int64_t>(tile.position + tile.tokens) * (kReading + tile.tokens * plan.group) * plan.kv_heads;
+  const int64_t rows = static_cast<int64_t>(tile.tokens) * plan.group;
+  return (static_cast<int64_t>(tile.position) + tile.tokens) * (kReading + rows) * plan.kv_heads;
 }
 
 void add_tiles(const Span& span, AttentionPlan& plan) {
@@ -113,7 +114,8 @@ bool attention_supported(const Cache& cache, int32_t heads) {
   return dims && cache.kv_heads > 0 && heads > 0 && heads % cache.kv_heads == 0 && cache.block_size > 0;
 }
 
-AttentionPlan* plan_attention(const Span* spans, int64_t count, const Cache& cache, int32_t heads, int threads) {
+AttentionPlan* plan_attention(
+    const Span* spans, int64_t count, const Cache& cache, int32_t heads, int threads) {
   try {
     auto plan = std::make_unique<AttentionPlan>();
     plan->threads = std::max(1, threads);

@@ -12,12 +12,15 @@ namespace catenary {
 constexpr float kLog2E = 1.44269504f;
 constexpr float kHidden = -std::numeric_limits<float>::infinity();
 
-// 2^x of x <= 0, and 0 below -126.5. What is no number stays none. A polynomial of kDegree (Taylor's, on [-0.5, 0.5])
-// over what rounding leaves: off by 4e-5 of the result with 4, as little as float32 holds with 6.
+// 2^x of x <= 0, and 0 below -126.5. What is no number stays none. A polynomial of kDegree (Taylor's, on
+// [-0.5, 0.5]) over what rounding leaves: off by 4e-5 of the result with 4, as little as float32 holds with
+// 6.
 template <int kDegree>
 inline F32 power_of_two(F32 x) {
-  constexpr float kTerms[] = {1.0f, 0.693147181f, 0.240226507f, 0.0555041087f, 0.00961812911f, 0.00133335581f, 0.000154035304f};
-  // Added to x, this leaves the whole number nearest to it, and 127, in the lowest bits: the exponent of a float.
+  constexpr float kTerms[] = {1.0f,           0.693147181f,   0.240226507f,  0.0555041087f,
+                              0.00961812911f, 0.00133335581f, 0.000154035304f};
+  // Added to x, this leaves the whole number nearest to it, and 127, in the lowest bits: the exponent of a
+  // float.
   const F32 shift = splat(12582912.0f + 127.0f);
   const F32 least = splat(-127.0f);
   const F32 y = x < least ? least : x;
@@ -31,8 +34,8 @@ inline F32 power_of_two(F32 x) {
 
 inline float power_of_two(float x) { return power_of_two<6>(splat(x))[0]; }
 
-// Weighted sums of values: `sums` [dims], the largest score, and the total of the weights 2^(factor * (score -
-// largest)). A total of 0: nothing was seen.
+// Weighted sums of values: `sums` [dims], the largest score, and the total of the weights 2^(factor * (score
+// - largest)). A total of 0: nothing was seen.
 struct Softmax {
   float* sums;
   float* most;
@@ -41,7 +44,8 @@ struct Softmax {
   Softmax at(int64_t row, int64_t stride) const { return {sums + row * stride, most + row, total + row}; }
 };
 
-// What a score is multiplied with, for a power of two; softcapping comes before it: cap * tanh(score * into_cap).
+// What a score is multiplied with, for a power of two; softcapping comes before it: cap * tanh(score *
+// into_cap).
 struct Scores {
   float factor;
   float cap;
@@ -53,12 +57,15 @@ struct Scores {
   }
 };
 
-// Makes weights of the scores of positions [first, end), in their place, as floats or brain floats from `row` on; those
-// beside them in the vectors from `from` to `to` become 0.
+// Makes weights of the scores of positions [first, end), in their place, as floats or brain floats from `row`
+// on; those beside them in the vectors from `from` to `to` become 0.
 template <typename Packed>
-void soften(const Scores& scores, float* row, int first, int end, int from, int to, float* most, float* total) {
+void soften(const Scores& scores, float* row, int first, int end, int from, int to, float* most,
+            float* total) {
   if (scores.cap != 0.0f) {
-    for (int i = from; i < to; i += kLanes) store(row + i, scores.cap * tanh(scores.into_cap * load(row + i)));
+    for (int i = from; i < to; i += kLanes) {
+      store(row + i, scores.cap * tanh(scores.into_cap * load(row + i)));
+    }
   }
   std::fill(row + from, row + first, kHidden);
   std::fill(row + end, row + to, kHidden);
@@ -87,6 +94,12 @@ void hide(float* row, int from, int to, float* most, float* total) {
 // Adds a chunk's sums to those before it.
 inline void join(const Softmax& all, const Softmax& chunk, int columns, float factor) {
   if (*chunk.total == 0.0f) return;
+  if (*all.total == 0.0f) {
+    *all.most = *chunk.most;
+    *all.total = *chunk.total;
+    std::copy_n(chunk.sums, columns, all.sums);
+    return;
+  }
   const float most = std::max(*all.most, *chunk.most);
   const float before = *all.most == most ? 1.0f : power_of_two((*all.most - most) * factor);
   const float now = *chunk.most == most ? 1.0f : power_of_two((*chunk.most - most) * factor);

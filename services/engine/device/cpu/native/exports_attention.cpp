@@ -61,16 +61,18 @@ int32_t catenary_attention_supported(const Cache* cache, int32_t heads) {
 
 int32_t catenary_multiplies_pairs() { return kMultipliesPairs ? 1 : 0; }
 
-// Attends with the same query in `layers` caches, `cache_stride` bytes from one to the next, on `threads` threads.
-// query float32 [rows, query_stride]; out float32 [layers, rows, heads * head_dim]. Returns 0 if there is no memory.
+// Attends with the same query in `layers` caches, `cache_stride` bytes from one to the next, on `threads`
+// threads. query float32 [rows, query_stride]; out float32 [rows, heads * head_dim] of each layer,
+// `out_stride` floats from one to the next. Returns 0 if there is no memory.
 int32_t catenary_attend(
     const Cache* cache, const AttentionShape* shape, const Span* spans, int64_t count, int64_t layers,
-    int64_t cache_stride, const float* query, int64_t query_stride, int64_t rows, float* out, int32_t threads) {
+    int64_t cache_stride, const float* query, int64_t query_stride, float* out, int64_t out_stride,
+    int32_t threads) {
   try {
-    std::unique_ptr<AttentionPlan, FreePlan> plan(plan_attention(spans, count, *cache, shape->heads, threads));
+    std::unique_ptr<AttentionPlan, FreePlan> plan(
+        plan_attention(spans, count, *cache, shape->heads, threads));
     if (!plan) return 0;
-    Layers work{plan.get(), *shape, *cache, layers, cache_stride, rows * shape->heads * cache->head_dim,
-                query,      query_stride, out, {}};
+    Layers work{plan.get(), *shape, *cache, layers, cache_stride, out_stride, query, query_stride, out, {}};
     std::vector<std::unique_ptr<char[], FreeAligned>> scratch;
     for (int32_t rank = 0; rank < threads; ++rank) {
       scratch.emplace_back(new (std::align_val_t(64)) char[attention_scratch(*plan)]);
