@@ -1,6 +1,7 @@
 """Attention of a forward on the CPU: the native kernels beside torch's operations, in one run.
 
 python -m benchmarks.cpu_attention --threads 2
+python -m benchmarks.cpu_attention --threads 1 --clock cpu    where other work shares the machine
 python -m benchmarks.cpu_attention --heads 32 --kv-heads 8 --head-dim 128 --layers 8
 """
 
@@ -18,6 +19,7 @@ from services.engine.device import CpuDevice
 from services.engine.device.cpu.native import open_library
 from services.engine.device.cpu.native.attention import NativeAttention, PagedCache, Span
 
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 DECODES = ((1, 256), (8, 256), (32, 256), (1, 2048), (8, 2048), (32, 2048))
 PREFILLS = ((1, 1024), (8, 128))
 
@@ -38,14 +40,21 @@ class Shape:
         return float(self.head_dim**-0.5)
 
 
-def timed(call: Callable[[], object], repeats: int) -> float:
-    """Median milliseconds of a call."""
-    times = []
-    for _ in range(repeats + 1):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times[1:]) * 1000
+@dataclass(frozen=True, slots=True)
+class Stopwatch:
+    """How calls are timed."""
+
+    clock: Callable[[], float]
+    repeats: int
+
+    def milliseconds(self, call: Callable[[], object]) -> float:
+        """Median of a call."""
+        times = []
+        for _ in range(self.repeats + 1):
+            start = self.clock()
+            call()
+            times.append(self.clock() - start)
+        return statistics.median(times[1:]) * 1000
 
 
 def paged(device: CpuDevice, shape: Shape, blocks: int) -> PagedCache:
@@ -65,18 +74,23 @@ def spans_of(shape: Shape, batch: int, tokens: int, context: int) -> list[Span]:
 
 
 def native_ms(
-    attention: NativeAttention, shape: Shape, cache: PagedCache, spans: list[Span], threads: int, repeats: int
+    attention: NativeAttention,
+    shape: Shape,
+    cache: PagedCache,
+    spans: list[Span],
+    threads: int,
+    watch: Stopwatch,
 ) -> float:
     rows = sum(span.tokens for span in spans)
     query = torch.randn(rows, shape.heads, shape.head_dim)
     out = torch.zeros(1, rows, shape.heads, shape.head_dim)
-    return timed(
-        lambda: attention.attend(query, cache, spans, scale=shape.scale, threads=threads, out=out), repeats
+    return watch.milliseconds(
+        lambda: attention.attend(query, cache, spans, scale=shape.scale, threads=threads, out=out)
     )
 
 
 def torch_decode_ms(
-    device: CpuDevice, shape: Shape, cache: PagedCache, spans: list[Span], repeats: int
+    device: CpuDevice, shape: Shape, cache: PagedCache, spans: list[Span], watch: Stopwatch
 ) -> float:
     query = torch.randn(len(spans), shape.heads, shape.head_dim).to(shape.dtype)
     blocks = torch.tensor([block for span in spans for block in span.blocks])
@@ -87,10 +101,10 @@ def torch_decode_ms(
         for key, value in zip(cache.key, cache.value, strict=True):
             device.attend_decode(query, key, value, blocks, rows, bias, shape.scale)
 
-    return timed(forward, repeats)
+    return watch.milliseconds(forward)
 
 
-def torch_prefill_ms(device: CpuDevice, shape: Shape, batch: int, tokens: int, repeats: int) -> float:
+def torch_prefill_ms(device: CpuDevice, shape: Shape, batch: int, tokens: int, watch: Stopwatch) -> float:
     query = torch.randn(batch, shape.heads, tokens, shape.head_dim).to(shape.dtype)
     key, value = (
         torch.randn(batch, shape.kv_heads, tokens, shape.head_dim).to(shape.dtype) for _ in range(2)
@@ -100,7 +114,7 @@ def torch_prefill_ms(device: CpuDevice, shape: Shape, batch: int, tokens: int, r
         for _ in range(shape.layers):
             device.attend_prefill(query, key, value, None, shape.scale)
 
-    return timed(forward, repeats)
+    return watch.milliseconds(forward)
 
 
 def main() -> None:
@@ -113,6 +127,7 @@ def main() -> None:
     parser.add_argument("--block-size", type=int, default=32)
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--clock", choices=tuple(CLOCKS), default="wall")
     chosen = parser.parse_args()
     shape = Shape(
         chosen.layers,
@@ -122,6 +137,7 @@ def main() -> None:
         chosen.block_size,
         getattr(torch, chosen.dtype),
     )
+    watch = Stopwatch(CLOCKS[chosen.clock], chosen.repeats)
     device = CpuDevice(chosen.threads)
     attention = NativeAttention(open_library())
     print(f"{'':16}{'native ms':>12}{'torch ms':>12}{'ratio':>8}{'native':>16}")
@@ -129,15 +145,15 @@ def main() -> None:
     for batch, context in DECODES:
         spans = spans_of(shape, batch, 1, context - 1)
         cache = paged(device, shape, sum(len(span.blocks) for span in spans))
-        ours = native_ms(attention, shape, cache, spans, chosen.threads, chosen.repeats)
-        theirs = torch_decode_ms(device, shape, cache, spans, chosen.repeats)
+        ours = native_ms(attention, shape, cache, spans, chosen.threads, watch)
+        theirs = torch_decode_ms(device, shape, cache, spans, watch)
         rate = f"{batch * context * token_bytes / ours / 1e6:.1f} GB/s"
         print(f"{f'decode {batch}x{context}':16}{ours:12.2f}{theirs:12.2f}{theirs / ours:8.1f}{rate:>16}")
     for batch, tokens in PREFILLS:
         spans = spans_of(shape, batch, tokens, 0)
         cache = paged(device, shape, sum(len(span.blocks) for span in spans))
-        ours = native_ms(attention, shape, cache, spans, chosen.threads, chosen.repeats)
-        theirs = torch_prefill_ms(device, shape, batch, tokens, chosen.repeats)
+        ours = native_ms(attention, shape, cache, spans, chosen.threads, watch)
+        theirs = torch_prefill_ms(device, shape, batch, tokens, watch)
         products = 2 * batch * tokens * (tokens + 1) * shape.heads * shape.head_dim * shape.layers
         rate = f"{products / ours / 1e9:.3f} TFLOP/s"
         print(f"{f'prefill {batch}x{tokens}':16}{ours:12.2f}{theirs:12.2f}{theirs / ours:8.1f}{rate:>16}")
