@@ -11,7 +11,7 @@ from benchmarks.quantization import open_packed, quality, text_ids
 pytestmark = pytest.mark.model
 
 # By how much perplexity may rise, and how often the best token stays at least.
-LIMITS = {"int8": (0.02, 0.9)}
+LIMITS = {"int8": (0.02, 0.9), "int4": (0.05, 0.85)}
 
 
 def check(directory: Path, tokens: int | None) -> None:
