@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from catenary.cli.router_options import RouterOptions, RoutersOptions
+from catenary.cli.router_target import find_router, find_routers
 from catenary.cli.up.runtime import CLIENT_SECRET_ENV, LOCK_NAME, RuntimeDirectory, remove_stale
+from catenary.runtime import StartRefused
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +34,29 @@ def test_runtime_directory_is_private_and_goes_away(monkeypatch: pytest.MonkeyPa
     finally:
         directory.remove()
     assert not directory.path.exists()
+
+
+def test_commands_find_all_routers_of_the_run_on_this_machine() -> None:
+    access = RoutersOptions()
+    with pytest.raises(StartRefused, match="no catenary up of yours runs"):
+        find_routers(access)
+    directory = RuntimeDirectory.create()
+    try:
+        # Before it listens, a single one is looked for.
+        assert [target.address for target in find_routers(access)] == [directory.socket("router")]
+        names = [f"router-{number}" for number in range(11)]
+        for name in (*names, "tokenizer-0"):
+            (directory.path / f"{name}.sock").touch()
+        assert [target.address for target in find_routers(access)] == list(map(directory.socket, names))
+        assert find_router(RouterOptions()).address == directory.socket("router-0")
+        another = RuntimeDirectory.create()
+        try:
+            with pytest.raises(StartRefused, match="more than one catenary up"):
+                find_routers(access)
+        finally:
+            another.remove()
+    finally:
+        directory.remove()
 
 
 HOLDER = (
