@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from services.engine.device.cpu.native import open_library
-from services.engine.device.cpu.native.products import Kind, PackedLayer, Products
+from services.engine.device.cpu.native.products import PackedLayer, Products
+from services.engine.device.cpu.structures import WeightKind
 
 # Outputs and inputs of a layer's products; gate and up are one.
 SHAPES = [(960, 576), (576, 576), (3072, 576), (576, 1536)]
@@ -96,7 +97,7 @@ def main() -> None:
     print("| --- |" + " --- |" * len(options.rows))
     show("torch float32", torch_float32(weights))
     show("torch bfloat16, packed by oneDNN", torch_bfloat16(weights))
-    for kind in Kind:
+    for kind in WeightKind:
         show(f"native {kind.name.lower()}", native(products, [products.pack(kind, w) for w in weights]))
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from services.engine.device.cpu.native import Level, twins
-from services.engine.device.cpu.native.products import Kind, Products, Way
+from services.engine.device.cpu.native.products import Products, Way
+from services.engine.device.cpu.structures import WeightKind as Kind
 from tests.support.native_kernels import LEVELS_HERE, library_of
 
 # Outputs, inputs, rows: single ones, panel and group edges, odd sizes, and more rows than one block has.
@@ -33,11 +34,9 @@ kinds = pytest.mark.parametrize("kind", list(Kind), ids=lambda kind: kind.name.l
 
 
 @pytest.fixture(scope="module", params=LEVELS_HERE)
-def products(request: pytest.FixtureRequest) -> Iterator[Products]:
+def products(request: pytest.FixtureRequest) -> Products:
     level: Level = request.param
-    opened = Products(library_of(level), threads=2)
-    yield opened
-    opened.close()
+    return Products(library_of(level), threads=2)
 
 
 def twin(kind: Kind, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -12,15 +12,8 @@ from typing import Any
 import torch
 
 from services.engine.device.cpu.native.library import Library
-
-
-class Kind(IntEnum):
-    """`WeightKind` of kernels.h."""
-
-    FLOAT32 = 0
-    BFLOAT16 = 1
-    INT8 = 2
-    INT4 = 3
+from services.engine.device.cpu.structures import Linear, WeightKind
+from services.engine.device.cpu.team import Team
 
 
 class Way(IntEnum):
@@ -29,19 +22,6 @@ class Way(IntEnum):
     STORE = 0
     ADD = 1
     GATE = 2
-
-
-class _Linear(ctypes.Structure):
-    _fields_ = [
-        ("kind", c_int32),
-        ("outputs", c_int32),
-        ("inputs", c_int32),
-        ("gated", c_int32),
-        ("panels", c_void_p),
-        ("scales", c_void_p),
-        ("sums", c_void_p),
-        ("bias", c_void_p),
-    ]
 
 
 class _Operand(ctypes.Structure):
@@ -62,7 +42,7 @@ class _Result(ctypes.Structure):
 class PackedLayer:
     """A packed weight [outputs, inputs]; of a gated layer gates and ups, `outputs` counting both."""
 
-    kind: Kind
+    kind: WeightKind
     outputs: int
     inputs: int
     gated: bool
@@ -71,10 +51,10 @@ class PackedLayer:
     sums: torch.Tensor
     bias: torch.Tensor | None
 
-    def structure(self) -> _Linear:
+    def structure(self) -> Linear:
         bias = None if self.bias is None else self.bias.data_ptr()
         pointers = (self.panels.data_ptr(), self.scales.data_ptr(), self.sums.data_ptr(), bias)
-        return _Linear(self.kind, self.outputs, self.inputs, self.gated, *pointers)
+        return Linear(self.kind, self.outputs, self.inputs, self.gated, *pointers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,17 +84,11 @@ class Products:
         self._pack_bias = function("catenary_pack_bias", None, c_void_p, c_void_p, c_int32, c_void_p)
         run = [c_void_p] * 4 + [c_int64, c_void_p, c_int64, c_int64]
         self._run = function("catenary_run_layers", None, *run)
-        self._free_team = function("catenary_team_free", None, c_void_p)
-        self._team = function("catenary_team_new", c_void_p, c_int32, c_void_p, c_int32)(threads, None, 0)
-        if not self._team:
-            raise MemoryError(f"no {threads} threads can be had")
-
-    def close(self) -> None:
-        self._free_team(self._team)
+        self._team = Team(library, threads)
 
     def pack(
         self,
-        kind: Kind,
+        kind: WeightKind,
         weight: torch.Tensor,
         ups: torch.Tensor | None = None,
         bias: torch.Tensor | None = None,
@@ -160,8 +134,8 @@ class Products:
         results = [_Result(way, activation, factor, out.data_ptr(), out.stride(0)) for out in outs]
         count = len(layers)
         arguments = (
-            self._team,
-            (_Linear * count)(*(layer.structure() for layer in layers)),
+            self._team.handle,
+            (Linear * count)(*(layer.structure() for layer in layers)),
             (_Operand * count)(*operands),
             (_Result * count)(*results),
             count,
