@@ -72,7 +72,8 @@ def _name_idle(device: str, mode: ExecutionMode, settings: HpuSettings) -> None:
 def cpu_settings(options: CoreOptions, cpus: tuple[int, ...] | None = None) -> CpuSettings:
     """The part of the options that a CPU takes."""
     packed = None if options.quantization == "none" else Quantization(options.quantization)
-    return CpuSettings(Kernels(options.cpu_kernels), packed, cpus)
+    cache = Path(options.cache_dir).expanduser() if options.cache_dir else None
+    return CpuSettings(Kernels(options.cpu_kernels), packed, cpus, cache)
 
 
 def hpu_settings(options: CoreOptions) -> HpuSettings:

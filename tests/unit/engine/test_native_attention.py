@@ -97,6 +97,17 @@ def test_a_token_depends_on_nothing_but_what_it_sees(attention: NativeAttention,
             assert torch.equal(got[:, span.first + i], together[:, span.first + i])
 
 
+def test_what_many_threads_share_has_a_bound(attention: NativeAttention) -> None:
+    """Sums of all chunks would take 100 GB here. Everyone sees itself alone, so it takes no time."""
+    tokens, context, block_size = 360, 2**20, 1024
+    cache = PagedCache(*torch.randn(2, 1, block_size, 1, 256), block_size)
+    blocks = (0,) * ((context + tokens) // block_size + 1)
+    span = Span(0, tokens, context, blocks)
+    got = attention.attend(torch.randn(tokens, 32, 256), cache, [span], scale=1.0, window=1, threads=64)
+    expected = cache.value[0, :tokens].expand(tokens, 32, 256)
+    torch.testing.assert_close(got[0], expected, rtol=0, atol=1e-6)
+
+
 def test_contexts_are_divided_among_threads(attention: NativeAttention) -> None:
     case = attention_case(
         4, torch.float32, [(1, 2000), (3, 700)], kv_heads=1, group=4, head_dim=64, block_size=32, layers=2

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from services.engine.device.cpu.native import LEVELS, BuildError, best_level, build, levels_here, open_library
+from services.engine.device.cpu.native.building import kernel_directory
 
 PORTABLE = LEVELS[-1]
 # Writes a word to each output file, and a line to a log for each link.
@@ -18,6 +19,14 @@ for last; do :; done
 case "$1" in -shared) echo linked >>"{log}" ;; esac
 echo made >"$last"
 """
+
+
+@pytest.fixture(autouse=True)
+def no_library_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CATENARY_CACHE", str(tmp_path / "machine"))
+    monkeypatch.setattr(
+        "services.engine.device.cpu.native.building.BUILT", tmp_path / "came with the sources"
+    )
 
 
 @pytest.fixture
@@ -73,7 +82,8 @@ def test_without_a_compiler_a_library_of_these_sources_does(
 
 
 def test_refusals_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_compiler(tmp_path, monkeypatch, "#!/bin/sh\necho 'a.cpp:1: error: no such type' >&2; exit 1\n")
+    complains = "#!/bin/sh\n[ $1 = --version ] || { echo 'a.cpp:1: error: no such type' >&2; exit 1; }\n"
+    write_compiler(tmp_path, monkeypatch, complains)
     with pytest.raises(BuildError, match=r"failed: a\.cpp:1: error: no such type$"):
         build(PORTABLE, tmp_path / "kept")
     assert [path.name for path in (tmp_path / "kept").iterdir()] == [".lock"]
@@ -98,6 +108,62 @@ def test_old_libraries_are_dropped(tmp_path: Path, compiler: Path) -> None:
     built = build(PORTABLE, kept)
     left = {path.name for path in kept.glob("*.so")}
     assert left == {built.name, *(f"avx2-{age}.so" for age in range(31))}
+
+
+def test_what_setup_built_serves_engines_with_a_cache_of_their_own(tmp_path: Path, compiler: Path) -> None:
+    made = build(PORTABLE, kernel_directory(None))
+    assert build(PORTABLE, tmp_path / "kept") == made
+    assert not (tmp_path / "kept").exists()
+
+
+def test_no_library_is_taken_from_where_others_write(tmp_path: Path, compiler: Path) -> None:
+    kept = tmp_path / "kept"
+    made = build(PORTABLE, kept)
+    made.chmod(0o777)
+    assert build(PORTABLE, kept).stat().st_mode & 0o777 != 0o777
+    assert links(tmp_path) == 2
+    kept.chmod(0o777)
+    with pytest.raises(BuildError, match="all may write to it"):
+        build(PORTABLE, kept)
+
+
+def test_no_library_is_taken_from_another_user(
+    tmp_path: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = build(PORTABLE, tmp_path / "kept")
+    monkeypatch.setattr(os, "geteuid", lambda: made.stat().st_uid + 1)
+    if made.stat().st_uid == 0:
+        os.chown(made.parent, 4711, -1)
+    with pytest.raises(BuildError, match="another user's"):
+        build(PORTABLE, tmp_path / "kept")
+
+
+def test_a_cache_that_cannot_be_looked_into_is_a_refusal(
+    tmp_path: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, look = tmp_path / "kept", Path.stat
+
+    def refuse(path: Path, **options: bool) -> os.stat_result:
+        if path.is_relative_to(kept):
+            raise PermissionError(13, "Permission denied", str(path))
+        return look(path, **options)
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    with pytest.raises(BuildError, match="another user's"):
+        build(PORTABLE, kept)
+
+
+def test_a_compiler_that_does_not_run_is_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_compiler(tmp_path, monkeypatch, "no program")
+    (tmp_path / "cxx").write_bytes(b"\x7fELF")
+    with pytest.raises(BuildError, match="did not run: OSError"):
+        build(PORTABLE, tmp_path / "kept")
+
+
+def test_what_a_killed_builder_left_is_removed(tmp_path: Path, compiler: Path) -> None:
+    (tmp_path / "kept" / ".building-1").mkdir(parents=True)
+    made = build(PORTABLE, tmp_path / "kept")
+    assert sorted(path.name for path in made.parent.iterdir()) == [".lock", made.name]
 
 
 def test_every_cpu_has_a_level() -> None:

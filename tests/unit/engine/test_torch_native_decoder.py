@@ -109,7 +109,7 @@ def test_tensors_of_another_kind_are_refused(llama: Path) -> None:
         model.prefill(*given.values())
 
 
-def no_compiler() -> Any:
+def no_compiler(cache: Path | None) -> Any:
     raise BuildError("no C++ compiler is here")
 
 
@@ -121,6 +121,28 @@ def test_without_a_compiler_torch_computes(llama: Path, monkeypatch: pytest.Monk
     assert torch.allclose(prompt_logits(model, PROMPT), expected, atol=1e-4)
     with pytest.raises(StartError, match=r"cpu-kernels native needs the native kernels: no C\+\+ compiler"):
         start_engine(tiny_options(llama, cpu_kernels="native"), lambda activity, fraction: None)
+
+
+def test_kernels_are_kept_in_the_cache_of_the_options(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Path | None] = []
+
+    def open_library(cache: Path | None) -> Any:
+        asked.append(cache)
+        raise BuildError("no C++ compiler is here")
+
+    monkeypatch.setattr(cpu_device, "open_library", open_library)
+    LocalCore(tiny_options(llama, cache_dir=str(tmp_path)))
+    assert asked == [tmp_path]
+
+
+def test_pages_that_cannot_be_mapped_are_memory_that_is_out() -> None:
+    device = CpuDevice(1)
+    with pytest.raises(OSError, match="memory") as raised:
+        device.zeros((1 << 55,), torch.float32)
+    assert device.out_of_memory(raised.value)
+    assert not device.out_of_memory(FileNotFoundError(2, "No such file"))
 
 
 def refusal(directory: Path, **options: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import mmap
 from collections.abc import Callable, Iterator, Sequence
@@ -98,7 +99,7 @@ class CpuDevice(Device):
         reason = self._why_not_native(spec)
         if reason is None:
             try:
-                library = open_library()
+                library = open_library(cache=self._settings.cache)
                 # The stream's thread is the first of them and not bound itself: those of OpenMP, which it
                 # starts, would all be where it is.
                 team = Team(library, self._threads, self._settings.cpus or ())
@@ -158,6 +159,9 @@ class CpuDevice(Device):
         return compiled_graphs() if self.mode is ExecutionMode.COMPILE else 0
 
     def out_of_memory(self, error: BaseException) -> bool:
+        if isinstance(error, OSError):
+            # Pages that were to be mapped.
+            return error.errno == errno.ENOMEM
         return super().out_of_memory(error) or "DefaultCPUAllocator: can't allocate memory" in str(error)
 
     def profile(self) -> AbstractContextManager[list[Event]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 
 class Kernels(Enum):
@@ -24,12 +25,14 @@ class Quantization(Enum):
 @dataclass(frozen=True, slots=True)
 class CpuSettings:
     """quantization None: weights have the type of the computation. cpus: where the threads keep to, one each,
-    this process being there already; None: wherever there is room.
+    this process being there already; None: wherever there is room. cache: Catenary's, where kernels are kept
+    that are built here; None: the default one.
     """
 
     kernels: Kernels = Kernels.AUTO
     quantization: Quantization | None = None
     cpus: tuple[int, ...] | None = None
+    cache: Path | None = None
 
     @property
     def needs_native(self) -> str | None:

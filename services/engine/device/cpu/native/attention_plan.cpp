@@ -20,6 +20,9 @@ int64_t work_of(const AttentionPlan& plan, const AttentionTile& tile) {
   return (static_cast<int64_t>(tile.position) + tile.tokens) * (kReading + rows) * plan.kv_heads;
 }
 
+// Sums of divided chunks take so many floats at the most (128 MiB): what goes beyond is not divided by chunks.
+constexpr int64_t kMostPartials = int64_t{1} << 25;
+
 void add_tiles(const Span& span, AttentionPlan& plan) {
   const int32_t most = std::max(1, kTileRows / plan.group);
   for (int32_t done = 0; done < span.tokens; done += most) {
@@ -39,10 +42,12 @@ void add_pieces(AttentionPlan& plan, int32_t index, int64_t wanted, int64_t& par
   AttentionTile& tile = plan.tiles[index];
   // A head of many tokens is a piece of its own: its sums then stay near.
   const int64_t by_heads = tile.tokens > 1 ? plan.kv_heads : std::min<int64_t>(wanted, plan.kv_heads);
-  const int64_t parts = std::min<int64_t>(tile.chunks, (wanted + by_heads - 1) / by_heads);
+  const int64_t needed = static_cast<int64_t>(tile.chunks) * plan.kv_heads * tile.tokens * plan.group;
+  const bool fits = (partials + needed) * plan.columns <= kMostPartials;
+  const int64_t parts = fits ? std::min<int64_t>(tile.chunks, (wanted + by_heads - 1) / by_heads) : 1;
   if (parts > 1) {
     tile.partials = partials;
-    partials += static_cast<int64_t>(tile.chunks) * plan.kv_heads * tile.tokens * plan.group;
+    partials += needed;
   }
   for (int64_t i = 0; i < by_heads; ++i) {
     AttentionPiece piece{};

@@ -9,7 +9,9 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import platform
 import shutil
+import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -17,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+from catenary.cpus import read_topology
 from services.engine.device.cpu.native.levels import Level
 
 SOURCES = Path(__file__).parent
@@ -25,16 +28,26 @@ BUILT = SOURCES / "built"
 
 _COMPILERS = ("c++", "g++", "clang++")
 # No -ffast-math: what is no number must stay none. No contraction but where the sources say so: a row's sums
-# must not depend on how a compiler treats the loop that they are in.
-_OPTIONS = ("-std=c++20", "-O3", "-fno-math-errno", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden")
+# must not depend on how a compiler treats the loop that they are in. No strict aliasing: scores become
+# weights, pairs of brain floats among them, in the same memory.
+_OPTIONS = (
+    "-std=c++20",
+    "-O3",
+    "-fno-math-errno",
+    "-ffp-contract=off",
+    "-fno-strict-aliasing",
+    "-fPIC",
+    "-fvisibility=hidden",
+)
 _LINK = ("-shared", "-pthread")
 # Libraries that stay in the cache, of all versions together.
 _KEPT = 32
 _COMPILE_TIMEOUT_S = 600.0
+_UNFINISHED = ".building-"
 
 
 class BuildError(Exception):
-    """There is no compiler, or it refused the sources. One line."""
+    """There is no compiler, it refused the sources, or there is no safe place for a library. One line."""
 
 
 def find_compiler() -> str | None:
@@ -53,7 +66,7 @@ def kernel_directory(cache: Path | None) -> Path:
 
 
 def build(level: Level, directory: Path) -> Path:
-    """The library of `level`: one that is kept in `directory` or came with the sources, else built now.
+    """The library of `level`: one that is ready here, else built now and kept in `directory`.
 
     Several processes may call this at once: one builds. Raises BuildError if there is none and it cannot be
     built.
@@ -63,7 +76,7 @@ def build(level: Level, directory: Path) -> Path:
         return _build_here(level, stem, directory)
     except BuildError:
         # Another compiler's, of these sources: an image has what its own build made.
-        ready = [*BUILT.glob(f"{stem}-*.so"), *directory.glob(f"{stem}-*.so")]
+        ready = _ready(directory, f"{stem}-*.so")
         if not ready:
             raise
         return ready[0]
@@ -72,19 +85,43 @@ def build(level: Level, directory: Path) -> Path:
 def _build_here(level: Level, stem: str, directory: Path) -> Path:
     compiler = find_compiler()
     if compiler is None:
-        raise BuildError("no C++ compiler is here: install g++, or set CXX")
+        raise BuildError("no C++ compiler is here: install g++, or set CXX to its path")
     name = f"{stem}-{_short_hash(_version_of(compiler))}.so"
-    for candidate in (BUILT / name, directory / name):
-        if candidate.exists():
-            return candidate
+    ready = _ready(directory, name)
+    if ready:
+        return ready[0]
     try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if not _is_ours(directory):
+            raise BuildError(f"{directory} is another user's, or all may write to it: no code is kept there")
         with _locked(directory):
-            if not (directory / name).exists():
+            if not _ours(directory, name):
                 _compile(compiler, level, directory / name)
                 _drop_the_oldest(directory)
     except OSError as error:
         raise BuildError(f"{directory} cannot keep the kernels: {error.strerror}") from error
     return directory / name
+
+
+def _ready(directory: Path, pattern: str) -> list[Path]:
+    """Libraries that came with the sources, are kept in `directory`, or where `make setup` puts them."""
+    return [path for place in (BUILT, directory, kernel_directory(None)) for path in _ours(place, pattern)]
+
+
+def _ours(directory: Path, pattern: str) -> list[Path]:
+    """Libraries in a directory, if nobody else can have put them there; none of one that cannot be read."""
+    if not _is_ours(directory):
+        return []
+    return [path for path in sorted(directory.glob(pattern)) if _is_ours(path)]
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether what is there is this user's or the system's, and not everybody may change it."""
+    try:
+        status = path.stat()
+    except OSError:
+        return False
+    return status.st_uid in (0, os.geteuid()) and not status.st_mode & stat.S_IWOTH
 
 
 def _sources(pattern: str) -> list[Path]:
@@ -95,7 +132,8 @@ def _hash_of_sources(level: Level) -> str:
     parts = [
         path.name.encode() + b"\0" + path.read_bytes() for path in (*_sources("*.h"), *_sources("*.cpp"))
     ]
-    return _short_hash(b"\0".join([*parts, " ".join((*_OPTIONS, *_LINK, *level.options)).encode()]))
+    options = (platform.machine(), *_OPTIONS, *_LINK, *level.options)
+    return _short_hash(b"\0".join([*parts, " ".join(options).encode()]))
 
 
 def _short_hash(data: bytes) -> str:
@@ -103,26 +141,28 @@ def _short_hash(data: bytes) -> str:
 
 
 def _version_of(compiler: str) -> bytes:
-    return subprocess.run([compiler, "--version"], capture_output=True, check=False, timeout=60).stdout
+    return _run([compiler, "--version"]).encode()
 
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    directory.mkdir(parents=True, exist_ok=True)
     with (directory / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def _compile(compiler: str, level: Level, library: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=library.parent, prefix=".building-") as scratch:
+    # Of builders that were killed: whoever builds holds the lock.
+    for left in library.parent.glob(f"{_UNFINISHED}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=library.parent, prefix=_UNFINISHED) as scratch:
 
         def compile_one(source: Path) -> Path:
             made = Path(scratch) / f"{source.stem}.o"
             _run([compiler, *_OPTIONS, *level.options, "-c", str(source), "-o", str(made)])
             return made
 
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        with ThreadPoolExecutor(max(1, read_topology().limit)) as pool:
             objects = list(pool.map(compile_one, _sources("*.cpp")))
         linked = Path(scratch) / library.name
         _run([compiler, *_LINK, *map(str, objects), "-o", str(linked)])
@@ -130,7 +170,8 @@ def _compile(compiler: str, level: Level, library: Path) -> None:
         linked.replace(library)
 
 
-def _run(command: Sequence[str]) -> None:
+def _run(command: Sequence[str]) -> str:
+    """What a command says. Raises BuildError if it fails."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=_COMPILE_TIMEOUT_S
@@ -140,6 +181,7 @@ def _run(command: Sequence[str]) -> None:
     if done.returncode != 0:
         complaint = next((line for line in done.stderr.splitlines() if "error" in line), "it said nothing")
         raise BuildError(f"{command[0]} failed: {complaint.strip()}")
+    return done.stdout
 
 
 def _drop_the_oldest(directory: Path) -> None:

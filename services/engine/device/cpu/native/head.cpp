@@ -6,9 +6,6 @@ namespace catenary {
 
 namespace {
 
-// 1 - 2 / (e^2x + 1): as near to tanh as a float is to its neighbours in [-1, 1].
-F32 tanh(F32 x) { return 1.0f - 2.0f / (exp(x + x) + 1.0f); }
-
 F32 finished(F32 scores, float divisor, float cap) {
   scores = scores / divisor;
   return cap > 0 ? cap * tanh(scores / cap) : scores;
