@@ -80,9 +80,14 @@ class StepExecutor:
     @torch.inference_mode()
     def begin(self, inputs: StepInputs, step: int) -> None:
         """Computes a step's forwards: what comes before `end`."""
-        self._phases.turns.begins(step)
-        with self._tracer.span("step", step), self._device.step(step), self._tracer.span("forward"):
-            self.forward(inputs)
+        turns = self._phases.turns
+        turns.begins(step)
+        try:
+            with self._tracer.span("step", step), self._device.step(step), self._tracer.span("forward"):
+                self.forward(inputs)
+        finally:
+            # The rest waits for masks, and these for the step before.
+            turns.computed(step)
 
     @torch.inference_mode()
     def end(self, inputs: StepInputs, step: int, begun: Submitted[None]) -> StepCopy:

@@ -29,6 +29,10 @@ class StepTurns:
         """The device has come to a step: with its first forward the one before may be looked at."""
         self.forward_begins = lambda: self._let(step - 1)
 
+    def computed(self, step: int) -> None:
+        """The device is done with a step's forwards. One that is replayed from a graph has told of none."""
+        self._let(step - 1)
+
     def ended(self, step: int) -> None:
         """The device is done with a step, or will never compute it."""
         self._let(step - 1)

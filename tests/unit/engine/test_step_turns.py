@@ -48,6 +48,17 @@ def test_a_step_without_a_forward_lets_the_one_before_go_at_its_end() -> None:
     turns.wait(2)
 
 
+def test_a_step_that_waits_for_masks_lets_the_one_before_go_whatever_its_forward_told() -> None:
+    turns = StepTurns()
+    turns.given(1)
+    turns.given(2)
+    turns.ended(1)
+    turns.begins(2)
+    turns.computed(2)
+    turns.wait(1)
+    assert waits(turns, 2)
+
+
 def test_a_step_that_the_device_never_got_holds_up_nobody() -> None:
     turns = StepTurns()
     turns.given(1)
