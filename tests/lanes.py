@@ -109,7 +109,9 @@ class Run:
 def main(options: list[str]) -> int:
     """Run all parts; the exit code is 0 if all passed."""
     run = Run(options)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # SIGINT too: a shell's background job is started with it ignored, and so would be what it starts.
+        signal.signal(number, signal.default_int_handler)
     with ThreadPoolExecutor(LANES) as pool:
         lanes = [pool.submit(run.lane) for _ in range(LANES)]
         try:

@@ -24,10 +24,14 @@ def part(directory: Path, name: str, body: str) -> str:
 
 
 @pytest.fixture(autouse=True)
-def _handler() -> Iterator[None]:
-    before = signal.getsignal(signal.SIGTERM)
+def _handlers() -> Iterator[None]:
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    # As in a shell's background job.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     yield
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
 
 
 def test_a_failure_in_one_process_fails_the_whole(
