@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import shutil
 import sys
@@ -46,6 +47,17 @@ def _of_tests(_logger: object, _method: str, event: Any) -> Any:
     if threading.current_thread().name == QUIET_THREAD:
         raise structlog.DropEvent
     return event
+
+
+@pytest.fixture
+def kept_logging() -> Iterator[None]:
+    """For tests of what sets up the logging of its process: as before, afterwards."""
+    root, configured = logging.getLogger(), structlog.get_config()
+    handlers, level = list(root.handlers), root.level
+    yield
+    structlog.configure(**configured)
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @pytest.fixture(scope="session", autouse=True)

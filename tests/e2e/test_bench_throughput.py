@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import gc
 import json
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import structlog
 
 from catenary.cli.main import main
 
 ENGINE = {"dtype": "float32", "kv-cache-gib": "0.25", "max-model-len": "256", "max-num-seqs": "4"}
 SMALL = {"num-prompts": "6", "input-len": "uniform:8:24", "output-len": "ratio:8:0.5", "progress": "false"}
 
-
-@pytest.fixture(autouse=True)
-def kept_logging() -> Iterator[None]:
-    """The command sets up the logging of its process."""
-    root, configured = logging.getLogger(), structlog.get_config()
-    handlers, level = list(root.handlers), root.level
-    yield
-    structlog.configure(**configured)
-    root.handlers[:] = handlers
-    root.setLevel(level)
+pytestmark = pytest.mark.usefixtures("kept_logging")
 
 
 def _words(options: dict[str, str]) -> list[str]:

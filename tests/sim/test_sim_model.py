@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from services.engine.device import CpuDevice, Device
+from services.engine.device import CpuDevice, CpuSettings, Device, Kernels
 from services.engine.model.opening import open_model
 from services.engine.model.paged import PagedModel
 from tests.sim.conftest import NewCard
@@ -18,13 +18,14 @@ from tests.support.torch_engine import save_tiny_model
 
 BLOCK, BLOCKS, WIDTH = 8, 4, 12
 Forward = Callable[..., torch.Tensor]
+TORCH = CpuSettings(Kernels.TORCH)
 
 
 class OnCard(CpuDevice):
     """The CPU's way of computing, on tensors of the simulated card."""
 
     def __init__(self) -> None:
-        super().__init__(1)
+        super().__init__(1, settings=TORCH)
         # Not before the simulator is installed: torch has a device of that name without it, too.
         self.torch_device = torch.device("hpu")
 
@@ -67,7 +68,7 @@ def logits(model: PagedModel, prefill: Forward, decode: Forward, head: Forward) 
 def expected(directory: Path) -> list[torch.Tensor]:
     # The fused attention of a CPU adds in another order than the plain one that other devices get.
     with torch.inference_mode(), sdpa_kernel(SDPBackend.MATH):
-        model = opened(directory, CpuDevice(1))
+        model = opened(directory, CpuDevice(1, settings=TORCH))
         return logits(model, model.prefill, model.decode, model.logits)
 
 

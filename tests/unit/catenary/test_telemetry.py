@@ -4,10 +4,8 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import Iterator
 
 import pytest
-import structlog
 from prometheus_client import CollectorRegistry, Counter
 
 from catenary.telemetry import (
@@ -25,14 +23,7 @@ from catenary.telemetry import (
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
 
-
-@pytest.fixture(autouse=True)
-def _restore_logging() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:], root.level = handlers, level
-    structlog.reset_defaults()
+pytestmark = pytest.mark.usefixtures("kept_logging")
 
 
 def test_the_context_is_bound_for_the_block_only() -> None:

@@ -213,6 +213,7 @@ def test_a_wrong_option_of_serve_is_named_in_one_line(
         ("--input-len 0", "--input-len"),
     ],
 )
+@pytest.mark.usefixtures("kept_logging")
 def test_a_wrong_option_of_throughput_is_named_in_one_line(
     words: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -164,15 +164,18 @@ def test_a_matcher_that_fails_ends_its_sequence_alone(core: LocalCore, way: str)
 def test_masks_are_filled_while_the_device_computes(directory: Path, tmp_path: Path) -> None:
     trace = tmp_path / "steps.json"
     core = LocalCore(tiny_options(directory, trace_steps=str(trace)))
-    executor: Any = core.engine.runner._executor
+    model: Any = core.engine.model
     constrained: Any = core.loop._constrained
-    forward, restrict = executor.forward, constrained.restrict
+    restrict = constrained.restrict
     begun, filled = threading.Semaphore(0), threading.Semaphore(0)
 
-    def slow(inputs: Any) -> Any:
-        begun.release()
-        assert filled.acquire(timeout=WAIT_S)
-        return forward(inputs)
+    def slow(forward: Any) -> Any:
+        def run(*inputs: Any) -> Any:
+            begun.release()
+            assert filled.acquire(timeout=WAIT_S)
+            return forward(*inputs)
+
+        return run
 
     def beside_a_forward(step: Any) -> None:
         assert step.awaits_masks
@@ -184,7 +187,8 @@ def test_masks_are_filled_while_the_device_computes(directory: Path, tmp_path: P
 
     core.submit(byte_ids("q"), constraint=regex("[a-z]{40}"), max_tokens=8)
     settle_compile(core)
-    executor.forward, constrained.restrict = slow, beside_a_forward
+    model.prefill, model.decode = slow(model.prefill), slow(model.decode)
+    constrained.restrict = beside_a_forward
     core.run()
     core.engine.close()
     events = json.loads(trace.read_text())

@@ -39,8 +39,15 @@ def load_weights(
     plan = _plan(checkpoint, rules, slots)
     place = partial(_place, checkpoint, slots)
     if all(slot.tensor.device.type == "cpu" for slot in slots.values()):
+        inference = torch.is_inference_mode_enabled()
+
+        def place_in_thread(name: str, match: Match) -> None:
+            # The mode is a thread's own, and parameters that were made in it are written in it alone.
+            with torch.inference_mode(inference):
+                place(name, match)
+
         with ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0)))) as pool:
-            for _ in pool.map(place, plan.keys(), plan.values()):
+            for _ in pool.map(place_in_thread, plan.keys(), plan.values()):
                 placed()
         return
     for name, match in plan.items():
