@@ -19,11 +19,10 @@ import asyncio
 import math
 import os
 import random
-import shutil
 import statistics
-import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 import uvloop
@@ -177,11 +176,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--step-ms", type=float, default=30.0, help="duration of an engine's step")
     options = parser.parse_args()
-    directory = Path(tempfile.mkdtemp(prefix="cat-"))
-    try:
-        uvloop.run(run(options, directory))
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    with TemporaryDirectory(prefix="cat-", ignore_cleanup_errors=True) as directory:
+        uvloop.run(run(options, Path(directory)))
 
 
 if __name__ == "__main__":

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import shutil
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
@@ -132,11 +131,8 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=30.0, help="duration of an engine's step")
     parser.add_argument("--case", action="append", choices=list(CASES))
     options = parser.parse_args()
-    directory = Path(tempfile.mkdtemp(prefix="cat-"))
-    try:
-        asyncio.run(run(options, directory))
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    with TemporaryDirectory(prefix="cat-", ignore_cleanup_errors=True) as directory:
+        asyncio.run(run(options, Path(directory)))
 
 
 if __name__ == "__main__":

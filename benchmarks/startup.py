@@ -10,14 +10,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import shutil
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import grpc
 import psutil
@@ -183,11 +182,8 @@ def main() -> None:
     parser.add_argument("--starts", type=int, default=2, help="starts of the whole; the first may prepare")
     parser.add_argument("--model", default="smollm2")
     options = parser.parse_args()
-    directory = Path(tempfile.mkdtemp(prefix="cat-"))
-    try:
-        asyncio.run(run(options, directory))
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    with TemporaryDirectory(prefix="cat-", ignore_cleanup_errors=True) as directory:
+        asyncio.run(run(options, Path(directory)))
 
 
 if __name__ == "__main__":

@@ -11,9 +11,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import shutil
-import tempfile
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
@@ -162,11 +161,8 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=1, help="how often each case is run")
     parser.add_argument("--case", action="append", choices=list(CASES))
     options = parser.parse_args()
-    directory = Path(tempfile.mkdtemp(prefix="cat-"))
-    try:
-        uvloop.run(run(options, directory))
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    with TemporaryDirectory(prefix="cat-", ignore_cleanup_errors=True) as directory:
+        uvloop.run(run(options, Path(directory)))
 
 
 if __name__ == "__main__":

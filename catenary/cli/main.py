@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pkgutil import resolve_name
 
 from catenary import __version__
 
@@ -30,6 +31,20 @@ Each service also runs alone: python -m gateway, services.router, services.token
 """
 
 
+_COMMANDS = {
+    "up": "catenary.cli.up:run_up",
+    "chat": "catenary.cli.chat:run_chat",
+    "plan": "catenary.cli.plan:run_plan",
+    "buckets": "catenary.cli.buckets:run_buckets",
+    "profile": "catenary.cli.profile:run_profile_command",
+    "bench": "catenary.cli.bench:run_bench",
+    "top": "catenary.cli.top:run_top",
+    "fleet": "catenary.cli.fleet:run_fleet",
+    "drain": "catenary.cli.drain:run_drain",
+    "doctor": "catenary.cli.doctor:run_doctor",
+    "vllm-serve": "catenary.cli.vllm_serve:run_vllm_serve",
+    "gaudi-start": "catenary.cli.gaudi_start:run_gaudi_start",
+}
 _INTERRUPTED = 130
 
 
@@ -43,56 +58,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     command, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
+    if command in _COMMANDS:
+        # Here and not above: a command waits for its own imports alone.
+        run: Callable[[Sequence[str]], int] = resolve_name(_COMMANDS[command])
+        return run(rest)
     match command:
-        case "up":
-            from catenary.cli.up import run_up
-
-            return run_up(rest)
-        case "vllm-serve":
-            from catenary.cli.vllm_serve import run_vllm_serve
-
-            return run_vllm_serve(rest)
-        case "gaudi-start":
-            from catenary.cli.gaudi_start import run_gaudi_start
-
-            return run_gaudi_start(rest)
-        case "chat":
-            from catenary.cli.chat import run_chat
-
-            return run_chat(rest)
-        case "plan":
-            from catenary.cli.plan import run_plan
-
-            return run_plan(rest)
-        case "buckets":
-            from catenary.cli.buckets import run_buckets
-
-            return run_buckets(rest)
-        case "profile":
-            from catenary.cli.profile import end_on_sigterm, run_profile
-
-            end_on_sigterm()
-            return run_profile(rest)
-        case "bench":
-            from catenary.cli.bench import run_bench
-
-            return run_bench(rest)
-        case "top":
-            from catenary.cli.top import run_top
-
-            return run_top(rest)
-        case "fleet":
-            from catenary.cli.fleet import run_fleet
-
-            return run_fleet(rest)
-        case "drain":
-            from catenary.cli.drain import run_drain
-
-            return run_drain(rest)
-        case "doctor":
-            from catenary.cli.doctor import run_doctor
-
-            return run_doctor(rest)
         case "--version" | "-V" | "version":
             print(f"catenary {__version__}")
             return 0

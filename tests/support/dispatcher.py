@@ -29,6 +29,20 @@ QUEUES = QueueOptions(
 )
 
 
+def hello(name, **fields):
+    """Of an engine that serves the model `m`, three sequences at a time."""
+    return engine_pb2.EngineHello(
+        schema_revision=SCHEMA_REVISION,
+        minimum_peer_revision=MINIMUM_PEER_REVISION,
+        instance_id=name,
+        engine_name=name,
+        model=common_pb2.ModelInfo(name="m", max_model_len=64, vocab_size=100),
+        capacity=engine_pb2.Capacity(block_size=16, total_blocks=64, max_running=3, max_waiting=3),
+        state=engine_pb2.ENGINE_STATE_SERVING,
+        **fields,
+    )
+
+
 class RecordingSink:
     """Remembers everything, and fails on what a sink must never see."""
 
@@ -96,16 +110,7 @@ class World:
         self.changes += 1
 
     def attach(self, name="a"):
-        hello = engine_pb2.EngineHello(
-            schema_revision=SCHEMA_REVISION,
-            minimum_peer_revision=MINIMUM_PEER_REVISION,
-            instance_id=name,
-            engine_name=name,
-            model=common_pb2.ModelInfo(name="m", max_model_len=64, vocab_size=100),
-            capacity=engine_pb2.Capacity(block_size=16, total_blocks=64, max_running=3, max_waiting=3),
-            state=engine_pb2.ENGINE_STATE_SERVING,
-        )
-        link = self.membership.attach(hello)
+        link = self.membership.attach(hello(name))
         self.links = [known for known in self.links if not known.closed] + [link]
         return link
 

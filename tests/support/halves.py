@@ -7,15 +7,14 @@ import random
 import pytest
 from prometheus_client import CollectorRegistry
 
-from catenary.columns import StepRow
 from catenary.resume import PoisonedRequests
-from catenary.schema import MINIMUM_PEER_REVISION, SCHEMA_REVISION
 from catenary.v1 import common_pb2, engine_pb2
 from services.router.admission import Admission, AdmissionLimits, QueueOptions, Refused, SpecLimits
 from services.router.dispatch import Dispatcher, EngineHealth, Membership, PoisonBook
 from services.router.fleet import Fleet
 from services.router.metrics import RouterMetrics
 from services.router.placement import HalvesPlacer, LeastLoaded, Placer
+from tests.support.dispatcher import RecordingSink, hello
 
 BOTH, PREFILL, DECODE = (
     engine_pb2.ENGINE_ROLE_BOTH,
@@ -27,30 +26,6 @@ MAX_WAIT_S = 20.0
 STOP, ABORT = common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_ABORT
 BUSY = common_pb2.Error(code=common_pb2.ERROR_CODE_OVERLOADED, message="busy", retryable=True)
 BROKEN = common_pb2.Error(code=common_pb2.ERROR_CODE_INTERNAL, message="broken", retryable=True)
-
-
-class Sink:
-    """Remembers, and fails on what a sink must never see."""
-
-    def __init__(self) -> None:
-        self.rows: dict[int, StepRow] = {}
-        self.over: dict[int, object] = {}
-
-    def row(self, handle):
-        assert handle not in self.over
-        return self.rows.setdefault(handle, StepRow(handle))
-
-    def end(self, handle, end):
-        assert handle not in self.over
-        self.over[handle] = end
-
-    def refuse(self, handle, error):
-        assert handle not in self.over
-        assert handle not in self.rows
-        self.over[handle] = error
-
-    def abort_result(self, handle, outcome):
-        pass
 
 
 class World:
@@ -87,22 +62,12 @@ class World:
             on_change=self.dispatcher.intake.fleet_changed,
             clock=lambda: self.now,
         )
-        self.sink = Sink()
+        self.sink = RecordingSink()
         self.sequences = {}
         self.links = {}
 
     def attach(self, name, role):
-        hello = engine_pb2.EngineHello(
-            schema_revision=SCHEMA_REVISION,
-            minimum_peer_revision=MINIMUM_PEER_REVISION,
-            instance_id=name,
-            engine_name=name,
-            model=common_pb2.ModelInfo(name="m", max_model_len=64, vocab_size=100),
-            capacity=engine_pb2.Capacity(block_size=16, total_blocks=64, max_running=3, max_waiting=3),
-            state=engine_pb2.ENGINE_STATE_SERVING,
-            role=role,
-        )
-        link = self.links[name] = self.membership.attach(hello)
+        link = self.links[name] = self.membership.attach(hello(name, role=role))
         return link
 
     def submit(self, handle, tokens=LONG, *, leader=None, resumed=False, **fields):

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from catenary.cli.profile.config import ProfileConfig
-from catenary.cli.profile.run import end_on_sigterm, run_profile
+from catenary.cli.profile.run import run_profile, run_profile_command
 
-__all__ = ["ProfileConfig", "end_on_sigterm", "run_profile"]
+__all__ = ["ProfileConfig", "run_profile", "run_profile_command"]

@@ -37,9 +37,10 @@ def run_profile(argv: Sequence[str]) -> int:
         return _INTERRUPTED
 
 
-def end_on_sigterm() -> None:
-    """Makes SIGTERM end this process as Ctrl-C does: nothing is left half written. For the main thread."""
+def run_profile_command(argv: Sequence[str]) -> int:
+    """`run_profile` for the main thread: SIGTERM ends it as Ctrl-C does, with nothing left half written."""
     signal.signal(signal.SIGTERM, _terminate)
+    return run_profile(argv)
 
 
 def _terminate(number: int, frame: object) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -32,14 +32,7 @@ CASES = [(family, feature) for family, tiny in FAMILIES.items() for feature in t
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Checkpoints by family, each written once."""
-    made: dict[str, Path] = {}
-
-    def get(family: str) -> Path:
-        if family not in made:
-            made[family] = save_family(family, tmp_path_factory.mktemp(family))
-        return made[family]
-
-    return get
+    return cache(lambda family: save_family(family, tmp_path_factory.mktemp(family)))
 
 
 def tokens(count: int, seed: int = 1) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from functools import cache
 from typing import Any
 
 import pytest
@@ -26,14 +26,7 @@ NATIVE = [name for name in FAMILIES if name not in ("mixtral", "qwen3_moe")]
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Checkpoints by family, each written once."""
-    made: dict[str, Path] = {}
-
-    def get(family: str) -> Path:
-        if family not in made:
-            made[family] = save_family(family, tmp_path_factory.mktemp(family))
-        return made[family]
-
-    return get
+    return cache(lambda family: save_family(family, tmp_path_factory.mktemp(family)))
 
 
 def text(length: int, step: int = 37) -> list[int]:
