@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from services.engine.device.cpu.native import LEVELS, BuildError, best_level, build, levels_here, open_library
-from services.engine.device.cpu.native.building import kernel_directory
+from services.engine.device.cpu.native import (
+    LEVELS,
+    BuildError,
+    best_level,
+    build,
+    find_compiler,
+    levels_here,
+    open_library,
+)
+from services.engine.device.cpu.native.kept import kernel_directory
 
 PORTABLE = LEVELS[-1]
 # Writes a word to each output file, and a line to a log for each link.
@@ -50,7 +59,7 @@ def test_library_is_built_once_by_all_who_ask_at_once(tmp_path: Path, compiler: 
     with ThreadPoolExecutor(4) as pool:
         paths = list(pool.map(lambda _: build(PORTABLE, tmp_path / "kept"), range(8)))
     assert len(set(paths)) == 1
-    assert paths[0].read_text() == "made\n"
+    assert paths[0].read_bytes().startswith(b"made\n")
     assert links(tmp_path) == 1
     assert sorted(path.name for path in paths[0].parent.iterdir()) == [".lock", paths[0].name]
 
@@ -62,6 +71,63 @@ def test_another_compiler_builds_anew(
     write_compiler(tmp_path, monkeypatch, COMPILER.format(version=2, log=tmp_path / "log"))
     assert build(PORTABLE, tmp_path / "kept") != first
     assert links(tmp_path) == 2
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "cut off": lambda data: data[: len(data) // 2],
+    "empty": lambda data: b"",
+    "garbage": lambda data: bytes(len(data)),
+    "one bit": lambda data: bytes([data[0] ^ 1]) + data[1:],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_library_is_built_anew_by_one_of_those_who_find_it(
+    damage: str, tmp_path: Path, compiler: Path
+) -> None:
+    kept = tmp_path / "kept"
+    made = build(PORTABLE, kept)
+    whole = made.read_bytes()
+    made.write_bytes(DAMAGES[damage](whole))
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(lambda _: build(PORTABLE, kept), range(8))) == {made}
+    assert made.read_bytes() == whole
+    assert links(tmp_path) == 2
+
+
+def test_a_library_of_another_machine_or_version_under_this_name_is_built_anew(
+    tmp_path: Path, compiler: Path
+) -> None:
+    kept = tmp_path / "kept"
+    made, other = build(PORTABLE, kept), build(LEVELS[0], kept)
+    made.write_bytes(other.read_bytes())
+    assert build(PORTABLE, kept) == made
+    assert made.read_bytes() != other.read_bytes()
+
+
+def test_a_damaged_library_is_none_where_no_compiler_is(
+    tmp_path: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = build(PORTABLE, tmp_path / "kept")
+    made.write_bytes(made.read_bytes()[:-1])
+    monkeypatch.setenv("CXX", str(tmp_path / "nothing"))
+    with pytest.raises(BuildError, match=r"no C\+\+ compiler is here"):
+        build(PORTABLE, tmp_path / "kept")
+
+
+def test_a_compiler_may_be_several_words(
+    tmp_path: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", f"env 'NAME=two words' {compiler}")
+    found = find_compiler()
+    assert found is not None
+    assert found[1:] == ("NAME=two words", str(compiler))
+    first = build(PORTABLE, tmp_path / "kept")
+    monkeypatch.setenv("CXX", str(compiler))
+    assert build(PORTABLE, tmp_path / "kept") != first
+    for broken in ("'", "   ", "no-such-program g++"):
+        monkeypatch.setenv("CXX", broken)
+        assert find_compiler() is None
 
 
 def test_levels_have_libraries_of_their_own(tmp_path: Path, compiler: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -24,10 +25,11 @@ TESTS = (
 @pytest.mark.timeout(1200)
 def test_kernels_stay_within_their_memory(tmp_path: Path) -> None:
     compiler = tmp_path / "sanitizing"
-    found = find_compiler()
-    compiler.write_text(f'#!/bin/sh\nexec {found} "$@" -O1 -g1 -fsanitize=address -fno-omit-frame-pointer\n')
+    found = find_compiler() or ()
+    words = shlex.join(found)
+    compiler.write_text(f'#!/bin/sh\nexec {words} "$@" -O1 -g1 -fsanitize=address -fno-omit-frame-pointer\n')
     compiler.chmod(0o755)
-    question = [str(found), "-print-file-name=libasan.so"]
+    question = [*found, "-print-file-name=libasan.so"]
     runtime = subprocess.run(question, capture_output=True, text=True, check=True).stdout.strip()
     environment = os.environ | {"CXX": str(compiler), "CATENARY_CACHE": str(tmp_path / "cache")}
     # Python keeps what it has until it ends.

@@ -14,7 +14,7 @@ from services.engine.core.errors import StartError
 from services.engine.core.startup import start_engine
 from services.engine.device import CpuDevice, CpuSettings, DeviceError, ExecutionMode, Quantization
 from services.engine.device.cpu import device as cpu_device
-from services.engine.device.cpu.native import BuildError
+from services.engine.device.cpu.native import BuildError, open_library
 from services.engine.model.decoder import DecoderModel
 from tests.support.decoder_models import open_decoder, prompt_logits, save_family
 from tests.support.native import BLOCK, Paged, open_native
@@ -111,6 +111,11 @@ def test_tensors_of_another_kind_are_refused(llama: Path) -> None:
 
 def no_compiler(cache: Path | None) -> Any:
     raise BuildError("no C++ compiler is here")
+
+
+def test_a_library_without_a_function_is_refused_in_one_line() -> None:
+    with pytest.raises(BuildError, match=r"\.so has no catenary_nothing$"):
+        open_library().function("catenary_nothing", None)
 
 
 def test_without_a_compiler_torch_computes(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,12 +56,7 @@ class CpuNativeDecoder:
         self._vocab, self._hidden = spec.vocab_size, spec.hidden_size
         # Lives as long as its threads are needed.
         self._team = team
-        with ThreadPoolExecutor(team.size) as pool:
-            packer = Packer(library, pool)
-            architecture = _architecture(packer, spec, quantization)
-        self._packer = packer
-        self._packed_bytes = packer.bytes - spec.embedding.nbytes
-        self._embedding = spec.embedding
+        # Before weights are taken: where the library lacks one of them, torch still can compute.
         function = library.function
         make = function("catenary_decoder_new", c_void_p, ctypes.POINTER(Architecture), c_void_p)
         self._free = function("catenary_decoder_free", None, c_void_p)
@@ -70,6 +65,12 @@ class CpuNativeDecoder:
         self._prefill = function("catenary_decoder_prefill", c_int32, c_void_p, c_void_p, c_void_p)
         self._decode = function("catenary_decoder_decode", c_int32, c_void_p, c_void_p, c_void_p)
         self._logits = function("catenary_decoder_logits", c_int32, c_void_p, c_void_p, c_int64, c_void_p)
+        with ThreadPoolExecutor(team.size) as pool:
+            packer = Packer(library, pool)
+            architecture = _architecture(packer, spec, quantization)
+        self._packer = packer
+        self._packed_bytes = packer.bytes - spec.embedding.nbytes
+        self._embedding = spec.embedding
         self._handle = make(ctypes.byref(architecture), team.handle)
         if not self._handle:
             raise MemoryError("no memory for the native decoder")

@@ -7,7 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from services.engine.device.cpu.native.building import BuildError, build, kernel_directory
+from services.engine.device.cpu.native.building import build
+from services.engine.device.cpu.native.compiler import BuildError
+from services.engine.device.cpu.native.kept import kernel_directory
 from services.engine.device.cpu.native.levels import best_level, levels_of_this_architecture
 
 

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from services.engine.device.cpu.native.building import BuildError, build, kernel_directory
+from services.engine.device.cpu.native.building import build
+from services.engine.device.cpu.native.compiler import BuildError
+from services.engine.device.cpu.native.kept import kernel_directory
 from services.engine.device.cpu.native.levels import Level, best_level
 
 # What ctypes calls a type of an argument or a result; None is void.
@@ -27,8 +29,14 @@ class Library:
             raise BuildError(f"{path} cannot be loaded: {error}") from error
 
     def function(self, name: str, result: CType, *arguments: CType) -> Callable[..., Any]:
-        """The function `name` of the library's C interface, with the types that it takes and gives."""
-        function = self._library[name]
+        """The function `name` of the library's C interface, with the types that it takes and gives.
+
+        Raises BuildError if there is none: another compiler may have left it out.
+        """
+        try:
+            function = self._library[name]
+        except AttributeError:
+            raise BuildError(f"{self.path} has no {name}") from None
         function.restype, function.argtypes = result, arguments
         return function
 

@@ -1,0 +1,72 @@
+"""Libraries that are kept: whose they are, and whether they are still what was built.
+
+A library ends with a digest of its name and of all before it, which loaders do not look at. A file that was
+cut off, overwritten or renamed has another one: to load it would end the process at worst.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+from catenary.telemetry import get_logger
+
+log = get_logger(__name__)
+
+# Libraries that stay in the cache, of all versions together.
+_KEPT = 32
+_DIGEST_BYTES = hashlib.sha256().digest_size
+
+
+def kernel_directory(cache: Path | None) -> Path:
+    """Where libraries are kept, below Catenary's cache: `cache`, `$CATENARY_CACHE` or ~/.cache/catenary."""
+    configured = os.environ.get("CATENARY_CACHE")
+    default = Path(configured).expanduser() if configured else Path.home() / ".cache" / "catenary"
+    return (cache or default) / "native"
+
+
+def seal(library: Path, name: str) -> None:
+    """Puts the digest behind a library that is to be kept as `name`."""
+    with library.open("r+b") as file:
+        digest = _digest(name, file.read())
+        file.write(digest)
+
+
+def sound(places: Sequence[Path], pattern: str) -> list[Path]:
+    """Libraries of these directories that are whole, and that nobody else can have put there."""
+    found = (path for place in places if is_ours(place) for path in sorted(place.glob(pattern)))
+    return [path for path in found if is_ours(path) and _is_whole(path)]
+
+
+def is_ours(path: Path) -> bool:
+    """Whether what is there is this user's or the system's, and not everybody may change it."""
+    try:
+        status = path.stat()
+    except OSError:
+        return False
+    return status.st_uid in (0, os.geteuid()) and not status.st_mode & stat.S_IWOTH
+
+
+def drop_the_oldest(directory: Path) -> None:
+    """Every version of the sources leaves its libraries here; the cache must not grow for ever."""
+    libraries = sorted(directory.glob("*.so"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for library in libraries[_KEPT:]:
+        library.unlink(missing_ok=True)
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return False
+    whole = data[-_DIGEST_BYTES:] == _digest(path.name, data[:-_DIGEST_BYTES])
+    if not whole:
+        log.warning("a library of the CPU's kernels is damaged and not used", path=str(path))
+    return whole
+
+
+def _digest(name: str, content: bytes) -> bytes:
+    return hashlib.sha256(name.encode() + b"\0" + content).digest()
