@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from services.engine.device import DTYPES, Device
 from services.engine.memory import InsufficientMemory
 
@@ -13,7 +15,7 @@ _GIB = 2**30
 
 
 def check_weights_fit(directory: Path, config: Mapping[str, Any], dtype: str, device: Device) -> None:
-    """Compares the size of the files, converted to the dtype of the computation, with what is free.
+    """Compares the size of the files, converted to what the device keeps, with what is free.
 
     config: the content of config.json. Raises InsufficientMemory with both numbers, DeviceError for a dtype
     that the device does not know.
@@ -21,10 +23,20 @@ def check_weights_fit(directory: Path, config: Mapping[str, Any], dtype: str, de
     stored = DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch."))
     chosen = device.choose_dtype(dtype, stored)
     size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
-    needed = size if stored is None else size * chosen.itemsize // stored.itemsize
+    needed = size if stored is None else _needed(size // stored.itemsize, config, chosen, device)
     free = device.memory().free
     if needed > free:
         raise InsufficientMemory(
             f"the model's weights take {needed / _GIB:.2f} GiB in {str(chosen).removeprefix('torch.')} and "
             f"{free / _GIB:.2f} GiB of the device's memory are free: choose a smaller model or dtype"
         )
+
+
+def _needed(numbers: int, config: Mapping[str, Any], chosen: torch.dtype, device: Device) -> int:
+    """Bytes of so many weights. The embedding is kept as it is computed with, beside a head that is not."""
+    rows, width = config.get("vocab_size"), config.get("hidden_size")
+    embedding = min(rows * width, numbers) if isinstance(rows, int) and isinstance(width, int) else 0
+    packed = device.weight_size(chosen)
+    if packed == chosen.itemsize:
+        return numbers * chosen.itemsize
+    return int(embedding * chosen.itemsize + numbers * packed)

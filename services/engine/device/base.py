@@ -144,10 +144,14 @@ class Device(ABC):
         """
         return sorted_experts(x, weights, ids, gate_up, down, activation)
 
+    def weight_size(self, dtype: torch.dtype) -> float:
+        """Bytes that a number of a linear layer's weight takes when it is loaded for computing in `dtype`."""
+        return dtype.itemsize
+
     def native_decoder(self, spec: NativeSpec) -> NativeDecoder | None:
         """Packs a decoder that the device computes by itself; None: it computes with the model's modules.
 
-        None only if `needs_native` is: raises DeviceError otherwise.
+        Asks for weights only if it packs them. None only if `needs_native` is: raises DeviceError otherwise.
         """
         return None
 

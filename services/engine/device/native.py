@@ -53,9 +53,10 @@ class NativeSpec:
     """A standard decoder and its weights.
 
     dtype: of the embedding [vocab, hidden], KV and hidden states. Norms are float32 [size], with the offset
-    of one already in them. activation: a name of `ACTIVATIONS`. layers: gives each layer's weights once, in
-    order, and keeps none of them: who packs one and drops it has freed it. experts: some layers are no
-    plain MLPs; then `layers` is of no use.
+    of one already in them. activation: a name of `ACTIVATIONS`. layers, embedding, head: give weights once,
+    layers in order, and keep none of them: they are read when they are asked for, and who packs one and drops
+    it has freed it. head: None if the embedding is the head too (`tied`), or if nobody asks for scores.
+    experts: some layers are no plain MLPs; then `layers` is of no use.
     """
 
     dtype: torch.dtype
@@ -75,10 +76,11 @@ class NativeSpec:
     residual_multiplier: float
     logits_divisor: float
     ropes: tuple[NativeRope, ...]
-    embedding: torch.Tensor
-    norm: torch.Tensor
+    embedding: Callable[[], torch.Tensor]
+    norm: Callable[[], torch.Tensor]
     layers: Callable[[], Iterator[NativeLayer]]
-    head: Callable[[], NativeLinear]
+    head: Callable[[], NativeLinear] | None
+    tied: bool
     experts: bool = False
 
 
@@ -116,7 +118,7 @@ class NativeDecoder(Protocol):
         """Hidden states [B, hidden_size]."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [R, hidden_size] -> float32 [R, vocab_size]."""
+        """hidden [R, hidden_size] -> float32 [R, vocab_size]. Raises ValueError if the model has no head."""
 
     def weight_bytes(self) -> int:
-        """Bytes of the packed weights, without the embedding, which stays the model's."""
+        """Bytes of all weights that it took."""

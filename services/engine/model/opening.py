@@ -20,16 +20,18 @@ def open_model(
     dtype: str = "auto",
     max_model_len: int | None = None,
     backend: str = "auto",
+    scores: bool = True,
 ) -> PagedModel:
     """Loads a checked model directory onto the device.
 
     dtype: auto, float32, bfloat16 or float16. max_model_len None: the model's own. backend: `decoder` and
-    `transformers` insist; `auto` is the decoder where it knows all that the config asks for. Raises
-    ModelError with one readable line.
+    `transformers` insist; `auto` is the decoder where it knows all that the config asks for. scores: whether
+    `logits` will be asked; else our decoder has no head (the modules of transformers have theirs all the
+    same). Raises ModelError with one readable line.
     """
     if backend != "transformers":
         try:
-            return load_decoder(directory, device, dtype=dtype, max_model_len=max_model_len)
+            return load_decoder(directory, device, dtype=dtype, max_model_len=max_model_len, scores=scores)
         except UnsupportedByDecoder as unsupported:
             if backend == "decoder":
                 raise

@@ -12,8 +12,9 @@ import pytest
 import torch
 import transformers
 
-from services.engine.device import CpuDevice
+from services.engine.device import CpuDevice, CpuSettings, Kernels
 from services.engine.model import ModelError
+from services.engine.model.opening import open_model
 from services.engine.model.pooling import (
     Embedder,
     EmbedError,
@@ -105,6 +106,18 @@ def test_decoders_in_chunks(kind: str, pooling: Pooling, tmp_path: Path) -> None
     batch = [document[: embedder.max_length] for document in documents()]
     model = transformers.AutoModel.from_pretrained(tmp_path, dtype="float32").eval()
     assert_independent(embedder, batch, expected(model, batch, pooling, normalize=False))
+
+
+@pytest.mark.parametrize("kernels", [Kernels.NATIVE, Kernels.TORCH])
+def test_a_decoder_that_embeds_keeps_no_head(kernels: Kernels, tmp_path: Path) -> None:
+    save_tiny_model("llama", tmp_path, tie_word_embeddings=False)
+    device = CpuDevice(1, settings=CpuSettings(kernels))
+    pooler: Any = open_embedder(tmp_path, device, dtype="float32", max_tokens=64)._pooler
+    whole = open_model(tmp_path, device, dtype="float32")
+    head = whole.vocab_size * whole.hidden_size
+    assert pooler._model.weight_bytes() + 4 * head == whole.weight_bytes()
+    with pytest.raises(ValueError, match="without its head"):
+        pooler._model.logits(torch.zeros(1, whole.hidden_size))
 
 
 def test_a_checkpoint_with_more_than_is_used_loads_in_silence(

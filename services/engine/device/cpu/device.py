@@ -112,6 +112,10 @@ class CpuDevice(Device):
             log.info("torch computes this model, not the native kernels", reason=reason)
         return None
 
+    def weight_size(self, dtype: torch.dtype) -> float:
+        quantization = self._settings.quantization
+        return super().weight_size(dtype) if quantization is None else quantization.weight_size
+
     def _why_not_native(self, spec: NativeSpec) -> str | None:
         if self._settings.kernels is Kernels.TORCH:
             return "cpu-kernels is torch"

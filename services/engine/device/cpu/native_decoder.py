@@ -28,7 +28,7 @@ from services.engine.device.cpu.structures import (
     WeightKind,
 )
 from services.engine.device.cpu.team import Team
-from services.engine.device.native import NativeLayer, NativeSpec
+from services.engine.device.native import NativeLayer, NativeLinear, NativeSpec
 
 # As the attention's kernels have them.
 _HEAD_DIMS = range(8, 257, 8)
@@ -69,8 +69,7 @@ class CpuNativeDecoder:
             packer = Packer(library, pool)
             architecture = _architecture(packer, spec, quantization)
         self._packer = packer
-        self._packed_bytes = packer.bytes - spec.embedding.nbytes
-        self._embedding = spec.embedding
+        self._scores = bool(architecture.head.outputs)
         self._handle = make(ctypes.byref(architecture), team.handle)
         if not self._handle:
             raise MemoryError("no memory for the native decoder")
@@ -80,7 +79,7 @@ class CpuNativeDecoder:
             self._free(self._handle)
 
     def weight_bytes(self) -> int:
-        return self._packed_bytes
+        return self._packer.bytes
 
     def attach(self, caches: Sequence[tuple[torch.Tensor, torch.Tensor]], block_size: int) -> None:
         pages = (Pages * len(caches))(*(Pages(key.data_ptr(), value.data_ptr()) for key, value in caches))
@@ -146,6 +145,8 @@ class CpuNativeDecoder:
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        if not self._scores:
+            raise ValueError("this model was loaded without its head")
         hidden = hidden.to(self._dtype).contiguous()
         count = hidden.shape[0]
         scores = torch.empty((count, self._vocab), dtype=torch.float32)
@@ -178,7 +179,13 @@ def _architecture(packer: Packer, spec: NativeSpec, quantization: Quantization |
         Rope(packer.keep(rope.frequencies.float()), rope.frequencies.shape[0], rope.factor)
         for rope in spec.ropes
     ]
-    layers = [_layer(packer, layer, linear) for layer in spec.layers()]
+    # First, while little else is there: it may be as large as many layers.
+    embedding, head = _vocabulary(packer, spec, quantization)
+    layers = []
+    for layer in spec.layers():
+        layers.append(_layer(packer, layer, linear))
+        del layer
+        packer.give_back()
     return Architecture(
         CACHE_KINDS[spec.dtype],
         ACTIVATION_KINDS[spec.activation],
@@ -197,9 +204,9 @@ def _architecture(packer: Packer, spec: NativeSpec, quantization: Quantization |
         spec.embedding_multiplier,
         spec.residual_multiplier,
         spec.logits_divisor,
-        packer.keep(spec.embedding),
-        packer.keep(spec.norm.float()),
-        _head(packer, spec, quantization),
+        embedding,
+        packer.keep(spec.norm().float()),
+        head,
         (Layer * len(layers))(*layers),
         (Rope * len(ropes))(*ropes),
     )
@@ -211,10 +218,19 @@ def _weight_kind(spec: NativeSpec, quantization: Quantization | None) -> WeightK
     return WeightKind.INT8 if quantization is Quantization.INT8 else WeightKind.INT4
 
 
-def _head(packer: Packer, spec: NativeSpec, quantization: Quantization | None) -> Linear:
+def _vocabulary(
+    packer: Packer, spec: NativeSpec, quantization: Quantization | None
+) -> tuple[int | None, Linear]:
+    """The embedding's address and the head. None: rows of the embedding are read from the head's panels."""
     # int4 there costs more of the quality than all layers together.
     kind = _weight_kind(spec, quantization and Quantization.INT8)
-    return packer.linear(spec.head(), kind)
+    table = spec.embedding()
+    if spec.tied and quantization is None:
+        return None, packer.linear(NativeLinear(table), kind)
+    if spec.tied:
+        return packer.keep(table), packer.linear(NativeLinear(table), kind)
+    head = Linear() if spec.head is None else packer.linear(spec.head(), kind)
+    return packer.keep(table), head
 
 
 def _layer(packer: Packer, layer: NativeLayer, kind: WeightKind) -> Layer:

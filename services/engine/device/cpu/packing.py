@@ -9,6 +9,7 @@ from ctypes import c_int32, c_int64, c_void_p
 
 import torch
 
+from catenary.memory import glibc_trim
 from services.engine.device.cpu.native import Library
 from services.engine.device.cpu.structures import Linear, WeightKind
 from services.engine.device.native import NativeLinear
@@ -32,6 +33,7 @@ class Packer:
         )
         self._pack_bias = library.function("catenary_pack_bias", None, c_void_p, c_void_p, c_int32, c_void_p)
         self._kept: list[torch.Tensor] = []
+        self._trim = glibc_trim()
 
     @property
     def bytes(self) -> int:
@@ -45,6 +47,12 @@ class Packer:
         tensor = tensor.contiguous()
         self._kept.append(tensor)
         return tensor.data_ptr()
+
+    def give_back(self) -> None:
+        """Gives memory back to the system that packed weights were freed in."""
+        # The C library keeps what is freed in the midst of its heap.
+        if self._trim is not None:
+            self._trim()
 
     def linear(self, layer: NativeLinear, kind: WeightKind) -> Linear:
         """The layer packed as `kind`."""

@@ -21,6 +21,11 @@ class Quantization(Enum):
     INT8 = "int8"
     INT4 = "int4"
 
+    @property
+    def weight_size(self) -> float:
+        """Bytes of a weight; int4 has a scale and an offset of 16 bits for 32 of them."""
+        return 1.0 if self is Quantization.INT8 else 0.625
+
 
 @dataclass(frozen=True, slots=True)
 class CpuSettings:

@@ -47,7 +47,8 @@ class Decoder(nn.Module):
                 unit_offset=spec.unit_offset_norm,
                 residual_multiplier=spec.residual_multiplier,
             )
-            self.head = self.embedding if spec.tied else VocabTable(spec.vocab_size, spec.hidden_size)
+            own_head = spec.scores and not spec.tied
+            self.head = VocabTable(spec.vocab_size, spec.hidden_size) if own_head else self.embedding
         self.layers = nn.ModuleList(layers)
         self.attentions = tuple(layer.attention for layer in layers)
         self.rotaries = nn.ModuleList(Rotary(rope, device.loading_device) for rope in spec.ropes)
@@ -84,7 +85,9 @@ class Decoder(nn.Module):
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [R, hidden] -> [R, vocab]."""
+        """hidden [R, hidden] -> [R, vocab]. Raises ValueError if the model has no head."""
+        if not self.spec.scores:
+            raise ValueError("this model was loaded without its head")
         scores = linear(hidden, self.head.weight)
         if self.spec.logits_divisor != 1.0:
             scores = scores / self.spec.logits_divisor

@@ -70,10 +70,10 @@ EMBEDDING = "model.embed_tokens.weight"
 
 
 def rules_for(spec: DecoderSpec) -> tuple[Rule, ...]:
-    """The rules of a checkpoint; the head of one with tied embeddings is not read."""
+    """The rules of a checkpoint; a head that is tied to the embedding, or never asked, is not read."""
     return (
         *_RULES,
         *(_SANDWICH_NORMS if spec.sandwich_norms else _NORMS),
         *(_EXPERTS if spec.experts is not None else ()),
-        Rule(HEAD, None if spec.tied else "head.weight"),
+        Rule(HEAD, "head.weight" if spec.scores and not spec.tied else None),
     )

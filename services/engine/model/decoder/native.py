@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -15,16 +15,24 @@ from services.engine.model.decoder.norms import RmsNorm
 from services.engine.model.decoder.spec import LayerPlan
 
 
-def native_spec(decoder: Decoder, dtype: torch.dtype) -> NativeSpec:
-    """What a loaded decoder is. Its weights move to whoever iterates the layers and asks for the head.
+def native_spec(decoder: Decoder, dtype: torch.dtype, load: Callable[[str], None]) -> NativeSpec:
+    """What a decoder is. Its weights move to whoever asks for them.
 
-    The embedding stays, and so does a head that is tied to it.
+    load: fills the parameters of a prefix; it is called for each before they are given.
     """
     spec = decoder.spec
 
+    def embedding() -> torch.Tensor:
+        load("embedding.")
+        return _taken(decoder.embedding.weight)
+
     def head() -> NativeLinear:
-        weight = decoder.head.weight
-        return NativeLinear(weight.data if spec.tied else _taken(weight))
+        load("head.")
+        return NativeLinear(_taken(decoder.head.weight))
+
+    def norm() -> torch.Tensor:
+        load("norm.")
+        return decoder.norm.wide_weight()
 
     return NativeSpec(
         dtype=dtype,
@@ -47,16 +55,18 @@ def native_spec(decoder: Decoder, dtype: torch.dtype) -> NativeSpec:
             NativeRope(torch.tensor(rope.frequencies, dtype=torch.float32), rope.factor)
             for rope in spec.ropes
         ),
-        embedding=decoder.embedding.weight.data,
-        norm=decoder.norm.wide_weight(),
-        layers=lambda: _layers(decoder),
-        head=head,
+        embedding=embedding,
+        norm=norm,
+        layers=lambda: _layers(decoder, load),
+        head=head if spec.scores and not spec.tied else None,
+        tied=spec.scores and spec.tied,
         experts=any(plan.experts for plan in spec.layers),
     )
 
 
-def _layers(decoder: Decoder) -> Iterator[NativeLayer]:
-    for layer, plan in zip(decoder.layers, decoder.spec.layers, strict=True):
+def _layers(decoder: Decoder, load: Callable[[str], None]) -> Iterator[NativeLayer]:
+    for index, (layer, plan) in enumerate(zip(decoder.layers, decoder.spec.layers, strict=True)):
+        load(f"layers.{index}.")
         if not isinstance(layer, DecoderLayer) or not isinstance(layer.mlp, GatedMlp):
             raise TypeError(f"{type(layer).__name__} with experts is no native layer")
         yield _layer(layer, layer.mlp, plan)

@@ -21,18 +21,21 @@ from services.engine.model.decoder.paged_model import DecoderModel
 from services.engine.model.decoder.spec import DecoderSpec
 from services.engine.model.errors import ModelError
 from services.engine.model.hf_config import checkpoint_dtype, first_line, load_config, own_architecture
-from services.engine.model.loading import Checkpoint, load_weights
+from services.engine.model.loading import Checkpoint, WeightLoader
 
 
-def load_decoder(directory: Path, device: Device, *, dtype: str, max_model_len: int | None) -> DecoderModel:
+def load_decoder(
+    directory: Path, device: Device, *, dtype: str, max_model_len: int | None, scores: bool = True
+) -> DecoderModel:
     """Loads the model of a Hugging Face directory in `dtype` (auto, float32, bfloat16, float16).
 
-    `max_model_len` None means the model's own. Raises UnsupportedByDecoder for what the decoder does not
-    compute, before a weight is read, and ModelError for what cannot be served at all.
+    `max_model_len` None means the model's own. scores: whether `logits` will be asked. Raises
+    UnsupportedByDecoder for what the decoder does not compute, before a weight is read, and ModelError for
+    what cannot be served at all.
     """
     raw = check_directory(directory)
     config = _config(directory, raw, max_model_len)
-    spec = _spec(directory, config, raw)
+    spec = replace(_spec(directory, config, raw), scores=scores)
     try:
         chosen = device.choose_dtype(dtype, checkpoint_dtype(config.dtype))
     except DeviceError as error:
@@ -43,13 +46,14 @@ def load_decoder(directory: Path, device: Device, *, dtype: str, max_model_len: 
             decoder = Decoder(spec, device, chosen)
         except RuntimeError as error:
             raise ModelError(f"model {directory} cannot be loaded: {first_line(error)}") from None
-        load_weights(checkpoint, rules_for(spec), decoder.slots(), placed=device.flush)
-    decoder = decoder.to(device.torch_device).eval()
-    try:
-        native = device.native_decoder(native_spec(decoder, chosen))
-    except DeviceError as error:
-        raise ModelError(str(error)) from None
-    return DecoderModel(decoder, device, chosen, native)
+        weights = WeightLoader(checkpoint, rules_for(spec), decoder.slots(), placed=device.flush)
+        try:
+            # It takes them layer by layer and keeps none: the model is never there as a whole twice.
+            native = device.native_decoder(native_spec(decoder, chosen, weights.load))
+        except DeviceError as error:
+            raise ModelError(str(error)) from None
+        weights.load()
+    return DecoderModel(decoder.to(device.torch_device).eval(), device, chosen, native)
 
 
 def _config(directory: Path, raw: dict[str, Any], max_model_len: int | None) -> PreTrainedConfig:

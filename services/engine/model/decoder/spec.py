@@ -44,6 +44,7 @@ class DecoderSpec:
     unit_offset_norm: norms scale by one plus their weight, in float32 (gemma). sandwich_norms: the outputs of
     attention and MLP are normed before they are added. embedding_rounded: the multiplier is rounded to the
     model's type first (gemma). A residual multiplier scales what is added, the divisor what the head gives.
+    scores: whether tokens are ever scored; else the model has no head, whatever the checkpoint holds.
     """
 
     family: str
@@ -72,3 +73,4 @@ class DecoderSpec:
     residual_multiplier: float = 1.0
     logits_divisor: float = 1.0
     experts: ExpertSpec | None = None
+    scores: bool = True

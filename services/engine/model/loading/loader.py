@@ -23,37 +23,57 @@ Unit = tuple[str, str, int]
 _MOST_THREADS: Final = 8
 
 
-def load_weights(
-    checkpoint: Checkpoint,
-    rules: Sequence[Rule],
-    slots: Mapping[str, Slot],
-    *,
-    placed: Callable[[], None] = lambda: None,
-) -> None:
-    """Copies every tensor of the checkpoint to its place; `placed` is called after each. On the host several
-    threads copy at once, whichever files their tensors are in.
+class WeightLoader:
+    """Copies a checkpoint's tensors to their places, all at once or a part of the model at a time.
 
-    All names are judged before the first tensor is read. Raises ModelError, one line, if a tensor has no
-    place, two have the same, a place stays empty, or a shape is not what the config says.
+    On the host several threads copy at once, whichever files their tensors are in.
     """
-    plan = _plan(checkpoint, rules, slots)
-    place = partial(_place, checkpoint, slots)
-    if all(slot.tensor.device.type == "cpu" for slot in slots.values()):
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        rules: Sequence[Rule],
+        slots: Mapping[str, Slot],
+        *,
+        placed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Judges all names before the first tensor is read; `placed` is called after each.
+
+        Raises ModelError, one line, if a tensor has no place, two have the same, or a place stays empty.
+        """
+        self._left = _plan(checkpoint, rules, slots)
+        self._place = partial(_place, checkpoint, slots)
+        self._placed = placed
+        self._on_host = all(slot.tensor.device.type == "cpu" for slot in slots.values())
+
+    def load(self, prefix: str = "") -> None:
+        """Fills the parameters whose names begin so, but for those that are filled already.
+
+        Raises ModelError, one line, if a shape is not what the config says.
+        """
+        chosen = {
+            name: match for name, match in self._left.items() if (match.target or "").startswith(prefix)
+        }
+        self._left = {name: match for name, match in self._left.items() if name not in chosen}
+        if self._on_host:
+            self._load_in_threads(chosen)
+            return
+        for name, match in chosen.items():
+            self._place(name, match)
+            # A lazy device would hold every source until somebody asks it for a result.
+            self._placed()
+
+    def _load_in_threads(self, chosen: Mapping[str, Match]) -> None:
         inference = torch.is_inference_mode_enabled()
 
-        def place_in_thread(name: str, match: Match) -> None:
+        def place(name: str, match: Match) -> None:
             # The mode is a thread's own, and parameters that were made in it are written in it alone.
             with torch.inference_mode(inference):
-                place(name, match)
+                self._place(name, match)
 
         with ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0)))) as pool:
-            for _ in pool.map(place_in_thread, plan.keys(), plan.values()):
-                placed()
-        return
-    for name, match in plan.items():
-        place(name, match)
-        # A lazy device would hold every source until somebody asks it for a result.
-        placed()
+            for _ in pool.map(place, chosen.keys(), chosen.values()):
+                self._placed()
 
 
 def _plan(checkpoint: Checkpoint, rules: Sequence[Rule], slots: Mapping[str, Slot]) -> dict[str, Match]:

@@ -153,7 +153,14 @@ def open_embedder(
         pooler = load_encoder(directory, config, device, dtype=dtype, pooling=settings.pooling)
     else:
         answers = yes_and_no(directory) if task is Task.SCORE else None
-        model = open_model(directory, device, dtype=dtype, max_model_len=max_model_len, backend=backend)
+        model = open_model(
+            directory,
+            device,
+            dtype=dtype,
+            max_model_len=max_model_len,
+            backend=backend,
+            scores=answers is not None,
+        )
         _check_kv(model, shapes)
         pooling = settings.pooling if answers is None else Pooling.LAST
         pooler = states = DecoderPooler(model, pooling, shapes, chunk=chunk)

@@ -38,6 +38,7 @@ struct Layer {
 };
 
 // The architecture, as DecoderSpec has it. `kind`: of the embedding [vocab, hidden], the KV and the hidden states.
+// embedding null: its rows are those of the head, which is not quantized then. A head without outputs is none.
 struct Architecture {
   CacheKind kind;
   Activation activation;

@@ -46,7 +46,11 @@ void Pass::compute(Worker& worker) {
 void Pass::embed(int64_t row) {
   const size_t index = static_cast<size_t>(row);
   const float multiplier = sizes_.embedding_multiplier;
-  read_row(sizes_.kind, sizes_.embedding, batch_.tokens[index], sizes_.hidden, multiplier, residual(row));
+  if (sizes_.embedding == nullptr) {
+    unpack_row(sizes_.head, batch_.tokens[index], multiplier, residual(row));
+  } else {
+    read_row(sizes_.kind, sizes_.embedding, batch_.tokens[index], sizes_.hidden, multiplier, residual(row));
+  }
   const float position = static_cast<float>(batch_.positions[index]);
   for (int32_t rope = 0; rope < sizes_.rope_count; ++rope) {
     const Rope& from = decoder_.ropes_[static_cast<size_t>(rope)];

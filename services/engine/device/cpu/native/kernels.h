@@ -111,6 +111,9 @@ void pack(
     WeightKind kind, const float* weight, const float* ups, int32_t outputs, int32_t inputs, void* panels,
     float* scales, int32_t* sums);
 
+// A row of a weight that is neither quantized nor gated, times the factor: float32 [inputs].
+void unpack_row(const Linear& linear, int64_t output, float factor, float* row);
+
 // Packs a bias [outputs] likewise, as Linear has it.
 void pack_bias(const float* bias, const float* ups, int32_t outputs, float* packed);
 

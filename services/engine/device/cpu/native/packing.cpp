@@ -102,6 +102,19 @@ void pack(
   }
 }
 
+void unpack_row(const Linear& linear, int64_t output, float factor, float* row) {
+  const int64_t lane = output % kPanel;
+  const uint8_t* panel =
+      static_cast<const uint8_t*>(linear.panels) + output / kPanel * panel_bytes(linear.kind, linear.inputs);
+  if (linear.kind == WeightKind::kFloat32) {
+    for (int64_t i = 0; i < linear.inputs; ++i)
+      row[i] = load_as<float>(reinterpret_cast<const float*>(panel) + i * kPanel + lane) * factor;
+    return;
+  }
+  for (int64_t i = 0; i < linear.inputs; ++i)
+    row[i] = to_float(load_as<Bf16>(reinterpret_cast<const Bf16*>(panel) + (i / 2 * kPanel + lane) * 2 + i % 2)) * factor;
+}
+
 void pack_bias(const float* bias, const float* ups, int32_t outputs, float* packed) {
   const int32_t gated = ups != nullptr;
   const int32_t each = gated ? outputs / 2 : outputs;
