@@ -14,6 +14,10 @@ from services.engine.device.cpu.native import Library
 from services.engine.device.cpu.structures import Linear, WeightKind
 from services.engine.device.native import NativeLinear
 
+# Of weights, a huge page, and what is mapped at once: what is not used takes no memory.
+_ALIGNMENT = 128
+_PAGE = 2 << 20
+_MAPPED = 64 << 20
 # Rows that are converted at once: a multiple of every panel, and a few megabytes.
 _PANELS = 64
 _PART_NUMBERS = 1 << 22
@@ -34,6 +38,7 @@ class Packer:
         self._pack_bias = library.function("catenary_pack_bias", None, c_void_p, c_void_p, c_int32, c_void_p)
         self._kept: list[torch.Tensor] = []
         self._trim = glibc_trim()
+        self._pages = _HugePages()
 
     @property
     def bytes(self) -> int:
@@ -58,7 +63,7 @@ class Packer:
         """The layer packed as `kind`."""
         outputs, inputs = layer.weight.shape
         padded = int(self._padded(outputs, layer.gated))
-        panels = _huge_pages(int(self._bytes(kind, outputs, inputs, layer.gated)))
+        panels = self._pages.take(int(self._bytes(kind, outputs, inputs, layer.gated)))
         quantized = kind is WeightKind.INT8
         scales = torch.zeros(padded, dtype=torch.float32) if quantized else None
         sums = torch.zeros(padded, dtype=torch.int32) if quantized else None
@@ -127,9 +132,28 @@ def _address(tensor: torch.Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def _huge_pages(size: int) -> torch.Tensor:
-    """Zeroed bytes in pages as large as the system gives: all weights are read for every token."""
-    pages = mmap.mmap(-1, max(1, size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+class _HugePages:
+    """Zeroed memory in pages as large as the system gives: all weights are read for every token.
+
+    Weights share them, since most are smaller than such a page, or end within one.
+    """
+
+    def __init__(self) -> None:
+        self._mapped = torch.empty(0, dtype=torch.uint8)
+        self._used = 0
+
+    def take(self, size: int) -> torch.Tensor:
+        """uint8 [size], aligned."""
+        if self._used + size > len(self._mapped):
+            self._mapped, self._used = _mapped(max(size, _MAPPED)), 0
+        taken = self._mapped[self._used : self._used + size]
+        self._used += -(-size // _ALIGNMENT) * _ALIGNMENT
+        return taken
+
+
+def _mapped(size: int) -> torch.Tensor:
+    """At least `size` zeroed bytes, which take memory as they are first written."""
+    pages = mmap.mmap(-1, max(1, -(-size // _PAGE)) * _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         pages.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(pages, dtype=torch.uint8)
