@@ -879,7 +879,7 @@ class Submit(_message.Message):
     """
     alone: _builtins.bool
     """Its engine may have nothing else, and gets nothing else until its first token: engines died while they computed
-    its first forward.
+    its first forward. An engine that has another sequence refuses it with OVERLOADED.
     """
     prefill_only: _builtins.bool
     """To an engine of the prefill role: compute the prompt, keep its KV for another engine, and end with
@@ -1182,7 +1182,8 @@ class StepOutput(_message.Message):
     """The output of one engine step, or of several merged for a reader that was behind: one message for all sequences.
     Row i is handles[i] with the next token_counts[i] ids of token_ids. A handle has one row, a row one end. A router
     gives up an engine whose step breaks this, holds an id that is not below vocab_size, passes a sequence's max_tokens,
-    or lacks log probabilities that were asked for, of generated or of prompt tokens.
+    ends it by a stop token that neither it nor the model names, or lacks log probabilities that were asked for, of
+    generated or of prompt tokens.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -201,6 +201,7 @@ class LoadReport(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     CACHED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """Rises by one with each report of a lease epoch."""
     state: Global___EngineState.ValueType
@@ -218,6 +219,8 @@ class LoadReport(_message.Message):
     cached_prompt_tokens: _builtins.int
     preemptions: _builtins.int
     """Sequences that gave way to others and were computed again."""
+    kept: _builtins.bool
+    """It is kept for another router (`KeepEngine`): it refuses what this one submits with OVERLOADED."""
     def __init__(
         self,
         *,
@@ -233,10 +236,11 @@ class LoadReport(_message.Message):
         prompt_tokens: _builtins.int = ...,
         cached_prompt_tokens: _builtins.int = ...,
         preemptions: _builtins.int = ...,
+        kept: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "generated_tokens", b"generated_tokens", "pending_prefill_tokens", b"pending_prefill_tokens", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "running", b"running", "sequence", b"sequence", "state", b"state", "steps", b"steps", "total_blocks", b"total_blocks", "used_blocks", b"used_blocks", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "generated_tokens", b"generated_tokens", "kept", b"kept", "pending_prefill_tokens", b"pending_prefill_tokens", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "running", b"running", "sequence", b"sequence", "state", b"state", "steps", b"steps", "total_blocks", b"total_blocks", "used_blocks", b"used_blocks", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -631,6 +635,30 @@ class PublishKvResponse(_message.Message):
 Global___PublishKvResponse: _TypeAlias = PublishKvResponse  # noqa: Y015
 
 @_typing.final
+class KeepEngine(_message.Message):
+    """The router wants the engine empty for one of its sequences, or no longer. Routers take turns, in the order in which
+    they asked; while one has its turn the others give the engine nothing new, so that it empties. A turn ends with this
+    message, not wanted, or with the attachment.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WANTED_FIELD_NUMBER: _builtins.int
+    wanted: _builtins.bool
+    def __init__(
+        self,
+        *,
+        wanted: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["wanted", b"wanted"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeepEngine: _TypeAlias = KeepEngine  # noqa: Y015
+
+@_typing.final
 class AttachResponse(_message.Message):
     """Router to engine."""
 
@@ -641,6 +669,7 @@ class AttachResponse(_message.Message):
     SUBMIT_FIELD_NUMBER: _builtins.int
     ABORT_FIELD_NUMBER: _builtins.int
     DRAIN_FIELD_NUMBER: _builtins.int
+    KEEP_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attached(self) -> Global___Attached: ...
     @_builtins.property
@@ -651,6 +680,8 @@ class AttachResponse(_message.Message):
     def abort(self) -> Global___AbortSequence: ...
     @_builtins.property
     def drain(self) -> Global___DrainEngine: ...
+    @_builtins.property
+    def keep(self) -> Global___KeepEngine: ...
     def __init__(
         self,
         *,
@@ -659,12 +690,13 @@ class AttachResponse(_message.Message):
         submit: _common_pb2.Submit | None = ...,
         abort: Global___AbortSequence | None = ...,
         drain: Global___DrainEngine | None = ...,
+        keep: Global___KeepEngine | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "attached", b"attached", "drain", b"drain", "payload", b"payload", "renewed", b"renewed", "submit", b"submit"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "attached", b"attached", "drain", b"drain", "keep", b"keep", "payload", b"payload", "renewed", b"renewed", "submit", b"submit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "attached", b"attached", "drain", b"drain", "payload", b"payload", "renewed", b"renewed", "submit", b"submit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "attached", b"attached", "drain", b"drain", "keep", b"keep", "payload", b"payload", "renewed", b"renewed", "submit", b"submit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["attached", "renewed", "submit", "abort", "drain"]  # noqa: Y015
+    _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["attached", "renewed", "submit", "abort", "drain", "keep"]  # noqa: Y015
     _WhichOneofArgType_payload: _TypeAlias = _typing.Literal["payload", b"payload"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_payload) -> _WhichOneofReturnType_payload | None: ...
 

@@ -136,10 +136,10 @@ class EngineApp:
             async with asyncio.timeout(self._config.drain_s if drain_s is None else drain_s):
                 await self.hub.idle()
         self.hub.give_up()
-        self.hub.close_ports("the engine is shutting down")
+        self.hub.routers.close("the engine is shutting down")
         with suppress(TimeoutError):
             async with asyncio.timeout(_GOODBYE_S):
-                await self.hub.alone()
+                await self.hub.routers.nobody()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -160,7 +160,7 @@ class EngineApp:
     def _cores(self, script: Script | None) -> CoreFactory:
         config, faults = self._config, self.faults
         if script is not None and faults is not None:
-            faults.drop_streams = lambda: self.hub.close_ports("the script dropped the stream")
+            faults.drop_streams = lambda: self.hub.routers.close("the script dropped the stream")
             return lambda restart: ScriptedCore(
                 script, faults, restart=restart, profile_max_events=config.profile_max_events
             )

@@ -242,6 +242,7 @@ class FakeGateway:
 
     def __init__(self, address: str, *, reading: bool = True, **hello: Any) -> None:
         self.reading = reading
+        self.secret: str = hello.pop("secret", CLIENT_SECRET)
         self.hello_fields = {
             "schema_revision": SCHEMA_REVISION,
             "minimum_peer_revision": MINIMUM_PEER_REVISION,
@@ -260,7 +261,7 @@ class FakeGateway:
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> FakeGateway:
-        self.channel = open_channel(self.address, secret=CLIENT_SECRET)
+        self.channel = open_channel(self.address, secret=self.secret)
         self.call: Any = router_pb2_grpc.RouterServiceStub(self.channel).Session()
         await self.call.write(router_pb2.SessionRequest(hello=router_pb2.SessionHello(**self.hello_fields)))
         first = await self.call.read()

@@ -95,7 +95,7 @@ async def test_a_frozen_link_costs_both_sides_the_lease(start_fleet):
     proxy.freeze()
     end = (await _last(call)).end
     assert end.error.code == common_pb2.ERROR_CODE_ENGINE_LOST
-    await eventually(lambda: engine.app.hub.attached_routers == 0, "the engine to leave")
+    await eventually(lambda: len(engine.app.hub.routers) == 0, "the engine to leave")
     await engine.idle()
     proxy.thaw()
     await fleet.serving(1)

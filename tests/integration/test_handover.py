@@ -97,7 +97,7 @@ async def test_the_first_engine_fails(start_fleet, how):
     tokens, end = await answer
     assert tokens == expected_tokens(PROMPT, 8)
     assert end.usage.transferred_tokens == 0
-    expected = {"refusal": "refused", "error": "failed", "crash": "failed", "loss": "lost"}[how]
+    expected = {"refusal": "refused", "error": "failed", "crash": "lost", "loss": "lost"}[how]
     assert count(fleet, expected) == 1
 
 

@@ -148,7 +148,7 @@ async def test_the_same_engine_attached_twice_replaces_itself(monkeypatch):
         async with FakeEngine(address) as newer:
             assert newer.attached.lease_epoch > older.attached.lease_epoch
             await gateway.ended(1)
-            assert gateway.ends[1].error.code == common_pb2.ERROR_CODE_ENGINE_LOST
+            assert gateway.ends[1].error.code == common_pb2.ERROR_CODE_DRAINING
             assert await older.call.code() == grpc.StatusCode.UNAVAILABLE
             assert len(router.fleet) == 1
             await gateway.submit(2, spec([2]))

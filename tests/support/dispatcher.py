@@ -36,7 +36,7 @@ def hello(name, **fields):
         minimum_peer_revision=MINIMUM_PEER_REVISION,
         instance_id=name,
         engine_name=name,
-        model=common_pb2.ModelInfo(name="m", max_model_len=64, vocab_size=100),
+        model=common_pb2.ModelInfo(name="m", max_model_len=64, vocab_size=100, eos_token_ids=[2]),
         capacity=engine_pb2.Capacity(block_size=16, total_blocks=64, max_running=3, max_waiting=3),
         state=engine_pb2.ENGINE_STATE_SERVING,
         **fields,

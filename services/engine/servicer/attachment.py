@@ -69,7 +69,7 @@ class Attachment:
         try:
             lease = await self._open(call)
             self.attached, self.router = True, lease.router
-            self._hub.join(self._mailbox)
+            self._hub.routers.join(self._mailbox)
             log.info("attached to a router", router=lease.router, epoch=lease.epoch, lease_s=lease.limit_s)
             await self._serve(call, lease)
         finally:
@@ -133,6 +133,8 @@ class Attachment:
                     self._drain_order.give(
                         order.deadline_ms / 1000 if order.HasField("deadline_ms") else None
                     )
+                case "keep":
+                    self._hub.routers.keep(self._mailbox, wanted=message.keep.wanted)
                 case _:
                     pass
 
@@ -162,6 +164,7 @@ class Attachment:
         self._hub.refresh()
         report = self._hub.load()
         report.sequence = self._reports
+        report.kept = self._hub.routers.kept_from(self._mailbox.link)
         return report
 
     async def _why(self, call: _Call) -> AttachLost | AttachRefused:

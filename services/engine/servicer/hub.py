@@ -6,14 +6,11 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from msgspec.structs import replace
-
 from catenary.columns import StepRow
 from catenary.telemetry import bind_request, get_logger, tracing
 from catenary.v1 import common_pb2, engine_pb2
 from services.engine.link import (
     ConstraintLoad,
-    CoreLoad,
     CoreProgress,
     CoreReady,
     CoreStep,
@@ -21,22 +18,29 @@ from services.engine.link import (
     TransferLoad,
 )
 from services.engine.servicer.admission import Admission
+from services.engine.servicer.attached import AttachedRouters
 from services.engine.servicer.core_client import Core, CoreRefusal
+from services.engine.servicer.core_loads import CoreLoads
 from services.engine.servicer.inadmissible import Inadmissible
 from services.engine.servicer.kv_board import KvBoard
 from services.engine.servicer.mailbox import Mailbox
 from services.engine.servicer.offers import OfferHandles, with_role
 from services.engine.servicer.profiles import Profiles
 from services.engine.servicer.progress import ProgressWatch
-from services.engine.servicer.refusals import duplicate, engine_lost, full, not_taking
+from services.engine.servicer.refusals import (
+    duplicate,
+    engine_lost,
+    full,
+    kept,
+    not_alone,
+    not_taking,
+)
 from services.engine.servicer.sampling import SequenceLimits
 from services.engine.servicer.sequences import LiveSequence, SequenceTable
 from services.engine.servicer.steps import rows_of
 from services.engine.servicer.traces import SequenceTrace
 
 log = get_logger(__name__)
-
-_COUNTERS = ("steps", "generated_tokens", "prompt_tokens", "cached_prompt_tokens", "preemptions")
 
 StateListener = Callable[[engine_pb2.EngineState.ValueType], None]
 
@@ -64,19 +68,13 @@ class EngineHub:
         self._role = role
         self._offers = OfferHandles(remembered_handles)
         self._watch = ProgressWatch(stall_limit_s)
-        self._ports: dict[int, Mailbox] = {}
         self._core: Core | None = None
-        self._load = CoreLoad()
-        self._past = CoreLoad()
+        self._loads = CoreLoads()
         self._draining = False
         self._announced = engine_pb2.ENGINE_STATE_STARTING
         self._idle = asyncio.Event()
         self._idle.set()
-        # Set while it keeps no KV for others.
-        self._unoffered = asyncio.Event()
-        self._unoffered.set()
-        self._alone = asyncio.Event()
-        self._alone.set()
+        self.routers = AttachedRouters()
         self.profiles = Profiles()
         self.kv = KvBoard()
         self.facts = asyncio.Event()
@@ -107,44 +105,35 @@ class EngineHub:
         """Sequences that the core has, those that it is aborting included."""
         return len(self._table)
 
-    @property
-    def attached_routers(self) -> int:
-        """Routers that have a lease here."""
-        return len(self._ports)
-
     def load(self) -> engine_pb2.LoadReport:
         """The load as of the core's last step, sequences handed over since then counted as waiting."""
-        load = self._load
+        load = self._loads.now
         running = min(load.running, self._table.places)
-        return engine_pb2.LoadReport(
+        report = engine_pb2.LoadReport(
             state=self.state,
             running=running,
             waiting=self._table.places - running,
             used_blocks=load.used_blocks,
             total_blocks=self.ready.capacity.total_blocks if self.ready else 0,
             pending_prefill_tokens=load.pending_prefill_tokens,
-            **self._totals(),
         )
-
-    def _totals(self) -> dict[str, int]:
-        """What is counted over the lives of all cores."""
-        past, load = self._past, self._load
-        return {name: getattr(past, name) + getattr(load, name) for name in _COUNTERS}
+        self._loads.count_into(report)
+        return report
 
     @property
     def graphs(self) -> GraphLoad:
         """The core's static shapes as of its last report."""
-        return self._load.graphs
+        return self._loads.now.graphs
 
     @property
     def transfers(self) -> TransferLoad:
         """What the core has done with KV that is handed on, as of its last report."""
-        return self._load.transfers
+        return self._loads.now.transfers
 
     @property
     def constraints(self) -> ConstraintLoad:
         """What the core has done for constraints as of its last report."""
-        return self._load.constraints
+        return self._loads.now.constraints
 
     def refresh(self) -> None:
         """Tell everybody if the state changed."""
@@ -155,8 +144,7 @@ class EngineHub:
         log.info("engine state changed", old=names(self._announced), new=names(state))
         self._announced = state
         self._on_state(state)
-        for port in self._ports.values():
-            port.request_load()
+        self.routers.report()
 
     async def watch(self, every_s: float) -> None:
         """Look for a stall for ever, `every_s` seconds apart."""
@@ -167,7 +155,7 @@ class EngineHub:
     def core_ready(self, core: Core, ready: CoreReady, served_model_name: str) -> None:
         """A core came up. Routers that know other facts are left, to attach anew."""
         if self.ready is not None and ready != self.ready:
-            self.close_ports("the engine's capacity changed")
+            self.routers.close("the engine's capacity changed")
         self._core, self.ready = core, ready
         self.admission = Admission(served_model_name, ready.model, ready.capacity, self._limits)
         self._watch.reset()
@@ -178,9 +166,8 @@ class EngineHub:
 
     def core_lost(self) -> None:
         """The core is dead: every sequence ends with a retryable error."""
-        self._past = replace(CoreLoad(), **self._totals())
         self._core = None
-        self._take_load(CoreLoad())
+        self._loads.core_lost()
         self._watch.reset()
         self.profiles.core_lost()
         self._offers.clear()
@@ -190,27 +177,19 @@ class EngineHub:
 
     def core_stepped(self, step: CoreStep) -> None:
         """Pass a step on: one message for each router that has rows in it."""
-        self._take_load(step.load)
+        self._loads.take(step.load)
         for row in rows_of(step.columns):
             sequence = self._table.get(row.handle)
             if sequence is not None:
                 self._pass_on(sequence, row)
         self._watch.on_step(self._clock(), more=bool(self._table))
         self._settle()
-        for port in self._ports.values():
-            port.flush()
+        self.routers.flush()
         self.refresh()
-
-    def _take_load(self, load: CoreLoad) -> None:
-        self._load = load
-        if load.transfers.offers:
-            self._unoffered.clear()
-        else:
-            self._unoffered.set()
 
     def _pass_on(self, sequence: LiveSequence, row: StepRow) -> None:
         sequence.take(row)
-        port = None if sequence.link is None else self._ports.get(sequence.link)
+        port = self.routers.port(sequence.link)
         if port is not None and (row.token_ids or row.prompt_logprobs is not None or row.end is not None):
             row.handle = sequence.handle
             port.add_row(row)
@@ -229,17 +208,10 @@ class EngineHub:
             # Its router is gone, and nobody else knows of the offer.
             self._core.abort([sequence.key])
 
-    def join(self, port: Mailbox) -> None:
-        """A router granted a lease."""
-        self._ports[port.link] = port
-        self._alone.clear()
-
     def leave(self, port: Mailbox) -> None:
         """A router is gone: abort what it gave. Idempotent."""
-        if self._ports.pop(port.link, None) is None:
+        if not self.routers.leave(port):
             return
-        if not self._ports:
-            self._alone.set()
         live, past = self._table.leave(port.link), self._offers.leave(port.link)
         if live + past and self._core is not None:
             # Most of what was offered is fetched by now.
@@ -261,6 +233,10 @@ class EngineHub:
             raise CoreRefusal(duplicate())
         if core is None or admission is None or self.state != engine_pb2.ENGINE_STATE_SERVING:
             raise CoreRefusal(not_taking(self.state))
+        if self.routers.kept_from(port.link):
+            raise CoreRefusal(kept())
+        if message.alone and self._table:
+            raise CoreRefusal(not_alone())
         limit = admission.capacity.max_running + admission.capacity.max_waiting
         if self._table.places >= limit:
             raise CoreRefusal(full(limit))
@@ -314,34 +290,23 @@ class EngineHub:
     async def idle(self) -> None:
         """Wait until the core has no sequence, and no KV that another engine is about to fetch."""
         await self._idle.wait()
-        await self._unoffered.wait()
-
-    async def alone(self) -> None:
-        """Wait until no router is attached."""
-        await self._alone.wait()
+        await self._loads.unoffered()
 
     def give_up(self) -> None:
         """End what is left with a retryable error: the drain took too long."""
         self._end_all(engine_lost("The engine is shutting down."))
 
-    def close_ports(self, reason: str) -> None:
-        """Leave every router, after what waits to be sent."""
-        for port in self._ports.values():
-            port.close(reason)
-
     def _end_all(self, error: common_pb2.Error) -> None:
         for sequence in self._table.take_all():
             end = sequence.fail(error)
-            port = None if sequence.link is None else self._ports.get(sequence.link)
+            port = self.routers.port(sequence.link)
             if port is not None:
                 port.add_row(StepRow(sequence.handle, end=end))
         self._settle()
-        for port in self._ports.values():
-            port.flush()
+        self.routers.flush()
 
     def _settle(self) -> None:
         if not self._table and not self._idle.is_set():
             self._idle.set()
             # Routers learn at once, not with the next interval, that nothing is left here.
-            for port in self._ports.values():
-                port.request_load()
+            self.routers.report()

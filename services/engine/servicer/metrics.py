@@ -35,7 +35,7 @@ class EngineCollector(Collector):
                 "Warm-up done, 0 to 1; of the whole start while the engine starts.",
                 _warm_up(self._hub),
             ),
-            "attached_routers": ("Routers that this engine is attached to.", self._hub.attached_routers),
+            "attached_routers": ("Routers that this engine is attached to.", len(self._hub.routers)),
         }
         for name, (text, value) in gauges.items():
             yield GaugeMetricFamily(f"catenary_engine_{name}", text, value=value)

@@ -54,6 +54,26 @@ def full(limit: int) -> common_pb2.Error:
     )
 
 
+def kept() -> common_pb2.Error:
+    """Another router wants the engine for itself."""
+    return common_pb2.Error(
+        code=common_pb2.ERROR_CODE_OVERLOADED,
+        message="The engine is kept for a sequence of another router.",
+        retryable=True,
+        retry_after_ms=_RETRY_MS,
+    )
+
+
+def not_alone() -> common_pb2.Error:
+    """The sequence is to be computed alone, and the engine has others."""
+    return common_pb2.Error(
+        code=common_pb2.ERROR_CODE_OVERLOADED,
+        message="The engine has other sequences.",
+        retryable=True,
+        retry_after_ms=_RETRY_MS,
+    )
+
+
 def engine_lost(message: str) -> common_pb2.Error:
     """A live sequence is lost with the engine's core."""
     return common_pb2.Error(code=common_pb2.ERROR_CODE_ENGINE_LOST, message=message, retryable=True)

@@ -35,7 +35,7 @@ class StatusService(engine_pb2_grpc.EngineServiceServicer):
         response = engine_pb2.GetStatusResponse(
             state=hub.state,
             load=hub.load(),
-            attached_routers=hub.attached_routers,
+            attached_routers=len(hub.routers),
             core_restarts=hub.core_restarts,
             device_counters=hub.graphs.device,
         )

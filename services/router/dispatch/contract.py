@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Sequence
 
 from catenary.columns import MalformedStep, StepRow
 from catenary.v1 import common_pb2
@@ -79,12 +80,16 @@ def _check_prompt(sequence: LiveSequence, row: StepRow) -> None:
         raise MalformedStep("not the log probabilities of all prompt tokens, or of too many")
 
 
-def complete(sequence: LiveSequence, end: common_pb2.SequenceEnd) -> common_pb2.SequenceEnd:
+def complete(
+    sequence: LiveSequence, end: common_pb2.SequenceEnd, token_ids: Sequence[int] = ()
+) -> common_pb2.SequenceEnd:
     """An engine's end, put right in place: an error if and only if it failed, counters as counted here.
+    `token_ids` came with it.
 
     Raises:
-        MalformedStep: not the vector or the hypotheses that were asked for.
+        MalformedStep: not the vector or the hypotheses that were asked for, or a stop token that is none.
     """
+    _check_stop(sequence, end, token_ids)
     _check_vector(sequence, end)
     check_hypotheses(sequence, end)
     if end.reason == common_pb2.FINISH_REASON_ERROR:
@@ -97,6 +102,17 @@ def complete(sequence: LiveSequence, end: common_pb2.SequenceEnd) -> common_pb2.
     counted.transferred_tokens = min(end.usage.transferred_tokens, counted.prompt_tokens)
     end.usage.CopyFrom(counted)
     return end
+
+
+def _check_stop(sequence: LiveSequence, end: common_pb2.SequenceEnd, token_ids: Sequence[int]) -> None:
+    """A stop token is not shown: one that is none of the request's would take a token off the text."""
+    if end.reason != common_pb2.FINISH_REASON_STOP:
+        end.ClearField("stop_token_id")
+    elif end.HasField("stop_token_id"):
+        if not sequence.ends_at(end.stop_token_id):
+            raise MalformedStep("a stop by a token that is none of the sequence's stop tokens")
+        if token_ids and token_ids[-1] != end.stop_token_id:
+            raise MalformedStep("a stop by a token that is not the last one")
 
 
 def _check_vector(sequence: LiveSequence, end: common_pb2.SequenceEnd) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from catenary.columns import StepRow, split
 from catenary.resume import GOOD_ENDS
@@ -24,7 +24,7 @@ from services.router.dispatch.handover import Handovers
 from services.router.dispatch.health import FAULTS, EngineHealth
 from services.router.dispatch.intake import CallSoon, Hands, Intake
 from services.router.dispatch.link import EngineLink
-from services.router.dispatch.poison import PoisonBook
+from services.router.dispatch.poison import ENGINE_LEFT, PoisonBook
 from services.router.dispatch.sequence import NULL_SINK, AbortCause, LiveSequence, SequenceStatus, Sink
 from services.router.dispatch.spans import trace_refused
 from services.router.fleet import Engine
@@ -74,6 +74,7 @@ class Dispatcher:
                 send=lambda sequence, engine: self._send(sequence, self._links[engine.epoch]),
                 refuse=lambda sequence, error: self._endings.refuse(sequence, error),
                 waited=metrics.lanes.waited,
+                keep=self._keep,
             ),
             clock=clock,
             call_soon=call_soon,
@@ -192,7 +193,7 @@ class Dispatcher:
             if row.token_ids or row.prompt_logprobs is not None:
                 self._emit(sequence, row)
             if row.end is not None:
-                self._finish(sequence, row.end)
+                self._finish(sequence, row.end, row.token_ids)
                 if row.end.error.code in FAULTS:
                     failed = True
                 elif row.end.reason in GOOD_ENDS:
@@ -230,18 +231,18 @@ class Dispatcher:
         else:
             self._endings.end(sequence, sequence.ending(common_pb2.FINISH_REASON_ABORT))
 
-    def lose(self, link: EngineLink) -> int:
-        """The engine is gone: end what it ran. Returns how many sequences that were."""
+    def lose(self, link: EngineLink, *, died: bool) -> int:
+        """The engine is gone: end what it ran, so that it goes on elsewhere. Unless it `died`, that speaks
+        against nobody. Returns how many sequences that were."""
         self._links.pop(link.engine.epoch, None)
         self._placer.forget(link.engine)
         lost = list(link.sequences.values())
         for sequence in lost:
             if sequence.status is SequenceStatus.ABORTING:
                 self._endings.end(sequence, sequence.ending(common_pb2.FINISH_REASON_ABORT))
-            elif self._handovers.falls_back(sequence):
-                self._go_whole(sequence, "lost")
             else:
-                error = self._poison.judge(sequence, ENGINE_LOST)
+                self._handovers.lost(sequence)
+                error = self._poison.judge(sequence, ENGINE_LOST if died else ENGINE_LEFT)
                 self._endings.end(sequence, sequence.ending(common_pb2.FINISH_REASON_ERROR, error))
         return len(lost)
 
@@ -253,11 +254,7 @@ class Dispatcher:
         """
         ended = [s for s in link.sequences.values() if s.status is not SequenceStatus.ABORTING]
         for sequence in ended:
-            # Nothing begins anew in a router that ends.
-            if cause is not AbortCause.DRAIN and self._handovers.falls_back(sequence):
-                link.abort(sequence.engine_handle)
-                self._go_whole(sequence, "lost")
-                continue
+            self._handovers.lost(sequence)
             sequence.ends_as = "stalled" if cause is AbortCause.STALLED else "error"
             judged = self._poison.judge(sequence, error)
             sequence.sink.end(sequence.handle, sequence.ending(common_pb2.FINISH_REASON_ERROR, judged))
@@ -270,6 +267,10 @@ class Dispatcher:
         for sequence in [s for s in self._endings.aborting.values() if s.aborted_at < limit]:
             self._endings.end(sequence, sequence.ending(common_pb2.FINISH_REASON_ABORT))
 
+    def _keep(self, engine: Engine, wanted: bool) -> None:
+        if (link := self._links.get(engine.epoch)) is not None:
+            link.keep(wanted=wanted)
+
     def _send(self, sequence: LiveSequence, link: EngineLink) -> None:
         self._last_handle += 1
         sequence.place(link, self._last_handle)
@@ -278,7 +279,9 @@ class Dispatcher:
             self._health.got_work(link.engine)
         link.sequences[sequence.engine_handle] = sequence
         leader = sequence.leader_handle()
-        submit = common_pb2.Submit(handle=sequence.engine_handle, spec=sequence.spec, same_prompt_as=leader)
+        submit = common_pb2.Submit(
+            handle=sequence.engine_handle, spec=sequence.spec, same_prompt_as=leader, alone=sequence.alone
+        )
         if sequence.traceparent:
             submit.spec.traceparent = sequence.traceparent
         self._handovers.message(sequence, submit)
@@ -296,10 +299,13 @@ class Dispatcher:
                 self.intake.accompany(sequence)
         sequence.sink.row(sequence.handle).append(row)
 
-    def _finish(self, sequence: LiveSequence, end: common_pb2.SequenceEnd) -> None:
-        """What an engine's end is to a sequence."""
-        if sequence.request.placed is not Half.PROMPT:
-            end = complete(sequence, end)
+    def _finish(self, sequence: LiveSequence, end: common_pb2.SequenceEnd, token_ids: Sequence[int]) -> None:
+        """What an engine's end, with its last tokens, is to a sequence."""
+        lost = end.error.code == common_pb2.ERROR_CODE_ENGINE_LOST
+        if lost or sequence.request.placed is not Half.PROMPT:
+            end = complete(sequence, end, token_ids)
+            if lost:
+                self._handovers.lost(sequence)
             if end.HasField("error"):
                 end.error.CopyFrom(self._poison.judge(sequence, end.error))
             self._endings.end(sequence, end)

@@ -132,10 +132,10 @@ class Handovers:
         self._metrics.count(why)
         _log.info("a prompt is not handed over", sequence=sequence.spec.request_id, why=why)
 
-    def falls_back(self, sequence: LiveSequence) -> bool:
-        """Whether it can begin anew elsewhere when the engine that has it is lost: no token was seen."""
-        half, placed = sequence.request.placed, sequence.status is SequenceStatus.PLACED
-        return placed and half is not Half.WHOLE
+    def lost(self, sequence: LiveSequence) -> None:
+        """Its engine is gone. It ends, so that whoever resumes it counts a death, and goes on whole."""
+        if sequence.status is SequenceStatus.PLACED and sequence.request.placed is not Half.WHOLE:
+            self._metrics.count("lost")
 
     def ended(self, sequence: LiveSequence, end: common_pb2.SequenceEnd) -> None:
         """The whole sequence has ended, with this end, which is put right."""

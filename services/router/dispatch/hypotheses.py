@@ -36,6 +36,9 @@ def _check(sequence: LiveSequence, one: common_pb2.Hypothesis) -> None:
         raise MalformedStep("a hypothesis without tokens, or with more than max_tokens or the context allow")
     if max(one.token_ids) >= vocab_size or one.stop_token_id >= vocab_size:
         raise MalformedStep("a token id of a hypothesis is not below the vocabulary's size")
+    stopped = one.HasField("stop_token_id")
+    if stopped and not (one.token_ids[-1] == one.stop_token_id and sequence.ends_at(one.stop_token_id)):
+        raise MalformedStep("a hypothesis that stops by a token that is no stop token, or not its last")
     if one.reason not in _ENDS or not math.isfinite(one.score):
         raise MalformedStep("a hypothesis without a reason or a score")
     if sequence.alternatives is None:

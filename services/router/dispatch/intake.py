@@ -26,6 +26,7 @@ from services.router.admission import (
     too_long,
     validate_task,
 )
+from services.router.dispatch.kept import KeptEngines
 from services.router.dispatch.lone import LoneSequences
 from services.router.dispatch.sequence import LiveSequence
 from services.router.dispatch.spans import trace_placed
@@ -41,11 +42,13 @@ _WAITS = frozenset({common_pb2.ERROR_CODE_OVERLOADED, _NOBODY})
 @dataclass(frozen=True, slots=True)
 class Hands:
     """What becomes of a sequence. `send` gives it to an engine; `refuse` tells one that waited in vain;
-    `waited` gets the lane and the seconds of each wait that ended well."""
+    `waited` gets the lane and the seconds of each wait that ended well; `keep` tells an engine whether it is
+    kept for one."""
 
     send: Callable[[LiveSequence, Engine], None]
     refuse: Callable[[LiveSequence, common_pb2.Error], None]
     waited: Callable[[int, float], None]
+    keep: Callable[[Engine, bool], None]
 
 
 class Intake:
@@ -65,8 +68,9 @@ class Intake:
         self._hands = hands
         self._clock = clock
         self._call_soon = call_soon
-        self._lone = LoneSequences(placer.fleet)
-        self._turns = KeptForTurns(placer.fleet)
+        kept = KeptEngines(hands.keep)
+        self._lone = LoneSequences(placer.fleet, kept)
+        self._turns = KeptForTurns(placer.fleet, kept)
         self._pump_due = False
         self._stale = True
         self._closed: common_pb2.Error | None = None

@@ -25,6 +25,7 @@ class EngineLink:
         self._aborts: dict[int, None] = {}
         self._renewal: int | None = None
         self._drain: engine_pb2.DrainEngine | None = None
+        self._keep: engine_pb2.KeepEngine | None = None
         self._closed = False
         self._ended = asyncio.Event()
         self._wake = asyncio.Event()
@@ -50,6 +51,11 @@ class EngineLink:
     def renew(self, report_sequence: int) -> None:
         """Queue the answer to a report; a later one replaces it."""
         self._renewal = report_sequence
+        self._wake.set()
+
+    def keep(self, *, wanted: bool) -> None:
+        """Queue that the engine is wanted empty, or no longer; a later word replaces one that waits."""
+        self._keep = engine_pb2.KeepEngine(wanted=wanted)
         self._wake.set()
 
     def drain(self, order: engine_pb2.DrainEngine) -> None:
@@ -92,6 +98,10 @@ class EngineLink:
             handle = next(iter(self._aborts))
             del self._aborts[handle]
             return engine_pb2.AttachResponse(abort=engine_pb2.AbortSequence(handle=handle))
+        # Before the submits: whoever the engine is kept for may be among them.
+        if self._keep is not None:
+            keep, self._keep = self._keep, None
+            return engine_pb2.AttachResponse(keep=keep)
         if self._submits:
             handle = next(iter(self._submits))
             return engine_pb2.AttachResponse(submit=self._submits.pop(handle))

@@ -31,6 +31,9 @@ class LossReason(StrEnum):
     ROUTER_STOPPED = "router_stopped"
 
 
+# Ends of attachments that no engine died of: it came back by itself, or its router goes.
+_IN_ORDER = frozenset({LossReason.REPLACED, LossReason.ROUTER_STOPPED})
+
 _TEXTS = {
     LossReason.LEASE_EXPIRED: "The engine was silent for longer than its lease.",
     LossReason.REPLACED: "The engine attached again; this attachment is over.",
@@ -97,7 +100,7 @@ class Membership:
         if reason is not LossReason.ROUTER_STOPPED:
             self._health.failed(link.engine)
         self._fleet.detach(link.engine)
-        ended = self._dispatcher.lose(link)
+        ended = self._dispatcher.lose(link, died=reason not in _IN_ORDER)
         self._metrics.engine_losses.labels(reason).inc()
         _log.info(
             "engine left",

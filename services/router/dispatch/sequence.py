@@ -196,6 +196,14 @@ class LiveSequence:
             replayed = len(self.spec.token_ids) - self.prompt_len
             self.budget = min(self.budget, self.spec.stopping.max_tokens - replayed)
 
+    def ends_at(self, token_id: int) -> bool:
+        """Whether it may end with this token: its own stop, or the model's end. A constrained one ends by
+        the latter where nothing else may follow, even if it ignores it."""
+        stopping = self.spec.stopping
+        heeds = not stopping.ignore_eos or self.spec.HasField("constraint")
+        ends = self.link.engine.model.eos_token_ids
+        return token_id in stopping.stop_token_ids or (heeds and token_id in ends)
+
     def leader_handle(self) -> int | None:
         """The engine's handle of the one with the same prompt, if that one lives on the same engine."""
         leader = self.same_prompt_as

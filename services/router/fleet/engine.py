@@ -62,7 +62,8 @@ class Engine:
     # Sequences that it is given beyond those it runs at once: no place stays empty for a round trip.
     backlog: int = 0
     kv: KvLoad = field(default_factory=KvLoad)
-    # It refused a sequence because it is full: given nothing before it reports again.
+    # It refused a sequence because it is full, or is kept for another router: given nothing before it reports
+    # again.
     full: bool = False
     # What has it for itself, or waits until it has.
     kept_for: object = None
@@ -186,7 +187,7 @@ class Engine:
         if report.steps > before or (empty and (self.stalled or not self.placed_sequences)):
             self.stepped(self.last_heard)
         self.report = report
-        self.full = False
+        self.full = report.kept
         self.reported_at = self.last_heard
         self.state = report.state
         self.foreign_sequences = max(0, report.running + report.waiting - self.placed_sequences)
@@ -214,4 +215,5 @@ class Engine:
             prompt_tokens=report.prompt_tokens,
             cached_prompt_tokens=min(report.cached_prompt_tokens, report.prompt_tokens),
             preemptions=report.preemptions,
+            kept=report.kept,
         )

@@ -20,7 +20,7 @@ def placed(*, logprobs: int | None = None, prompt: int | None = None, max_tokens
     spec = common_pb2.SequenceSpec(
         model="m",
         token_ids=fields.pop("token_ids", [1, 2]),
-        stopping=common_pb2.StoppingParams(max_tokens=max_tokens),
+        stopping=fields.pop("stopping", common_pb2.StoppingParams(max_tokens=max_tokens)),
         response=common_pb2.ResponseOptions(top_logprobs=logprobs, prompt_logprobs=prompt),
         **fields,
     )
@@ -72,6 +72,48 @@ def test_a_breach_is_raised_and_its_sequence_can_be_tried_again(logprobs, tokens
     assert world.sink.over[1].error.code == common_pb2.ERROR_CODE_ENGINE_LOST
     assert world.sink.over[1].error.retryable
     world.check_idle()
+
+
+STOP = {"reason": common_pb2.FINISH_REASON_STOP}
+
+
+@pytest.mark.parametrize(
+    ("stopping", "token", "honest"),
+    [
+        ({}, 2, True),
+        ({"ignore_eos": True}, 2, False),
+        ({"stop_token_ids": [9]}, 9, True),
+        ({"stop_token_ids": [9], "ignore_eos": True}, 9, True),
+        ({"stop_token_ids": [9]}, 8, False),
+    ],
+)
+def test_a_stop_is_by_a_token_that_the_request_or_the_model_names(stopping, token, honest):
+    world, link, handle = placed(stopping=common_pb2.StoppingParams(max_tokens=3, **stopping))
+    step = step_of(handle, 5, token, ends=[{**STOP, "stop_token_id": token}])
+    if honest:
+        world.send(link, step=step)
+        assert world.sink.over[1].stop_token_id == token
+        return
+    with pytest.raises(MalformedStep, match="stop"):
+        world.send(link, step=step)
+    assert not world.sink.over
+
+
+def test_a_constrained_sequence_may_end_by_an_id_that_it_ignores():
+    stopping = common_pb2.StoppingParams(max_tokens=3, ignore_eos=True)
+    constraint = common_pb2.Constraint(kind=common_pb2.CONSTRAINT_KIND_REGEX, source="a")
+    world, link, handle = placed(stopping=stopping, constraint=constraint)
+    world.send(link, step=step_of(handle, 5, 2, ends=[{**STOP, "stop_token_id": 2}]))
+    assert world.sink.over[1].stop_token_id == 2
+
+
+def test_a_stop_is_by_the_last_token_and_nothing_else_has_one():
+    world, link, handle = placed()
+    with pytest.raises(MalformedStep):
+        world.send(link, step=step_of(handle, 5, ends=[{**STOP, "stop_token_id": 2}]))
+    world, link, handle = placed()
+    world.send(link, step=step_of(handle, 5, ends=[{"reason": 2, "stop_token_id": 5}]))
+    assert not world.sink.over[1].HasField("stop_token_id")
 
 
 def test_a_handle_with_two_rows_in_one_step_is_a_breach():

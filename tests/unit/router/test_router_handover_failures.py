@@ -12,7 +12,6 @@ from tests.support.halves import (
     BOTH,
     BROKEN,
     BUSY,
-    DECODE,
     LONG,
     PREFILL,
     SHORT,
@@ -25,6 +24,7 @@ from tests.support.halves import (
 
 __all__ = ["world"]
 
+LOST = common_pb2.ERROR_CODE_ENGINE_LOST
 BAD_ENDS = {
     "no offer": {},
     "an offer of too few tokens": {"kv_offer": offer(tokens=7)},
@@ -60,23 +60,35 @@ def test_a_first_half_that_is_refused_goes_on_whole(world, error):
 
 
 def test_the_first_engine_is_lost_or_stalls(world):
+    """Whoever resumes the sequence counts that as a death; it goes on whole."""
     first_half(world)
     world.membership.leave(world.prefill, LossReason.LEASE_EXPIRED)
-    (second,) = world.submits(world.decode)
-    assert not second.HasField("kv_offer")
-    world.end(world.decode, second.handle)
-    assert world.sink.over[1].reason == STOP
+    assert world.sink.over[1].error.code == LOST
     world.prefill = world.attach("p", PREFILL)
     submit = first_half(world, 2)
-    lost = common_pb2.Error(code=common_pb2.ERROR_CODE_ENGINE_LOST, retryable=True)
+    lost = common_pb2.Error(code=LOST, retryable=True)
     world.dispatcher.give_up(world.prefill, lost, AbortCause.STALLED)
-    (third,) = world.submits(world.decode)
+    assert world.sink.over[2].error == lost
     (abort,) = world.sent(world.prefill)
     assert abort.abort.handle == submit.handle
     # What it says of it later is nobody's.
     world.end(world.prefill, submit.handle, kv_offer=offer())
-    world.end(world.decode, third.handle)
-    assert world.count("lost") == 2
+    submit = first_half(world, 3)
+    world.end(world.prefill, submit.handle, reason=common_pb2.FINISH_REASON_ERROR, error=lost)
+    assert world.sink.over[3].error.code == LOST
+    assert world.count("lost") == 3
+    assert world.submit(4, resumed=True) is None
+    (again,) = world.submits(world.decode)
+    assert not again.prefill_only
+    assert not again.HasField("kv_offer")
+    world.end(world.decode, again.handle)
+    world.check_idle()
+
+
+def test_nobody_died_where_the_first_engine_comes_back(world):
+    first_half(world)
+    world.prefill = world.attach("p", PREFILL)
+    assert world.sink.over[1].error.code == common_pb2.ERROR_CODE_DRAINING
     world.check_idle()
 
 
@@ -84,14 +96,11 @@ def test_the_second_engine_is_lost_before_anybody_saw_a_token(world):
     submit = first_half(world)
     world.end(world.prefill, submit.handle, kv_offer=offer())
     world.submits(world.decode)
-    other = world.attach("e", DECODE)
     world.membership.leave(world.decode, LossReason.STREAM_ENDED)
-    (again,) = world.submits(other)
-    assert not again.HasField("kv_offer")
-    step = common_pb2.StepOutput(handles=[again.handle], token_counts=[1], token_ids=[5])
-    world.send(other, step=step)
-    world.membership.leave(other, LossReason.STREAM_ENDED)
-    assert world.sink.over[1].error.code == common_pb2.ERROR_CODE_ENGINE_LOST
+    assert world.sink.over[1].error.code == LOST
+    assert world.count("lost") == 1
+    (withdrawal,) = world.sent(world.prefill)
+    assert withdrawal.abort.handle == submit.handle
     world.check_idle()
 
 

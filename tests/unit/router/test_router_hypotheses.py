@@ -30,7 +30,7 @@ def end_of(handle: int, *hypotheses: common_pb2.Hypothesis, reason: int = LENGTH
 def test_what_is_found_reaches_the_client_with_its_tokens_counted():
     world, link, handle = searched(logprobs=1)
     one = found(5, 6, 7, logprobs=scores([[5], [], [9]]))
-    other = found(8, score=-2, reason=STOP, stop_token_id=8, logprobs=scores([[]]))
+    other = found(2, score=-2, reason=STOP, stop_token_id=2, logprobs=scores([[]]))
     world.dispatcher.on_step(link, end_of(handle, one, other))
     end = world.sink.over[1]
     assert list(end.hypotheses) == [one, other]
@@ -47,6 +47,8 @@ def test_what_is_found_reaches_the_client_with_its_tokens_counted():
         [found(1, 2, 3, 4)],
         [found(VOCAB)],
         [found(1, stop_token_id=VOCAB)],
+        [found(1, reason=STOP, stop_token_id=1)],
+        [found(1, reason=STOP, stop_token_id=2)],
         [found(1, reason=common_pb2.FINISH_REASON_ABORT)],
         [found(1, reason=common_pb2.FINISH_REASON_UNSPECIFIED)],
         [found(1, score=float("nan"))],
