@@ -66,7 +66,7 @@ ROWS = (
         _translate,
         f"{_TEST}test_reserved_cores",
     ),
-    unneeded("experts are computed from the weights as they were loaded", "VLLM_CPU_MOE_PREPACK"),
+    unneeded("experts are always packed when they are loaded", "VLLM_CPU_MOE_PREPACK"),
     unneeded(
         "kernels are those of the processor at hand",
         "VLLM_CPU_SGL_KERNEL",

@@ -41,7 +41,7 @@ class CpuOptions(BaseModel):
         "auto",
         description="CPU: what computes the decoder. native: our own kernels in C++, which the first start "
         "builds, or no start. torch: torch's operations. auto: native where there is a C++ compiler and the "
-        "model is known to them (no mixture of experts, float32 or bfloat16), and without compile.",
+        "model is known to them (in float32 or bfloat16), and without compile.",
     )
     quantization: Literal["none", "int8", "int4"] = Field(
         "none",

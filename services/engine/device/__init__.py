@@ -23,8 +23,10 @@ from services.engine.device.memory import MemoryFigures, MemoryUse
 from services.engine.device.modes import ExecutionMode, execution_mode
 from services.engine.device.native import (
     NativeDecoder,
+    NativeExperts,
     NativeLayer,
     NativeLinear,
+    NativeMlp,
     NativeRope,
     NativeSpec,
 )
@@ -51,8 +53,10 @@ __all__ = [
     "MemoryFigures",
     "MemoryUse",
     "NativeDecoder",
+    "NativeExperts",
     "NativeLayer",
     "NativeLinear",
+    "NativeMlp",
     "NativeRope",
     "NativeSpec",
     "Quantization",

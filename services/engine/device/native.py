@@ -19,6 +19,31 @@ class NativeLinear:
 
 
 @dataclass(frozen=True, slots=True)
+class NativeMlp:
+    """down(activation(gate(x)) * up(x)); gate_up is gated."""
+
+    gate_up: NativeLinear
+    down: NativeLinear
+
+
+@dataclass(frozen=True, slots=True)
+class NativeExperts:
+    """Experts instead of one MLP, of which each token has some.
+
+    router [experts, hidden]; gate_up [experts, 2 * size, hidden], the gates first; down [experts, hidden,
+    size]. per_token: how many experts a token has, those of the largest probabilities, which are its weights.
+    normalize: weights are made to sum to one. rounded: they are then rounded to the model's type.
+    """
+
+    router: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    per_token: int
+    normalize: bool
+    rounded: bool
+
+
+@dataclass(frozen=True, slots=True)
 class NativeLayer:
     """One layer's weights; None where the architecture has no such norm.
 
@@ -28,8 +53,7 @@ class NativeLayer:
 
     qkv: NativeLinear
     output: NativeLinear
-    gate_up: NativeLinear
-    down: NativeLinear
+    mlp: NativeMlp | NativeExperts
     attention_norm: torch.Tensor
     mlp_norm: torch.Tensor
     attention_post_norm: torch.Tensor | None
@@ -56,7 +80,6 @@ class NativeSpec:
     of one already in them. activation: a name of `ACTIVATIONS`. layers, embedding, head: give weights once,
     layers in order, and keep none of them: they are read when they are asked for, and who packs one and drops
     it has freed it. head: None if the embedding is the head too (`tied`), or if nobody asks for scores.
-    experts: some layers are no plain MLPs; then `layers` is of no use.
     """
 
     dtype: torch.dtype
@@ -81,7 +104,6 @@ class NativeSpec:
     layers: Callable[[], Iterator[NativeLayer]]
     head: Callable[[], NativeLinear] | None
     tied: bool
-    experts: bool = False
 
 
 class NativeDecoder(Protocol):

@@ -67,5 +67,5 @@ def test_another_device_takes_none_of_them(moved: Moved) -> None:
 def test_what_there_is_no_use_for(moved: Moved) -> None:
     moved.load(VLLM_CPU_MOE_PREPACK="1")
     assert moved.warnings == (
-        "VLLM_CPU_MOE_PREPACK has no effect: experts are computed from the weights as they were loaded",
+        "VLLM_CPU_MOE_PREPACK has no effect: experts are always packed when they are loaded",
     )

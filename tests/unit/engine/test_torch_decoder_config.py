@@ -88,6 +88,12 @@ def test_other_model_types_and_experts_that_do_not_align_are_not_taken() -> None
         spec("Gemma3TextConfig", attn_logit_softcapping=30.0)
 
 
+@pytest.mark.parametrize("wanted", [0, 9])
+def test_more_experts_for_a_token_than_there_are_is_refused(wanted: int) -> None:
+    with pytest.raises(ValueError, match=f"a token cannot have {wanted} of 8 experts"):
+        spec("MixtralConfig", num_local_experts=8, num_experts_per_tok=wanted)
+
+
 def test_a_longer_context_than_the_short_factors_serve_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="set max-model-len to 256 or less"):
         open_decoder(save_family("phi3", tmp_path), max_model_len=512)

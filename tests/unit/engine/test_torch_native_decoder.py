@@ -21,7 +21,7 @@ from services.engine.model.decoder import DecoderModel
 from services.engine.model.loading import Checkpoint
 from tests.support.decoder_models import open_decoder, prompt_logits, save_family
 from tests.support.native import BLOCK, Paged, open_native
-from tests.support.torch_engine import LocalCore, save_tiny_model, tiny_options
+from tests.support.torch_engine import LocalCore, tiny_options
 from tests.support.torch_families import FAMILIES as MODULES
 from tests.support.torch_families import save_family as save_module
 
@@ -181,14 +181,15 @@ def refusal(directory: Path, **options: Any) -> str:
 
 
 def test_models_that_are_not_native_are_refused_where_they_must_be(llama: Path, tmp_path: Path) -> None:
-    experts = save_tiny_model("qwen3_moe", tmp_path / "experts")
-    message = "quantization int8 needs the native kernels: mixtures of experts are not native"
-    assert refusal(experts, quantization="int8") == message
     assert "float16 is not native" in refusal(llama, cpu_kernels="native", dtype="float16")
     module = save_module(MODULES["phi"], tmp_path / "module")
     for options in ({"quantization": "int4"}, {"cpu_kernels": "native"}):
         assert "transformers runs this one" in refusal(module, **options)
-    core = LocalCore(tiny_options(experts))
+    experts = save_tiny_model("qwen3_moe", tmp_path / "experts")
+    packed = LocalCore(tiny_options(experts, quantization="int8")).engine.model
+    assert isinstance(packed, DecoderModel)
+    assert packed.native is not None
+    core = LocalCore(tiny_options(llama, dtype="float16"))
     assert isinstance(core.engine.model, DecoderModel)
     assert core.engine.model.native is None
 

@@ -20,6 +20,7 @@ from services.engine.device.cpu.structures import (
     OUT_OF_MEMORY,
     Architecture,
     DecodeArguments,
+    Experts,
     Layer,
     Linear,
     Pages,
@@ -28,7 +29,7 @@ from services.engine.device.cpu.structures import (
     WeightKind,
 )
 from services.engine.device.cpu.team import Team
-from services.engine.device.native import NativeLayer, NativeLinear, NativeSpec
+from services.engine.device.native import NativeExperts, NativeLayer, NativeLinear, NativeSpec
 
 # As the attention's kernels have them.
 _HEAD_DIMS = range(8, 257, 8)
@@ -36,8 +37,6 @@ _HEAD_DIMS = range(8, 257, 8)
 
 def why_not_native(spec: NativeSpec) -> str | None:
     """What of a model the native decoder does not compute; None: it computes all."""
-    if spec.experts:
-        return "mixtures of experts are not native"
     if spec.dtype not in CACHE_KINDS:
         return f"{str(spec.dtype).removeprefix('torch.')} is not native: float32 and bfloat16 are"
     if spec.head_dim not in _HEAD_DIMS:
@@ -183,7 +182,7 @@ def _architecture(packer: Packer, spec: NativeSpec, quantization: Quantization |
     embedding, head = _vocabulary(packer, spec, quantization)
     layers = []
     for layer in spec.layers():
-        layers.append(_layer(packer, layer, linear))
+        layers.append(_layer(packer, layer, linear, _weight_kind(spec, None)))
         del layer
         packer.give_back()
     return Architecture(
@@ -233,12 +232,18 @@ def _vocabulary(
     return packer.keep(table), head
 
 
-def _layer(packer: Packer, layer: NativeLayer, kind: WeightKind) -> Layer:
+def _layer(packer: Packer, layer: NativeLayer, kind: WeightKind, exact: WeightKind) -> Layer:
+    """`exact`: of routers, since what they choose is all or nothing."""
+    mlp, experts, gate_up, down = layer.mlp, None, Linear(), Linear()
+    if isinstance(mlp, NativeExperts):
+        experts = packer.hold(_experts(packer, mlp, kind, exact))
+    else:
+        gate_up, down = packer.linear(mlp.gate_up, kind), packer.linear(mlp.down, kind)
     return Layer(
         packer.linear(layer.qkv, kind),
         packer.linear(layer.output, kind),
-        packer.linear(layer.gate_up, kind),
-        packer.linear(layer.down, kind),
+        gate_up,
+        down,
         packer.keep(layer.attention_norm),
         packer.keep(layer.attention_post_norm),
         packer.keep(layer.mlp_norm),
@@ -247,4 +252,18 @@ def _layer(packer: Packer, layer: NativeLayer, kind: WeightKind) -> Layer:
         packer.keep(layer.key_norm),
         layer.rope,
         layer.window or 0,
+        experts,
+    )
+
+
+def _experts(packer: Packer, experts: NativeExperts, kind: WeightKind, exact: WeightKind) -> Experts:
+    count = experts.router.shape[0]
+    return Experts(
+        packer.linear(NativeLinear(experts.router), exact),
+        packer.stacked(experts.gate_up, kind, gated=True),
+        packer.stacked(experts.down, kind),
+        count,
+        experts.per_token,
+        experts.normalize,
+        experts.rounded and exact is WeightKind.BFLOAT16,
     )

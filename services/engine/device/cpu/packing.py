@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from ctypes import c_int32, c_int64, c_void_p
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -25,6 +28,9 @@ _PART_NUMBERS = 1 << 22
 _MOST_MIXED = 64
 
 
+_Structure = ctypes.Structure | ctypes.Array[Linear]
+
+
 class Packer:
     """Packs linear layers, with the threads of `pool`, and keeps what it packed."""
 
@@ -37,6 +43,7 @@ class Packer:
         )
         self._pack_bias = library.function("catenary_pack_bias", None, c_void_p, c_void_p, c_int32, c_void_p)
         self._kept: list[torch.Tensor] = []
+        self._held: list[_Structure] = []
         self._trim = glibc_trim()
         self._pages = _HugePages()
 
@@ -59,29 +66,53 @@ class Packer:
         if self._trim is not None:
             self._trim()
 
+    def hold(self, structure: _Structure) -> Any:
+        """A pointer to a structure that lives as long as the packer."""
+        self._held.append(structure)
+        return ctypes.pointer(structure)
+
     def linear(self, layer: NativeLinear, kind: WeightKind) -> Linear:
         """The layer packed as `kind`."""
-        outputs, inputs = layer.weight.shape
-        padded = int(self._padded(outputs, layer.gated))
-        panels = self._pages.take(int(self._bytes(kind, outputs, inputs, layer.gated)))
-        quantized = kind is WeightKind.INT8
-        scales = torch.zeros(padded, dtype=torch.float32) if quantized else None
-        sums = torch.zeros(padded, dtype=torch.int32) if quantized else None
-        bias = None
+        (result,) = self._room(layer.weight.unsqueeze(0), kind, gated=layer.gated)
         if layer.bias is not None:
-            bias = torch.zeros(padded, dtype=torch.float32)
+            outputs = layer.weight.shape[0]
+            bias = torch.zeros(int(self._padded(outputs, layer.gated)), dtype=torch.float32)
             first, ups = _halves(layer.bias.float(), layer.gated)
             self._pack_bias(first.data_ptr(), _address(ups), outputs, bias.data_ptr())
-        result = Linear(kind, outputs, inputs, layer.gated)
-        result.panels, result.scales = self.keep(panels), self.keep(scales)
-        result.sums, result.bias = self.keep(sums), self.keep(bias)
-        self._fill(layer, result)
+            result.bias = self.keep(bias)
+        self._do(self._fillings(layer.weight, result))
         return result
 
-    def _fill(self, layer: NativeLinear, packed: Linear) -> None:
-        """Converts and packs the weight part by part: it is never there as a whole in float32."""
-        gated, kind, inputs = layer.gated, packed.kind, packed.inputs
-        weight, ups = _halves(layer.weight, gated)
+    def stacked(self, weights: torch.Tensor, kind: WeightKind, *, gated: bool = False) -> Any:
+        """Layers without bias, [count, outputs, inputs], one behind another: an array of them."""
+        results = self._room(weights, kind, gated=gated)
+        pairs = zip(weights, results, strict=True)
+        self._do(job for weight, result in pairs for job in self._fillings(weight, result))
+        array = (Linear * len(results))(*results)
+        self._held.append(array)
+        return array
+
+    def _room(self, weights: torch.Tensor, kind: WeightKind, *, gated: bool) -> list[Linear]:
+        """Layers that are still to be filled, in memory of their own."""
+        count, outputs, inputs = weights.shape
+        padded, size = int(self._padded(outputs, gated)), int(self._bytes(kind, outputs, inputs, gated))
+        results = [
+            Linear(kind, outputs, inputs, gated, self.keep(self._pages.take(size))) for _ in range(count)
+        ]
+        if kind is WeightKind.INT8:
+            scales = self.keep(torch.zeros(count * padded, dtype=torch.float32)) or 0
+            sums = self.keep(torch.zeros(count * padded, dtype=torch.int32)) or 0
+            for index, result in enumerate(results):
+                result.scales, result.sums = scales + 4 * index * padded, sums + 4 * index * padded
+        return results
+
+    def _do(self, jobs: Iterable[Callable[[], None]]) -> None:
+        list(self._pool.map(lambda job: job(), jobs))
+
+    def _fillings(self, whole: torch.Tensor, packed: Linear) -> Iterator[Callable[[], None]]:
+        """Jobs that convert and pack a weight part by part: it is never there as a whole in float32."""
+        gated, kind, inputs = bool(packed.gated), packed.kind, packed.inputs
+        weight, ups = _halves(whole, gated)
 
         def pack(rows: slice) -> None:
             part = _prepared(weight[rows], kind)
@@ -100,7 +131,7 @@ class Packer:
                 packed.sums and packed.sums + 4 * before,
             )
 
-        list(self._pool.map(pack, _parts(*weight.shape)))
+        return (partial(pack, rows) for rows in _parts(*weight.shape))
 
 
 def _parts(rows: int, inputs: int) -> Iterator[slice]:

@@ -48,6 +48,20 @@ class Linear(ctypes.Structure):
     ]
 
 
+class Experts(ctypes.Structure):
+    """`Experts` of experts.h."""
+
+    _fields_ = [
+        ("router", Linear),
+        ("gate_up", ctypes.POINTER(Linear)),
+        ("down", ctypes.POINTER(Linear)),
+        ("count", c_int32),
+        ("per_token", c_int32),
+        ("normalize", c_int32),
+        ("rounded", c_int32),
+    ]
+
+
 class Layer(ctypes.Structure):
     """`Layer` of decoder.h."""
 
@@ -64,6 +78,7 @@ class Layer(ctypes.Structure):
         ("key_norm", c_void_p),
         ("rope", c_int32),
         ("window", c_int32),
+        ("experts", ctypes.POINTER(Experts)),
     ]
 
 

@@ -95,6 +95,8 @@ def _experts(values: Any) -> ExpertSpec | None:
             values.model_type,
             f"experts of {values.hidden_size} x {size}, which are not multiples of {_EXPERT_ALIGNMENT},",
         )
+    if not 1 <= values.num_experts_per_tok <= count:
+        raise ValueError(f"a token cannot have {values.num_experts_per_tok} of {count} experts")
     return ExpertSpec(
         count=count,
         per_token=values.num_experts_per_tok,

@@ -6,13 +6,21 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from services.engine.device import NativeLayer, NativeLinear, NativeRope, NativeSpec
+from services.engine.device import (
+    NativeExperts,
+    NativeLayer,
+    NativeLinear,
+    NativeMlp,
+    NativeRope,
+    NativeSpec,
+)
 from services.engine.model.decoder.decoder import Decoder
+from services.engine.model.decoder.experts import ExpertMlp
 from services.engine.model.decoder.layer import DecoderLayer
 from services.engine.model.decoder.linears import ShardedLinear
 from services.engine.model.decoder.mlp import GatedMlp
 from services.engine.model.decoder.norms import RmsNorm
-from services.engine.model.decoder.spec import LayerPlan
+from services.engine.model.decoder.spec import ExpertSpec, LayerPlan
 
 
 def native_spec(decoder: Decoder, dtype: torch.dtype, load: Callable[[str], None]) -> NativeSpec:
@@ -60,25 +68,23 @@ def native_spec(decoder: Decoder, dtype: torch.dtype, load: Callable[[str], None
         layers=lambda: _layers(decoder, load),
         head=head if spec.scores and not spec.tied else None,
         tied=spec.scores and spec.tied,
-        experts=any(plan.experts for plan in spec.layers),
     )
 
 
 def _layers(decoder: Decoder, load: Callable[[str], None]) -> Iterator[NativeLayer]:
     for index, (layer, plan) in enumerate(zip(decoder.layers, decoder.spec.layers, strict=True)):
         load(f"layers.{index}.")
-        if not isinstance(layer, DecoderLayer) or not isinstance(layer.mlp, GatedMlp):
-            raise TypeError(f"{type(layer).__name__} with experts is no native layer")
-        yield _layer(layer, layer.mlp, plan)
+        if not isinstance(layer, DecoderLayer):
+            raise TypeError(f"{type(layer).__name__} is no decoder layer")
+        yield _layer(layer, plan, decoder.spec.experts)
 
 
-def _layer(layer: DecoderLayer, mlp: GatedMlp, plan: LayerPlan) -> NativeLayer:
+def _layer(layer: DecoderLayer, plan: LayerPlan, experts: ExpertSpec | None) -> NativeLayer:
     attention = layer.attention
     return NativeLayer(
         qkv=_linear(attention.qkv),
         output=_linear(attention.output),
-        gate_up=_linear(mlp.gate_up, gated=True),
-        down=_linear(mlp.down),
+        mlp=_mlp(layer.mlp, experts),
         attention_norm=layer.attention_norm.wide_weight(),
         mlp_norm=layer.mlp_norm.wide_weight(),
         attention_post_norm=_norm(layer.attention_post_norm),
@@ -87,6 +93,19 @@ def _layer(layer: DecoderLayer, mlp: GatedMlp, plan: LayerPlan) -> NativeLayer:
         key_norm=_norm(attention.key_norm),
         rope=plan.rope,
         window=plan.window,
+    )
+
+
+def _mlp(mlp: GatedMlp | ExpertMlp, spec: ExpertSpec | None) -> NativeMlp | NativeExperts:
+    if isinstance(mlp, GatedMlp) or spec is None:
+        return NativeMlp(_linear(mlp.gate_up, gated=True), _linear(mlp.down))
+    return NativeExperts(
+        router=_taken(mlp.router.weight),
+        gate_up=_taken(mlp.experts.gate_up),
+        down=_taken(mlp.experts.down),
+        per_token=spec.per_token,
+        normalize=spec.normalize,
+        rounded=spec.rounded,
     )
 
 

@@ -23,6 +23,8 @@ Decoder::Decoder(const Architecture& architecture, Team& team)
   measure(architecture.head);
   for (const Layer& layer : layers_) {
     for (const Linear* linear : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) measure(*linear);
+    if (layer.experts == nullptr) continue;
+    for (const Linear* linear : {&layer.experts->router, layer.experts->gate_up, layer.experts->down}) measure(*linear);
   }
   for (const Rope& rope : ropes_) longest_wave_ = std::max(longest_wave_, rope.half);
   for (Own& own : own_) {
@@ -96,6 +98,9 @@ void Decoder::make_room(int64_t rows) {
   rows_.waves.floats(rows * sizes.rope_count * 2 * longest_wave_);
   rows_.operand.reserve(rows * operand_bytes_);
   rows_.scales.floats(rows);
+  for (const Layer& layer : layers_) {
+    if (layer.experts != nullptr) mixture_.make_room(*layer.experts, rows);
+  }
 }
 
 Operand Decoder::shared_operand() {
@@ -106,7 +111,7 @@ int64_t Decoder::scratch_bytes() const {
   const auto size_of = [](const Own& own) {
     return own.row.size() + own.operand.size() + own.scales.size() + own.attention.size();
   };
-  int64_t total = 0;
+  int64_t total = mixture_.bytes();
   for (const Own& own : own_) total += size_of(own);
   for (const Buffer* buffer :
        {&rows_.residual, &rows_.fused, &rows_.mixed, &rows_.inner, &rows_.delta, &rows_.waves, &rows_.operand,

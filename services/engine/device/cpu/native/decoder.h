@@ -7,6 +7,7 @@
 
 #include "batch.h"
 #include "buffer.h"
+#include "experts.h"
 #include "kernels.h"
 #include "linear.h"
 #include "team.h"
@@ -35,6 +36,8 @@ struct Layer {
   int32_t rope;
   // How many positions it looks back, 0: all.
   int32_t window;
+  // Null, or what computes instead of gate_up and down, which are empty then.
+  const Experts* experts;
 };
 
 // The architecture, as DecoderSpec has it. `kind`: of the embedding [vocab, hidden], the KV and the hidden states.
@@ -116,6 +119,7 @@ class Decoder {
     Buffer residual, fused, mixed, inner, delta, waves, operand, scales;
   } rows_;
   std::vector<Own> own_;
+  Mixture mixture_;
 };
 
 }  // namespace catenary

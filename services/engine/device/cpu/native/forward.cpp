@@ -102,6 +102,13 @@ void Pass::turn(const Layer& layer, const Cache& cache, int64_t row) {
 
 void Pass::mlp(Worker& worker, const Layer& layer) {
   Own& own = decoder_.own_[static_cast<size_t>(worker.rank())];
+  if (layer.experts != nullptr) {
+    const MixtureCall call{
+        layer.experts, residual_, hidden_stride_, layer.mlp_norm, layer.mlp_post_norm, sizes_.norm_eps,
+        sizes_.residual_multiplier, sizes_.activation, decoder_.team_.size()};
+    decoder_.mixture_.compute(worker, own, call, rows_);
+    return;
+  }
   const auto norm = [&](int64_t row, float* scratch) {
     rms_norm(residual(row), layer.mlp_norm, sizes_.hidden, sizes_.norm_eps, scratch);
     return scratch;

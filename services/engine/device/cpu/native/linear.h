@@ -19,6 +19,16 @@ struct Own {
 // So few rows every thread makes for itself: that takes less time than to wait for another that makes them.
 constexpr int64_t kOwnRows = 2;
 
+// Puts a row of floats, `made`, into an operand. `scratch` has room for it and may be the same; it is written to.
+inline void put_made(const Linear& linear, const float* made, float* scratch, const Operand& operand, int64_t row) {
+  if (linear.kind == WeightKind::kInt8) {
+    if (made != scratch) std::memcpy(scratch, made, static_cast<size_t>(linear.inputs) * sizeof(float));
+    mix(scratch, linear.inputs);
+    made = scratch;
+  }
+  put_row(linear.kind, made, linear.inputs, operand, row);
+}
+
 // Rows for a product. make(row, scratch) gives a row's floats, in `scratch` (one row) or elsewhere; every thread of
 // the team calls this. `shared` has room for all rows.
 template <typename Make>
@@ -27,15 +37,7 @@ Operand make_operand(
   Operand operand = shared;
   operand.stride = operand_stride(linear.kind, linear.inputs);
   float* scratch = own.row.floats(0);
-  const auto put = [&](int64_t row) {
-    const float* made = make(row, scratch);
-    if (linear.kind == WeightKind::kInt8) {
-      if (made != scratch) std::memcpy(scratch, made, static_cast<size_t>(linear.inputs) * sizeof(float));
-      mix(scratch, linear.inputs);
-      made = scratch;
-    }
-    put_row(linear.kind, made, linear.inputs, operand, row);
-  };
+  const auto put = [&](int64_t row) { put_made(linear, make(row, scratch), scratch, operand, row); };
   if (rows <= kOwnRows) {
     operand.data = own.operand.reserve(0);
     operand.scales = own.scales.floats(0);

@@ -1,0 +1,181 @@
+#include "experts.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "rows.h"
+
+namespace catenary {
+
+namespace {
+
+// Rows that are computed at once: enough to read few weights for each, few enough to need little memory.
+constexpr int64_t kMostRows = 1024;
+
+Operand operand_of(const Linear& linear, Buffer& rows, Buffer& scales, int64_t first = 0) {
+  const int64_t stride = operand_stride(linear.kind, linear.inputs);
+  return {static_cast<uint8_t*>(rows.reserve(0)) + first * stride, stride, scales.floats(0) + first};
+}
+
+int64_t operand_bytes(const Linear& linear, int64_t rows) { return rows * operand_stride(linear.kind, linear.inputs); }
+
+}  // namespace
+
+void Mixture::make_room(const Experts& experts, int64_t rows) {
+  rows = std::min(rows, kMostRows);
+  const int64_t sorted = rows * experts.per_token;
+  const Linear &up = experts.gate_up[0], &down = experts.down[0];
+  scores_.floats(rows * aligned_floats(experts.count));
+  routed_.reserve(operand_bytes(experts.router, rows));
+  normed_.reserve(operand_bytes(up, rows));
+  normed_scales_.floats(rows);
+  sorted_.reserve(operand_bytes(up, sorted));
+  sorted_scales_.floats(sorted);
+  inner_.floats(sorted * aligned_floats(down.inputs));
+  closing_.reserve(operand_bytes(down, sorted));
+  closing_scales_.floats(sorted);
+  outs_.floats(sorted * aligned_floats(down.outputs));
+  const auto grow = [](auto& values, int64_t count) {
+    if (static_cast<int64_t>(values.size()) < count) values.resize(static_cast<size_t>(count));
+  };
+  grow(chosen_, sorted);
+  grow(weights_, sorted);
+  grow(places_, sorted);
+  grow(sources_, sorted);
+  grow(starts_, experts.count + 1);
+  active_.reserve(static_cast<size_t>(experts.count));
+}
+
+void Mixture::compute(Worker& worker, Own& own, const MixtureCall& call, int64_t rows) {
+  for (int64_t first = 0; first < rows; first += kMostRows) {
+    MixtureCall part = call;
+    part.residual += first * call.stride;
+    compute_part(worker, own, part, std::min(kMostRows, rows - first));
+  }
+}
+
+void Mixture::compute_part(Worker& worker, Own& own, const MixtureCall& call, int64_t rows) {
+  const Experts& experts = *call.experts;
+  const Linear &router = experts.router, &up = experts.gate_up[0], &down = experts.down[0];
+  const int64_t sorted_rows = rows * experts.per_token;
+  const int64_t inner_stride = aligned_floats(down.inputs), out_stride = aligned_floats(down.outputs);
+  float* scratch = own.row.floats(0);
+  const Operand routed = operand_of(router, routed_, normed_scales_), normed = operand_of(up, normed_, normed_scales_);
+  worker.share(rows, [&](int64_t row) {
+    rms_norm(call.residual + row * call.stride, call.norm, router.inputs, call.eps, scratch);
+    put_row(router.kind, scratch, router.inputs, routed, row);
+    put_made(up, scratch, scratch, normed, row);
+  });
+  const Result scores{Result::Way::kStore, Activation::kNone, 1.0f, scores_.floats(0), aligned_floats(experts.count)};
+  share_product(worker, router, routed, rows, call.threads, scores);
+  worker.share(rows, [&](int64_t row) { choose(experts, row); });
+  worker.share(1, [&](int64_t) { sort(experts, rows, call.threads); });
+
+  const Operand sorted = operand_of(up, sorted_, sorted_scales_);
+  worker.share(sorted_rows, [&](int64_t row) {
+    const int64_t source = sources_[static_cast<size_t>(row)];
+    std::memcpy(
+        static_cast<uint8_t*>(sorted.data) + row * sorted.stride,
+        static_cast<const uint8_t*>(normed.data) + source * normed.stride, static_cast<size_t>(normed.stride));
+    sorted.scales[row] = normed.scales[source];
+  });
+  const auto expert_of = [&](int64_t piece, int64_t Active::*first) -> const Active& {
+    const auto later = [first](int64_t wanted, const Active& active) { return wanted < active.*first; };
+    return *(std::upper_bound(active_.begin(), active_.end(), piece, later) - 1);
+  };
+  worker.share(up_pieces_, [&](int64_t piece) {
+    const Active& active = expert_of(piece, &Active::first_up);
+    const Result gated{
+        Result::Way::kGate, call.activation, 1.0f, inner_.floats(0) + active.start * inner_stride, inner_stride};
+    const Operand rows_of = operand_of(up, sorted_, sorted_scales_, active.start);
+    multiply(experts.gate_up[active.expert], rows_of, active.rows, active.up, piece - active.first_up, gated);
+  });
+  const Operand closing = operand_of(down, closing_, closing_scales_);
+  worker.share(sorted_rows, [&](int64_t row) {
+    put_made(down, inner_.floats(0) + row * inner_stride, scratch, closing, row);
+  });
+  worker.share(down_pieces_, [&](int64_t piece) {
+    const Active& active = expert_of(piece, &Active::first_down);
+    const Result out{
+        Result::Way::kStore, Activation::kNone, 1.0f, outs_.floats(0) + active.start * out_stride, out_stride};
+    const Operand rows_of = operand_of(down, closing_, closing_scales_, active.start);
+    multiply(experts.down[active.expert], rows_of, active.rows, active.down, piece - active.first_down, out);
+  });
+  worker.share(rows, [&](int64_t row) { add_up(call, row, scratch); });
+}
+
+// Softmax over all scores, and the likeliest experts of it, the first one of equals. Scores that are no numbers choose
+// some experts all the same, with weights that are none.
+void Mixture::choose(const Experts& experts, int64_t row) {
+  float* scores = scores_.floats(0) + row * aligned_floats(experts.count);
+  const float most = *std::max_element(scores, scores + experts.count);
+  float total = 0;
+  for (int32_t expert = 0; expert < experts.count; ++expert) total += scores[expert] = std::exp(scores[expert] - most);
+  float* weights = weights_.data() + row * experts.per_token;
+  int32_t* chosen = chosen_.data() + row * experts.per_token;
+  float kept = 0;
+  for (int32_t index = 0; index < experts.per_token; ++index) {
+    const int32_t best = static_cast<int32_t>(std::max_element(scores, scores + experts.count) - scores);
+    chosen[index] = best;
+    weights[index] = scores[best] / total;
+    kept += weights[index];
+    // Below all that are left, and below what is no number.
+    scores[best] = -1;
+  }
+  for (int32_t index = 0; index < experts.per_token; ++index) {
+    if (experts.normalize) weights[index] /= kept;
+    if (experts.rounded) {
+      Bf16 rounded;
+      from_float(weights[index], &rounded);
+      weights[index] = to_float(rounded);
+    }
+  }
+}
+
+// Sorts the chosen experts of all rows, rows of the same expert in their order, and divides the products.
+void Mixture::sort(const Experts& experts, int64_t rows, int threads) {
+  const int64_t count = rows * experts.per_token;
+  std::fill(starts_.begin(), starts_.begin() + experts.count + 1, 0);
+  for (int64_t index = 0; index < count; ++index) ++starts_[static_cast<size_t>(chosen_[static_cast<size_t>(index)]) + 1];
+  active_.clear();
+  up_pieces_ = down_pieces_ = 0;
+  for (int32_t expert = 0; expert < experts.count; ++expert) {
+    const size_t at = static_cast<size_t>(expert);
+    const int64_t start = starts_[at], chosen = starts_[at + 1];
+    starts_[at + 1] += start;
+    if (chosen == 0) continue;
+    const Pieces up = divide(experts.gate_up[expert], chosen, threads);
+    const Pieces down = divide(experts.down[expert], chosen, threads);
+    active_.push_back({expert, start, chosen, up, down, up_pieces_, down_pieces_});
+    up_pieces_ += up.count;
+    down_pieces_ += down.count;
+  }
+  for (int64_t index = 0; index < count; ++index) {
+    const size_t at = static_cast<size_t>(index);
+    const int64_t place = starts_[static_cast<size_t>(chosen_[at])]++;
+    places_[at] = place;
+    sources_[static_cast<size_t>(place)] = index / experts.per_token;
+  }
+}
+
+void Mixture::add_up(const MixtureCall& call, int64_t row, float* scratch) {
+  const Experts& experts = *call.experts;
+  const int64_t hidden = experts.down[0].outputs, stride = aligned_floats(hidden);
+  std::fill(scratch, scratch + hidden, 0.0f);
+  for (int64_t index = row * experts.per_token; index < (row + 1) * experts.per_token; ++index) {
+    const size_t at = static_cast<size_t>(index);
+    add_row(outs_.floats(0) + places_[at] * stride, hidden, weights_[at], scratch);
+  }
+  if (call.post_norm != nullptr) rms_norm(scratch, call.post_norm, static_cast<int32_t>(hidden), call.eps, scratch);
+  add_row(scratch, hidden, call.factor, call.residual + row * call.stride);
+}
+
+int64_t Mixture::bytes() const {
+  int64_t total = 0;
+  for (const Buffer* buffer : {&scores_, &routed_, &normed_, &normed_scales_, &sorted_, &sorted_scales_, &inner_,
+                               &closing_, &closing_scales_, &outs_})
+    total += buffer->size();
+  return total;
+}
+
+}  // namespace catenary
