@@ -21,7 +21,7 @@ from services.engine.model.decoder import DecoderModel
 from services.engine.model.loading import Checkpoint
 from tests.support.decoder_models import open_decoder, prompt_logits, save_family
 from tests.support.native import BLOCK, Paged, open_native
-from tests.support.torch_engine import LocalCore, tiny_options
+from tests.support.torch_engine import LocalCore, save_tiny_model, tiny_options
 from tests.support.torch_families import FAMILIES as MODULES
 from tests.support.torch_families import save_family as save_module
 

@@ -97,8 +97,10 @@ def _layer(layer: DecoderLayer, plan: LayerPlan, experts: ExpertSpec | None) -> 
 
 
 def _mlp(mlp: GatedMlp | ExpertMlp, spec: ExpertSpec | None) -> NativeMlp | NativeExperts:
-    if isinstance(mlp, GatedMlp) or spec is None:
+    if isinstance(mlp, GatedMlp):
         return NativeMlp(_linear(mlp.gate_up, gated=True), _linear(mlp.down))
+    if spec is None:
+        raise TypeError("experts of a spec without any")
     return NativeExperts(
         router=_taken(mlp.router.weight),
         gate_up=_taken(mlp.experts.gate_up),
