@@ -5,7 +5,8 @@ It knows no service and no engine; it needs the extra `bench` without the plots.
 
 from __future__ import annotations
 
-from catenary.bench.arrivals import Arrivals, Ramp, RampShape
+from catenary.bench.arrivals import MIN_RATE, Arrivals, Ramp, RampShape
+from catenary.bench.chunks import shown
 from catenary.bench.conversations import Conversation, Turn, random_conversations
 from catenary.bench.files import FileLimits, lines_conversations, sharegpt_conversations
 from catenary.bench.lengths import Lengths, parse_lengths
@@ -16,12 +17,13 @@ from catenary.bench.records import Record
 from catenary.bench.report import as_json, distribution_json
 from catenary.bench.results import LoadResult
 from catenary.bench.sources import PlainWords, Source, TokenizerText, TokenRange
-from catenary.bench.statistics import Distribution, describe
+from catenary.bench.statistics import Distribution, describe, percentile_name
 from catenary.bench.target import BenchError, Endpoint, Target
 from catenary.bench.timeline import Timeline, timeline
 
 __all__ = [
     "DEFAULT_PERCENTILES",
+    "MIN_RATE",
     "Arrivals",
     "BenchError",
     "Conversation",
@@ -48,9 +50,11 @@ __all__ = [
     "lines_conversations",
     "parse_lengths",
     "parse_objectives",
+    "percentile_name",
     "random_conversations",
     "run",
     "run_load",
     "sharegpt_conversations",
+    "shown",
     "timeline",
 ]

@@ -124,7 +124,7 @@ class Answer:
             return True
         chunk = decode_chunk(event)
         if chunk.failed:
-            self.fail("error_event", error_text(b'{"error":%b}' % bytes(chunk.error)), now)
+            self.fail("error_event", error_text(event), now)
             return True
         if chunk.generated:
             self.moments.append(now)

@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
+MIN_RATE = 1e-6
+"""Requests a second: one in eleven days. Less would be no load, and its moments no numbers."""
+
 
 class RampShape(Enum):
     """How the rate goes from one value to another."""
@@ -26,8 +29,8 @@ class Ramp:
 
     def __post_init__(self) -> None:
         """Raises ValueError."""
-        if not (0 < self.first < math.inf and 0 < self.last < math.inf):
-            raise ValueError("the rates of a ramp are above 0")
+        if not (MIN_RATE <= self.first < math.inf and MIN_RATE <= self.last < math.inf):
+            raise ValueError(f"the rates of a ramp are {MIN_RATE:g} or more")
 
     def seconds(self, count: int) -> float:
         """How long a ramp with `count` expected arrivals takes: the rate, integrated, is `count`."""
@@ -74,8 +77,8 @@ class Arrivals:
 
     def __post_init__(self) -> None:
         """Raises ValueError."""
-        if not self.rate > 0:
-            raise ValueError("the request rate is above 0")
+        if not self.rate >= MIN_RATE:
+            raise ValueError(f"the request rate is {MIN_RATE:g} or more")
         if not 0 < self.burstiness < math.inf:
             raise ValueError("the burstiness is above 0")
         if self.ramp is not None and self.rate < math.inf:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+
+# More than anything that could be true, and not too large for any sum or quotient.
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 
 
 class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
+    cached_tokens: _Count | None = None
 
 
 class Usage(msgspec.Struct):
     """Tokens as the server counted them."""
 
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
+    prompt_tokens: _Count | None = None
+    completion_tokens: _Count | None = None
     prompt_tokens_details: _Details | None = None
 
     @property
@@ -39,16 +44,18 @@ _NONE = msgspec.Raw(b"null")
 
 
 class Chunk(msgspec.Struct):
-    """One chunk. `error`, JSON, is what a server sends in place of more when it fails."""
+    """One chunk. `error`, JSON, is what a server sends in place of more when it fails; some send the error
+    itself, whose `object` says that it is one."""
 
     choices: list[_Choice] | None = None
     usage: Usage | None = None
     error: msgspec.Raw = _NONE
+    object: str | None = None
 
     @property
     def failed(self) -> bool:
         """Whether it is an error."""
-        return self.error is not _NONE and bytes(self.error) != b"null"
+        return self.object == "error" or (self.error is not _NONE and bytes(self.error) != b"null")
 
     @property
     def generated(self) -> bool:
@@ -97,4 +104,14 @@ def error_text(body: bytes, limit: int = 200) -> str:
         text = inner or found.message or ""
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         text = ""
-    return " ".join((text or body[: 4 * limit].decode("utf-8", "replace")).split())[:limit]
+    return shown(text or body[: 4 * limit].decode("utf-8", "replace"), limit)
+
+
+def shown(text: str, limit: int = 200) -> str:
+    """A server's text in one line that does nothing to a terminal."""
+    line = " ".join(text[: 4 * limit].split())[:limit]
+    return (
+        line
+        if line.isprintable()
+        else "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in line)
+    )

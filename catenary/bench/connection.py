@@ -9,6 +9,9 @@ from typing import Protocol, cast
 
 import httptools
 
+# How long a message may take to end after its answer did.
+_REST_S = 5.0
+
 
 class Sink(Protocol):
     """Takes an answer as it comes; moments are of time.monotonic. Once `done` is set, nobody waits for it."""
@@ -73,6 +76,10 @@ class Connection(asyncio.Protocol):
         except asyncio.CancelledError:
             self.close()
             raise
+        if self._answer is answer and self.open:
+            # The answer is there, but the message has not ended. It would be one connection for each request.
+            self._timer.cancel()
+            self._timer = self._loop.call_later(_REST_S, self._too_late)
 
     def close(self) -> None:
         """Hang up at once. Idempotent."""

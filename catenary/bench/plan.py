@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from catenary.bench.arrivals import Arrivals
 from catenary.bench.conversations import Conversation
 from catenary.bench.objectives import METRICS
+from catenary.bench.statistics import percentile_name
 from catenary.bench.target import Endpoint, Target
 
 DEFAULT_PERCENTILES = (50.0, 90.0, 95.0, 99.0)
@@ -61,8 +62,9 @@ class LoadPlan:
             )
         if not set(self.objectives) <= set(METRICS):
             raise ValueError(f"objectives are {', '.join(METRICS)}")
-        if not all(0 <= one <= 100 for one in self.percentiles):
-            raise ValueError("percentiles are 0 to 100")
+        unlike = {percentile_name(one) for one in self.percentiles}
+        if not all(0 <= one <= 100 for one in self.percentiles) or len(unlike) < len(self.percentiles):
+            raise ValueError("percentiles are 0 to 100, each of them once")
         for conversation in self.conversations:
             texts = [isinstance(turn.prompt, str) for turn in conversation.turns]
             if not texts:

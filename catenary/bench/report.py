@@ -7,7 +7,7 @@ from typing import Any
 
 from catenary.bench.records import Record
 from catenary.bench.results import LoadResult
-from catenary.bench.statistics import Distribution
+from catenary.bench.statistics import Distribution, percentile_name
 from catenary.bench.timeline import timeline
 
 _PLAIN = (
@@ -49,7 +49,7 @@ def as_json(result: LoadResult, *, with_records: bool = False) -> dict[str, Any]
 def distribution_json(found: Distribution) -> dict[str, Any]:
     """One distribution; percentiles are named p50, p99.9."""
     fields = asdict(found)
-    fields["percentiles"] = {f"p{percent:g}": value for percent, value in found.percentiles.items()}
+    fields["percentiles"] = {percentile_name(percent): value for percent, value in found.percentiles.items()}
     return fields
 
 

@@ -40,6 +40,11 @@ def describe(samples: Sequence[float], percentiles: Sequence[float], *, failed: 
     return Distribution(len(ordered), failed, mean, median, std, ordered[0], ordered[-1], ranks)
 
 
+def percentile_name(percent: float) -> str:
+    """p50, p99.9."""
+    return f"p{percent:.10g}"
+
+
 def percentile(ordered: Sequence[float], percent: float, total: int) -> float | None:
     """The value below which `percent` of `total` samples lie, by linear interpolation between neighbours (the
     default of numpy). `ordered` are the lowest of them; None if the rest has a say in it.

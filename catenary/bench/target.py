@@ -10,6 +10,8 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 _CONTROL = frozenset(map(chr, [*range(0x20), 0x7F]))
+# They say where a body ends.
+_FRAMING = frozenset(("content-length", "transfer-encoding"))
 
 
 class BenchError(Exception):
@@ -46,12 +48,15 @@ class Target:
         parts = self._parts
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
             raise ValueError(f"{self.base_url[:100]!r} is not the URL of a server")
+        if not _is_text(self.model or ""):
+            raise ValueError(f"{(self.model or '')[:50]!r} is not the name of a model")
         if parts.username or parts.password:
             raise ValueError("a URL does not hold a name or a password; send a header")
         if not self.timeout_s > 0:
             raise ValueError("the time for a request is above 0")
         for name, value in [*self.headers.items(), ("authorization", self.api_key or "")]:
-            if not name or not name.isascii() or _CONTROL & set(name + value) or set(name) & set(" :"):
+            odd = not name or not name.isascii() or _CONTROL & set(name + value) or set(name) & set(" :")
+            if odd or not _is_text(value) or name.lower() in _FRAMING:
                 raise ValueError(f"{name[:50]!r} is not a header that can be sent")
 
     @property
@@ -91,6 +96,19 @@ class Target:
         try:
             parts = urlsplit(self.base_url)
             parts.port  # noqa: B018 - it raises ValueError where it is no port
+            # As the look-up of the name will.
+            (parts.hostname or "").encode("idna")
+            if _CONTROL & set(self.base_url) or " " in self.base_url or not _is_text(self.base_url):
+                raise ValueError
         except ValueError:
             raise ValueError(f"{self.base_url[:100]!r} is not the URL of a server") from None
         return parts
+
+
+def _is_text(text: str) -> bool:
+    """Whether it can be sent: arguments may have bytes that are no characters."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

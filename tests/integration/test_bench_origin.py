@@ -169,6 +169,19 @@ async def _nonsense(exchange: Exchange) -> None:
     await exchange.event("<html>")
 
 
+async def _error_as_a_chunk(exchange: Exchange) -> None:
+    await _half(exchange)
+    await exchange.event({"object": "error", "message": "no \x1b[31mmemory", "code": 500})
+    await exchange.event("[DONE]")
+    await exchange.raw(b"0\r\n\r\n")
+
+
+async def _absurd_counts(exchange: Exchange) -> None:
+    await exchange.raw(HEAD)
+    await exchange.token()
+    await exchange.finish(usage=(3, 10**400))
+
+
 async def _hang_up(exchange: Exchange) -> None:
     exchange.writer.close()
 
@@ -179,6 +192,8 @@ MISBEHAVIOUR = {
     "refused": (_refused, "http_429", "slow down"),
     "refused without a length": (_refused_without_length, "http_503", "too hot"),
     "error in the stream": (_broken, "error_event", "no memory"),
+    "error as a chunk": (_error_as_a_chunk, "error_event", "no \N{REPLACEMENT CHARACTER}[31mmemory"),
+    "absurd counts": (_absurd_counts, "bad_answer", "no chunk"),
     "no HTTP": (_garbage, "bad_answer", "no HTTP"),
     "no stream": (_no_stream, "bad_answer", "no event stream"),
     "nonsense": (_nonsense, "bad_answer", "no chunk"),

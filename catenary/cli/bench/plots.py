@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from catenary.bench import LoadResult, timeline
+from catenary.bench import LoadResult, percentile_name, shown, timeline
 from catenary.cli.bench.target import Sweep
 from catenary.runtime import StartRefused
 
@@ -41,7 +41,9 @@ def draw(directory: Path, sweep: Sweep | None, points: Sequence[Point]) -> None:
 def latencies(result: LoadResult) -> Figure:
     """Four histograms of completed requests, with median and 99th percentile."""
     figure = _figure()
-    figure.suptitle(f"{result.model}: {result.completed} answered, {result.failed} failed")
+    figure.suptitle(
+        f"{shown(result.model)}: {result.completed} answered, {result.failed} failed", parse_math=False
+    )
     axes = figure.subplots(2, 2).flat
     for axis, (name, title) in zip(axes, _LATENCIES, strict=True):
         found = getattr(result, name)
@@ -49,7 +51,10 @@ def latencies(result: LoadResult) -> Figure:
         axis.set_xlabel("milliseconds")
         axis.set_ylabel("chunks" if name == "itl_ms" else "requests")
         axis.hist(_samples(result, name), bins=_BINS, color="tab:blue", alpha=0.7)
-        ranks = {"p50": found.median, **{f"p{one:g}": value for one, value in found.percentiles.items()}}
+        ranks = {
+            "p50": found.median,
+            **{percentile_name(one): value for one, value in found.percentiles.items()},
+        }
         for style, label in (("-", "p50"), ("--", "p99")):
             if (value := ranks.get(label)) is not None:
                 axis.axvline(value, color="tab:red", linestyle=style, label=f"{label} {value:.4g} ms")
@@ -71,7 +76,7 @@ def throughput(result: LoadResult) -> Figure:
         axis.stairs(rates, edges, baseline=None)
         axis.set_ylabel(label)
         _from_zero(axis)
-    upper.set_title(f"{result.model}: throughput in bins of {line.bin_s:.3g} s")
+    upper.set_title(f"{shown(result.model)}: throughput in bins of {line.bin_s:.3g} s", parse_math=False)
     lower.set_xlabel("seconds")
     return figure
 
@@ -91,7 +96,7 @@ def curves(sweep: Sweep, points: Sequence[Point]) -> Figure:
         found = [getattr(point.result, name) for point in points]
         for percent in found[0].percentiles:
             ranks = [one.percentiles[percent] for one in found]
-            axis.plot(values, [_shown(rank) for rank in ranks], "o-", label=f"p{percent:g}")
+            axis.plot(values, [_shown(rank) for rank in ranks], "o-", label=percentile_name(percent))
         axis.legend()
     for axis in grid.flat:
         axis.set_xlabel("requests a second" if sweep.swept.value == "rate" else "concurrency")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import sys
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from catenary.cli.bench.prompts import PromptMaker, prompt_maker
 from catenary.cli.bench.serve_config import BenchServeConfig
 from catenary.cli.bench.serve_table import show, show_sweep
 from catenary.cli.bench.target import Sweep, at_point, make_plan, make_target, parse_sweep
-from catenary.cli.output import load_options, write_file
+from catenary.cli.output import check_file, load_options, write_file
 from catenary.runtime import StartRefused
 
 _NAME = "catenary bench serve"
@@ -50,6 +51,9 @@ def run_serve(argv: Sequence[str]) -> int:
         return 2
     except BenchError as error:
         print(f"{_NAME}: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"{_NAME}: the output cannot be written: {error.strerror or error}", file=sys.stderr)
         return 1
 
 
@@ -82,10 +86,12 @@ def _serve(config: BenchServeConfig) -> int:
 
 def _tell(config: BenchServeConfig, sweep: Sweep | None, points: Sequence[Point], started: datetime) -> None:
     document = _document(config, sweep, points, started)
-    # First what cannot fail: a full disk is not to take the numbers of an hour with it.
-    _show(config, sweep, points, document)
-    if config.save is not None:
-        write_file(config.save, msgspec.json.format(msgspec.json.encode(document)), "--save")
+    # Neither a full disk nor a pipe that nobody reads is to take the numbers of an hour with it.
+    try:
+        _show(config, sweep, points, document)
+    finally:
+        if config.save is not None:
+            write_file(config.save, msgspec.json.format(msgspec.json.encode(document)), "--save")
     if config.plots is not None:
         from catenary.cli.bench.plots import draw
 
@@ -106,8 +112,8 @@ def _check_outputs(config: BenchServeConfig) -> None:
     """What could not be written is to be known before the run. Raises StartRefused."""
     if config.save_requests and config.save is None:
         raise StartRefused("--save-requests needs --save")
-    if config.save is not None and not config.save.absolute().parent.is_dir():
-        raise StartRefused(f"--save {config.save} cannot be written: there is no such directory")
+    if config.save is not None:
+        check_file(config.save, "--save")
     if config.plots is None:
         return
     if find_spec("matplotlib") is None:
@@ -130,7 +136,7 @@ def _document(
     config: BenchServeConfig, sweep: Sweep | None, points: Sequence[Point], started: datetime
 ) -> dict[str, Any]:
     options = {
-        name: str(value) if isinstance(value, Path) else value
+        name: os.fsencode(value).decode("utf-8", "replace") if isinstance(value, Path) else value
         for name, value in config.model_dump().items()
         if name not in _SECRET
     }

@@ -36,7 +36,7 @@ class BenchServeConfig(PromptsConfig):
     insecure: bool = Field(False, description="Accept any HTTPS certificate.")
     request_rate: float | None = Field(
         None,
-        gt=0,
+        ge=1e-6,
         le=1e6,
         description="Conversations that begin per second, however slow the answers are. Absent: as soon as "
         "there is a place.",
@@ -50,8 +50,8 @@ class BenchServeConfig(PromptsConfig):
     ramp_up: Literal["linear", "exponential"] | None = Field(
         None, description="The rate goes from --ramp-up-from to --ramp-up-to over the run."
     )
-    ramp_up_from: float | None = Field(None, gt=0, le=1e6, description="First rate of the ramp.")
-    ramp_up_to: float | None = Field(None, gt=0, le=1e6, description="Last rate of the ramp.")
+    ramp_up_from: float | None = Field(None, ge=1e-6, le=1e6, description="First rate of the ramp.")
+    ramp_up_to: float | None = Field(None, ge=1e-6, le=1e6, description="Last rate of the ramp.")
     max_concurrency: int | None = Field(
         None,
         ge=1,

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from catenary.bench import Distribution, LoadPlan, LoadResult
+from catenary.bench import Distribution, LoadPlan, LoadResult, percentile_name, shown
 from catenary.cli.bench.target import Sweep
 
 _NAMES = (
@@ -27,14 +28,15 @@ def show(plan: LoadPlan, result: LoadResult, console: Console) -> None:
     console.print(_counts(plan, result))
     console.print(_latencies(plan, result))
     for line in remarks(plan, result):
-        console.print(line, highlight=False)
+        # What a server said is no markup.
+        console.print(line, highlight=False, markup=False)
 
 
 def show_sweep(sweep: Sweep, runs: Sequence[tuple[float, LoadResult]], console: Console) -> None:
     """One line for each run."""
     table = Table(box=box.SIMPLE_HEAD)
     top = max((percent for _, result in runs for percent in result.ttft_ms.percentiles), default=50.0)
-    heads = [head for name in ("TTFT", "TPOT", "E2E") for head in (f"{name} p50", f"p{top:g}")]
+    heads = [head for name in ("TTFT", "TPOT", "E2E") for head in (f"{name} p50", percentile_name(top))]
     for head in (sweep.swept.value, "requests/s", "tokens/s", "good/s", "failed", *heads):
         table.add_column(head, justify="right")
     for value, result in runs:
@@ -91,7 +93,7 @@ def _counts(plan: LoadPlan, result: LoadResult) -> Table:
     table.add_column()
     table.add_column(justify="right")
     rows = [
-        ("model", result.model),
+        ("model", shown(result.model)),
         ("requests", f"{result.completed} answered, {result.failed} failed"),
         ("duration", f"{result.duration_s:.2f} s"),
         ("most at one moment", str(result.peak_concurrency)),
@@ -108,14 +110,14 @@ def _counts(plan: LoadPlan, result: LoadResult) -> Table:
         limits = ", ".join(f"{name} {limit:g} ms" for name, limit in plan.objectives.items())
         rows.append((f"goodput/s ({limits})", f"{number(result.goodput)} ({result.good} requests)"))
     for name, value in rows:
-        table.add_row(name, value)
+        table.add_row(name, escape(value))
     return table
 
 
 def _latencies(plan: LoadPlan, result: LoadResult) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("milliseconds")
-    for head in ("mean", "std", *(f"p{percent:g}" for percent in plan.percentiles)):
+    for head in ("mean", "std", *(percentile_name(percent) for percent in plan.percentiles)):
         table.add_column(head, justify="right")
     for name, words in _NAMES:
         found: Distribution | None = getattr(result, name)

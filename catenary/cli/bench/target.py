@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from catenary.bench import (
+    MIN_RATE,
     Arrivals,
     Conversation,
     Endpoint,
@@ -102,8 +103,8 @@ def parse_sweep(config: BenchServeConfig) -> Sweep | None:
         swept, values = Swept(name.strip()), tuple(float(part) for part in text.split(","))
     except ValueError:
         raise StartRefused(f"--sweep {config.sweep[:50]!r}: rate=1,2,4 or concurrency=1,8,32") from None
-    if not all(0 < value <= 1e6 for value in values) or len(values) > _MAX_POINTS:
-        raise StartRefused(f"--sweep: up to {_MAX_POINTS} values above 0")
+    if not all(MIN_RATE <= value <= 1e6 for value in values) or len(values) > _MAX_POINTS:
+        raise StartRefused(f"--sweep: up to {_MAX_POINTS} values from {MIN_RATE:g} to 1000000")
     if swept is Swept.CONCURRENCY and not all(value.is_integer() for value in values):
         raise StartRefused("--sweep: concurrencies are whole numbers")
     if swept is Swept.RATE and (config.request_rate is not None or config.ramp_up is not None):
@@ -148,6 +149,8 @@ def _extra_body(text: str | None) -> dict[str, Any]:
 
 
 def _tls(config: BenchServeConfig) -> ssl.SSLContext | None:
+    if config.insecure and config.ca_file is not None:
+        raise StartRefused("--insecure accepts any certificate: --ca-file has no say")
     if config.insecure:
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE

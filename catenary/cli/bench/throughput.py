@@ -16,7 +16,7 @@ from catenary.bench import Conversation
 from catenary.cli.bench.prompts import prompt_maker
 from catenary.cli.bench.serve_table import number
 from catenary.cli.bench.throughput_config import BenchThroughputConfig
-from catenary.cli.output import load_options, write_file
+from catenary.cli.output import check_file, load_options, write_file
 from catenary.config import ConfigError, load, parse_flags
 from catenary.runtime import StartRefused
 from catenary.telemetry import configure_logging
@@ -59,6 +59,8 @@ def run_throughput(argv: Sequence[str]) -> int:
 
 def _throughput(config: BenchThroughputConfig, engine_flags: Sequence[str]) -> int:
     options = _engine_options(engine_flags, config.model)
+    if config.save is not None:
+        check_file(config.save, "--save")
     configure_logging(level=config.log_level, fmt=config.log_format, service="bench")
     conversations = prompt_maker(config, text=False).make(config.num_prompts + config.warmup, config.seed)
     if len(conversations) <= config.warmup:

@@ -25,7 +25,11 @@ def test_a_base_url_is_a_host_and_a_path(url: str, host: str, port: int, path: s
 
 
 @pytest.mark.parametrize(
-    "url", ["", "a.example", "ftp://a", "http://", "http://a:x", "http://a/?b", "http://u:p@a"]
+    "url",
+    [
+        *("", "a.example", "ftp://a", "http://", "http://a:x", "http://a/?b", "http://u:p@a"),
+        *("http://a..b", f"http://{'a' * 64}.b", "http://a/b c", "http://a/\r\nX: y", "http://a/\udcff"),
+    ],
 )
 def test_what_is_no_url_of_a_server_is_refused(url: str) -> None:
     with pytest.raises(ValueError):
@@ -47,6 +51,8 @@ def test_a_head_has_the_key_and_the_headers_of_the_caller() -> None:
     [
         *({"headers": {"a\r\nb": "c"}}, {"headers": {"a": "b\r\nc"}}, {"headers": {"": "b"}}),
         *({"headers": {"a b": "c"}}, {"api_key": "a\nb"}, {"timeout_s": 0}),
+        *({"headers": {"content-length": "3"}}, {"headers": {"Transfer-Encoding": "chunked"}}),
+        *({"headers": {"a": "\udcff"}}, {"api_key": "\udcff"}, {"model": "\udcff"}),
     ],
 )
 def test_what_would_break_a_request_is_refused(fields: dict[str, Any]) -> None:

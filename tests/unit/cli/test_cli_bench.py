@@ -182,6 +182,14 @@ def test_nothing_answered_is_exit_code_1(origin: Origin, capsys: pytest.CaptureF
         ("--dataset lines --turns 2", "--turns is for"),
         ("--save-requests", "--save-requests needs --save"),
         ("--save /nowhere/file", "--save /nowhere/file cannot be written"),
+        ("--save /", "--save / cannot be written: it is a directory"),
+        ("--request-rate 1e-320", "--request-rate"),
+        ("--ramp-up exponential --ramp-up-from 1 --ramp-up-to 1e-300", "--ramp-up-to"),
+        ("--percentiles 50,50", "each of them once"),
+        ("--base-url http://a..b", "is not the URL of a server"),
+        ("--header Content-Length=3", "is not a header that can be sent"),
+        ("--model \udcff", "is not the name of a model"),
+        ("--insecure --ca-file /x", "--ca-file has no say"),
         ("--plots /proc/none", "--plots"),
         ("--ca-file /nowhere", "--ca-file: /nowhere"),
         ("--nonsense 1", "unknown option --nonsense"),
@@ -206,6 +214,7 @@ def test_a_wrong_option_of_serve_is_named_in_one_line(
     [
         ("--model x -- --nonsense 1", "unknown option --nonsense"),
         ("-- --model x", "--model after --"),
+        ("--save /nowhere/x", "--save /nowhere/x cannot be written"),
         ("-- --max-num-seqs", "--max-num-seqs"),
         ("-- --max-num-seqs 0", "--max-num-seqs '0'"),
         ("--request-rate 1", "unknown option --request-rate"),
@@ -289,9 +298,9 @@ def test_plots_name_what_they_lack(
 
 
 def test_the_numbers_are_shown_even_if_they_cannot_be_kept(
-    origin: Origin, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    origin: Origin, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert _serve(origin, "--save", str(tmp_path)) == 2
+    assert _serve(origin, "--save", "/dev/full") == 2
     captured = capsys.readouterr()
     assert "3 answered" in captured.out
     assert "cannot be written" in captured.err
