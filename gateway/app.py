@@ -12,7 +12,7 @@ from gateway.generation.prompts import PromptService
 from gateway.generation.service import GenerationService
 from gateway.http.protocol import HttpLimits
 from gateway.http.server import HttpServer
-from gateway.limits import limiter_of
+from gateway.limits import LimitGate, limiter_of
 from gateway.metrics import FleetCollector, GatewayMetrics
 from gateway.openapi import Routes
 from gateway.peers import Peers
@@ -60,7 +60,7 @@ class GatewayApp:
         self.routers = self._made_routers()
         """All routes, the OpenAPI document's among them."""
         app = routed(self.routers)
-        self._stored.use(app)
+        self._stored.use(app if self._limiter is None else LimitGate(app, self._limiter))
         self._server = HttpServer(
             guarded(app, config, self._metrics.observe_http, self._limiter),
             host=config.host,

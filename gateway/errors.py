@@ -103,10 +103,12 @@ def unavailable(
     return ApiError(503, message, kind=SERVER_ERROR, code=code, retry_after_ms=after)
 
 
-def overloaded(message: str, *, retry_after_ms: int | None = None) -> ApiError:
+def overloaded(
+    message: str, *, retry_after_ms: int | None = None, code: str = "rate_limit_exceeded"
+) -> ApiError:
     """429: queues are full."""
     after = DEFAULT_RETRY_AFTER_MS if retry_after_ms is None else retry_after_ms
-    return ApiError(429, message, kind="rate_limit_error", code="rate_limit_exceeded", retry_after_ms=after)
+    return ApiError(429, message, kind="rate_limit_error", code=code, retry_after_ms=after)
 
 
 def timed_out(message: str, *, status: int = 504, retry_after_ms: int | None = None) -> ApiError:

@@ -13,6 +13,7 @@ from catenary.telemetry import bind_request, get_logger, new_id, start_span
 from gateway.auth import identify
 from gateway.caller import Caller, calling
 from gateway.errors import internal
+from gateway.limits import COUNTED, Tried
 
 _log = get_logger(__name__)
 
@@ -28,16 +29,17 @@ class InnerAnswer:
 
 
 async def call_inside(
-    app: ASGIApp, path: str, body: dict[str, Any], *, owner: str, cache_salt: str
+    app: ASGIApp, path: str, body: dict[str, Any], *, owner: str, cache_salt: str, tried: Tried
 ) -> InnerAnswer:
     """POST to `app`. Cancelling it ends the request as a client that hangs up does.
 
     Args:
-        app: the routes, without what checks keys and connections in front of them.
+        app: the routes, without what checks keys and connections in front of them, but behind the limits.
         path: the route.
         body: the JSON body.
         owner: whose request it is.
         cache_salt: of the owner's cached KV.
+        tried: the same one whenever the request is tried.
     """
     data = msgspec.json.encode(body)
     request_id = new_id("req-")
@@ -55,6 +57,7 @@ async def call_inside(
         "headers": [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(data))],
         "client": None,
         "server": None,
+        COUNTED: tried,
     }
     identify(scope, owner=owner, cache_salt=cache_salt)
     span = start_span(f"batch {path}", None)

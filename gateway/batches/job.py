@@ -33,7 +33,7 @@ RunLine = Callable[[ClaimedBatch, BatchLine], Awaitable[LineResult]]
 
 @dataclass(frozen=True, slots=True)
 class JobLimits:
-    """Requests of one file, bytes of one line, and lines of one batch at work at a time."""
+    """Requests of one file, bytes of one line, and lines of one batch at work or about to be."""
 
     max_lines: int
     max_line_bytes: int
@@ -54,7 +54,6 @@ class BatchJob:
         runner: str,
         batches: BatchStore,
         files: FileStore,
-        places: asyncio.Semaphore,
         run_line: RunLine,
         limits: JobLimits,
         clock: Callable[[], float],
@@ -66,8 +65,7 @@ class BatchJob:
             runner: who has claimed it.
             batches: where it is.
             files: where its input is.
-            places: bounds the lines at work, of all of the gateway's batches.
-            run_line: what answers a line.
+            run_line: what answers a line, when there is a place for it.
             limits: of its input.
             clock: Unix time.
         """
@@ -75,7 +73,6 @@ class BatchJob:
         self._runner = runner
         self._batches = batches
         self._files = files
-        self._places = places
         self._run_line = run_line
         self._limits = limits
         self._clock = clock
@@ -142,12 +139,11 @@ class BatchJob:
 
     async def _work(self, todo: AsyncIterator[BatchLine], reading: asyncio.Lock) -> None:
         while True:
-            async with self._places:
-                async with reading:
-                    line = await anext(todo, None)
-                if line is None:
-                    return
-                await self._run_one(line)
+            async with reading:
+                line = await anext(todo, None)
+            if line is None:
+                return
+            await self._run_one(line)
 
     async def _run_one(self, line: BatchLine) -> None:
         result = await self._run_line(self._claim, line)

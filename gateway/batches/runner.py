@@ -18,6 +18,7 @@ from gateway.batches.job import BatchJob, JobLimits
 from gateway.batches.lines import BatchLine, LineResult
 from gateway.batches.store import BatchStore, ClaimedBatch, LeaseLost
 from gateway.errors import ApiError, bad_request
+from gateway.limits import BEYOND_ITS_KEY, Tried
 
 _log = get_logger(__name__)
 _TICK_S = 0.5
@@ -28,6 +29,8 @@ _AWAY = 503
 _BUSY = frozenset({408, 429, _AWAY})
 _UNKNOWN = 404
 _NO_MODEL = b'"model_not_found"'
+_LIMITS_AWAY = b'"limits_unavailable"'
+_NEVER = f'"{BEYOND_ITS_KEY}"'.encode()
 # Lines with which a model's engines were lost so often are not tried again.
 _MOST_LOST = 5
 
@@ -122,7 +125,6 @@ class BatchRunner:
                 runner=self._runner,
                 batches=self._batches,
                 files=self._files,
-                places=self._places,
                 run_line=self._run_line,
                 limits=self._job_limits,
                 clock=self._clock,
@@ -166,11 +168,13 @@ class BatchRunner:
             if line.body.get(name):
                 error = bad_request(f"'{name}' is not allowed in a batch.", name)
                 return LineResult(error.status, new_id("req-"), error.body())
-        backoff, lost = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S), 0
+        backoff, lost, tried = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S), 0, Tried()
         while True:
-            served = self._serves(str(line.body.get("model")))
-            answer = await self._call(claim, line)
-            lost += served and answer.status == _AWAY
+            # Not while it waits: it may be the limits of its key that hold it back.
+            async with self._places:
+                served = self._serves(str(line.body.get("model")))
+                answer = await self._call(claim, line, tried)
+            lost += served and answer.status == _AWAY and _LIMITS_AWAY not in answer.body
             if lost >= _MOST_LOST or not self._comes_back(answer):
                 return LineResult(answer.status, answer.request_id, answer.body)
             await asyncio.sleep(max(backoff.next_delay(), answer.retry_after_s or 0.0))
@@ -180,16 +184,21 @@ class BatchRunner:
         if answer.status == _UNKNOWN and _NO_MODEL in answer.body:
             # The engines of a fleet that was started as a whole arrive one by one.
             return time.monotonic() - self._started < self._limits.model_wait_s
-        return answer.status in _BUSY
+        return answer.status in _BUSY and _NEVER not in answer.body
 
-    async def _call(self, claim: ClaimedBatch, line: BatchLine) -> InnerAnswer:
+    async def _call(self, claim: ClaimedBatch, line: BatchLine, tried: Tried) -> InnerAnswer:
         if self._app is None:
             raise RuntimeError("`use` comes before `run`")
         body = line.body
         if "priority" not in body and "service_tier" not in body:
             body = {**body, "priority": self._limits.priority}
         return await call_inside(
-            self._app, claim.batch.endpoint, body, owner=claim.owner, cache_salt=claim.cache_salt
+            self._app,
+            claim.batch.endpoint,
+            body,
+            owner=claim.owner,
+            cache_salt=claim.cache_salt,
+            tried=tried,
         )
 
     async def _give_back(self) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from gateway.limits.allowance import Allowance, current_allowance
+from gateway.limits.allowance import COUNTED, Allowance, Tried, current_allowance
 from gateway.limits.gate import LIMITED, LimitGate
-from gateway.limits.limiter import LIMIT_HEADERS, KeyLimits, Limiter
+from gateway.limits.limiter import BEYOND_ITS_KEY, LIMIT_HEADERS, KeyLimits, Limiter
 from gateway.limits.options import limiter_of
 from gateway.limits.store import Counters, LocalCounters, StoreAway
 
 __all__ = [
+    "BEYOND_ITS_KEY",
+    "COUNTED",
     "LIMITED",
     "LIMIT_HEADERS",
     "Allowance",
@@ -18,6 +20,7 @@ __all__ = [
     "Limiter",
     "LocalCounters",
     "StoreAway",
+    "Tried",
     "current_allowance",
     "limiter_of",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
+from dataclasses import dataclass
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -34,6 +35,16 @@ class Allowance:
         if self._charge is not None and generated_tokens:
             self._charge(generated_tokens)
 
+
+@dataclass(slots=True)
+class Tried:
+    """One request that is tried until it is answered, under COUNTED in its ASGI scopes. `allowance`: once it
+    was counted; it costs its key's minutes no more from then on."""
+
+    allowance: Allowance | None = None
+
+
+COUNTED = "catenary.counted"
 
 _UNLIMITED = Allowance()
 _current: ContextVar[Allowance] = ContextVar("allowance", default=_UNLIMITED)

@@ -8,7 +8,7 @@ from catenary.telemetry import new_id
 from gateway.auth import owner_of
 from gateway.errors import ApiError
 from gateway.http.respond import send_error
-from gateway.limits.allowance import allow
+from gateway.limits.allowance import COUNTED, Tried, allow
 from gateway.limits.limiter import Limiter
 
 LIMITED = frozenset(
@@ -40,12 +40,14 @@ class LimitGate:
             await self._app(scope, receive, send)
             return
         owner, request = owner_of(scope), new_id("at-")
+        tried: Tried = scope.get(COUNTED) or Tried()
         try:
-            allowance = await self._limiter.enter(owner, request)
+            allowance = await self._limiter.enter(owner, request, tried.allowance)
         except ApiError as refusal:
             await send_error(send, refusal)
             return
         allow(allowance)
+        tried.allowance = allowance
 
         async def told(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -24,6 +24,8 @@ LIMIT_HEADERS = tuple(
     f"x-ratelimit-{what}-{name}" for name in (_REQUESTS, _TOKENS) for what in ("limit", "remaining", "reset")
 )
 RENEW_S = 20.0
+BEYOND_ITS_KEY = "exceeds_key_limit"
+"""Code of what no later minute allows either."""
 _MINUTE_MS = 60_000
 
 
@@ -70,12 +72,17 @@ class Limiter:
         self._charging: asyncio.Task[None] | None = None
         self._away = False
 
-    async def enter(self, owner: str, request: str) -> Allowance:
-        """A request begins. Raises ApiError: the key has too many in this minute, or at work (429), or the
-        shared store is away and the limits say so (503); then, or if it is cancelled, it is not at work."""
-        allowance = Allowance(lambda tokens, headers: self._spend(owner, tokens, headers), self._later(owner))
+    async def enter(self, owner: str, request: str, counted: Allowance | None = None) -> Allowance:
+        """A request begins; `counted`: once more, so that it only counts as being at work. Raises ApiError:
+        the key has too many in this minute, or at work (429), or the shared store is away and the limits say
+        so (503); then, or if it is cancelled, it is not at work."""
+        allowance = counted or Allowance(
+            lambda tokens, headers: self._spend(owner, tokens, headers), self._later(owner)
+        )
         try:
-            await self._enter(owner, request, allowance.headers)
+            await self._enter(owner, request)
+            if counted is None:
+                await self._begin(owner, allowance.headers)
         except BaseException:
             await self.leave(owner, request)
             raise
@@ -110,16 +117,20 @@ class Limiter:
     def _of(self, owner: str) -> _Applied:
         return self._own.get(owner, self._common)
 
-    async def _enter(self, owner: str, request: str, headers: Headers) -> None:
-        windows, most = self._of(owner).windows, self._of(owner).concurrent
+    async def _enter(self, owner: str, request: str) -> None:
+        most = self._of(owner).concurrent
         if most and not await self._ask(lambda at: at.enter(owner, request, most)):
             # It costs the key none of its minute.
-            for name in windows:
+            headers: Headers = []
+            for name in self._of(owner).windows:
                 headers += await self._left(name, owner)
             raise _with(
                 headers,
                 overloaded(f"This API key has its limit of {most} requests at work (key-concurrent)."),
             )
+
+    async def _begin(self, owner: str, headers: Headers) -> None:
+        windows = self._of(owner).windows
         if _REQUESTS in windows:
             await self._count(_REQUESTS, owner, 1, headers)
         if _TOKENS in windows:
@@ -144,6 +155,7 @@ class Limiter:
                 f"The request has {cost} {name}, more than this API key may use in a minute, {limit} "
                 f"(key-{name}-per-minute).",
                 retry_after_ms=_MINUTE_MS,
+                code=BEYOND_ITS_KEY,
             )
         allowed = free and await self._ask(lambda at: at.hit(item, name, owner, cost))
         window = await self._ask(lambda at: at.window(item, name, owner))

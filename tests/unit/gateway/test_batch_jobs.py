@@ -59,7 +59,6 @@ class World:
             runner=runner,
             batches=self.batches,
             files=self.files,
-            places=asyncio.Semaphore(2),
             run_line=run_line,
             limits=LIMITS,
             clock=self.clock,

@@ -87,12 +87,31 @@ async def test_tokens_of_prompts_and_answers(counters: SharedCounters | None) ->
     # More than there ever is.
     with pytest.raises(ApiError) as caught:
         await (await limiter.enter("tokens-b", "3")).spend(101)
-    assert "101 tokens" in caught.value.message
+    assert ("101 tokens" in caught.value.message, caught.value.code) == (True, "exceeds_key_limit")
     # A request that is tried again has the same prompt.
     again = await limiter.enter("tokens-c", "4")
     for _ in range(3):
         await again.spend(40)
     assert told(again)["x-ratelimit-remaining-tokens"] == "60"
+    await limiter.close()
+
+
+async def test_a_request_that_is_tried_again_is_begun_once(counters: SharedCounters | None) -> None:
+    limiter = Limiter(KeyLimits(requests_per_minute=2, tokens_per_minute=100, concurrent=1), counters)
+    await (await limiter.enter("tries", "1")).spend(90)
+    await limiter.leave("tries", "1")
+    waits = await limiter.enter("tries", "2")
+    for _ in range(3):
+        with pytest.raises(ApiError, match="tokens"):
+            await waits.spend(20)
+        await limiter.leave("tries", "2")
+        assert await limiter.enter("tries", "2", waits) is waits
+    # It is at work nevertheless.
+    with pytest.raises(ApiError, match="at work"):
+        await limiter.enter("tries", "3", waits)
+    await a_minute_later(limiter, "tries")
+    await waits.spend(20)
+    assert told(waits)["x-ratelimit-remaining-tokens"] == "80"
     await limiter.close()
 
 
