@@ -261,10 +261,12 @@ def measure_model(name: str, counts: Sequence[int], steps: int) -> None:
     options = EngineConfig(model=name, router=("unix:none",), insecure=True, kv_cache_gib=1.0)
     engine = start_engine(decode_options(options.model_dump_json().encode()), lambda activity, done: None)
     calls: list[tuple[str, float, float]] = []
-    for call in ("decode", "logits"):
+    # What gives greedy rows their tokens.
+    last = "choose" if engine.model.chooses else "logits"
+    for call in ("decode", last):
         setattr(engine.model, call, timed_calls(call, getattr(engine.model, call), calls))
     print(f"{name}, greedy; wall ms per step, medians")
-    print("| rows | turn | forward | logits | beside them, median | mean | CPU of the loop |")
+    print("| rows | turn | forward | head | beside them, median | mean | CPU of the loop |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     core: Any = CoreLoop(cast("BlockingLink", EncodingLink()), engine)
     for running in counts:
@@ -276,10 +278,10 @@ def measure_model(name: str, counts: Sequence[int], steps: int) -> None:
         turn, host = (time.perf_counter() - began) * 1000 / steps, (time.thread_time() - host) * 1000 / steps
         took = {
             name: [(end - start) * 1000 for kind, start, end in calls if kind == name]
-            for name in ("decode", "logits")
+            for name in ("decode", last)
         }
         ends = [(start, end) for kind, start, end in calls if kind == "decode"]
-        logits = statistics.median(took["logits"])
+        logits = statistics.median(took[last])
         beside = [(then - done) * 1000 - logits for (_, done), (then, _) in itertools.pairwise(ends)]
         cells = (statistics.median(took["decode"]), logits, statistics.median(beside))
         cells += (statistics.fmean(beside), host)

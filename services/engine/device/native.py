@@ -142,5 +142,15 @@ class NativeDecoder(Protocol):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [R, hidden_size] -> float32 [R, vocab_size]. Raises ValueError if the model has no head."""
 
+    @property
+    def chooses(self) -> bool:
+        """Whether `choose` may be called."""
+
+    def choose(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of each row of `logits` the first of the largest, int64 [R], and its value, float32 [R].
+
+        The value is NaN where one of the row is. Logits are kept nowhere.
+        """
+
     def weight_bytes(self) -> int:
         """Bytes of all weights that it took."""

@@ -171,6 +171,17 @@ class PagedModel(ABC):
     ) -> torch.Tensor:
         """Hidden states [T, hidden_size] of tokens [T] at positions [T], the final norm applied."""
 
+    @property
+    def chooses(self) -> bool:
+        """Whether `choose` may be called."""
+        return False
+
+    def choose(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """hidden [R, hidden_size] -> of each row of `logits` the first of the largest, int64 [R], and its
+        value, float32 [R], NaN where one of the row is: for less than logits cost. Raises ValueError.
+        """
+        raise ValueError("this model gives logits")
+
     @abstractmethod
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [R, hidden_size] -> logits [R, vocab_size], scaled and capped as the architecture does."""

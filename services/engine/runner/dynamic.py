@@ -20,6 +20,7 @@ from services.engine.sampling import (
     MaskBuffer,
     SamplerInputs,
     TokenMasks,
+    chosen,
     prepare,
     prompt_logprobs,
     sample,
@@ -75,10 +76,10 @@ class DynamicTails:
                 self._builder.ids(request.last_rows, spare, count, request.staging.rows),
                 prepare(request.sampled, count, self._vocab_size, self.device),
             )
-        return DynamicTail(self, prompts, sampling)
+        return DynamicTail(self, prompts, sampling, rows=len(request.sampled))
 
     def dummy(self, phase: Phase, count: int) -> DynamicTail:
-        return DynamicTail(self, None, None, count)
+        return DynamicTail(self, None, None, dummy_rows=count)
 
     def masked(self, inputs: SamplerInputs, masks: TokenMasks, buffer: MaskBuffer) -> SamplerInputs:
         """The inputs with masks."""
@@ -90,6 +91,16 @@ class DynamicTails:
         logits: torch.Tensor = self._graphs.run(Phase.HEAD, hidden.shape[0], self.phases.head, (hidden,))
         return logits
 
+    def choose(self, count: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The best tokens of the first `rows` hidden states, and their logits. `count`: the static count."""
+
+        def best(hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.phases.choose(hidden[:rows])
+
+        hidden = self.phases.hidden[:count]
+        tokens, logits = self._graphs.run(Phase.HEAD, count, best, (hidden,))
+        return tokens, logits
+
 
 class DynamicTail:
     """Implements `StepTail`."""
@@ -99,11 +110,14 @@ class DynamicTail:
         tails: DynamicTails,
         prompts: PromptRequests | None,
         sampling: tuple[Staged, SamplerInputs] | None,
+        *,
+        rows: int = 0,
         dummy_rows: int = 0,
     ) -> None:
         self._tails = tails
         self._prompts = prompts
         self._sampling = sampling
+        self._rows = rows
         self._dummy_rows = dummy_rows
         self._harmless: torch.Tensor | None = None
         self._scores: torch.Tensor | None = None
@@ -128,6 +142,11 @@ class DynamicTail:
             return
         staged, inputs = self._sampling
         (last_rows,) = staged.tensors()
+        if tails.phases.chooses and inputs.greedy:
+            batch = chosen(*tails.choose(last_rows.shape[0], self._rows), tails.device)
+            tails.phases.keep_tokens(last_rows[: self._rows], batch.tokens)
+            self._samples = batch.packed
+            return
         logits = tails.head(tails.phases.hidden[: last_rows.shape[0]])
         few = _FEW_DRAWN if inputs.plain is not None or inputs.filtered is not None else _FEW
         with tails.device.small_work() if logits.numel() <= few else nullcontext():

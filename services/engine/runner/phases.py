@@ -71,6 +71,15 @@ class Phases:
         """hidden [R, hidden_size] -> logits [R, vocab_size]."""
         return self._model.logits(hidden)
 
+    @property
+    def chooses(self) -> bool:
+        """Whether `choose` may be called."""
+        return self._model.chooses
+
+    def choose(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """hidden [R, hidden_size] -> the best tokens int64 [R] and their logits, see `PagedModel.choose`."""
+        return self._model.choose(hidden)
+
     def keep_tokens(self, rows: torch.Tensor, tokens: torch.Tensor) -> None:
         """Makes int64 [R] tokens the last ones of these rows."""
         self.last_tokens.index_copy_(0, rows, tokens)

@@ -126,6 +126,12 @@ class SamplerInputs:
     alternatives: bool = False
     beams: torch.Tensor | None = None
 
+    @property
+    def greedy(self) -> bool:
+        """Whether every row takes its best token, and nothing else is asked of it."""
+        edited = (self.edits, self.penalties, self.allowed, self.masks)
+        return all(part is None for part in (*edited, self.plain, self.filtered, self.asked, self.beams))
+
 
 def prepare(rows: list[RowParams], padded_rows: int, vocab_size: int, device: Device) -> SamplerInputs:
     """Inputs of a step with these rows in front of `padded_rows` rows of logits [padded_rows, vocab_size]."""

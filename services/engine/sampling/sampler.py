@@ -57,15 +57,29 @@ def sample(
         draws, filters = inputs.filtered
         drawn = draw_filtered(Scaled(scores, best, draws), filters, device)
         tokens.index_copy_(0, draws.index, drawn)
-    status = torch.where(best == -torch.inf, RowStatus.NOTHING_LEFT, RowStatus.SAMPLED)
-    # Penalties and biases may overflow what was finite.
-    unusable = largest.isnan() | (largest == torch.inf) | (best == torch.inf)
-    status = status.masked_fill(unusable, RowStatus.NOT_FINITE)
-    packed = _pack(raw, tokens, status, inputs, device)
+    packed = _pack(raw, tokens, _status(largest, best), inputs, device)
     if inputs.beams is not None:
         columns = beam_columns(scores.index_select(0, inputs.beams), device)
         packed[:, PACKED_HEAD - 1 :].index_copy_(0, inputs.beams, columns)
     return SampledBatch(tokens, packed)
+
+
+def chosen(tokens: torch.Tensor, best: torch.Tensor, device: Device) -> SampledBatch:
+    """The result of `sample` for rows that are all greedy and ask for nothing else.
+
+    tokens int64 [R]: the first of each row's largest logits; best float32 [R]: their values, NaN where one of
+    the row is.
+    """
+    wide = (tokens.to(device.wide_dtype), _status(best, best).to(device.wide_dtype))
+    return SampledBatch(tokens, torch.stack((*wide, torch.zeros_like(wide[0])), dim=1))
+
+
+def _status(largest: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
+    """RowStatus of rows, int64 [R]: `best` is the largest score, `largest` the largest of the logits."""
+    status = torch.where(best == -torch.inf, RowStatus.NOTHING_LEFT, RowStatus.SAMPLED)
+    # Penalties and biases may overflow what was finite.
+    unusable = largest.isnan() | (largest == torch.inf) | (best == torch.inf)
+    return status.masked_fill(unusable, RowStatus.NOT_FINITE)
 
 
 def _pack(

@@ -63,12 +63,16 @@ class CpuNativeDecoder:
         self._clear = function("catenary_decoder_clear", c_int32, c_void_p, c_void_p, c_int64)
         self._prefill = function("catenary_decoder_prefill", c_int32, c_void_p, c_void_p, c_void_p)
         self._decode = function("catenary_decoder_decode", c_int32, c_void_p, c_void_p, c_void_p)
+        pick = [c_void_p, c_void_p, c_int64, c_void_p, c_void_p]
+        self._choose = function("catenary_decoder_choose", c_int32, *pick)
         self._logits = function("catenary_decoder_logits", c_int32, c_void_p, c_void_p, c_int64, c_void_p)
         with ThreadPoolExecutor(team.size) as pool:
             packer = Packer(library, pool)
             architecture = _architecture(packer, spec, quantization)
         self._packer = packer
         self._scores = bool(architecture.head.outputs)
+        # Dividing and capping may make two scores one.
+        self._chooses = self._scores and spec.logits_divisor == 1.0 and not spec.logits_softcap
         self._handle = make(ctypes.byref(architecture), team.handle)
         if not self._handle:
             raise MemoryError("no memory for the native decoder")
@@ -151,6 +155,21 @@ class CpuNativeDecoder:
         scores = torch.empty((count, self._vocab), dtype=torch.float32)
         _check(self._logits(self._handle, hidden.data_ptr(), count, scores.data_ptr()))
         return scores
+
+    @property
+    def chooses(self) -> bool:
+        return self._chooses
+
+    def choose(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if not self._chooses:
+            raise ValueError("the best of this model's scores is found among all of them")
+        hidden = hidden.to(self._dtype).contiguous()
+        count = hidden.shape[0]
+        tokens = torch.empty(count, dtype=torch.int64)
+        scores = torch.empty(count, dtype=torch.float32)
+        pointers = (hidden.data_ptr(), count, tokens.data_ptr(), scores.data_ptr())
+        _check(self._choose(self._handle, *pointers))
+        return tokens, scores
 
 
 def _point(arguments: Any, **tensors: tuple[torch.Tensor, int]) -> list[torch.Tensor]:

@@ -91,6 +91,14 @@ class DecoderModel(PagedModel):
     ) -> torch.Tensor:
         return self._body(tokens, positions, inputs)
 
+    @property
+    def chooses(self) -> bool:
+        return self.native is not None and self.native.chooses
+
+    @torch.inference_mode()
+    def choose(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return super().choose(hidden) if self.native is None else self.native.choose(hidden)
+
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._head(hidden) if self.native is None else self.native.logits(hidden)

@@ -84,7 +84,16 @@ Fault Decoder::logits(const void* hidden, int64_t rows, float* scores) {
   if (rows == 0) return Fault::kNone;
   rows_.operand.reserve(rows * operand_bytes_);
   rows_.scales.floats(rows);
-  HeadPass(*this, hidden, rows, scores).run();
+  HeadPass(*this, hidden, rows, nullptr, scores).run();
+  return Fault::kNone;
+}
+
+Fault Decoder::choose(const void* hidden, int64_t rows, int64_t* tokens, float* scores) {
+  if (rows == 0) return Fault::kNone;
+  rows_.operand.reserve(rows * operand_bytes_);
+  rows_.scales.floats(rows);
+  for (Own& own : own_) own.best.reserve(rows * kBestBytes);
+  HeadPass(*this, hidden, rows, tokens, scores).run();
   return Fault::kNone;
 }
 
@@ -103,13 +112,34 @@ void Decoder::make_room(int64_t rows) {
   }
 }
 
+void Decoder::foresee(int64_t rows) {
+  for (size_t rank = 0; rank < own_.size(); ++rank) {
+    Ahead& ahead = own_[rank].ahead;
+    ahead.restart();
+    if (foreseen_ == rows) continue;
+    ahead.clear();
+    const auto add = [&](const Linear& linear) {
+      return catenary::foresee(linear, rows, static_cast<int>(rank), team_.size(), ahead);
+    };
+    bool known = true;
+    for (const Layer& layer : layers_) {
+      // Which experts will be read is not known before.
+      known = known && layer.experts == nullptr;
+      for (const Linear* linear : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) known = known && add(*linear);
+    }
+    if (architecture_.head.outputs > 0) known = known && add(architecture_.head);
+    if (!known) ahead.clear();
+  }
+  foreseen_ = rows;
+}
+
 Operand Decoder::shared_operand() {
   return {rows_.operand.reserve(0), 0, rows_.scales.floats(0)};
 }
 
 int64_t Decoder::scratch_bytes() const {
   const auto size_of = [](const Own& own) {
-    return own.row.size() + own.operand.size() + own.scales.size() + own.attention.size();
+    return own.row.size() + own.operand.size() + own.scales.size() + own.attention.size() + own.best.size();
   };
   int64_t total = mixture_.bytes();
   for (const Own& own : own_) total += size_of(own);

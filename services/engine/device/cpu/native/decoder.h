@@ -92,6 +92,10 @@ class Decoder {
   // hidden [rows, hidden] -> scores float32 [rows, vocab].
   Fault logits(const void* hidden, int64_t rows, float* scores);
 
+  // The first of each row's best scores, and what it is; -inf if all are, and no number if one of the row is none.
+  // Exactly what one would find among `logits`, of which none is kept.
+  Fault choose(const void* hidden, int64_t rows, int64_t* tokens, float* scores);
+
   int64_t scratch_bytes() const;
 
  private:
@@ -100,6 +104,8 @@ class Decoder {
 
   Fault forward(int64_t places, void* hidden);
   void make_room(int64_t rows);
+  // Lays out what threads will read of all layers and the head, for so many rows.
+  void foresee(int64_t rows);
   Operand shared_operand();
 
   Architecture architecture_;
@@ -120,6 +126,8 @@ class Decoder {
   } rows_;
   std::vector<Own> own_;
   Mixture mixture_;
+  // The rows for which the threads' own `ahead` is laid out.
+  int64_t foreseen_ = 0;
 };
 
 }  // namespace catenary

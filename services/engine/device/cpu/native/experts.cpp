@@ -67,7 +67,7 @@ void Mixture::compute_part(Worker& worker, Own& own, const MixtureCall& call, in
     put_made(up, scratch, scratch, normed, row);
   });
   const Result scores{Result::Way::kStore, Activation::kNone, 1.0f, scores_.floats(0), aligned_floats(experts.count)};
-  share_product(worker, router, routed, rows, call.threads, scores);
+  share_product(worker, router, routed, rows, scores);
   worker.share(rows, [&](int64_t row) { choose(experts, row); });
   worker.share(1, [&](int64_t) { sort(experts, rows, call.threads); });
 
@@ -88,7 +88,7 @@ void Mixture::compute_part(Worker& worker, Own& own, const MixtureCall& call, in
     const Result gated{
         Result::Way::kGate, call.activation, 1.0f, inner_.floats(0) + active.start * inner_stride, inner_stride};
     const Operand rows_of = operand_of(up, sorted_, sorted_scales_, active.start);
-    multiply(experts.gate_up[active.expert], rows_of, active.rows, active.up, piece - active.first_up, gated);
+    multiply(experts.gate_up[active.expert], rows_of, active.rows, active.up, piece - active.first_up, gated, nullptr);
   });
   const Operand closing = operand_of(down, closing_, closing_scales_);
   worker.share(sorted_rows, [&](int64_t row) {
@@ -99,7 +99,7 @@ void Mixture::compute_part(Worker& worker, Own& own, const MixtureCall& call, in
     const Result out{
         Result::Way::kStore, Activation::kNone, 1.0f, outs_.floats(0) + active.start * out_stride, out_stride};
     const Operand rows_of = operand_of(down, closing_, closing_scales_, active.start);
-    multiply(experts.down[active.expert], rows_of, active.rows, active.down, piece - active.first_down, out);
+    multiply(experts.down[active.expert], rows_of, active.rows, active.down, piece - active.first_down, out, nullptr);
   });
   worker.share(rows, [&](int64_t row) { add_up(call, row, scratch); });
 }

@@ -58,6 +58,11 @@ int32_t catenary_decoder_logits(void* decoder, const void* hidden, int64_t rows,
   return guarded([&] { return static_cast<Decoder*>(decoder)->logits(hidden, rows, scores); });
 }
 
+// Of models that neither divide their scores nor cap them.
+int32_t catenary_decoder_choose(void* decoder, const void* hidden, int64_t rows, int64_t* tokens, float* scores) {
+  return guarded([&] { return static_cast<Decoder*>(decoder)->choose(hidden, rows, tokens, scores); });
+}
+
 // Bytes that forwards keep for the next one.
 int64_t catenary_decoder_scratch(const void* decoder) { return static_cast<const Decoder*>(decoder)->scratch_bytes(); }
 

@@ -1,9 +1,12 @@
 // Packing for Python, and whole linear layers for tests and measurements.
-#include "kernels.h"
+#include <new>
+#include <vector>
 
+#include "linear.h"
+
+using catenary::Ahead;
 using catenary::Linear;
 using catenary::Operand;
-using catenary::Pieces;
 using catenary::Result;
 using catenary::Team;
 using catenary::WeightKind;
@@ -20,21 +23,30 @@ struct Run {
   const float* x;
   int64_t stride;
   int64_t rows;
-  int32_t threads;
+  // Of each thread, if it is known which panels it will read.
+  std::vector<Ahead> ahead;
 };
 
+void foresee_layers(Run& run, int threads) {
+  std::vector<Ahead> ahead(static_cast<size_t>(threads));
+  for (int rank = 0; rank < threads; ++rank) {
+    for (int64_t index = 0; index < run.count; ++index) {
+      if (!catenary::foresee(run.layers[index], run.rows, rank, threads, ahead[static_cast<size_t>(rank)])) return;
+    }
+  }
+  run.ahead = std::move(ahead);
+}
+
 void run_layers(void* context, Worker& worker) {
-  const Run& run = *static_cast<const Run*>(context);
+  Run& run = *static_cast<Run*>(context);
+  if (!run.ahead.empty()) worker.foresee(&run.ahead[static_cast<size_t>(worker.rank())]);
   for (int64_t index = 0; index < run.count; ++index) {
     const Linear& layer = run.layers[index];
     const Operand& operand = run.operands[index];
     worker.share(run.rows, [&](int64_t row) {
       catenary::put_row(layer.kind, run.x + row * run.stride, layer.inputs, operand, row);
     });
-    const Pieces pieces = catenary::divide(layer, run.rows, run.threads);
-    worker.share(pieces.count, [&](int64_t piece) {
-      catenary::multiply(layer, operand, run.rows, pieces, piece, run.results[index]);
-    });
+    catenary::share_product(worker, layer, operand, run.rows, run.results[index]);
   }
 }
 
@@ -70,7 +82,12 @@ int64_t catenary_operand_stride(int32_t kind, int32_t inputs) {
 void catenary_run_layers(
     Team* team, const Linear* layers, const Operand* operands, const Result* results, int64_t count, const float* x,
     int64_t stride, int64_t rows) {
-  Run run = {layers, operands, results, count, x, stride, rows, team->size()};
+  Run run = {layers, operands, results, count, x, stride, rows, {}};
+  try {
+    foresee_layers(run, team->size());
+  } catch (const std::bad_alloc&) {
+    // They know as much as they need.
+  }
   team->run(run_layers, &run);
 }
 

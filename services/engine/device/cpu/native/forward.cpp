@@ -26,6 +26,7 @@ Pass::Pass(Decoder& decoder, void* hidden)
   plan_.reset(plan_attention(batch_.spans.data(), count, decoder.caches_[0], sizes_.heads, threads));
   if (plan_ == nullptr) throw std::bad_alloc();
   for (Own& own : decoder.own_) own.attention.reserve(attention_scratch(*plan_));
+  decoder.foresee(rows_);
 }
 
 void Pass::run() {
@@ -33,14 +34,15 @@ void Pass::run() {
 }
 
 void Pass::compute(Worker& worker) {
+  Own& own = decoder_.own_[static_cast<size_t>(worker.rank())];
+  worker.foresee(own.ahead.empty() ? nullptr : &own.ahead);
   worker.share(rows_, [&](int64_t row) { embed(row); });
   for (int32_t index = 0; index < sizes_.layer_count; ++index) {
     const Layer& layer = decoder_.layers_[static_cast<size_t>(index)];
     attention(worker, layer, decoder_.caches_[static_cast<size_t>(index)]);
     mlp(worker, layer);
   }
-  float* scratch = decoder_.own_[static_cast<size_t>(worker.rank())].row.floats(0);
-  worker.share(rows_, [&](int64_t row) { close(row, scratch); });
+  worker.share(rows_, [&](int64_t row) { close(row, own.row.floats(0)); });
 }
 
 void Pass::embed(int64_t row) {
@@ -64,7 +66,6 @@ void Pass::embed(int64_t row) {
 }
 
 void Pass::attention(Worker& worker, const Layer& layer, const Cache& cache) {
-  const int threads = decoder_.team_.size();
   Own& own = decoder_.own_[static_cast<size_t>(worker.rank())];
   const auto norm = [&](int64_t row, float* scratch) {
     rms_norm(residual(row), layer.attention_norm, sizes_.hidden, sizes_.norm_eps, scratch);
@@ -72,7 +73,7 @@ void Pass::attention(Worker& worker, const Layer& layer, const Cache& cache) {
   };
   Operand operand = make_operand(worker, layer.qkv, rows_, decoder_.shared_operand(), own, norm);
   const Result fused{Result::Way::kStore, Activation::kNone, 1.0f, fused_, fused_stride_};
-  share_product(worker, layer.qkv, operand, rows_, threads, fused);
+  share_product(worker, layer.qkv, operand, rows_, fused);
   worker.share(rows_, [&](int64_t row) { turn(layer, cache, row); });
   const AttentionShape shape{sizes_.heads, sizes_.scale, layer.window, sizes_.attention_softcap};
   worker.share(attention_pieces(*plan_), [&](int64_t piece) {
@@ -115,22 +116,21 @@ void Pass::mlp(Worker& worker, const Layer& layer) {
   };
   Operand operand = make_operand(worker, layer.gate_up, rows_, decoder_.shared_operand(), own, norm);
   const Result gated{Result::Way::kGate, sizes_.activation, 1.0f, inner_, inner_stride_};
-  share_product(worker, layer.gate_up, operand, rows_, decoder_.team_.size(), gated);
+  share_product(worker, layer.gate_up, operand, rows_, gated);
   const auto inner = [&](int64_t row, float*) { return inner_ + row * inner_stride_; };
   operand = make_operand(worker, layer.down, rows_, decoder_.shared_operand(), own, inner);
   add_product(worker, layer.down, operand, layer.mlp_post_norm);
 }
 
 void Pass::add_product(Worker& worker, const Linear& linear, const Operand& operand, const float* post_norm) {
-  const int threads = decoder_.team_.size();
   const float factor = sizes_.residual_multiplier;
   if (post_norm == nullptr) {
     const Result added{Result::Way::kAdd, Activation::kNone, factor, residual_, hidden_stride_};
-    share_product(worker, linear, operand, rows_, threads, added);
+    share_product(worker, linear, operand, rows_, added);
     return;
   }
   const Result delta{Result::Way::kStore, Activation::kNone, 1.0f, delta_, hidden_stride_};
-  share_product(worker, linear, operand, rows_, threads, delta);
+  share_product(worker, linear, operand, rows_, delta);
   worker.share(rows_, [&](int64_t row) {
     float* at = delta_ + row * hidden_stride_;
     rms_norm(at, post_norm, sizes_.hidden, sizes_.norm_eps, at);

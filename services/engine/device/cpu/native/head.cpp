@@ -1,5 +1,7 @@
 #include "head.h"
 
+#include <limits>
+
 #include "rows.h"
 
 namespace catenary {
@@ -13,8 +15,13 @@ F32 finished(F32 scores, float divisor, float cap) {
 
 }  // namespace
 
-HeadPass::HeadPass(Decoder& decoder, const void* hidden, int64_t rows, float* scores)
-    : decoder_(decoder), sizes_(decoder.architecture_), hidden_(hidden), rows_(rows), scores_(scores) {}
+HeadPass::HeadPass(Decoder& decoder, const void* hidden, int64_t rows, int64_t* tokens, float* scores)
+    : decoder_(decoder),
+      sizes_(decoder.architecture_),
+      hidden_(hidden),
+      rows_(rows),
+      tokens_(tokens),
+      scores_(scores) {}
 
 void HeadPass::run() {
   decoder_.team_.run([](void* pass, Worker& worker) { static_cast<HeadPass*>(pass)->compute(worker); }, this);
@@ -22,16 +29,48 @@ void HeadPass::run() {
 
 void HeadPass::compute(Worker& worker) {
   Own& own = decoder_.own_[static_cast<size_t>(worker.rank())];
+  // Behind the layers, if the forward before had as many rows.
+  worker.foresee(decoder_.foreseen_ == rows_ && own.ahead.last() ? &own.ahead : nullptr);
   const auto widened = [&](int64_t row, float* scratch) {
     read_row(sizes_.kind, hidden_, row, sizes_.hidden, 1.0f, scratch);
     return scratch;
   };
   const Operand operand = make_operand(worker, sizes_.head, rows_, decoder_.shared_operand(), own, widened);
+  if (tokens_ != nullptr) {
+    float* best = own.best.floats(0);
+    for (int64_t i = 0; i < rows_ * kBestBytes / 4; ++i) {
+      best[i] = i % (3 * kLanes) < kLanes ? -std::numeric_limits<float>::infinity() : 0.0f;
+    }
+    share_product(
+        worker, sizes_.head, operand, rows_, {Result::Way::kBest, Activation::kNone, 1.0f, best, kBestBytes / 4});
+    worker.share(rows_, [&](int64_t row) { choose(row); });
+    return;
+  }
   const Result result{Result::Way::kStore, Activation::kNone, 1.0f, scores_, sizes_.vocab};
-  share_product(worker, sizes_.head, operand, rows_, decoder_.team_.size(), result);
+  share_product(worker, sizes_.head, operand, rows_, result);
   if (sizes_.logits_divisor != 1.0f || sizes_.logits_softcap > 0) {
     worker.share(rows_, [&](int64_t row) { finish(row); });
   }
+}
+
+// The best of what threads and lanes have kept.
+void HeadPass::choose(int64_t row) {
+  float score = -std::numeric_limits<float>::infinity();
+  int32_t token = 0, strange = 0;
+  for (Own& own : decoder_.own_) {
+    const float* kept = own.best.floats(0) + row * kBestBytes / 4;
+    const F32 values = load(kept);
+    const I32 outputs = load_as<I32>(kept + kLanes), none = load_as<I32>(kept + 2 * kLanes);
+    for (int lane = 0; lane < kLanes; ++lane) {
+      strange |= none[lane];
+      if (values[lane] > score || (values[lane] == score && outputs[lane] < token)) {
+        score = values[lane];
+        token = outputs[lane];
+      }
+    }
+  }
+  tokens_[row] = token;
+  scores_[row] = strange != 0 ? std::numeric_limits<float>::quiet_NaN() : score;
 }
 
 void HeadPass::finish(int64_t row) {

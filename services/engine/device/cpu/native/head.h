@@ -9,19 +9,21 @@ namespace catenary {
 
 class HeadPass {
  public:
-  // See Decoder::logits.
-  HeadPass(Decoder& decoder, const void* hidden, int64_t rows, float* scores);
+  // See Decoder::logits, and Decoder::choose if there are `tokens`.
+  HeadPass(Decoder& decoder, const void* hidden, int64_t rows, int64_t* tokens, float* scores);
 
   void run();
 
  private:
   void compute(Worker& worker);
   void finish(int64_t row);
+  void choose(int64_t row);
 
   Decoder& decoder_;
   const Architecture& sizes_;
   const void* const hidden_;
   const int64_t rows_;
+  int64_t* const tokens_;
   float* const scores_;
 };
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "activation.h"
+#include "ahead.h"
 #include "simd.h"
 #include "team.h"
 
@@ -75,8 +76,10 @@ void put_row(WeightKind kind, const float* x, int32_t inputs, const Operand& ope
 //   kStore  out = product + bias
 //   kAdd    out += factor * (product + bias): the residual stream
 //   kGate   out [rows, outputs / 2] = activation(gate + bias) * (up + bias): of gated layers alone
+//   kBest   out [rows] is the best of all products yet, in kBestBytes each: of each lane the first of the largest, as
+//           floats, its output as int32, and as int32 whether there was one that is no number. For a single thread
 struct Result {
-  enum class Way : int32_t { kStore = 0, kAdd = 1, kGate = 2 };
+  enum class Way : int32_t { kStore = 0, kAdd = 1, kGate = 2, kBest = 3 };
   Way way;
   Activation activation;
   float factor;
@@ -84,21 +87,24 @@ struct Result {
   int64_t stride;
 };
 
+constexpr int64_t kBestBytes = 3 * kBytes;
+
 // How a product is divided among threads: pieces [0, count), which may be computed in any order and thread.
 // Few rows: each piece is some panels for all rows, so that a weight is read from memory once. Many rows: tiles.
 struct Pieces {
   int64_t count;
   int32_t panels_each;
   int32_t rows_each;
-  // Panels that other threads are likely to take before the calling one takes its next piece.
+  // Panels that other threads are likely to take before the calling one takes its next piece, where each takes any.
   int32_t panels_between;
 };
 Pieces divide(const Linear& linear, int64_t rows, int threads);
 
-// One piece of operand [rows] times the weight.
+// One piece of operand [rows] times the weight. ahead: what the calling thread foresees, if the piece is one of its own
+// in that; else null.
 void multiply(
-    const Linear& linear, const Operand& operand, int64_t rows, const Pieces& pieces, int64_t piece,
-    const Result& result);
+    const Linear& linear, const Operand& operand, int64_t rows, const Pieces& pieces, int64_t piece, const Result& result,
+    Ahead* ahead);
 
 // Bytes of `panels`, a multiple of 64, as `panels` is to be aligned.
 int64_t packed_bytes(WeightKind kind, int32_t outputs, int32_t inputs, int32_t gated);

@@ -7,13 +7,15 @@
 #include "buffer.h"
 #include "kernels.h"
 #include "mixing.h"
+#include "packing.h"
 #include "team.h"
 
 namespace catenary {
 
 // What one thread works in: rows that it makes for itself, and the attention's scratch.
 struct Own {
-  Buffer row, operand, scales, attention;
+  Buffer row, operand, scales, attention, best;
+  Ahead ahead;
 };
 
 // So few rows every thread makes for itself: that takes less time than to wait for another that makes them.
@@ -48,10 +50,30 @@ Operand make_operand(
   return operand;
 }
 
-inline void share_product(
-    Worker& worker, const Linear& linear, const Operand& operand, int64_t rows, int threads, const Result& result) {
+// Adds what a thread will read of a linear layer to what it foresees. False: nobody knows, since threads share panels.
+inline bool foresee(const Linear& linear, int64_t rows, int rank, int threads, Ahead& ahead) {
   const Pieces pieces = divide(linear, rows, threads);
-  worker.share(pieces.count, [&](int64_t piece) { multiply(linear, operand, rows, pieces, piece, result); });
+  if (pieces.rows_each < rows) return false;
+  const Run run = run_of(pieces.count, rank, threads);
+  const int64_t bytes = panel_bytes(linear.kind, linear.inputs), begin = run.begin * pieces.panels_each;
+  const int64_t end = std::min<int64_t>(run.end * pieces.panels_each, linear.panel_count());
+  ahead.add(static_cast<const uint8_t*>(linear.panels) + begin * bytes, (end - begin) * bytes);
+  return true;
+}
+
+// The next product of those that the worker foresees, or any product if it foresees nothing.
+inline void share_product(
+    Worker& worker, const Linear& linear, const Operand& operand, int64_t rows, const Result& result) {
+  const Pieces pieces = divide(linear, rows, worker.threads());
+  Ahead* ahead = worker.ahead();
+  if (ahead == nullptr) {
+    worker.share(pieces.count, [&](int64_t piece) { multiply(linear, operand, rows, pieces, piece, result, nullptr); });
+    return;
+  }
+  ahead->begin();
+  worker.share_runs(pieces.count, [&](int64_t piece, bool own) {
+    multiply(linear, operand, rows, pieces, piece, result, own ? ahead : nullptr);
+  });
 }
 
 }  // namespace catenary

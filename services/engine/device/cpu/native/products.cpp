@@ -13,6 +13,8 @@ namespace {
 constexpr int64_t kBlockRows = 80;
 // A panel's bytes are walked through in parts that stay in the second-level cache, with those of the rows.
 constexpr int64_t kPartBytes = 128 << 10;
+// The same where a panel is used once: so often it is looked what memory is to be asked for next.
+constexpr int64_t kOncePartBytes = 16 << 10;
 // Pieces of few rows: long enough that claiming costs nothing, short enough that threads end together.
 constexpr int64_t kPieceBytes = 32 << 10;
 // How far ahead of the loop memory is asked for when a panel is used once: as far as it takes so long to come, and
@@ -24,7 +26,8 @@ int64_t ceiling(int64_t value, int64_t divisor) { return (value + divisor - 1) /
 // One panel, or of a gated layer the gates' and the ups', times a block of rows.
 class Block {
  public:
-  Block(const Linear& linear, const Operand& operand, const Result& result, int64_t first_row, int64_t rows)
+  Block(
+      const Linear& linear, const Operand& operand, const Result& result, int64_t first_row, int64_t rows, Ahead* ahead)
       : linear_(linear),
         operand_(operand),
         result_(result),
@@ -32,7 +35,8 @@ class Block {
         first_row_(first_row),
         rows_(rows),
         groups_(ceiling(rows, functions_.rows)),
-        size_(panel_bytes(linear.kind, linear.inputs)) {}
+        size_(panel_bytes(linear.kind, linear.inputs)),
+        ahead_(ahead) {}
 
   // `next`: the panel that the calling thread will have to do with after that.
   void compute(int64_t panel, int64_t next) {
@@ -50,27 +54,36 @@ class Block {
     const uint8_t* after = static_cast<const uint8_t*>(linear_.panels) + next * size_;
     const uint8_t* x = static_cast<const uint8_t*>(operand_.data) + first_row_ * operand_.stride;
     const int64_t steps = size_ / functions_.panel_bytes;
-    const int64_t part = std::max<int64_t>(1, kPartBytes / functions_.panel_bytes);
+    const int64_t most = groups_ == 1 && ahead_ != nullptr ? kOncePartBytes : kPartBytes;
+    const int64_t part = std::max<int64_t>(1, most / functions_.panel_bytes);
     std::memset(sums, 0, rows_ * kTileBytes);
     for (int64_t first = 0; first < steps; first += part) {
       const int64_t count = std::min(part, steps - first), bytes = count * functions_.panel_bytes;
       const uint8_t* here = weights + first * functions_.panel_bytes;
+      const Wanted wanted = wanted_with(here, first + count < steps ? here + bytes : after, bytes);
       for (int64_t group = 0; group < groups_; ++group) {
         const int64_t row = start(group);
-        const uint8_t* ahead = expected(here, first + count < steps ? here + bytes : after, group, bytes);
         if (rows_ > 1) expect(result_, linear_, {first_row_ + row, start(group + 1) - row, panel});
         functions_.by_rows[start(group + 1) - row - 1](
-            {here, count, ahead, functions_.panel_bytes / groups_},
+            {here, count, wanted.from + wanted.bytes * group / groups_, wanted.bytes / (groups_ * count)},
             x + row * operand_.stride + first * functions_.row_bytes, operand_.stride, sums + row * kTileBytes);
       }
     }
   }
 
-  // Where memory is asked for ahead: of one group of rows what it reads soon; else each group asks for its share of the
-  // part after this one, so that memory brings it while all of them compute.
-  const uint8_t* expected(const uint8_t* here, const uint8_t* after, int64_t group, int64_t bytes) const {
-    if (groups_ == 1) return here + (rows_ <= kNearRows ? kNearBytes : kFarBytes);
-    return after + bytes * group / groups_;
+  // Memory that is asked for while a part is computed, each group of rows asking for its share.
+  struct Wanted {
+    const uint8_t* from;
+    int64_t bytes;
+  };
+  Wanted wanted_with(const uint8_t* here, const uint8_t* after, int64_t bytes) const {
+    if (ahead_ != nullptr) {
+      ahead_->reads(bytes);
+      const Ahead::Part part = ahead_->take(bytes);
+      return part.bytes > 0 ? Wanted{part.from, part.bytes} : Wanted{here, 0};
+    }
+    if (groups_ == 1) return {here + (rows_ <= kNearRows ? kNearBytes : kFarBytes), bytes};
+    return {after, bytes};
   }
 
   const Linear& linear_;
@@ -78,6 +91,7 @@ class Block {
   const Result& result_;
   const TileFunctions functions_;
   const int64_t first_row_, rows_, groups_, size_;
+  Ahead* const ahead_;
   alignas(64) uint8_t sums_[2][kBlockRows * kTileBytes];
 };
 
@@ -99,14 +113,14 @@ Pieces divide(const Linear& linear, int64_t rows, int threads) {
 
 void multiply(
     const Linear& linear, const Operand& operand, int64_t rows, const Pieces& pieces, int64_t piece,
-    const Result& result) {
+    const Result& result, Ahead* ahead) {
   // Pieces that follow one another have the same panels: while one thread computes some rows with them another does
   // others, and memory is read once.
   const int64_t blocks = ceiling(rows, pieces.rows_each);
   const int64_t first_row = piece % blocks * pieces.rows_each;
   const int64_t first = piece / blocks * pieces.panels_each;
   const int64_t end = std::min(first + pieces.panels_each, linear.panel_count());
-  Block block(linear, operand, result, first_row, std::min<int64_t>(pieces.rows_each, rows - first_row));
+  Block block(linear, operand, result, first_row, std::min<int64_t>(pieces.rows_each, rows - first_row), ahead);
   const int64_t width = linear.gated ? 2 : 1;
   for (int64_t panel = first; panel < end; panel += width)
     block.compute(panel, panel + width + (panel + width < end ? 0 : pieces.panels_between));

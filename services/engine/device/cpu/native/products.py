@@ -22,6 +22,7 @@ class Way(IntEnum):
     STORE = 0
     ADD = 1
     GATE = 2
+    BEST = 3
 
 
 class _Operand(ctypes.Structure):

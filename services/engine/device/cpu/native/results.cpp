@@ -44,9 +44,26 @@ void write(const Result& result, F32 value, float* out, int64_t count) {
   std::memcpy(out, &value, count * sizeof(float));
 }
 
+// Keeps of each lane what is the best yet; `count` lanes are outputs, from `column` on.
+void keep(F32 value, int64_t column, int64_t count, float* kept) {
+  I32 outputs = I32{} + static_cast<int32_t>(column), inside = I32{} - 1;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    outputs[lane] += lane;
+    if (lane >= count) inside[lane] = 0;
+  }
+  const F32 best = load(kept);
+  const I32 better = (value > best) & inside;
+  store(kept, better ? value : best);
+  outputs = better ? outputs : load_as<I32>(kept + kLanes);
+  std::memcpy(kept + kLanes, &outputs, sizeof outputs);
+  const I32 strange = load_as<I32>(kept + 2 * kLanes) | ((value != value) & inside);
+  std::memcpy(kept + 2 * kLanes, &strange, sizeof strange);
+}
+
 }  // namespace
 
 void expect(const Result& result, const Linear& linear, const Place& place) {
+  if (result.way == Result::Way::kBest) return;
   const int64_t column = first_column(result, place);
   const int64_t width = std::min<int64_t>(kPanel, columns_of(result, linear) - column);
   for (int64_t row = place.row; row < place.row + place.rows; ++row)
@@ -67,7 +84,12 @@ void finish(
       if (gate)
         value = activate(result.activation, value) *
                 product(linear, operand, place.row + row, output + kPanel, ups + at);
-      write(result, value, result.out + (place.row + row) * result.stride + column, columns - column);
+      float* out = result.out + (place.row + row) * result.stride;
+      if (result.way == Result::Way::kBest) {
+        keep(value, column, columns - column, out);
+      } else {
+        write(result, value, out + column, columns - column);
+      }
     }
 }
 

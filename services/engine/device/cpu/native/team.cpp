@@ -9,6 +9,8 @@ namespace {
 
 // About ten microseconds: longer than any thread works alone, shorter than the system lets another process run.
 constexpr int kSpins = 400;
+// Bytes that are asked for between two looks.
+constexpr int64_t kAsked = 4 * Ahead::kLine;
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -25,17 +27,18 @@ void bind(int cpu) {
 }
 
 // Waits until `value` is no longer `seen`.
-void await(const std::atomic<uint32_t>& value, uint32_t seen) {
+void await(const std::atomic<uint32_t>& value, uint32_t seen, Ahead* ahead) {
   for (int spin = 0; spin < kSpins; ++spin) {
     if (value.load(std::memory_order_acquire) != seen) return;
-    pause();
+    if (ahead == nullptr || !ahead->ask(kAsked)) pause();
   }
   while (value.load(std::memory_order_acquire) == seen) value.wait(seen, std::memory_order_acquire);
 }
 
 }  // namespace
 
-Team::Team(int size, const int32_t* cpus, int cpu_count) : size_(size < 1 ? 1 : size) {
+Team::Team(int size, const int32_t* cpus, int cpu_count)
+    : size_(size < 1 ? 1 : size), claims_(new Claims[static_cast<size_t>(size_)]) {
   for (int rank = 1; rank < size_; ++rank) {
     const int cpu = cpu_count > 0 ? cpus[rank % cpu_count] : -1;
     threads_.emplace_back([this, rank, cpu] { serve(rank, cpu); });
@@ -52,7 +55,7 @@ Team::~Team() {
 void Team::run(Job job, void* context) {
   job_ = job;
   context_ = context;
-  claimed_[0].store(0, std::memory_order_relaxed);
+  for (int rank = 0; rank < size_; ++rank) prepare(rank, 0);
   jobs_.fetch_add(1, std::memory_order_release);
   jobs_.notify_all();
   Worker worker(*this, 0);
@@ -82,7 +85,7 @@ void Worker::meet() {
     team_.met_.notify_all();
     return;
   }
-  await(team_.met_, met);
+  await(team_.met_, met, ahead_);
 }
 
 }  // namespace catenary

@@ -1,0 +1,78 @@
+"""Greedy rows get their tokens from the CPU's kernels: the ones that are best among all logits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from services.engine.device import Quantization
+from services.engine.device.cpu.native import Level
+from services.engine.device.cpu.native.products import Products, Way
+from services.engine.device.cpu.structures import WeightKind
+from services.engine.sampling import RowStatus, chosen
+from tests.support.decoder_models import save_family
+from tests.support.native import open_native
+from tests.support.native_kernels import LEVELS_HERE, library_of
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_family("llama", tmp_path_factory.mktemp("llama"), tie_word_embeddings=True)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("quantization", [None, Quantization.INT8], ids=["bfloat16", "int8"])
+def test_choices_are_the_best_logits(llama: Path, threads: int, quantization: Quantization | None) -> None:
+    model = open_native(llama, "bfloat16", threads=threads, quantization=quantization)
+    states = torch.randn(90, model.hidden_size, generator=torch.Generator().manual_seed(3)).bfloat16()
+    # Where all are equal the first one is meant.
+    states[1] = 0
+    for rows in (1, 2, 5, 33, 90):
+        tokens, scores = model.choose(states[:rows])
+        logits = model.logits(states[:rows])
+        assert torch.equal(scores, logits.amax(-1))
+        assert torch.equal(tokens, (logits == scores[:, None]).int().argmax(-1))
+
+
+def test_a_row_that_is_no_number_harms_no_other(llama: Path) -> None:
+    model = open_native(llama, "float32")
+    states = torch.randn(4, model.hidden_size, generator=torch.Generator().manual_seed(5))
+    tokens, _ = model.choose(states)
+    states[1, 3] = torch.nan
+    states[2] = torch.inf
+    after, scores = model.choose(states)
+    assert after[[0, 3]].tolist() == tokens[[0, 3]].tolist()
+    assert set(after.tolist()) <= set(range(model.vocab_size))
+    batch = chosen(after, scores, model.device)
+    statuses = [RowStatus.SAMPLED, RowStatus.NOT_FINITE, RowStatus.NOT_FINITE, RowStatus.SAMPLED]
+    assert batch.packed[:, 1].tolist() == statuses
+    assert batch.packed[[0, 3], 0].long().tolist() == tokens[[0, 3]].tolist()
+
+
+def test_capped_scores_are_no_choice(tmp_path: Path) -> None:
+    model = open_native(save_family("gemma2", tmp_path))
+    assert not model.chooses
+    with pytest.raises(ValueError, match="among all of them"):
+        model.choose(torch.zeros(1, model.hidden_size))
+
+
+@pytest.mark.parametrize("level", LEVELS_HERE)
+@pytest.mark.parametrize("outputs", [1, 5, 33, 100])
+def test_outputs_that_fill_panels_up_are_never_the_best(level: Level, outputs: int) -> None:
+    products = Products(library_of(level), threads=1)
+    weight = 1 + torch.rand(outputs, 24, generator=torch.Generator().manual_seed(outputs))
+    x = -torch.ones(12, 24)
+    layer = products.pack(WeightKind.FLOAT32, weight)
+    whole = torch.zeros(12, outputs)
+    products.multiply([layer], x, [whole])
+    lanes = products.pack(WeightKind.FLOAT32, weight[:1]).scales.shape[0] // 2
+    kept = torch.zeros(12, 3 * lanes)
+    kept[:, :lanes] = -torch.inf
+    products.multiply([layer], x, [kept], way=Way.BEST)
+    scores, places = kept[:, :lanes].max(-1)
+    tokens = kept[:, lanes : 2 * lanes].view(torch.int32).gather(1, places[:, None]).flatten()
+    assert torch.equal(scores, whole.amax(-1))
+    assert torch.equal(tokens.long(), whole.argmax(-1))
+    assert not kept[:, 2 * lanes :].any()
