@@ -29,10 +29,12 @@ from benchmarks.peers import (
     Measuring,
     PeerError,
     Sample,
+    check_plot,
     figures,
     machine,
     open_servers,
     ratios,
+    save_plot,
 )
 from services.engine.model.errors import ModelError
 
@@ -50,6 +52,8 @@ def main() -> int:
     if found["load_before"][0] > _BUSY * found["cores"]:
         _tell(f"warning: the load of this machine is {found['load_before'][0]}; figures will suffer")
     try:
+        if options.plot is not None:
+            check_plot(options.plot)
         report = _measure(options, names)
     except (PeerError, ModelError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -63,9 +67,7 @@ def main() -> int:
         "seconds": round(time.monotonic() - started, 1),
     }
     _print(report, options.streams)
-    if options.output is not None:
-        options.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    return 0
+    return _write(report, options)
 
 
 def _measure(options: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
@@ -108,6 +110,19 @@ def _print(report: dict[str, Any], streams: Sequence[int]) -> None:
     print(f"\n{report['seconds']:.0f} s in all.")
 
 
+def _write(report: dict[str, Any], options: argparse.Namespace) -> int:
+    if options.output is not None:
+        options.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    if options.plot is not None:
+        samples = [Sample(**sample) for sample in report["samples"]]
+        try:
+            save_plot(options.plot, samples, list(report["precisions"]), options.streams)
+        except PeerError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+    return 0
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compare", description=__doc__)
     others = sorted(name for name in SUBJECTS if not name.startswith(OWN))
@@ -127,6 +142,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--peers-directory", type=Path, default=DEFAULT_DIRECTORY)
     parser.add_argument("--start-timeout-s", type=float, default=300)
     parser.add_argument("--output", type=Path, help="file for all samples, as JSON")
+    parser.add_argument("--plot", type=Path, help="file for bars of the medians, as PNG")
     return parser
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from benchmarks.peers.environments import DEFAULT_DIRECTORY, PeerError, command_to_make
 from benchmarks.peers.machine import machine, same_kind
 from benchmarks.peers.measuring import FIRST_TOKEN, Lengths, Measuring, Sample
+from benchmarks.peers.plots import check_plot, save_plot
 from benchmarks.peers.report import Cell, best, cell, figures, ratio, ratios, table
 from benchmarks.peers.session import Opened, open_servers
 from benchmarks.peers.subjects import OWN, SUBJECTS, Model
@@ -23,6 +24,7 @@ __all__ = [
     "Sample",
     "best",
     "cell",
+    "check_plot",
     "command_to_make",
     "figures",
     "machine",
@@ -30,5 +32,6 @@ __all__ = [
     "ratio",
     "ratios",
     "same_kind",
+    "save_plot",
     "table",
 ]

@@ -10,7 +10,7 @@ from catenary.bench.chunks import shown
 from catenary.bench.conversations import Conversation, Turn, random_conversations
 from catenary.bench.files import FileLimits, lines_conversations, sharegpt_conversations
 from catenary.bench.lengths import Lengths, parse_lengths
-from catenary.bench.load import Progress, run, run_load
+from catenary.bench.load import LoadInterrupted, Progress, run, run_load
 from catenary.bench.objectives import parse_objectives
 from catenary.bench.plan import DEFAULT_PERCENTILES, LoadPlan
 from catenary.bench.records import Record
@@ -31,6 +31,7 @@ __all__ = [
     "Endpoint",
     "FileLimits",
     "Lengths",
+    "LoadInterrupted",
     "LoadPlan",
     "LoadResult",
     "PlainWords",

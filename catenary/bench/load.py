@@ -8,7 +8,7 @@ import os
 from array import array
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 
 import uvloop
@@ -43,11 +43,23 @@ class Progress:
 OnProgress = Callable[[Progress], None]
 
 
+class LoadInterrupted(KeyboardInterrupt):
+    """Ctrl-C ended a run. `result` is what was measured until then, None if no request was over."""
+
+    def __init__(self, result: LoadResult | None) -> None:
+        super().__init__()
+        self.result = result
+
+
 def run(
     plan: LoadPlan, *, on_progress: OnProgress | None = None, count_text: TextCounter | None = None
 ) -> LoadResult:
-    """`run_load` in a loop of its own, for callers that have none."""
-    return uvloop.run(run_load(plan, on_progress=on_progress, count_text=count_text))
+    """`run_load` in a loop of its own, for callers that have none. Raises LoadInterrupted, too."""
+    work = _Run(plan, count_text)
+    try:
+        return uvloop.run(work.whole(on_progress))
+    except KeyboardInterrupt:
+        raise LoadInterrupted(work.so_far()) from None
 
 
 async def run_load(
@@ -62,55 +74,70 @@ async def run_load(
     Raises:
         BenchError: no server, no model, or no warm-up request that works.
     """
-    client = Client(plan.target)
-    try:
-        model = plan.target.model or await client.first_model()
-        return await _Run(plan, client, model, count_text).whole(on_progress)
-    finally:
-        client.close()
+    return await _Run(plan, count_text).whole(on_progress)
 
 
 @dataclass(slots=True)
 class _Run:
     plan: LoadPlan
-    client: Client
-    model: str
     count_text: TextCounter | None
+    model: str = ""
     records: list[Record] = field(default_factory=list)
     skipped: int = 0
     start: float = 0.0
     used_up: bool = False
     progress: Progress = field(default_factory=lambda: Progress(0))
+    # How the part that counts went; None while it has not begun.
+    course: Course | None = None
+    # Belongs to the loop that runs.
+    client: Client = field(init=False)
 
     async def whole(self, on_progress: OnProgress | None) -> LoadResult:
-        plan, frozen = self.plan, False
+        plan = self.plan
+        self.client = Client(plan.target)
         telling = asyncio.create_task(self._tell(on_progress)) if on_progress is not None else None
         try:
+            self.model = plan.target.model or await self.client.first_model()
             warmup, measured = plan.conversations[: plan.warmup], plan.conversations[plan.warmup :]
             if warmup:
                 await self._warm_up(warmup)
             self.progress = Progress(sum(len(one.turns) for one in measured))
-            frozen = _freeze()
-            before, resent = os.times(), self.client.resent
-            if plan.arrivals.scheduled:
-                await self._open_loop(measured)
-            else:
-                await self._closed_loop(measured, plan.max_concurrency or len(measured), plan.duration_s)
-            after = os.times()
+            course = await self._measure(measured)
         finally:
-            if frozen:
-                gc.unfreeze()
+            self.client.close()
             if telling is not None:
                 telling.cancel()
                 with suppress(asyncio.CancelledError):
                     await telling
         if on_progress is not None:
             on_progress(self.progress)
-        cpu_s = after.user - before.user + after.system - before.system
-        course = Course(
-            monotonic() - self.start, cpu_s, self.skipped, self.client.resent - resent, self.used_up
-        )
         return evaluate(plan, self.model, self.records, course)
+
+    def so_far(self) -> LoadResult | None:
+        """What a run that was broken off has measured."""
+        if self.course is None or not self.records:
+            return None
+        course = replace(self.course, interrupted=True, unfinished=self.progress.running)
+        return evaluate(self.plan, self.model, self.records, course)
+
+    async def _measure(self, conversations: Sequence[Conversation]) -> Course:
+        plan, frozen = self.plan, _freeze()
+        before, resent = os.times(), self.client.resent
+        try:
+            if plan.arrivals.scheduled:
+                await self._open_loop(conversations)
+            else:
+                places = plan.max_concurrency or len(conversations)
+                await self._closed_loop(conversations, places, plan.duration_s)
+        finally:
+            after, seconds = os.times(), monotonic() - self.start
+            if frozen:
+                gc.unfreeze()
+            cpu_s = after.user - before.user + after.system - before.system
+            self.course = course = Course(
+                seconds, cpu_s, self.skipped, self.client.resent - resent, self.used_up
+            )
+        return course
 
     async def _warm_up(self, conversations: Sequence[Conversation]) -> None:
         """Raises BenchError if nothing works."""

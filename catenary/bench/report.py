@@ -19,6 +19,8 @@ _PLAIN = (
     "skipped",
     "resent",
     "used_up",
+    "interrupted",
+    "unfinished",
     "wrong_lengths",
     "input_tokens",
     "output_tokens",

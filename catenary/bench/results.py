@@ -22,6 +22,7 @@ class Course:
         skipped: turns that were never asked.
         resent: requests that were sent again on another connection.
         used_up: whether all conversations had begun before the duration of the plan was over.
+        interrupted: whether somebody ended the run, `unfinished` requests being on their way.
     """
 
     seconds: float
@@ -29,6 +30,8 @@ class Course:
     skipped: int = 0
     resent: int = 0
     used_up: bool = False
+    interrupted: bool = False
+    unfinished: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,8 @@ class LoadResult:
         skipped: turns that were never asked, since one before them failed.
         resent: requests that were sent again, since the server closed a kept connection without a word.
         used_up: whether all conversations had begun before the plan's duration was over.
+        interrupted: whether Ctrl-C ended the run.
+        unfinished: requests that were on their way then. They are in no other number.
         wrong_lengths: completed requests whose answer has another number of tokens than was asked for.
         input_tokens, output_tokens, cached_tokens: of completed requests; None if one of them has no count.
         chunks: that brought something, of completed requests. They are no tokens.
@@ -65,6 +70,8 @@ class LoadResult:
     skipped: int
     resent: int
     used_up: bool
+    interrupted: bool
+    unfinished: int
     wrong_lengths: int
     input_tokens: int | None
     output_tokens: int | None
@@ -110,6 +117,8 @@ def evaluate(plan: LoadPlan, model: str, records: Sequence[Record], course: Cour
         skipped=course.skipped,
         resent=course.resent,
         used_up=course.used_up,
+        interrupted=course.interrupted,
+        unfinished=course.unfinished,
         wrong_lengths=sum(_differs(record) for record in completed),
         input_tokens=inputs,
         output_tokens=outputs,

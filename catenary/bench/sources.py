@@ -16,6 +16,7 @@ Prompt = str | tuple[int, ...]
 
 _MAX_TOKENIZER_BYTES = 256 << 20
 _WORD = re.compile(r"[A-Za-z]+")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 # Words that are tried, of all that a vocabulary has.
 _MAX_WORDS = 8192
 _ROUNDS = 8
@@ -101,9 +102,14 @@ class TokenizerText:
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
-        """Read a tokenizer.json, or the one in a model's directory. Raises ValueError, one line."""
+        """Read a tokenizer.json, the one in a model's directory, or that of a hub's id in the local cache.
+
+        Nothing is fetched. Raises ValueError, one line.
+        """
         file = Path(path)
         file = file / "tokenizer.json" if file.is_dir() else file
+        if not file.exists() and _HUB_ID.fullmatch(str(path)):
+            file = _cached(str(path))
         try:
             if file.stat().st_size > _MAX_TOKENIZER_BYTES:
                 raise ValueError(f"{file} is larger than {_MAX_TOKENIZER_BYTES} bytes")
@@ -139,6 +145,24 @@ class TokenizerText:
 
     def _count(self, text: str) -> int:
         return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def _cached(hub_id: str) -> Path:
+    """The tokenizer of a model that huggingface_hub has fetched before. Raises ValueError."""
+    # Comes with tokenizers; only ids need it.
+    from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415
+    from huggingface_hub.errors import HFValidationError  # noqa: PLC0415
+
+    try:
+        file = try_to_load_from_cache(hub_id, "tokenizer.json")
+    except HFValidationError:
+        file = None
+    if not isinstance(file, str):
+        raise ValueError(
+            f"{hub_id} is no file, and its tokenizer is not in the cache of huggingface_hub: give a "
+            "tokenizer.json or the directory of a model"
+        )
+    return Path(file)
 
 
 def _single_tokens(tokenizer: Tokenizer) -> Sequence[str]:

@@ -76,6 +76,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool | None = None,
+        on_output: Callable[[RequestOutput], None] | None = None,
     ) -> list[RequestOutput]:
         """Go on with texts; one output for each prompt, in order.
 
@@ -83,6 +84,7 @@ class LLM:
             prompts: one or several.
             sampling_params: for all, or one for each; None: the model's own defaults and 16 tokens.
             use_tqdm: show a bar; None: as the LLM was told.
+            on_output: is told each output as it ends, on another thread; who interrupts the call has these.
 
         Raises:
             ValueError: a prompt or parameter cannot be honoured; nothing is generated then, or no more.
@@ -91,7 +93,7 @@ class LLM:
         listed = _listed(prompts)
         bodies = [_prompt_body(prompt) for prompt in listed]
         texts = [body["prompt"] if isinstance(body["prompt"], str) else None for body in bodies]
-        return self._generate(bodies, texts, _each(sampling_params, len(bodies)), use_tqdm)
+        return self._generate(bodies, texts, _each(sampling_params, len(bodies)), use_tqdm, on_output)
 
     def chat(
         self,
@@ -153,9 +155,16 @@ class LLM:
         texts: Sequence[str | None],
         params: Sequence[SamplingParams | None],
         use_tqdm: bool | None,
+        on_output: Callable[[RequestOutput], None] | None = None,
     ) -> list[RequestOutput]:
+        async def one(body: dict[str, Any], text: str | None) -> RequestOutput:
+            output = await self._complete(body, text)
+            if on_output is not None:
+                on_output(output)
+            return output
+
         requests = [
-            partial(self._complete, {"max_tokens": 16} | body if param is None else body | param.body(), text)
+            partial(one, {"max_tokens": 16} | body if param is None else body | param.body(), text)
             for body, text, param in zip(bodies, texts, params, strict=True)
         ]
         return self._run(self._many(requests, use_tqdm))

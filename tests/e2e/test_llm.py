@@ -13,6 +13,7 @@ import pytest
 from catenary import LLM, SamplingParams
 
 if TYPE_CHECKING:
+    from catenary.llm import RequestOutput
     from tests.support.reference import Reference
 
 PROMPTS = ["The capital of France is", "Once upon a time", "2 + 2 =", "Water boils at"]
@@ -33,7 +34,9 @@ def llm(model_directory: Path) -> Iterator[LLM]:
 
 def test_tokens_are_those_of_transformers_and_in_order(llm: LLM, reference: Reference):
     prompts = PROMPTS * 4
-    outputs = llm.generate(prompts, GREEDY)
+    told: list[RequestOutput] = []
+    outputs = llm.generate(prompts, GREEDY, on_output=told.append)
+    assert sorted(map(id, told)) == sorted(map(id, outputs))
     assert [output.prompt for output in outputs] == prompts
     pairs = [(output.prompt_token_ids, output.outputs[0].token_ids) for output in outputs]
     assert all(difference is None or difference.near_tie for difference in reference.differences(pairs))

@@ -41,9 +41,9 @@ def draw(directory: Path, sweep: Sweep | None, points: Sequence[Point]) -> None:
 def latencies(result: LoadResult) -> Figure:
     """Four histograms of completed requests, with median and 99th percentile."""
     figure = _figure()
-    figure.suptitle(
-        f"{shown(result.model)}: {result.completed} answered, {result.failed} failed", parse_math=False
-    )
+    ending = ", interrupted" if result.interrupted else ""
+    counts = f"{result.completed} answered, {result.failed} failed{ending}"
+    figure.suptitle(f"{shown(result.model)}: {counts}", parse_math=False)
     axes = figure.subplots(2, 2).flat
     for axis, (name, title) in zip(axes, _LATENCIES, strict=True):
         found = getattr(result, name)

@@ -44,8 +44,9 @@ class PromptsConfig(ServiceConfig):
     )
     tokenizer: Path | None = Field(
         None,
-        description="tokenizer.json of the model, or its directory: random prompts are texts of exactly so "
-        "many tokens. Absent: completions get token ids, chats plain words.",
+        description="tokenizer.json of the model, its directory, or a hub's id that the local cache has: "
+        "random prompts are texts of exactly so many tokens. Absent: completions get token ids, chats plain "
+        "words.",
     )
     token_ids: str = Field(
         "1000:10000",

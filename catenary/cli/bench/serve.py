@@ -17,7 +17,7 @@ import msgspec
 from rich.console import Console
 
 from catenary import __version__
-from catenary.bench import BenchError, LoadPlan, LoadResult, TokenizerText, as_json, run
+from catenary.bench import BenchError, LoadInterrupted, LoadPlan, LoadResult, TokenizerText, as_json, run
 from catenary.cli.bench.progress import LoadBar
 from catenary.cli.bench.prompts import PromptMaker, prompt_maker
 from catenary.cli.bench.serve_config import BenchServeConfig
@@ -42,7 +42,10 @@ class Point:
 
 
 def run_serve(argv: Sequence[str]) -> int:
-    """Run `catenary bench serve`: 1 if no request was answered, 2 with a line on stderr for wrong options."""
+    """Run `catenary bench serve`: 1 if no request was answered, 2 with a line on stderr for wrong options.
+
+    Raises KeyboardInterrupt after a Ctrl-C, once what was measured has been shown and written.
+    """
     config = load_options(BenchServeConfig, argv, prog=_NAME)
     try:
         return _serve(config)
@@ -67,15 +70,17 @@ def _serve(config: BenchServeConfig) -> int:
     points: list[Point] = []
     stopped: BenchError | KeyboardInterrupt | None = None
     for number, value in enumerate(sweep.values if sweep is not None else (None,)):
-        conversations = prompts.make(config.num_prompts + config.warmup, config.seed + number)
-        plan = make_plan(config, target, conversations, config.seed + number)
-        if sweep is not None and value is not None:
-            plan = at_point(plan, sweep, value)
         try:
+            conversations = prompts.make(config.num_prompts + config.warmup, config.seed + number)
+            plan = make_plan(config, target, conversations, config.seed + number)
+            if sweep is not None and value is not None:
+                plan = at_point(plan, sweep, value)
             points.append(Point(value, plan, _measure(config, plan, prompts, _label(sweep, value))))
         except (BenchError, KeyboardInterrupt) as error:
             # What was measured up to here is worth something.
             stopped = error
+            if isinstance(error, LoadInterrupted) and error.result is not None:
+                points.append(Point(value, plan, error.result))
             break
     if points:
         _tell(config, sweep, points, started)

@@ -43,7 +43,7 @@ def show_sweep(sweep: Sweep, runs: Sequence[tuple[float, LoadResult]], console: 
         found = (result.ttft_ms, result.tpot_ms, result.e2e_ms)
         ranks = [rank for one in found for rank in (one.median, one.percentiles.get(top, one.median))]
         table.add_row(
-            f"{value:g}",
+            f"{value:g}, interrupted" if result.interrupted else f"{value:g}",
             number(result.request_throughput),
             number(result.output_throughput),
             number(result.goodput),
@@ -58,6 +58,9 @@ def show_sweep(sweep: Sweep, runs: Sequence[tuple[float, LoadResult]], console: 
 def remarks(plan: LoadPlan, result: LoadResult) -> list[str]:
     """What one must know of the numbers, one line each."""
     lines = []
+    if result.interrupted:
+        running = f"{result.unfinished} requests that were running are in no number"
+        lines.append(f"ended by Ctrl-C after {result.duration_s:.1f} s: {running}")
     if plan.arrivals.scheduled:
         lines.append("latencies count from when a request was due")
     if result.failures:

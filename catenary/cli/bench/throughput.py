@@ -30,10 +30,13 @@ _NAME = "catenary bench throughput"
 @dataclass(frozen=True, slots=True)
 class BatchResult:
     """A batch in numbers; rates are per second of `duration_s`, which the start of the engine is not part of.
-    `cached_tokens` are those of the prompts that were not computed."""
+    `cached_tokens` are those of the prompts that were not computed. Where Ctrl-C ended it, `interrupted`, the
+    `unfinished` requests are in no other number."""
 
     model: str
     requests: int
+    interrupted: bool
+    unfinished: int
     duration_s: float
     input_tokens: int
     cached_tokens: int
@@ -44,7 +47,10 @@ class BatchResult:
 
 
 def run_throughput(argv: Sequence[str]) -> int:
-    """Run `catenary bench throughput`: 1 with one line on stderr if the engine fails, 2 for wrong options."""
+    """Run `catenary bench throughput`: 1 with one line on stderr if the engine fails, 2 for wrong options.
+
+    Raises KeyboardInterrupt after a Ctrl-C, once what was measured has been shown and written.
+    """
     cut = argv.index("--") if "--" in argv else len(argv)
     config = load_options(BenchThroughputConfig, argv[:cut], prog=_NAME)
     try:
@@ -71,11 +77,11 @@ def _throughput(config: BenchThroughputConfig, engine_flags: Sequence[str]) -> i
 
     with LLM(config.model, progress=config.progress, **options) as llm:
         if config.warmup:
-            _generate(llm, config, conversations[: config.warmup])
-        begin = perf_counter()
-        outputs = _generate(llm, config, conversations[config.warmup :])
-        result = _result(config.model, outputs, perf_counter() - begin)
+            _generate(llm, config, conversations[: config.warmup], [])
+        result = _measure(llm, config, conversations[config.warmup :])
     _tell(config, options, result, started)
+    if result.interrupted:
+        raise KeyboardInterrupt
     return 0
 
 
@@ -93,12 +99,30 @@ def _engine_options(flags: Sequence[str], model: str) -> dict[str, Any]:
     return options
 
 
+def _measure(llm: LLM, config: BenchThroughputConfig, conversations: Sequence[Conversation]) -> BatchResult:
+    """The batch, or what Ctrl-C left of it. Raises KeyboardInterrupt if that is nothing."""
+    outputs: list[RequestOutput] = []
+    begin, unfinished = perf_counter(), None
+    try:
+        _generate(llm, config, conversations, outputs)
+    except KeyboardInterrupt:
+        if not outputs:
+            raise
+        unfinished = len(conversations) - len(outputs)
+    return _result(config.model, list(outputs), unfinished, perf_counter() - begin)
+
+
 def _generate(
-    llm: LLM, config: BenchThroughputConfig, conversations: Sequence[Conversation]
-) -> list[RequestOutput]:
+    llm: LLM,
+    config: BenchThroughputConfig,
+    conversations: Sequence[Conversation],
+    outputs: list[RequestOutput],
+) -> None:
+    """Adds each output as it ends, so that a Ctrl-C leaves some."""
     turns = [conversation.turns[0] for conversation in conversations]
     prompts = [turn.prompt if isinstance(turn.prompt, str) else list(turn.prompt) for turn in turns]
-    return llm.generate(prompts, [_sampling(config, turn.output_tokens) for turn in turns])
+    sampling = [_sampling(config, turn.output_tokens) for turn in turns]
+    llm.generate(prompts, sampling, on_output=outputs.append)
 
 
 def _sampling(config: BenchThroughputConfig, tokens: int | None) -> SamplingParams:
@@ -107,12 +131,16 @@ def _sampling(config: BenchThroughputConfig, tokens: int | None) -> SamplingPara
     return SamplingParams(temperature=config.temperature, max_tokens=tokens, ignore_eos=True)
 
 
-def _result(model: str, outputs: Sequence[RequestOutput], seconds: float) -> BatchResult:
+def _result(
+    model: str, outputs: Sequence[RequestOutput], unfinished: int | None, seconds: float
+) -> BatchResult:
     prompts = sum(len(output.prompt_token_ids) for output in outputs)
     tokens = sum(len(choice.token_ids) for output in outputs for choice in output.outputs)
     return BatchResult(
         model=model,
         requests=len(outputs),
+        interrupted=unfinished is not None,
+        unfinished=unfinished or 0,
         duration_s=seconds,
         input_tokens=prompts,
         cached_tokens=sum(output.num_cached_tokens or 0 for output in outputs),
@@ -146,7 +174,8 @@ def _tell(
 
 
 def _sentences(result: BatchResult) -> str:
-    return (
+    ending = f"ended by Ctrl-C: {result.unfinished} prompts that were not done are in no number\n"
+    return (ending if result.interrupted else "") + (
         f"{result.requests} prompts in {result.duration_s:.2f} s: {number(result.request_throughput)} "
         f"requests/s, {number(result.output_throughput)} output tokens/s, "
         f"{number(result.total_throughput)} tokens/s in all\n"

@@ -72,6 +72,22 @@ def test_plain_words_are_so_many() -> None:
     assert words.count(text) is None
 
 
+def test_a_tokenizer_of_a_hub_is_taken_from_the_cache_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    kept = tmp_path / "models--some--model"
+    tiny = write_tiny_model(tmp_path / "tiny")
+    (kept / "refs").mkdir(parents=True)
+    (kept / "refs/main").write_text("abc")
+    (kept / "snapshots").mkdir()
+    tiny.rename(kept / "snapshots/abc")
+    assert TokenizerText.load("some/model").count("what is it") is not None
+    for missing in ("some/other", "some/mo--del"):
+        with pytest.raises(ValueError, match=f"{missing} is no file, and its tokenizer is not in the cache"):
+            TokenizerText.load(missing)
+
+
 def test_a_tokenizer_that_is_none_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="No such file"):
         TokenizerText.load(tmp_path)

@@ -9,8 +9,21 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.peers import FIRST_TOKEN, Model, PeerError, Sample, best, cell, figures, ratio, ratios
+from benchmarks.peers import (
+    FIRST_TOKEN,
+    Model,
+    PeerError,
+    Sample,
+    best,
+    cell,
+    check_plot,
+    figures,
+    ratio,
+    ratios,
+    save_plot,
+)
 from benchmarks.peers.environments import make, tcmalloc
+from benchmarks.peers.plots import bars
 from benchmarks.peers.server import Server
 from benchmarks.peers.subjects import SUBJECTS, Place, Subject, clean_environment, subject
 from benchmarks.smoke import compared
@@ -58,6 +71,32 @@ def test_tables() -> None:
         "| catenary / the best peer",
     ]
     assert lines[2].endswith("| 2.00 (1.50-2.20) | 0.60 (0.50-0.70) |")
+
+
+def test_picture_has_a_bar_with_its_spread_for_each_figure(tmp_path: Path) -> None:
+    rates, first = bars(SAMPLES, ["catenary", "a"], [8, 32]).axes
+    for axis, heights in ((rates, [30, 20]), (first, [60, 100])):
+        assert [bar.get_height() for bar in axis.patches] == heights
+    spread = [[tuple(point) for point in lines.get_segments()[0]] for lines in rates.collections]
+    assert [[end for _, end in line] for line in spread] == [[20, 44], [10, 20]]
+    assert [text.get_text() for text in rates.get_legend().get_texts()] == ["catenary", "a"]
+    assert len(bars([one for one in SAMPLES if one.streams == 8], ["a"], [8]).axes) == 1
+    file = tmp_path / "picture"
+    save_plot(file, SAMPLES, ["catenary", "a", "b"], [8])
+    assert file.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert file.stat().st_size < 60_000
+    for gone in (tmp_path / "none/picture", tmp_path):
+        with pytest.raises(PeerError, match="cannot be written"):
+            save_plot(gone, SAMPLES, ["a"], [8])
+
+
+def test_picture_that_cannot_be_is_refused_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_plot(tmp_path / "picture.png")
+    with pytest.raises(PeerError, match=r"--plot .* cannot be written: there is no such directory"):
+        check_plot(tmp_path / "none/picture.png")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(PeerError, match=r"--plot: matplotlib is missing: pip install 'catenary\[bench\]'"):
+        check_plot(tmp_path / "picture.png")
 
 
 def test_smoke_names_another_machine() -> None:
