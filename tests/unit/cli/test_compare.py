@@ -143,6 +143,9 @@ def test_peers_get_the_same_threads_and_model(tmp_path: Path) -> None:
     assert llama.needs is not None
     assert llama.needs[0].name == "m-Q8_0.gguf"
     assert llama.command[llama.command.index("--threads") + 1] == "2"
+    # One cache for all slots would be slow.
+    assert "--no-kv-unified" in llama.command
+    assert int(llama.command[llama.command.index("--ctx-size") + 1]) == 32 * 2048
     assert (llama.precision, vllm.precision) == ("int8", "bf16")
     own = subject("catenary-int8", model, place)
     assert own.environment["CATENARY_ENGINE_QUANTIZATION"] == "int8"
