@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
 from collections.abc import Callable, Sequence
 from pkgutil import resolve_name
@@ -73,7 +74,9 @@ def _run(arguments: list[str]) -> int:
             print(USAGE, end="", file=sys.stderr)
             return 2
         case _:
-            print(f"catenary: unknown command {command!r}; see catenary --help", file=sys.stderr)
+            close = difflib.get_close_matches(command, _COMMANDS, n=1)
+            hint = f" (did you mean {close[0]}?)" if close else ""
+            print(f"catenary: unknown command {command!r}{hint}; see catenary --help", file=sys.stderr)
             return 2
 
 

@@ -64,6 +64,8 @@ def _add_option(
 def _unknown(cls: type[ServiceConfig], word: str) -> str:
     if not word.startswith("-"):
         return "unexpected argument; options are written as --name value (see --help)"
+    if place := cls.elsewhere_for(word):
+        return f"unknown option {word}; {place}"
     close = difflib.get_close_matches(word, [flag_name(name) for name in cls.model_fields], n=1)
     if close:
         return f"unknown option {word} (did you mean {close[0]}?)"

@@ -48,6 +48,11 @@ class ServiceConfig(BaseSettings):
     # For programs that start others: how to set an option that is one of theirs.
     elsewhere: ClassVar[str] = ""
 
+    @classmethod
+    def elsewhere_for(cls, flag: str) -> str:
+        """How to set this option, which `cls` does not have, if it is one of theirs; else an empty text."""
+        return ""
+
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Lowest level that is logged."
     )

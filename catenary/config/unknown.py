@@ -19,7 +19,10 @@ _GENERAL = (
     "CATENARY_HEALTHCHECK_KEY",
 )
 # Programs whose option classes the others do not load: each looks after its own variables.
-_PROGRAMS = ("UP", "CHAT", "BUCKETS", "PLAN", "PROFILE", "DOCTOR", "GATEWAY", "ROUTER", "TOKENIZER", "ENGINE")
+_PROGRAMS = (
+    *("UP", "CHAT", "BUCKETS", "PLAN", "PROFILE", "BENCH", "TOP", "FLEET", "DRAIN", "DOCTOR"),
+    *("GATEWAY", "ROUTER", "TOKENIZER", "ENGINE"),
+)
 
 
 def unknown_variables(

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
+from catenary.cli.up.elsewhere import variables_of
 from catenary.config import ServiceConfig, settings
 from catenary.cpus import parse_binding
 from catenary.parsers import ReasoningParser, ToolParser
@@ -25,6 +26,14 @@ class UpConfig(ServiceConfig):
         "options of one service are variables, as CATENARY_ENGINE_MAX_NUM_SEQS=8 for the engine's "
         "--max-num-seqs (docs/configuration.md); catenary vllm-serve takes those of vllm serve"
     )
+
+    @classmethod
+    def elsewhere_for(cls, flag: str) -> str:
+        """The variables of an option that services have, and not this command."""
+        variables = " or ".join(variables_of(flag))
+        return (
+            f"options of one service are variables: {variables} (docs/configuration.md)" if variables else ""
+        )
 
     model: tuple[str, ...] = Field(
         default=("smollm2",),

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from catenary.cli.up.config import UpConfig
 from catenary.cli.up.cpus import cpus_of, described
+from catenary.cli.up.elsewhere import service_classes
 from catenary.cli.up.layout import cache_directory, require_writable
 from catenary.cli.up.model import prepare_model, served_name
 from catenary.cli.up.models import ReadyModel, WantedModel, generates, tasks_of, wanted_models
@@ -74,14 +75,8 @@ def unknown(environment: Mapping[str, str]) -> tuple[str, ...]:
     own = unknown_variables(environment, [UpConfig])
     if not own and not any(name.startswith(SERVICE_PREFIXES) for name in environment):
         return ()
-    # Only now: the option classes of all services take a quarter of a second to load.
-    from gateway.config import GatewayConfig
-    from services.engine.config import EngineConfig
-    from services.router.config import RouterConfig
-    from services.tokenizer.config import TokenizerConfig
-
-    classes = (UpConfig, GatewayConfig, RouterConfig, TokenizerConfig, EngineConfig)
-    return unknown_variables(environment, classes)
+    # Only now: these take a quarter of a second to load.
+    return unknown_variables(environment, (UpConfig, *service_classes()))
 
 
 def check_places(config: UpConfig) -> tuple[int, ...]:

@@ -25,6 +25,13 @@ def test_wrong_command_line_is_exit_code_2(argv: list[str], capsys: pytest.Captu
     assert "catenary" in captured.err
 
 
+@pytest.mark.parametrize(("typed", "meant"), [("serve", "vllm-serve"), ("flet", "fleet"), ("--verison", "")])
+def test_the_nearest_command_is_guessed(typed: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([typed]) == 2
+    hint = f" (did you mean {meant}?)" if meant else ""
+    assert capsys.readouterr().err == f"catenary: unknown command {typed!r}{hint}; see catenary --help\n"
+
+
 @pytest.mark.parametrize(
     ("argv", "option"),
     [

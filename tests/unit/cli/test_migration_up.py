@@ -99,3 +99,10 @@ def test_unknown_variables_of_all_services_are_named() -> None:
         "(did you mean CATENARY_ENGINE_MAX_NUM_SEQS?)",
         "CATENARY_ENGIN_MODEL is not a variable that anything reads (did you mean CATENARY_ENGINE_MODEL?)",
     )
+
+
+@pytest.mark.parametrize(
+    "command", ["BENCH", "BUCKETS", "CHAT", "DOCTOR", "DRAIN", "FLEET", "PLAN", "PROFILE", "TOP"]
+)
+def test_variables_of_other_commands_are_no_typing_errors(command: str) -> None:
+    assert unknown({f"CATENARY_{command}_LOG_LEVEL": "info"}) == ()

@@ -8,16 +8,31 @@ from catenary.cli.up.config import UpConfig
 from catenary.config import load
 
 
-def test_an_option_of_the_engine_says_how_it_is_set(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("flag", "variables"),
+    [
+        ("--max-num-seqs", "CATENARY_ENGINE_MAX_NUM_SEQS"),
+        # Near --cpu-reserve, which is no help to who asks for this one.
+        ("--cpu-kernels", "CATENARY_ENGINE_CPU_KERNELS"),
+        ("--quantization=int8", "CATENARY_ENGINE_QUANTIZATION"),
+        ("--no-enable-prefix-caching", "CATENARY_ENGINE_ENABLE_PREFIX_CACHING=false"),
+        ("--placement", "CATENARY_ROUTER_PLACEMENT"),
+        (
+            "--metrics-port",
+            "CATENARY_ROUTER_METRICS_PORT or CATENARY_TOKENIZER_METRICS_PORT or CATENARY_ENGINE_METRICS_PORT",
+        ),
+    ],
+)
+def test_an_option_of_a_service_says_how_it_is_set(
+    flag: str, variables: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as caught:
-        load(UpConfig, ["--max-num-seqs", "8"], prog="catenary up")
-    error = capsys.readouterr().err
+        load(UpConfig, [flag, "8"], prog="catenary up")
     assert caught.value.code == 2
-    assert error.count("\n") == 1
-    assert error.startswith(
-        "catenary up: unknown option --max-num-seqs; options of one service are variables"
+    assert capsys.readouterr().err == (
+        f"catenary up: unknown option {flag.split('=')[0]}; options of one service are variables: "
+        f"{variables} (docs/configuration.md)\n"
     )
-    assert "CATENARY_ENGINE_MAX_NUM_SEQS=8" in error
 
 
 def test_help_says_it_too(capsys: pytest.CaptureFixture[str]) -> None:
@@ -32,3 +47,12 @@ def test_a_misspelt_option_of_its_own_is_still_guessed(capsys: pytest.CaptureFix
     assert capsys.readouterr().err == (
         "catenary up: unknown option --max-model-lem (did you mean --max-model-len?)\n"
     )
+
+
+def test_an_option_that_nobody_has_says_where_to_look(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        load(UpConfig, ["--tensor-parallel-size", "8"], prog="catenary up")
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "docs/configuration.md" in error
+    assert "catenary vllm-serve" in error
