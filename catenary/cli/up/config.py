@@ -87,12 +87,12 @@ class UpConfig(ServiceConfig):
         le=65535,
         description="Loopback port of the router for gRPC clients, those of several count on; 0: none.",
     )
-    tokenizer_port: int = Field(
-        default=7071,
+    tokenizer_port: int | None = Field(
+        default=None,
         ge=0,
         le=65535,
         description="Loopback port of the tokenizer for gRPC clients, others' of several models count on; "
-        "0: none.",
+        "0: none. Absent: the one behind the routers', 7071 behind a single one.",
     )
     engines: int = Field(default=1, ge=1, le=64, description="Number of engines of each model.")
     engine_roles: tuple[Literal["prefill", "decode", "both"], ...] = Field(
@@ -156,3 +156,10 @@ class UpConfig(ServiceConfig):
     def _known_binding(cls, text: str) -> str:
         parse_binding(text)
         return text
+
+    @property
+    def first_tokenizer_port(self) -> int:
+        """The loopback port of the first model's tokenizer; 0 for none."""
+        if self.tokenizer_port is not None:
+            return self.tokenizer_port
+        return (self.router_port or 7070) + self.routers

@@ -115,11 +115,10 @@ class Deployment:
             lines.append(f"models: {', '.join(model.name for model in models)}")
         if config.router_port:
             ports = range(config.router_port, config.router_port + config.routers)
-            routers = "".join(f"router 127.0.0.1:{port}, " for port in ports)
-            lines.append(
-                f"gRPC: {routers}tokenizer 127.0.0.1:{config.tokenizer_port}, "
-                f"secret in {self._runtime.client_secret}"
-            )
+            listening = [f"router 127.0.0.1:{port}" for port in ports]
+            if config.first_tokenizer_port:
+                listening.append(f"tokenizer 127.0.0.1:{config.first_tokenizer_port}")
+            lines.append(f"gRPC: {', '.join(listening)}, secret in {self._runtime.client_secret}")
         path, question = _example(models)
         key = " -H 'Authorization: Bearer '$API_KEY" if config.api_key or config.api_key_file else ""
         insecure = " -k" if config.ssl_certfile else ""

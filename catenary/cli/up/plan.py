@@ -148,8 +148,8 @@ def _tokenizer(
     name, (number, place) = f"tokenizer-{index}", divmod(index, config.tokenizers)
     model = places.models[number]
     listen = [runtime.socket(name)]
-    if config.tokenizer_port and not place:
-        listen.append(f"127.0.0.1:{config.tokenizer_port + number}")
+    if config.first_tokenizer_port and not place:
+        listen.append(f"127.0.0.1:{config.first_tokenizer_port + number}")
     options = {
         **rpc,
         "listen": tuple(listen),

@@ -93,10 +93,12 @@ def check_places(config: UpConfig) -> tuple[int, ...]:
         )
     claims = PortClaims()
     ports = claims.claim_range(config.host, config.port, config.gateways, "port")
-    for option in ("router_port", "tokenizer_port"):
-        if port := getattr(config, option):
-            count = len(config.model) if option == "tokenizer_port" else config.routers
-            claims.claim_range("127.0.0.1", port, count, option.replace("_", "-"))
+    for option, first, count in (
+        ("router-port", config.router_port, config.routers),
+        ("tokenizer-port", config.first_tokenizer_port, len(config.model)),
+    ):
+        if first:
+            claims.claim_range("127.0.0.1", first, count, option)
     return ports
 
 

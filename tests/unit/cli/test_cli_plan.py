@@ -108,6 +108,7 @@ def test_several_routers_know_all_engines_and_gateways(runtime: RuntimeDirectory
     specs = make_plan(runtime, routers=2)
     assert list(specs)[:3] == ["router-0", "router-1", "tokenizer-0"]
     assert option(specs["router-1"], "listen") == f"{runtime.socket('router-1')},127.0.0.1:7071"
+    assert option(specs["tokenizer-0"], "listen") == f"{runtime.socket('tokenizer-0')},127.0.0.1:7072"
     both = f"{runtime.socket('router-0')},{runtime.socket('router-1')}"
     assert option(specs["engine-0"], "router") == option(specs["gateway-0"], "router") == both
     holders = {name for name, spec in specs.items() if option(spec, "engine-secret-file")}
@@ -228,3 +229,18 @@ def test_served_name(tmp_path: Path) -> None:
     assert served_name(str(tmp_path / "my-model"), None) == "my-model"
     assert served_name(str(tmp_path / "tiny.Q8_0.gguf"), None) == "tiny.Q8_0"
     assert served_name("org/name", None) == "org/name"
+
+
+@pytest.mark.parametrize(
+    ("options", "port"),
+    [
+        ({}, 7071),
+        ({"router_port": 0}, 7071),
+        ({"routers": 2}, 7072),
+        ({"router_port": 9070}, 9071),
+        ({"router_port": 9070, "tokenizer_port": 7071}, 7071),
+        ({"tokenizer_port": 0}, 0),
+    ],
+)
+def test_the_tokenizers_port_is_none_of_the_routers(options: dict[str, int], port: int) -> None:
+    assert UpConfig(**options).first_tokenizer_port == port  # type: ignore[arg-type]
