@@ -98,7 +98,8 @@ class Supervisor:
             if not self._ready and (_refused(child, code) or failures >= START_ATTEMPTS):
                 raise self._give_up(child, code)
             delay = backoff.next_delay()
-            end = f"{child.spec.name} {describe_exit(code, child.last_line)}"
+            # One that ends well has no last words: its last line is any line of its log.
+            end = f"{child.spec.name} {describe_exit(code, child.last_line if code else '')}"
             self._reporter.line(f"{end}; starting it again in {delay:g} s (log: {child.log.path})")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), delay)

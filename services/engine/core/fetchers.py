@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from queue import SimpleQueue
 
@@ -12,6 +13,9 @@ from services.engine.transfer import TransferError
 log = get_logger(__name__)
 
 Work = Callable[[], None]
+
+# What is at work then waits for another engine, and for that no process should.
+_CLOSING_S = 1.0
 
 
 class Fetchers:
@@ -31,9 +35,15 @@ class Fetchers:
             thread.start()
 
     def close(self) -> None:
-        """Lets each thread end after what it is at."""
+        """Lets each thread end after what it is at, and waits for that for a moment.
+
+        A thread that wakes up while the interpreter ends is unwound by it, which C++ answers with an abort.
+        """
         for _ in self._threads:
             self._queue.put(None)
+        until = time.monotonic() + _CLOSING_S
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
 
     def _work(self) -> None:
         while (work := self._queue.get()) is not None:

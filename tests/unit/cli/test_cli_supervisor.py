@@ -98,7 +98,7 @@ async def test_child_that_was_drained_is_started_again_as_if_for_the_first_time(
     stop.set()
     await asyncio.wait_for(running, WAIT_S)
     # A crash would wait longer each time.
-    assert all("ended with exit code 0: up; starting it again in 0.5 s" in line for line in reporter.lines)
+    assert all("ended with exit code 0; starting it again in 0.5 s" in line for line in reporter.lines)
 
 
 async def test_child_that_ignores_the_drain_is_killed_with_its_group(
