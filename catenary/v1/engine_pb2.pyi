@@ -769,7 +769,7 @@ class GetStatusResponse(_message.Message):
     def load(self) -> Global___LoadReport: ...
     @_builtins.property
     def device_counters(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """What the device did since the core's start, by name: captures, replays, mark_steps, backend_compilations,
+        """What the device did since the engine's start, by name: captures, replays, mark_steps, backend_compilations,
         graph_compilations, cpu_fallbacks. Empty for a device that has nothing to count.
         """
 

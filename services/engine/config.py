@@ -242,6 +242,12 @@ class EngineConfig(
         return self
 
     @model_validator(mode="after")
+    def _certificates_for_kv(self) -> Self:
+        if self.kv_connector == "tls" and None in (self.tls_cert, self.tls_key, self.tls_ca):
+            raise ValueError("kv_connector tls needs tls_cert, tls_key and tls_ca")
+        return self
+
+    @model_validator(mode="after")
     def _waiting_for_kv_is_no_stall(self) -> Self:
         if self.role == "decode" and self.kv_transfer_timeout_s + 2 > self.stall_limit_s:
             raise ValueError(

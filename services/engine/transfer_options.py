@@ -22,13 +22,15 @@ class TransferOptions(BaseModel):
         "shm",
         min_length=1,
         max_length=256,
-        description="How a prefill engine gives KV away: shm (engines of one host), tcp, or MODULE:CLASS of "
-        "a services.engine.transfer.Connector. A decode engine fetches by shm, tcp and the one named here.",
+        description="How a prefill engine gives KV away: shm (engines of one host), tcp, tls (tcp under "
+        "tls_cert, tls_key and tls_ca, which both sides show and check), or MODULE:CLASS of a "
+        "services.engine.transfer.Connector. A decode engine fetches by shm, tcp, tls if it has these files, "
+        "and the one named here.",
     )
     kv_transfer_listen: str = Field(
         "127.0.0.1:0",
-        description="HOST:PORT on which connector tcp answers (port 0: any free one). KV crosses it in the "
-        "clear: for a network of engines alone.",
+        description="HOST:PORT on which connectors tcp and tls answer (port 0: any free one). With tcp, KV "
+        "crosses it in the clear: for a network of engines alone.",
     )
     kv_transfer_advertise: str | None = Field(
         None,

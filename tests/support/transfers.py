@@ -95,7 +95,7 @@ class Serving:
 
     def connect(self) -> socket.socket:
         """A stranger's connection."""
-        if self.server.name == "tcp":
+        if self.server.name != "shm":
             host, port = self.address.split(":")
             return socket.create_connection((host, int(port)), timeout=5)
         peer = socket.socket(socket.AF_UNIX)

@@ -27,7 +27,14 @@ from services.engine.model import weights_fingerprint
 from services.engine.model.paged import PagedModel
 from services.engine.runner import BlockCopies
 from services.engine.scheduler import Scheduler, Sequence, SequenceRefused, sequence_from
-from services.engine.transfer import BUILTIN, Connector, TransferFault, TransferSettings, load_connector
+from services.engine.transfer import (
+    BUILTIN,
+    Connector,
+    TlsPaths,
+    TransferFault,
+    TransferSettings,
+    load_connector,
+)
 
 # Of the digest below: raised when the order of the numbers in a block changes.
 _LAYOUT_VERSION = 2
@@ -174,6 +181,7 @@ def open_handover(
         directory=_directory(options),
         timeout_s=options.kv_transfer_timeout_s,
         max_transfers=options.max_kv_transfers,
+        tls=_tls(options),
     )
     layout = layout_of(options, model, directory, config)
     own = load_connector(options.kv_connector, BUILTIN)(settings)
@@ -218,6 +226,12 @@ def layout_of(options: CoreOptions, model: PagedModel, directory: Path, config: 
         stretched,
     )
     return hashlib.blake2b(repr(facts).encode(), digest_size=16, person=b"catenary layout").digest()
+
+
+def _tls(options: CoreOptions) -> TlsPaths | None:
+    if options.tls_cert is None or options.tls_key is None or options.tls_ca is None:
+        return None
+    return TlsPaths(options.tls_cert, options.tls_key, options.tls_ca)
 
 
 def _directory(options: CoreOptions) -> Path:

@@ -91,6 +91,9 @@ class CoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     kv_transfer_listen: str
     kv_transfer_advertise: str | None
     kv_transfer_directory: str | None
+    tls_cert: str | None
+    tls_key: str | None
+    tls_ca: str | None
     kv_transfer_timeout_s: float
     max_kv_transfers: int
     kv_offer_ttl_s: float

@@ -107,33 +107,36 @@ class EngineHub:
 
     def load(self) -> engine_pb2.LoadReport:
         """The load as of the core's last step, sequences handed over since then counted as waiting."""
-        load = self._loads.now
+        load = self._loads.total
         running = min(load.running, self._table.places)
-        report = engine_pb2.LoadReport(
+        return engine_pb2.LoadReport(
             state=self.state,
             running=running,
             waiting=self._table.places - running,
             used_blocks=load.used_blocks,
             total_blocks=self.ready.capacity.total_blocks if self.ready else 0,
             pending_prefill_tokens=load.pending_prefill_tokens,
+            steps=load.steps,
+            generated_tokens=load.generated_tokens,
+            prompt_tokens=load.prompt_tokens,
+            cached_prompt_tokens=load.cached_prompt_tokens,
+            preemptions=load.preemptions,
         )
-        self._loads.count_into(report)
-        return report
 
     @property
     def graphs(self) -> GraphLoad:
-        """The core's static shapes as of its last report."""
-        return self._loads.now.graphs
+        """The core's static shapes as of its last report; counts since the engine's start."""
+        return self._loads.total.graphs
 
     @property
     def transfers(self) -> TransferLoad:
-        """What the core has done with KV that is handed on, as of its last report."""
-        return self._loads.now.transfers
+        """What was done with KV that is handed on, as of the core's last report."""
+        return self._loads.total.transfers
 
     @property
     def constraints(self) -> ConstraintLoad:
-        """What the core has done for constraints as of its last report."""
-        return self._loads.now.constraints
+        """What was done for constraints as of the core's last report."""
+        return self._loads.total.constraints
 
     def refresh(self) -> None:
         """Tell everybody if the state changed."""

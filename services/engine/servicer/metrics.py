@@ -91,7 +91,7 @@ def _warm_up(hub: EngineHub) -> float:
 def _device(graphs: GraphLoad) -> Metric:
     family = CounterMetricFamily(
         "catenary_engine_device_events",
-        "What the device did since the core's start: captures, replays, compilations, CPU fallbacks.",
+        "What the device did: captures, replays, compilations, CPU fallbacks.",
         labels=["event"],
     )
     for name, count in graphs.device.items():
@@ -100,7 +100,6 @@ def _device(graphs: GraphLoad) -> Metric:
 
 
 def _constraints(load: ConstraintLoad) -> Iterator[Metric]:
-    """Since the core's start."""
     results = CounterMetricFamily(
         "catenary_engine_constraints",
         "Constraints of sequences: compiled, equal to one that was, refused.",
@@ -122,7 +121,6 @@ def _constraints(load: ConstraintLoad) -> Iterator[Metric]:
 
 
 def _transfers(load: TransferLoad) -> Iterator[Metric]:
-    """Since the core's start, but for the gauges."""
     offers = CounterMetricFamily(
         "catenary_engine_kv_offers",
         "Prompts whose KV was offered to other engines (made), and what became of the offers.",
@@ -157,7 +155,7 @@ def _shapes(graphs: GraphLoad) -> Iterator[Metric]:
     """First-seen shapes, and the work of the phases beside the padding that was computed with it."""
     yield CounterMetricFamily(
         "catenary_engine_first_seen_shapes",
-        "Shapes and compilations that serving met and warm-up did not, since the core's start.",
+        "Shapes and compilations that serving met and warm-up did not.",
         value=graphs.first_seen,
     )
     for name, text in (

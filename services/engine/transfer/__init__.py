@@ -9,6 +9,7 @@ from services.engine.transfer.connector import (
     Offered,
     PendingBlocks,
     Put,
+    TlsPaths,
     TransferSettings,
     load_connector,
 )
@@ -17,10 +18,11 @@ from services.engine.transfer.hosts import host_id
 from services.engine.transfer.shm import ShmConnector
 from services.engine.transfer.tcp import TcpConnector
 from services.engine.transfer.tickets import name_of, new_ticket
+from services.engine.transfer.tls import TlsConnector
 from services.engine.transfer.windows import window_of
 
 BUILTIN: dict[str, type[Connector]] = {
-    connector.name: connector for connector in (ShmConnector, TcpConnector)
+    connector.name: connector for connector in (ShmConnector, TcpConnector, TlsConnector)
 }
 
 __all__ = [
@@ -33,6 +35,8 @@ __all__ = [
     "Put",
     "ShmConnector",
     "TcpConnector",
+    "TlsConnector",
+    "TlsPaths",
     "TransferError",
     "TransferFault",
     "TransferSettings",

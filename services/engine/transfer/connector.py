@@ -17,6 +17,15 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
+class TlsPaths:
+    """PEM files: this engine's certificate with its key, and the authority of all engines' certificates."""
+
+    cert: str
+    key: str
+    ca: str
+
+
+@dataclass(frozen=True, slots=True)
 class TransferSettings:
     """What the options say. A transfer has `timeout_s` for all of it; there are `max_transfers` at once.
 
@@ -29,6 +38,7 @@ class TransferSettings:
     directory: Path
     timeout_s: float
     max_transfers: int
+    tls: TlsPaths | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Protocol
 
@@ -56,12 +57,15 @@ class OfferServer:
         *,
         timeout_s: float,
         max_transfers: int,
+        wrap: Callable[[socket.socket], socket.socket] | None = None,
     ) -> None:
+        """`wrap`: makes of a connection what is spoken on. Does not wait for the peer; may raise OSError."""
         self._listener = listener
         self._source = source
         self._send_chunk = send_chunk
         self._timeout_s = timeout_s
         self._places = max_transfers
+        self._wrap = wrap
         self._lock = threading.Lock()
         # In the order of their coming; those that have shown a ticket are True.
         self._open: dict[socket.socket, bool] = {}
@@ -93,6 +97,13 @@ class OfferServer:
                 # Out of descriptors, say: it may pass.
                 time.sleep(0.05)
                 continue
+            if self._wrap is not None:
+                try:
+                    connection = self._wrap(connection)
+                except OSError:
+                    # It is gone already.
+                    connection.close()
+                    continue
             if not (self._enter(connection) and self._start(connection)):
                 self._refuse(connection)
 
@@ -122,8 +133,10 @@ class OfferServer:
         return True
 
     def _refuse(self, connection: socket.socket) -> None:
-        """Tells a newcomer that all places are taken by transfers."""
+        """Tells a newcomer that all places are taken; by hanging up where a handshake is due."""
         with suppress(OSError), connection:
+            if self._wrap is not None:
+                return
             connection.setblocking(False)
             connection.send(new_greeting()[0] + make_reply(Status.BUSY))
 
@@ -195,4 +208,5 @@ class OfferServer:
 def _shut(connection: socket.socket) -> None:
     """Ends what a thread waits for on this connection; that thread closes it."""
     with suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
+        # Not the method of a TLS socket: that one makes a plain socket of it first.
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)

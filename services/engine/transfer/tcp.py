@@ -1,10 +1,11 @@
-"""KV between hosts, in the clear: for a network of nobody but the engines."""
+"""KV between hosts, in the clear: for a network of nobody but the engines. See tls.py for others."""
 
 from __future__ import annotations
 
 import mmap
 import socket
 import time
+from collections.abc import Callable
 from typing import ClassVar
 
 from services.engine.transfer.connector import BlockSource, Connector, Fetch, Put, TransferSettings
@@ -19,6 +20,8 @@ class TcpConnector(Connector):
     """Sends each block behind its checksum."""
 
     name: ClassVar[str] = "tcp"
+    # Of connections that come: see OfferServer.
+    wrap: Callable[[socket.socket], socket.socket] | None = None
 
     def __init__(self, settings: TransferSettings) -> None:
         super().__init__(settings)
@@ -35,6 +38,7 @@ class TcpConnector(Connector):
             _send_chunk,
             timeout_s=self.settings.timeout_s,
             max_transfers=self.settings.max_transfers,
+            wrap=self.wrap,
         )
         if self.settings.advertise is None:
             return _join(host, bound)
@@ -44,16 +48,21 @@ class TcpConnector(Connector):
     def fetch(self, fetch: Fetch, put: Put) -> None:
         left = fetch.deadline - time.monotonic()
         try:
-            connection = socket.create_connection(split_address(fetch.address), timeout=max(left, 0.001))
+            address = split_address(fetch.address)
+            dialled = socket.create_connection(address, timeout=max(left, 0.001))
         except (OSError, ValueError):
             raise TransferError(TransferFault.UNREACHABLE, "nobody answers at the offer's address") from None
-        with connection:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        dialled.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with dialled, self._dialled(dialled, address[0], fetch.deadline) as connection:
             fetch_blocks(connection, fetch, _receive_chunk, put)
 
     def close(self) -> None:
         if self._server is not None:
             self._server.close()
+
+    def _dialled(self, connection: socket.socket, host: str, deadline: float) -> socket.socket:
+        """What is spoken on, of a connection to `host`; may wait for the peer. Raises TransferError."""
+        return connection
 
 
 def split_address(text: str) -> tuple[str, int]:

@@ -261,6 +261,25 @@ async def test_an_engine_is_not_idle_while_its_kv_is_to_be_fetched() -> None:
     await idle
 
 
+def test_all_counters_go_on_over_cores_that_die_and_gauges_do_not() -> None:
+    hub = EngineHub(stall_limit_s=1, limits=SequenceLimits(), remembered_handles=1, on_state=lambda _: None)
+    for count in (1, 2):
+        hub.core_lost()
+        assert (hub.load().used_blocks, hub.graphs.captured, hub.transfers.blocks) == (0, 0, 0)
+        load = CoreLoad(
+            used_blocks=4,
+            steps=10 * count,
+            graphs=GraphLoad(5, 2 * count, device={"replays": count}),
+            constraints=ConstraintLoad(compiled=count, mask_seconds=0.5),
+            transfers=TransferLoad(made=count, blocks=3, faults={"gone": count}),
+        )
+        hub.core_stepped(CoreStep(StepColumns(), load))
+    assert (hub.load().steps, hub.load().used_blocks) == (30, 4)
+    assert (hub.graphs.captured, hub.graphs.first_seen, hub.graphs.device) == (5, 6, {"replays": 3})
+    assert (hub.constraints.compiled, hub.constraints.mask_seconds) == (3, 1.0)
+    assert (hub.transfers.made, hub.transfers.blocks, hub.transfers.faults) == (3, 3, {"gone": 3})
+
+
 def test_prompts_are_counted_over_cores_that_die_and_under_both_names() -> None:
     hub = EngineHub(stall_limit_s=1, limits=SequenceLimits(), remembered_handles=1, on_state=lambda _: None)
     hub.core_stepped(
