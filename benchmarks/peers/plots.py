@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 from benchmarks.peers.environments import PeerError
 from benchmarks.peers.measuring import FIRST_TOKEN, Sample
 from benchmarks.peers.report import Cell, cell
+from catenary.cli.output import check_file, write_png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _SIZE = (11.0, 4.2)
-_DPI = 90
+_DPI = 100
 # The bars of one group take so much of its room.
 _GROUP = 0.85
 
@@ -25,14 +26,16 @@ def check_plot(file: Path) -> None:
     """What could not be drawn is to be known before hours are measured. Raises PeerError."""
     if find_spec("matplotlib") is None:
         raise PeerError("--plot: matplotlib is missing: pip install 'catenary[bench]'")
-    if not file.absolute().parent.is_dir():
-        raise PeerError(f"--plot {file} cannot be written: there is no such directory")
+    try:
+        check_file(file, "--plot")
+    except ValueError as error:
+        raise PeerError(str(error)) from None
 
 
 def save_plot(file: Path, samples: Sequence[Sample], names: Sequence[str], streams: Sequence[int]) -> None:
     """Writes the picture, whatever the file is called, as PNG. Raises PeerError if that is not possible."""
     try:
-        bars(samples, names, streams).savefig(file, dpi=_DPI, format="png")
+        write_png(file, bars(samples, names, streams), dpi=_DPI)
     except OSError as error:
         raise PeerError(f"--plot {file} cannot be written: {error.strerror}") from None
 

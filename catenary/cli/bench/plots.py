@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from catenary.bench import LoadResult, percentile_name, shown, timeline
 from catenary.cli.bench.target import Sweep
+from catenary.cli.output import write_png
 from catenary.runtime import StartRefused
 
 if TYPE_CHECKING:
@@ -133,6 +134,6 @@ def _shown(value: float | None) -> float:
 
 def _save(figure: Figure, file: Path) -> None:
     try:
-        figure.savefig(file, dpi=_DPI)
+        write_png(file, figure, dpi=_DPI)
     except OSError as error:
         raise StartRefused(f"--plots {file} cannot be written: {error.strerror}") from None

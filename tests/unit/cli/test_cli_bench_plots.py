@@ -78,5 +78,6 @@ def test_files_are_pictures(tmp_path: Path) -> None:
         with Image.open(file) as image:
             image.load()
             assert (image.format, image.size) == ("PNG", (1100, 770))
+        assert file.stat().st_size < 60_000
     with pytest.raises(StartRefused, match="cannot be written"):
         draw(tmp_path / "missing", None, [_point(None)])
