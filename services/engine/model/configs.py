@@ -10,7 +10,7 @@ from typing import Any
 from services.engine.model.checks import read_config
 from services.engine.model.errors import ModelError
 from services.engine.model.preparation import modelscope_config, prepare_model
-from services.engine.model.sources import SourceKind, hub_is_offline, resolve_source
+from services.engine.model.sources import SourceKind, expanded, hub_is_offline, resolve_source
 
 
 def find_config(model: str, *, progress: Callable[[str], None]) -> tuple[dict[str, Any], str, Path]:
@@ -19,7 +19,7 @@ def find_config(model: str, *, progress: Callable[[str], None]) -> tuple[dict[st
     `model`: an alias, a GGUF file (both are converted, once), a directory, a config.json or a hub id, of
     which only the config is fetched. Raises ModelError, one line.
     """
-    path = Path(model).expanduser()
+    path = expanded(model)
     if path.suffix.lower() == ".json" and path.is_file():
         return read_config(path.parent), path.resolve().parent.name, path.parent
     source = resolve_source(model)

@@ -80,7 +80,7 @@ def resolve_source(model: str) -> ModelSource:
         file = _alias_file(model, alias)
         kind = SourceKind.DIRECTORY if file.is_dir() else SourceKind.GGUF
         return ModelSource(kind, alias.name, path=file, sampling=alias.sampling)
-    path = Path(model).expanduser()
+    path = expanded(model)
     if path.is_dir():
         return ModelSource(SourceKind.DIRECTORY, path.resolve().name, path=path.resolve())
     if path.is_file():
@@ -94,6 +94,14 @@ def resolve_source(model: str) -> ModelSource:
     if _is_on("VLLM_USE_MODELSCOPE"):
         return _modelscope(model)
     return ModelSource(SourceKind.HUB, model, hub_id=model)
+
+
+def expanded(model: str) -> Path:
+    """The path that a user wrote. Raises ModelError for the home of nobody."""
+    try:
+        return Path(model).expanduser()
+    except RuntimeError:
+        raise ModelError(f"model directory {model[:200]!r}: that user has no home directory") from None
 
 
 def hub_is_offline() -> bool:

@@ -153,9 +153,26 @@ def test_refusals_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(BuildError, match=r"failed: a\.cpp:1: error: no such type$"):
         build(PORTABLE, tmp_path / "kept")
     assert [path.name for path in (tmp_path / "kept").iterdir()] == [".lock"]
+    latin = "#!/bin/sh\n[ $1 = --version ] || { printf 'error: unzul\\344ssig' >&2; exit 1; }\n"
+    write_compiler(tmp_path, monkeypatch, latin)
+    with pytest.raises(BuildError, match="failed: error: unzul\N{REPLACEMENT CHARACTER}ssig$"):
+        build(PORTABLE, tmp_path / "kept")
     (tmp_path / "file").write_text("")
     with pytest.raises(BuildError, match="cannot keep the kernels"):
         build(PORTABLE, tmp_path / "file" / "kept")
+
+
+def test_a_user_without_a_home_keeps_them_where_told(
+    tmp_path: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def homeless(_: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("CATENARY_CACHE")
+    monkeypatch.setattr(Path, "expanduser", homeless)
+    assert build(PORTABLE, kernel_directory(tmp_path)).parent == tmp_path / "native"
+    with pytest.raises(BuildError, match="set CATENARY_CACHE"):
+        open_library(PORTABLE)
 
 
 def test_what_cannot_be_loaded_is_refused(

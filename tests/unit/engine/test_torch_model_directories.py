@@ -268,6 +268,7 @@ def test_a_length_that_nobody_asked_for_shrinks_to_the_memory(tmp_path: Path) ->
     [
         ("/nowhere/model", "model directory /nowhere/model does not exist"),
         ("./nowhere", "does not exist"),
+        ("~nobody-of-that-name/model", "that user has no home directory"),
         ("/nowhere/model.gguf", "model file /nowhere/model.gguf does not exist"),
         ("some-org/some-model", "HF_HUB_OFFLINE"),
     ],

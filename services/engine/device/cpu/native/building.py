@@ -13,7 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from catenary.cpus import read_topology
@@ -84,7 +84,10 @@ def _build_here(level: Level, stem: str, directory: Path) -> Path:
 
 def _ready(directory: Path, pattern: str) -> list[Path]:
     """Libraries that came with the sources, are kept in `directory`, or where `make setup` puts them."""
-    return sound([BUILT, directory, kernel_directory(None)], pattern)
+    places = [BUILT, directory]
+    with suppress(BuildError):
+        places.append(kernel_directory(None))
+    return sound(places, pattern)
 
 
 def _sources(pattern: str) -> list[Path]:

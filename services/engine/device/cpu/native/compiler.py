@@ -39,7 +39,10 @@ def identity(compiler: Sequence[str]) -> bytes:
 def run(command: Sequence[str]) -> str:
     """What a command says. Raises BuildError if it fails."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
+        # Compilers complain in the encoding of their locale.
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", check=False, timeout=_TIMEOUT_S
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(f"{command[0]} did not run: {type(error).__name__}") from error
     if done.returncode != 0:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from catenary.telemetry import get_logger
+from services.engine.device.cpu.native.compiler import BuildError
 
 log = get_logger(__name__)
 
@@ -22,10 +23,16 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 def kernel_directory(cache: Path | None) -> Path:
-    """Where libraries are kept, below Catenary's cache: `cache`, `$CATENARY_CACHE` or ~/.cache/catenary."""
-    configured = os.environ.get("CATENARY_CACHE")
-    default = Path(configured).expanduser() if configured else Path.home() / ".cache" / "catenary"
-    return (cache or default) / "native"
+    """Where libraries are kept, below Catenary's cache: `cache`, `$CATENARY_CACHE` or ~/.cache/catenary.
+
+    Raises BuildError for a user without a home, as a container may have one.
+    """
+    if cache is not None:
+        return cache / "native"
+    try:
+        return Path(os.environ.get("CATENARY_CACHE") or "~/.cache/catenary").expanduser() / "native"
+    except RuntimeError:
+        raise BuildError("there is no home directory to keep the kernels in: set CATENARY_CACHE") from None
 
 
 def seal(library: Path, name: str) -> None:
