@@ -155,7 +155,7 @@ def test_refusals_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert [path.name for path in (tmp_path / "kept").iterdir()] == [".lock"]
     latin = "#!/bin/sh\n[ $1 = --version ] || { printf 'error: unzul\\344ssig' >&2; exit 1; }\n"
     write_compiler(tmp_path, monkeypatch, latin)
-    with pytest.raises(BuildError, match="failed: error: unzul\N{REPLACEMENT CHARACTER}ssig$"):
+    with pytest.raises(BuildError, match=r"failed: error: unzul\ufffdssig$"):
         build(PORTABLE, tmp_path / "kept")
     (tmp_path / "file").write_text("")
     with pytest.raises(BuildError, match="cannot keep the kernels"):
