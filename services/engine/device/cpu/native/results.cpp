@@ -17,18 +17,30 @@ int64_t first_column(const Result& result, const Place& place) {
   return (result.way == Result::Way::kGate ? place.panel / 2 : place.panel) * kPanel;
 }
 
-// A vector of products of a row, from its sums; `output` counts in panels.
-F32 product(const Linear& linear, const Operand& operand, int64_t row, int64_t output, const uint8_t* sums) {
-  F32 value;
-  if (linear.kind == WeightKind::kInt8) {
-    // Activations are bytes 128 above what they stand for.
-    const I32 whole = load_as<I32>(sums) - 128 * load_as<I32>(linear.sums + output);
-    value = to_floats(whole) * (operand.scales[row] * load(linear.scales + output));
-  } else {
-    value = load_as<F32>(sums);
+// Makes products of one vector of outputs from sums; `output` counts in panels.
+class Products {
+ public:
+  Products(const Linear& linear, int64_t output)
+      : quantized_(linear.kind == WeightKind::kInt8), biased_(linear.bias != nullptr) {
+    if (quantized_) {
+      // Activations are bytes 128 above what they stand for.
+      shift_ = 128 * load_as<I32>(linear.sums + output);
+      scales_ = load(linear.scales + output);
+    }
+    if (biased_) bias_ = load(linear.bias + output);
   }
-  return linear.bias == nullptr ? value : value + load(linear.bias + output);
-}
+
+  F32 of(const Operand& operand, int64_t row, const uint8_t* sums) const {
+    const F32 value = quantized_ ? to_floats(load_as<I32>(sums) - shift_) * (operand.scales[row] * scales_)
+                                 : load_as<F32>(sums);
+    return biased_ ? value + bias_ : value;
+  }
+
+ private:
+  const bool quantized_, biased_;
+  I32 shift_{};
+  F32 scales_{}, bias_{};
+};
 
 // Writes the first `count` lanes.
 void write(const Result& result, F32 value, float* out, int64_t count) {
@@ -44,18 +56,21 @@ void write(const Result& result, F32 value, float* out, int64_t count) {
   std::memcpy(out, &value, count * sizeof(float));
 }
 
-// Keeps of each lane what is the best yet; `count` lanes are outputs, from `column` on.
-void keep(F32 value, int64_t column, int64_t count, float* kept) {
-  I32 outputs = I32{} + static_cast<int32_t>(column), inside = I32{} - 1;
-  for (int lane = 0; lane < kLanes; ++lane) {
-    outputs[lane] += lane;
-    if (lane >= count) inside[lane] = 0;
-  }
+// Lanes from the first on, as numbers.
+I32 lane_numbers() {
+  I32 numbers{};
+  for (int lane = 0; lane < kLanes; ++lane) numbers[lane] = lane;
+  return numbers;
+}
+
+// Keeps of each lane what is the best yet. outputs: the lanes' numbers, of which those below `end` are outputs.
+void keep(F32 value, I32 outputs, int32_t end, float* kept) {
+  const I32 inside = outputs < end;
   const F32 best = load(kept);
   const I32 better = (value > best) & inside;
   store(kept, better ? value : best);
-  outputs = better ? outputs : load_as<I32>(kept + kLanes);
-  std::memcpy(kept + kLanes, &outputs, sizeof outputs);
+  const I32 places = better ? outputs : load_as<I32>(kept + kLanes);
+  std::memcpy(kept + kLanes, &places, sizeof places);
   const I32 strange = load_as<I32>(kept + 2 * kLanes) | ((value != value) & inside);
   std::memcpy(kept + 2 * kLanes, &strange, sizeof strange);
 }
@@ -73,24 +88,31 @@ void expect(const Result& result, const Linear& linear, const Place& place) {
 void finish(
     const Linear& linear, const Operand& operand, const Result& result, const Place& place, const uint8_t* sums,
     const uint8_t* ups) {
-  const bool gate = result.way == Result::Way::kGate;
   const int64_t columns = columns_of(result, linear), first = first_column(result, place);
-  for (int64_t row = 0; row < place.rows; ++row)
-    for (int64_t half = 0; half < 2; ++half) {
-      const int64_t column = first + half * kLanes, output = place.panel * kPanel + half * kLanes;
-      if (column >= columns) continue;
-      const int64_t at = row * kTileBytes + half * kBytes;
-      F32 value = product(linear, operand, place.row + row, output, sums + at);
-      if (gate)
-        value = activate(result.activation, value) *
-                product(linear, operand, place.row + row, output + kPanel, ups + at);
-      float* out = result.out + (place.row + row) * result.stride;
-      if (result.way == Result::Way::kBest) {
-        keep(value, column, columns - column, out);
-      } else {
-        write(result, value, out + column, columns - column);
+  for (int64_t half = 0; half < 2; ++half) {
+    const int64_t column = first + half * kLanes, output = place.panel * kPanel + half * kLanes;
+    if (column >= columns) break;
+    const Products products(linear, output);
+    const auto for_rows = [&](auto&& work) {
+      for (int64_t row = 0; row < place.rows; ++row) {
+        const int64_t at = row * kTileBytes + half * kBytes;
+        work(products.of(operand, place.row + row, sums + at), at, result.out + (place.row + row) * result.stride);
       }
+    };
+    if (result.way == Result::Way::kBest) {
+      const I32 outputs = lane_numbers() + static_cast<int32_t>(column);
+      for_rows([&](F32 value, int64_t, float* out) { keep(value, outputs, static_cast<int32_t>(columns), out); });
+    } else if (result.way == Result::Way::kGate) {
+      const Products of_ups(linear, output + kPanel);
+      for_rows([&](F32 value, int64_t at, float* out) {
+        const int64_t row = at / kTileBytes;
+        value = activate(result.activation, value) * of_ups.of(operand, place.row + row, ups + at);
+        write(result, value, out + column, columns - column);
+      });
+    } else {
+      for_rows([&](F32 value, int64_t, float* out) { write(result, value, out + column, columns - column); });
     }
+  }
 }
 
 }  // namespace catenary
