@@ -10,8 +10,8 @@ namespace catenary {
 
 class Ahead {
  public:
-  // What memory may be asked for before it is read: a part of a second-level cache.
-  static constexpr int64_t kMost = 128 << 10;
+  // What memory may be asked for before it is read: a part of a second-level cache, or of a first-level one.
+  static constexpr int64_t kMost = 128 << 10, kMostOnce = 24 << 10;
 
   // Nothing is known.
   void clear() {
@@ -31,8 +31,9 @@ class Ahead {
   // The thread has come to all stretches but one.
   bool last() const { return next_ + 1 == stretches_.size(); }
 
-  void add(const uint8_t* from, int64_t bytes) {
-    stretches_.push_back({from, bytes, total_});
+  // once: it is used once, and passes the caches by.
+  void add(const uint8_t* from, int64_t bytes, bool once) {
+    stretches_.push_back({from, bytes, total_, once});
     total_ += bytes;
   }
 
@@ -53,22 +54,29 @@ class Ahead {
   struct Part {
     const uint8_t* from;
     int64_t bytes;
+    bool once;
   };
   Part take(int64_t bytes) {
     while (at_ < stretches_.size() && asked_ >= stretches_[at_].before + stretches_[at_].bytes) ++at_;
-    if (at_ >= stretches_.size()) return {nullptr, 0};
+    if (at_ >= stretches_.size()) return {nullptr, 0, false};
     const Stretch& stretch = stretches_[at_];
     const int64_t done = asked_ - stretch.before;
-    bytes = std::min({bytes, stretch.bytes - done, read_ + kMost - asked_});
-    if (bytes <= 0) return {nullptr, 0};
+    bytes = std::min({bytes, stretch.bytes - done, read_ + (stretch.once ? kMostOnce : kMost) - asked_});
+    if (bytes <= 0) return {nullptr, 0, false};
     asked_ += bytes;
-    return {stretch.from + done, bytes};
+    return {stretch.from + done, bytes, stretch.once};
   }
 
   // Asks for so many bytes, or what is left. False: there is nothing to ask for.
   bool ask(int64_t bytes) {
     const Part part = take(bytes);
-    for (int64_t offset = 0; offset < part.bytes; offset += kLine) __builtin_prefetch(part.from + offset, 0, 2);
+    for (int64_t offset = 0; offset < part.bytes; offset += kLine) {
+      if (part.once) {
+        __builtin_prefetch(part.from + offset, 0, 0);
+      } else {
+        __builtin_prefetch(part.from + offset, 0, 2);
+      }
+    }
     return part.bytes > 0;
   }
 
@@ -80,6 +88,7 @@ class Ahead {
     int64_t bytes;
     // Of the stretches before it.
     int64_t before;
+    bool once;
   };
   std::vector<Stretch> stretches_;
   int64_t total_ = 0;

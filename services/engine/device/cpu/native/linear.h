@@ -9,6 +9,7 @@
 #include "mixing.h"
 #include "packing.h"
 #include "team.h"
+#include "tile.h"
 
 namespace catenary {
 
@@ -57,7 +58,8 @@ inline bool foresee(const Linear& linear, int64_t rows, int rank, int threads, A
   const Run run = run_of(pieces.count, rank, threads);
   const int64_t bytes = panel_bytes(linear.kind, linear.inputs), begin = run.begin * pieces.panels_each;
   const int64_t end = std::min<int64_t>(run.end * pieces.panels_each, linear.panel_count());
-  ahead.add(static_cast<const uint8_t*>(linear.panels) + begin * bytes, (end - begin) * bytes);
+  const uint8_t* panels = static_cast<const uint8_t*>(linear.panels);
+  ahead.add(panels + begin * bytes, (end - begin) * bytes, rows <= tile_functions(linear.kind).once_rows);
   return true;
 }
 

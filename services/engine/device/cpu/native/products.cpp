@@ -36,7 +36,8 @@ class Block {
         rows_(rows),
         groups_(ceiling(rows, functions_.rows)),
         size_(panel_bytes(linear.kind, linear.inputs)),
-        ahead_(ahead) {}
+        ahead_(ahead),
+        add_(ahead != nullptr && rows <= functions_.once_rows ? functions_.once : functions_.by_rows) {}
 
   // `next`: the panel that the calling thread will have to do with after that.
   void compute(int64_t panel, int64_t next) {
@@ -64,7 +65,7 @@ class Block {
       for (int64_t group = 0; group < groups_; ++group) {
         const int64_t row = start(group);
         if (rows_ > 1) expect(result_, linear_, {first_row_ + row, start(group + 1) - row, panel});
-        functions_.by_rows[start(group + 1) - row - 1](
+        add_[start(group + 1) - row - 1](
             {here, count, wanted.from + wanted.bytes * group / groups_, wanted.bytes / (groups_ * count)},
             x + row * operand_.stride + first * functions_.row_bytes, operand_.stride, sums + row * kTileBytes);
       }
@@ -92,6 +93,7 @@ class Block {
   const TileFunctions functions_;
   const int64_t first_row_, rows_, groups_, size_;
   Ahead* const ahead_;
+  const TileFunction* const add_;
   alignas(64) uint8_t sums_[2][kBlockRows * kTileBytes];
 };
 

@@ -10,15 +10,17 @@ namespace catenary {
 
 namespace {
 
-template <typename Tiles, int... Index>
+template <typename Tiles, bool Once, int... Index>
 constexpr std::array<TileFunction, sizeof...(Index)> by_rows(std::integer_sequence<int, Index...>) {
-  return {&Tiles::template add<Index + 1>...};
+  return {&Tiles::template add<Index + 1, Once>...};
 }
 
 template <typename Tiles>
 TileFunctions describe() {
-  static constexpr auto functions = by_rows<Tiles>(std::make_integer_sequence<int, Tiles::kRows>{});
-  return {functions.data(), Tiles::kRows, Tiles::kInputs, Tiles::kRowBytes, Tiles::kPanelBytes};
+  static constexpr auto functions = by_rows<Tiles, false>(std::make_integer_sequence<int, Tiles::kRows>{});
+  static constexpr auto once = by_rows<Tiles, true>(std::make_integer_sequence<int, Tiles::kOnceRows>{});
+  return {functions.data(), Tiles::kRows,     once.data(),       Tiles::kOnceRows,
+          Tiles::kInputs,   Tiles::kRowBytes, Tiles::kPanelBytes};
 }
 
 }  // namespace

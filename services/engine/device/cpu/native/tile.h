@@ -29,6 +29,10 @@ using TileFunction = void (*)(const Stretch& stretch, const uint8_t* x, int64_t 
 struct TileFunctions {
   const TileFunction* by_rows;
   int rows;
+  // The same for so few rows and panels that are used once: what they read and ask for passes the caches by, since what
+  // these evict takes bandwidth too.
+  const TileFunction* once;
+  int once_rows;
   // What one step takes: inputs, bytes of each row, bytes of a panel.
   int inputs;
   int64_t row_bytes;
@@ -37,10 +41,10 @@ struct TileFunctions {
 
 TileFunctions tile_functions(WeightKind kind);
 
-template <int64_t Bytes>
+template <int64_t Bytes, bool Once = false>
 inline void prefetch(const uint8_t* at) {
   // Into the second level: it has room for what comes next beside what is being read.
-  for (int64_t offset = 0; offset < Bytes; offset += 64) __builtin_prefetch(at + offset, 0, 2);
+  for (int64_t offset = 0; offset < Bytes; offset += 64) __builtin_prefetch(at + offset, 0, Once ? 0 : 2);
 }
 
 template <typename Sum, int Rows>

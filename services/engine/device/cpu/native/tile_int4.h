@@ -26,18 +26,20 @@ inline U32 pairs_of(U32 words) {
 struct Int4Tiles {
   // The sums of a group stand beside those of all groups.
   static constexpr int kRows = kManyRegisters ? 6 : 2;
+  // Memory is not what it waits for.
+  static constexpr int kOnceRows = 0;
   static constexpr int kInputs = kGroup;
   static constexpr int64_t kRowBytes = kGroupRowBytes;
   static constexpr int64_t kPanelBytes = kGroupBytes;
 
-  template <int Rows>
+  template <int Rows, bool Once>
   static void add(const Stretch& stretch, const uint8_t* x, int64_t stride, uint8_t* tile) {
     F32 totals[Rows][2];
     load_tile(tile, totals);
     const uint8_t* panel = stretch.panel;
     const uint8_t* ahead = stretch.ahead;
     for (int64_t step = 0; step < stretch.steps; ++step) {
-      prefetch<kPanelBytes>(ahead);
+      prefetch<kPanelBytes, Once>(ahead);
       F32 sums[Rows][2] = {};
       add_group<Rows>(panel + 2 * kGroupScaleBytes, x, stride, sums);
       for (int half = 0; half < 2; ++half) {

@@ -38,11 +38,13 @@ struct Int8Dot {
 template <typename Dot>
 struct StepTiles {
   static constexpr int kRows = Dot::kRows;
+  // With more rows there is so much to compute that memory comes anyway.
+  static constexpr int kOnceRows = 4;
   static constexpr int kInputs = Dot::kInputs;
   static constexpr int64_t kRowBytes = 4;
   static constexpr int64_t kPanelBytes = 2 * kBytes;
 
-  template <int Rows>
+  template <int Rows, bool Once>
   static void add(const Stretch& stretch, const uint8_t* x, int64_t stride, uint8_t* tile) {
     using Weights = typename Dot::Weights;
     typename Dot::Sum sums[Rows][2];
@@ -50,7 +52,7 @@ struct StepTiles {
     const uint8_t* panel = stretch.panel;
     const uint8_t* ahead = stretch.ahead;
     for (int64_t step = 0; step < stretch.steps; ++step) {
-      prefetch<kPanelBytes>(ahead);
+      prefetch<kPanelBytes, Once>(ahead);
       const Weights left = load_as<Weights>(panel), right = load_as<Weights>(panel + kBytes);
       for (int row = 0; row < Rows; ++row) {
         const auto spread = Dot::spread(x + row * stride + kRowBytes * step);
