@@ -34,6 +34,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "completions": (COMPLETIONS, {"prompt": "hi"}),
     "chat, a stop string": (CHAT, {"messages": MESSAGES, "stop": ["never said"]}),
     "chat, usage in every chunk": (CHAT, {"messages": MESSAGES, **USAGE}),
+    "chat, 5 log probabilities": (CHAT, {"messages": MESSAGES, "logprobs": True, "top_logprobs": 5}),
 }
 # Plain letters with a space in front of them.
 WORDS = list(range(7, 59))

@@ -89,6 +89,7 @@ class PlayedCore:
         ends: list[EndRow] = []
         ids: list[int] = []
         keys = list(self._live)
+        specs = [spec for spec, _ in self._live.values()]
         for row, (key, (spec, said)) in enumerate(list(self._live.items())):
             ids.append(words[(key + said) % len(words)])
             self._live[key] = spec, said + 1
@@ -100,8 +101,33 @@ class PlayedCore:
             keys.append(spec.key)
         counts = [1] * len(ids) + [0] * len(self._ended)
         self._ended.clear()
-        columns = StepColumns(keys=keys, token_counts=counts, token_ids=ids, ends=ends)
+        columns = self._scored(keys, counts, ids, ends, specs)
         self._link.send(CoreStep(columns, CoreLoad(running=len(self._live), steps=self._steps)))
+
+    def _scored(
+        self,
+        keys: list[int],
+        counts: list[int],
+        ids: list[int],
+        ends: list[EndRow],
+        specs: list[SubmitSequence],
+    ) -> StepColumns:
+        """With the log probabilities that sequences asked for: the same for every token."""
+        rows = [row for row, spec in enumerate(specs) if spec.sampling.top_logprobs >= 0]
+        if not rows:
+            return StepColumns(keys=keys, token_counts=counts, token_ids=ids, ends=ends)
+        tops = [specs[row].sampling.top_logprobs for row in rows]
+        return StepColumns(
+            keys=keys,
+            token_counts=counts,
+            token_ids=ids,
+            ends=ends,
+            logprob_rows=rows,
+            sampled=[-0.5] * len(rows),
+            top_counts=tops,
+            top_ids=[self._played.tokens[place] for top in tops for place in range(top)],
+            top_logprobs=[-0.5 - place for top in tops for place in range(top)],
+        )
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from catenary.rpc.channel import open_channel
 from catenary.rpc.config import CLIENT_SECRET_ENV, ENGINE_SECRET_ENV, RpcConfig, Secrets, read_secret
 from catenary.rpc.errors import ERROR_TRAILER, RpcError, error_of, refuse, status_of
 from catenary.rpc.health import HealthBoard
+from catenary.rpc.named import NamedAddresses
 from catenary.rpc.resolving import AddressFamilies, is_name, resolve
 from catenary.rpc.server import RpcServer
 from catenary.rpc.tls import TlsFiles
@@ -22,6 +23,7 @@ __all__ = [
     "AddressFamilies",
     "AddressInUse",
     "HealthBoard",
+    "NamedAddresses",
     "Role",
     "RpcConfig",
     "RpcError",

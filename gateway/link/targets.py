@@ -8,13 +8,8 @@ from dataclasses import dataclass
 
 import grpc
 
-from catenary.rpc import AddressFamilies, is_name, resolve
-from catenary.telemetry import get_logger
+from catenary.rpc import NamedAddresses, resolve
 from gateway.link.router_session import RouterSession
-
-_log = get_logger(__name__)
-_LOOK_UP_S = 5.0
-_LOOK_UP_ALONE_S = 1.0
 
 Dial = Callable[[str, str], grpc.aio.Channel]
 
@@ -39,12 +34,9 @@ class RouterTargets:
         look_up: Callable[[str], Awaitable[Sequence[str]]] = resolve,
     ) -> None:
         """`dial(address, name)` makes a channel. Raises ValueError for what is not an address."""
-        self._literal = tuple(address for address in addresses if not is_name(address))
-        self._names = tuple(address for address in addresses if is_name(address))
+        self._addresses = NamedAddresses(addresses, look_up)
         self._dial = dial
         self._open_session = open_session
-        self._resolve = look_up
-        self._families = AddressFamilies()
         self._targets: dict[str, _Target] = {}
         self._channels: set[grpc.aio.Channel] = set()
 
@@ -56,12 +48,12 @@ class RouterTargets:
     async def run(self) -> None:
         """Keep a session to each router until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            for address in self._literal:
+            for address in self._addresses.literal:
                 self._add(tasks, address, address)
-            while self._names:
+            while self._addresses.names:
                 await self._look_up(tasks)
-                alone = not any(session.connected for session in self.sessions)
-                await asyncio.sleep(_LOOK_UP_ALONE_S if alone else _LOOK_UP_S)
+                connected = any(session.connected for session in self.sessions)
+                await asyncio.sleep(self._addresses.pause_s(connected=connected))
 
     async def close(self) -> None:
         """Close all channels, once `run` has ended."""
@@ -69,20 +61,11 @@ class RouterTargets:
             await channel.close()
 
     async def _look_up(self, tasks: asyncio.TaskGroup) -> None:
-        wanted = set(self._literal)
-        connected = {address for address, target in self._targets.items() if target.session.connected}
-        for name in self._names:
-            try:
-                found = self._families.choose(name, await self._resolve(name), connected)
-            except OSError as error:
-                _log.debug("router's name not resolved", name=name, reason=error.strerror or "unknown")
-                # Nobody is dropped for a name service that is away.
-                wanted |= self._targets.keys()
-                continue
-            wanted |= set(found)
-            for address in found:
-                if address not in self._targets:
-                    self._add(tasks, address, name)
+        known = {address: target.session.connected for address, target in self._targets.items()}
+        wanted = await self._addresses.wanted(known)
+        for address, name in wanted.items():
+            if address not in self._targets:
+                self._add(tasks, address, name)
         for address, target in list(self._targets.items()):
             if address not in wanted and not target.session.connected:
                 await self._drop(address, target)

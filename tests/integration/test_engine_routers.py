@@ -20,8 +20,8 @@ SLOW = Script(step_delay_ms=5)
 
 @pytest.fixture
 def fast_look_up(monkeypatch):
-    monkeypatch.setattr("services.engine.servicer.router_links._LOOK_UP_S", 0.02)
-    monkeypatch.setattr("services.engine.servicer.router_links._LOOK_UP_ALONE_S", 0.02)
+    monkeypatch.setattr("catenary.rpc.named._LOOK_UP_S", 0.02)
+    monkeypatch.setattr("catenary.rpc.named._LOOK_UP_ALONE_S", 0.02)
 
 
 class Names:

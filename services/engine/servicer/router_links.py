@@ -6,15 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from catenary.rpc import AddressFamilies, is_name, resolve
-from catenary.telemetry import get_logger
+from catenary.rpc import NamedAddresses, resolve
 from services.engine.servicer.hub import EngineHub
 from services.engine.servicer.router_link import RouterLink
-
-log = get_logger(__name__)
-
-_LOOK_UP_S = 5.0
-_LOOK_UP_ALONE_S = 1.0
 
 
 @dataclass(slots=True)
@@ -38,39 +32,27 @@ class RouterLinks:
         look_up: Callable[[str], Awaitable[Sequence[str]]] = resolve,
     ) -> None:
         """Raises ValueError for what is not an address."""
-        self._literal = tuple(address for address in addresses if not is_name(address))
-        self._names = tuple(address for address in addresses if is_name(address))
+        self._addresses = NamedAddresses(addresses, look_up)
         self._make = make
         self._hub = hub
-        self._look_up = look_up
-        self._families = AddressFamilies()
         self._targets: dict[str, _Target] = {}
 
     async def run(self) -> None:
         """Keep the links until the engine drains; those that are attached end by themselves then."""
         async with asyncio.TaskGroup() as tasks:
-            for address in self._literal:
+            for address in self._addresses.literal:
                 self._add(tasks, address, address)
-            while self._names and not self._hub.draining:
-                await self._look_up_all(tasks)
+            while self._addresses.names and not self._hub.draining:
+                await self._look_up(tasks)
                 attached = any(target.link.attached for target in self._targets.values())
-                await asyncio.sleep(_LOOK_UP_S if attached else _LOOK_UP_ALONE_S)
+                await asyncio.sleep(self._addresses.pause_s(connected=attached))
 
-    async def _look_up_all(self, tasks: asyncio.TaskGroup) -> None:
-        wanted = set(self._literal)
-        attached = {address for address, target in self._targets.items() if target.link.attached}
-        for name in self._names:
-            try:
-                found = self._families.choose(name, await self._look_up(name), attached)
-            except OSError as error:
-                log.debug("router's name not resolved", name=name, reason=error.strerror or "unknown")
-                # Nobody is dropped for a name service that is away.
-                wanted |= self._targets.keys()
-                continue
-            wanted |= set(found)
-            for address in found:
-                if address not in self._targets:
-                    self._add(tasks, address, name)
+    async def _look_up(self, tasks: asyncio.TaskGroup) -> None:
+        known = {address: target.link.attached for address, target in self._targets.items()}
+        wanted = await self._addresses.wanted(known)
+        for address, name in wanted.items():
+            if address not in self._targets:
+                self._add(tasks, address, name)
         for address, target in list(self._targets.items()):
             if address not in wanted and not target.link.attached:
                 del self._targets[address]
