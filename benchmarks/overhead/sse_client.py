@@ -16,7 +16,10 @@ _EVENT = b"data: "
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Of one request, in seconds of `time.perf_counter`; `chunks` counts events, [DONE] among them."""
+    """Of one request, in seconds of `time.perf_counter`; `chunks` counts events, [DONE] among them.
+
+    What is read in one turn of the loop was there when the turn began, and counts as read then: as by clients
+    on machines of their own, which would not wait for one another."""
 
     asked: float
     first: float
@@ -29,6 +32,27 @@ def request_of(path: str, body: dict[str, Any]) -> bytes:
     data = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     return head.encode() + b"Content-Length: %d\r\n\r\n" % len(data) + data
+
+
+class TurnClock:
+    """When the loop's turn began in which connections are read."""
+
+    def __init__(self) -> None:
+        self._began: float | None = None
+
+    def now(self) -> float:
+        """The time of the turn's first reading."""
+        if self._began is None:
+            self._began = time.perf_counter()
+            # Runs once everything was read that this turn found to read.
+            asyncio.get_running_loop().call_soon(self._end)
+        return self._began
+
+    def _end(self) -> None:
+        self._began = None
+
+
+_clock = TurnClock()
 
 
 class SseConnection(asyncio.Protocol):
@@ -80,12 +104,13 @@ class SseConnection(asyncio.Protocol):
         """See asyncio.Protocol."""
         if self._answer is None or self._answer.done():
             return
+        now = _clock.now()
         if not self._first:
             if _EVENT not in data:
                 if not data.startswith(b"HTTP/1.1 200 "):
                     self._answer.set_exception(RuntimeError(data.decode(errors="replace")[:300]))
                 return
-            self._first = time.perf_counter()
+            self._first = now
         # An event begins with `data: `, which JSON on one line cannot hold but in a string; none here does.
         whole = self._tail + data
         count = whole.count(_EVENT)
@@ -95,4 +120,4 @@ class SseConnection(asyncio.Protocol):
         # Too short for an event that was counted, long enough for one or an end that was cut in two.
         self._tail = whole[-5:]
         if whole.endswith(_END):
-            self._answer.set_result(Times(self._asked, self._first, time.perf_counter(), self._chunks))
+            self._answer.set_result(Times(self._asked, self._first, now, self._chunks))

@@ -10,6 +10,7 @@ from catenary.rpc.config import CLIENT_SECRET_ENV, ENGINE_SECRET_ENV, RpcConfig,
 from catenary.rpc.errors import ERROR_TRAILER, RpcError, error_of, refuse, status_of
 from catenary.rpc.health import HealthBoard
 from catenary.rpc.named import NamedAddresses
+from catenary.rpc.record import recorded
 from catenary.rpc.resolving import AddressFamilies, is_name, resolve
 from catenary.rpc.server import RpcServer
 from catenary.rpc.tls import TlsFiles
@@ -37,6 +38,7 @@ __all__ = [
     "open_channel",
     "parse_address",
     "read_secret",
+    "recorded",
     "refuse",
     "resolve",
     "status_of",

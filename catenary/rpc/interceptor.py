@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import grpc
@@ -15,8 +15,9 @@ from catenary.rpc.auth import HEALTH_SERVICE, REFLECTION_SERVICE, Authorizer, De
 from catenary.rpc.channel import REQUEST_ID, TRACEPARENT
 from catenary.rpc.errors import ERROR_TRAILER, INTERNAL_TEXT, RpcError, refuse
 from catenary.rpc.handlers import Context, Handler, denial_handler, wrap_handler
-from catenary.rpc.metrics import HANDLED, RUNNING, SECONDS, UNKNOWN_METHOD
-from catenary.telemetry import bind_request, get_logger, is_request_id, new_id, start_span, unrecorded
+from catenary.rpc.metrics import HANDLED, UNKNOWN_METHOD
+from catenary.rpc.record import recorded
+from catenary.telemetry import get_logger
 from catenary.v1 import common_pb2
 
 log = get_logger(__name__)
@@ -25,18 +26,6 @@ DENIAL_LOG_SECONDS = 1.0
 
 # Operators look at a draining server too, and their streams do not hold up its end.
 _UNCOUNTED = (f"/{HEALTH_SERVICE}/", f"/{REFLECTION_SERVICE}/")
-
-# Whose fault the server's is: by OpenTelemetry's conventions its spans tell of no other errors.
-_FAULTS = frozenset(
-    {
-        grpc.StatusCode.UNKNOWN,
-        grpc.StatusCode.DEADLINE_EXCEEDED,
-        grpc.StatusCode.UNIMPLEMENTED,
-        grpc.StatusCode.INTERNAL,
-        grpc.StatusCode.UNAVAILABLE,
-        grpc.StatusCode.DATA_LOSS,
-    }
-)
 
 _DRAINING = refuse(
     common_pb2.ERROR_CODE_DRAINING,
@@ -115,47 +104,33 @@ class CallGate(grpc.aio.ServerInterceptor):
         counted: bool,
         spanned: bool,
     ) -> AsyncIterator[None]:
-        started = time.monotonic()
-        code = grpc.StatusCode.UNKNOWN
-        request_id, parent = _caller_context(metadata)
-        span = start_span(method[1:], parent, server=True) if spanned else unrecorded(parent)
-        self._enter(label, counted)
+        found = {key: value for key, value in metadata if isinstance(value, str)}
+        with (
+            self._counting(counted),
+            recorded(
+                method, found.get(REQUEST_ID, ""), found.get(TRACEPARENT), label=label, spanned=spanned
+            ) as record,
+        ):
+            try:
+                if denial := self._authorizer.deny_certificate(method, context.auth_context()):
+                    await context.abort(*denial)
+                async with _statuses(context, method):
+                    yield
+                record.code = _code_of(context)
+            except grpc.aio.AbortError:
+                record.code = _code_of(context)
+                raise
+
+    @contextmanager
+    def _counting(self, counted: bool) -> Iterator[None]:
+        if not counted:
+            yield
+            return
+        self._in_flight += 1
+        self._idle.clear()
         try:
-            with bind_request(request_id, span.traceparent):
-                try:
-                    if denial := self._authorizer.deny_certificate(method, context.auth_context()):
-                        await context.abort(*denial)
-                    async with _statuses(context, method):
-                        yield
-                    code = _code_of(context)
-                except asyncio.CancelledError:
-                    code = grpc.StatusCode.CANCELLED
-                    raise
-                except grpc.aio.AbortError:
-                    code = _code_of(context)
-                    raise
+            yield
         finally:
-            self._leave(label, counted)
-            HANDLED.labels(label, code.name).inc()
-            SECONDS.labels(label).observe(time.monotonic() - started)
-            span.end(
-                {
-                    "rpc.system": "grpc",
-                    "rpc.grpc.status_code": int(code.value[0]),
-                    "catenary.request_id": request_id,
-                },
-                error=code.name if code in _FAULTS else None,
-            )
-
-    def _enter(self, label: str, counted: bool) -> None:
-        RUNNING.labels(label).inc()
-        if counted:
-            self._in_flight += 1
-            self._idle.clear()
-
-    def _leave(self, label: str, counted: bool) -> None:
-        RUNNING.labels(label).dec()
-        if counted:
             self._in_flight -= 1
             if not self._in_flight:
                 self._idle.set()
@@ -213,13 +188,6 @@ def _code_of(context: Context) -> grpc.StatusCode:
     if isinstance(code, grpc.StatusCode):
         return code
     return next((status for status in grpc.StatusCode if status.value[0] == code), grpc.StatusCode.OK)
-
-
-def _caller_context(metadata: tuple[tuple[str, str | bytes], ...]) -> tuple[str, str | None]:
-    """Request id for the call, the caller's if it is well formed, and its traceparent."""
-    found: dict[str, str] = {key: value for key, value in metadata if isinstance(value, str)}
-    name = found.get(REQUEST_ID, "")
-    return name if is_request_id(name) else new_id("rpc-"), found.get(TRACEPARENT)
 
 
 def _refusing_handler(refusal: RpcError) -> Handler:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from catenary.v1 import common_pb2 as catenary_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x63\x61tenary/v1/tokenizer.proto\x12\x0b\x63\x61tenary.v1\x1a\x18\x63\x61tenary/v1/common.proto\"%\n\x0b\x43ontentPart\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x42\x06\n\x04part\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"\xdf\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12)\n\x07\x63ontent\x18\x02 \x03(\x0b\x32\x18.catenary.v1.ContentPart\x12\x11\n\x04name\x18\x03 \x01(\tH\x00\x88\x01\x01\x12)\n\ntool_calls\x18\x04 \x03(\x0b\x32\x15.catenary.v1.ToolCall\x12\x19\n\x0ctool_call_id\x18\x05 \x01(\tH\x01\x88\x01\x01\x12\x16\n\treasoning\x18\x06 \x01(\tH\x02\x88\x01\x01\x42\x07\n\x05_nameB\x0f\n\r_tool_call_idB\x0c\n\n_reasoning\"\xc8\x02\n\tChatInput\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.catenary.v1.ChatMessage\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12\x1e\n\x16\x63ontinue_final_message\x18\x03 \x01(\x08\x12\x12\n\ntools_json\x18\x04 \x01(\t\x12\x16\n\x0e\x64ocuments_json\x18\x05 \x01(\t\x12\x1f\n\x17template_variables_json\x18\x06 \x01(\t\x12\x1a\n\rchat_template\x18\x07 \x01(\tH\x01\x88\x01\x01\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x08 \x01(\x08H\x02\x88\x01\x01\x42\x18\n\x16_add_generation_promptB\x10\n\x0e_chat_templateB\x15\n\x13_add_special_tokens\")\n\x08TextPair\x12\r\n\x05\x66irst\x18\x01 \x01(\t\x12\x0e\n\x06second\x18\x02 \x01(\t\"1\n\tPairInput\x12$\n\x05pairs\x18\x01 \x03(\x0b\x32\x15.catenary.v1.TextPair\"Z\n\x0f\x43ompletionInput\x12\x0f\n\x07prompts\x18\x01 \x03(\t\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x02 \x01(\x08H\x00\x88\x01\x01\x42\x15\n\x13_add_special_tokens\"\xa0\x02\n\rRenderRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12&\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x16.catenary.v1.ChatInputH\x00\x12\x32\n\ncompletion\x18\x04 \x01(\x0b\x32\x1c.catenary.v1.CompletionInputH\x00\x12\'\n\x05pairs\x18\x06 \x01(\x0b\x32\x16.catenary.v1.PairInputH\x00\x12\x1e\n\x11max_prompt_tokens\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x18\n\x0btruncate_to\x18\x07 \x01(\rH\x02\x88\x01\x01\x42\x07\n\x05inputB\x14\n\x12_max_prompt_tokensB\x0e\n\x0c_truncate_to\"b\n\x0eRenderedPrompt\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x11\n\ttext_tail\x18\x02 \x01(\t\x12\x19\n\x0csecond_start\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x0f\n\r_second_start\">\n\x0eRenderResponse\x12,\n\x07prompts\x18\x01 \x03(\x0b\x32\x1b.catenary.v1.RenderedPrompt\"f\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x42\x15\n\x13_add_special_tokens\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"o\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12 \n\x13skip_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_skip_special_tokens\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"c\n\x16\x43heckConstraintRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12+\n\nconstraint\x18\x02 \x01(\x0b\x32\x17.catenary.v1.Constraint\x12\r\n\x05param\x18\x03 \x01(\t\"\x19\n\x17\x43heckConstraintResponse\"\x17\n\x15ListTokenizersRequest\"J\n\x16ListTokenizersResponse\x12\x30\n\ntokenizers\x18\x01 \x03(\x0b\x32\x1c.catenary.v1.TokenizerDigest\"$\n\x13GetTokenizerRequest\x12\r\n\x05model\x18\x01 \x01(\t\"S\n\x14GetTokenizerResponse\x12\r\n\x05\x63hunk\x18\x01 \x01(\x0c\x12,\n\x06\x64igest\x18\x02 \x01(\x0b\x32\x1c.catenary.v1.TokenizerDigest\"\x86\x02\n\x0fTokenizerDigest\x12\x0e\n\x06sha256\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\r\n\x05model\x18\x03 \x01(\t\x12\x19\n\x11special_token_ids\x18\x04 \x03(\r\x12\x19\n\x11has_chat_template\x18\x05 \x01(\x08\x12\x13\n\x0btool_parser\x18\x06 \x01(\t\x12\x18\n\x10reasoning_parser\x18\x07 \x01(\t\x12\x1a\n\x12template_variables\x18\x08 \x03(\t\x12\x19\n\x11response_template\x18\t \x01(\t\x12\x15\n\rrenders_pairs\x18\n \x01(\x08\x12\x13\n\x0breads_tools\x18\x0b \x01(\x08\x32\xfd\x03\n\x10TokenizerService\x12\x41\n\x06Render\x12\x1a.catenary.v1.RenderRequest\x1a\x1b.catenary.v1.RenderResponse\x12G\n\x08Tokenize\x12\x1c.catenary.v1.TokenizeRequest\x1a\x1d.catenary.v1.TokenizeResponse\x12M\n\nDetokenize\x12\x1e.catenary.v1.DetokenizeRequest\x1a\x1f.catenary.v1.DetokenizeResponse\x12\\\n\x0f\x43heckConstraint\x12#.catenary.v1.CheckConstraintRequest\x1a$.catenary.v1.CheckConstraintResponse\x12Y\n\x0eListTokenizers\x12\".catenary.v1.ListTokenizersRequest\x1a#.catenary.v1.ListTokenizersResponse\x12U\n\x0cGetTokenizer\x12 .catenary.v1.GetTokenizerRequest\x1a!.catenary.v1.GetTokenizerResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x63\x61tenary/v1/tokenizer.proto\x12\x0b\x63\x61tenary.v1\x1a\x18\x63\x61tenary/v1/common.proto\"%\n\x0b\x43ontentPart\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x42\x06\n\x04part\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"\xdf\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12)\n\x07\x63ontent\x18\x02 \x03(\x0b\x32\x18.catenary.v1.ContentPart\x12\x11\n\x04name\x18\x03 \x01(\tH\x00\x88\x01\x01\x12)\n\ntool_calls\x18\x04 \x03(\x0b\x32\x15.catenary.v1.ToolCall\x12\x19\n\x0ctool_call_id\x18\x05 \x01(\tH\x01\x88\x01\x01\x12\x16\n\treasoning\x18\x06 \x01(\tH\x02\x88\x01\x01\x42\x07\n\x05_nameB\x0f\n\r_tool_call_idB\x0c\n\n_reasoning\"\xc8\x02\n\tChatInput\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.catenary.v1.ChatMessage\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12\x1e\n\x16\x63ontinue_final_message\x18\x03 \x01(\x08\x12\x12\n\ntools_json\x18\x04 \x01(\t\x12\x16\n\x0e\x64ocuments_json\x18\x05 \x01(\t\x12\x1f\n\x17template_variables_json\x18\x06 \x01(\t\x12\x1a\n\rchat_template\x18\x07 \x01(\tH\x01\x88\x01\x01\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x08 \x01(\x08H\x02\x88\x01\x01\x42\x18\n\x16_add_generation_promptB\x10\n\x0e_chat_templateB\x15\n\x13_add_special_tokens\")\n\x08TextPair\x12\r\n\x05\x66irst\x18\x01 \x01(\t\x12\x0e\n\x06second\x18\x02 \x01(\t\"1\n\tPairInput\x12$\n\x05pairs\x18\x01 \x03(\x0b\x32\x15.catenary.v1.TextPair\"Z\n\x0f\x43ompletionInput\x12\x0f\n\x07prompts\x18\x01 \x03(\t\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x02 \x01(\x08H\x00\x88\x01\x01\x42\x15\n\x13_add_special_tokens\"\xa0\x02\n\rRenderRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12&\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x16.catenary.v1.ChatInputH\x00\x12\x32\n\ncompletion\x18\x04 \x01(\x0b\x32\x1c.catenary.v1.CompletionInputH\x00\x12\'\n\x05pairs\x18\x06 \x01(\x0b\x32\x16.catenary.v1.PairInputH\x00\x12\x1e\n\x11max_prompt_tokens\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x18\n\x0btruncate_to\x18\x07 \x01(\rH\x02\x88\x01\x01\x42\x07\n\x05inputB\x14\n\x12_max_prompt_tokensB\x0e\n\x0c_truncate_to\"\xb9\x01\n\x13RenderStreamRequest\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\x04\x12,\n\x06render\x18\x02 \x01(\x0b\x32\x1a.catenary.v1.RenderRequestH\x00\x12+\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x19.catenary.v1.CancelRenderH\x00\x12\x19\n\x11\x63\x61ller_request_id\x18\x04 \x01(\t\x12\x13\n\x0btraceparent\x18\x05 \x01(\tB\t\n\x07payload\"\x0e\n\x0c\x43\x61ncelRender\"\x84\x01\n\x14RenderStreamResponse\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\x04\x12/\n\x08rendered\x18\x02 \x01(\x0b\x32\x1b.catenary.v1.RenderResponseH\x00\x12#\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.catenary.v1.ErrorH\x00\x42\x08\n\x06\x61nswer\"b\n\x0eRenderedPrompt\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x11\n\ttext_tail\x18\x02 \x01(\t\x12\x19\n\x0csecond_start\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x0f\n\r_second_start\">\n\x0eRenderResponse\x12,\n\x07prompts\x18\x01 \x03(\x0b\x32\x1b.catenary.v1.RenderedPrompt\"f\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x42\x15\n\x13_add_special_tokens\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"o\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12 \n\x13skip_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_skip_special_tokens\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"c\n\x16\x43heckConstraintRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12+\n\nconstraint\x18\x02 \x01(\x0b\x32\x17.catenary.v1.Constraint\x12\r\n\x05param\x18\x03 \x01(\t\"\x19\n\x17\x43heckConstraintResponse\"\x17\n\x15ListTokenizersRequest\"J\n\x16ListTokenizersResponse\x12\x30\n\ntokenizers\x18\x01 \x03(\x0b\x32\x1c.catenary.v1.TokenizerDigest\"$\n\x13GetTokenizerRequest\x12\r\n\x05model\x18\x01 \x01(\t\"S\n\x14GetTokenizerResponse\x12\r\n\x05\x63hunk\x18\x01 \x01(\x0c\x12,\n\x06\x64igest\x18\x02 \x01(\x0b\x32\x1c.catenary.v1.TokenizerDigest\"\x86\x02\n\x0fTokenizerDigest\x12\x0e\n\x06sha256\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\r\n\x05model\x18\x03 \x01(\t\x12\x19\n\x11special_token_ids\x18\x04 \x03(\r\x12\x19\n\x11has_chat_template\x18\x05 \x01(\x08\x12\x13\n\x0btool_parser\x18\x06 \x01(\t\x12\x18\n\x10reasoning_parser\x18\x07 \x01(\t\x12\x1a\n\x12template_variables\x18\x08 \x03(\t\x12\x19\n\x11response_template\x18\t \x01(\t\x12\x15\n\rrenders_pairs\x18\n \x01(\x08\x12\x13\n\x0breads_tools\x18\x0b \x01(\x08\x32\xd6\x04\n\x10TokenizerService\x12\x41\n\x06Render\x12\x1a.catenary.v1.RenderRequest\x1a\x1b.catenary.v1.RenderResponse\x12W\n\x0cRenderStream\x12 .catenary.v1.RenderStreamRequest\x1a!.catenary.v1.RenderStreamResponse(\x01\x30\x01\x12G\n\x08Tokenize\x12\x1c.catenary.v1.TokenizeRequest\x1a\x1d.catenary.v1.TokenizeResponse\x12M\n\nDetokenize\x12\x1e.catenary.v1.DetokenizeRequest\x1a\x1f.catenary.v1.DetokenizeResponse\x12\\\n\x0f\x43heckConstraint\x12#.catenary.v1.CheckConstraintRequest\x1a$.catenary.v1.CheckConstraintResponse\x12Y\n\x0eListTokenizers\x12\".catenary.v1.ListTokenizersRequest\x1a#.catenary.v1.ListTokenizersResponse\x12U\n\x0cGetTokenizer\x12 .catenary.v1.GetTokenizerRequest\x1a!.catenary.v1.GetTokenizerResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -48,32 +48,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_COMPLETIONINPUT']._serialized_end=907
   _globals['_RENDERREQUEST']._serialized_start=910
   _globals['_RENDERREQUEST']._serialized_end=1198
-  _globals['_RENDEREDPROMPT']._serialized_start=1200
-  _globals['_RENDEREDPROMPT']._serialized_end=1298
-  _globals['_RENDERRESPONSE']._serialized_start=1300
-  _globals['_RENDERRESPONSE']._serialized_end=1362
-  _globals['_TOKENIZEREQUEST']._serialized_start=1364
-  _globals['_TOKENIZEREQUEST']._serialized_end=1466
-  _globals['_TOKENIZERESPONSE']._serialized_start=1468
-  _globals['_TOKENIZERESPONSE']._serialized_end=1505
-  _globals['_DETOKENIZEREQUEST']._serialized_start=1507
-  _globals['_DETOKENIZEREQUEST']._serialized_end=1618
-  _globals['_DETOKENIZERESPONSE']._serialized_start=1620
-  _globals['_DETOKENIZERESPONSE']._serialized_end=1654
-  _globals['_CHECKCONSTRAINTREQUEST']._serialized_start=1656
-  _globals['_CHECKCONSTRAINTREQUEST']._serialized_end=1755
-  _globals['_CHECKCONSTRAINTRESPONSE']._serialized_start=1757
-  _globals['_CHECKCONSTRAINTRESPONSE']._serialized_end=1782
-  _globals['_LISTTOKENIZERSREQUEST']._serialized_start=1784
-  _globals['_LISTTOKENIZERSREQUEST']._serialized_end=1807
-  _globals['_LISTTOKENIZERSRESPONSE']._serialized_start=1809
-  _globals['_LISTTOKENIZERSRESPONSE']._serialized_end=1883
-  _globals['_GETTOKENIZERREQUEST']._serialized_start=1885
-  _globals['_GETTOKENIZERREQUEST']._serialized_end=1921
-  _globals['_GETTOKENIZERRESPONSE']._serialized_start=1923
-  _globals['_GETTOKENIZERRESPONSE']._serialized_end=2006
-  _globals['_TOKENIZERDIGEST']._serialized_start=2009
-  _globals['_TOKENIZERDIGEST']._serialized_end=2271
-  _globals['_TOKENIZERSERVICE']._serialized_start=2274
-  _globals['_TOKENIZERSERVICE']._serialized_end=2783
+  _globals['_RENDERSTREAMREQUEST']._serialized_start=1201
+  _globals['_RENDERSTREAMREQUEST']._serialized_end=1386
+  _globals['_CANCELRENDER']._serialized_start=1388
+  _globals['_CANCELRENDER']._serialized_end=1402
+  _globals['_RENDERSTREAMRESPONSE']._serialized_start=1405
+  _globals['_RENDERSTREAMRESPONSE']._serialized_end=1537
+  _globals['_RENDEREDPROMPT']._serialized_start=1539
+  _globals['_RENDEREDPROMPT']._serialized_end=1637
+  _globals['_RENDERRESPONSE']._serialized_start=1639
+  _globals['_RENDERRESPONSE']._serialized_end=1701
+  _globals['_TOKENIZEREQUEST']._serialized_start=1703
+  _globals['_TOKENIZEREQUEST']._serialized_end=1805
+  _globals['_TOKENIZERESPONSE']._serialized_start=1807
+  _globals['_TOKENIZERESPONSE']._serialized_end=1844
+  _globals['_DETOKENIZEREQUEST']._serialized_start=1846
+  _globals['_DETOKENIZEREQUEST']._serialized_end=1957
+  _globals['_DETOKENIZERESPONSE']._serialized_start=1959
+  _globals['_DETOKENIZERESPONSE']._serialized_end=1993
+  _globals['_CHECKCONSTRAINTREQUEST']._serialized_start=1995
+  _globals['_CHECKCONSTRAINTREQUEST']._serialized_end=2094
+  _globals['_CHECKCONSTRAINTRESPONSE']._serialized_start=2096
+  _globals['_CHECKCONSTRAINTRESPONSE']._serialized_end=2121
+  _globals['_LISTTOKENIZERSREQUEST']._serialized_start=2123
+  _globals['_LISTTOKENIZERSREQUEST']._serialized_end=2146
+  _globals['_LISTTOKENIZERSRESPONSE']._serialized_start=2148
+  _globals['_LISTTOKENIZERSRESPONSE']._serialized_end=2222
+  _globals['_GETTOKENIZERREQUEST']._serialized_start=2224
+  _globals['_GETTOKENIZERREQUEST']._serialized_end=2260
+  _globals['_GETTOKENIZERRESPONSE']._serialized_start=2262
+  _globals['_GETTOKENIZERRESPONSE']._serialized_end=2345
+  _globals['_TOKENIZERDIGEST']._serialized_start=2348
+  _globals['_TOKENIZERDIGEST']._serialized_end=2610
+  _globals['_TOKENIZERSERVICE']._serialized_start=2613
+  _globals['_TOKENIZERSERVICE']._serialized_end=3211
 # @@protoc_insertion_point(module_scope)

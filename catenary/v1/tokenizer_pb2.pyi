@@ -317,6 +317,89 @@ class RenderRequest(_message.Message):
 Global___RenderRequest: _TypeAlias = RenderRequest  # noqa: Y015
 
 @_typing.final
+class RenderStreamRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_FIELD_NUMBER: _builtins.int
+    RENDER_FIELD_NUMBER: _builtins.int
+    CANCEL_FIELD_NUMBER: _builtins.int
+    CALLER_REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
+    call: _builtins.int
+    """Names the request on its stream, where no other one may have the name."""
+    caller_request_id: _builtins.str
+    """What a call has as metadata: `x-request-id` and `traceparent`. They may be empty."""
+    traceparent: _builtins.str
+    @_builtins.property
+    def render(self) -> Global___RenderRequest: ...
+    @_builtins.property
+    def cancel(self) -> Global___CancelRender:
+        """Nobody waits for the answer any more. It may come all the same."""
+
+    def __init__(
+        self,
+        *,
+        call: _builtins.int = ...,
+        render: Global___RenderRequest | None = ...,
+        cancel: Global___CancelRender | None = ...,
+        caller_request_id: _builtins.str = ...,
+        traceparent: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "payload", b"payload", "render", b"render"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "caller_request_id", b"caller_request_id", "cancel", b"cancel", "payload", b"payload", "render", b"render", "traceparent", b"traceparent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["render", "cancel"]  # noqa: Y015
+    _WhichOneofArgType_payload: _TypeAlias = _typing.Literal["payload", b"payload"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_payload) -> _WhichOneofReturnType_payload | None: ...
+
+Global___RenderStreamRequest: _TypeAlias = RenderStreamRequest  # noqa: Y015
+
+@_typing.final
+class CancelRender(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelRender: _TypeAlias = CancelRender  # noqa: Y015
+
+@_typing.final
+class RenderStreamResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_FIELD_NUMBER: _builtins.int
+    RENDERED_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    call: _builtins.int
+    @_builtins.property
+    def rendered(self) -> Global___RenderResponse: ...
+    @_builtins.property
+    def error(self) -> _common_pb2.Error: ...
+    def __init__(
+        self,
+        *,
+        call: _builtins.int = ...,
+        rendered: Global___RenderResponse | None = ...,
+        error: _common_pb2.Error | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "error", b"error", "rendered", b"rendered"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "call", b"call", "error", b"error", "rendered", b"rendered"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_answer: _TypeAlias = _typing.Literal["rendered", "error"]  # noqa: Y015
+    _WhichOneofArgType_answer: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_answer) -> _WhichOneofReturnType_answer | None: ...
+
+Global___RenderStreamResponse: _TypeAlias = RenderStreamResponse  # noqa: Y015
+
+@_typing.final
 class RenderedPrompt(_message.Message):
     """Token ids of one prompt."""
 

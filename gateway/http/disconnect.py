@@ -54,18 +54,17 @@ class ClientWatch:
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`; it is cancelled, and ClientGone raised, if the client hangs up first."""
-        task = asyncio.ensure_future(work)
-        self.on_gone(lambda: _cancel(task))
+        stop = _Stop(asyncio.current_task())
+        self.on_gone(stop)
         try:
-            return await task
+            return await work
         except asyncio.CancelledError:
-            current = asyncio.current_task()
-            if self._gone.is_set() and not (current is not None and current.cancelling()):
+            if stop.alone():
                 raise ClientGone from None
             raise
         finally:
-            if not task.done():
-                task.cancel()
+            if stop in self._callbacks:
+                self._callbacks.remove(stop)
 
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
@@ -75,5 +74,17 @@ class ClientWatch:
             callback()
 
 
-def _cancel(task: asyncio.Task[Any]) -> None:
-    task.cancel()
+class _Stop:
+    """Cancels a task, once."""
+
+    def __init__(self, task: asyncio.Task[Any] | None) -> None:
+        self._task = task
+        self._called = False
+
+    def __call__(self) -> None:
+        if self._task is not None:
+            self._called = self._task.cancel()
+
+    def alone(self) -> bool:
+        """Takes the cancel back. Whether nobody else has cancelled the task."""
+        return self._called and self._task is not None and not self._task.uncancel()

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import grpc
 
-from catenary.rpc import TlsFiles, error_of, open_channel
+from catenary.rpc import RpcError, TlsFiles, error_of, open_channel
 from catenary.telemetry import get_logger
 from catenary.text import TokenizerTraits, Vocabulary
 from catenary.v1 import common_pb2, tokenizer_pb2
@@ -47,15 +47,16 @@ class TokenizerPool:
         self._targets: list[TokenizerTarget] = []
         for target in targets:
             address = target.removeprefix(_DNS)
+            balanced = not address.startswith("unix:")
             channel = open_channel(
                 address,
                 secret=secret,
                 tls=tls,
                 max_message_mib=max_message_mib,
                 keepalive_s=keepalive_s,
-                balanced=not address.startswith("unix:"),
+                balanced=balanced,
             )
-            self._targets.append(TokenizerTarget(address, channel, silence_s=silence_s))
+            self._targets.append(TokenizerTarget(address, channel, silence_s=silence_s, balanced=balanced))
 
     @property
     def answering(self) -> bool:
@@ -75,7 +76,7 @@ class TokenizerPool:
             raise _away()
 
         async def call(target: TokenizerTarget) -> tokenizer_pb2.RenderResponse:
-            return await target.stub.Render(request, timeout=self._render_timeout_s)
+            return await target.render(request, self._render_timeout_s)
 
         response = await self._anywhere(call, request.model)
         sizes = {"completion": len(request.completion.prompts), "pairs": len(request.pairs.pairs)}
@@ -170,8 +171,8 @@ class TokenizerPool:
                 result = await call(target)
                 target.heard()
                 return result
-            except grpc.aio.AioRpcError as failure:
-                error = error_of(failure)
+            except (grpc.aio.AioRpcError, RpcError) as failure:
+                error = failure.error if isinstance(failure, RpcError) else error_of(failure)
                 if error.code == common_pb2.ERROR_CODE_MODEL_NOT_FOUND and len(strangers) + 1 < len(order):
                     strangers.add(target)
                 elif error.code not in _AWAY:

@@ -8,29 +8,38 @@ import math
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from catenary.rpc import RpcError, error_of
 from catenary.telemetry import get_logger
 from catenary.v1 import tokenizer_pb2, tokenizer_pb2_grpc
+from gateway.text.render_stream import RenderStream
 
 _log = get_logger(__name__)
 SERVICE = "catenary.v1.TokenizerService"
 _PERIOD_S = 2.0
 _FEWEST_CHECKS = 5
 _SERVING = health_pb2.HealthCheckResponse.SERVING
+# Larger requests are calls of their own: they would hold up others, and one that is too large for a message
+# would end the stream.
+LARGEST_STREAMED = 64 << 10
 
 
 class TokenizerTarget:
     """Asks its address every two seconds whether it serves; with a short `silence_s` more often.
 
     What is counted are questions without a good answer, not seconds: a gateway that stood still itself has
-    asked nothing meanwhile."""
+    asked nothing meanwhile. `balanced`: calls are spread over several services, which a stream cannot be."""
 
-    def __init__(self, address: str, channel: grpc.aio.Channel, *, silence_s: float) -> None:
+    def __init__(
+        self, address: str, channel: grpc.aio.Channel, *, silence_s: float, balanced: bool = False
+    ) -> None:
         self.stub = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
         self.calls = 0
         """Calls under way."""
         self._models: frozenset[str] | None = None
         self._address = address
         self._channel = channel
+        self._balanced = balanced
+        self._stream: RenderStream | None = None
         self._health = health_pb2_grpc.HealthStub(channel)
         self._period_s = min(_PERIOD_S, silence_s / _FEWEST_CHECKS)
         self._most_misses = math.ceil(silence_s / self._period_s)
@@ -50,6 +59,18 @@ class TokenizerTarget:
         """Whether it serves the model, by its last word; True of one that has not said what it serves."""
         return self._models is None or not model or model in self._models
 
+    async def render(
+        self, request: tokenizer_pb2.RenderRequest, timeout_s: float
+    ) -> tokenizer_pb2.RenderResponse:
+        """The answer to a request. Raises RpcError."""
+        stream = self._stream
+        if stream is not None and not stream.ended and request.ByteSize() <= LARGEST_STREAMED:
+            return await stream.render(request, timeout_s)
+        try:
+            return await self.stub.Render(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as failure:
+            raise RpcError(error_of(failure)) from None
+
     def heard(self) -> None:
         """It answered, to whatever question."""
         if not self.answering:
@@ -63,12 +84,16 @@ class TokenizerTarget:
             due = loop.time() + self._period_s
             if await self._serves():
                 self.heard()
+                if not self._balanced and (self._stream is None or self._stream.ended):
+                    self._stream = RenderStream(self.stub)
             else:
                 self._missed()
             await asyncio.sleep(max(0.0, due - loop.time()))
 
     async def close(self) -> None:
         """Close the channel."""
+        if self._stream is not None:
+            await self._stream.close()
         await self._channel.close()
 
     async def _serves(self) -> bool:

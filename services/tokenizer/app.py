@@ -49,6 +49,7 @@ class TokenizerService:
         self._server = RpcServer.from_config(config, ACCESS)
         setup = worker_setup(config, self._files)
         self.pool = WorkerPool(setup, _pool_limits(config), on_change=self._on_pool_change)
+        self._servicer: TokenizerServicer | None = None
 
     async def start(self) -> tuple[str, ...]:
         """Start the workers, then listen. Returns the bound addresses; from then on it is SERVING."""
@@ -58,7 +59,7 @@ class TokenizerService:
             raise StartRefused(f"{self._config.model_dir}: {error}") from None
         if not ready.has_chat_template:
             _log.warning("the model has no chat template: chats are refused")
-        servicer = make_servicer(self._config, self._files, self.pool, ready)
+        servicer = self._servicer = make_servicer(self._config, self._files, self.pool, ready)
         tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(servicer, self._server.grpc)
         try:
             bound = await self._server.start()
@@ -75,6 +76,9 @@ class TokenizerService:
 
     async def drain(self) -> None:
         """Take nothing new and wait, up to `drain_s`, for what runs."""
+        self._server.begin_drain()
+        if self._servicer is not None:
+            self._servicer.streams.drain()
         await self._server.drain(self._config.drain_s)
 
     async def stop(self) -> None:

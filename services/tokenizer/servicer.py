@@ -12,6 +12,7 @@ from catenary.telemetry import get_logger
 from catenary.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from services.tokenizer.config import TokenizerConfig
 from services.tokenizer.execution import TaskRunner
+from services.tokenizer.render_streams import RenderStreams
 from services.tokenizer.rendering import Parsers
 from services.tokenizer.requests import RequestReader
 from services.tokenizer.verdicts import ConstraintVerdicts
@@ -44,6 +45,8 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self._reader = RequestReader(config)
         self._verdicts = ConstraintVerdicts(config, runner)
         self._file = tokenizer_json
+        self.streams = RenderStreams(self._render, max_unanswered=config.max_calls)
+        """Those of RenderStream; to be told of a drain."""
         self.digest = tokenizer_pb2.TokenizerDigest(
             sha256=hashlib.sha256(tokenizer_json).hexdigest(),
             size=len(tokenizer_json),
@@ -61,6 +64,14 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
     async def Render(
         self, request: tokenizer_pb2.RenderRequest, context: _Context
     ) -> tokenizer_pb2.RenderResponse:
+        return await self._render(request)
+
+    def RenderStream(
+        self, request_iterator: AsyncIterator[tokenizer_pb2.RenderStreamRequest], context: _Context
+    ) -> AsyncIterator[tokenizer_pb2.RenderStreamResponse]:
+        return self.streams.serve(request_iterator)
+
+    async def _render(self, request: tokenizer_pb2.RenderRequest) -> tokenizer_pb2.RenderResponse:
         kind = request.WhichOneof("input") or "render"
         answer = await self._runner.tokens(kind, self._reader.render(request))
         _log.debug(

@@ -75,7 +75,8 @@ class Handovers:
 
     def _divides(self, model: str) -> bool:
         """Whether there are engines for prompts alone."""
-        return bool(self._fleet.board(model).open_to(_PREFILL).any())
+        board = self._fleet.board(model)
+        return _PREFILL in board.roles and bool(board.open_to(_PREFILL).any())
 
     def in_first_half(self, sequence: LiveSequence) -> bool:
         """Whether an engine computes its prompt for another one, or it waits for one that goes on with it."""

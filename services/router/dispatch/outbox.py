@@ -11,7 +11,9 @@ from catenary.v1 import router_pb2
 
 
 class SessionOutbox:
-    """Outbox of one Session. The steps of all engines that arrive during a write become one message.
+    """Outbox of one Session. The steps of all engines that arrive during a write become one message. What is
+    the first of its sequence goes before that: for all rows of a step the gateway takes longer than everybody
+    before it.
 
     Tokens of a sequence merge into its row, and updates of models and of what is shed replace one another.
     What still grows with each request (rows that ended, refusals, abort results) is bounded by the session's
@@ -21,6 +23,7 @@ class SessionOutbox:
     def __init__(self, *, max_unread: int) -> None:
         self._max_unread = max_unread
         self._rows: dict[int, StepRow] = {}
+        self._first_rows: dict[int, StepRow] = {}
         self._answers: deque[router_pb2.SessionResponse] = deque()
         self._models: router_pb2.ModelsUpdate | None = None
         self._shed: router_pb2.ShedState | None = None
@@ -31,13 +34,14 @@ class SessionOutbox:
     @property
     def unread(self) -> int:
         """Messages and rows that wait."""
-        return len(self._answers) + len(self._rows)
+        return len(self._answers) + len(self._first_rows) + len(self._rows)
 
-    def row(self, handle: int) -> StepRow:
-        """The waiting row of a sequence, made if there is none."""
-        row = self._rows.get(handle)
+    def row(self, handle: int, *, first: bool = False) -> StepRow:
+        """The waiting row of a sequence, made if there is none. `first`: nothing of it was written before."""
+        row = self._first_rows.get(handle) or self._rows.get(handle)
         if row is None:
-            row = self._rows[handle] = StepRow(handle)
+            rows = self._first_rows if first else self._rows
+            row = rows[handle] = StepRow(handle)
             self._wake.set()
         return row
 
@@ -67,6 +71,7 @@ class SessionOutbox:
         self._closed = True
         if not flush:
             self._models = self._shed = None
+            self._first_rows.clear()
             self._rows.clear()
             self._answers.clear()
         self._wake.set()
@@ -93,6 +98,8 @@ class SessionOutbox:
         if self._shed is not None:
             state, self._shed = self._shed, None
             return router_pb2.SessionResponse(shed=state)
+        if self._first_rows:
+            return router_pb2.SessionResponse(step=take_message(self._first_rows))
         if self._rows:
             return router_pb2.SessionResponse(step=take_message(self._rows))
         return None

@@ -22,6 +22,8 @@ class Session:
         self.outbox = outbox
         self._dispatcher = dispatcher
         self._live: dict[int, LiveSequence] = {}
+        # Handles of live ones that have had no output yet.
+        self._silent: set[int] = set()
         self._request_ids: set[str] = set()
         self._ended: OrderedDict[int, None] = OrderedDict()
         self._closed = False
@@ -56,11 +58,15 @@ class Session:
         for sequence in list(self._live.values()):
             self._dispatcher.abandon(sequence, cause)
         self._live.clear()
+        self._silent.clear()
         self._request_ids.clear()
         self.outbox.close(flush=cause is AbortCause.DRAIN)
 
     def row(self, handle: int) -> StepRow:
         """See Sink."""
+        if handle in self._silent:
+            self._silent.remove(handle)
+            return self.outbox.row(handle, first=True)
         return self.outbox.row(handle)
 
     def end(self, handle: int, end: common_pb2.SequenceEnd) -> None:
@@ -100,6 +106,7 @@ class Session:
             self._answer_refusal(handle, refusal.error)
             return
         self._live[handle] = sequence
+        self._silent.add(handle)
         self._request_ids.add(sequence.spec.request_id)
 
     def _abort(self, handle: int) -> None:
@@ -119,6 +126,7 @@ class Session:
         sequence = self._live.pop(handle, None)
         if sequence is None:
             return
+        self._silent.discard(handle)
         self._request_ids.discard(sequence.spec.request_id)
         self._ended[handle] = None
         if len(self._ended) > REMEMBERED_HANDLES:

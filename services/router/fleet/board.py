@@ -36,8 +36,11 @@ class Board:
         self.epochs = np.array([engine.epoch for engine in engines], dtype=np.int64)
         self.identity = np.array(_identities(engines), dtype=np.uint64)
         self._roles = np.array([engine.role for engine in engines], dtype=np.int64)
+        self.roles = frozenset(engine.role for engine in engines)
+        """What its engines are for: most fleets need not be looked through for one of them."""
         self._publishes = np.array([engine.publishes_kv for engine in engines], dtype=np.bool_)
-        self._kept = np.zeros(count, dtype=np.bool_)
+        # Rows of those that are kept for somebody.
+        self._kept: set[int] = set()
         self._available = np.zeros(count, dtype=np.bool_)
         self._row_of = {engine.epoch: row for row, engine in enumerate(engines)}
         for row, engine in enumerate(engines):
@@ -57,7 +60,10 @@ class Board:
         self.held[row] = engine.kv.held
         self.reported_at[row] = engine.reported_at
         self._available[row] = engine.available
-        self._kept[row] = engine.kept_for is not None
+        if engine.kept_for is None:
+            self._kept.discard(row)
+        else:
+            self._kept.add(row)
 
     def row_of(self, epoch: int) -> int | None:
         """Row of the attachment with this epoch, if it is here."""
@@ -73,7 +79,8 @@ class Board:
         """
         mask: Mask = self._available.copy()
         if role is None:
-            mask &= self._roles != engine_pb2.ENGINE_ROLE_PREFILL
+            if engine_pb2.ENGINE_ROLE_PREFILL in self.roles:
+                mask &= self._roles != engine_pb2.ENGINE_ROLE_PREFILL
         elif role != engine_pb2.ENGINE_ROLE_UNSPECIFIED:
             mask &= self._roles == role
         for engine in excluding:
@@ -83,8 +90,8 @@ class Board:
 
     def free_for(self, owner: object) -> Mask:
         """Which engines are not kept for another one than `owner`."""
-        mask: Mask = ~self._kept
-        for row in np.flatnonzero(self._kept):
+        mask: Mask = np.ones(len(self.engines), dtype=np.bool_)
+        for row in self._kept:
             mask[row] = self.engines[row].kept_for is owner
         return mask
 

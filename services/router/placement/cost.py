@@ -36,9 +36,11 @@ class Cost(PlacementPolicy):
 
     def pick(self, request: PlacementRequest, candidates: Candidates) -> Choice:
         """See PlacementPolicy."""
+        cached = candidates.matched().tokens
+        if len(candidates) == 1:
+            return Choice(0, "only_one")
         busy = self._busy(candidates)
         length = len(request.token_ids)
-        cached = candidates.matched().tokens
         longest = int(cached.max())
         if longest and longest >= self._options.min_match * length:
             scores = busy + (length - cached)

@@ -155,7 +155,7 @@ class Placer:
         free = serving & board.free_for(request)
         if (row := _row_beside(request, board, free)) is not None:
             return Candidates(board, np.array([row]), request, self._prefixes, now, beside=True)
-        rows = np.flatnonzero(self._roomy(request, board, free))
+        (rows,) = self._roomy(request, board, free).nonzero()
         if not len(rows):
             raise Refused(
                 common_pb2.ERROR_CODE_OVERLOADED,

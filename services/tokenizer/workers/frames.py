@@ -27,8 +27,8 @@ class BlockingFrames:
     def send(self, payload: bytes) -> None:
         """Send one frame. Raises LinkClosed if nobody listens."""
         try:
-            self._link.sendall(_HEADER.pack(len(payload)))
-            self._link.sendall(payload)
+            # One write: the other side would wake for the header alone.
+            self._link.sendall(_HEADER.pack(len(payload)) + payload)
         except OSError:
             raise LinkClosed from None
 
@@ -70,8 +70,7 @@ class AsyncFrames:
     async def send(self, payload: bytes) -> None:
         """Send one frame. Raises LinkClosed if nobody listens."""
         try:
-            self._writer.write(_HEADER.pack(len(payload)))
-            self._writer.write(payload)
+            self._writer.write(_HEADER.pack(len(payload)) + payload)
             await self._writer.drain()
         except OSError:
             raise LinkClosed from None

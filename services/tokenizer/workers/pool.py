@@ -117,6 +117,8 @@ class WorkerPool:
     async def _acquire(self, size: int) -> WorkerProcess:
         limits = self._limits
         must_wait = self._waiting > 0 or self._idle.empty()
+        if not must_wait and (worker := self._idle.get_nowait()) in self._workers:
+            return worker
         is_full = self._waiting >= limits.queue or self._waiting_bytes + size > limits.queue_bytes
         if must_wait and is_full:
             raise PoolFull

@@ -61,6 +61,20 @@ async def test_a_message_that_was_merged_for_long_is_cut_between_rows():
     assert [list((await anext(messages)).step.handles) for _ in range(3)] == [[1], [2], [3]]
 
 
+async def test_first_rows_go_before_what_others_go_on_with() -> None:
+    outbox = SessionOutbox(max_unread=10)
+    outbox.row(1).append(row(1, 10))
+    outbox.row(2, first=True).append(row(2, 20))
+    outbox.row(3).append(row(3, 30))
+    # It still waits: what follows is its first message, too.
+    outbox.row(2).append(row(2, 21))
+    assert outbox.unread == 3
+    outbox.close(flush=True)
+    steps = [message.step async for message in outbox.messages()]
+    assert [list(step.handles) for step in steps] == [[2], [1, 3]]
+    assert list(steps[0].token_ids) == [20, 21]
+
+
 async def test_no_room_until_what_waits_is_read():
     outbox = SessionOutbox(max_unread=3)
     for handle in range(3):

@@ -1,0 +1,148 @@
+"""RenderStream: many renders at once on one stream, each with a life of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import grpc
+
+from catenary.rpc import RpcError, recorded, refuse
+from catenary.telemetry import get_logger
+from catenary.v1 import common_pb2, tokenizer_pb2
+
+METHOD = "/catenary.v1.TokenizerService/Render"
+"""What each request on a stream counts as, in metrics and traces."""
+
+_log = get_logger(__name__)
+_INTERNAL = common_pb2.Error(
+    code=common_pb2.ERROR_CODE_INTERNAL, message="The tokenizer failed because of an internal error."
+)
+
+Render = Callable[[tokenizer_pb2.RenderRequest], Awaitable[tokenizer_pb2.RenderResponse]]
+
+
+class RenderStreams:
+    """All streams of the service.
+
+    `render` answers one request, or raises RpcError; `max_unanswered` is how many requests a stream may have
+    at work and unread: it is read no further until there are less.
+    """
+
+    def __init__(self, render: Render, *, max_unanswered: int) -> None:
+        self._render = render
+        self._max_unanswered = max_unanswered
+        self._live: set[_Stream] = set()
+
+    async def serve(
+        self, requests: AsyncIterator[tokenizer_pb2.RenderStreamRequest]
+    ) -> AsyncIterator[tokenizer_pb2.RenderStreamResponse]:
+        """One stream, to its end. Raises RpcError for what breaks the contract."""
+        stream = _Stream(self._render, self._max_unanswered)
+        self._live.add(stream)
+        reader = asyncio.create_task(stream.read(requests))
+        try:
+            async for answer in stream.answers():
+                yield answer
+        finally:
+            reader.cancel()
+            stream.cancel()
+            self._live.discard(stream)
+
+    def drain(self) -> None:
+        """Read no more; each stream ends with its last answer."""
+        for stream in self._live:
+            stream.end()
+
+
+class _Stream:
+    def __init__(self, render: Render, max_unanswered: int) -> None:
+        self._render = render
+        self._max_unanswered = max_unanswered
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._answers: deque[tokenizer_pb2.RenderStreamResponse] = deque()
+        self._ended = False
+        self._refusal: RpcError | None = None
+        self._news = asyncio.Event()
+        self._room = asyncio.Event()
+
+    async def read(self, requests: AsyncIterator[tokenizer_pb2.RenderStreamRequest]) -> None:
+        """Take requests until there are no more."""
+        try:
+            async for request in requests:
+                if self._ended:
+                    return
+                self._take(request)
+                while len(self._tasks) + len(self._answers) >= self._max_unanswered:
+                    self._room.clear()
+                    await self._room.wait()
+        except RpcError as refusal:
+            self._refusal = refusal
+        except (grpc.aio.InternalError, grpc.aio.UsageError):
+            _log.debug("stream of renders broke")
+        self.end()
+
+    async def answers(self) -> AsyncIterator[tokenizer_pb2.RenderStreamResponse]:
+        """What to write, until nothing more comes. Raises RpcError."""
+        while True:
+            self._news.clear()
+            while self._answers:
+                self._room.set()
+                yield self._answers.popleft()
+            if self._refusal is not None:
+                raise self._refusal
+            if self._ended and not self._tasks:
+                return
+            await self._news.wait()
+
+    def end(self) -> None:
+        """Take no more."""
+        self._ended = True
+        self._news.set()
+
+    def cancel(self) -> None:
+        """Nobody waits for answers."""
+        for task in self._tasks.values():
+            task.cancel()
+
+    def _take(self, request: tokenizer_pb2.RenderStreamRequest) -> None:
+        match request.WhichOneof("payload"):
+            case "render":
+                if request.call in self._tasks:
+                    raise _invalid("The call's number is in use on this stream.")
+                task = self._tasks[request.call] = asyncio.create_task(self._answer(request))
+                # Not in the task itself: one that is cancelled early never begins.
+                task.add_done_callback(lambda _: self._over(request.call))
+            case "cancel":
+                if (given_up := self._tasks.get(request.call)) is not None:
+                    given_up.cancel()
+            case _:
+                raise _invalid("A message must be a render or the cancel of one.")
+
+    async def _answer(self, request: tokenizer_pb2.RenderStreamRequest) -> None:
+        answer = tokenizer_pb2.RenderStreamResponse(call=request.call)
+        parent = request.traceparent or None
+        with recorded(METHOD, request.caller_request_id, parent, label=METHOD) as record:
+            try:
+                answer.rendered.CopyFrom(await self._render(request.render))
+                record.code = grpc.StatusCode.OK
+            except RpcError as refusal:
+                answer.error.CopyFrom(refusal.error)
+                record.code = refusal.status
+            except Exception:
+                _log.exception("call failed", method=METHOD)
+                answer.error.CopyFrom(_INTERNAL)
+                record.code = grpc.StatusCode.INTERNAL
+        self._answers.append(answer)
+        self._news.set()
+
+    def _over(self, call: int) -> None:
+        del self._tasks[call]
+        self._room.set()
+        if self._ended:
+            self._news.set()
+
+
+def _invalid(message: str) -> RpcError:
+    return refuse(common_pb2.ERROR_CODE_INVALID_ARGUMENT, message)
