@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pkgutil import resolve_name
@@ -47,14 +48,24 @@ _COMMANDS = {
     "gaudi-start": "catenary.cli.gaudi_start:run_gaudi_start",
 }
 _INTERRUPTED = 130
+_NOBODY_READS = 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand and return its exit code; 2 for a wrong command line, 130 after a Ctrl-C."""
+    """Run one subcommand and return its exit code.
+
+    2 for a wrong command line, 130 after a Ctrl-C, 141 if who read the output went away, as `head` does.
+    """
     try:
-        return _run(list(sys.argv[1:] if argv is None else argv))
+        code = _run(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
         return _INTERRUPTED
+    except BrokenPipeError:
+        # What is still in the buffer would fail again at the end of the process.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _NOBODY_READS
 
 
 def _run(arguments: list[str]) -> int:

@@ -109,6 +109,8 @@ def _first_problem(cls: type[ServiceConfig], error: ValidationError, given: dict
     field = cls.model_fields.get(name)
     item = given.get(name)
     origin = item.origin if item else flag_name(name)
+    if problem["type"] == "missing":
+        return f"{origin} is required{more}"
     shown = ""
     if item is not None and field is not None and not is_secret(name, field):
         shown = f" {repr(item.value)[:100]}"

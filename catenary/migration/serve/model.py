@@ -87,8 +87,8 @@ OPTIONS: tuple[ServeOption, ...] = (
         "--convert",
     ),
     only(
-        "quantized models are not done yet, FP8 among them; an engine's own --quantization packs plain "
-        "weights in 8 or 4 bits on a CPU",
+        "quantized models are not done yet, FP8 among them; CATENARY_ENGINE_QUANTIZATION=int8 "
+        "or int4 packs plain weights on a CPU",
         ("none",),
         "--quantization",
         "-q",

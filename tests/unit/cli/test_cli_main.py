@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from catenary.cli.main import main
@@ -51,3 +55,19 @@ def test_bad_option_is_one_line(argv: list[str], option: str, capsys: pytest.Cap
     err = capsys.readouterr().err
     assert option in err
     assert err.count("\n") == 1
+
+
+def test_output_that_nobody_reads_is_no_traceback() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as nobody:
+        command = [sys.executable, "-m", "catenary.cli.main", "--help"]
+        done = subprocess.run(command, stdout=nobody, stderr=subprocess.PIPE, timeout=60, check=False)
+    assert done.returncode == 141
+    assert done.stderr == b""
+
+
+def test_an_option_that_is_missing_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["drain"])
+    assert capsys.readouterr().err == "catenary drain: --engine is required\n"
