@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from catenary.rpc.addresses import Address, TcpAddress, UnixAddress, parse_address
+from catenary.addresses import Address, TcpAddress, UnixAddress, parse_address
 from catenary.rpc.auth import ANY_ROLE, Role
 from catenary.rpc.binding import AddressInUse
 from catenary.rpc.channel import open_channel

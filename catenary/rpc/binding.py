@@ -10,7 +10,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from catenary.rpc.addresses import Address, TcpAddress, UnixAddress
+from catenary.addresses import Address, TcpAddress, UnixAddress
 from catenary.runtime import StartRefused
 
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import grpc
 
-from catenary.rpc.addresses import UnixAddress, parse_address
+from catenary.addresses import UnixAddress, parse_address
 from catenary.rpc.options import channel_options
 from catenary.rpc.tls import TlsFiles, channel_credentials
 from catenary.telemetry import current_traceparent, request_id

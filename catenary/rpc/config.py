@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pydantic import Field, field_validator
 
+from catenary.addresses import parse_address
 from catenary.config import ConfigError, ServiceConfig, settings
-from catenary.rpc.addresses import parse_address
 from catenary.rpc.tls import TlsFiles
 
 CLIENT_SECRET_ENV = "CATENARY_CLIENT_SECRET"

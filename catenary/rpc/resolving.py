@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from ipaddress import ip_address
 
-from catenary.rpc.addresses import TcpAddress, UnixAddress, parse_address
+from catenary.addresses import TcpAddress, UnixAddress, parse_address
 
 
 def is_name(address: str) -> bool:

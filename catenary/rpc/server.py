@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import REGISTRY
 
-from catenary.rpc.addresses import Address, TcpAddress, UnixAddress, parse_address
+from catenary.addresses import Address, TcpAddress, UnixAddress, parse_address
 from catenary.rpc.auth import HEALTH_SERVICE, Authorizer, Role
 from catenary.rpc.binding import AddressInUse, prepare, socket_identity
 from catenary.rpc.config import RpcConfig, Secrets

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import ClassVar
 
+from catenary.addresses import TcpAddress, parse_address
 from services.engine.transfer.connector import BlockSource, Connector, Fetch, Put, TransferSettings
 from services.engine.transfer.faults import TransferError, TransferFault
 from services.engine.transfer.fetching import fetch_blocks
@@ -28,9 +29,9 @@ class TcpConnector(Connector):
         self._server: OfferServer | None = None
 
     def serve(self, source: BlockSource) -> str:
-        host, port = split_address(self.settings.listen)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family)
+        listen = _host_and_port(self.settings.listen)
+        family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
+        listener = socket.create_server((listen.host, listen.port), family=family)
         bound = listener.getsockname()[1]
         self._server = OfferServer(
             listener,
@@ -40,20 +41,18 @@ class TcpConnector(Connector):
             max_transfers=self.settings.max_transfers,
             wrap=self.wrap,
         )
-        if self.settings.advertise is None:
-            return _join(host, bound)
-        shown, port = split_address(self.settings.advertise)
-        return _join(shown, port or bound)
+        shown = _host_and_port(self.settings.advertise or self.settings.listen)
+        return str(TcpAddress(shown.host, shown.port or bound))
 
     def fetch(self, fetch: Fetch, put: Put) -> None:
         left = fetch.deadline - time.monotonic()
         try:
-            address = split_address(fetch.address)
-            dialled = socket.create_connection(address, timeout=max(left, 0.001))
+            address = _host_and_port(fetch.address)
+            dialled = socket.create_connection((address.host, address.port), timeout=max(left, 0.001))
         except (OSError, ValueError):
             raise TransferError(TransferFault.UNREACHABLE, "nobody answers at the offer's address") from None
         dialled.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with dialled, self._dialled(dialled, address[0], fetch.deadline) as connection:
+        with dialled, self._dialled(dialled, address.host, fetch.deadline) as connection:
             fetch_blocks(connection, fetch, _receive_chunk, put)
 
     def close(self) -> None:
@@ -65,16 +64,12 @@ class TcpConnector(Connector):
         return connection
 
 
-def split_address(text: str) -> tuple[str, int]:
-    """Host, without brackets, and port of HOST:PORT. Raises ValueError."""
-    host, colon, port = text.rpartition(":")
-    if not (host and colon and port.isascii() and port.isdigit() and int(port) < 1 << 16):
+def _host_and_port(text: str) -> TcpAddress:
+    """Raises ValueError."""
+    address = parse_address(text)
+    if not isinstance(address, TcpAddress):
         raise ValueError("not HOST:PORT")
-    return host.removeprefix("[").removesuffix("]"), int(port)
-
-
-def _join(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return address
 
 
 def _send_chunk(sock: TimedSocket, digests: list[bytes], blocks: memoryview) -> None:
