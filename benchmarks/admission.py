@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 
+from catenary.resume import PoisonedRequests
 from catenary.telemetry import configure_logging
 from catenary.v1 import common_pb2, engine_pb2
 from services.router.admission import Admission, AdmissionLimits, QueueOptions, SpecLimits, WaitingRoom
@@ -57,7 +58,7 @@ def dispatched(engines: int, *, room: bool) -> float:
         EngineHealth(metrics, on_change=lambda: None),
         spec_limits=SpecLimits(1 << 20),
         queue_options=QueueOptions(sequences=(WAITING,) * 4, tokens=(1 << 32,) * 4),
-        poison=PoisonBook(limit=1, ttl_s=1, on_convicted=lambda: None),
+        poison=PoisonBook(PoisonedRequests(limit=1, ttl_s=1), lambda: None),
         abort_timeout_s=30,
         call_soon=due.append,
     )

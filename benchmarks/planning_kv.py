@@ -117,7 +117,7 @@ def main() -> None:
         ("a sequence ends, another starts with hits", scene.turn_over, options.repeats),
         ("look up the hits of 16 waiting heads", lambda: scene.look_up_heads(16), options.repeats),
         ("hash one prompt", lambda: BlockHashes(options.block_size).extend(prompt), options.repeats),
-        ("take a snapshot of the events", pool.events.snapshot, 5),
+        ("take the names of all cached blocks", pool.events.names, 5),
         ("check all books with these tables", lambda: pool.check(tables), 5),
         ("check all books when idle", lambda: pool.check([]), 5),
     ]
