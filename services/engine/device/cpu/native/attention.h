@@ -16,13 +16,11 @@
 namespace catenary {
 
 constexpr int kChunk = 128;
-// Rows (a token's heads of one kv head) that go through a chunk together: their scores stay in the nearest
-// cache.
-constexpr int kBlockRows = 24;
-// Rows that share one packing of keys and values.
+// Rows (a token's heads of one kv head) that share one packing of keys and values: blocks of kBlockRows, which go
+// through a chunk one after the other, so that their scores stay in the nearest cache.
 constexpr int kTileRows = 192;
 
-static_assert(kChunk % kWidth == 0);
+static_assert(kChunk % kWidth == 0 && kTileRows % kBlockRows == 0);
 
 // Some tokens of a span.
 struct AttentionTile {
@@ -65,28 +63,33 @@ struct AttentionPlan {
   // Most rows of a piece, its kv heads together, and most whose scores are kept at once.
   int64_t rows;
   int64_t rows_at_once;
-  // Of tiles whose chunks are divided: sums [chunks, kv_heads, rows of the tile, columns], and likewise.
+  // Of tiles whose chunks are divided: sums [chunks, kv_heads, rows of the tile, columns], and likewise. Blocks of
+  // rows are sums [dims, kBlockRows] in the room of as many rows.
   std::unique_ptr<float[]> sums;
   std::unique_ptr<float[]> most;
   std::unique_ptr<float[]> total;
   std::unique_ptr<std::atomic<int32_t>[]> done;
 
+  // Whether a tile has few rows: its kv heads are taken together and nothing is packed.
+  bool few(const AttentionTile& tile) const { return tile.tokens == 1 && group <= kRegisterRows; }
+
+  // Rows of a tile's kv head that there is room for: blocks are whole.
+  int64_t room(const AttentionTile& tile) const {
+    const int64_t rows = static_cast<int64_t>(tile.tokens) * group;
+    return few(tile) ? rows : (rows + kBlockRows - 1) / kBlockRows * kBlockRows;
+  }
+
   Softmax partials(const AttentionTile& tile, int chunk, int head) const {
-    const int64_t row = tile.partials + (static_cast<int64_t>(chunk) * kv_heads + head) * tile.tokens * group;
+    const int64_t row = tile.partials + (static_cast<int64_t>(chunk) * kv_heads + head) * room(tile);
     return Softmax{sums.get(), most.get(), total.get()}.at(row, columns);
   }
 };
-
-// Whether a piece has few rows, and so takes its kv heads together and packs nothing.
-inline bool few(const AttentionPlan& plan, const AttentionPiece& piece) {
-  return plan.tiles[piece.tile].tokens == 1 && plan.group <= kRegisterRows;
-}
 
 // Where a piece keeps what in its thread's scratch: offsets in bytes, multiples of 64.
 struct AttentionScratch {
   int64_t offsets, keys, values, scores, queries;
   int64_t sums, most, total;
-  int64_t chunk_sums, chunk_most, chunk_total;
+  int64_t chunk_sums, chunk_most, chunk_total, spare;
   int64_t bytes;
   // Units of four bytes in a packed row of keys, and in a panel of values.
   int32_t units;

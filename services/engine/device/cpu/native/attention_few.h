@@ -20,7 +20,7 @@ void score_vector(const ChunkRows<Cached>& keys, int position, const uint32_t* q
   const auto multiply = [&](int unit, U32 lanes) {
 #pragma GCC unroll 8
     for (int row = 0; row < kRows; ++row) {
-      acc[row] = Unit::multiply(acc[row], U32{} + queries[row * units + unit], lanes);
+      acc[row] = Unit::multiply(acc[row], splat_unit(queries + row * units + unit), lanes);
     }
   };
   for (int unit = 0; unit < units; unit += kLanes) {
@@ -77,7 +77,7 @@ void sum_columns(const ChunkRows<Cached>& values, int first, int end, int dim, c
     load_columns<kColumns>(values, unit, dim, columns);
 #pragma GCC unroll 8
     for (int row = 0; row < kRows; ++row) {
-      const U32 weight = U32{} + weights[row * weight_stride + unit];
+      const U32 weight = splat_unit(weights + row * weight_stride + unit);
 #pragma GCC unroll 8
       for (int i = 0; i < kColumns; ++i) {
         acc[row][i] = Units<PackedOf<Cached>>::multiply(acc[row][i], weight, columns[i]);

@@ -42,7 +42,7 @@ void add_pieces(AttentionPlan& plan, int32_t index, int64_t wanted, int64_t& par
   AttentionTile& tile = plan.tiles[index];
   // A head of many tokens is a piece of its own: its sums then stay near.
   const int64_t by_heads = tile.tokens > 1 ? plan.kv_heads : std::min<int64_t>(wanted, plan.kv_heads);
-  const int64_t needed = static_cast<int64_t>(tile.chunks) * plan.kv_heads * tile.tokens * plan.group;
+  const int64_t needed = static_cast<int64_t>(tile.chunks) * plan.kv_heads * plan.room(tile);
   const bool fits = (partials + needed) * plan.columns <= kMostPartials;
   const int64_t parts = fits ? std::min<int64_t>(tile.chunks, (wanted + by_heads - 1) / by_heads) : 1;
   if (parts > 1) {
@@ -56,9 +56,9 @@ void add_pieces(AttentionPlan& plan, int32_t index, int64_t wanted, int64_t& par
     piece.heads = static_cast<int32_t>(plan.kv_heads * (i + 1) / by_heads) - piece.head;
     piece.parts = static_cast<int32_t>(parts);
     piece.counter = parts > 1 ? counters++ : -1;
-    const int64_t rows = static_cast<int64_t>(piece.heads) * tile.tokens * plan.group;
+    const int64_t rows = piece.heads * plan.room(tile);
     plan.rows = std::max(plan.rows, rows);
-    if (few(plan, piece)) plan.rows_at_once = std::max(plan.rows_at_once, rows);
+    if (plan.few(tile)) plan.rows_at_once = std::max(plan.rows_at_once, rows);
     for (int64_t part = 0; part < parts; ++part) {
       piece.chunk = static_cast<int32_t>(tile.chunks * part / parts);
       piece.chunks = static_cast<int32_t>(tile.chunks * (part + 1) / parts) - piece.chunk;
@@ -111,6 +111,7 @@ AttentionScratch::AttentionScratch(const AttentionPlan& plan) {
   chunk_sums = take(plan.rows_at_once * plan.columns, 4);
   chunk_most = take(plan.rows_at_once, 4);
   chunk_total = take(plan.rows_at_once, 4);
+  spare = take(static_cast<int64_t>(plan.dims) * kBlockRows, 4);
   bytes = end;
 }
 

@@ -31,81 +31,49 @@ struct Units<Bf16> {
   static F32 multiply(F32 acc, U32 a, U32 b) { return dot_pairs(acc, a, b); }
 };
 
-// What is multiplied: `rows` of units, `stride` units from one to the next, and panels
-// [panels][units][kWidth], `panel_stride` units from one to the next.
-struct Factors {
-  const uint32_t* rows;
-  int64_t row_stride;
-  const uint32_t* panels;
-  int64_t panel_stride;
-};
+// Rows of a block stand beside one another in vectors: so what is done with them is the same for each lane. So
+// many vectors, and places (positions or dimensions) whose sums are in registers together.
+constexpr int kRowVectors = 2;
+constexpr int kBlockRows = kRowVectors * kLanes;
+constexpr int kRegisterPlaces = kLanes == 16 ? 8 : 4;
 
-template <typename Packed, int kRows, int kColumns>
-void multiply_registers(const uint32_t* rows, int64_t row_stride, const uint32_t* panel, int units,
-                        float* out, int64_t out_stride) {
-  F32 acc[kRows][kColumns] = {};
+static_assert(kWidth % kRegisterPlaces == 0);
+
+// out [kRegisterPlaces][kBlockRows] = sums over the units of a panel's units [units][kWidth], of which
+// kRegisterPlaces beside one another are taken, times rows [units][kBlockRows].
+template <typename Packed>
+void multiply_places(const uint32_t* panel, int units, const uint32_t* rows, float* out) {
+  F32 acc[kRegisterPlaces][kRowVectors] = {};
   for (int unit = 0; unit < units; ++unit) {
-    U32 b[kColumns];
+    U32 lanes[kRowVectors];
+#pragma GCC unroll 4
+    for (int i = 0; i < kRowVectors; ++i) lanes[i] = load_as<U32>(rows + i * kLanes);
 #pragma GCC unroll 8
-    for (int column = 0; column < kColumns; ++column) b[column] = load_as<U32>(panel + column * kLanes);
-    panel += kWidth;
-#pragma GCC unroll 8
-    for (int row = 0; row < kRows; ++row) {
-      const U32 a = U32{} + rows[row * row_stride + unit];
-#pragma GCC unroll 8
-      for (int column = 0; column < kColumns; ++column) {
-        acc[row][column] = Units<Packed>::multiply(acc[row][column], a, b[column]);
+    for (int place = 0; place < kRegisterPlaces; ++place) {
+      const U32 spread = splat_unit(panel + place);
+#pragma GCC unroll 4
+      for (int i = 0; i < kRowVectors; ++i) {
+        acc[place][i] = Units<Packed>::multiply(acc[place][i], spread, lanes[i]);
       }
     }
+    rows += kBlockRows;
+    panel += kWidth;
   }
 #pragma GCC unroll 8
-  for (int row = 0; row < kRows; ++row) {
-#pragma GCC unroll 8
-    for (int column = 0; column < kColumns; ++column) {
-      store(out + row * out_stride + column * kLanes, acc[row][column]);
-    }
+  for (int place = 0; place < kRegisterPlaces; ++place) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kRowVectors; ++i) store(out + place * kBlockRows + i * kLanes, acc[place][i]);
   }
 }
 
-// Calls the kernel of exactly `columns` vectors.
-template <typename Packed, int kRows, int kColumns = kRegisterColumns>
-void multiply_columns(int columns, const uint32_t* rows, int64_t row_stride, const uint32_t* panel, int units,
-                      float* out, int64_t out_stride) {
-  if constexpr (kColumns > 1) {
-    if (columns < kColumns) {
-      multiply_columns<Packed, kRows, kColumns - 1>(columns, rows, row_stride, panel, units, out, out_stride);
-      return;
-    }
-  }
-  multiply_registers<Packed, kRows, kColumns>(rows, row_stride, panel, units, out, out_stride);
-}
-
-template <typename Packed, int kRows = kRegisterRows>
-void multiply_rows(int count, int columns, const uint32_t* rows, int64_t row_stride, const uint32_t* panel,
-                   int units, float* out, int64_t out_stride) {
-  if constexpr (kRows > 1) {
-    if (count < kRows) {
-      multiply_rows<Packed, kRows - 1>(count, columns, rows, row_stride, panel, units, out, out_stride);
-      return;
-    }
-  }
-  multiply_columns<Packed, kRows>(columns, rows, row_stride, panel, units, out, out_stride);
-}
-
-// out [count, columns] = rows [count, units] times columns [first, end) of the panels, first a multiple of
-// kWidth. Whole vectors are computed. Each sum goes over the units in turn, however many rows and columns
-// there are beside it.
+// out [places][kBlockRows], of places [first, end) of panels `stride` units from one to the next, and of those beside
+// them that are computed with them. Each sum goes over the units in turn, whatever is beside it.
 template <typename Packed>
-void multiply_panels(const Factors& factors, int count, int units, int first, int end, float* out,
-                     int64_t out_stride) {
-  for (int column = first; column < end; column += kWidth) {
-    const int vectors = std::min(kRegisterColumns, (end - column + kLanes - 1) / kLanes);
-    const uint32_t* panel = factors.panels + column / kWidth * factors.panel_stride;
-    for (int row = 0; row < count; row += kRegisterRows) {
-      multiply_rows<Packed>(std::min(kRegisterRows, count - row), vectors,
-                            factors.rows + row * factors.row_stride, factors.row_stride, panel, units,
-                            out + row * out_stride + column, out_stride);
-    }
+void multiply_block(const uint32_t* panels, int64_t stride, int units, int first, int end, const uint32_t* rows,
+                    float* out) {
+  for (int place = first / kRegisterPlaces * kRegisterPlaces; place < end; place += kRegisterPlaces) {
+    multiply_places<Packed>(panels + place / kWidth * stride + place % kWidth, units, rows,
+                            out + static_cast<int64_t>(place) * kBlockRows);
   }
 }
 

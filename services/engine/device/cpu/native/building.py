@@ -29,17 +29,8 @@ SOURCES = Path(__file__).parent
 BUILT = SOURCES / "built"
 
 # No -ffast-math: what is no number must stay none. No contraction but where the sources say so: a row's sums
-# must not depend on how a compiler treats the loop that they are in. No strict aliasing: scores become
-# weights, pairs of brain floats among them, in the same memory.
-_OPTIONS = (
-    "-std=c++20",
-    "-O3",
-    "-fno-math-errno",
-    "-ffp-contract=off",
-    "-fno-strict-aliasing",
-    "-fPIC",
-    "-fvisibility=hidden",
-)
+# must not depend on how a compiler treats the loop that they are in.
+_OPTIONS = ("-std=c++20", "-O3", "-fno-math-errno", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden")
 _LINK = ("-shared", "-pthread")
 _UNFINISHED = ".building-"
 

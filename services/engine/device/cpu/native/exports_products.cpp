@@ -43,7 +43,7 @@ void run_layers(void* context, Worker& worker) {
   for (int64_t index = 0; index < run.count; ++index) {
     const Linear& layer = run.layers[index];
     const Operand& operand = run.operands[index];
-    worker.share(run.rows, [&](int64_t row) {
+    worker.share_runs(run.rows, [&](int64_t row, bool) {
       catenary::put_row(layer.kind, run.x + row * run.stride, layer.inputs, operand, row);
     });
     catenary::share_product(worker, layer, operand, run.rows, run.results[index]);

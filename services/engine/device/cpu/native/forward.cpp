@@ -36,13 +36,13 @@ void Pass::run() {
 void Pass::compute(Worker& worker) {
   Own& own = decoder_.own_[static_cast<size_t>(worker.rank())];
   worker.foresee(own.ahead.empty() ? nullptr : &own.ahead);
-  worker.share(rows_, [&](int64_t row) { embed(row); });
+  worker.share_runs(rows_, [&](int64_t row, bool) { embed(row); });
   for (int32_t index = 0; index < sizes_.layer_count; ++index) {
     const Layer& layer = decoder_.layers_[static_cast<size_t>(index)];
     attention(worker, layer, decoder_.caches_[static_cast<size_t>(index)]);
     mlp(worker, layer);
   }
-  worker.share(rows_, [&](int64_t row) { close(row, own.row.floats(0)); });
+  worker.share_runs(rows_, [&](int64_t row, bool) { close(row, own.row.floats(0)); });
 }
 
 void Pass::embed(int64_t row) {
@@ -74,7 +74,7 @@ void Pass::attention(Worker& worker, const Layer& layer, const Cache& cache) {
   Operand operand = make_operand(worker, layer.qkv, rows_, decoder_.shared_operand(), own, norm);
   const Result fused{Result::Way::kStore, Activation::kNone, 1.0f, fused_, fused_stride_};
   share_product(worker, layer.qkv, operand, rows_, fused);
-  worker.share(rows_, [&](int64_t row) { turn(layer, cache, row); });
+  worker.share_runs(rows_, [&](int64_t row, bool) { turn(layer, cache, row); });
   const AttentionShape shape{sizes_.heads, sizes_.scale, layer.window, sizes_.attention_softcap};
   worker.share(attention_pieces(*plan_), [&](int64_t piece) {
     attend(*plan_, piece, shape, cache, fused_, fused_stride_, mixed_, own.attention.reserve(0));
@@ -131,7 +131,7 @@ void Pass::add_product(Worker& worker, const Linear& linear, const Operand& oper
   }
   const Result delta{Result::Way::kStore, Activation::kNone, 1.0f, delta_, hidden_stride_};
   share_product(worker, linear, operand, rows_, delta);
-  worker.share(rows_, [&](int64_t row) {
+  worker.share_runs(rows_, [&](int64_t row, bool) {
     float* at = delta_ + row * hidden_stride_;
     rms_norm(at, post_norm, sizes_.hidden, sizes_.norm_eps, at);
     add_row(at, sizes_.hidden, factor, residual(row));

@@ -95,8 +95,8 @@ struct Pieces {
   int64_t count;
   int32_t panels_each;
   int32_t rows_each;
-  // Panels that other threads are likely to take before the calling one takes its next piece, where each takes any.
-  int32_t panels_between;
+  // Many rows: pieces go through so many blocks of rows for some panels before they come to the next panels.
+  int32_t blocks_each;
 };
 Pieces divide(const Linear& linear, int64_t rows, int threads);
 

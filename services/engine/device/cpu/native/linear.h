@@ -46,7 +46,7 @@ Operand make_operand(
     operand.scales = own.scales.floats(0);
     for (int64_t row = 0; row < rows; ++row) put(row);
   } else {
-    worker.share(rows, put);
+    worker.share_runs(rows, [&](int64_t row, bool) { put(row); });
   }
   return operand;
 }
@@ -69,7 +69,8 @@ inline void share_product(
   const Pieces pieces = divide(linear, rows, worker.threads());
   Ahead* ahead = worker.ahead();
   if (ahead == nullptr) {
-    worker.share(pieces.count, [&](int64_t piece) { multiply(linear, operand, rows, pieces, piece, result, nullptr); });
+    worker.share_runs(
+        pieces.count, [&](int64_t piece, bool) { multiply(linear, operand, rows, pieces, piece, result, nullptr); });
     return;
   }
   ahead->begin();

@@ -11,6 +11,8 @@ namespace {
 
 // Rows of a block: they stay in the second-level cache while panels pass by. So few rows or less read each weight once.
 constexpr int64_t kBlockRows = 80;
+// Rows that one thread multiplies with all panels: so much of a second-level cache, beside a panel.
+constexpr int64_t kBandBytes = 512 << 10;
 // A panel's bytes are walked through in parts that stay in the second-level cache, with those of the rows.
 constexpr int64_t kPartBytes = 128 << 10;
 // The same where a panel is used once: so often it is looked what memory is to be asked for next.
@@ -39,10 +41,9 @@ class Block {
         ahead_(ahead),
         add_(ahead != nullptr && rows <= functions_.once_rows ? functions_.once : functions_.by_rows) {}
 
-  // `next`: the panel that the calling thread will have to do with after that.
-  void compute(int64_t panel, int64_t next) {
-    sum(panel, linear_.gated ? panel + 1 : next, sums_[0]);
-    if (linear_.gated) sum(panel + 1, next, sums_[1]);
+  void compute(int64_t panel) {
+    sum(panel, sums_[0]);
+    if (linear_.gated) sum(panel + 1, sums_[1]);
     finish(linear_, operand_, result_, {first_row_, rows_, panel}, sums_[0], sums_[1]);
   }
 
@@ -50,41 +51,41 @@ class Block {
   // Rows are computed in groups, all of one size or nearly.
   int64_t start(int64_t group) const { return rows_ * group / groups_; }
 
-  void sum(int64_t panel, int64_t next, uint8_t* sums) {
+  void sum(int64_t panel, uint8_t* sums) {
     const uint8_t* weights = static_cast<const uint8_t*>(linear_.panels) + panel * size_;
-    const uint8_t* after = static_cast<const uint8_t*>(linear_.panels) + next * size_;
     const uint8_t* x = static_cast<const uint8_t*>(operand_.data) + first_row_ * operand_.stride;
     const int64_t steps = size_ / functions_.panel_bytes;
     const int64_t most = groups_ == 1 && ahead_ != nullptr ? kOncePartBytes : kPartBytes;
     const int64_t part = std::max<int64_t>(1, most / functions_.panel_bytes);
-    std::memset(sums, 0, rows_ * kTileBytes);
     for (int64_t first = 0; first < steps; first += part) {
       const int64_t count = std::min(part, steps - first), bytes = count * functions_.panel_bytes;
       const uint8_t* here = weights + first * functions_.panel_bytes;
-      const Wanted wanted = wanted_with(here, first + count < steps ? here + bytes : after, bytes);
+      const Wanted wanted = wanted_with(here, bytes);
       for (int64_t group = 0; group < groups_; ++group) {
         const int64_t row = start(group);
         if (rows_ > 1) expect(result_, linear_, {first_row_ + row, start(group + 1) - row, panel});
         add_[start(group + 1) - row - 1](
-            {here, count, wanted.from + wanted.bytes * group / groups_, wanted.bytes / (groups_ * count)},
+            {here, count, wanted.from == nullptr ? nullptr : wanted.from + wanted.bytes * group / groups_,
+             wanted.bytes / (groups_ * count), first == 0},
             x + row * operand_.stride + first * functions_.row_bytes, operand_.stride, sums + row * kTileBytes);
       }
     }
   }
 
-  // Memory that is asked for while a part is computed, each group of rows asking for its share.
+  // Memory that is asked for while a part is computed, each group of rows asking for its share. With many rows there is
+  // none: the hardware asks for the next panels in time by itself.
   struct Wanted {
     const uint8_t* from;
     int64_t bytes;
   };
-  Wanted wanted_with(const uint8_t* here, const uint8_t* after, int64_t bytes) const {
+  Wanted wanted_with(const uint8_t* here, int64_t bytes) const {
     if (ahead_ != nullptr) {
       ahead_->reads(bytes);
       const Ahead::Part part = ahead_->take(bytes);
-      return part.bytes > 0 ? Wanted{part.from, part.bytes} : Wanted{here, 0};
+      return {part.from, part.bytes};
     }
     if (groups_ == 1) return {here + (rows_ <= kNearRows ? kNearBytes : kFarBytes), bytes};
-    return {after, bytes};
+    return {nullptr, 0};
   }
 
   const Linear& linear_;
@@ -100,32 +101,37 @@ class Block {
 }  // namespace
 
 Pieces divide(const Linear& linear, int64_t rows, int threads) {
-  if (rows < 1) return {0, 1, 1, 0};
+  if (rows < 1) return {0, 1, 1, 1};
   const int64_t width = linear.gated ? 2 : 1;
   const int64_t units = linear.panel_count() / width;
-  const int64_t blocks = ceiling(rows, kBlockRows);
   const int64_t bytes = width * panel_bytes(linear.kind, linear.inputs);
+  // Of many rows each thread has its own, so that they and their results stay in its caches.
+  int64_t bands = 1;
+  if (rows > kBlockRows) {
+    const int64_t most = std::max<int64_t>(kBlockRows, kBandBytes / operand_stride(linear.kind, linear.inputs));
+    bands = ceiling(ceiling(rows, most), threads) * threads;
+  }
+  const int64_t blocks = ceiling(ceiling(rows, bands), kBlockRows);
   int64_t each = std::max<int64_t>(1, kPieceBytes / bytes);
   // All threads get something to do.
-  each = std::max<int64_t>(1, std::min(each, units * blocks / (4 * std::max(threads, 1))));
-  const int64_t rows_each = ceiling(rows, blocks);
-  return {ceiling(rows, rows_each) * ceiling(units, each), static_cast<int32_t>(each * width),
-          static_cast<int32_t>(rows_each), static_cast<int32_t>((threads - 1) * each * width / blocks)};
+  each = std::max<int64_t>(1, std::min(each, units * bands * blocks / (4 * std::max(threads, 1))));
+  return {bands * blocks * ceiling(units, each), static_cast<int32_t>(each * width),
+          static_cast<int32_t>(ceiling(rows, bands * blocks)), static_cast<int32_t>(blocks)};
 }
 
 void multiply(
     const Linear& linear, const Operand& operand, int64_t rows, const Pieces& pieces, int64_t piece,
     const Result& result, Ahead* ahead) {
-  // Pieces that follow one another have the same panels: while one thread computes some rows with them another does
-  // others, and memory is read once.
-  const int64_t blocks = ceiling(rows, pieces.rows_each);
-  const int64_t first_row = piece % blocks * pieces.rows_each;
-  const int64_t first = piece / blocks * pieces.panels_each;
+  // Pieces that follow one another have the same panels and other rows of a band: both then stay near.
+  const int64_t blocks = pieces.blocks_each;
+  const int64_t of_band = ceiling(linear.panel_count(), pieces.panels_each) * blocks;
+  const int64_t within = piece % of_band;
+  const int64_t first_row = (piece / of_band * blocks + within % blocks) * pieces.rows_each;
+  if (first_row >= rows) return;
+  const int64_t first = within / blocks * pieces.panels_each;
   const int64_t end = std::min(first + pieces.panels_each, linear.panel_count());
   Block block(linear, operand, result, first_row, std::min<int64_t>(pieces.rows_each, rows - first_row), ahead);
-  const int64_t width = linear.gated ? 2 : 1;
-  for (int64_t panel = first; panel < end; panel += width)
-    block.compute(panel, panel + width + (panel + width < end ? 0 : pieces.panels_between));
+  for (int64_t panel = first; panel < end; panel += linear.gated ? 2 : 1) block.compute(panel);
 }
 
 }  // namespace catenary

@@ -109,14 +109,20 @@ inline F32 min(F32 a, F32 b) { return a < b ? a : b; }
 // Keeps `a` if it is no number.
 inline F32 max(F32 a, F32 b) { return a < b ? b : a; }
 
+// Halves are added to one another until one lane is left: lane i and lane i + kLanes / 2, and so on.
 inline float sum(F32 value) {
 #if defined(__AVX512F__)
-  return _mm512_reduce_add_ps(bits_as<__m512>(value));
-#else
-  float total = 0;
-  for (int lane = 0; lane < kLanes; ++lane) total += value[lane];
-  return total;
+  const auto eight = __builtin_shufflevector(value, value, 0, 1, 2, 3, 4, 5, 6, 7) +
+                     __builtin_shufflevector(value, value, 8, 9, 10, 11, 12, 13, 14, 15);
+#elif defined(__AVX2__)
+  const auto eight = value;
 #endif
+#if defined(__AVX2__)
+  const auto four = __builtin_shufflevector(eight, eight, 0, 1, 2, 3) + __builtin_shufflevector(eight, eight, 4, 5, 6, 7);
+#else
+  const auto four = value;
+#endif
+  return (four[0] + four[2]) + (four[1] + four[3]);
 }
 
 inline float largest(F32 value) {
@@ -157,6 +163,18 @@ inline U32 splat_pair(const Bf16* at) {
   return U32{} + pair;
 }
 
+// Two vectors as pairs of brain floats, the first one's in the lower halves.
+inline U32 to_pairs(F32 low, F32 high) {
+#if defined(__AVX512BF16__)
+  alignas(64) static constexpr uint16_t kTurns[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                      8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  const __m512bh both = _mm512_cvtne2ps_pbh(bits_as<__m512>(high), bits_as<__m512>(low));
+  return bits_as<U32>(_mm512_permutexvar_epi16(_mm512_load_si512(kTurns), bits_as<__m512i>(both)));
+#else
+  return __builtin_convertvector(narrow(low), U32) | (__builtin_convertvector(narrow(high), U32) << 16);
+#endif
+}
+
 // acc + a0 * b0 + a1 * b1 in each lane.
 inline F32 dot_pairs(F32 acc, U32 a, U32 b) {
 #if defined(__AVX512BF16__)
@@ -166,6 +184,9 @@ inline F32 dot_pairs(F32 acc, U32 a, U32 b) {
   return fma(bits_as<F32>(a & 0xffff0000u), bits_as<F32>(b & 0xffff0000u), acc);
 #endif
 }
+
+// One unit of four bytes, whatever was written there, in each lane.
+inline U32 splat_unit(const uint32_t* at) { return U32{} + load_as<uint32_t>(at); }
 
 // Lanes of four bytes each, for dot products.
 inline I32 load_quads(const void* at) { return load_as<I32>(static_cast<const uint8_t*>(at)); }

@@ -14,12 +14,13 @@ constexpr bool kManyRegisters = kLanes == 16;
 constexpr int64_t kTileBytes = 2 * kBytes;
 
 // What a call reads beside its rows: some steps of a panel, and memory that is wanted soon, from `ahead` on, a little
-// of it with each step.
+// of it with each step; null: none. `begins`: the tile holds no sums yet.
 struct Stretch {
   const uint8_t* panel;
   int64_t steps;
   const uint8_t* ahead;
   int64_t ahead_bytes;
+  bool begins;
 };
 
 // Adds the products of a stretch with rows x, x + stride, ... to a tile, kTileBytes for each row.
@@ -48,14 +49,26 @@ inline void prefetch(const uint8_t* at) {
 }
 
 template <typename Sum, int Rows>
-inline void load_tile(const uint8_t* tile, Sum (&sums)[Rows][2]) {
-  for (int row = 0; row < Rows; ++row)
-    for (int half = 0; half < 2; ++half) sums[row][half] = load_as<Sum>(tile + row * kTileBytes + half * kBytes);
+inline void load_tile(const uint8_t* tile, bool begins, Sum (&sums)[Rows][2]) {
+#pragma GCC unroll 16
+  for (int row = 0; row < Rows; ++row) {
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      sums[row][half] = begins ? Sum{} : load_as<Sum>(tile + row * kTileBytes + half * kBytes);
+    }
+  }
 }
 
+// Vector by vector: as one array they would have to be written to memory twice.
 template <typename Sum, int Rows>
 inline void store_tile(const Sum (&sums)[Rows][2], uint8_t* tile) {
-  for (int row = 0; row < Rows; ++row) std::memcpy(tile + row * kTileBytes, sums[row], kTileBytes);
+#pragma GCC unroll 16
+  for (int row = 0; row < Rows; ++row) {
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      std::memcpy(tile + row * kTileBytes + half * kBytes, &sums[row][half], kBytes);
+    }
+  }
 }
 
 }  // namespace catenary

@@ -35,11 +35,14 @@ struct Int4Tiles {
   template <int Rows, bool Once>
   static void add(const Stretch& stretch, const uint8_t* x, int64_t stride, uint8_t* tile) {
     F32 totals[Rows][2];
-    load_tile(tile, totals);
+    load_tile(tile, stretch.begins, totals);
     const uint8_t* panel = stretch.panel;
     const uint8_t* ahead = stretch.ahead;
     for (int64_t step = 0; step < stretch.steps; ++step) {
-      prefetch<kPanelBytes, Once>(ahead);
+      if (ahead != nullptr) {
+        prefetch<kPanelBytes, Once>(ahead);
+        ahead += stretch.ahead_bytes;
+      }
       F32 sums[Rows][2] = {};
       add_group<Rows>(panel + 2 * kGroupScaleBytes, x, stride, sums);
       for (int half = 0; half < 2; ++half) {
@@ -52,7 +55,6 @@ struct Int4Tiles {
       }
       x += kRowBytes;
       panel += kPanelBytes;
-      ahead += stretch.ahead_bytes;
     }
     store_tile(totals, tile);
   }

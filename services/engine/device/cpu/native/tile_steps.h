@@ -46,23 +46,38 @@ struct StepTiles {
 
   template <int Rows, bool Once>
   static void add(const Stretch& stretch, const uint8_t* x, int64_t stride, uint8_t* tile) {
-    using Weights = typename Dot::Weights;
     typename Dot::Sum sums[Rows][2];
-    load_tile(tile, sums);
+    load_tile(tile, stretch.begins, sums);
+    // Asking costs as much as a product does, so it is no part of the loop where nothing is asked for.
+    if (stretch.ahead != nullptr) {
+      add_steps<Rows, Once, true>(stretch, x, stride, sums);
+    } else {
+      add_steps<Rows, Once, false>(stretch, x, stride, sums);
+    }
+    store_tile(sums, tile);
+  }
+
+ private:
+  template <int Rows, bool Once, bool kAsks>
+  static void add_steps(
+      const Stretch& stretch, const uint8_t* x, int64_t stride, typename Dot::Sum (&sums)[Rows][2]) {
+    using Weights = typename Dot::Weights;
     const uint8_t* panel = stretch.panel;
     const uint8_t* ahead = stretch.ahead;
     for (int64_t step = 0; step < stretch.steps; ++step) {
-      prefetch<kPanelBytes, Once>(ahead);
+      if constexpr (kAsks) {
+        prefetch<kPanelBytes, Once>(ahead);
+        ahead += stretch.ahead_bytes;
+      }
       const Weights left = load_as<Weights>(panel), right = load_as<Weights>(panel + kBytes);
+#pragma GCC unroll 16
       for (int row = 0; row < Rows; ++row) {
         const auto spread = Dot::spread(x + row * stride + kRowBytes * step);
         sums[row][0] = Dot::add(sums[row][0], spread, left);
         sums[row][1] = Dot::add(sums[row][1], spread, right);
       }
       panel += kPanelBytes;
-      ahead += stretch.ahead_bytes;
     }
-    store_tile(sums, tile);
   }
 };
 
