@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from catenary.rpc import RpcError
+from catenary.v1 import tokenizer_pb2
 from gateway.errors import from_wire
 from gateway.text.pool import TokenizerPool
 from gateway.text.target import TokenizerTarget
@@ -78,6 +79,12 @@ class _Local:
 
     def __init__(self, servicer: TokenizerServicer) -> None:
         self.stub = _Stub(servicer)
+
+    async def render(
+        self, request: tokenizer_pb2.RenderRequest, timeout_s: float
+    ) -> tokenizer_pb2.RenderResponse:
+        response: tokenizer_pb2.RenderResponse = await self.stub.Render(request, timeout=timeout_s)
+        return response
 
 
 class _Stub:
