@@ -3,8 +3,14 @@
 Run: `python -m benchmarks.added_latency`. Two scripted engines with one script, each a process: one behind
 router, tokenizer and gateway (processes too), one attached to this process, which plays a router that does
 nothing else. So both latencies have the engine's servicer and its gRPC stream in them, and the difference is
-what a request gains on its way through the others and through HTTP, this client included. Rounds alternate
-between the two.
+what a request gains on its way through the others and through HTTP. Rounds alternate between the two.
+
+Counted is all that a client waits for: reading and checking the request, rendering, admission, placement,
+each hop, the detokenizer, and what a request waits for behind the tokens of others in all of these processes,
+which share this machine's cores with this client. Not counted is how long this client takes for answers: 64
+streams get their tokens at once, and one process reads them one after another where 64 clients would not. So
+what a turn of the loop has found to read counts as read when the turn began, as the played router's message
+for all streams does.
 
 Each of the streams is a closed loop. Lengths are drawn, so that the streams do not march in step, and are the
 same both ways: requests are compared one by one. Each stream waits for a random part of a step before it asks
@@ -119,6 +125,7 @@ class Bench:
         stack = self.stack
         parts = {"gateway": stack.gateway, "router": stack.router, "tokenizer": stack.tokenizer}
         pids = {name: service.pid for name, service in parts.items()}
+        (pids["tokenizer's worker"],) = stack.tokenizer.children
         pids |= {"engine": stack.engines[0].pid, "this client": os.getpid()}
         return CpuMeter(pids)
 
@@ -163,6 +170,10 @@ async def run(options: argparse.Namespace, directory: Path) -> None:
     ):
         print(row(name, *([seconds_of(times) for times in side] for side in sides.values())))
     print("CPU of a core: " + ", ".join(f"{name} {cpu / passed:.0%}" for name, cpu in usage.items()))
+    # The warm-ups have cost as much.
+    asked = options.rounds * options.streams * (options.requests + 1)
+    each = ", ".join(f"{name} {1e3 * cpu / asked:.2f}" for name, cpu in usage.items())
+    print(f"CPU of a request, ms, its tokens included, at {asked / passed:.0f} requests a second: {each}")
 
 
 def main() -> None:
