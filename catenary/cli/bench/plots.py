@@ -58,8 +58,8 @@ def latencies(result: LoadResult) -> Figure:
         }
         for style, label in (("-", "p50"), ("--", "p99")):
             if (value := ranks.get(label)) is not None:
-                shown = f"{label} {value:,.{0 if value >= 100 else 2}f} ms"
-                axis.axvline(value, color="tab:red", linestyle=style, label=shown)
+                legend = f"{label} {value:,.{0 if value >= 100 else 2}f} ms"
+                axis.axvline(value, color="tab:red", linestyle=style, label=legend)
         if axis.get_legend_handles_labels()[0]:
             axis.legend()
     return figure
