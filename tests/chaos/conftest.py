@@ -2,45 +2,35 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from tests.chaos.support import MODEL, TEMPLATE, chaos_script
-from tests.support.e2e_stack import ProcessStack, StackPlan
+from tests.chaos.support import MODEL, TEMPLATE, scripted_flags
+from tests.support.e2e_stack import ProcessStack, StackPlan, running_stack
 from tests.support.tiny_tokenizer import write_tiny_model
 
 
 @pytest.fixture(scope="session")
 def chaos_processes() -> Iterator[ProcessStack]:
     """Two scripted engines behind a router, a tokenizer and a gateway; started once."""
-    directory = Path(tempfile.mkdtemp(prefix="cat-"))
-    script = directory / "script.json"
-    script.write_bytes(msgspec.json.encode(chaos_script()))
-    stack = ProcessStack(
-        directory,
-        StackPlan(
+
+    def plan(directory: Path) -> StackPlan:
+        return StackPlan(
             model_dir=write_tiny_model(directory / "model", chat_template=TEMPLATE),
             model=MODEL,
             engines=2,
-            engine_flags=("--scripted", str(script)),
+            engine_flags=scripted_flags(directory),
             gateway_flags=(
                 *("--stalled-client-s", "1", "--state-dir", str(directory / "state")),
                 *("--lease-s", "1", "--batch-lines-at-work", "4"),
             ),
-        ),
-    )
-    stack.start()
-    try:
+        )
+
+    with running_stack(plan) as stack:
         yield stack
-    finally:
-        stack.kill()
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 @pytest.fixture

@@ -6,8 +6,10 @@ import functools
 import itertools
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import msgspec
 from tokenizers import Tokenizer
 
 from services.engine.scripted import Match, Rule, Script, ScriptedCapacity, ScriptedModel, Then
@@ -50,6 +52,13 @@ def chaos_script() -> Script:
         capacity=ScriptedCapacity(total_blocks=40_000, max_running=64, max_waiting=512),
         rules=(Rule(prompt=(SLOW_ID,), match=Match.PREFIX, then=Then.HASH, step_delay_ms=STEP_MS),),
     )
+
+
+def scripted_flags(directory: Path, **fields: Any) -> tuple[str, ...]:
+    """Flags of engines that follow this script, with other `fields`, from a file in a directory."""
+    path = directory / "script.json"
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(chaos_script(), **fields)))
+    return "--scripted", str(path)
 
 
 @functools.cache

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-import shutil
 import signal
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from tests.chaos.load import Load, keep_killing, resumed
-from tests.chaos.support import MODEL, Asked, Say, chaos_script
-from tests.support.e2e_stack import ProcessStack, StackPlan, until
+from tests.chaos.support import MODEL, Asked, Say, scripted_flags
+from tests.support.e2e_stack import ProcessStack, StackPlan, running_stack, until
 from tests.support.tiny_tokenizer import write_tiny_model
 
 STREAMS = 32
@@ -28,23 +25,18 @@ BUSY = 5
 @pytest.fixture(scope="module")
 def fleet_processes() -> Iterator[ProcessStack]:
     """Three scripted engines, two routers, a tokenizer and a gateway."""
-    directory = Path(tempfile.mkdtemp(prefix="cat-"))
-    script = directory / "script.json"
-    script.write_bytes(msgspec.json.encode(msgspec.structs.replace(chaos_script(), step_delay_ms=STEP_MS)))
-    plan = StackPlan(
-        model_dir=write_tiny_model(directory / "model"),
-        model=MODEL,
-        engines=3,
-        routers=2,
-        engine_flags=("--scripted", str(script)),
-    )
-    stack = ProcessStack(directory, plan)
-    stack.start()
-    try:
+
+    def plan(directory: Path) -> StackPlan:
+        return StackPlan(
+            model_dir=write_tiny_model(directory / "model"),
+            model=MODEL,
+            engines=3,
+            routers=2,
+            engine_flags=scripted_flags(directory, step_delay_ms=STEP_MS),
+        )
+
+    with running_stack(plan) as stack:
         yield stack
-    finally:
-        stack.kill()
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 async def chaos(stack: ProcessStack, seconds: float, say: Say) -> None:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import signal
-import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from tests.chaos.support import MODEL, Asked, chaos_script, serves_exactly
-from tests.support.e2e_stack import ProcessStack, StackPlan, until
+from tests.chaos.support import MODEL, Asked, scripted_flags, serves_exactly
+from tests.support.e2e_stack import ProcessStack, StackPlan, running_stack, until
 from tests.support.http import Answer, call
 from tests.support.tiny_tokenizer import write_tiny_model
 from tests.support.token_stream import COMPLETIONS
@@ -28,26 +25,19 @@ NOTICED_S = 3 * SILENCE_S
 @pytest.fixture(scope="module")
 def frozen_processes() -> Iterator[ProcessStack]:
     """A stack whose gateway is impatient."""
-    directory = Path(tempfile.mkdtemp(prefix="cat-"))
-    script = directory / "script.json"
-    script.write_bytes(msgspec.json.encode(chaos_script()))
     silence = ("--router-silence-s", str(SILENCE_S), "--tokenizer-silence-s", str(SILENCE_S))
-    stack = ProcessStack(
-        directory,
-        StackPlan(
+
+    def plan(directory: Path) -> StackPlan:
+        return StackPlan(
             model_dir=write_tiny_model(directory / "model"),
             model=MODEL,
-            engine_flags=("--scripted", str(script)),
+            engine_flags=scripted_flags(directory),
             router_flags=("--heartbeat-s", "0.3"),
             gateway_flags=(*silence, "--connect-timeout-s", "1"),
-        ),
-    )
-    stack.start()
-    try:
+        )
+
+    with running_stack(plan) as stack:
         yield stack
-    finally:
-        stack.kill()
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 @pytest.fixture

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import itertools
 import random
-import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
 from services.engine.model import prepare_model
 from tests.chaos.load import Load, keep_killing, resumed
 from tests.chaos.support import Say
-from tests.support.e2e_stack import ProcessStack, StackPlan
+from tests.support.e2e_stack import ProcessStack, StackPlan, running_stack
 from tests.support.token_stream import TokenStream
 
 MODEL = "SmolLM2-135M-Instruct"
@@ -34,7 +31,6 @@ class Asked:
 @pytest.fixture
 def real_engines() -> Iterator[ProcessStack]:
     """Two engines of the small model in float32, behind a router, a tokenizer and a gateway."""
-    directory = Path(tempfile.mkdtemp(prefix="cat-"))
     model = prepare_model("smollm2")
     plan = StackPlan(
         model_dir=model,
@@ -45,13 +41,8 @@ def real_engines() -> Iterator[ProcessStack]:
             *("--max-model-len", "1024", "--device-threads", "1"),
         ),
     )
-    stack = ProcessStack(directory, plan)
-    stack.start()
-    try:
+    with running_stack(lambda _: plan) as stack:
         yield stack
-    finally:
-        stack.kill()
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def ask(stack: ProcessStack, prompt: str, expected: str = "") -> Asked:

@@ -6,9 +6,7 @@ What the engine's own parts of these cases are is in `test_cases_f_engine.py`.
 from __future__ import annotations
 
 import asyncio
-import shutil
 import signal
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.support.e2e_stack import LEASE_MS, ProcessStack, StackPlan, until
+from tests.support.e2e_stack import LEASE_MS, ProcessStack, StackPlan, running_stack, until
 from tests.support.gateway import CHAT, COMPLETIONS, MODEL, Stack, script
 from tests.support.http import call
 from tests.support.stack_fixtures import StartStack
@@ -91,19 +89,15 @@ async def test_c57_gauges_come_back_after_all_streams_are_closed(start_stack: St
 @pytest.fixture(scope="module")
 def processes() -> Iterator[ProcessStack]:
     """One scripted engine behind a router, a tokenizer and a gateway."""
-    directory = Path(tempfile.mkdtemp(prefix="cat-"))
-    path = directory / "script.json"
-    path.write_bytes(msgspec.json.encode(script(step_delay_ms=10)))
-    model = write_tiny_model(directory / "model")
-    stack = ProcessStack(directory, StackPlan(model, MODEL, engine_flags=("--scripted", str(path))))
-    stack.start()
-    try:
+
+    def plan(directory: Path) -> StackPlan:
+        path = directory / "script.json"
+        path.write_bytes(msgspec.json.encode(script(step_delay_ms=10)))
+        model = write_tiny_model(directory / "model")
+        return StackPlan(model, MODEL, engine_flags=("--scripted", str(path)))
+
+    with running_stack(plan) as stack:
         yield stack
-    finally:
-        for service in stack.services:
-            service.send(signal.SIGCONT)
-        stack.kill()
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 @pytest.fixture

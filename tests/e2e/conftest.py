@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from services.engine.model import prepare_model
-from tests.support.e2e_stack import FurtherModel, ProcessStack, StackPlan
+from tests.support.e2e_stack import FurtherModel, ProcessStack, StackPlan, running_stack
 
 if TYPE_CHECKING:
     from tests.support.reference import Reference
@@ -38,7 +36,6 @@ def reference(model_directory: Path) -> Reference:
 @pytest.fixture(scope="session")
 def real_processes(model_directory: Path) -> Iterator[ProcessStack]:
     """Router, gateway, and a tokenizer and an engine for each of two models, as processes; started once."""
-    directory = Path(tempfile.mkdtemp(prefix="cat-"))
     engine = ("--model", str(model_directory), "--dtype", "float32", "--kv-cache-gib", "0.75")
     encoder = prepare_model("minilm")
     embedding = FurtherModel(encoder, EMBEDDER, ("--model", str(encoder), "--dtype", "float32"))
@@ -48,14 +45,9 @@ def real_processes(model_directory: Path) -> Iterator[ProcessStack]:
         engine_flags=(*engine, "--max-model-len", "2048"),
         further=(embedding,),
     )
-    stack = ProcessStack(directory, plan)
-    stack.start()
-    try:
+    with running_stack(lambda _: plan) as stack:
         yield stack
         stack.stop()
-    finally:
-        stack.kill()
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 @pytest.fixture

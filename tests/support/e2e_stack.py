@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import socket
-from collections.abc import Awaitable, Callable
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -239,3 +242,18 @@ async def until(condition: Callable[[], Awaitable[object]], what: str, *, timeou
 def _free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
+
+
+@contextmanager
+def running_stack(plan: Callable[[Path], StackPlan]) -> Iterator[ProcessStack]:
+    """The stack that `plan` makes of a new directory, started; both are gone afterwards, whatever happens."""
+    directory = Path(tempfile.mkdtemp(prefix="cat-"))
+    try:
+        stack = ProcessStack(directory, plan(directory))
+        stack.start()
+        try:
+            yield stack
+        finally:
+            stack.kill()
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
