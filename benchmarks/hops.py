@@ -73,7 +73,7 @@ async def run(options: argparse.Namespace, target: str) -> None:
         async with grpc.aio.insecure_channel(target) as channel:
             call = channel.unary_unary("/Echo/Call")
             await call(PAYLOAD, wait_for_ready=True, timeout=30)
-            stream = channel.stream_stream("/Echo/Stream")()
+            stream: Any = channel.stream_stream("/Echo/Stream")()
 
             async def message() -> None:
                 await stream.write(PAYLOAD)

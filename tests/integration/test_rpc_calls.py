@@ -212,7 +212,8 @@ async def test_a_request_that_cannot_be_read_is_an_invalid_argument(method: str,
         assert error_of(error).code == common_pb2.ERROR_CODE_INVALID_ARGUMENT
         assert error.details() == error_of(error).message
         assert "cannot be read" in error_of(error).message
-        assert handled(path, "INVALID_ARGUMENT") == before + 1
+    # The caller may know before the server has counted it.
+    assert handled(path, "INVALID_ARGUMENT") == before + 1
     assert "Traceback" not in caplog.text
     assert "DecodeError" not in caplog.text
 
