@@ -71,7 +71,8 @@ class SseConnection(asyncio.Protocol):
         """Connect to a base URL."""
         parts = urlsplit(address)
         loop = asyncio.get_running_loop()
-        _, protocol = await loop.create_connection(lambda: cls(on_chunks), parts.hostname, parts.port)
+        host, port = parts.hostname or "", parts.port or 80
+        _, protocol = await loop.create_connection(lambda: cls(on_chunks), host, port)
         return protocol
 
     async def ask(self, request: bytes) -> Times:
