@@ -10,6 +10,31 @@
 
 namespace catenary {
 
+namespace {
+
+// Zeroes blocks in all caches, as a team's job.
+struct Clearing {
+  const Cache* caches;
+  int64_t cache_count;
+  const int64_t* blocks;
+  int64_t count;
+  int64_t padding;
+  int64_t block_bytes;
+
+  void compute(Worker& worker) const {
+    worker.share(2 * cache_count, [this](int64_t item) {
+      const Cache& cache = caches[item / 2];
+      char* pages = static_cast<char*>(item % 2 == 0 ? cache.key : cache.value);
+      for (int64_t index = 0; index < count; ++index) {
+        if (blocks[index] == padding) continue;
+        std::memset(pages + blocks[index] * block_bytes, 0, static_cast<size_t>(block_bytes));
+      }
+    });
+  }
+};
+
+}  // namespace
+
 Decoder::Decoder(const Architecture& architecture, Team& team)
     : architecture_(architecture),
       team_(team),
@@ -45,17 +70,14 @@ void Decoder::attach(const Pages* pages, int64_t block_size, int64_t blocks) {
 }
 
 Fault Decoder::clear(const int64_t* blocks, int64_t count) {
-  const int64_t token = int64_t{architecture_.kv_heads} * architecture_.head_dim * item_size(architecture_.kind);
-  const int64_t bytes = paging_.block_size * token;
   for (int64_t index = 0; index < count; ++index) {
     if (blocks[index] < 0 || blocks[index] > paging_.blocks) return Fault::kBlock;
-    if (blocks[index] == paging_.blocks) continue;
-    for (const Cache& cache : caches_) {
-      for (void* pages : {cache.key, cache.value}) {
-        std::memset(static_cast<char*>(pages) + blocks[index] * bytes, 0, static_cast<size_t>(bytes));
-      }
-    }
   }
+  const int64_t token = int64_t{architecture_.kv_heads} * architecture_.head_dim * item_size(architecture_.kind);
+  Clearing clearing{caches_.data(), static_cast<int64_t>(caches_.size()), blocks, count, paging_.blocks,
+                    paging_.block_size * token};
+  // The first time the system has to find memory for it, which takes far longer than to write.
+  team_.run([](void* work, Worker& worker) { static_cast<Clearing*>(work)->compute(worker); }, &clearing);
   return Fault::kNone;
 }
 

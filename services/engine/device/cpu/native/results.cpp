@@ -67,9 +67,11 @@ I32 lane_numbers() {
 void keep(F32 value, I32 outputs, int32_t end, float* kept) {
   const I32 inside = outputs < end;
   const F32 best = load(kept);
-  const I32 better = (value > best) & inside;
+  I32 places = load_as<I32>(kept + kLanes);
+  // A thread takes panels in any order: of equal ones the first is the best.
+  const I32 better = ((value > best) | ((value == best) & (outputs < places))) & inside;
   store(kept, better ? value : best);
-  const I32 places = better ? outputs : load_as<I32>(kept + kLanes);
+  places = better ? outputs : places;
   std::memcpy(kept + kLanes, &places, sizeof places);
   const I32 strange = load_as<I32>(kept + 2 * kLanes) | ((value != value) & inside);
   std::memcpy(kept + 2 * kLanes, &strange, sizeof strange);
