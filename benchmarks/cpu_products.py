@@ -3,7 +3,8 @@
 Milliseconds for 30 layers and the head of SmolLM2-135M, weights from memory, and in brackets the TFLOP/s that
 they come to: the best of many runs, since whatever else runs on the machine only adds. torch's own run in
 float32 and in bfloat16, the latter with weights that oneDNN has packed. On a busy machine `--clock cpu
---threads 1` compares what the kernels do and not what the system lets them.
+--threads 1` compares what the kernels do and not what the system lets them. `--level` is for kernels of older
+processors: torch's own rows are left out then.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from services.engine.device.cpu.native import open_library
+from services.engine.device.cpu.native import levels_here, open_library
 from services.engine.device.cpu.native.products import PackedLayer, Products
 from services.engine.device.cpu.structures import WeightKind
 
@@ -80,9 +81,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement")
     parser.add_argument("--clock", choices=CLOCKS, default="wall")
+    levels = {level.name: level for level in levels_here()}
+    parser.add_argument("--level", choices=levels, help="instruction set (default: the best, and torch)")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    products = Products(open_library(), options.threads)
+    products = Products(open_library(levels.get(options.level)), options.threads)
     weights = make_weights()
 
     def show(name: str, make: Maker) -> None:
@@ -95,8 +98,9 @@ def main() -> None:
 
     print("| rows | " + " | ".join(f"{rows}" for rows in options.rows) + " |")
     print("| --- |" + " --- |" * len(options.rows))
-    show("torch float32", torch_float32(weights))
-    show("torch bfloat16, packed by oneDNN", torch_bfloat16(weights))
+    if options.level is None:
+        show("torch float32", torch_float32(weights))
+        show("torch bfloat16, packed by oneDNN", torch_bfloat16(weights))
     for kind in WeightKind:
         show(f"native {kind.name.lower()}", native(products, [products.pack(kind, w) for w in weights]))
 

@@ -12,6 +12,8 @@ CHECK_S = 5.0
 LONGEST_WAIT_S = 60.0
 SLACK_BYTES = 64 << 20
 
+# jemalloc's command for all arenas: their number is its MALLCTL_ARENAS_ALL.
+_PURGE_ALL = b"arena.4096.purge"
 _STATM = Path("/proc/self/statm")
 
 
@@ -26,13 +28,13 @@ async def give_memory_back(
 
     glibc gives freed memory back only from the top of a heap, so that after a flood of large messages a
     process keeps most of its peak. A trim takes milliseconds, in a thread; one that finds little is tried
-    again later and later. Returns at once where there is no glibc or no /proc.
+    again later and later. Returns at once where there is no such allocator or no /proc.
 
     Args:
-        trim: gives back what is free; by default glibc's malloc_trim.
+        trim: gives back what is free; by default what the allocator has for that.
         resident: resident bytes of this process; by default by /proc.
     """
-    trim = trim or glibc_trim()
+    trim = trim or find_trim()
     resident = resident or resident_bytes
     try:
         floor = resident()
@@ -53,14 +55,25 @@ async def give_memory_back(
         wait_s = check_s if before - after > SLACK_BYTES // 4 else min(2 * wait_s, longest_wait_s)
 
 
-def glibc_trim() -> Callable[[], object] | None:
-    """glibc's malloc_trim, or None with another C library."""
+def find_trim() -> Callable[[], object] | None:
+    """What gives back free memory of this process's allocator, tcmalloc, jemalloc or glibc; else None."""
     try:
-        malloc_trim = ctypes.CDLL(None).malloc_trim
-    except (OSError, AttributeError):
+        process = ctypes.CDLL(None)
+    except OSError:
         return None
-    malloc_trim.argtypes = (ctypes.c_size_t,)
-    return lambda: malloc_trim(0)
+    if hasattr(process, "MallocExtension_ReleaseFreeMemory"):
+        release = process.MallocExtension_ReleaseFreeMemory
+        release.argtypes, release.restype = (), None
+        return lambda: release()
+    if hasattr(process, "mallctl"):
+        control = process.mallctl
+        control.argtypes = (ctypes.c_char_p, *(ctypes.c_void_p,) * 3, ctypes.c_size_t)
+        return lambda: control(_PURGE_ALL, None, None, None, 0)
+    if hasattr(process, "malloc_trim"):
+        trim = process.malloc_trim
+        trim.argtypes = (ctypes.c_size_t,)
+        return lambda: trim(0)
+    return None
 
 
 def resident_bytes() -> int:

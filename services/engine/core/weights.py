@@ -21,7 +21,7 @@ def check_weights_fit(directory: Path, config: Mapping[str, Any], dtype: str, de
     that the device does not know.
     """
     stored = DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch."))
-    chosen = device.choose_dtype(dtype, stored)
+    chosen = device.native_dtype(dtype, stored)
     size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
     needed = size if stored is None else _needed(size // stored.itemsize, config, chosen, device)
     free = device.memory().free

@@ -61,6 +61,10 @@ class Device(ABC):
     def choose_dtype(self, requested: str, checkpoint: torch.dtype | None) -> torch.dtype:
         """The dtype to compute in for `auto`, `float32`, `bfloat16` or `float16`. Raises DeviceError."""
 
+    def native_dtype(self, requested: str, checkpoint: torch.dtype | None) -> torch.dtype:
+        """The same if `native_decoder` is to compute. Raises DeviceError."""
+        return self.choose_dtype(requested, checkpoint)
+
     @abstractmethod
     def memory(self) -> MemoryFigures:
         """Memory figures as of now."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from catenary.memory import SLACK_BYTES, give_memory_back, glibc_trim, resident_bytes
+from catenary.memory import SLACK_BYTES, give_memory_back, find_trim, resident_bytes
 
 MIB = 1 << 20
 
@@ -65,7 +65,7 @@ async def test_trims_that_find_nothing_become_rare() -> None:
 
 async def test_this_process_can_be_measured_and_trimmed() -> None:
     assert resident_bytes() > MIB
-    trim = glibc_trim()
+    trim = find_trim()
     if trim is not None:
         trim()
 

@@ -11,6 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from services.engine.device.cpu import device
+from services.engine.device.cpu.native import BuildError
 from services.engine.model import ModelError
 from services.engine.model.loading import Checkpoint
 from tests.support.decoder_models import altered, open_decoder, prompt_logits, save_family
@@ -183,3 +185,27 @@ def test_a_head_equal_to_the_embedding_is_tied(llama: Path, tmp_path: Path) -> N
     assert model.decoder.spec.tied
     untied = altered(model, lambda spec: spec)
     assert model.weight_bytes() == untied.weight_bytes()
+
+
+def halve(tensors: Tensors) -> None:
+    tensors.update({name: tensor.bfloat16() for name, tensor in tensors.items()})
+
+
+def test_auto_is_bfloat16_where_native_kernels_compute(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = rewritten(llama, tmp_path, halve, dtype="bfloat16")
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    assert open_decoder(directory, "auto", kernels="native").dtype is torch.bfloat16
+    assert open_decoder(directory, "auto", kernels="torch").dtype is torch.float32
+    assert open_decoder(llama, "auto", kernels="native").dtype is torch.float32
+
+    def refuse(cache: Path | None) -> Any:
+        raise BuildError("no C++ compiler is here")
+
+    # Known only once the device was asked: what was made for it is made anew.
+    monkeypatch.setattr(device, "open_library", refuse)
+    model = open_decoder(directory, "auto", kernels="auto")
+    assert model.dtype is torch.float32
+    expected = prompt_logits(open_decoder(directory, "float32"), PROMPT)
+    assert torch.equal(prompt_logits(model, PROMPT), expected)

@@ -96,7 +96,7 @@ class CpuDevice(Device):
         self._stream.shutdown(wait=True)
 
     def native_decoder(self, spec: NativeSpec) -> NativeDecoder | None:
-        reason = self._why_not_native(spec)
+        reason = self._why_only_torch() or why_not_native(spec)
         if reason is None:
             try:
                 library = open_library(cache=self._settings.cache)
@@ -116,22 +116,28 @@ class CpuDevice(Device):
         quantization = self._settings.quantization
         return super().weight_size(dtype) if quantization is None else quantization.weight_size
 
-    def _why_not_native(self, spec: NativeSpec) -> str | None:
+    def _why_only_torch(self) -> str | None:
         if self._settings.kernels is Kernels.TORCH:
             return "cpu-kernels is torch"
         if self.mode is not ExecutionMode.EAGER:
             return "what is compiled or captured is what torch computes"
-        return why_not_native(spec)
+        return None
 
     def choose_dtype(self, requested: str, checkpoint: torch.dtype | None) -> torch.dtype:
         if requested == "auto":
-            # Without the instructions bfloat16 is emulated, and float16 always is: float32 is then the
+            # Without the instructions torch emulates bfloat16, and float16 always: float32 is then the
             # faster.
             native = torch.cpu._is_avx512_bf16_supported()
             return torch.bfloat16 if checkpoint is torch.bfloat16 and native else torch.float32
         if requested not in DTYPES:
             raise DeviceError(f"dtype {requested!r} is unknown; choose auto, {', '.join(DTYPES)}")
         return DTYPES[requested]
+
+    def native_dtype(self, requested: str, checkpoint: torch.dtype | None) -> torch.dtype:
+        if requested == "auto" and checkpoint is torch.bfloat16 and self._why_only_torch() is None:
+            # Our kernels read half of the memory then, and lose nothing of that without the instructions.
+            return torch.bfloat16
+        return self.choose_dtype(requested, checkpoint)
 
     def memory(self) -> MemoryFigures:
         return host_memory()

@@ -92,8 +92,8 @@ class CpuNativeDecoder:
         _check(self._attach(self._handle, pages, block_size, blocks))
 
     def clear_blocks(self, blocks: torch.Tensor) -> None:
-        blocks = blocks.contiguous()
-        _check(self._clear(self._handle, blocks.data_ptr(), blocks.numel()))
+        held = _whole_numbers("blocks", blocks, blocks.numel())
+        _check(self._clear(self._handle, held.data_ptr(), held.numel()))
 
     def prefill(
         self,
@@ -176,12 +176,17 @@ def _point(arguments: Any, **tensors: tuple[torch.Tensor, int]) -> list[torch.Te
     """Sets addresses of int64 tensors of so many numbers; gives what has to live until the call is over."""
     held = []
     for name, (tensor, count) in tensors.items():
-        if tensor.dtype is not torch.int64 or tensor.numel() != count:
-            raise ValueError(f"{name} has {tensor.numel()} numbers of {tensor.dtype}, not {count} of int64")
-        tensor = tensor.contiguous()
-        setattr(arguments, name, tensor.data_ptr())
-        held.append(tensor)
+        whole = _whole_numbers(name, tensor, count)
+        setattr(arguments, name, whole.data_ptr())
+        held.append(whole)
     return held
+
+
+def _whole_numbers(name: str, tensor: torch.Tensor, count: int) -> torch.Tensor:
+    """The tensor as the library reads it. Raises ValueError if it does not have so many numbers of int64."""
+    if tensor.dtype is not torch.int64 or tensor.numel() != count:
+        raise ValueError(f"{name} has {tensor.numel()} numbers of {tensor.dtype}, not {count} of int64")
+    return tensor.contiguous()
 
 
 def _check(fault: int) -> None:

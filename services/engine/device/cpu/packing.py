@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from catenary.memory import glibc_trim
+from catenary.memory import find_trim
 from services.engine.device.cpu.native import Library
 from services.engine.device.cpu.structures import Linear, WeightKind
 from services.engine.device.native import NativeLinear
@@ -44,7 +44,7 @@ class Packer:
         self._pack_bias = library.function("catenary_pack_bias", None, c_void_p, c_void_p, c_int32, c_void_p)
         self._kept: list[torch.Tensor] = []
         self._held: list[_Structure] = []
-        self._trim = glibc_trim()
+        self._trim = find_trim()
         self._pages = _HugePages()
 
     @property
@@ -62,7 +62,7 @@ class Packer:
 
     def give_back(self) -> None:
         """Gives memory back to the system that packed weights were freed in."""
-        # The C library keeps what is freed in the midst of its heap.
+        # Allocators keep what is freed in the midst of a heap, or all of it.
         if self._trim is not None:
             self._trim()
 

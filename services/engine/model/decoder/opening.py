@@ -36,24 +36,32 @@ def load_decoder(
     raw = check_directory(directory)
     config = _config(directory, raw, max_model_len)
     spec = replace(_spec(directory, config, raw), scores=scores)
-    try:
-        chosen = device.choose_dtype(dtype, checkpoint_dtype(config.dtype))
-    except DeviceError as error:
-        raise ModelError(str(error)) from None
+    stored = checkpoint_dtype(config.dtype)
     with Checkpoint(directory) as checkpoint:
         spec = _really_tied(spec, checkpoint)
         try:
-            decoder = Decoder(spec, device, chosen)
-        except RuntimeError as error:
-            raise ModelError(f"model {directory} cannot be loaded: {first_line(error)}") from None
-        weights = WeightLoader(checkpoint, rules_for(spec), decoder.slots(), placed=device.flush)
-        try:
+            chosen, own = device.native_dtype(dtype, stored), device.choose_dtype(dtype, stored)
+            decoder, weights = _empty(spec, checkpoint, device, chosen)
             # It takes them layer by layer and keeps none: the model is never there as a whole twice.
             native = device.native_decoder(native_spec(decoder, chosen, weights.load))
         except DeviceError as error:
             raise ModelError(str(error)) from None
+        if native is None and own is not chosen:
+            chosen = own
+            decoder, weights = _empty(spec, checkpoint, device, chosen)
         weights.load()
     return DecoderModel(decoder.to(device.torch_device).eval(), device, chosen, native)
+
+
+def _empty(
+    spec: DecoderSpec, checkpoint: Checkpoint, device: Device, dtype: torch.dtype
+) -> tuple[Decoder, WeightLoader]:
+    """A decoder without values, and what fills it."""
+    try:
+        decoder = Decoder(spec, device, dtype)
+    except RuntimeError as error:
+        raise ModelError(f"model {checkpoint.directory} cannot be loaded: {first_line(error)}") from None
+    return decoder, WeightLoader(checkpoint, rules_for(spec), decoder.slots(), placed=device.flush)
 
 
 def _config(directory: Path, raw: dict[str, Any], max_model_len: int | None) -> PreTrainedConfig:
