@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from catenary.memory import SLACK_BYTES, give_memory_back, find_trim, resident_bytes
+from catenary.memory import SLACK_BYTES, find_trim, give_memory_back, resident_bytes
 
 MIB = 1 << 20
 

@@ -131,6 +131,8 @@ def test_tensors_of_another_kind_are_refused(llama: Path) -> None:
     given["positions"] = given["positions"].int()
     with pytest.raises(ValueError, match=r"positions has 4 numbers of torch\.int32, not 4 of int64"):
         model.prefill(*given.values())
+    with pytest.raises(ValueError, match=r"blocks has 2 numbers of torch\.int32, not 2 of int64"):
+        model.clear_blocks(torch.tensor([0, 1], dtype=torch.int32))
 
 
 def no_compiler(cache: Path | None) -> Any:
