@@ -47,7 +47,7 @@ class CpuOptions(BaseModel):
         "none",
         description="CPU: what weights are packed as when they are loaded, for less memory and more speed. "
         "int8: eight bits, a scale for each output; the inputs of a product too, a scale for each token. "
-        "int4: four bits, a scale and an offset for 32 inputs of each output; the head has eight. int8 is the "
+        "int4: four bits, a scale and an offset for 32 inputs of each output; the head has eight. int8 is "
         "faster but for one stream at a time on AVX-512.",
     )
 
