@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from itertools import pairwise
 
 import pytest
@@ -315,3 +316,25 @@ async def test_progress_is_told_to_the_end() -> None:
         await run_load(plan, on_progress=told.append)
     assert (told[-1].total, told[-1].done, told[-1].failed, told[-1].running) == (3, 3, 0, 0)
     assert told[-1].chunks == 12
+
+
+async def test_a_message_that_does_not_end_costs_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("catenary.bench.connection._REST_S", 0.02)
+    hung_up = asyncio.Event()
+
+    async def endless(exchange: Exchange) -> None:
+        await exchange.raw(HEAD)
+        await exchange.token()
+        if exchange.number > 0:
+            # Nobody has closed the client yet.
+            await hung_up.wait()
+        await exchange.event("[DONE]")
+        with suppress(ConnectionError):
+            while exchange.number == 0:
+                await exchange.token()
+                await asyncio.sleep(0.005)
+        hung_up.set()
+
+    async with running_origin(endless) as origin:
+        result = await _load(origin, 2, max_concurrency=1)
+        assert (result.completed, result.failures) == (2, {})
