@@ -226,9 +226,11 @@ inline F32 exp(F32 x) {
   const F32 least = splat(-87.3f), most = splat(88.0f);
   F32 y = x > most ? most : x;
   y = y < least ? least : y;
-  const F32 scaled = y * 1.44269504f;
-  const I32 whole = __builtin_convertvector(scaled + (scaled < 0.0f ? splat(-0.5f) : splat(0.5f)), I32);
-  const F32 n = to_floats(whole);
+  // Added to a small number, this leaves the whole number nearest to it, and 127, in the lowest bits: the exponent of a
+  // float.
+  const F32 shift = splat(12582912.0f + 127.0f);
+  const F32 shifted = fma(y, splat(1.44269504f), shift);
+  const F32 n = shifted - shift;
   F32 r = fma(n, splat(-0.693359375f), y);
   r = fma(n, splat(2.12194440e-4f), r);
   F32 p = splat(1.0f / 720);
@@ -238,7 +240,7 @@ inline F32 exp(F32 x) {
   p = fma(p, r, splat(0.5f));
   p = fma(p, r, splat(1.0f));
   p = fma(p, r, splat(1.0f));
-  const F32 result = p * bits_as<F32>((whole + 127) << 23);
+  const F32 result = p * bits_as<F32>(bits_as<U32>(shifted) << 23);
   return x < least ? F32{} : result;
 }
 
