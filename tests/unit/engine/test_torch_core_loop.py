@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from services.engine.core.errors import CoreFailure
 from services.engine.link import AbortSequences, CoreErrorCode, FinishReason, StopCore
@@ -162,11 +163,13 @@ def test_a_result_that_is_not_a_number_ends_that_sequence_alone(core: LocalCore)
 BAD = 101
 
 
-def break_token(core: LocalCore) -> None:
-    """Makes every forward compute NaN from the token BAD on, like an overflow. Not for tied embeddings."""
-    model: Any = core.engine.model
-    with torch.no_grad():
-        model.decoder.embedding.weight[BAD] = torch.nan
+def breaking_core(kind: str, directory: Path) -> LocalCore:
+    """Its forwards compute NaN from the token BAD on, like an overflow. Not for tied embeddings."""
+    file = save_tiny_model(kind, directory) / "model.safetensors"
+    weights = load_file(file)
+    weights["model.embed_tokens.weight"][BAD] = torch.nan
+    save_file(weights, file, metadata={"format": "pt"})
+    return LocalCore(tiny_options(directory))
 
 
 def planned(core: LocalCore) -> list[int]:
@@ -180,11 +183,10 @@ def planned(core: LocalCore) -> list[int]:
 def test_a_prompt_that_ends_half_computed_leaves_no_nan_behind(
     tmp_path: Path, kind: str, ending: str
 ) -> None:
-    core = LocalCore(tiny_options(save_tiny_model(kind, tmp_path)))
+    core = breaking_core(kind, tmp_path)
     prompts = [[7, 7, 9], [5, 11, 80, 3], [30] * 27, [31] * 70]
     before = [core.submit(prompt) for prompt in prompts]
     core.run()
-    break_token(core)
     neighbour = core.submit(prompts[3])
     core.step()
     broken = core.submit([4] * 3 + [BAD] * 60)
@@ -206,11 +208,10 @@ def test_a_prompt_that_ends_half_computed_leaves_no_nan_behind(
 
 
 def test_nan_does_not_spread_through_padding(tmp_path: Path) -> None:
-    core = LocalCore(tiny_options(save_tiny_model("qwen2", tmp_path)))
+    core = breaking_core("qwen2", tmp_path)
     prompts = [[30] * 6, [31] * 70]
     before = [core.submit(prompt) for prompt in prompts]
     core.run()
-    break_token(core)
     # The second chunk of the broken prompt has 3 tokens in a bucket of 8 and shares it with the neighbour,
     # whose context is all padding. Later chunks of the last prompt have padded context too.
     broken = core.submit([4] * 20 + [BAD] * 7)
