@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import math
-import mmap
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
@@ -19,6 +18,7 @@ from catenary.telemetry import get_logger
 from services.engine.device.base import DTYPES, Device, DeviceError, Forward, Function
 from services.engine.device.cpu.native import BuildError, open_library
 from services.engine.device.cpu.native_decoder import CpuNativeDecoder, why_not_native
+from services.engine.device.cpu.pages import map_zeros
 from services.engine.device.cpu.settings import CpuSettings, Kernels
 from services.engine.device.cpu.team import Team
 from services.engine.device.features import NO_FEATURES, AttentionFeatures
@@ -202,11 +202,7 @@ class CpuDevice(Device):
             return torch.zeros(shape, dtype=dtype)
         # The kernel zeroes page by page on first use, whatever the allocator does: a KV cache takes real
         # memory only as sequences fill it, and the start does not wait for gigabytes to be written.
-        pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            # Reading a context of many small pages takes twice as long.
-            pages.madvise(mmap.MADV_HUGEPAGE)
-        return torch.frombuffer(pages, dtype=torch.uint8).view(dtype).view(shape)
+        return map_zeros(size).view(dtype).view(shape)
 
     def attend_prefill(
         self,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from ctypes import c_int32, c_int64, c_void_p
@@ -14,12 +13,12 @@ import torch
 
 from catenary.memory import find_trim
 from services.engine.device.cpu.native import Library
+from services.engine.device.cpu.pages import HUGE_PAGE, map_zeros
 from services.engine.device.cpu.structures import Linear, WeightKind
 from services.engine.device.native import NativeLinear
 
-# Of weights, a huge page, and what is mapped at once: what is not used takes no memory.
+# Of weights, and what is mapped at once: what is not used takes no memory.
 _ALIGNMENT = 128
-_PAGE = 2 << 20
 _MAPPED = 64 << 20
 # Rows that are converted at once: a multiple of every panel, and a few megabytes.
 _PANELS = 64
@@ -176,15 +175,8 @@ class _HugePages:
     def take(self, size: int) -> torch.Tensor:
         """uint8 [size], aligned."""
         if self._used + size > len(self._mapped):
-            self._mapped, self._used = _mapped(max(size, _MAPPED)), 0
+            whole = -(-max(size, _MAPPED) // HUGE_PAGE) * HUGE_PAGE
+            self._mapped, self._used = map_zeros(whole), 0
         taken = self._mapped[self._used : self._used + size]
         self._used += -(-size // _ALIGNMENT) * _ALIGNMENT
         return taken
-
-
-def _mapped(size: int) -> torch.Tensor:
-    """At least `size` zeroed bytes, which take memory as they are first written."""
-    pages = mmap.mmap(-1, max(1, -(-size // _PAGE)) * _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=torch.uint8)

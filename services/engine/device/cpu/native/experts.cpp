@@ -119,7 +119,7 @@ void Mixture::choose(const Experts& experts, int64_t row) {
     chosen[index] = best;
     weights[index] = scores[best] / total;
     kept += weights[index];
-    // Below all that are left, and below what is no number.
+    // Below all that are left. Scores that are no numbers choose the first again and again, and the result is none.
     scores[best] = -1;
   }
   for (int32_t index = 0; index < experts.per_token; ++index) {

@@ -60,6 +60,8 @@ void Team::run(Job job, void* context) {
   jobs_.notify_all();
   Worker worker(*this, 0);
   job(context, worker);
+  // What the caller owns may be gone as soon as all have met: nobody looks ahead in it while he waits.
+  worker.foresee(nullptr);
   worker.meet();
 }
 
@@ -73,6 +75,7 @@ void Team::serve(int rank, int cpu) {
     if (closing_) return;
     Worker worker(*this, rank);
     job_(context_, worker);
+    worker.foresee(nullptr);
     worker.meet();
   }
 }
