@@ -68,7 +68,7 @@ class LocalEngine:
             raise EngineStartError(str(error)) from None
         self.max_running = ready.capacity.max_running
         self._hub.core_ready(core, ready, self._name)
-        self._hub.routers.join(self._port)
+        self._hub.routers.join(self._port, "this process")
         self._tasks = [asyncio.create_task(self._run(core))]
         return model_info(self._name, ready)
 

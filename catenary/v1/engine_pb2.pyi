@@ -638,7 +638,7 @@ Global___PublishKvResponse: _TypeAlias = PublishKvResponse  # noqa: Y015
 class KeepEngine(_message.Message):
     """The router wants the engine empty for one of its sequences, or no longer. Routers take turns, in the order in which
     they asked; while one has its turn the others give the engine nothing new, so that it empties. A turn ends with this
-    message, not wanted, or with the attachment.
+    message, not wanted, with the attachment, or when it has lasted too long for the engine.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -74,6 +74,7 @@ class EngineApp:
         self._server = RpcServer.from_config(config, _ACCESS)
         self.hub = EngineHub(
             stall_limit_s=config.stall_limit_s,
+            kept_limit_s=config.kept_limit_s,
             limits=SequenceLimits(
                 max_stop_token_ids=config.max_stop_token_ids,
                 max_logit_bias=config.max_logit_bias,
@@ -151,7 +152,9 @@ class EngineApp:
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._supervisor.run())
-            group.create_task(self.hub.watch(min(_WATCH_S, self._config.stall_limit_s / 4)))
+            group.create_task(
+                self.hub.watch(min(_WATCH_S, self._config.stall_limit_s / 4, self._config.kept_limit_s / 4))
+            )
             group.create_task(self._links.run())
 
     def _on_state(self, state: engine_pb2.EngineState.ValueType) -> None:

@@ -11,6 +11,14 @@ class ServicerOptions(BaseModel):
     stall_limit_s: float = Field(
         30.0, gt=0, le=86_400, description="An engine with work and no step for so long reports STALLED."
     )
+    kept_limit_s: float = Field(
+        600.0,
+        gt=0,
+        le=86_400,
+        description="Longest time for which a router keeps this engine from other routers, for a sequence "
+        "that needs it empty, or most of it. Then its turn is over: it comes after others that want theirs. "
+        "With less than the routers' longest lane_wait_s an honest one may lose its turn.",
+    )
     core_restart_backoff_s: float = Field(
         1.0,
         gt=0,

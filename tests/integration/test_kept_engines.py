@@ -11,6 +11,7 @@ import pytest
 
 from catenary.v1 import common_pb2, engine_pb2
 from services.engine.scripted import Script, ScriptedCapacity
+from services.engine.servicer.mailbox import Mailbox
 from tests.integration.router_fakes import FakeGateway
 from tests.support.fake_router import FakeRouter
 from tests.support.specs import expected_tokens, sequence_spec
@@ -67,11 +68,14 @@ async def test_an_engine_empties_though_another_router_is_busy(start_fleet, what
     await eventually(lambda: not engine.app.hub.routers._keepers, "nobody for whom it is kept")
 
 
-async def test_two_routers_with_lone_sequences_take_turns(start_fleet):
+@pytest.mark.parametrize("what", ["alone", "most of the KV"])
+async def test_two_routers_take_turns(start_fleet, what):
+    capacity = ScriptedCapacity(block_size=16, total_blocks=14, prefix_caching=True)
     fleet = await start_fleet(engines=0, router=PATIENT)
     other = await start_fleet(engines=0, router=PATIENT)
     both = [fleet.router_address, other.router_address]
-    await fleet.add_engine(routers=both, script=Script(step_delay_ms=2))
+    engine = await fleet.add_engine(routers=both, script=Script(step_delay_ms=2, capacity=capacity))
+    prompts = {n: [n] * (200 if what != "alone" else 3) for n in (1, 2, 3)}
     await fleet.serving(1)
     await other.serving(1)
     async with (
@@ -80,12 +84,49 @@ async def test_two_routers_with_lone_sequences_take_turns(start_fleet):
         FakeGateway(both[0], secret=fleet.secrets.client) as one,
         FakeGateway(both[1], secret=fleet.secrets.client) as two,
     ):
-        for handle in range(1, 4):
+        for handle, prompt in prompts.items():
             for gateway in (one, two):
-                await gateway.submit(handle, sequence_spec([handle]), alone=True)
+                await gateway.submit(handle, sequence_spec(prompt), alone=what == "alone")
         for gateway in (one, two):
             await gateway.ended(1, 2, 3)
-            assert gateway.tokens == {n: expected_tokens([n], 8) for n in (1, 2, 3)}
+            assert gateway.tokens == {n: expected_tokens(prompt, 8) for n, prompt in prompts.items()}
+    await eventually(lambda: not engine.app.hub.routers._keepers, "nobody for whom it is kept")
+
+
+async def test_whom_an_engine_is_kept_for_finds_it_kept(fake_router, start_fleet, monkeypatch):
+    """A third router waits for its turn: whoever gave the engine back too early would be refused."""
+    refused = []
+    submit = Mailbox.refuse
+    monkeypatch.setattr(Mailbox, "refuse", lambda *args: refused.append(args[1:]) or submit(*args))
+    capacity = ScriptedCapacity(block_size=16, total_blocks=14, prefix_caching=True)
+    fleet = await start_fleet(engines=0, router=PATIENT)
+    await fleet.add_engine(
+        routers=[fleet.router_address, fake_router.address],
+        script=Script(step_delay_ms=20, capacity=capacity),
+    )
+    await fleet.serving(1)
+    theirs = await fake_router.attached()
+    await theirs.submit(1, sequence_spec([1] * 90, max_tokens=100))
+    await eventually(lambda: all(each.kv.held for each in fleet.router.fleet), "a stream")
+    async with FakeGateway(fleet.router_address, secret=fleet.secrets.client) as gateway:
+        await gateway.submit(1, sequence_spec([7] * 200))
+        await eventually(lambda: theirs.load.kept, "a turn")
+        await theirs.send(keep=engine_pb2.KeepEngine(wanted=True))
+        await theirs.abort(1)
+        await gateway.ended(1)
+        assert gateway.tokens[1] == expected_tokens([7] * 200, 8)
+        assert refused == []
+        await eventually(lambda: not theirs.load.kept, "the other one's turn")
+
+
+async def test_a_router_that_never_gives_back_closes_an_engine_to_nobody_for_ever(fake_router, start_fleet):
+    fleet = await start_fleet(engines=0, router=PATIENT)
+    await fleet.add_engine(routers=[fleet.router_address, fake_router.address], kept_limit_s=0.2)
+    await fleet.serving(1)
+    theirs = await fake_router.attached()
+    await theirs.send(keep=engine_pb2.KeepEngine(wanted=True))
+    tokens, _ = await fleet.answer(sequence_spec([8]))
+    assert tokens == expected_tokens([8], 8)
 
 
 async def test_the_engine_has_the_last_word(fake_router, start_engine, secrets, run_dir):

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
+from catenary.telemetry import get_logger
 from services.engine.servicer.mailbox import Mailbox
+
+log = get_logger(__name__)
 
 
 class AttachedRouters:
     """Mailboxes by link. Also for whom the engine is kept: routers take turns, in the order in which they
     asked, and while one has its turn the others give this engine nothing new. So it empties, however many
-    routers there are."""
+    routers there are.
 
-    def __init__(self) -> None:
+    `kept_limit_s` bounds a turn, so that a router which forgets to give back closes it to nobody for ever.
+    """
+
+    def __init__(self, *, kept_limit_s: float = math.inf) -> None:
+        self._kept_limit_s = kept_limit_s
         self._ports: dict[int, Mailbox] = {}
+        # Instance ids, for logs.
+        self._names: dict[int, str] = {}
         # In the order of their turns.
         self._keepers: dict[int, None] = {}
+        # When this turn was first looked at.
+        self._turn_since: float | None = None
         self._nobody = asyncio.Event()
         self._nobody.set()
 
@@ -26,15 +38,17 @@ class AttachedRouters:
         """The mailbox of a link, if its router is still there."""
         return None if link is None else self._ports.get(link)
 
-    def join(self, port: Mailbox) -> None:
-        """A router granted a lease."""
+    def join(self, port: Mailbox, router: str) -> None:
+        """A router granted a lease; `router` is its instance id."""
         self._ports[port.link] = port
+        self._names[port.link] = router
         self._nobody.clear()
 
     def leave(self, port: Mailbox) -> bool:
         """A router is gone. False: it was not here."""
         if self._ports.pop(port.link, None) is None:
             return False
+        del self._names[port.link]
         if not self._ports:
             self._nobody.set()
         self._set_kept(port.link, wanted=False)
@@ -52,6 +66,28 @@ class AttachedRouters:
     def kept_from(self, link: int) -> bool:
         """Whether this router may give the engine nothing: it is another one's turn."""
         return next(iter(self._keepers), link) != link
+
+    def end_long_turn(self, now: float) -> None:
+        """To be called now and then, with steady seconds: a turn that lasts too long is over, if there are
+        other routers. Whoever had it comes last of those that wait for theirs; if none does, it has to ask
+        anew."""
+        link = next(iter(self._keepers), None)
+        if link is None:
+            return
+        if self._turn_since is None:
+            self._turn_since = now
+        if now - self._turn_since < self._kept_limit_s or len(self._ports) < 2:
+            return
+        waiting = len(self._keepers) - 1
+        log.warning(
+            "a router kept the engine from the others for too long: its turn is over",
+            router=self._names[link],
+            kept_limit_s=self._kept_limit_s,
+            waiting=waiting,
+        )
+        self._set_kept(link, wanted=False)
+        if waiting:
+            self._set_kept(link, wanted=True)
 
     def flush(self) -> None:
         """A step is complete: let it go."""
@@ -75,4 +111,5 @@ class AttachedRouters:
         else:
             self._keepers.pop(link, None)
         if next(iter(self._keepers), None) != before:
+            self._turn_since = None
             self.report()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 
@@ -55,6 +56,7 @@ class EngineHub:
         self,
         *,
         stall_limit_s: float,
+        kept_limit_s: float = math.inf,
         limits: SequenceLimits,
         remembered_handles: int,
         role: str = "both",
@@ -74,7 +76,7 @@ class EngineHub:
         self._announced = engine_pb2.ENGINE_STATE_STARTING
         self._idle = asyncio.Event()
         self._idle.set()
-        self.routers = AttachedRouters()
+        self.routers = AttachedRouters(kept_limit_s=kept_limit_s)
         self.profiles = Profiles()
         self.kv = KvBoard()
         self.facts = asyncio.Event()
@@ -150,10 +152,11 @@ class EngineHub:
         self.routers.report()
 
     async def watch(self, every_s: float) -> None:
-        """Look for a stall for ever, `every_s` seconds apart."""
+        """Look for a stall, and for a router's turn that is too long, for ever, `every_s` seconds apart."""
         while True:
             await asyncio.sleep(every_s)
             self.refresh()
+            self.routers.end_long_turn(self._clock())
 
     def core_ready(self, core: Core, ready: CoreReady, served_model_name: str) -> None:
         """A core came up. Routers that know other facts are left, to attach anew."""

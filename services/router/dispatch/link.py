@@ -25,7 +25,10 @@ class EngineLink:
         self._aborts: dict[int, None] = {}
         self._renewal: int | None = None
         self._drain: engine_pb2.DrainEngine | None = None
-        self._keep: engine_pb2.KeepEngine | None = None
+        # In the order in which they are written: the first before the submits, the others after them.
+        self._wanted = False
+        self._given_back = False
+        self._wanted_again = False
         self._closed = False
         self._ended = asyncio.Event()
         self._wake = asyncio.Event()
@@ -37,6 +40,10 @@ class EngineLink:
 
     def submit(self, submit: common_pb2.Submit) -> None:
         """Queue a submit."""
+        if self._wanted_again:
+            # It may be the one that the engine is wanted for, and must not come before that word. The engine
+            # is still kept, and stays so.
+            self._wanted, self._given_back, self._wanted_again = True, False, False
         self._submits[submit.handle] = submit
         self._wake.set()
 
@@ -54,8 +61,14 @@ class EngineLink:
         self._wake.set()
 
     def keep(self, *, wanted: bool) -> None:
-        """Queue that the engine is wanted empty, or no longer; a later word replaces one that waits."""
-        self._keep = engine_pb2.KeepEngine(wanted=wanted)
+        """Queue that the engine is wanted empty, before the submits that wait, or no longer, after them: whom
+        it was kept for is among them. To give it back and want it again is both told, else a router with much
+        to do would never pass its turn on."""
+        if wanted:
+            self._wanted_again = self._given_back
+            self._wanted = self._wanted or not self._given_back
+        else:
+            self._given_back, self._wanted_again = True, False
         self._wake.set()
 
     def drain(self, order: engine_pb2.DrainEngine) -> None:
@@ -98,15 +111,22 @@ class EngineLink:
             handle = next(iter(self._aborts))
             del self._aborts[handle]
             return engine_pb2.AttachResponse(abort=engine_pb2.AbortSequence(handle=handle))
-        # Before the submits: whoever the engine is kept for may be among them.
-        if self._keep is not None:
-            keep, self._keep = self._keep, None
-            return engine_pb2.AttachResponse(keep=keep)
+        if self._wanted:
+            self._wanted = False
+            return _keep(wanted=True)
         if self._submits:
             handle = next(iter(self._submits))
             return engine_pb2.AttachResponse(submit=self._submits.pop(handle))
+        if self._given_back:
+            self._given_back = False
+            self._wanted, self._wanted_again = self._wanted_again, False
+            return _keep(wanted=False)
         # After the submits, which the engine still takes.
         if self._drain is not None:
             order, self._drain = self._drain, None
             return engine_pb2.AttachResponse(drain=order)
         return None
+
+
+def _keep(*, wanted: bool) -> engine_pb2.AttachResponse:
+    return engine_pb2.AttachResponse(keep=engine_pb2.KeepEngine(wanted=wanted))

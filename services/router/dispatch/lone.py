@@ -52,17 +52,24 @@ class LoneSequences:
 
     def placed(self, sequence: LiveSequence, engine: Engine) -> None:
         """It has an engine, which gets nothing else."""
-        self.over(sequence)
-        self._keep(sequence, engine)
+        if self._kept.get(sequence) is engine:
+            # Not given back and kept again: it would be another router's turn in between.
+            self._waits_no_longer(sequence)
+        else:
+            self.over(sequence)
+            self._keep(sequence, engine)
 
     def over(self, sequence: LiveSequence) -> None:
         """It may have company from here on, or is gone. Idempotent."""
+        self._waits_no_longer(sequence)
+        self._give_back(sequence)
+
+    def _waits_no_longer(self, sequence: LiveSequence) -> None:
         model = sequence.request.model
         if (row := self._waiting.get(model)) is not None:
             row.pop(sequence, None)
             if not row:
                 del self._waiting[model]
-        self._give_back(sequence)
 
     def _keep(self, sequence: LiveSequence, engine: Engine) -> None:
         self._kept[sequence] = engine

@@ -6,10 +6,10 @@ from services.engine.servicer.attached import AttachedRouters
 from services.engine.servicer.mailbox import Mailbox
 
 
-def attached(count: int) -> tuple[AttachedRouters, list[Mailbox]]:
-    routers, ports = AttachedRouters(), [Mailbox(link, max_answers=8) for link in range(count)]
+def attached(count: int, **limits: float) -> tuple[AttachedRouters, list[Mailbox]]:
+    routers, ports = AttachedRouters(**limits), [Mailbox(link, max_answers=8) for link in range(count)]
     for port in ports:
-        routers.join(port)
+        routers.join(port, f"router-{port.link}")
     return routers, ports
 
 
@@ -50,3 +50,47 @@ def test_who_leaves_has_no_turn() -> None:
     assert routers.leave(ports[2])
     assert not routers.leave(ports[2])
     assert kept_from(routers) == [False] * 3
+
+
+def test_a_turn_that_lasts_too_long_is_passed_on() -> None:
+    routers, ports = attached(3, kept_limit_s=10)
+    routers.end_long_turn(0)
+    for port in ports[:2]:
+        routers.keep(port, wanted=True)
+    for now in (100, 109):
+        routers.end_long_turn(now)
+        assert kept_from(routers) == [False, True, True]
+    reports(ports)
+    routers.end_long_turn(110)
+    assert kept_from(routers) == [True, False, True]
+    assert reports(ports) == [True] * 3
+    # A turn of its own begins for the next one, and the first one comes after it.
+    routers.end_long_turn(119)
+    routers.end_long_turn(120)
+    assert kept_from(routers) == [True, False, True]
+    routers.end_long_turn(129)
+    assert kept_from(routers) == [False, True, True]
+    routers.keep(ports[1], wanted=False)
+    # Nobody waits for a turn, but others are there: all may use the engine until it is asked for anew.
+    for now in (130, 140):
+        routers.end_long_turn(now)
+    assert kept_from(routers) == [False] * 3
+    routers.keep(ports[0], wanted=True)
+    assert kept_from(routers) == [False, True, True]
+
+
+def test_each_turn_has_its_own_time() -> None:
+    routers, ports = attached(2, kept_limit_s=10)
+    for now in range(0, 100, 9):
+        routers.keep(ports[0], wanted=True)
+        routers.end_long_turn(now)
+        assert kept_from(routers)[:2] == [False, True]
+        routers.keep(ports[0], wanted=False)
+
+
+def test_a_router_that_is_alone_keeps_the_engine_as_long_as_it_likes() -> None:
+    routers, ports = attached(1, kept_limit_s=10)
+    routers.keep(ports[0], wanted=True)
+    for now in (0, 10, 20):
+        routers.end_long_turn(now)
+    assert routers.kept_from(1)
