@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from catenary.rpc import RpcError
+from catenary.rpc import CallCount, RpcError
 from catenary.v1 import tokenizer_pb2
 from gateway.errors import from_wire
 from gateway.text.pool import TokenizerPool
@@ -45,7 +45,8 @@ class LocalTokenizers(TokenizerPool):
         )
         files = read_model_files(directory, chat_template=chat_template)
         tools = TaskTools(worker_setup(config, files))
-        self._local = _Local(make_servicer(config, files, _Thread(tools), tools.ready))
+        calls = CallCount(config.max_calls)
+        self._local = _Local(make_servicer(config, files, _Thread(tools), tools.ready, calls))
 
     @property
     def answering(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from catenary.addresses import Address, TcpAddress, UnixAddress, parse_address
 from catenary.rpc.auth import ANY_ROLE, Role
 from catenary.rpc.binding import AddressInUse
+from catenary.rpc.calls import CallCount
 from catenary.rpc.channel import open_channel
 from catenary.rpc.config import CLIENT_SECRET_ENV, ENGINE_SECRET_ENV, RpcConfig, Secrets, read_secret
 from catenary.rpc.errors import ERROR_TRAILER, RpcError, error_of, refuse, status_of
@@ -23,6 +24,7 @@ __all__ = [
     "Address",
     "AddressFamilies",
     "AddressInUse",
+    "CallCount",
     "HealthBoard",
     "NamedAddresses",
     "Role",

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
 import grpc
 
 from catenary.rpc.auth import HEALTH_SERVICE, REFLECTION_SERVICE, Authorizer, Denial
+from catenary.rpc.calls import CallCount
 from catenary.rpc.channel import REQUEST_ID, TRACEPARENT
 from catenary.rpc.errors import ERROR_TRAILER, INTERNAL_TEXT, RpcError, refuse
 from catenary.rpc.handlers import Context, Handler, denial_handler, wrap_handler
@@ -36,28 +37,16 @@ _DRAINING = refuse(
 
 
 class CallGate(grpc.aio.ServerInterceptor):
-    """The one interceptor of a server. It refuses calls beyond `max_calls`, and all once it drains.
+    """The one interceptor of a server. It refuses calls beyond the most of `calls`, and all once it drains.
 
     Health and reflection are not counted: they answer under any load.
     """
 
-    def __init__(self, authorizer: Authorizer, *, max_calls: int) -> None:
+    def __init__(self, authorizer: Authorizer, calls: CallCount) -> None:
         self._authorizer = authorizer
-        self._max_calls = max_calls
-        self._in_flight = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._calls = calls
         self.draining = False
         self._quiet_until = 0.0
-
-    @property
-    def in_flight(self) -> int:
-        """Calls that run now, without health and reflection."""
-        return self._in_flight
-
-    async def wait_idle(self) -> None:
-        """Wait until no call is in flight."""
-        await self._idle.wait()
 
     async def intercept_service(
         self,
@@ -77,10 +66,11 @@ class CallGate(grpc.aio.ServerInterceptor):
             return None
         elif self.draining and counted:
             handler, counted = _refusing_handler(_DRAINING), False
-        elif counted and self._in_flight >= self._max_calls:
-            text = f"The service already runs as many calls as it may ({self._max_calls}, max_calls)."
-            full = refuse(common_pb2.ERROR_CODE_OVERLOADED, text, retryable=True, retry_after_ms=1000)
-            handler, counted = _refusing_handler(full), False
+        elif counted:
+            try:
+                self._calls.check()
+            except RpcError as full:
+                handler, counted = _refusing_handler(full), False
         # A stream of messages lives as long as its client and belongs to no request.
         spanned = counted and not handler.request_streaming
         return wrap_handler(
@@ -106,7 +96,7 @@ class CallGate(grpc.aio.ServerInterceptor):
     ) -> AsyncIterator[None]:
         found = {key: value for key, value in metadata if isinstance(value, str)}
         with (
-            self._counting(counted),
+            self._calls.one() if counted else nullcontext(),
             recorded(
                 method, found.get(REQUEST_ID, ""), found.get(TRACEPARENT), label=label, spanned=spanned
             ) as record,
@@ -120,20 +110,6 @@ class CallGate(grpc.aio.ServerInterceptor):
             except grpc.aio.AbortError:
                 record.code = _code_of(context)
                 raise
-
-    @contextmanager
-    def _counting(self, counted: bool) -> Iterator[None]:
-        if not counted:
-            yield
-            return
-        self._in_flight += 1
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            self._in_flight -= 1
-            if not self._in_flight:
-                self._idle.set()
 
 
 @asynccontextmanager

@@ -16,6 +16,7 @@ from prometheus_client import REGISTRY
 from catenary.addresses import Address, TcpAddress, UnixAddress, parse_address
 from catenary.rpc.auth import HEALTH_SERVICE, Authorizer, Role
 from catenary.rpc.binding import AddressInUse, prepare, socket_identity
+from catenary.rpc.calls import CallCount
 from catenary.rpc.config import RpcConfig, Secrets
 from catenary.rpc.health import LIVENESS, HealthBoard, HealthServicer
 from catenary.rpc.interceptor import CallGate
@@ -63,7 +64,9 @@ class RpcServer:
         self._addresses = [parse_address(text) for text in listen]
         self._credentials = None if tls is None else server_credentials(tls)
         authorizer = Authorizer(secrets, access, insecure=insecure, certificates=mutual)
-        self._gate = CallGate(authorizer, max_calls=max_calls)
+        self.calls = CallCount(max_calls)
+        """Those that run, without health and reflection. What a stream carries may be counted as well."""
+        self._gate = CallGate(authorizer, self.calls)
         self._services = [prefix.strip("/") for prefix in access]
         self._metrics_at = metrics
         self._metrics_server: MetricsServer | None = None
@@ -100,7 +103,7 @@ class RpcServer:
     @property
     def calls_in_flight(self) -> int:
         """Calls that run now, without health and reflection."""
-        return self._gate.in_flight
+        return self.calls.in_flight
 
     async def start(self) -> tuple[str, ...]:
         """Listen. Returns the addresses in order, with real ports, as `open_channel` takes them.
@@ -130,15 +133,15 @@ class RpcServer:
         if not self._gate.draining:
             self._gate.draining = True
             self.health.pin()
-            log.info("draining", calls=self._gate.in_flight)
+            log.info("draining", calls=self.calls.in_flight)
 
     async def drain(self, grace_s: float) -> bool:
         """Begin to drain, wait for running calls; whether all ended within `grace_s` seconds."""
         self.begin_drain()
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
-                await self._gate.wait_idle()
-        return self._gate.in_flight == 0
+                await self.calls.wait_idle()
+        return self.calls.in_flight == 0
 
     async def stop(self, grace_s: float = 0) -> None:
         """End: calls that still run after `grace_s` seconds are cancelled. May be called twice."""

@@ -9,9 +9,10 @@ from itertools import count
 import grpc
 
 from catenary.rpc import RpcError, error_of, refuse
-from catenary.telemetry import current_traceparent, request_id
+from catenary.telemetry import current_traceparent, get_logger, request_id
 from catenary.v1 import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
 
+_log = get_logger(__name__)
 _LOST = common_pb2.Error(
     code=common_pb2.ERROR_CODE_UNAVAILABLE, message="The service cannot be reached.", retryable=True
 )
@@ -86,12 +87,14 @@ class RenderStream:
                     return
 
     async def _read(self) -> None:
-        error = _LOST
         try:
             while isinstance(message := await self._call.read(), tokenizer_pb2.RenderStreamResponse):
                 self._settle(message)
         except grpc.aio.AioRpcError as failure:
-            error = error_of(failure)
+            # It concerns one of the requests, or none of them: each is to be asked again by itself.
+            _log.warning(
+                "stream of renders broke", status=failure.code().name, error=error_of(failure).message
+            )
         finally:
             self.ended = True
             self._call.cancel()
@@ -99,7 +102,7 @@ class RenderStream:
             self._outbound.clear()
             for answer in self._waiting.values():
                 if not answer.done():
-                    answer.set_exception(RpcError(error))
+                    answer.set_exception(RpcError(_LOST))
             self._waiting.clear()
 
     def _settle(self, message: tokenizer_pb2.RenderStreamResponse) -> None:

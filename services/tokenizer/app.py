@@ -7,7 +7,7 @@ import os
 
 from catenary.config import unknown_variables
 from catenary.parsers import NO_PARSER
-from catenary.rpc import Role, RpcServer
+from catenary.rpc import CallCount, Role, RpcServer
 from catenary.runtime import StartRefused, mark_started
 from catenary.telemetry import configure_logging, configure_tracing, get_logger
 from catenary.v1 import tokenizer_pb2_grpc
@@ -59,7 +59,9 @@ class TokenizerService:
             raise StartRefused(f"{self._config.model_dir}: {error}") from None
         if not ready.has_chat_template:
             _log.warning("the model has no chat template: chats are refused")
-        servicer = self._servicer = make_servicer(self._config, self._files, self.pool, ready)
+        servicer = self._servicer = make_servicer(
+            self._config, self._files, self.pool, ready, self._server.calls
+        )
         tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(servicer, self._server.grpc)
         try:
             bound = await self._server.start()
@@ -123,9 +125,9 @@ def worker_setup(config: TokenizerConfig, files: ModelFiles) -> WorkerSetup:
 
 
 def make_servicer(
-    config: TokenizerConfig, files: ModelFiles, pool: TaskPool, ready: WorkerReady
+    config: TokenizerConfig, files: ModelFiles, pool: TaskPool, ready: WorkerReady, calls: CallCount
 ) -> TokenizerServicer:
-    """The service's answers, of what `pool` does."""
+    """The service's answers, of what `pool` does. `calls` are those of its server."""
     parsers = detect_parsers(
         files.templates.values(),
         response_template=files.response_template,
@@ -133,7 +135,12 @@ def make_servicer(
         reasoning=config.reasoning_parser,
     )
     return TokenizerServicer(
-        config, TaskRunner(config, pool), tokenizer_json=files.tokenizer_json, ready=ready, parsers=parsers
+        config,
+        TaskRunner(config, pool),
+        calls,
+        tokenizer_json=files.tokenizer_json,
+        ready=ready,
+        parsers=parsers,
     )
 
 

@@ -24,7 +24,12 @@ class TokenizerConfig(RpcConfig):
         max_length=16,
         description="Addresses to listen on: HOST:PORT, [IPV6]:PORT or unix:/PATH; port 0 takes a free one.",
     )
-    max_calls: int = Field(320, ge=1, le=1_000_000, description="Concurrent calls; more are refused unread.")
+    max_calls: int = Field(
+        320,
+        ge=1,
+        le=1_000_000,
+        description="Concurrent calls, and renders on streams with them; more are refused unread.",
+    )
     model_dir: Path = Field(description="Hugging Face model directory; it must hold a tokenizer.json.")
     served_model_name: str | None = Field(
         None, min_length=1, max_length=256, description="Name that requests use; default: the directory's."

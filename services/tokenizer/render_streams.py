@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 
 import grpc
 
-from catenary.rpc import RpcError, recorded, refuse
+from catenary.rpc import CallCount, RpcError, recorded, refuse
 from catenary.telemetry import get_logger
 from catenary.v1 import common_pb2, tokenizer_pb2
 
@@ -20,26 +21,45 @@ _INTERNAL = common_pb2.Error(
     code=common_pb2.ERROR_CODE_INTERNAL, message="The tokenizer failed because of an internal error."
 )
 
+_MIB = 1 << 20
+
 Render = Callable[[tokenizer_pb2.RenderRequest], Awaitable[tokenizer_pb2.RenderResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """Of one stream.
+
+    max_unread: requests at work and answers that the client does not read; the stream is read no further
+    until there are less. max_message_mib: the largest answer, in MiB.
+    """
+
+    max_unread: int
+    max_message_mib: int
 
 
 class RenderStreams:
     """All streams of the service.
 
-    `render` answers one request, or raises RpcError; `max_unanswered` is how many requests a stream may have
-    at work and unread: it is read no further until there are less.
+    `render` answers one request, or raises RpcError. While it does, the request is one of `calls`, and it is
+    refused if there are as many as there may be.
     """
 
-    def __init__(self, render: Render, *, max_unanswered: int) -> None:
+    def __init__(self, render: Render, calls: CallCount, limits: StreamLimits) -> None:
         self._render = render
-        self._max_unanswered = max_unanswered
+        self._calls = calls
+        self._limits = limits
         self._live: set[_Stream] = set()
+        self._draining = False
 
     async def serve(
         self, requests: AsyncIterator[tokenizer_pb2.RenderStreamRequest]
     ) -> AsyncIterator[tokenizer_pb2.RenderStreamResponse]:
         """One stream, to its end. Raises RpcError for what breaks the contract."""
-        stream = _Stream(self._render, self._max_unanswered)
+        if self._draining:
+            # It was let in before the drain, and begins only now.
+            return
+        stream = _Stream(self._render, self._calls, self._limits)
         self._live.add(stream)
         reader = asyncio.create_task(stream.read(requests))
         try:
@@ -52,18 +72,20 @@ class RenderStreams:
 
     def drain(self) -> None:
         """Read no more; each stream ends with its last answer."""
+        self._draining = True
         for stream in self._live:
             stream.end()
 
 
 class _Stream:
-    def __init__(self, render: Render, max_unanswered: int) -> None:
+    def __init__(self, render: Render, calls: CallCount, limits: StreamLimits) -> None:
         self._render = render
-        self._max_unanswered = max_unanswered
+        self._calls = calls
+        self._limits = limits
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._answers: deque[tokenizer_pb2.RenderStreamResponse] = deque()
         self._ended = False
-        self._refusal: RpcError | None = None
+        self._failure: Exception | None = None
         self._news = asyncio.Event()
         self._room = asyncio.Event()
 
@@ -74,24 +96,25 @@ class _Stream:
                 if self._ended:
                     return
                 self._take(request)
-                while len(self._tasks) + len(self._answers) >= self._max_unanswered:
+                while len(self._tasks) + len(self._answers) >= self._limits.max_unread:
                     self._room.clear()
                     await self._room.wait()
-        except RpcError as refusal:
-            self._refusal = refusal
         except (grpc.aio.InternalError, grpc.aio.UsageError):
             _log.debug("stream of renders broke")
-        self.end()
+        except Exception as failure:
+            self._failure = failure
+        finally:
+            self.end()
 
     async def answers(self) -> AsyncIterator[tokenizer_pb2.RenderStreamResponse]:
-        """What to write, until nothing more comes. Raises RpcError."""
+        """What to write, until nothing more comes. Raises what ended the reading."""
         while True:
             self._news.clear()
             while self._answers:
                 self._room.set()
                 yield self._answers.popleft()
-            if self._refusal is not None:
-                raise self._refusal
+            if self._failure is not None:
+                raise self._failure
             if self._ended and not self._tasks:
                 return
             await self._news.wait()
@@ -125,7 +148,15 @@ class _Stream:
         parent = request.traceparent or None
         with recorded(METHOD, request.caller_request_id, parent, label=METHOD) as record:
             try:
-                answer.rendered.CopyFrom(await self._render(request.render))
+                self._calls.check()
+                with self._calls.one():
+                    answer.rendered.CopyFrom(await self._render(request.render))
+                if answer.ByteSize() > self._limits.max_message_mib * _MIB:
+                    # gRPC would end the stream with it.
+                    raise _invalid(
+                        "The rendered prompt is larger than the service's message limit "
+                        f"({self._limits.max_message_mib} MiB, max_message_mib)."
+                    )
                 record.code = grpc.StatusCode.OK
             except RpcError as refusal:
                 answer.error.CopyFrom(refusal.error)

@@ -8,11 +8,12 @@ from typing import Any, TypeAlias
 
 import grpc
 
+from catenary.rpc import CallCount
 from catenary.telemetry import get_logger
 from catenary.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from services.tokenizer.config import TokenizerConfig
 from services.tokenizer.execution import TaskRunner
-from services.tokenizer.render_streams import RenderStreams
+from services.tokenizer.render_streams import RenderStreams, StreamLimits
 from services.tokenizer.rendering import Parsers
 from services.tokenizer.requests import RequestReader
 from services.tokenizer.verdicts import ConstraintVerdicts
@@ -28,14 +29,15 @@ _log = get_logger(__name__)
 class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
     """Answers for one model.
 
-    `tokenizer_json` is the file that the workers were given, `ready` what they found,
-    `parsers` those that its answers need.
+    `calls` counts those of its server; `tokenizer_json` is the file that the workers were given, `ready` what
+    they found, `parsers` those that its answers need.
     """
 
     def __init__(
         self,
         config: TokenizerConfig,
         runner: TaskRunner,
+        calls: CallCount,
         *,
         tokenizer_json: bytes,
         ready: WorkerReady,
@@ -45,7 +47,9 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self._reader = RequestReader(config)
         self._verdicts = ConstraintVerdicts(config, runner)
         self._file = tokenizer_json
-        self.streams = RenderStreams(self._render, max_unanswered=config.max_calls)
+        self.streams = RenderStreams(
+            self._render, calls, StreamLimits(config.max_calls, config.max_message_mib)
+        )
         """Those of RenderStream; to be told of a drain."""
         self.digest = tokenizer_pb2.TokenizerDigest(
             sha256=hashlib.sha256(tokenizer_json).hexdigest(),

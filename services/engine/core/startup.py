@@ -21,7 +21,6 @@ from services.engine.core.options import CoreOptions
 from services.engine.core.recording import ServingRecorder
 from services.engine.core.sizing import size_engine
 from services.engine.core.warming import WarmUpKind, warm_up, warm_up_kind
-from services.engine.core.weights import check_weights_fit
 from services.engine.device import Device, DeviceError, ExecutionMode
 from services.engine.graphs import BackgroundWarmUp, CodeCache, Graphs
 from services.engine.kv import BlockPool
@@ -36,6 +35,7 @@ from services.engine.model import (
     read_facts,
 )
 from services.engine.model.context import why_not_longer
+from services.engine.model.fit import check_weights_fit
 from services.engine.model.opening import open_model
 from services.engine.model.paged import PagedModel
 from services.engine.runner import KvLayout, Runner

@@ -27,7 +27,7 @@ def open_model(
     dtype: auto, float32, bfloat16 or float16. max_model_len None: the model's own. backend: `decoder` and
     `transformers` insist; `auto` is the decoder where it knows all that the config asks for. scores: whether
     `logits` will be asked; else our decoder has no head (the modules of transformers have theirs all the
-    same). Raises ModelError with one readable line.
+    same). Raises ModelError with one readable line, or InsufficientMemory.
     """
     if backend != "transformers":
         try:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
-from services.engine.core.weights import check_weights_fit
 from services.engine.device import CpuDevice, CpuSettings, Kernels, MemoryFigures, Quantization
+from services.engine.device.cpu import device as cpu_device
+from services.engine.device.cpu.native import BuildError
 from services.engine.memory import InsufficientMemory
+from services.engine.model import read_config
+from services.engine.model.fit import check_weights_fit
+from services.engine.model.opening import open_model
+from tests.support.torch_engine import save_tiny_model
 
 GIB = 2**30
 # 10 GiB of brain floats, of which the embedding has 1.
@@ -43,3 +51,35 @@ def test_weights_are_compared_as_they_are_kept(
             continue
         with pytest.raises(InsufficientMemory, match=rf"weights take {needed:.2f} GiB in {dtype}"):
             check_weights_fit(tmp_path, CONFIG, dtype, device)
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of brain floats."""
+    whole, directory = (tmp_path_factory.mktemp(name) for name in ("float32", "bfloat16"))
+    model: Any = AutoModelForCausalLM.from_pretrained(save_tiny_model("llama", whole), dtype=torch.bfloat16)
+    model.save_pretrained(directory)
+    return directory
+
+
+@pytest.mark.parametrize("backend", ["auto", "transformers"])
+def test_what_torch_turns_out_to_keep_is_compared_too(
+    backend: str, half: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a compiler, or our decoder, on a CPU where float32 is the faster."""
+
+    def refuse(cache: Path | None) -> Any:
+        raise BuildError("no C++ compiler is here")
+
+    monkeypatch.setattr(cpu_device, "open_library", refuse)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    device = CpuDevice(1, settings=CpuSettings(Kernels.AUTO))
+    size = sum(file.stat().st_size for file in half.glob("*.safetensors"))
+    free = size * 3 // 2
+    monkeypatch.setattr(device, "memory", lambda: MemoryFigures(16 * GIB, free))
+    # It would fit if the native kernels computed it.
+    check_weights_fit(half, read_config(half), "auto", device)
+    with pytest.raises(InsufficientMemory, match=r"weights take 0\.00 GiB in float32 and"):
+        open_model(half, device, backend=backend)
+    free = size * 2
+    assert open_model(half, device, backend=backend).dtype is torch.float32

@@ -13,11 +13,11 @@ from services.engine.core.errors import StartError
 from services.engine.core.options import CoreOptions
 from services.engine.core.startup import open_tracer
 from services.engine.core.warming import WarmUpKind, warm_up_kind
-from services.engine.core.weights import check_weights_fit
 from services.engine.device import Device, DeviceError
 from services.engine.link import CapacityFacts, CoreReady, ModelFacts
 from services.engine.memory import InsufficientMemory
 from services.engine.model import ModelError, Task, check_directory, read_facts
+from services.engine.model.fit import check_weights_fit
 from services.engine.model.pooling import Dimensions, Embedder, open_embedder, read_dimensions
 from services.engine.tracing import Profiler, StepTracer
 

@@ -20,6 +20,7 @@ from services.engine.model.decoder.native import native_spec
 from services.engine.model.decoder.paged_model import DecoderModel
 from services.engine.model.decoder.spec import DecoderSpec
 from services.engine.model.errors import ModelError
+from services.engine.model.fit import check_weights_fit
 from services.engine.model.hf_config import checkpoint_dtype, first_line, load_config, own_architecture
 from services.engine.model.loading import Checkpoint, WeightLoader
 
@@ -30,8 +31,8 @@ def load_decoder(
     """Loads the model of a Hugging Face directory in `dtype` (auto, float32, bfloat16, float16).
 
     `max_model_len` None means the model's own. scores: whether `logits` will be asked. Raises
-    UnsupportedByDecoder for what the decoder does not compute, before a weight is read, and ModelError for
-    what cannot be served at all.
+    UnsupportedByDecoder for what the decoder does not compute, before a weight is read, ModelError for what
+    cannot be served at all, and InsufficientMemory if what torch would have to keep does not fit.
     """
     raw = check_directory(directory)
     config = _config(directory, raw, max_model_len)
@@ -47,6 +48,7 @@ def load_decoder(
         except DeviceError as error:
             raise ModelError(str(error)) from None
         if native is None and own is not chosen:
+            check_weights_fit(directory, raw, dtype, device, native=False)
             chosen = own
             decoder, weights = _empty(spec, checkpoint, device, chosen)
         weights.load()

@@ -9,8 +9,9 @@ import torch
 from transformers.utils import logging
 
 from services.engine.device import Device, DeviceError
-from services.engine.model.checks import check_directory
+from services.engine.model.checks import check_directory, read_config
 from services.engine.model.errors import ModelError
+from services.engine.model.fit import check_weights_fit
 from services.engine.model.hf_config import checkpoint_dtype, first_line
 from services.engine.model.transformers_backend.architecture import load_model_config, model_class
 from services.engine.model.transformers_backend.attention import IMPLEMENTATION
@@ -28,7 +29,7 @@ def load_model(
 ) -> TransformersModel:
     """Loads the model of a Hugging Face directory in `dtype` (auto, float32, bfloat16, float16).
 
-    `max_model_len` None means the model's own. Raises ModelError with one readable line.
+    `max_model_len` None means the model's own. Raises ModelError with one readable line, InsufficientMemory.
     """
     _be_quiet()
     raw = check_directory(directory)
@@ -45,11 +46,13 @@ def load_module(
 ) -> tuple[Any, torch.dtype]:
     """The module of class `kind` with a directory's weights, as the class loads it; and its dtype.
 
-    `attention` names a registered implementation; `options` go to the class. Raises ModelError.
+    `attention` names a registered implementation; `options` go to the class. Raises ModelError, or
+    InsufficientMemory before anything is read.
     """
     _be_quiet()
     try:
         chosen = device.choose_dtype(dtype, checkpoint_dtype(config.dtype))
+        check_weights_fit(directory, read_config(directory), dtype, device, native=False)
     except DeviceError as error:
         raise ModelError(str(error)) from None
     try:
