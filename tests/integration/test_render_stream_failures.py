@@ -156,7 +156,7 @@ async def test_a_stream_that_begins_after_the_drain_did_ends_at_once() -> None:
     async with scripted() as (service, stub):
         # The gate lets it in.
         service.streams.drain()
-        call = stub.RenderStream()
+        call = stub.RenderStream(timeout=TIMEOUT_S)
         assert await call.read() is grpc.aio.EOF
         assert await call.code() is grpc.StatusCode.OK
         assert await service.server.drain(TIMEOUT_S)
@@ -169,6 +169,7 @@ async def test_a_defect_of_the_reader_ends_the_stream() -> None:
 
     async with scripted() as (service, _):
         with pytest.raises(ValueError, match="a defect"):
-            [answer async for answer in service.streams.serve(requests())]
+            async with asyncio.timeout(TIMEOUT_S):
+                [answer async for answer in service.streams.serve(requests())]
         await eventually(lambda: not service.at_work, "nothing is at work")
         assert not service.server.calls_in_flight
