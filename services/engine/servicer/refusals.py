@@ -46,34 +46,25 @@ def not_taking(state: engine_pb2.EngineState.ValueType) -> common_pb2.Error:
 
 def full(limit: int) -> common_pb2.Error:
     """The engine holds `limit` sequences."""
-    return common_pb2.Error(
-        code=common_pb2.ERROR_CODE_OVERLOADED,
-        message=f"The engine is full: it holds {limit} sequences (max_num_seqs plus max_waiting).",
-        retryable=True,
-        retry_after_ms=_RETRY_MS,
-    )
+    return _overloaded(f"The engine is full: it holds {limit} sequences (max_num_seqs plus max_waiting).")
 
 
 def kept() -> common_pb2.Error:
     """Another router wants the engine for itself."""
-    return common_pb2.Error(
-        code=common_pb2.ERROR_CODE_OVERLOADED,
-        message="The engine is kept for a sequence of another router.",
-        retryable=True,
-        retry_after_ms=_RETRY_MS,
-    )
+    return _overloaded("The engine is kept for a sequence of another router.")
 
 
 def not_alone() -> common_pb2.Error:
     """The sequence is to be computed alone, and the engine has others."""
-    return common_pb2.Error(
-        code=common_pb2.ERROR_CODE_OVERLOADED,
-        message="The engine has other sequences.",
-        retryable=True,
-        retry_after_ms=_RETRY_MS,
-    )
+    return _overloaded("The engine has other sequences.")
 
 
 def engine_lost(message: str) -> common_pb2.Error:
     """A live sequence is lost with the engine's core."""
     return common_pb2.Error(code=common_pb2.ERROR_CODE_ENGINE_LOST, message=message, retryable=True)
+
+
+def _overloaded(message: str) -> common_pb2.Error:
+    return common_pb2.Error(
+        code=common_pb2.ERROR_CODE_OVERLOADED, message=message, retryable=True, retry_after_ms=_RETRY_MS
+    )

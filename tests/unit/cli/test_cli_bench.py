@@ -1,62 +1,28 @@
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from catenary.bench import TokenizerText
 from catenary.cli.main import main
-from tests.support.sse_origin import Exchange, Origin, polite, running_origin
+from tests.support.bench_command import bench_serve, origin_in_a_thread
+from tests.support.sse_origin import Exchange, Origin, polite
 from tests.support.tiny_tokenizer import write_tiny_model
-
-SMALL = ["--input-len", "5", "--output-len", "4", "--num-prompts", "3"]
 
 
 @pytest.fixture
 def origin() -> Iterator[Origin]:
-    """A polite server in a thread of its own, since the command has its own loop."""
-    running: list[Origin] = []
-    ready = threading.Event()
-    loop = asyncio.new_event_loop()
-    over = asyncio.Event()
-
-    async def answer(exchange: Exchange) -> None:
-        if exchange.body["model"] == "refused":
-            await exchange.refuse(503, "not now")
-        else:
-            await polite(exchange)
-
-    async def serve() -> None:
-        async with running_origin(answer) as made:
-            running.append(made)
-            ready.set()
-            await over.wait()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
-    thread.start()
-    assert ready.wait(10)
-    yield running[0]
-    loop.call_soon_threadsafe(over.set)
-    thread.join(10)
-    loop.close()
-
-
-def _serve(origin: Origin, *words: str) -> int:
-    return main(["bench", "serve", "--base-url", origin.address, *SMALL, *words])
+    with origin_in_a_thread() as origin:
+        yield origin
 
 
 def test_a_table_says_what_was_measured(origin: Origin, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _serve(origin, "--goodput", "ttft:10000,e2e:20000", "--max-concurrency", "2") == 0
+    assert bench_serve(origin, "--goodput", "ttft:10000,e2e:20000", "--max-concurrency", "2") == 0
     captured = capsys.readouterr()
     assert "3 answered, 0 failed" in captured.out
     assert "goodput/s (ttft 10000 ms, e2e 20000 ms)" in captured.out
@@ -80,7 +46,7 @@ def test_json_goes_to_the_output_and_to_a_file(
         "--header",
         "X-A=secret",
     ]
-    assert _serve(origin, *words, "--request-rate", "500", "--percentiles", "50,99.9") == 0
+    assert bench_serve(origin, *words, "--request-rate", "500", "--percentiles", "50,99.9") == 0
     printed, written = json.loads(capsys.readouterr().out), json.loads(file.read_text())
     assert printed == written
     assert (written["schema"], written["benchmark"], written["swept"]) == (1, "serve", None)
@@ -98,7 +64,7 @@ def test_json_goes_to_the_output_and_to_a_file(
 
 def test_the_same_seed_asks_the_same(origin: Origin) -> None:
     for seed in ("7", "7", "8"):
-        assert _serve(origin, "--seed", seed, "--max-concurrency", "1") == 0
+        assert bench_serve(origin, "--seed", seed, "--max-concurrency", "1") == 0
     first, second, third = (origin.bodies[start : start + 4] for start in (0, 4, 8))
     assert first == second
     assert first != third
@@ -109,7 +75,7 @@ def test_a_sweep_has_a_line_and_prompts_of_its_own_for_each_value(
     origin: Origin, sweep: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "sweep.json"
-    assert _serve(origin, "--sweep", sweep, "--save", str(file)) == 0
+    assert bench_serve(origin, "--sweep", sweep, "--save", str(file)) == 0
     written = json.loads(file.read_text())
     assert [run["value"] for run in written["runs"]] == [float(one) for one in sweep.split("=")[1].split(",")]
     assert written["swept"] == sweep.split("=")[0]
@@ -127,110 +93,28 @@ def test_a_sweep_that_breaks_off_keeps_what_it_has(
 
     origin.behaviour = only_one_run
     file = tmp_path / "sweep.json"
-    assert _serve(origin, "--sweep", "concurrency=1,2,4", "--save", str(file)) == 1
+    assert bench_serve(origin, "--sweep", "concurrency=1,2,4", "--save", str(file)) == 1
     assert [run["value"] for run in json.loads(file.read_text())["runs"]] == [1]
     captured = capsys.readouterr()
     assert "TTFT p50" in captured.out
     assert captured.err == ("catenary bench serve: no request of the warm-up worked: http_503: enough\n")
 
 
-@pytest.fixture
-def ctrl_c() -> Iterator[Callable[[], None]]:
-    """What a terminal does; also where a shell has started this process with the signal ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield lambda: os.kill(os.getpid(), signal.SIGINT)
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.parametrize("sweep", [[], ["--sweep", "concurrency=1,2"]])
-def test_ctrl_c_leaves_what_was_measured(
-    origin: Origin,
-    ctrl_c: Callable[[], None],
-    sweep: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    async def answer(exchange: Exchange) -> None:
-        if exchange.number < 3:
-            await polite(exchange)
-        else:
-            ctrl_c()
-
-    origin.behaviour = answer
-    file = tmp_path / "result.json"
-    assert _serve(origin, "--save", str(file), *(sweep or ["--max-concurrency", "1"])) == 130
-    (run,) = json.loads(file.read_text())["runs"]
-    assert (run["completed"], run["failed"], run["unfinished"], run["interrupted"]) == (2, 0, 1, True)
-    assert run["output_tokens"] == 8
-    out = capsys.readouterr().out
-    assert ("1, interrupted" if sweep else "ended by Ctrl-C after ") in out
-    assert ("1 requests that were running are in no number" in out) == (not sweep)
-
-
-def test_ctrl_c_before_anything_was_measured_says_nothing(
-    origin: Origin, ctrl_c: Callable[[], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    async def never(exchange: Exchange) -> None:
-        ctrl_c()
-
-    origin.behaviour = never
-    file = tmp_path / "result.json"
-    for words in (["--warmup", "1"], ["--warmup", "0"]):
-        assert _serve(origin, "--save", str(file), *words) == 130
-    assert not file.exists()
-    captured = capsys.readouterr()
-    assert (captured.out, captured.err) == ("", "")
-
-
-@pytest.mark.parametrize("done", [0, 2])
-@pytest.mark.usefixtures("kept_logging")
-def test_ctrl_c_leaves_the_prompts_of_a_batch_that_were_done(
-    done: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    output = SimpleNamespace(
-        prompt_token_ids=[1] * 5, num_cached_tokens=1, outputs=[SimpleNamespace(token_ids=[2] * 4)]
-    )
-
-    class Interrupted(nullcontext[None]):
-        def __init__(self, model: str, **options: object) -> None:
-            super().__init__()
-
-        def __enter__(self) -> Interrupted:  # type: ignore[override]
-            return self
-
-        def generate(self, prompts: list[object], sampling: object, on_output: Callable[..., None]) -> None:
-            for _ in prompts[:done]:
-                on_output(output)
-            raise KeyboardInterrupt
-
-    module = SimpleNamespace(LLM=Interrupted, SamplingParams=dict)
-    monkeypatch.setitem(sys.modules, "catenary.llm", module)
-    assert main(["bench", "throughput", "--warmup", "0", "--json", *SMALL]) == 130
-    out = capsys.readouterr().out
-    if not done:
-        assert out == ""
-        return
-    result = json.loads(out)
-    assert (result["interrupted"], result["unfinished"], result["requests"]) == (True, 1, 2)
-    assert (result["input_tokens"], result["cached_tokens"], result["output_tokens"]) == (10, 2, 8)
-    assert main(["bench", "throughput", "--warmup", "0", *SMALL]) == 130
-    said = "ended by Ctrl-C: 1 prompts that were not done are in no number\n2 prompts in"
-    assert capsys.readouterr().out.startswith(said)
-
-
 def test_chats_without_a_tokenizer_are_plain_words(origin: Origin) -> None:
-    assert _serve(origin, "--endpoint", "chat", "--temperature", "0", "--extra-body", '{"top_k": 1}') == 0
+    assert (
+        bench_serve(origin, "--endpoint", "chat", "--temperature", "0", "--extra-body", '{"top_k": 1}') == 0
+    )
     body = origin.bodies[0]
     assert len(body["messages"][0]["content"].split()) == 5
     assert (body["temperature"], body["top_k"]) == (0, 1)
 
 
 def test_nothing_answered_is_exit_code_1(origin: Origin, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _serve(origin, "--model", "refused") == 1
+    assert bench_serve(origin, "--model", "refused") == 1
     assert capsys.readouterr().err == (
         "catenary bench serve: no request of the warm-up worked: http_503: not now\n"
     )
-    assert _serve(origin, "--model", "refused", "--warmup", "0") == 1
+    assert bench_serve(origin, "--model", "refused", "--warmup", "0") == 1
     out = capsys.readouterr().out
     assert "failed: http_503 3; the first: http_503: not now" in " ".join(out.split())
     assert main(["bench", "serve", "--base-url", "http://127.0.0.1:1"]) == 1
@@ -352,7 +236,7 @@ def test_what_is_missing_is_named_in_one_line() -> None:
 
 def test_a_ramp_and_a_duration_are_an_open_loop(origin: Origin, capsys: pytest.CaptureFixture[str]) -> None:
     ramp = ["--ramp-up", "exponential", "--ramp-up-from", "50", "--ramp-up-to", "500"]
-    assert _serve(origin, *ramp, "--duration-s", "0.5") == 0
+    assert bench_serve(origin, *ramp, "--duration-s", "0.5") == 0
     out = capsys.readouterr().out
     assert "latencies count from when a request was due" in out
     assert "the prompts were used up before --duration-s was over" in out
@@ -389,7 +273,7 @@ def test_plots_name_what_they_lack(
 def test_the_numbers_are_shown_even_if_they_cannot_be_kept(
     origin: Origin, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert _serve(origin, "--save", "/dev/full") == 2
+    assert bench_serve(origin, "--save", "/dev/full") == 2
     captured = capsys.readouterr()
     assert "3 answered" in captured.out
     assert "cannot be written" in captured.err

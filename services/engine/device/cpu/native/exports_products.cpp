@@ -15,7 +15,7 @@ using catenary::Worker;
 namespace {
 
 // Layers that are computed one after another, each with the same rows and a result of its own.
-struct Run {
+struct LayersRun {
   const Linear* layers;
   const Operand* operands;
   const Result* results;
@@ -27,7 +27,7 @@ struct Run {
   std::vector<Ahead> ahead;
 };
 
-void foresee_layers(Run& run, int threads) {
+void foresee_layers(LayersRun& run, int threads) {
   std::vector<Ahead> ahead(static_cast<size_t>(threads));
   for (int rank = 0; rank < threads; ++rank) {
     for (int64_t index = 0; index < run.count; ++index) {
@@ -38,7 +38,7 @@ void foresee_layers(Run& run, int threads) {
 }
 
 void run_layers(void* context, Worker& worker) {
-  Run& run = *static_cast<Run*>(context);
+  LayersRun& run = *static_cast<LayersRun*>(context);
   if (!run.ahead.empty()) worker.foresee(&run.ahead[static_cast<size_t>(worker.rank())]);
   for (int64_t index = 0; index < run.count; ++index) {
     const Linear& layer = run.layers[index];
@@ -82,7 +82,7 @@ int64_t catenary_operand_stride(int32_t kind, int32_t inputs) {
 void catenary_run_layers(
     Team* team, const Linear* layers, const Operand* operands, const Result* results, int64_t count, const float* x,
     int64_t stride, int64_t rows) {
-  Run run = {layers, operands, results, count, x, stride, rows, {}};
+  LayersRun run = {layers, operands, results, count, x, stride, rows, {}};
   try {
     foresee_layers(run, team->size());
   } catch (const std::bad_alloc&) {
