@@ -16,6 +16,7 @@ from catenary.runtime import StartRefused
 from catenary.v1 import engine_pb2, engine_pb2_grpc, router_pb2, router_pb2_grpc
 from tests.integration.rpc_fakes import ACCESS, serving
 from tests.support.certificates import make_authority, make_certificate
+from tests.support.overtaken import overtaken
 
 NO_SECRETS = Secrets(None, None)
 
@@ -36,16 +37,23 @@ async def fleet(channel: grpc.aio.Channel, **kwargs: Any) -> grpc.StatusCode:
 
 
 async def attach(channel: grpc.aio.Channel) -> grpc.StatusCode:
-    call = engine_pb2_grpc.FleetServiceStub(channel).Attach()
-
     async def talk() -> None:
+        call = engine_pb2_grpc.FleetServiceStub(channel).Attach()
         await call.write(engine_pb2.AttachRequest(lease_epoch=5))
         answer = await call.read()
         assert isinstance(answer, engine_pb2.AttachResponse)
         assert answer.attached.lease_epoch == 5
         await call.done_writing()
 
-    return await status(talk())
+    async def talk_until_heard() -> None:
+        while True:
+            try:
+                return await talk()
+            except grpc.aio.AioRpcError as error:
+                if not overtaken(error):
+                    raise
+
+    return await status(talk_until_heard())
 
 
 async def raw(channel: grpc.aio.Channel, method: str) -> grpc.StatusCode:
