@@ -59,7 +59,8 @@ def assert_like_twin(attention: NativeAttention, case: AttentionCase, **features
         bound = 2.1e-3 * float(case.cache.value.nan_to_num().abs().max())
     else:
         expected = attention_twin(case, **features)  # type: ignore[arg-type]
-        bound = 1e-5
+        # Scores of 256 products are off by 2e-6 or so, and so are the weights, of themselves.
+        bound = 5e-6 * float(case.cache.value.nan_to_num().abs().max())
     torch.testing.assert_close(got, expected, rtol=0, atol=bound)
 
 
