@@ -2,82 +2,26 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Final
 
 from catenary.schema import KV_TICKET_BYTES
 from catenary.telemetry import get_logger
-from services.engine.core.fetchers import Fetchers
+from services.engine.core.fetching import Arrival, Chunk, Fetched, Fetching, Waiting, Written
 from services.engine.link import OfferedKv, SubmitSequence
 from services.engine.runner import BlockCopies
-from services.engine.scheduler import Expected, Scheduler, Sequence, prompt_name
-from services.engine.transfer import (
-    Connector,
-    Fetch,
-    TransferError,
-    TransferFault,
-    host_id,
-    window_of,
-)
+from services.engine.scheduler import Scheduler, Sequence, prompt_name
+from services.engine.transfer import Connector, Fetch, TransferFault, host_id
 
 # A connector keeps its deadline; one that was plugged in may not.
 _OVERTIME_S: Final = 1.0
-# Before a busy engine is asked again; the pause doubles.
-_FIRST_PAUSE_S: Final = 0.05
-_LONGEST_PAUSE_S: Final = 0.4
 
 log = get_logger(__name__)
 
-Waiting = tuple[Sequence, SubmitSequence]
-"""A sequence outside of the scheduler, with what submitted it."""
-
-
-@dataclass(eq=False, slots=True)
-class Arrival:
-    """One prompt on its way. `followers` have the same prompt and wait for it."""
-
-    sequence: Sequence
-    message: SubmitSequence
-    expected: Expected
-    fetch: Fetch
-    connector: Connector
-    # Places for chunks that have arrived and that the device has not copied yet.
-    ahead: threading.Semaphore
-    followers: list[Waiting] = field(default_factory=list)
-    # Set by the loop: nobody wants it any more.
-    cancelled: bool = False
-    # Blocks that came, and those of them that are on the device.
-    came: int = 0
-    written: int = 0
-    fetched: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Chunk:
-    arrival: Arrival
-    first: int
-    data: memoryview
-
-
-@dataclass(frozen=True, slots=True)
-class _Written:
-    arrival: Arrival
-    count: int
-    error: Exception | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Fetched:
-    arrival: Arrival
-    fault: TransferFault | None
-
 
 class Arrivals:
-    """All prompts on their way. Its methods are the loop's; threads talk to it through `_inbox`.
+    """All prompts on their way. Its methods are the loop's; threads talk to it by news.
 
     Whatever goes wrong, the sequence goes on without: its prompt is computed here.
     """
@@ -102,17 +46,19 @@ class Arrivals:
         self._timeout_s = timeout_s
         self._clock = clock
         self._host = host_id()
-        self._fetchers = Fetchers(max_transfers)
-        self.wake: Callable[[], None] = lambda: None
+        self._fetching = Fetching(max_transfers, clock)
         self._live: dict[int, Arrival] = {}
         self._ready: list[Waiting] = []
-        self._inbox: deque[_Chunk | _Written | _Fetched] = deque()
         self.faults: dict[str, int] = {}
         self.bytes_received = 0
 
     def __len__(self) -> int:
         """Sequences that wait here."""
         return len(self._ready) + sum(1 + len(arrival.followers) for arrival in self._live.values())
+
+    def attach(self, wake: Callable[[], None]) -> None:
+        """Tells what wakes the loop, from any thread."""
+        self._fetching.wake = wake
 
     @property
     def fetching(self) -> int:
@@ -153,26 +99,26 @@ class Arrivals:
 
     def patience(self) -> float | None:
         """Seconds until something is to be done; None: until a thread wakes the loop."""
-        if self._inbox or self._ready:
+        if self._fetching.news or self._ready:
             return 0.0
         limits = [arrival.fetch.deadline for arrival in self._live.values()]
         return max(0.0, min(limits) + _OVERTIME_S - self._clock()) if limits else None
 
     def turn(self) -> None:
         """Takes what the threads say, and gives the device what arrived."""
-        writes = 0
-        while self._inbox and writes < self._copies.per_turn:
-            match self._inbox.popleft():
-                case _Chunk() as chunk:
+        writes, news = 0, self._fetching.news
+        while news and writes < self._copies.per_turn:
+            match news.popleft():
+                case Chunk() as chunk:
                     writes += 1
                     self._write(chunk)
-                case _Written(arrival, count, error):
+                case Written(arrival, count, error):
                     arrival.written += count
                     if error is not None:
                         log.warning("the device did not write blocks", error=type(error).__name__)
                         self._fail(arrival, TransferFault.DEVICE)
                     self._complete(arrival)
-                case _Fetched(arrival, fault):
+                case Fetched(arrival, fault):
                     arrival.fetched = True
                     if fault is None and arrival.came < arrival.fetch.count:
                         fault = TransferFault.PROTOCOL
@@ -187,7 +133,7 @@ class Arrivals:
         """Ends the threads as soon as they look up."""
         for arrival in self._live.values():
             arrival.cancelled = True
-        self._fetchers.close()
+        self._fetching.close()
 
     def _begin(self, sequence: Sequence, message: SubmitSequence, offer: OfferedKv) -> TransferFault | None:
         connector = self._connectors.get(offer.connector)
@@ -210,16 +156,13 @@ class Arrivals:
             deadline=self._clock() + self._timeout_s,
         )
         if expected is None or not fetch.count:
-            # The other engine need not keep it, and nobody waits until it knows.
-            self._fetchers.run(lambda: connector.fetch(fetch, lambda _: None))
+            self._fetching.decline(connector, fetch)
             if expected is None:
                 return TransferFault.NO_BLOCKS
             self._scheduler.arrived(sequence, expected)
             return None
-        ahead = threading.Semaphore(window_of(fetch.chunk_blocks * fetch.block_bytes))
-        arrival = Arrival(sequence, message, expected, fetch, connector, ahead)
-        self._live[sequence.key] = arrival
-        self._fetchers.run(lambda: self._fetch(arrival))
+        arrival = self._live[sequence.key] = Arrival(sequence, message, expected, fetch, connector)
+        self._fetching.begin(arrival)
         return None
 
     def _misfit(self, message: SubmitSequence, offer: OfferedKv) -> TransferFault | None:
@@ -234,51 +177,7 @@ class Arrivals:
             return TransferFault.MISMATCH
         return None if len(offer.ticket) in KV_TICKET_BYTES else TransferFault.MISMATCH
 
-    def _fetch(self, arrival: Arrival) -> None:
-        """In a thread of its own: fetches all chunks."""
-        fault: TransferFault | None = None
-        try:
-            self._ask(arrival)
-        except TransferError as error:
-            fault = error.fault
-            log.debug("KV did not arrive", fault=fault.value, reason=str(error))
-        except Exception:
-            fault = TransferFault.PROTOCOL
-            log.exception("a connector failed", connector=arrival.connector.name)
-        self._tell(_Fetched(arrival, fault))
-
-    def _ask(self, arrival: Arrival) -> None:
-        """Fetches; an engine that has no room for one more transfer is asked again."""
-        pause = _FIRST_PAUSE_S
-        while not arrival.cancelled:
-            try:
-                arrival.connector.fetch(arrival.fetch, lambda data: self._put(arrival, data))
-                return
-            except TransferError as error:
-                left = arrival.fetch.deadline - self._clock()
-                if error.fault is not TransferFault.BUSY or left <= pause:
-                    raise
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
-
-    def _put(self, arrival: Arrival, data: memoryview) -> None:
-        left = arrival.fetch.deadline - self._clock()
-        if not arrival.ahead.acquire(timeout=max(0.0, left)):
-            raise TransferError(TransferFault.TIMEOUT, "the engine did not come to write blocks")
-        if arrival.cancelled:
-            raise TransferError(TransferFault.GONE, "the KV is not wanted any more")
-        count = len(data) // arrival.fetch.block_bytes
-        first = arrival.fetch.first + arrival.came
-        arrival.came += count
-        if not count or len(data) % arrival.fetch.block_bytes or arrival.came > arrival.fetch.count:
-            raise TransferError(TransferFault.PROTOCOL, "the connector gave other blocks than were asked for")
-        self._tell(_Chunk(arrival, first, data))
-
-    def _tell(self, news: _Chunk | _Written | _Fetched) -> None:
-        self._inbox.append(news)
-        self.wake()
-
-    def _write(self, chunk: _Chunk) -> None:
+    def _write(self, chunk: Chunk) -> None:
         arrival = chunk.arrival
         if arrival.cancelled:
             arrival.ahead.release()
@@ -291,7 +190,7 @@ class Arrivals:
 
         def done(error: Exception | None) -> None:
             arrival.ahead.release()
-            self._tell(_Written(arrival, count, error))
+            self._fetching.tell(Written(arrival, count, error))
 
         self._copies.write(arrival.expected.blocks[chunk.first : chunk.first + count], chunk.data, done)
 
@@ -301,8 +200,7 @@ class Arrivals:
 
     def _complete(self, arrival: Arrival) -> None:
         """Lets the sequence go on if all of its KV is there."""
-        whole = arrival.fetched and arrival.written == arrival.fetch.count
-        if not whole or arrival.cancelled:
+        if not arrival.whole or arrival.cancelled:
             return
         if not self._scheduler.arrived(arrival.sequence, arrival.expected):
             self._fail(arrival, TransferFault.NO_BLOCKS)

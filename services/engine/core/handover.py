@@ -12,8 +12,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from services.engine.core.arrivals import Arrivals, Waiting
+from services.engine.core.arrivals import Arrivals
 from services.engine.core.errors import StartError
+from services.engine.core.fetching import Waiting
 from services.engine.core.offers import OfferBook, OfferTerms
 from services.engine.core.options import CoreOptions
 from services.engine.link import (
@@ -64,7 +65,7 @@ class Handover:
         """Tells what wakes the loop, from any thread."""
         for part in (self._offers, self._arrivals):
             if part is not None:
-                part.wake = wake
+                part.attach(wake)
 
     @property
     def patience(self) -> float | None:

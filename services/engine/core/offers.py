@@ -91,7 +91,7 @@ class OfferBook:
         self._clock = clock
         self._host = host_id()
         self.terms: OfferTerms | None = None
-        self.wake: Callable[[], None] = lambda: None
+        self._wake: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
         self._offers: dict[int, _Offer] = {}
         self._by_name: dict[bytes, _Offer] = {}
@@ -105,6 +105,10 @@ class OfferBook:
 
     def __len__(self) -> int:
         return len(self._offers)
+
+    def attach(self, wake: Callable[[], None]) -> None:
+        """Tells what wakes the loop, from any thread."""
+        self._wake = wake
 
     @property
     def chunk_blocks(self) -> int:
@@ -130,19 +134,19 @@ class OfferBook:
                 if not self._readers[offered.key]:
                     del self._readers[offered.key]
             # It may have expired meanwhile.
-            self.wake()
+            self._wake()
 
     def read(self, offered: Offered, first: int, count: int) -> PendingRead:
         """See BlockSource."""
         read = PendingRead(offered, first, count)
         self._reads.append(read)
-        self.wake()
+        self._wake()
         return read
 
     def fetched(self, offered: Offered) -> None:
         """See BlockSource."""
         self._fetched.append(offered.key)
-        self.wake()
+        self._wake()
 
     def offer(self, sequence: Sequence) -> OfferedKv | None:
         """Offers what is kept of a sequence that has just ended; None if it was given up already."""

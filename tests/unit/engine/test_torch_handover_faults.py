@@ -247,7 +247,7 @@ def test_an_abort_while_the_kv_is_on_its_way(prefill: LocalCore, decode: LocalCo
     FaultyConnector.hold.set()
     # Its thread finds that nobody wants what it would fetch, and the loop hears of that.
     deadline = time.monotonic() + LIMIT_S
-    while not decode.engine.handover._arrivals._inbox:  # type: ignore[union-attr]
+    while not decode.engine.handover._arrivals._fetching.news:  # type: ignore[union-attr]
         assert time.monotonic() < deadline
         prefill.turn()
     decode.turn()
