@@ -10,7 +10,6 @@ from catenary.schema import MAX_TOP_LOGPROBS
 from gateway.routes.completions import CompletionEndpoint
 from gateway.schemas import RequestLimits, parse_request
 from gateway.schemas.completion import CompletionRequest
-from gateway.schemas.unsupported import COMPLETION
 
 
 class OfflineRequest(CompletionRequest):
@@ -27,4 +26,4 @@ class OfflineEndpoint(CompletionEndpoint):
     default_max_tokens = None
 
     def parse(self, body: dict[str, Any], limits: RequestLimits) -> OfflineRequest:
-        return parse_request(OfflineRequest, body, COMPLETION, limits)
+        return parse_request(OfflineRequest, body, limits)

@@ -79,7 +79,7 @@ class BatchService:
         """Begin a batch. Raises ApiError, or ClientGone."""
         with self._generation.place():
             body: dict[str, Any] = await self._generation.read(scope, receive)
-            request = parse_request(BatchRequest, body, {}, self._generation.limits)
+            request = parse_request(BatchRequest, body, self._generation.limits)
             if request.endpoint not in ENDPOINTS:
                 raise bad_request(f"Invalid 'endpoint': must be one of {', '.join(ENDPOINTS)}.", "endpoint")
             owner, now = owner_of(scope), time.time()

@@ -19,7 +19,7 @@ from gateway.http.disconnect import ClientWatch
 from gateway.http.respond import send_json
 from gateway.schemas import parse_request
 from gateway.schemas.chat_input import TokenizeChatRequest
-from gateway.schemas.tokenize import UNSUPPORTED, DetokenizeRequest, TokenizeRequest
+from gateway.schemas.tokenize import DetokenizeRequest, TokenizeRequest
 from gateway.text.models import Model, ModelBoard
 from gateway.text.pool import TokenizerPool
 
@@ -52,12 +52,12 @@ class PromptService:
         limits = self._service.limits
         fields: TokenizeRequest | TokenizeChatRequest
         if "messages" in body:
-            fields = parse_request(TokenizeChatRequest, body, UNSUPPORTED, limits)
+            fields = parse_request(TokenizeChatRequest, body, limits)
             model = self._model(fields.model)
             chat = tokenizer_pb2.RenderRequest(model=model.name, chat=chat_input(fields, model.traits))
             (ids,) = (await self._tokenizers.render(chat)).prompts
         else:
-            fields = parse_request(TokenizeRequest, body, UNSUPPORTED, limits)
+            fields = parse_request(TokenizeRequest, body, limits)
             model = self._model(fields.model)
             text = tokenizer_pb2.TokenizeRequest(
                 model=model.name, text=fields.prompt, add_special_tokens=fields.add_special_tokens
@@ -68,7 +68,7 @@ class PromptService:
 
     async def detokenize(self, body: dict[str, Any]) -> TokensText:
         """Text of ids, control tokens shown. Raises ApiError."""
-        fields = parse_request(DetokenizeRequest, body, {}, self._service.limits)
+        fields = parse_request(DetokenizeRequest, body, self._service.limits)
         model = self._model(fields.model)
         request = tokenizer_pb2.DetokenizeRequest(model=model.name, token_ids=fields.tokens)
         return TokensText(await self._tokenizers.detokenize(request))

@@ -17,7 +17,6 @@ from gateway.responses.given import given_items
 from gateway.responses.objects import Response, Status
 from gateway.schemas import ChatRequest, RequestLimits, ResponsesRequest, parse_request
 from gateway.schemas.responses import PASSED_ON
-from gateway.schemas.unsupported import RESPONSES
 
 ID_PREFIX = "resp_"
 _CUT = "truncate_prompt_tokens"
@@ -52,7 +51,7 @@ def read_request(body: dict[str, Any], limits: RequestLimits) -> tuple[Responses
     """A body as its own parameters, checked, and those that it has for the chat. Raises ApiError 400."""
     passed_on = {name: value for name, value in body.items() if name in PASSED_ON}
     own = {name: value for name, value in body.items() if name not in PASSED_ON}
-    request = parse_request(ResponsesRequest, own, RESPONSES, limits)
+    request = parse_request(ResponsesRequest, own, limits)
     if request.truncation == "auto" and passed_on.get(_CUT) is not None:
         raise bad_request(f"'{_CUT}' is not allowed when 'truncation' is 'auto'.", _CUT)
     return request, passed_on

@@ -19,7 +19,6 @@ from gateway.http.respond import Deferred
 from gateway.openapi import ASKS, Routes, operation
 from gateway.parsing import ParserChoice
 from gateway.schemas import ChatRequest, RequestLimits, parse_request
-from gateway.schemas.unsupported import CHAT
 from gateway.streaming.chat import ChatChunk, ChatCompletion, ChatWriter
 from gateway.text.models import Model
 from gateway.text.pool import TokenizerPool
@@ -34,7 +33,7 @@ class ChatEndpoint(Endpoint[ChatRequest]):
     writer = ChatWriter
 
     def parse(self, body: dict[str, Any], limits: RequestLimits) -> ChatRequest:
-        return parse_request(ChatRequest, body, CHAT, limits)
+        return parse_request(ChatRequest, body, limits)
 
     def parsing(self, fields: ChatRequest, model: Model) -> ParserChoice:
         return choose_parser(fields, model.traits)

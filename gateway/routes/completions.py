@@ -16,7 +16,6 @@ from gateway.http.respond import Deferred
 from gateway.openapi import ASKS, Routes, operation
 from gateway.schemas import CompletionRequest, RequestLimits, parse_request
 from gateway.schemas.completion import DEFAULT_MAX_TOKENS
-from gateway.schemas.unsupported import COMPLETION
 from gateway.streaming.completion import Completion, CompletionWriter
 from gateway.text.models import Model
 from gateway.text.pool import TokenizerPool
@@ -33,7 +32,7 @@ class CompletionEndpoint(Endpoint[CompletionRequest]):
     writer = CompletionWriter
 
     def parse(self, body: dict[str, Any], limits: RequestLimits) -> CompletionRequest:
-        return parse_request(CompletionRequest, body, COMPLETION, limits)
+        return parse_request(CompletionRequest, body, limits)
 
     async def render(
         self, fields: CompletionRequest, model: Model, pool: TokenizerPool, request_id: str

@@ -21,8 +21,8 @@ from gateway.pooling.scores import unpack
 from gateway.pooling.service import PoolingService
 from gateway.pooling.work import Pooled, Work
 from gateway.schemas import RequestLimits, parse_request
-from gateway.schemas.chat_embedding import CHAT_EMBEDDING, ChatEmbeddingRequest
-from gateway.schemas.pooling import EMBEDDING, EmbeddingFields, EmbeddingRequest
+from gateway.schemas.chat_embedding import ChatEmbeddingRequest
+from gateway.schemas.pooling import EmbeddingFields, EmbeddingRequest
 from gateway.text.models import Model
 
 
@@ -34,10 +34,10 @@ class EmbeddingEndpoint(PooledEndpoint[EmbeddingFields]):
 
     def parse(self, body: dict[str, Any], limits: RequestLimits) -> EmbeddingFields:
         if body.get("messages") is None:
-            return parse_request(EmbeddingRequest, body, EMBEDDING, limits)
+            return parse_request(EmbeddingRequest, body, limits)
         if body.get("input") is not None:
             raise bad_request("Only one of 'input' and 'messages' is allowed.", "messages")
-        return parse_request(ChatEmbeddingRequest, body, CHAT_EMBEDDING, limits)
+        return parse_request(ChatEmbeddingRequest, body, limits)
 
     async def work(self, fields: EmbeddingFields, model: Model) -> Work:
         asked = Work(

@@ -28,7 +28,7 @@ from gateway.pooling.scores import compare, scores_of
 from gateway.pooling.service import PoolingService
 from gateway.pooling.work import Pooled, Work
 from gateway.schemas import RequestLimits, parse_request
-from gateway.schemas.pooling import RERANK, RerankRequest
+from gateway.schemas.pooling import RerankRequest
 from gateway.text.models import Model
 
 
@@ -42,7 +42,7 @@ class RerankEndpoint(PooledEndpoint[RerankRequest]):
         self._cohere = cohere
 
     def parse(self, body: dict[str, Any], limits: RequestLimits) -> RerankRequest:
-        return parse_request(RerankRequest, body, RERANK, limits)
+        return parse_request(RerankRequest, body, limits)
 
     async def work(self, fields: RerankRequest, model: Model) -> Work:
         documents: Sequence[str] = fields.documents

@@ -22,7 +22,7 @@ from gateway.routes.chat_completions import ChatEndpoint
 from gateway.schemas import ChatRequest, RequestLimits, ResponsesRequest, parse_request
 from gateway.schemas.messages import ChatMessage
 from gateway.schemas.responses import LOGPROBS, PASSED_ON, ResponseChat
-from gateway.schemas.unsupported import CHAT, unsupported
+from gateway.schemas.unsupported import unsupported
 from gateway.text.models import Model
 from gateway.text.pool import TokenizerPool
 from gateway.text.rendered import Rendered
@@ -46,7 +46,7 @@ class ResponsesEndpoint(ChatEndpoint):
     prompt_param = "input"
 
     def parse(self, body: dict[str, Any], limits: RequestLimits) -> ChatRequest:
-        return parse_request(ResponseChat, body, CHAT, limits)
+        return parse_request(ResponseChat, body, limits)
 
     async def render(
         self, fields: ChatRequest, model: Model, pool: TokenizerPool, request_id: str

@@ -17,7 +17,7 @@ from gateway.pooling.scores import compare, scores_of
 from gateway.pooling.service import PoolingService
 from gateway.pooling.work import Pooled, Work
 from gateway.schemas import RequestLimits, parse_request
-from gateway.schemas.pooling import SCORE, ScoreRequest
+from gateway.schemas.pooling import ScoreRequest
 from gateway.text.models import Model
 
 
@@ -28,7 +28,7 @@ class ScoreEndpoint(PooledEndpoint[ScoreRequest]):
     tasks = (common_pb2.MODEL_TASK_EMBED, common_pb2.MODEL_TASK_SCORE)
 
     def parse(self, body: dict[str, Any], limits: RequestLimits) -> ScoreRequest:
-        return parse_request(ScoreRequest, body, SCORE, limits)
+        return parse_request(ScoreRequest, body, limits)
 
     async def work(self, fields: ScoreRequest, model: Model) -> Work:
         first, second = fields.sides

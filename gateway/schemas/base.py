@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 from pydantic.config import JsonDict
@@ -40,6 +41,8 @@ class RequestModel(BaseModel):
     """Strict: no conversion between types, no unknown fields."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, hide_input_in_errors=True)
+    unsupported: ClassVar[Mapping[str, Sequence[Any]]] = {}
+    """Parameters that `parse_request` refuses by name, each with the values that ask for nothing."""
 
     def check(self, limits: RequestLimits) -> None:
         """Checks across fields and against the operator's limits. Raises ApiError."""

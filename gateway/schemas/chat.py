@@ -11,10 +11,13 @@ from gateway.schemas.chat_input import ChatInputFields
 from gateway.schemas.generation import GenerationFields
 from gateway.schemas.limits import RequestLimits
 from gateway.schemas.tools import ToolFields
+from gateway.schemas.unsupported import CHAT
 
 
 class ChatRequest(GenerationFields, ToolFields, ChatInputFields):
     """A chat to go on with."""
+
+    unsupported = CHAT
 
     max_completion_tokens: int | None = Field(
         None,

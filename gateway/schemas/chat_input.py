@@ -12,6 +12,7 @@ from gateway.schemas.data import BOUNDED
 from gateway.schemas.limits import RequestLimits
 from gateway.schemas.messages import Message, few_parts
 from gateway.schemas.tools import ToolListFields
+from gateway.schemas.unsupported import TOKENIZE
 
 _EFFORT = "reasoning_effort"
 # Variables with which templates switch thinking on and off.
@@ -90,6 +91,8 @@ class ChatInputFields(ToolListFields):
 
 class TokenizeChatRequest(ChatInputFields):
     """`POST /tokenize` of a chat."""
+
+    unsupported = TOKENIZE
 
     model: str | None = Field(None, min_length=1, description="Served model. Default: the only one.")
     return_token_strs: bool | None = Field(None, description="Give the tokens' spellings too.")

@@ -12,6 +12,7 @@ from gateway.schemas.base import INT32_MAX, limits_of
 from gateway.schemas.generation import GenerationFields
 from gateway.schemas.limits import RequestLimits
 from gateway.schemas.prompts import PROMPTS_SCHEMA, read_prompts
+from gateway.schemas.unsupported import COMPLETION
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -22,6 +23,8 @@ def _read_prompt(value: Any, info: ValidationInfo) -> list[str] | list[list[int]
 
 class CompletionRequest(GenerationFields):
     """A text to go on with."""
+
+    unsupported = COMPLETION
 
     prompt: Annotated[list[str] | list[list[int]], PlainValidator(_read_prompt), PROMPTS_SCHEMA] = Field(
         description="Prompts, as text or as token ids. Text that spells a control token is that token.",

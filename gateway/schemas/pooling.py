@@ -25,8 +25,7 @@ _KNOWN: dict[str, tuple[Any, ...]] = {
     "use_activation": (True,),
 }
 
-# Known parameters that cannot be honoured, and their values that ask for nothing; see `unsupported`.
-EMBEDDING: dict[str, tuple[Any, ...]] = {
+_EMBEDDING: dict[str, tuple[Any, ...]] = {
     **_KNOWN,
     "normalize": (True,),
     "messages": _OFF,
@@ -36,12 +35,12 @@ EMBEDDING: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (False,),
     "continue_final_message": (False,),
 }
-RERANK: dict[str, tuple[Any, ...]] = {
+_RERANK: dict[str, tuple[Any, ...]] = {
     **_KNOWN,
     "rank_fields": _OFF,
     "max_chunks_per_doc": _OFF,
 }
-SCORE: dict[str, tuple[Any, ...]] = {**_KNOWN, "normalize": (True,)}
+_SCORE: dict[str, tuple[Any, ...]] = {**_KNOWN, "normalize": (True,)}
 
 # vLLM's names for the two sides of a score.
 _SIDES = (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), ("queries", "items"))
@@ -124,6 +123,8 @@ class EmbeddingFields(PooledFields):
 class EmbeddingRequest(EmbeddingFields):
     """Texts to turn into vectors."""
 
+    unsupported = _EMBEDDING
+
     input: Annotated[list[str] | list[list[int]], PlainValidator(_read_input), PROMPTS_SCHEMA] = Field(
         description="Texts, or token ids of texts."
     )
@@ -134,6 +135,8 @@ class EmbeddingRequest(EmbeddingFields):
 
 class RerankRequest(PooledFields):
     """Documents to sort by how well they answer a query."""
+
+    unsupported = _RERANK
 
     query: str = Field(min_length=1, description="What is looked for.")
     documents: Annotated[list[str], PlainValidator(_read_documents), WithJsonSchema({"type": "array"})] = (
@@ -148,6 +151,8 @@ class RerankRequest(PooledFields):
 
 class ScoreRequest(PooledFields):
     """Pairs of texts to compare: one with many, or each with the one at its place."""
+
+    unsupported = _SCORE
 
     text_1: Texts | None = Field(None, description="One text, or several.")
     text_2: Texts | None = Field(None, description="As many texts, or any number for one text_1.")

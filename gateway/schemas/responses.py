@@ -23,7 +23,7 @@ from gateway.schemas.base import (
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.limits import RequestLimits
 from gateway.schemas.response_items import InputItem, read_item, without_neutral
-from gateway.schemas.unsupported import drop_neutral, unsupported
+from gateway.schemas.unsupported import RESPONSES, drop_neutral, unsupported
 
 LOGPROBS = "message.output_text.logprobs"
 MAX_ID_LENGTH = 128
@@ -166,6 +166,8 @@ class StreamOptions(RequestModel):
 
 class ResponsesRequest(RequestModel):
     """What a response is made from. Parameters of a chat that are not named here go on to the chat."""
+
+    unsupported = RESPONSES
 
     model: str = Field(min_length=1, description="Name of a served model.")
     input: Annotated[

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator, WithJsonSchema
 from pydantic_core.core_schema import ValidationInfo
 
 from gateway.schemas.base import INT32_MAX, FieldError, RequestModel, limits_of
-
-UNSUPPORTED: Mapping[str, Sequence[Any]] = {"mm_processor_kwargs": ({},), "media_io_kwargs": ({},)}
+from gateway.schemas.unsupported import TOKENIZE
 
 
 class TokenizeRequest(RequestModel):
     """A text to tokenize. Text that spells a control token is that token."""
+
+    unsupported = TOKENIZE
 
     model: str | None = Field(None, min_length=1, description="Served model. Default: the only one.")
     prompt: str = Field(description="The text; it may be empty.")

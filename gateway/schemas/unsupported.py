@@ -55,6 +55,8 @@ COMPLETION: Mapping[str, Sequence[Any]] = {
     "store": (False,),
 }
 
+TOKENIZE: Mapping[str, Sequence[Any]] = {"mm_processor_kwargs": ({},), "media_io_kwargs": ({},)}
+
 RESPONSES: Mapping[str, Sequence[Any]] = {
     "access_programs": _OFF,
     "add_generation_prompt": (True,),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -41,14 +40,12 @@ _TYPES = {
 }
 
 
-def parse_request(
-    model: type[T], body: dict[str, Any], known: Mapping[str, Sequence[Any]], limits: RequestLimits
-) -> T:
-    """Validate `body` as `model`; `known` are the parameters refused by name. Raises ApiError 400."""
+def parse_request(model: type[T], body: dict[str, Any], limits: RequestLimits) -> T:
+    """Validate `body` as `model`. Raises ApiError 400."""
     if len(body) > MAX_FIELDS:
         raise bad_request(f"The request has more than {MAX_FIELDS} parameters.")
     try:
-        request = model.model_validate(drop_neutral(body, known), context=limits)
+        request = model.model_validate(drop_neutral(body, model.unsupported), context=limits)
     except ValidationError as error:
         raise _first(error) from None
     request.check(limits)

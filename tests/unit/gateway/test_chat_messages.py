@@ -12,7 +12,6 @@ from catenary.text import TokenizerTraits
 from gateway.errors import ApiError
 from gateway.generation.chat_input import chat_input
 from gateway.schemas import ChatRequest, RequestLimits, parse_request
-from gateway.schemas.unsupported import CHAT
 
 USER = {"role": "user", "content": "x"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -21,7 +20,7 @@ LIMITS = RequestLimits(max_documents=2, max_tool_calls=5, max_json_values=100)
 
 def chat(*messages: Any, **fields: Any) -> ChatRequest:
     body = {"model": "m", "messages": list(messages) or [USER], **fields}
-    return parse_request(ChatRequest, body, CHAT, LIMITS)
+    return parse_request(ChatRequest, body, LIMITS)
 
 
 def refused(*messages: Any, **fields: Any) -> ApiError:

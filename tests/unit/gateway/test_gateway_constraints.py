@@ -14,7 +14,6 @@ from catenary.v1 import common_pb2
 from gateway.constraints import CallableFunction, Wanted, wanted_calls, wanted_of
 from gateway.errors import ApiError
 from gateway.schemas import ChatRequest, CompletionRequest, RequestLimits, parse_request
-from gateway.schemas.unsupported import CHAT, COMPLETION
 from tests.support.constraints import Language
 
 MESSAGES = [{"role": "user", "content": "x"}]
@@ -29,8 +28,8 @@ TAG = {"triggers": ["<t"], "structures": [{"begin": "<t>", "schema": {"const": N
 
 def both(**fields: Any) -> Wanted | None:
     """Chats and completions take the same."""
-    chat = parse_request(ChatRequest, {"model": "m", "messages": MESSAGES, **fields}, CHAT, LIMITS)
-    text = parse_request(CompletionRequest, {"model": "m", "prompt": "x", **fields}, COMPLETION, LIMITS)
+    chat = parse_request(ChatRequest, {"model": "m", "messages": MESSAGES, **fields}, LIMITS)
+    text = parse_request(CompletionRequest, {"model": "m", "prompt": "x", **fields}, LIMITS)
     wanted = wanted_of(chat)
     assert wanted_of(text) == wanted
     return wanted

@@ -18,7 +18,6 @@ from gateway.link import SequenceEnded, SequenceFeed
 from gateway.link.inbox import FoundBeam
 from gateway.link.steps import deliver, ended
 from gateway.schemas import CompletionRequest, RequestLimits, parse_request
-from gateway.schemas.unsupported import COMPLETION
 from gateway.streaming.entries import TokenLogprob
 from gateway.text.models import Model
 from tests.support.tiny_tokenizer import EOS_ID, VOCAB_SIZE, byte_ids, tokenizer_json
@@ -46,7 +45,7 @@ class PlayedSession:
 
 def generation(session: PlayedSession, **fields: Any) -> Generation:
     body = {"model": "m", "prompt": [byte_ids("ab")], **fields}
-    request = parse_request(CompletionRequest, body, COMPLETION, RequestLimits())
+    request = parse_request(CompletionRequest, body, RequestLimits())
     plan = make_plan(
         request_id="r",
         model=Model("m", 100, VOCAB_SIZE, VOCABULARY),

@@ -16,7 +16,6 @@ from gateway.generation.planning import bad_word_tokens, make_plan, truncation
 from gateway.generation.priorities import Priorities, Standing
 from gateway.routes.embeddings import EmbeddingEndpoint
 from gateway.schemas import ChatRequest, CompletionRequest, RequestLimits, parse_request
-from gateway.schemas.unsupported import CHAT, COMPLETION
 from gateway.text.models import Model
 from tests.support.tiny_tokenizer import EOS_ID, VOCAB_SIZE, byte_ids, tokenizer_json
 
@@ -28,11 +27,11 @@ NAN, INFINITY = float("nan"), float("inf")
 
 
 def chat(**fields: Any) -> ChatRequest:
-    return parse_request(ChatRequest, {"model": "m", "messages": MESSAGES, **fields}, CHAT, LIMITS)
+    return parse_request(ChatRequest, {"model": "m", "messages": MESSAGES, **fields}, LIMITS)
 
 
 def completion(**fields: Any) -> CompletionRequest:
-    return parse_request(CompletionRequest, {"model": "m", "prompt": "x", **fields}, COMPLETION, LIMITS)
+    return parse_request(CompletionRequest, {"model": "m", "prompt": "x", **fields}, LIMITS)
 
 
 def refused(parse: Any, **fields: Any) -> str | None:

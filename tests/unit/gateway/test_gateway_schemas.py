@@ -19,11 +19,11 @@ LIMITS = RequestLimits()
 
 
 def chat(**fields: Any) -> ChatRequest:
-    return parse_request(ChatRequest, {"model": "m", "messages": MESSAGES, **fields}, CHAT, LIMITS)
+    return parse_request(ChatRequest, {"model": "m", "messages": MESSAGES, **fields}, LIMITS)
 
 
 def completion(**fields: Any) -> CompletionRequest:
-    return parse_request(CompletionRequest, {"model": "m", "prompt": "x", **fields}, COMPLETION, LIMITS)
+    return parse_request(CompletionRequest, {"model": "m", "prompt": "x", **fields}, LIMITS)
 
 
 def refused(parse: Any, **fields: Any) -> dict[str, Any]:
@@ -331,10 +331,10 @@ names = st.sampled_from([*ChatRequest.model_fields, *CompletionRequest.model_fie
 
 @given(st.dictionaries(names, json_values, max_size=6))
 def test_any_object_is_taken_or_refused_with_400(body: dict[str, Any]) -> None:
-    for kind, known in ((ChatRequest, CHAT), (CompletionRequest, COMPLETION)):
+    for kind in (ChatRequest, CompletionRequest):
         error = None
         try:
-            parse_request(kind, {"model": "m", "messages": MESSAGES, "prompt": "x"} | body, known, LIMITS)
+            parse_request(kind, {"model": "m", "messages": MESSAGES, "prompt": "x"} | body, LIMITS)
         except ApiError as caught:
             error = caught
         assert error is None or (error.status == 400 and msgspec.json.decode(error.body()))

@@ -9,7 +9,6 @@ import pytest
 from gateway.generation.legacy_calls import with_tools
 from gateway.schemas import ChatRequest, RequestLimits, parse_request
 from gateway.schemas.messages import ChatMessage
-from gateway.schemas.unsupported import CHAT
 
 USER = {"role": "user", "content": "x"}
 
@@ -23,7 +22,7 @@ def result(name: str, content: str | None = "r") -> dict[str, Any]:
 
 
 def read(*messages: dict[str, Any]) -> list[ChatMessage]:
-    return parse_request(ChatRequest, {"model": "m", "messages": [*messages]}, CHAT, RequestLimits()).messages
+    return parse_request(ChatRequest, {"model": "m", "messages": [*messages]}, RequestLimits()).messages
 
 
 def ids(*messages: dict[str, Any], parser: str = "hermes") -> list[str]:

@@ -12,7 +12,6 @@ from catenary.text import TokenizerTraits
 from gateway.generation.parsing import choose_parser
 from gateway.parsing import RESPONSE_TEMPLATE, ParserChoice, ToolSet, read_response_template
 from gateway.schemas import ChatRequest, RequestLimits, parse_request
-from gateway.schemas.unsupported import CHAT
 from tests.support.model_outputs import HERMES, MISTRAL, PYTHONIC, QWEN_CODER
 from tests.support.parsed import SCHEMAS, Output, read_with
 from tests.support.token_outputs import GLM
@@ -115,7 +114,7 @@ def test_what_there_are_no_words_for_is_not_used(text: str) -> None:
 def test_a_checkpoints_template_has_the_first_word_on_what_it_describes() -> None:
     tools = [{"type": "function", "function": {"name": "now"}}]
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": tools}
-    fields = parse_request(ChatRequest, body, CHAT, RequestLimits())
+    fields = parse_request(ChatRequest, body, RequestLimits())
     traits = TokenizerTraits(tool_parser="mistral", reasoning_parser="mistral", reads_tools=True)
     described = replace(traits, response_template=template(TEMPLATES["objects"][0]))
     choice = choose_parser(fields, described)

@@ -18,7 +18,6 @@ from gateway.errors import ApiError
 from gateway.generation.parsing import choose_constraint, choose_parser
 from gateway.parsing import Content, ParserChoice, ToolCallArguments, ToolCallStart, ToolSet
 from gateway.schemas import ChatRequest, RequestLimits, parse_request
-from gateway.schemas.unsupported import CHAT
 from tests.support.constraints import Language
 
 SCHEMA = {
@@ -181,7 +180,7 @@ def test_required_calls_are_read_as_they_are_written(parser: str) -> None:
     def chosen(schema: dict[str, Any]) -> str:
         tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
         body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": [tool]}
-        fields = parse_request(ChatRequest, {**body, "tool_choice": "required"}, CHAT, RequestLimits())
+        fields = parse_request(ChatRequest, {**body, "tool_choice": "required"}, RequestLimits())
         wanted = choose_constraint(fields, traits)
         assert wanted is not None
         name = choose_parser(fields, traits).tool_parser

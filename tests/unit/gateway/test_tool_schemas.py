@@ -12,7 +12,6 @@ from gateway.errors import ApiError
 from gateway.generation.parsing import choose_parser
 from gateway.schemas import ChatRequest, RequestLimits, parse_request
 from gateway.schemas.calls import NO_CALLS, CallMode, CallPolicy
-from gateway.schemas.unsupported import CHAT
 
 FUNCTION = {"name": "add", "description": "Adds.", "parameters": {"type": "object", "properties": {}}}
 ADD = {"type": "function", "function": FUNCTION}
@@ -22,7 +21,7 @@ NAMED = {"type": "function", "function": {"name": "add"}}
 
 def chat(**fields: Any) -> ChatRequest:
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}], **fields}
-    return parse_request(ChatRequest, body, CHAT, RequestLimits())
+    return parse_request(ChatRequest, body, RequestLimits())
 
 
 def refusal(**fields: Any) -> tuple[str | None, str | None]:
