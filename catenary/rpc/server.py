@@ -100,11 +100,6 @@ class RpcServer:
             metrics=(config.metrics_host, config.metrics_port) if config.metrics_port else None,
         )
 
-    @property
-    def calls_in_flight(self) -> int:
-        """Calls that run now, without health and reflection."""
-        return self.calls.in_flight
-
     async def start(self) -> tuple[str, ...]:
         """Listen. Returns the addresses in order, with real ports, as `open_channel` takes them.
 

@@ -29,7 +29,7 @@ from gateway.link.sequence import LinkedSequence, PromptGroup
 from gateway.link.spread import home, least
 from gateway.link.steps import ended
 from gateway.link.targets import Dial, RouterTargets
-from gateway.link.view import merged
+from gateway.link.view import ServedModels
 
 _log = get_logger(__name__)
 _UNREACHABLE = "The router is not reachable."
@@ -96,9 +96,7 @@ class Routers:
         self._sequences: dict[int, LinkedSequence] = {}
         # Those that no router can take now, in the order in which they began to wait.
         self._waiting: dict[int, LinkedSequence] = {}
-        # Models that are served, and those that were a moment ago, until when they are waited for.
-        self._serving: dict[str, router_pb2.ServedModel] = {}
-        self._awaited: dict[str, tuple[float, router_pb2.ServedModel]] = {}
+        self._served = ServedModels(policy.wait_s)
 
     @property
     def connected(self) -> int:
@@ -113,8 +111,7 @@ class Routers:
     def awaits(self, model: str) -> bool:
         """Whether a model that nobody serves was served a moment ago, perhaps by a router that is gone:
         requests for it are taken, and wait."""
-        awaited = self._awaited.get(model)
-        return awaited is not None and asyncio.get_running_loop().time() < awaited[0]
+        return self._served.awaits(model, asyncio.get_running_loop().time())
 
     async def run(self) -> None:
         """Keep the sessions up until cancelled."""
@@ -177,26 +174,12 @@ class Routers:
         if not session.connected:
             for other in self._targets.sessions:
                 other.hurry()
-        self._look_at(connected)
+        models = self._served.update([one.models for one in connected], asyncio.get_running_loop().time())
         if connected:
             # Else the last word stands: models do not cease to exist with the connection to a router.
-            awaited = [model for _, model in self._awaited.values()]
-            self._on_models(merged([one.models for one in connected], awaited))
+            self._on_models(models)
         for sequence in list(self._waiting.values()):
             self._try(sequence)
-
-    def _look_at(self, connected: Sequence[RouterSession]) -> None:
-        """Note the models that are served no longer: whatever was lost is given time to come back."""
-        until = asyncio.get_running_loop().time() + self._policy.wait_s
-        self._awaited |= {name: (until, model) for name, model in self._serving.items()}
-        self._serving = {
-            name: model for one in connected for name, model in one.models.items() if model.serving_engines
-        }
-        self._awaited = {
-            name: awaited
-            for name, awaited in self._awaited.items()
-            if name not in self._serving and self.awaits(name)
-        }
 
     def ended(self, sequence: LinkedSequence, end: common_pb2.SequenceEnd) -> None:
         """See Owner."""

@@ -1,4 +1,4 @@
-"""The models that several routers tell of, as one list. Pure."""
+"""The models that several routers tell of, as one view of them. Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,36 @@ from collections.abc import Iterable, Mapping, Sequence
 from catenary.v1 import router_pb2
 
 Models = Mapping[str, router_pb2.ServedModel]
+
+
+class ServedModels:
+    """What the routers serve together. A model that is served no longer is awaited for `wait_s`, since its
+    engines or its router may come back."""
+
+    def __init__(self, wait_s: float) -> None:
+        self._wait_s = wait_s
+        self._serving: Models = {}
+        # Those that were served a moment ago, until when they are waited for.
+        self._awaited: dict[str, tuple[float, router_pb2.ServedModel]] = {}
+
+    def awaits(self, model: str, now: float) -> bool:
+        """Whether a model that nobody serves was served a moment ago."""
+        awaited = self._awaited.get(model)
+        return awaited is not None and now < awaited[0]
+
+    def update(self, routers: Sequence[Models], now: float) -> list[router_pb2.ServedModel]:
+        """Take over what each router tells now. Returns all models, awaited ones too: see `merged`."""
+        until = now + self._wait_s
+        self._awaited |= {name: (until, model) for name, model in self._serving.items()}
+        self._serving = {
+            name: model for models in routers for name, model in models.items() if model.serving_engines
+        }
+        self._awaited = {
+            name: awaited
+            for name, awaited in self._awaited.items()
+            if name not in self._serving and self.awaits(name, now)
+        }
+        return merged(routers, [model for _, model in self._awaited.values()])
 
 
 def merged(

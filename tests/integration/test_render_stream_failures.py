@@ -139,16 +139,16 @@ async def test_renders_on_streams_are_calls() -> None:
         stream_to(stub) as second,
     ):
         # Both streams are calls themselves.
-        await eventually(lambda: service.server.calls_in_flight == 2, "both streams are open")
+        await eventually(lambda: service.server.calls.in_flight == 2, "both streams are open")
         waits = asyncio.create_task(render(first, "wait"))
-        await eventually(lambda: service.server.calls_in_flight == 3, "one is at work")
+        await eventually(lambda: service.server.calls.in_flight == 3, "one is at work")
         for stream in (first, second):
             error = await error_from(stream, "1")
             assert (error.code, error.retryable) == (common_pb2.ERROR_CODE_OVERLOADED, True)
             assert "(3, max_calls)" in error.message
         # The streams are read all the same, so that who gives up makes room.
         waits.cancel()
-        await eventually(lambda: service.server.calls_in_flight == 2, "it was given up")
+        await eventually(lambda: service.server.calls.in_flight == 2, "it was given up")
         assert (await render(second, "1")).prompts
 
 
@@ -172,4 +172,4 @@ async def test_a_defect_of_the_reader_ends_the_stream() -> None:
             async with asyncio.timeout(TIMEOUT_S):
                 [answer async for answer in service.streams.serve(requests())]
         await eventually(lambda: not service.at_work, "nothing is at work")
-        assert not service.server.calls_in_flight
+        assert not service.server.calls.in_flight

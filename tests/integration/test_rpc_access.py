@@ -80,7 +80,7 @@ async def test_without_the_right_secret_every_method_is_refused(secret: str | No
             for name in ("Generate", "Session", "ListModels", "GetFleet", "Attach", "Render", "NoSuchMethod"):
                 assert await raw(channel, prefix + name) is grpc.StatusCode.UNAUTHENTICATED
         assert await attach(channel) is grpc.StatusCode.UNAUTHENTICATED
-        assert running.server.calls_in_flight == 0
+        assert running.server.calls.in_flight == 0
 
 
 async def test_a_stranger_who_sends_nothing_or_too_much_is_refused_at_once() -> None:

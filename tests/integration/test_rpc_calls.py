@@ -139,7 +139,7 @@ async def test_a_failed_call_holds_nothing_until_the_garbage_collector_comes(
                     await failure_of(call.read())
                 else:
                     await failure_of(stub.ListModels(router_pb2.ListModelsRequest()))
-            await eventually(lambda: running.server.calls_in_flight == 0, "the calls have left")
+            await eventually(lambda: running.server.calls.in_flight == 0, "the calls have left")
             await eventually(lambda: not any(large() for large in held), "nothing is held")
             gc.set_debug(gc.DEBUG_SAVEALL)
             gc.collect()
@@ -255,10 +255,10 @@ async def test_a_cancelled_call_closes_its_generator_and_counts() -> None:
         call = router_pb2_grpc.RouterServiceStub(channel).Generate(router_pb2.GenerateRequest(spec=spec))
         await call.read()
         await asyncio.wait_for(running.router.started.wait(), 10)
-        assert running.server.calls_in_flight == 1
+        assert running.server.calls.in_flight == 1
         call.cancel()
         await asyncio.wait_for(running.router.closed.wait(), 10)
-        await eventually(lambda: running.server.calls_in_flight == 0, "the call has left")
+        await eventually(lambda: running.server.calls.in_flight == 0, "the call has left")
         assert handled(method, "CANCELLED") == before + 1
 
 
@@ -270,7 +270,7 @@ async def test_a_reader_that_vanishes_while_it_is_written_to_is_a_cancel() -> No
         await call.read()
         await channel.close()
         await asyncio.wait_for(running.router.closed.wait(), 10)
-        await eventually(lambda: running.server.calls_in_flight == 0, "the call has left")
+        await eventually(lambda: running.server.calls.in_flight == 0, "the call has left")
 
 
 async def test_labels_are_a_closed_set() -> None:

@@ -148,7 +148,7 @@ async def test_calls_are_limited_and_health_is_not() -> None:
         assert await health(channel, "") == SERVING
         running.router.release.set()
         await first
-        await eventually(lambda: running.server.calls_in_flight == 0, "the call has left")
+        await eventually(lambda: running.server.calls.in_flight == 0, "the call has left")
         assert await stub.GetFleet(router_pb2.GetFleetRequest())
 
 
