@@ -10,7 +10,7 @@ from catenary.migration.markdown import tables_markdown
 from catenary.migration.rows import Row, Status
 from catenary.migration.serve import OPTIONS as SERVE_OPTIONS
 from catenary.migration.serve import parse_serve
-from catenary.migration.translation import VARIABLES, Translation, row_of, translate
+from catenary.migration.translation import VARIABLES, row_of, translate
 
 __all__ = [
     "R1_SCRIPT",
@@ -20,7 +20,6 @@ __all__ = [
     "Launch",
     "Row",
     "Status",
-    "Translation",
     "launch_of",
     "load_moved",
     "parse_serve",

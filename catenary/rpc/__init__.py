@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from catenary.addresses import Address, TcpAddress, UnixAddress, parse_address
-from catenary.rpc.auth import ANY_ROLE, Role
+from catenary.addresses import TcpAddress, UnixAddress, parse_address
+from catenary.rpc.auth import Role
 from catenary.rpc.binding import AddressInUse
 from catenary.rpc.calls import CallCount
 from catenary.rpc.channel import open_channel
 from catenary.rpc.config import CLIENT_SECRET_ENV, ENGINE_SECRET_ENV, RpcConfig, Secrets, read_secret
-from catenary.rpc.errors import ERROR_TRAILER, RpcError, error_of, refuse, status_of
-from catenary.rpc.health import HealthBoard
+from catenary.rpc.errors import ERROR_TRAILER, RpcError, error_of, refuse
 from catenary.rpc.named import NamedAddresses
 from catenary.rpc.record import recorded
 from catenary.rpc.resolving import AddressFamilies, is_name, resolve
@@ -17,15 +16,12 @@ from catenary.rpc.server import RpcServer
 from catenary.rpc.tls import TlsFiles
 
 __all__ = [
-    "ANY_ROLE",
     "CLIENT_SECRET_ENV",
     "ENGINE_SECRET_ENV",
     "ERROR_TRAILER",
-    "Address",
     "AddressFamilies",
     "AddressInUse",
     "CallCount",
-    "HealthBoard",
     "NamedAddresses",
     "Role",
     "RpcConfig",
@@ -43,5 +39,4 @@ __all__ = [
     "recorded",
     "refuse",
     "resolve",
-    "status_of",
 ]

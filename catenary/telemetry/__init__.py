@@ -14,10 +14,8 @@ from catenary.telemetry.context import (
 from catenary.telemetry.exposition import MetricsServer
 from catenary.telemetry.logs import configure_logging, get_logger, log_as_the_program_does
 from catenary.telemetry.tracing import (
-    Attributes,
     Span,
     SpanNotes,
-    Tracer,
     configure_tracing,
     record_span,
     set_tracer,
@@ -28,11 +26,9 @@ from catenary.telemetry.tracing import (
 )
 
 __all__ = [
-    "Attributes",
     "MetricsServer",
     "Span",
     "SpanNotes",
-    "Tracer",
     "bind_request",
     "child_traceparent",
     "configure_logging",

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from catenary.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from catenary.text.detokenizer import Detokenizer, WindowDetokenizer
 from catenary.text.stop import StopScanner
 from catenary.text.traits import TokenizerTraits
 from catenary.text.vocabulary import Vocabulary
 
 __all__ = [
-    "ByteDetokenizer",
     "Detokenizer",
     "StopScanner",
     "TokenizerTraits",

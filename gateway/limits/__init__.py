@@ -6,7 +6,6 @@ from gateway.limits.allowance import COUNTED, Allowance, Tried, current_allowanc
 from gateway.limits.gate import LIMITED, LimitGate
 from gateway.limits.limiter import BEYOND_ITS_KEY, LIMIT_HEADERS, KeyLimits, Limiter
 from gateway.limits.options import limiter_of
-from gateway.limits.store import Counters, LocalCounters, StoreAway
 
 __all__ = [
     "BEYOND_ITS_KEY",
@@ -14,12 +13,9 @@ __all__ = [
     "LIMITED",
     "LIMIT_HEADERS",
     "Allowance",
-    "Counters",
     "KeyLimits",
     "LimitGate",
     "Limiter",
-    "LocalCounters",
-    "StoreAway",
     "Tried",
     "current_allowance",
     "limiter_of",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gateway.link.inbox import Batch, FoundBeam, Inbox, SequenceEnded, SequenceFeed
+from gateway.link.inbox import Batch, Inbox, SequenceEnded, SequenceFeed
 from gateway.link.routers import Routers
 from gateway.link.session import Session
 
-__all__ = ["Batch", "FoundBeam", "Inbox", "Routers", "SequenceEnded", "SequenceFeed", "Session"]
+__all__ = ["Batch", "Inbox", "Routers", "SequenceEnded", "SequenceFeed", "Session"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from gateway.parsing.choice import REASONING_PARSERS, TOOL_PARSERS, ParserChoice, id_style
 from gateway.parsing.events import (
     Content,
-    OutputParser,
     Part,
     Reasoning,
     ToolCallArguments,
@@ -16,7 +15,7 @@ from gateway.parsing.parser import TextParser
 from gateway.parsing.response_template import NAME as RESPONSE_TEMPLATE
 from gateway.parsing.response_template import TemplateFormats, read_response_template
 from gateway.parsing.schema_types import parameter_types, to_json
-from gateway.parsing.tags import Tag, TaggedFormat, tag_for, tagged_for, value_begin
+from gateway.parsing.tags import TaggedFormat, tag_for, tagged_for, value_begin
 from gateway.parsing.toolset import NAME, ToolSet
 
 __all__ = [
@@ -26,11 +25,9 @@ __all__ = [
     "TOOL_PARSERS",
     "Content",
     "IdStyle",
-    "OutputParser",
     "ParserChoice",
     "Part",
     "Reasoning",
-    "Tag",
     "TaggedFormat",
     "TemplateFormats",
     "TextParser",

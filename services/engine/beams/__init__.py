@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.engine.beams.search import BeamSearch, Continuation, Hypothesis
-from services.engine.beams.trail import Candidate, ScoredToken
+from services.engine.beams.search import BeamSearch, Hypothesis
+from services.engine.beams.trail import Candidate
 
-__all__ = ["BeamSearch", "Candidate", "Continuation", "Hypothesis", "ScoredToken"]
+__all__ = ["BeamSearch", "Candidate", "Hypothesis"]

@@ -18,10 +18,9 @@ from services.engine.bucketing.plan import (
     build_plan,
     covers_every_step,
     long_name,
-    plan_from,
     plan_of,
 )
-from services.engine.bucketing.ranges import AxisRange, BucketRanges, bits, fit_to_pool
+from services.engine.bucketing.ranges import bits, fit_to_pool
 from services.engine.bucketing.recording import Recorder
 
 __all__ = [
@@ -29,12 +28,10 @@ __all__ = [
     "LONG_CONTEXT",
     "STRATEGIES",
     "AxisOptions",
-    "AxisRange",
     "Bucket",
     "BucketAxes",
     "BucketLimits",
     "BucketPlan",
-    "BucketRanges",
     "ExponentialRange",
     "LinearRange",
     "PaddingOptions",
@@ -55,7 +52,6 @@ __all__ = [
     "padding_ranges",
     "parse_axis",
     "parse_buckets",
-    "plan_from",
     "plan_of",
     "prefill_grid",
     "read_bucket_file",

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from services.engine.constraints.compiler import ConstraintCompiler
-from services.engine.constraints.constraints import Constraints, StepMasks
+from services.engine.constraints.constraints import Constraints
 from services.engine.constraints.guidance import GuidanceBackend
 from services.engine.constraints.matching import (
     Bits,
     ConstraintRefused,
-    Grammar,
-    GrammarBackend,
-    Matcher,
 )
 from services.engine.constraints.restriction import CompiledConstraint, Restriction, Taken
 from services.engine.constraints.vocabulary import Vocabulary, VocabularyError, read_vocabulary
@@ -22,12 +19,8 @@ __all__ = [
     "ConstraintCompiler",
     "ConstraintRefused",
     "Constraints",
-    "Grammar",
-    "GrammarBackend",
     "GuidanceBackend",
-    "Matcher",
     "Restriction",
-    "StepMasks",
     "Taken",
     "Vocabulary",
     "VocabularyError",

@@ -18,7 +18,7 @@ from services.engine.device.hpu import (
     open_hpu,
     prepare_environment,
 )
-from services.engine.device.kernels import ACTIVATIONS, Activation
+from services.engine.device.kernels import ACTIVATIONS
 from services.engine.device.memory import MemoryFigures, MemoryUse
 from services.engine.device.modes import ExecutionMode, execution_mode
 from services.engine.device.native import (
@@ -38,7 +38,6 @@ __all__ = [
     "DTYPES",
     "HIDDEN",
     "NO_FEATURES",
-    "Activation",
     "AttentionFeatures",
     "AttentionSettings",
     "CpuDevice",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from services.engine.kv.block_pool import BlockPool
 from services.engine.kv.errors import BlockError, OutOfBlocks
-from services.engine.kv.events import Cleared, KvEvent, KvEventLog, Removed, Stored
+from services.engine.kv.events import Cleared, KvEventLog, Removed, Stored
 from services.engine.kv.moves import BlockMove
 from services.engine.kv.news import KvNews, net_changes
 
@@ -13,7 +13,6 @@ __all__ = [
     "BlockMove",
     "BlockPool",
     "Cleared",
-    "KvEvent",
     "KvEventLog",
     "KvNews",
     "OutOfBlocks",

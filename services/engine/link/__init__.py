@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from services.engine.link.channel import AsyncLink, BlockingLink
 from services.engine.link.framing import (
-    DEFAULT_MAX_FRAME_BYTES,
     FrameTooLarge,
     LinkClosed,
     LinkError,
@@ -24,7 +23,6 @@ from services.engine.link.messages import (
     CoreStep,
     EndRow,
     FinishReason,
-    FromCore,
     GraphLoad,
     HypothesisRow,
     Message,
@@ -44,7 +42,6 @@ from services.engine.link.options import BeamOptions, ConstraintOptions, Pooling
 from services.engine.link.transfers import OfferedKv, TransferLoad
 
 __all__ = [
-    "DEFAULT_MAX_FRAME_BYTES",
     "AbortSequences",
     "AsyncLink",
     "BeamOptions",
@@ -63,7 +60,6 @@ __all__ = [
     "FinishReason",
     "FollowKv",
     "FrameTooLarge",
-    "FromCore",
     "GraphLoad",
     "HypothesisRow",
     "KvChanges",

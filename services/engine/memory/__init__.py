@@ -7,10 +7,9 @@ from services.engine.memory.estimate import ModelFigures, estimate_activations, 
 from services.engine.memory.history import GraphHistory, history_key
 from services.engine.memory.kv import KvPlan, plan_kv
 from services.engine.memory.plan import GraphReserve, MemoryPlan, plan_memory
-from services.engine.memory.shape import LatentAttention, ModelShape, read_shape
+from services.engine.memory.shape import ModelShape, read_shape
 from services.engine.memory.table import memory_table
 from services.engine.memory.weights import (
-    WeightCount,
     WeightScheme,
     active_parameters,
     count_weights,
@@ -22,11 +21,9 @@ __all__ = [
     "GraphReserve",
     "InsufficientMemory",
     "KvPlan",
-    "LatentAttention",
     "MemoryPlan",
     "ModelFigures",
     "ModelShape",
-    "WeightCount",
     "WeightScheme",
     "active_parameters",
     "count_weights",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from services.engine.runner.copies import BlockCopies, host_bytes
 from services.engine.runner.launched import LaunchedStep, PlanError, StepResult
 from services.engine.runner.layout import KvLayout
-from services.engine.runner.prompts import PromptScores, TokenScore
+from services.engine.runner.prompts import TokenScore
 from services.engine.runner.runner import Runner
 
 __all__ = [
@@ -13,7 +13,6 @@ __all__ = [
     "KvLayout",
     "LaunchedStep",
     "PlanError",
-    "PromptScores",
     "Runner",
     "StepResult",
     "TokenScore",

@@ -6,14 +6,13 @@ from services.engine.sampling.inputs import SamplerInputs, prepare, with_masks
 from services.engine.sampling.logprobs import prompt_logprobs, unpack_prompt
 from services.engine.sampling.masks import MaskBuffer, TokenMasks
 from services.engine.sampling.rows import RowParams, RowStatus, SampledToken, unpack
-from services.engine.sampling.sampler import SampledBatch, chosen, sample
+from services.engine.sampling.sampler import chosen, sample
 from services.engine.sampling.state import SequenceState, SequenceStates
 
 __all__ = [
     "MaskBuffer",
     "RowParams",
     "RowStatus",
-    "SampledBatch",
     "SampledToken",
     "SamplerInputs",
     "SequenceState",

@@ -13,7 +13,7 @@ from services.engine.servicer.kv_board import KvBoard
 from services.engine.servicer.kv_outbox import KvOutbox
 from services.engine.servicer.kv_stream import KvPublishing
 from services.engine.servicer.metrics import EngineCollector
-from services.engine.servicer.process_core import CoreLife, ProcessCore, spawn_process
+from services.engine.servicer.process_core import ProcessCore, spawn_process
 from services.engine.servicer.router_link import LinkTimes, RouterLink
 from services.engine.servicer.router_links import RouterLinks
 from services.engine.servicer.sampling import SequenceLimits
@@ -25,7 +25,6 @@ __all__ = [
     "Core",
     "CoreEvent",
     "CoreFactory",
-    "CoreLife",
     "CoreRefusal",
     "CoreStartError",
     "CoreSupervisor",

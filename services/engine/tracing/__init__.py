@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from services.engine.tracing.events import Event, counter_event, trace_parts
+from services.engine.tracing.events import Event, trace_parts
 from services.engine.tracing.profiler import Profiler
-from services.engine.tracing.sinks import EventBuffer, EventFile, EventSink
+from services.engine.tracing.sinks import EventBuffer, EventFile
 from services.engine.tracing.tracer import Span, StepTracer
 
 __all__ = [
     "Event",
     "EventBuffer",
     "EventFile",
-    "EventSink",
     "Profiler",
     "Span",
     "StepTracer",
-    "counter_event",
     "trace_parts",
 ]

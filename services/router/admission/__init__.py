@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from services.router.admission.admission import Admission, AdmissionLimits
-from services.router.admission.counts import LaneCounts, LaneView, RefusedFor
+from services.router.admission.counts import LaneView, RefusedFor
 from services.router.admission.guard import Ledger, LoadGuard
-from services.router.admission.lane import CLASSES, LANE_NAMES, LANES, Ticket, lane_of
+from services.router.admission.lane import CLASSES, LANE_NAMES, Ticket, lane_of
 from services.router.admission.queue import ModelQueue, QueueOptions
 from services.router.admission.refusal import Refused
 from services.router.admission.room import WaitingRoom
@@ -21,12 +21,10 @@ from services.router.admission.validation import (
 
 __all__ = [
     "CLASSES",
-    "LANES",
     "LANE_NAMES",
     "MAX_NAME_LENGTH",
     "Admission",
     "AdmissionLimits",
-    "LaneCounts",
     "LaneView",
     "Ledger",
     "LoadGuard",

@@ -11,10 +11,10 @@ from services.router.dispatch.membership import LossReason, Membership
 from services.router.dispatch.outbox import SessionOutbox
 from services.router.dispatch.poison import PoisonBook
 from services.router.dispatch.publication import KvPublication
-from services.router.dispatch.sequence import AbortCause, LiveSequence, SequenceStatus, Sink
+from services.router.dispatch.sequence import AbortCause
 from services.router.dispatch.session import Session
 from services.router.dispatch.stall import StallWatch
-from services.router.dispatch.watch import ReaderWatch, Watched
+from services.router.dispatch.watch import ReaderWatch
 
 __all__ = [
     "AbortCause",
@@ -22,17 +22,13 @@ __all__ = [
     "EngineHealth",
     "EngineLink",
     "KvPublication",
-    "LiveSequence",
     "LossReason",
     "Membership",
     "PlainCall",
     "PoisonBook",
     "ReaderWatch",
-    "SequenceStatus",
     "Session",
     "SessionHub",
     "SessionOutbox",
-    "Sink",
     "StallWatch",
-    "Watched",
 ]

@@ -4,6 +4,5 @@ from __future__ import annotations
 
 from services.router.index.feed import KvFeed, MalformedKv
 from services.router.index.kv_index import KvIndex
-from services.router.index.matches import Matches
 
-__all__ = ["KvFeed", "KvIndex", "MalformedKv", "Matches"]
+__all__ = ["KvFeed", "KvIndex", "MalformedKv"]

@@ -6,8 +6,8 @@ from services.tokenizer.rendering.budget import TemplateBudget
 from services.tokenizer.rendering.detection import Parsers, detect_parsers
 from services.tokenizer.rendering.errors import ModelFilesError, RefusalCode, RenderRefused
 from services.tokenizer.rendering.files import ModelFiles, read_model_files
-from services.tokenizer.rendering.pairs import DEFAULT_INSTRUCTION, PairRenderer, RenderedPair, TextPair
-from services.tokenizer.rendering.renderer import RenderedChat, Renderer
+from services.tokenizer.rendering.pairs import DEFAULT_INSTRUCTION, PairRenderer, TextPair
+from services.tokenizer.rendering.renderer import Renderer
 from services.tokenizer.rendering.turns import ChatOptions, ChatTurn, PromptLimits, TurnCall
 from services.tokenizer.rendering.values import JsonLimits
 
@@ -23,8 +23,6 @@ __all__ = [
     "PromptLimits",
     "RefusalCode",
     "RenderRefused",
-    "RenderedChat",
-    "RenderedPair",
     "Renderer",
     "TemplateBudget",
     "TextPair",

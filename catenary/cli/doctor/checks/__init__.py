@@ -39,4 +39,4 @@ CHECKS: tuple[Check, ...] = (
     check_runtime,
 )
 
-__all__ = ["CHECKS", "Check"]
+__all__ = ["CHECKS"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 from services.engine.bucketing.learning.assess import Assessment, Workload, assess, learn_for
 from services.engine.bucketing.learning.learn import Budget, learn_buckets
 from services.engine.bucketing.learning.lengths import (
-    Recording,
     SequenceLengths,
     StepTiming,
     chat_lengths,
@@ -16,7 +15,7 @@ from services.engine.bucketing.learning.lengths import (
 )
 from services.engine.bucketing.learning.staircase import Partition, Staircase
 from services.engine.bucketing.learning.steptime import ModelCost, StepTimes, estimated_times, fitted_times
-from services.engine.bucketing.learning.traffic import ExactShapes, Trace, run_traffic
+from services.engine.bucketing.learning.traffic import ExactShapes
 
 __all__ = [
     "Assessment",
@@ -24,12 +23,10 @@ __all__ = [
     "ExactShapes",
     "ModelCost",
     "Partition",
-    "Recording",
     "SequenceLengths",
     "Staircase",
     "StepTimes",
     "StepTiming",
-    "Trace",
     "Workload",
     "assess",
     "chat_lengths",
@@ -38,5 +35,4 @@ __all__ = [
     "learn_buckets",
     "learn_for",
     "read_recording",
-    "run_traffic",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.engine.core.pooled.loop import PooledLoop
-from services.engine.core.pooled.queue import Document, DocumentBatch, DocumentQueue
-from services.engine.core.pooled.startup import PooledEngine, start_pooled
+from services.engine.core.pooled.queue import Document, DocumentQueue
+from services.engine.core.pooled.startup import start_pooled
 
-__all__ = ["Document", "DocumentBatch", "DocumentQueue", "PooledEngine", "PooledLoop", "start_pooled"]
+__all__ = ["Document", "DocumentQueue", "PooledLoop", "start_pooled"]

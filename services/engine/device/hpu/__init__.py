@@ -5,7 +5,7 @@ from __future__ import annotations
 from services.engine.device.hpu.device import HpuDevice
 from services.engine.device.hpu.environment import prepare_environment
 from services.engine.device.hpu.opening import open_hpu
-from services.engine.device.hpu.properties import GAUDI2, GAUDI3, HpuProperties, properties_of
+from services.engine.device.hpu.properties import GAUDI2, GAUDI3, properties_of
 from services.engine.device.hpu.settings import AttentionSettings, HpuSettings, RecipeCache, Softmax, StepLog
 
 __all__ = [
@@ -13,7 +13,6 @@ __all__ = [
     "GAUDI3",
     "AttentionSettings",
     "HpuDevice",
-    "HpuProperties",
     "HpuSettings",
     "RecipeCache",
     "Softmax",

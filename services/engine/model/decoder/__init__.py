@@ -5,15 +5,12 @@ from __future__ import annotations
 from services.engine.model.decoder.config import spec_from_config
 from services.engine.model.decoder.decoder import Decoder
 from services.engine.model.decoder.errors import UnsupportedByDecoder
-from services.engine.model.decoder.families import FAMILIES
 from services.engine.model.decoder.opening import load_decoder
 from services.engine.model.decoder.paged_model import DecoderModel
-from services.engine.model.decoder.shard import ALONE, Shard
+from services.engine.model.decoder.shard import Shard
 from services.engine.model.decoder.spec import DecoderSpec, ExpertSpec, LayerPlan, RopeSpec
 
 __all__ = [
-    "ALONE",
-    "FAMILIES",
     "Decoder",
     "DecoderModel",
     "DecoderSpec",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from services.engine.device.hpu.execution.base import Execution
 from services.engine.device.hpu.execution.choice import execution_for
 
-__all__ = ["Execution", "execution_for"]
+__all__ = ["execution_for"]
