@@ -4,5 +4,7 @@ from __future__ import annotations
 
 from gateway.app import GatewayApp
 from gateway.config import GatewayConfig
+from gateway.errors import ApiError, from_wire, unavailable
+from gateway.metrics import GatewayMetrics
 
-__all__ = ["GatewayApp", "GatewayConfig"]
+__all__ = ["ApiError", "GatewayApp", "GatewayConfig", "GatewayMetrics", "from_wire", "unavailable"]

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from catenary.config import ConfigError
-from catenary.migration import Launch, Row
-from catenary.migration.launch import ENGINE
+from catenary.migration import ENGINE_PREFIX, Launch, Row
 
-RECIPES = f"{ENGINE}RECIPE_CACHE"
+RECIPES = f"{ENGINE_PREFIX}RECIPE_CACHE"
 
 
 def start(program: str, make: Callable[[], Launch], *, dry: bool) -> int:

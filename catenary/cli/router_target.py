@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from catenary.cli.router_options import RouterAccess, RouterOptions, RoutersOptions
-from catenary.cli.up.runtime import RuntimeDirectory, running
+from catenary.cli.runtime_directory import RuntimeDirectory, running
 from catenary.rpc import CLIENT_SECRET_ENV, TlsFiles, parse_address, read_secret
 from catenary.runtime import StartRefused
 

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 from catenary.cli.launching import start, table
 from catenary.config import ConfigError
-from catenary.migration import SERVE_OPTIONS, Launch, parse_serve
-from catenary.migration.launch import UP
+from catenary.migration import SERVE_OPTIONS, UP_PREFIX, Launch, parse_serve
 
 PROGRAM = "catenary vllm-serve"
 USAGE = """\
@@ -31,11 +30,11 @@ def run_vllm_serve(argv: Sequence[str]) -> int:
     def make() -> Launch:
         launch = Launch()
         parse_serve([word for word in words if word != "--dry-run"], launch)
-        if not launch.asked(f"{UP}MODEL"):
+        if not launch.asked(f"{UP_PREFIX}MODEL"):
             raise ConfigError("a model is missing: a directory or an id")
         gaudi = importlib.util.find_spec("habana_frameworks") is not None
-        launch.default(f"{UP}DEVICE", "hpu" if gaudi else "cpu")
-        if not launch.asked(f"{UP}HOST") and not os.environ.get(f"{UP}HOST"):
+        launch.default(f"{UP_PREFIX}DEVICE", "hpu" if gaudi else "cpu")
+        if not launch.asked(f"{UP_PREFIX}HOST") and not os.environ.get(f"{UP_PREFIX}HOST"):
             launch.notes.append("listening on this machine alone; --host 0.0.0.0 is vLLM's default")
         return launch
 

@@ -17,7 +17,7 @@ from catenary.llm.results import request_output
 from catenary.llm.sampling_params import SamplingParams
 from catenary.llm.stack import LocalStack
 from catenary.loop_thread import LoopThread
-from gateway.errors import ApiError
+from gateway import ApiError
 from gateway.generation.answer import collect
 from gateway.pooling.scores import unpack
 from gateway.routes.chat_completions import ChatEndpoint

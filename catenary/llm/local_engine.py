@@ -9,14 +9,11 @@ from typing import Any
 
 from catenary.llm.thread_core import thread_core
 from catenary.v1 import common_pb2
-from gateway.errors import from_wire, unavailable
-from gateway.link import SequenceEnded, SequenceFeed
-from gateway.link.steps import deliver, ended
+from gateway import from_wire, unavailable
+from gateway.link import SequenceEnded, SequenceFeed, deliver, ended
 from services.engine.config import EngineConfig
 from services.engine.link import CoreFailed, CoreProgress, CoreStep
-from services.engine.servicer import Core, CoreStartError, EngineHub, SequenceLimits
-from services.engine.servicer.identity import model_info
-from services.engine.servicer.mailbox import Mailbox
+from services.engine.servicer import Core, CoreStartError, EngineHub, Mailbox, SequenceLimits, model_info
 
 # Whoever makes requests is the caller of this very process: there is nobody to be protected from.
 _MANY = 1_000_000

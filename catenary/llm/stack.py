@@ -10,9 +10,8 @@ from catenary.llm.local_engine import LocalEngine, make_config
 from catenary.llm.tokenizers import LocalTokenizers
 from catenary.telemetry import log_as_the_program_does
 from catenary.v1 import router_pb2
-from gateway.config import GatewayConfig
+from gateway import GatewayConfig, GatewayMetrics
 from gateway.generation.service import GenerationService
-from gateway.metrics import GatewayMetrics
 from gateway.pooling.service import PoolingService
 from gateway.text.models import ModelBoard
 from services.engine.model import prepare_model, resolve_source

@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 
-from services.engine.core.process import serve
+from services.engine.core import serve
 from services.engine.link import BlockingLink
 from services.engine.servicer import ProcessCore
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 from catenary.rpc import CallCount, RpcError
 from catenary.v1 import tokenizer_pb2
-from gateway.errors import from_wire
+from gateway import from_wire
 from gateway.text.pool import TokenizerPool
 from gateway.text.target import TokenizerTarget
 from services.tokenizer.app import make_servicer, worker_setup

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from catenary.migration.launch import ENGINE as ENGINE_PREFIX
+from catenary.migration.launch import UP as UP_PREFIX
 from catenary.migration.launch import Launch
 from catenary.migration.letters import R1_SCRIPT, SCRIPT, launch_of
 from catenary.migration.letters import read as read_letters
@@ -13,9 +15,11 @@ from catenary.migration.serve import parse_serve
 from catenary.migration.translation import VARIABLES, row_of, translate
 
 __all__ = [
+    "ENGINE_PREFIX",
     "R1_SCRIPT",
     "SCRIPT",
     "SERVE_OPTIONS",
+    "UP_PREFIX",
     "VARIABLES",
     "Launch",
     "Row",

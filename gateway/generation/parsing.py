@@ -8,13 +8,13 @@ from gateway.constraints import CallableFunction, Wanted, own_calls, wanted_call
 from gateway.errors import bad_request
 from gateway.generation.legacy_calls import with_tools
 from gateway.parsing import (
+    JSON_FORMAT,
     RESPONSE_TEMPLATE,
     ParserChoice,
     TemplateFormats,
     ToolSet,
     read_response_template,
 )
-from gateway.parsing.formats import JSON
 from gateway.schemas.calls import CallMode
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.tools import FunctionTool
@@ -95,7 +95,7 @@ def _tool_parser(own: str, fields: ChatRequest, traits: TokenizerTraits) -> str:
     if mode is CallMode.NONE:
         return ""
     if mode is CallMode.REQUIRED:
-        return JSON.name if own_calls(_callable(fields), own, required=True) is None else own
+        return JSON_FORMAT.name if own_calls(_callable(fields), own, required=True) is None else own
     if not own:
         raise bad_request(
             "The model's chat template knows no tools, and the server was started without --tool-parser.",

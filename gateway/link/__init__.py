@@ -5,5 +5,6 @@ from __future__ import annotations
 from gateway.link.inbox import Batch, Inbox, SequenceEnded, SequenceFeed
 from gateway.link.routers import Routers
 from gateway.link.session import Session
+from gateway.link.steps import deliver, ended
 
-__all__ = ["Batch", "Inbox", "Routers", "SequenceEnded", "SequenceFeed", "Session"]
+__all__ = ["Batch", "Inbox", "Routers", "SequenceEnded", "SequenceFeed", "Session", "deliver", "ended"]

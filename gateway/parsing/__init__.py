@@ -10,6 +10,7 @@ from gateway.parsing.events import (
     ToolCallArguments,
     ToolCallStart,
 )
+from gateway.parsing.formats import JSON as JSON_FORMAT
 from gateway.parsing.output import IdStyle
 from gateway.parsing.parser import TextParser
 from gateway.parsing.response_template import NAME as RESPONSE_TEMPLATE
@@ -19,6 +20,7 @@ from gateway.parsing.tags import TaggedFormat, tag_for, tagged_for, value_begin
 from gateway.parsing.toolset import NAME, ToolSet
 
 __all__ = [
+    "JSON_FORMAT",
     "NAME",
     "REASONING_PARSERS",
     "RESPONSE_TEMPLATE",

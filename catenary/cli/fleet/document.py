@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from google.protobuf.descriptor import EnumDescriptor
 from google.protobuf.message import Message
 
+from catenary.cli.enum_words import enum_word
 from catenary.cli.router_polling import RouterView
 from catenary.v1 import router_pb2
 
-# What the protos say that UNSPECIFIED stands for.
-_UNSPECIFIED = {"EngineRole": "both", "BreakerState": "closed", "PriorityClass": "default"}
 _APART = ("engines", "lanes")
 
 
@@ -35,15 +33,6 @@ def plain(message: Message) -> dict[str, Any]:
     return {field.name: _value(message, field) for field in message.DESCRIPTOR.fields}
 
 
-def word(enum: EnumDescriptor, number: int) -> str:
-    """A value of an enum in lower case and without the enum's prefix; `unknown` for a later revision's."""
-    if number == 0 and enum.name in _UNSPECIFIED:
-        return _UNSPECIFIED[enum.name]
-    prefix = enum.values_by_number[0].name.removesuffix("UNSPECIFIED")
-    value = enum.values_by_number.get(number)
-    return "unknown" if value is None else value.name.removeprefix(prefix).lower()
-
-
 def _value(message: Message, field: Any) -> Any:
     value = getattr(message, field.name)
     if field.is_repeated:
@@ -56,4 +45,4 @@ def _value(message: Message, field: Any) -> Any:
 def _scalar(field: Any, value: Any) -> Any:
     if field.message_type is not None:
         return plain(value)
-    return value if field.enum_type is None else word(field.enum_type, value)
+    return value if field.enum_type is None else enum_word(field.enum_type, value)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from catenary.cli.profile.config import ProfileConfig
-from catenary.cli.up.runtime import RuntimeDirectory, running
+from catenary.cli.runtime_directory import RuntimeDirectory, running
 from catenary.rpc import CLIENT_SECRET_ENV, TlsFiles, parse_address, read_secret
 from catenary.runtime import StartRefused
 

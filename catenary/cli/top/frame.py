@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from catenary.cli.fleet.document import word
+from catenary.cli.enum_words import enum_word
 from catenary.cli.router_polling import RouterView
 from catenary.cli.top.rates import Progress, Rates
 from catenary.v1 import common_pb2, engine_pb2, router_pb2
@@ -101,7 +101,7 @@ def make_frame(views: Iterable[RouterView], rates: Rates) -> Frame:
             reported_at = view.at - engine.report_age_ms / 1000
             seen.setdefault(engine.instance_id, []).append((reported_at, engine))
         for lane in view.fleet.lanes:
-            lanes.setdefault(word(_CLASSES, lane.priority_class), []).append(lane)
+            lanes.setdefault(enum_word(_CLASSES, lane.priority_class), []).append(lane)
     newest = {name: max(seen[name], key=lambda one: one[0]) for name in seen}
     tokens_per_s = rates.update(
         {name: Progress(at, engine.load.generated_tokens) for name, (at, engine) in newest.items()}
@@ -130,15 +130,15 @@ def _engine(
     newest: router_pb2.FleetEngine, everywhere: Sequence[router_pb2.FleetEngine], rate: float | None
 ) -> EngineRow:
     load = newest.load
-    breakers = {word(_BREAKERS, one.breaker) for one in everywhere}
+    breakers = {enum_word(_BREAKERS, one.breaker) for one in everywhere}
     # A router that has seen it stall, or told it to drain, knows more than the others.
     unwell = [one.state for one in (newest, *everywhere) if one.state != engine_pb2.ENGINE_STATE_SERVING]
     return EngineRow(
         instance_id=newest.instance_id,
         name=newest.engine_name,
         model=newest.model.name,
-        state=word(_STATES, unwell[0] if unwell else newest.state),
-        role=word(_ROLES, newest.role),
+        state=enum_word(_STATES, unwell[0] if unwell else newest.state),
+        role=enum_word(_ROLES, newest.role),
         breaker=max(breakers, key=lambda name: _WORST.index(name) if name in _WORST else len(_WORST)),
         running=load.running,
         waiting=load.waiting,

@@ -9,13 +9,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from catenary.cli.runtime_directory import RuntimeDirectory
 from catenary.cli.up.config import UpConfig
 from catenary.cli.up.models import ReadyModel
 from catenary.cli.up.plan import ChildSpec, Places, plan
 from catenary.cli.up.ports import bracketed, loopback_of
 from catenary.cli.up.probe import EngineProbe, EngineProgress, GatewayProbe
 from catenary.cli.up.reporter import Reporter
-from catenary.cli.up.runtime import RuntimeDirectory
 from catenary.cli.up.supervisor import Supervisor
 
 POLL_S = 0.25

@@ -7,7 +7,7 @@ from catenary.config import ServiceConfig, env_name, flag_name
 
 def service_classes() -> tuple[type[ServiceConfig], ...]:
     """The option classes of all services. It takes a quarter of a second to load them."""
-    from gateway.config import GatewayConfig
+    from gateway import GatewayConfig
     from services.engine.config import EngineConfig
     from services.router.config import RouterConfig
     from services.tokenizer.config import TokenizerConfig

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
+from catenary.cli.runtime_directory import CLIENT_SECRET_ENV, ENGINE_SECRET_ENV, RuntimeDirectory
 from catenary.cli.up.config import UpConfig
 from catenary.cli.up.cpus import BIND_ENV, THREADS_ENV
 from catenary.cli.up.models import ReadyModel
-from catenary.cli.up.runtime import CLIENT_SECRET_ENV, ENGINE_SECRET_ENV, RuntimeDirectory
 from catenary.cpus import EngineCpus, Placement, format_cpus
 
 # Where a gateway finds its API keys, and where `catenary up` itself may have found them.

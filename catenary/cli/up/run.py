@@ -9,6 +9,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from catenary.cli.runtime_directory import RuntimeDirectory
 from catenary.cli.up.config import UpConfig
 from catenary.cli.up.cpus import cpus_of, described
 from catenary.cli.up.elsewhere import service_classes
@@ -18,7 +19,6 @@ from catenary.cli.up.models import ReadyModel, WantedModel, generates, tasks_of,
 from catenary.cli.up.plan import MODULE_ENV, MODULES_ENV, Places
 from catenary.cli.up.ports import PortClaims
 from catenary.cli.up.reporter import Reporter, make_reporter
-from catenary.cli.up.runtime import RuntimeDirectory
 from catenary.config import unknown_variables
 from catenary.cpus import read_topology
 from catenary.migration import load_moved

@@ -7,11 +7,12 @@ from services.engine.servicer.allocator import preloaded
 from services.engine.servicer.core_client import Core, CoreEvent, CoreRefusal, CoreStartError, ProgressSink
 from services.engine.servicer.draining import DrainOrder
 from services.engine.servicer.hub import EngineHub
-from services.engine.servicer.identity import Identity
+from services.engine.servicer.identity import Identity, model_info
 from services.engine.servicer.inadmissible import Inadmissible
 from services.engine.servicer.kv_board import KvBoard
 from services.engine.servicer.kv_outbox import KvOutbox
 from services.engine.servicer.kv_stream import KvPublishing
+from services.engine.servicer.mailbox import Mailbox
 from services.engine.servicer.metrics import EngineCollector
 from services.engine.servicer.process_core import ProcessCore, spawn_process
 from services.engine.servicer.router_link import LinkTimes, RouterLink
@@ -37,12 +38,14 @@ __all__ = [
     "KvOutbox",
     "KvPublishing",
     "LinkTimes",
+    "Mailbox",
     "ProcessCore",
     "ProgressSink",
     "RouterLink",
     "RouterLinks",
     "SequenceLimits",
     "StatusService",
+    "model_info",
     "preloaded",
     "spawn_process",
 ]

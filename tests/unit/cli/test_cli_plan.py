@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from catenary.cli.runtime_directory import CLIENT_SECRET_ENV, ENGINE_SECRET_ENV, RuntimeDirectory
 from catenary.cli.up import UpConfig
 from catenary.cli.up.model import served_name
 from catenary.cli.up.models import ReadyModel, tasks_of, wanted_models
 from catenary.cli.up.plan import ChildSpec, Places, Stage, child_environment, plan, without_secrets
 from catenary.cli.up.run import check_places
-from catenary.cli.up.runtime import CLIENT_SECRET_ENV, ENGINE_SECRET_ENV, RuntimeDirectory
 from catenary.cpus import EngineCpus, Placement
 from catenary.runtime import StartRefused
 

@@ -17,13 +17,13 @@ from catenary.cli.profile.config import ProfileConfig
 from catenary.cli.profile.find import find_engine
 from catenary.cli.profile.show import as_json, lines, show
 from catenary.cli.profile.summary import summarise
-from catenary.cli.up.runtime import RuntimeDirectory
+from catenary.cli.runtime_directory import RuntimeDirectory
 from catenary.runtime import StartRefused
 
 HOLDER = (
     "import time\n"
     "from pathlib import Path\n"
-    "from catenary.cli.up.runtime import RuntimeDirectory\n"
+    "from catenary.cli.runtime_directory import RuntimeDirectory\n"
     "kept = RuntimeDirectory.create()\n"
     "for name in ('engine-0', 'engine-1'):\n"
     "    Path(kept.socket(name).removeprefix('unix:')).touch()\n"

@@ -12,7 +12,7 @@ import pytest
 
 from catenary.cli.router_options import RouterOptions, RoutersOptions
 from catenary.cli.router_target import find_router, find_routers
-from catenary.cli.up.runtime import CLIENT_SECRET_ENV, LOCK_NAME, RuntimeDirectory, remove_stale
+from catenary.cli.runtime_directory import CLIENT_SECRET_ENV, LOCK_NAME, RuntimeDirectory, remove_stale
 from catenary.runtime import StartRefused
 
 
@@ -61,7 +61,7 @@ def test_commands_find_all_routers_of_the_run_on_this_machine() -> None:
 
 HOLDER = (
     "import os, time\n"
-    "from catenary.cli.up.runtime import RuntimeDirectory\n"
+    "from catenary.cli.runtime_directory import RuntimeDirectory\n"
     "kept = RuntimeDirectory.create()\n"
     "print(kept.path, flush=True)\ntime.sleep(600)"
 )

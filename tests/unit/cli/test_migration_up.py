@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from catenary.cli.runtime_directory import RuntimeDirectory
 from catenary.cli.up import UpConfig
 from catenary.cli.up.models import ReadyModel
 from catenary.cli.up.plan import ChildSpec, Places, Stage, child_environment, plan
 from catenary.cli.up.run import modules_of, unknown
-from catenary.cli.up.runtime import RuntimeDirectory
 from catenary.migration import VARIABLES, Status, load_moved
 from catenary.runtime import StartRefused
 
