@@ -10,7 +10,7 @@ from services.router.admission.queue import ModelQueue, QueueOptions
 from services.router.admission.refusal import Refused
 from services.router.admission.room import WaitingRoom
 from services.router.admission.shed import Shedding
-from services.router.admission.turned_away import does_not_fit, not_served, too_late, too_long
+from services.router.admission.turned_away import not_served, too_long
 from services.router.admission.validation import (
     MAX_NAME_LENGTH,
     SpecLimits,
@@ -36,11 +36,9 @@ __all__ = [
     "SpecLimits",
     "Ticket",
     "WaitingRoom",
-    "does_not_fit",
     "lane_of",
     "not_served",
     "sequences_of",
-    "too_late",
     "too_long",
     "validate",
     "validate_task",

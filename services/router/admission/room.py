@@ -10,6 +10,8 @@ from services.router.admission.counts import LaneView, RefusedFor, lane_counts
 from services.router.admission.deadlines import Deadlines
 from services.router.admission.lane import LANES, T, Ticket, lane_of
 from services.router.admission.queue import ModelQueue, QueueOptions
+from services.router.admission.refusal import Refused
+from services.router.admission.turned_away import does_not_fit, not_served, too_late
 from services.router.admission.validation import sequences_of
 from services.router.fleet import Engine
 
@@ -60,6 +62,43 @@ class WaitingRoom(Generic[T]):
             first=first,
             apart=apart,
         )
+
+    def check(self, ticket: Ticket[T], kv_tokens: int, now: float, *, served: bool) -> None:
+        """Whether a newcomer may wait. `kv_tokens`: that it needs room for; `served`: an engine serves its
+        model.
+
+        Raises:
+            Refused: it would wait in vain, or there is no more room to wait. Counted, but for what no engine
+                could ever hold.
+        """
+        lane, queue = ticket.home, self.queue_of(ticket.model)
+        if kv_tokens > queue.largest_kv > 0:
+            raise does_not_fit(kv_tokens, queue.largest_kv)
+        if not queue.lately_served(now):
+            self.refused(lane, RefusedFor.NOT_SERVED)
+            raise self._not_served()
+        if ticket.deadline <= now:
+            self.refused(lane, RefusedFor.WAITED_TOO_LONG)
+            raise too_late(ticket, queue.retry_after_ms(lane, now))
+        if ticket.first:
+            return
+        try:
+            queue.check(ticket, now)
+        except Refused:
+            self.refused(lane, RefusedFor.QUEUE_FULL if served else RefusedFor.NOT_SERVED)
+            if not served:
+                raise self._not_served() from None
+            raise
+
+    def turn_away(self, ticket: Ticket[T], now: float) -> common_pb2.Error:
+        """Count one that has waited too long; returns what it is told. Whether for room or for an engine
+        makes a difference."""
+        queue = self.queue_of(ticket.model)
+        if not queue.served:
+            self.refused(ticket.home, RefusedFor.NOT_SERVED)
+            return self._not_served().error
+        self.refused(ticket.home, RefusedFor.WAITED_TOO_LONG)
+        return too_late(ticket, queue.retry_after_ms(ticket.home, now)).error
 
     def add(self, ticket: Ticket[T], now: float, *, foremost: bool = False) -> None:
         """Let it wait; no bound is checked. `foremost`: in front of its lane."""
@@ -144,6 +183,10 @@ class WaitingRoom(Generic[T]):
             oldest_wait_s=now - oldest,
             live_sequences=sum(queue.places.load.placed[lane] for queue in queues),
         )
+
+    def _not_served(self) -> Refused:
+        # How fast a lane empties says nothing of when an engine comes.
+        return not_served(self._options.retry_after_ms)
 
     def _leave(self, ticket: Ticket[T]) -> None:
         ticket.waits = False

@@ -18,11 +18,8 @@ from services.router.admission import (
     Shedding,
     Ticket,
     WaitingRoom,
-    does_not_fit,
     lane_of,
-    not_served,
     sequences_of,
-    too_late,
     too_long,
     validate_task,
 )
@@ -75,8 +72,6 @@ class Intake:
         self._stale = True
         self._closed: common_pb2.Error | None = None
         self._shedding = Shedding()
-        # How fast a lane empties says nothing of when an engine comes.
-        self._not_served = not_served(options.retry_after_ms).error
         self.resumed = 0
         """Sequences that were admitted before, here or elsewhere."""
         self.room: WaitingRoom[LiveSequence] = WaitingRoom(
@@ -122,7 +117,7 @@ class Intake:
                 return
             if error.code not in _WAITS:
                 raise Refused.of(error)
-        self._check_wait(queue, ticket, now, served=error is None or error.code != _NOBODY)
+        room.check(ticket, sequence.request.kv_tokens, now, served=error is None or error.code != _NOBODY)
         room.add(ticket, now)
         if sequence.alone:
             self._lone.wait(sequence)
@@ -205,7 +200,7 @@ class Intake:
         self._look(now)
         self.room.promote(now)
         for ticket in self.room.due(now):
-            self._turn_away(ticket, now)
+            self._hands.refuse(ticket.item, self.room.turn_away(ticket, now))
         self.pump()
 
     def pump(self) -> None:
@@ -270,39 +265,6 @@ class Intake:
         return not queue.lanes.blocked(ticket.home, first=ticket.first) and queue.places.admits(
             ticket.home, ticket.sequences
         )
-
-    def _check_wait(
-        self, queue: ModelQueue[LiveSequence], ticket: Ticket[LiveSequence], now: float, *, served: bool
-    ) -> None:
-        """Raises Refused: it would wait in vain, or there is no more room to wait."""
-        lane, after = ticket.home, queue.retry_after_ms(ticket.home, now)
-        needed = ticket.item.request.kv_tokens
-        if needed > queue.largest_kv > 0:
-            raise does_not_fit(needed, queue.largest_kv)
-        if not queue.lately_served(now):
-            self.room.refused(lane, RefusedFor.NOT_SERVED)
-            raise Refused.of(self._not_served)
-        if ticket.deadline <= now:
-            self.room.refused(lane, RefusedFor.WAITED_TOO_LONG)
-            raise too_late(ticket, after)
-        if ticket.first:
-            return
-        try:
-            queue.check(ticket, now)
-        except Refused:
-            self.room.refused(lane, RefusedFor.QUEUE_FULL if served else RefusedFor.NOT_SERVED)
-            if not served:
-                raise Refused.of(self._not_served) from None
-            raise
-
-    def _turn_away(self, ticket: Ticket[LiveSequence], now: float) -> None:
-        """It has waited too long. Whether for room or for an engine makes a difference to whom it is told."""
-        queue = self.room.queue_of(ticket.model)
-        after = queue.retry_after_ms(ticket.home, now)
-        served = queue.served
-        self.room.refused(ticket.home, RefusedFor.WAITED_TOO_LONG if served else RefusedFor.NOT_SERVED)
-        error = too_late(ticket, after).error if served else self._not_served
-        self._hands.refuse(ticket.item, error)
 
     def _try(self, sequence: LiveSequence, *, excluding: Collection[Engine] = ()) -> common_pb2.Error | None:
         """Give it to an engine. Returns why that cannot be, None if an engine has it."""
