@@ -19,10 +19,11 @@ from services.router.admission import (
 )
 from services.router.dispatch.contract import check_row, check_step, complete, presentable
 from services.router.dispatch.endings import Endings
+from services.router.dispatch.engine_links import EngineLinks
 from services.router.dispatch.going_on import FOR_NOW, GoingOn
 from services.router.dispatch.handover import Handovers
 from services.router.dispatch.health import FAULTS, EngineHealth
-from services.router.dispatch.intake import CallSoon, Hands, Intake
+from services.router.dispatch.intake import CallSoon, Intake
 from services.router.dispatch.link import EngineLink
 from services.router.dispatch.poison import ENGINE_LEFT, PoisonBook
 from services.router.dispatch.sequence import NULL_SINK, AbortCause, LiveSequence, SequenceStatus, Sink
@@ -66,23 +67,21 @@ class Dispatcher:
         self._health = health
         self._placer = placer
         self._poison = poison
-        # What waits, and what there is to know of it.
-        self.intake = Intake(
-            placer,
-            queue_options,
-            Hands(
-                send=lambda sequence, engine: self._send(sequence, self._links[engine.epoch]),
-                refuse=lambda sequence, error: self._endings.refuse(sequence, error),
-                waited=metrics.lanes.waited,
-                keep=self._keep,
-            ),
-            clock=clock,
-            call_soon=call_soon,
-        )
         self._handovers = Handovers(
             metrics.handovers,
             placer.fleet,
             enter=lambda sequence: self._going_on.enter(sequence),
+            call_soon=call_soon,
+        )
+        self._links = EngineLinks(self._handovers, health)
+        # What waits, and what there is to know of it.
+        self.intake = Intake(
+            placer,
+            queue_options,
+            self._links,
+            refuse=lambda sequence, error: self._endings.refuse(sequence, error),
+            waited=metrics.lanes.waited,
+            clock=clock,
             call_soon=call_soon,
         )
         self._endings = Endings(metrics, self.intake, self._handovers, clock)
@@ -90,18 +89,16 @@ class Dispatcher:
         self._spec_limits = spec_limits
         self._abort_timeout_s = abort_timeout_s
         self._clock = clock
-        self._links: dict[int, EngineLink] = {}
-        self._last_handle = 0
 
     def connect(self, engine: Engine) -> EngineLink:
         """An engine is attached: it may be given sequences from here on."""
-        link = self._links[engine.epoch] = EngineLink(engine)
+        link = self._links.connect(engine)
         self.intake.pump_soon()
         return link
 
     def link_of(self, engine: Engine) -> EngineLink | None:
         """The link of a connected engine."""
-        return self._links.get(engine.epoch)
+        return self._links.of(engine)
 
     def submit(
         self,
@@ -234,7 +231,7 @@ class Dispatcher:
     def lose(self, link: EngineLink, *, died: bool) -> int:
         """The engine is gone: end what it ran, so that it goes on elsewhere. Unless it `died`, that speaks
         against nobody. Returns how many sequences that were."""
-        self._links.pop(link.engine.epoch, None)
+        self._links.drop(link.engine)
         self._placer.forget(link.engine)
         lost = list(link.sequences.values())
         for sequence in lost:
@@ -266,27 +263,6 @@ class Dispatcher:
         limit = self._clock() - self._abort_timeout_s
         for sequence in [s for s in self._endings.aborting.values() if s.aborted_at < limit]:
             self._endings.end(sequence, sequence.ending(common_pb2.FINISH_REASON_ABORT))
-
-    def _keep(self, engine: Engine, wanted: bool) -> None:
-        if (link := self._links.get(engine.epoch)) is not None:
-            link.keep(wanted=wanted)
-
-    def _send(self, sequence: LiveSequence, link: EngineLink) -> None:
-        self._last_handle += 1
-        sequence.place(link, self._last_handle)
-        sequence.guard.place(link.engine, sequence.request.uncached_tokens)
-        if not link.sequences:
-            self._health.got_work(link.engine)
-        link.sequences[sequence.engine_handle] = sequence
-        leader = sequence.leader_handle()
-        submit = common_pb2.Submit(
-            handle=sequence.engine_handle, spec=sequence.spec, same_prompt_as=leader, alone=sequence.alone
-        )
-        if sequence.traceparent:
-            submit.spec.traceparent = sequence.traceparent
-        self._handovers.message(sequence, submit)
-        link.submit(submit)
-        self._handovers.sent(sequence)
 
     def _emit(self, sequence: LiveSequence, row: StepRow) -> None:
         sequence.emitted += len(row.token_ids)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 
 from catenary.v1 import common_pb2, router_pb2
 from services.router.admission import (
@@ -23,7 +22,7 @@ from services.router.admission import (
     too_long,
     validate_task,
 )
-from services.router.dispatch.kept import KeptEngines
+from services.router.dispatch.engine_links import EngineLinks
 from services.router.dispatch.lone import LoneSequences
 from services.router.dispatch.sequence import LiveSequence
 from services.router.dispatch.spans import trace_placed
@@ -36,18 +35,6 @@ _NOBODY = common_pb2.ERROR_CODE_UNAVAILABLE
 _WAITS = frozenset({common_pb2.ERROR_CODE_OVERLOADED, _NOBODY})
 
 
-@dataclass(frozen=True, slots=True)
-class Hands:
-    """What becomes of a sequence. `send` gives it to an engine; `refuse` tells one that waited in vain;
-    `waited` gets the lane and the seconds of each wait that ended well; `keep` tells an engine whether it is
-    kept for one."""
-
-    send: Callable[[LiveSequence, Engine], None]
-    refuse: Callable[[LiveSequence, common_pb2.Error], None]
-    waited: Callable[[int, float], None]
-    keep: Callable[[Engine, bool], None]
-
-
 class Intake:
     """Gives sequences to engines, and lets those wait in lanes whom no engine has room for. Never awaits."""
 
@@ -55,19 +42,24 @@ class Intake:
         self,
         placer: AnyPlacer,
         options: QueueOptions,
-        hands: Hands,
+        links: EngineLinks,
         *,
+        refuse: Callable[[LiveSequence, common_pb2.Error], None],
+        waited: Callable[[int, float], None],
         clock: Callable[[], float],
         call_soon: CallSoon | None = None,
     ) -> None:
+        """`refuse` tells one that waited in vain; `waited` gets the lane and the seconds of each wait that
+        ended well."""
         self._placer = placer
         self._fleet = placer.fleet
-        self._hands = hands
+        self._links = links
+        self._refuse = refuse
+        self._waited = waited
         self._clock = clock
         self._call_soon = call_soon
-        kept = KeptEngines(hands.keep)
-        self._lone = LoneSequences(placer.fleet, kept)
-        self._turns = KeptForTurns(placer.fleet, kept)
+        self._lone = LoneSequences(placer.fleet, links)
+        self._turns = KeptForTurns(placer.fleet, links)
         self._pump_due = False
         self._stale = True
         self._closed: common_pb2.Error | None = None
@@ -178,7 +170,7 @@ class Intake:
         room."""
         self._closed = error
         for ticket in self.room.tickets():
-            self._hands.refuse(ticket.item, error)
+            self._refuse(ticket.item, error)
 
     def shed_state(self) -> router_pb2.ShedState | None:
         """What has no room to wait; None: it is as it was told last."""
@@ -200,7 +192,7 @@ class Intake:
         self._look(now)
         self.room.promote(now)
         for ticket in self.room.due(now):
-            self._hands.refuse(ticket.item, self.room.turn_away(ticket, now))
+            self._refuse(ticket.item, self.room.turn_away(ticket, now))
         self.pump()
 
     def pump(self) -> None:
@@ -248,14 +240,14 @@ class Intake:
         if error is None:
             self._turns.over(sequence)
             self.room.take(ticket, now)
-            self._hands.waited(ticket.home, now - ticket.since)
+            self._waited(ticket.home, now - ticket.since)
             return True
         if error.code in _WAITS:
             if sequence.alone:
                 self._lone.wait(sequence)
             return False
         self.room.remove(ticket)
-        self._hands.refuse(sequence, error)
+        self._refuse(sequence, error)
         return True
 
     def _goes_first(self, queue: ModelQueue[LiveSequence], ticket: Ticket[LiveSequence]) -> bool:
@@ -286,7 +278,7 @@ class Intake:
         else:
             guard.kv_tokens = max(0, request.kv_tokens - placed.receipt.matched_tokens)
         sequence.traceparent = trace_placed(sequence.spec, placed.receipt)
-        self._hands.send(sequence, engine)
+        self._links.send(sequence, engine)
         if sequence.alone:
             self._lone.placed(sequence, engine)
 

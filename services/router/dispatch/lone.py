@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
 
-from services.router.dispatch.kept import KeptEngines
+from services.router.dispatch.engine_links import EngineLinks
 from services.router.dispatch.sequence import LiveSequence
 from services.router.fleet import Engine, Fleet
 
@@ -15,9 +15,9 @@ class LoneSequences:
     first token. They take turns: the first of a model that waits has one engine kept, so that the others go
     on."""
 
-    def __init__(self, fleet: Fleet, engines: KeptEngines) -> None:
+    def __init__(self, fleet: Fleet, links: EngineLinks) -> None:
         self._fleet = fleet
-        self._engines = engines
+        self._links = links
         # Of each model, in the order in which they came.
         self._waiting: defaultdict[str, OrderedDict[LiveSequence, None]] = defaultdict(OrderedDict)
         self._kept: dict[LiveSequence, Engine] = {}
@@ -73,9 +73,9 @@ class LoneSequences:
 
     def _keep(self, sequence: LiveSequence, engine: Engine) -> None:
         self._kept[sequence] = engine
-        self._engines.keep(engine, sequence.request)
+        self._links.keep(engine, sequence.request)
 
     def _give_back(self, sequence: LiveSequence) -> None:
         engine = self._kept.pop(sequence, None)
         if engine is not None:
-            self._engines.give_back(engine)
+            self._links.give_back(engine)

@@ -6,7 +6,7 @@ from itertools import islice
 
 from catenary.v1 import engine_pb2
 from services.router.admission import ModelQueue, Ticket
-from services.router.dispatch.kept import KeptEngines
+from services.router.dispatch.engine_links import EngineLinks
 from services.router.dispatch.sequence import LiveSequence
 from services.router.fleet import Engine, Fleet
 
@@ -20,9 +20,9 @@ class KeptForTurns:
     """Keeps one engine of each model for the sequence whose turn it is there: it is given nothing else and
     empties, and the others go on on the rest of the engines."""
 
-    def __init__(self, fleet: Fleet, engines: KeptEngines) -> None:
+    def __init__(self, fleet: Fleet, links: EngineLinks) -> None:
         self._fleet = fleet
-        self._engines = engines
+        self._links = links
         self._kept: dict[str, tuple[LiveSequence, Engine]] = {}
 
     def room_beside(self, model: str, sequences: int = 1, tokens: int = 1) -> bool:
@@ -53,7 +53,7 @@ class KeptForTurns:
         ]
         if free:
             engine = min(free, key=_taken)
-            self._engines.keep(engine, request)
+            self._links.keep(engine, request)
             self._kept[request.model] = sequence, engine
         return bool(free)
 
@@ -62,7 +62,7 @@ class KeptForTurns:
         kept = self._kept.get(sequence.request.model)
         if kept is not None and kept[0] is sequence:
             del self._kept[sequence.request.model]
-            self._engines.give_back(kept[1])
+            self._links.give_back(kept[1])
 
 
 def _taken(engine: Engine) -> float:
