@@ -30,7 +30,7 @@ BUILT = SOURCES / "built"
 
 # No -ffast-math: what is no number must stay none. No contraction but where the sources say so: a row's sums
 # must not depend on how a compiler treats the loop that they are in.
-_OPTIONS = ("-std=c++20", "-O3", "-fno-math-errno", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden")
+_OPTIONS = ("-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden")
 _LINK = ("-shared", "-pthread")
 _UNFINISHED = ".building-"
 

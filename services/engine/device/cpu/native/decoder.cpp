@@ -12,7 +12,7 @@ namespace catenary {
 
 namespace {
 
-// Zeroes blocks in all caches, as a team's job.
+// Zeroes blocks in all caches.
 struct Clearing {
   const Cache* caches;
   int64_t cache_count;
@@ -21,8 +21,8 @@ struct Clearing {
   int64_t padding;
   int64_t block_bytes;
 
-  void compute(Worker& worker) const {
-    worker.share(2 * cache_count, [this](int64_t item) {
+  void compute(Team& team) const {
+    team.share(2 * cache_count, [this](int64_t item, const Hand&) {
       const Cache& cache = caches[item / 2];
       char* pages = static_cast<char*>(item % 2 == 0 ? cache.key : cache.value);
       for (int64_t index = 0; index < count; ++index) {
@@ -40,7 +40,8 @@ Decoder::Decoder(const Architecture& architecture, Team& team)
       team_(team),
       layers_(architecture.layers, architecture.layers + architecture.layer_count),
       ropes_(architecture.ropes, architecture.ropes + architecture.rope_count),
-      own_(static_cast<size_t>(team.size())) {
+      own_(static_cast<size_t>(team.size())),
+      aheads_(static_cast<size_t>(team.size())) {
   const auto measure = [this](const Linear& linear) {
     operand_bytes_ = std::max(operand_bytes_, operand_stride(linear.kind, linear.inputs));
     longest_row_ = std::max(longest_row_, int64_t{linear.inputs});
@@ -54,8 +55,6 @@ Decoder::Decoder(const Architecture& architecture, Team& team)
   for (const Rope& rope : ropes_) longest_wave_ = std::max(longest_wave_, rope.half);
   for (Own& own : own_) {
     own.row.floats(longest_row_);
-    own.operand.reserve(kOwnRows * operand_bytes_);
-    own.scales.floats(kOwnRows);
   }
 }
 
@@ -77,7 +76,7 @@ Fault Decoder::clear(const int64_t* blocks, int64_t count) {
   Clearing clearing{caches_.data(), static_cast<int64_t>(caches_.size()), blocks, count, paging_.blocks,
                     paging_.block_size * token};
   // The first time the system has to find memory for it, which takes far longer than to write.
-  team_.run([](void* work, Worker& worker) { static_cast<Clearing*>(work)->compute(worker); }, &clearing);
+  clearing.compute(team_);
   return Fault::kNone;
 }
 
@@ -135,8 +134,8 @@ void Decoder::make_room(int64_t rows) {
 }
 
 void Decoder::foresee(int64_t rows) {
-  for (size_t rank = 0; rank < own_.size(); ++rank) {
-    Ahead& ahead = own_[rank].ahead;
+  for (size_t rank = 0; rank < aheads_.size(); ++rank) {
+    Ahead& ahead = aheads_[rank];
     ahead.restart();
     if (foreseen_ == rows) continue;
     ahead.clear();
@@ -161,7 +160,7 @@ Operand Decoder::shared_operand() {
 
 int64_t Decoder::scratch_bytes() const {
   const auto size_of = [](const Own& own) {
-    return own.row.size() + own.operand.size() + own.scales.size() + own.attention.size() + own.best.size();
+    return own.row.size() + own.attention.size() + own.best.size();
   };
   int64_t total = mixture_.bytes();
   for (const Own& own : own_) total += size_of(own);

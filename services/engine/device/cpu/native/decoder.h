@@ -99,6 +99,9 @@ class Decoder {
   int64_t scratch_bytes() const;
 
  private:
+  // Of a layer, in the order in which they are computed: qkv, output, gate_up, down.
+  static constexpr int64_t kProducts = 4;
+
   friend class Pass;
   friend class HeadPass;
 
@@ -107,6 +110,9 @@ class Decoder {
   // Lays out what threads will read of all layers and the head, for so many rows.
   void foresee(int64_t rows);
   Operand shared_operand();
+  Own& own(const Hand& hand) { return own_[static_cast<size_t>(hand.rank)]; }
+  // Of all threads; null if nothing is known.
+  Ahead* aheads() { return aheads_[0].empty() ? nullptr : aheads_.data(); }
 
   Architecture architecture_;
   Team& team_;
@@ -126,7 +132,8 @@ class Decoder {
   } rows_;
   std::vector<Own> own_;
   Mixture mixture_;
-  // The rows for which the threads' own `ahead` is laid out.
+  // What each thread will read, laid out for so many rows.
+  std::vector<Ahead> aheads_;
   int64_t foreseen_ = 0;
 };
 

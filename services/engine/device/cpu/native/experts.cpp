@@ -46,33 +46,37 @@ void Mixture::make_room(const Experts& experts, int64_t rows) {
   active_.reserve(static_cast<size_t>(experts.count));
 }
 
-void Mixture::compute(Worker& worker, Own& own, const MixtureCall& call, int64_t rows) {
+void Mixture::compute(Team& team, std::vector<Own>& owns, const MixtureCall& call, int64_t rows) {
   for (int64_t first = 0; first < rows; first += kMostRows) {
     MixtureCall part = call;
     part.residual += first * call.stride;
-    compute_part(worker, own, part, std::min(kMostRows, rows - first));
+    compute_part(team, owns, part, std::min(kMostRows, rows - first));
   }
 }
 
-void Mixture::compute_part(Worker& worker, Own& own, const MixtureCall& call, int64_t rows) {
+void Mixture::compute_part(Team& team, std::vector<Own>& owns, const MixtureCall& call, int64_t rows) {
   const Experts& experts = *call.experts;
   const Linear &router = experts.router, &up = experts.gate_up[0], &down = experts.down[0];
   const int64_t sorted_rows = rows * experts.per_token;
   const int64_t inner_stride = aligned_floats(down.inputs), out_stride = aligned_floats(down.outputs);
-  float* scratch = own.row.floats(0);
-  const Operand routed = operand_of(router, routed_, normed_scales_), normed = operand_of(up, normed_, normed_scales_);
-  worker.share(rows, [&](int64_t row) {
+  const auto scratch_of = [&](const Hand& hand) { return owns[static_cast<size_t>(hand.rank)].row.floats(0); };
+  const Operand routed = operand_of(router, routed_, normed_scales_);
+  const Operand normed = operand_of(up, normed_, normed_scales_);
+  team.share(rows, [&](int64_t row, const Hand& hand) {
+    float* scratch = scratch_of(hand);
     rms_norm(call.residual + row * call.stride, call.norm, router.inputs, call.eps, scratch);
     put_row(router.kind, scratch, router.inputs, routed, row);
     put_made(up, scratch, scratch, normed, row);
   });
-  const Result scores{Result::Way::kStore, Activation::kNone, 1.0f, scores_.floats(0), aligned_floats(experts.count)};
-  share_product(worker, router, routed, rows, scores);
-  worker.share(rows, [&](int64_t row) { choose(experts, row); });
-  worker.share(1, [&](int64_t) { sort(experts, rows, call.threads); });
+  const int64_t scores_stride = aligned_floats(experts.count);
+  const Result scores{Result::Way::kStore, Activation::kNone, 1.0f, scores_.floats(0), scores_stride};
+  // Which experts will be read nobody foresees.
+  share_product(team, router, routed, rows, 0, [&](int) { return scores; });
+  team.share(rows, [&](int64_t row, const Hand&) { choose(experts, row); });
+  sort(experts, rows, team.size());
 
   const Operand sorted = operand_of(up, sorted_, sorted_scales_);
-  worker.share(sorted_rows, [&](int64_t row) {
+  team.share(sorted_rows, [&](int64_t row, const Hand&) {
     const int64_t source = sources_[static_cast<size_t>(row)];
     std::memcpy(
         static_cast<uint8_t*>(sorted.data) + row * sorted.stride,
@@ -83,7 +87,7 @@ void Mixture::compute_part(Worker& worker, Own& own, const MixtureCall& call, in
     const auto later = [first](int64_t wanted, const Active& active) { return wanted < active.*first; };
     return *(std::upper_bound(active_.begin(), active_.end(), piece, later) - 1);
   };
-  worker.share(up_pieces_, [&](int64_t piece) {
+  team.share(up_pieces_, [&](int64_t piece, const Hand&) {
     const Active& active = expert_of(piece, &Active::first_up);
     const Result gated{
         Result::Way::kGate, call.activation, 1.0f, inner_.floats(0) + active.start * inner_stride, inner_stride};
@@ -91,17 +95,17 @@ void Mixture::compute_part(Worker& worker, Own& own, const MixtureCall& call, in
     multiply(experts.gate_up[active.expert], rows_of, active.rows, active.up, piece - active.first_up, gated, nullptr);
   });
   const Operand closing = operand_of(down, closing_, closing_scales_);
-  worker.share(sorted_rows, [&](int64_t row) {
-    put_made(down, inner_.floats(0) + row * inner_stride, scratch, closing, row);
+  team.share(sorted_rows, [&](int64_t row, const Hand& hand) {
+    put_made(down, inner_.floats(0) + row * inner_stride, scratch_of(hand), closing, row);
   });
-  worker.share(down_pieces_, [&](int64_t piece) {
+  team.share(down_pieces_, [&](int64_t piece, const Hand&) {
     const Active& active = expert_of(piece, &Active::first_down);
     const Result out{
         Result::Way::kStore, Activation::kNone, 1.0f, outs_.floats(0) + active.start * out_stride, out_stride};
     const Operand rows_of = operand_of(down, closing_, closing_scales_, active.start);
     multiply(experts.down[active.expert], rows_of, active.rows, active.down, piece - active.first_down, out, nullptr);
   });
-  worker.share(rows, [&](int64_t row) { add_up(call, row, scratch); });
+  team.share(rows, [&](int64_t row, const Hand& hand) { add_up(call, row, scratch_of(hand)); });
 }
 
 // Softmax over all scores, and the likeliest experts of it, the first one of equals. Scores that are no numbers choose

@@ -40,7 +40,6 @@ struct MixtureCall {
   float eps;
   float factor;
   Activation activation;
-  int threads;
 };
 
 // What a team works in. One layer at a time.
@@ -49,8 +48,8 @@ class Mixture {
   // Room for `rows`. Throws std::bad_alloc; what follows does not.
   void make_room(const Experts& experts, int64_t rows);
 
-  // Every thread of the team calls this, with what it works in alone.
-  void compute(Worker& worker, Own& own, const MixtureCall& call, int64_t rows);
+  // owns: what each of the team's threads works in alone.
+  void compute(Team& team, std::vector<Own>& owns, const MixtureCall& call, int64_t rows);
 
   int64_t bytes() const;
 
@@ -66,7 +65,7 @@ class Mixture {
     int64_t first_down;
   };
 
-  void compute_part(Worker& worker, Own& own, const MixtureCall& call, int64_t rows);
+  void compute_part(Team& team, std::vector<Own>& owns, const MixtureCall& call, int64_t rows);
   void choose(const Experts& experts, int64_t row);
   void sort(const Experts& experts, int64_t rows, int threads);
   void add_up(const MixtureCall& call, int64_t row, float* scratch);

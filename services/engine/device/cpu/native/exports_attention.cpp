@@ -25,13 +25,12 @@ struct Layers {
   std::vector<char*> scratch;
 };
 
-void attend_layers(void* context, Worker& worker) {
-  auto& layers = *static_cast<Layers*>(context);
+void attend_layers(Team& team, const Layers& layers) {
   Cache cache = layers.first;
   for (int64_t layer = 0; layer < layers.count; ++layer) {
-    worker.share(attention_pieces(*layers.plan), [&](int64_t piece) {
+    team.share(attention_pieces(*layers.plan), [&](int64_t piece, const Hand& hand) {
       attend(*layers.plan, piece, layers.shape, cache, layers.query, layers.query_stride,
-             layers.out + layer * layers.out_stride, layers.scratch[worker.rank()]);
+             layers.out + layer * layers.out_stride, layers.scratch[static_cast<size_t>(hand.rank)]);
     });
     cache.key = static_cast<char*>(cache.key) + layers.cache_stride;
     cache.value = static_cast<char*>(cache.value) + layers.cache_stride;
@@ -79,7 +78,7 @@ int32_t catenary_attend(
       work.scratch.push_back(scratch.back().get());
     }
     Team team(threads, nullptr, 0);
-    team.run(attend_layers, &work);
+    attend_layers(team, work);
     return 1;
   } catch (...) {
     return 0;

@@ -5,12 +5,12 @@
 #include "linear.h"
 
 using catenary::Ahead;
+using catenary::Hand;
 using catenary::Linear;
 using catenary::Operand;
 using catenary::Result;
 using catenary::Team;
 using catenary::WeightKind;
-using catenary::Worker;
 
 namespace {
 
@@ -37,16 +37,15 @@ void foresee_layers(LayersRun& run, int threads) {
   run.ahead = std::move(ahead);
 }
 
-void run_layers(void* context, Worker& worker) {
-  LayersRun& run = *static_cast<LayersRun*>(context);
-  if (!run.ahead.empty()) worker.foresee(&run.ahead[static_cast<size_t>(worker.rank())]);
+void run_layers(Team& team, LayersRun& run) {
+  const catenary::Foresight foresight(team, run.ahead.empty() ? nullptr : run.ahead.data());
   for (int64_t index = 0; index < run.count; ++index) {
     const Linear& layer = run.layers[index];
     const Operand& operand = run.operands[index];
-    worker.share_runs(run.rows, [&](int64_t row, bool) {
+    team.share_runs(run.rows, [&](int64_t row, const Hand&) {
       catenary::put_row(layer.kind, run.x + row * run.stride, layer.inputs, operand, row);
     });
-    catenary::share_product(worker, layer, operand, run.rows, run.results[index]);
+    catenary::share_product(team, layer, operand, run.rows, index, [&](int) { return run.results[index]; });
   }
 }
 
@@ -88,7 +87,7 @@ void catenary_run_layers(
   } catch (const std::bad_alloc&) {
     // They know as much as they need.
   }
-  team->run(run_layers, &run);
+  run_layers(*team, run);
 }
 
 }  // extern "C"

@@ -8,6 +8,7 @@ namespace catenary {
 
 Pass::Pass(Decoder& decoder, void* hidden)
     : decoder_(decoder),
+      team_(decoder.team_),
       sizes_(decoder.architecture_),
       batch_(decoder.batch_),
       hidden_(hidden),
@@ -30,19 +31,14 @@ Pass::Pass(Decoder& decoder, void* hidden)
 }
 
 void Pass::run() {
-  decoder_.team_.run([](void* pass, Worker& worker) { static_cast<Pass*>(pass)->compute(worker); }, this);
-}
-
-void Pass::compute(Worker& worker) {
-  Own& own = decoder_.own_[static_cast<size_t>(worker.rank())];
-  worker.foresee(own.ahead.empty() ? nullptr : &own.ahead);
-  worker.share_runs(rows_, [&](int64_t row, bool) { embed(row); });
+  const Foresight foresight(team_, decoder_.aheads());
+  team_.share_runs(rows_, [this](int64_t row, const Hand&) { embed(row); });
   for (int32_t index = 0; index < sizes_.layer_count; ++index) {
     const Layer& layer = decoder_.layers_[static_cast<size_t>(index)];
-    attention(worker, layer, decoder_.caches_[static_cast<size_t>(index)]);
-    mlp(worker, layer);
+    attention(layer, decoder_.caches_[static_cast<size_t>(index)]);
+    mlp(layer);
   }
-  worker.share_runs(rows_, [&](int64_t row, bool) { close(row, own.row.floats(0)); });
+  team_.share_runs(rows_, [this](int64_t row, const Hand& hand) { close(row, decoder_.own(hand).row.floats(0)); });
 }
 
 void Pass::embed(int64_t row) {
@@ -65,24 +61,31 @@ void Pass::embed(int64_t row) {
   }
 }
 
-void Pass::attention(Worker& worker, const Layer& layer, const Cache& cache) {
-  Own& own = decoder_.own_[static_cast<size_t>(worker.rank())];
+template <typename Make>
+Operand Pass::make_operand(const Linear& linear, Make&& make) {
+  return catenary::make_operand(team_, linear, rows_, decoder_.shared_operand(), decoder_.own_, make);
+}
+
+void Pass::product(const Linear& linear, const Operand& operand, const Result& result) {
+  share_product(team_, linear, operand, rows_, products_++, [&](int) { return result; });
+}
+
+void Pass::attention(const Layer& layer, const Cache& cache) {
   const auto norm = [&](int64_t row, float* scratch) {
     rms_norm(residual(row), layer.attention_norm, sizes_.hidden, sizes_.norm_eps, scratch);
     return scratch;
   };
-  Operand operand = make_operand(worker, layer.qkv, rows_, decoder_.shared_operand(), own, norm);
   const Result fused{Result::Way::kStore, Activation::kNone, 1.0f, fused_, fused_stride_};
-  share_product(worker, layer.qkv, operand, rows_, fused);
-  worker.share_runs(rows_, [&](int64_t row, bool) { turn(layer, cache, row); });
+  product(layer.qkv, make_operand(layer.qkv, norm), fused);
+  team_.share_runs(rows_, [&](int64_t row, const Hand&) { turn(layer, cache, row); });
   const AttentionShape shape{sizes_.heads, sizes_.scale, layer.window, sizes_.attention_softcap};
-  worker.share(attention_pieces(*plan_), [&](int64_t piece) {
-    attend(*plan_, piece, shape, cache, fused_, fused_stride_, mixed_, own.attention.reserve(0));
+  team_.share(attention_pieces(*plan_), [&](int64_t piece, const Hand& hand) {
+    void* scratch = decoder_.own(hand).attention.reserve(0);
+    attend(*plan_, piece, shape, cache, fused_, fused_stride_, mixed_, scratch);
   });
   const int64_t width = int64_t{sizes_.heads} * sizes_.head_dim;
   const auto mixed = [&](int64_t row, float*) { return mixed_ + row * width; };
-  operand = make_operand(worker, layer.output, rows_, decoder_.shared_operand(), own, mixed);
-  add_product(worker, layer.output, operand, layer.attention_post_norm);
+  add_product(layer.output, make_operand(layer.output, mixed), layer.attention_post_norm);
 }
 
 // Norms and rotates a row's queries and keys, and puts keys and values into the cache.
@@ -101,37 +104,32 @@ void Pass::turn(const Layer& layer, const Cache& cache, int64_t row) {
   write_kv(cache, batch_.slots[static_cast<size_t>(row)], keys, keys + int64_t{sizes_.kv_heads} * dim);
 }
 
-void Pass::mlp(Worker& worker, const Layer& layer) {
-  Own& own = decoder_.own_[static_cast<size_t>(worker.rank())];
+void Pass::mlp(const Layer& layer) {
   if (layer.experts != nullptr) {
     const MixtureCall call{
         layer.experts, residual_, hidden_stride_, layer.mlp_norm, layer.mlp_post_norm, sizes_.norm_eps,
-        sizes_.residual_multiplier, sizes_.activation, decoder_.team_.size()};
-    decoder_.mixture_.compute(worker, own, call, rows_);
+        sizes_.residual_multiplier, sizes_.activation};
+    decoder_.mixture_.compute(team_, decoder_.own_, call, rows_);
     return;
   }
   const auto norm = [&](int64_t row, float* scratch) {
     rms_norm(residual(row), layer.mlp_norm, sizes_.hidden, sizes_.norm_eps, scratch);
     return scratch;
   };
-  Operand operand = make_operand(worker, layer.gate_up, rows_, decoder_.shared_operand(), own, norm);
   const Result gated{Result::Way::kGate, sizes_.activation, 1.0f, inner_, inner_stride_};
-  share_product(worker, layer.gate_up, operand, rows_, gated);
+  product(layer.gate_up, make_operand(layer.gate_up, norm), gated);
   const auto inner = [&](int64_t row, float*) { return inner_ + row * inner_stride_; };
-  operand = make_operand(worker, layer.down, rows_, decoder_.shared_operand(), own, inner);
-  add_product(worker, layer.down, operand, layer.mlp_post_norm);
+  add_product(layer.down, make_operand(layer.down, inner), layer.mlp_post_norm);
 }
 
-void Pass::add_product(Worker& worker, const Linear& linear, const Operand& operand, const float* post_norm) {
+void Pass::add_product(const Linear& linear, const Operand& operand, const float* post_norm) {
   const float factor = sizes_.residual_multiplier;
   if (post_norm == nullptr) {
-    const Result added{Result::Way::kAdd, Activation::kNone, factor, residual_, hidden_stride_};
-    share_product(worker, linear, operand, rows_, added);
+    product(linear, operand, {Result::Way::kAdd, Activation::kNone, factor, residual_, hidden_stride_});
     return;
   }
-  const Result delta{Result::Way::kStore, Activation::kNone, 1.0f, delta_, hidden_stride_};
-  share_product(worker, linear, operand, rows_, delta);
-  worker.share_runs(rows_, [&](int64_t row, bool) {
+  product(linear, operand, {Result::Way::kStore, Activation::kNone, 1.0f, delta_, hidden_stride_});
+  team_.share_runs(rows_, [&](int64_t row, const Hand&) {
     float* at = delta_ + row * hidden_stride_;
     rms_norm(at, post_norm, sizes_.hidden, sizes_.norm_eps, at);
     add_row(at, sizes_.hidden, factor, residual(row));

@@ -24,33 +24,40 @@ HeadPass::HeadPass(Decoder& decoder, const void* hidden, int64_t rows, int64_t* 
       scores_(scores) {}
 
 void HeadPass::run() {
-  decoder_.team_.run([](void* pass, Worker& worker) { static_cast<HeadPass*>(pass)->compute(worker); }, this);
-}
-
-void HeadPass::compute(Worker& worker) {
-  Own& own = decoder_.own_[static_cast<size_t>(worker.rank())];
+  Team& team = decoder_.team_;
   // Behind the layers, if the forward before had as many rows.
-  worker.foresee(decoder_.foreseen_ == rows_ && own.ahead.last() ? &own.ahead : nullptr);
+  const Foresight foresight(team, decoder_.foreseen_ == rows_ ? decoder_.aheads() : nullptr);
+  const int64_t nth = Decoder::kProducts * int64_t{sizes_.layer_count};
   const auto widened = [&](int64_t row, float* scratch) {
     read_row(sizes_.kind, hidden_, row, sizes_.hidden, 1.0f, scratch);
     return scratch;
   };
-  const Operand operand = make_operand(worker, sizes_.head, rows_, decoder_.shared_operand(), own, widened);
+  const Operand operand =
+      make_operand(team, sizes_.head, rows_, decoder_.shared_operand(), decoder_.own_, widened);
   if (tokens_ != nullptr) {
+    find_best(operand, nth);
+    return;
+  }
+  const Result result{Result::Way::kStore, Activation::kNone, 1.0f, scores_, sizes_.vocab};
+  share_product(team, sizes_.head, operand, rows_, nth, [&](int) { return result; });
+  if (sizes_.logits_divisor != 1.0f || sizes_.logits_softcap > 0) {
+    team.share(rows_, [this](int64_t row, const Hand&) { finish(row); });
+  }
+}
+
+void HeadPass::find_best(const Operand& operand, int64_t nth) {
+  // Also for threads that will not come: those who choose look at all.
+  for (Own& own : decoder_.own_) {
     float* best = own.best.floats(0);
     for (int64_t i = 0; i < rows_ * kBestBytes / 4; ++i) {
       best[i] = i % (3 * kLanes) < kLanes ? -std::numeric_limits<float>::infinity() : 0.0f;
     }
-    share_product(
-        worker, sizes_.head, operand, rows_, {Result::Way::kBest, Activation::kNone, 1.0f, best, kBestBytes / 4});
-    worker.share(rows_, [&](int64_t row) { choose(row); });
-    return;
   }
-  const Result result{Result::Way::kStore, Activation::kNone, 1.0f, scores_, sizes_.vocab};
-  share_product(worker, sizes_.head, operand, rows_, result);
-  if (sizes_.logits_divisor != 1.0f || sizes_.logits_softcap > 0) {
-    worker.share(rows_, [&](int64_t row) { finish(row); });
-  }
+  share_product(decoder_.team_, sizes_.head, operand, rows_, nth, [this](int rank) {
+    float* best = decoder_.own_[static_cast<size_t>(rank)].best.floats(0);
+    return Result{Result::Way::kBest, Activation::kNone, 1.0f, best, kBestBytes / 4};
+  });
+  decoder_.team_.share(rows_, [this](int64_t row, const Hand&) { choose(row); });
 }
 
 // The best of what threads and lanes have kept.

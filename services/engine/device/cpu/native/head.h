@@ -1,4 +1,4 @@
-// The scores of a decoder's hidden states, as a team's job.
+// The scores of a decoder's hidden states.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ class HeadPass {
   void run();
 
  private:
-  void compute(Worker& worker);
+  void find_best(const Operand& operand, int64_t nth);
   void finish(int64_t row);
   void choose(int64_t row);
 

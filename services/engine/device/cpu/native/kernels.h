@@ -1,7 +1,7 @@
 // What the kernels give one another, and how everything lies in memory.
 //
-// A function without a Worker does its part of the work in the calling thread; the caller divides the work (by panels,
-// rows, heads) and lets threads meet where one part needs another's results. Sums are in float32 everywhere.
+// A function without a Team does its part of the work in the calling thread; the caller divides the work (by panels,
+// rows, heads) among a team's threads. Sums are in float32 everywhere.
 #pragma once
 
 #include <cstdint>

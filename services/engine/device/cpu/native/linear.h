@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "buffer.h"
 #include "kernels.h"
@@ -13,13 +14,12 @@
 
 namespace catenary {
 
-// What one thread works in: rows that it makes for itself, and the attention's scratch.
+// What one thread works in: a row that it makes for others, and the attention's scratch.
 struct Own {
-  Buffer row, operand, scales, attention, best;
-  Ahead ahead;
+  Buffer row, attention, best;
 };
 
-// So few rows every thread makes for itself: that takes less time than to wait for another that makes them.
+// So few rows the caller makes alone: that takes less time than to let others help.
 constexpr int64_t kOwnRows = 2;
 
 // Puts a row of floats, `made`, into an operand. `scratch` has room for it and may be the same; it is written to.
@@ -32,21 +32,20 @@ inline void put_made(const Linear& linear, const float* made, float* scratch, co
   put_row(linear.kind, made, linear.inputs, operand, row);
 }
 
-// Rows for a product. make(row, scratch) gives a row's floats, in `scratch` (one row) or elsewhere; every thread of
-// the team calls this. `shared` has room for all rows.
+// Rows for a product. make(row, scratch) gives a row's floats, in `scratch` (one row) or elsewhere. `operand` has room
+// for all rows; `owns`: of the team's threads.
 template <typename Make>
 Operand make_operand(
-    Worker& worker, const Linear& linear, int64_t rows, const Operand& shared, Own& own, Make&& make) {
-  Operand operand = shared;
+    Team& team, const Linear& linear, int64_t rows, Operand operand, std::vector<Own>& owns, Make&& make) {
   operand.stride = operand_stride(linear.kind, linear.inputs);
-  float* scratch = own.row.floats(0);
-  const auto put = [&](int64_t row) { put_made(linear, make(row, scratch), scratch, operand, row); };
+  const auto put = [&](int64_t row, const Hand& hand) {
+    float* scratch = owns[static_cast<size_t>(hand.rank)].row.floats(0);
+    put_made(linear, make(row, scratch), scratch, operand, row);
+  };
   if (rows <= kOwnRows) {
-    operand.data = own.operand.reserve(0);
-    operand.scales = own.scales.floats(0);
-    for (int64_t row = 0; row < rows; ++row) put(row);
+    for (int64_t row = 0; row < rows; ++row) put(row, Hand{});
   } else {
-    worker.share_runs(rows, [&](int64_t row, bool) { put(row); });
+    team.share_runs(rows, put);
   }
   return operand;
 }
@@ -63,19 +62,15 @@ inline bool foresee(const Linear& linear, int64_t rows, int rank, int threads, A
   return true;
 }
 
-// The next product of those that the worker foresees, or any product if it foresees nothing.
-inline void share_product(
-    Worker& worker, const Linear& linear, const Operand& operand, int64_t rows, const Result& result) {
-  const Pieces pieces = divide(linear, rows, worker.threads());
-  Ahead* ahead = worker.ahead();
-  if (ahead == nullptr) {
-    worker.share_runs(
-        pieces.count, [&](int64_t piece, bool) { multiply(linear, operand, rows, pieces, piece, result, nullptr); });
-    return;
-  }
-  ahead->begin();
-  worker.share_runs(pieces.count, [&](int64_t piece, bool own) {
-    multiply(linear, operand, rows, pieces, piece, result, own ? ahead : nullptr);
+// A product by all threads. result_of(rank): what becomes of it. nth: which it is of those that the threads foresee, if
+// they do.
+template <typename ResultOf>
+void share_product(
+    Team& team, const Linear& linear, const Operand& operand, int64_t rows, int64_t nth, ResultOf&& result_of) {
+  const Pieces pieces = divide(linear, rows, team.size());
+  team.share_runs(pieces.count, [&](int64_t piece, const Hand& hand) {
+    if (hand.first && hand.ahead != nullptr) hand.ahead->begin(nth);
+    multiply(linear, operand, rows, pieces, piece, result_of(hand.rank), hand.own ? hand.ahead : nullptr);
   });
 }
 

@@ -1,4 +1,4 @@
-// One forward of a decoder, as a team's job.
+// One forward of a decoder.
 #pragma once
 
 #include <cstdint>
@@ -20,12 +20,14 @@ class Pass {
   void run();
 
  private:
-  void compute(Worker& worker);
   void embed(int64_t row);
-  void attention(Worker& worker, const Layer& layer, const Cache& cache);
+  void attention(const Layer& layer, const Cache& cache);
   void turn(const Layer& layer, const Cache& cache, int64_t row);
-  void mlp(Worker& worker, const Layer& layer);
-  void add_product(Worker& worker, const Linear& linear, const Operand& operand, const float* post_norm);
+  void mlp(const Layer& layer);
+  template <typename Make>
+  Operand make_operand(const Linear& linear, Make&& make);
+  void product(const Linear& linear, const Operand& operand, const Result& result);
+  void add_product(const Linear& linear, const Operand& operand, const float* post_norm);
   void close(int64_t row, float* scratch);
 
   float* residual(int64_t row) const { return residual_ + row * hidden_stride_; }
@@ -36,6 +38,7 @@ class Pass {
   }
 
   Decoder& decoder_;
+  Team& team_;
   const Architecture& sizes_;
   const Batch& batch_;
   void* const hidden_;
@@ -50,6 +53,8 @@ class Pass {
   float* const delta_;
   float* const waves_;
   std::unique_ptr<AttentionPlan, FreePlan> plan_;
+  // Products that were computed.
+  int64_t products_ = 0;
 };
 
 }  // namespace catenary

@@ -3,6 +3,8 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include <algorithm>
+
 namespace catenary {
 
 namespace {
@@ -26,69 +28,98 @@ void bind(int cpu) {
   (void)pthread_setaffinity_np(pthread_self(), sizeof set, &set);
 }
 
-// Waits until `value` is no longer `seen`.
-void await(const std::atomic<uint32_t>& value, uint32_t seen, Ahead* ahead) {
-  for (int spin = 0; spin < kSpins; ++spin) {
-    if (value.load(std::memory_order_acquire) != seen) return;
-    if (ahead == nullptr || !ahead->ask(kAsked)) pause();
-  }
-  while (value.load(std::memory_order_acquire) == seen) value.wait(seen, std::memory_order_acquire);
-}
-
 }  // namespace
 
 Team::Team(int size, const int32_t* cpus, int cpu_count)
-    : size_(size < 1 ? 1 : size), claims_(new Claims[static_cast<size_t>(size_)]) {
-  for (int rank = 1; rank < size_; ++rank) {
-    const int cpu = cpu_count > 0 ? cpus[rank % cpu_count] : -1;
-    threads_.emplace_back([this, rank, cpu] { serve(rank, cpu); });
+    : size_(size < 1 ? 1 : size),
+      claims_(new Claims[static_cast<size_t>(size_)]),
+      seats_(new Seat[static_cast<size_t>(size_)]) {
+  try {
+    for (int rank = 1; rank < size_; ++rank) {
+      const int cpu = cpu_count > 0 ? cpus[rank % cpu_count] : -1;
+      threads_.emplace_back([this, rank, cpu] { serve(rank, cpu); });
+    }
+  } catch (...) {
+    // The system gives no more threads, or no memory: those that are there wait for shares.
+    dismiss();
+    throw;
   }
 }
 
-Team::~Team() {
-  closing_ = true;
-  jobs_.fetch_add(1, std::memory_order_release);
-  jobs_.notify_all();
+Team::~Team() { dismiss(); }
+
+void Team::dismiss() {
+  share_.store(kClosing, std::memory_order_seq_cst);
+  opened_.ring();
   for (std::thread& thread : threads_) thread.join();
 }
 
-void Team::run(Job job, void* context) {
-  job_ = job;
-  context_ = context;
-  for (int rank = 0; rank < size_; ++rank) prepare(rank, 0);
-  jobs_.fetch_add(1, std::memory_order_release);
-  jobs_.notify_all();
-  Worker worker(*this, 0);
-  job(context, worker);
-  // What the caller owns may be gone as soon as all have met: nobody looks ahead in it while he waits.
-  worker.foresee(nullptr);
-  worker.meet();
+void Team::compute(Part part, const void* work, int64_t count) {
+  for (int rank = 0; rank < size_; ++rank) {
+    claims_[static_cast<size_t>(rank)].taken.store(0, std::memory_order_relaxed);
+  }
+  part_ = part;
+  work_ = work;
+  count_ = count;
+  const uint64_t share = share_.load(std::memory_order_relaxed) + 1;
+  share_.store(share, std::memory_order_seq_cst);
+  opened_.ring();
+  part(*this, 0);
+  // Every item is taken. Those who took one sit in the share until it is done.
+  share_.store(share + 1, std::memory_order_seq_cst);
+  for (int rank = 1; rank < size_; ++rank) wait_for(seats_[static_cast<size_t>(rank)], share);
+}
+
+void Team::wait_for(Seat& seat, uint64_t share) {
+  Ahead* ahead = ahead_of(0);
+  // The first look is ordered after the closing, see serve().
+  if (seat.share.load(std::memory_order_seq_cst) != share) return;
+  for (int spin = 0; spin < kSpins; ++spin) {
+    if (seat.share.load(std::memory_order_acquire) != share) return;
+    if (ahead == nullptr || !ahead->ask(kAsked)) pause();
+  }
+  seat.left.sleep_until([&] { return seat.share.load(std::memory_order_seq_cst) != share; });
 }
 
 void Team::serve(int rank, int cpu) {
   if (cpu >= 0) bind(cpu);
-  uint32_t seen = 0;
-  for (;;) {
-    // A team sleeps between jobs: the processes beside it need the cores then.
-    while (jobs_.load(std::memory_order_acquire) == seen) jobs_.wait(seen, std::memory_order_acquire);
-    seen = jobs_.load(std::memory_order_acquire);
-    if (closing_) return;
-    Worker worker(*this, rank);
-    job_(context_, worker);
-    worker.foresee(nullptr);
-    worker.meet();
+  Seat& seat = seats_[static_cast<size_t>(rank)];
+  Ahead::Part wanted{};
+  for (uint64_t share = 0; (share = next_share(share, wanted)) != kClosing;) {
+    seat.share.store(share, std::memory_order_seq_cst);
+    // Sequentially consistent: either this sees that the share was closed, or its caller that somebody sits in it.
+    if (share_.load(std::memory_order_seq_cst) == share) {
+      Ahead* ahead = ahead_of(rank);
+      if (ahead != nullptr) ahead->asked(wanted);
+      part_(*this, rank);
+      wanted = ahead == nullptr ? Ahead::Part{} : ahead->next(Ahead::kMost);
+    }
+    seat.share.store(0, std::memory_order_seq_cst);
+    seat.left.ring();
   }
 }
 
-void Worker::meet() {
-  const uint32_t met = team_.met_.load(std::memory_order_relaxed);
-  if (team_.arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == team_.size_) {
-    team_.arrived_.store(0, std::memory_order_relaxed);
-    team_.met_.store(met + 1, std::memory_order_release);
-    team_.met_.notify_all();
-    return;
+// Waits for a share that is open and not the last one, asking for what is wanted meanwhile. Spins shortly: a forward has
+// hundreds of shares, each a microsecond apart from the one before, and a thread that sleeps takes fifty to wake up.
+uint64_t Team::next_share(uint64_t last, Ahead::Part& wanted) {
+  const auto is_next = [last](uint64_t share) { return is_open(share) && share != last; };
+  int64_t asked = 0;
+  uint64_t share = 0;
+  for (int spin = 0; spin < kSpins && !is_next(share); ++spin) {
+    share = share_.load(std::memory_order_acquire);
+    const int64_t bytes = std::min(kAsked, wanted.bytes - asked);
+    if (bytes > 0) {
+      Ahead::ask({wanted.from + asked, bytes, wanted.once});
+      asked += bytes;
+    } else {
+      pause();
+    }
   }
-  await(team_.met_, met, ahead_);
+  if (!is_next(share)) {
+    opened_.sleep_until([&] { return is_next(share = share_.load(std::memory_order_seq_cst)); });
+  }
+  wanted.bytes = asked;
+  return share;
 }
 
 }  // namespace catenary

@@ -1,22 +1,29 @@
-// Threads that compute one forward together.
+// Threads that help the thread that computes a forward.
 //
-// They sleep between forwards and wait for one another by spinning shortly within one: a forward has hundreds of
-// meeting points, each a microsecond apart from the next work, and a thread that sleeps takes fifty to wake up. A
-// machine that other processes use takes a thread away now and then; so those who wait stop spinning soon, and work
-// is claimed piece by piece and not divided beforehand.
+// The caller runs the forward, one phase after another, and opens a share for each phase that is worth dividing. The
+// team's threads help with what is open when they come, item by item. Nobody waits for a thread that has not come: a
+// machine that other processes use takes a thread away now and then, for as long as it likes, and the others do its
+// items meanwhile.
+//
+// What makes that safe: a thread of the team touches what a share works on (the work itself, its counters, what it reads
+// and writes, and what the thread foresees) only between entering that share and leaving it. It says in its seat which
+// share it enters, looks whether that is still open, and only then reads anything; the caller closes the share and then
+// waits for those who sit in it. Shares are numbered by 64 bits, so a number is never seen twice. So when the caller goes
+// on, and be it to free everything but the team, nobody is left who knows of it. What is done between shares, the caller
+// does alone. With one thread a share is a loop.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <memory>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #include "ahead.h"
+#include "doorbell.h"
 
 namespace catenary {
-
-class Team;
 
 // Items [begin, end).
 struct Run {
@@ -25,46 +32,23 @@ struct Run {
 };
 
 // A thread's items of `count`.
-inline Run run_of(int64_t count, int rank, int threads) { return {count * rank / threads, count * (rank + 1) / threads}; }
+inline Run run_of(int64_t count, int rank, int threads) {
+  return {count * rank / threads, count * (rank + 1) / threads};
+}
 
-// One thread's part in a job.
-class Worker {
- public:
-  Worker(Team& team, int rank) : team_(team), rank_(rank) {}
-
-  int rank() const { return rank_; }
-  int threads() const;
-
-  // What the thread will read, of which memory is asked for while it waits for others. Null: nothing is known.
-  void foresee(Ahead* ahead) { ahead_ = ahead; }
-  Ahead* ahead() const { return ahead_; }
-
-  // Calls work(item) for each item in [0, count) once, in any thread; every thread of the team calls this. Returns in
-  // all of them when all items are done.
-  template <typename Work>
-  void share(int64_t count, Work&& work);
-
-  // The same, but each thread begins with a run of its own (run_of), in order. Who is done early takes items from the
-  // end of another's run; `own` tells work(item, own) which it is.
-  template <typename Work>
-  void share_runs(int64_t count, Work&& work);
-
-  // Waits until every thread of the team is here.
-  void meet();
-
- private:
-  Team& team_;
-  const int rank_;
-  uint32_t shares_ = 0;
-  Ahead* ahead_ = nullptr;
+// Who does an item: the caller's rank is 0. first: of those that the thread does in this share. own: of its own run.
+// ahead: what it foresees, null if nothing is known.
+struct Hand {
+  int rank;
+  bool first;
+  bool own;
+  Ahead* ahead;
 };
 
 class Team {
  public:
-  using Job = void (*)(void* context, Worker& worker);
-
   // cpus: `cpu_count` numbers of CPUs, to which the threads are bound in turn (rank 0, the caller's thread, is not);
-  // none: they are not bound.
+  // none: they are not bound. Throws if there are no such threads.
   Team(int size, const int32_t* cpus, int cpu_count);
   ~Team();
   Team(const Team&) = delete;
@@ -72,67 +56,123 @@ class Team {
 
   int size() const { return size_; }
 
-  // Runs the job in every thread, the caller's included, and returns when all have ended. One job at a time.
-  void run(Job job, void* context);
+  // Calls work(item, hand) for each item in [0, count) once, in any thread. Returns when all are done. One caller at a
+  // time, and none out of work().
+  template <typename Work>
+  void share(int64_t count, Work&& work) {
+    share_as(count, false, work);
+  }
+
+  // The same, but each thread begins with a run of its own (run_of), in order. Who is done early takes items from the
+  // end of another's run.
+  template <typename Work>
+  void share_runs(int64_t count, Work&& work) {
+    share_as(count, true, work);
+  }
 
  private:
-  friend class Worker;
-  void serve(int rank, int cpu);
+  friend class Foresight;
+
+  // A thread's part in the open share.
+  using Part = void (*)(Team& team, int rank);
 
   // Of one thread's items in a share: how many were taken from the front, by itself, and from the end, by others. No
   // two are the same while both together are fewer than there are.
   struct alignas(64) Claims {
-    // Of three counters one is in use, one was, and one is being made ready for the next share.
-    std::atomic<uint64_t> taken[3] = {};
+    std::atomic<uint64_t> taken{0};
   };
   static constexpr uint64_t kFront = 1, kEnd = uint64_t{1} << 32;
 
-  // Takes one of a run's items: its number from the begin, or -1.
-  int64_t take(int rank, uint32_t share, int64_t items, uint64_t side) {
-    const uint64_t taken = claims_[rank].taken[share % 3].fetch_add(side, std::memory_order_relaxed);
-    const int64_t front = static_cast<int64_t>(taken % kEnd), end = static_cast<int64_t>(taken / kEnd);
-    if (front + end >= items) return -1;
-    return side == kFront ? front : items - 1 - end;
-  }
+  // The share that a thread sits in, 0 for none, and where the caller waits until it leaves.
+  struct alignas(64) Seat {
+    std::atomic<uint64_t> share{0};
+    Doorbell left;
+  };
 
-  void prepare(int rank, uint32_t share) { claims_[rank].taken[share % 3].store(0, std::memory_order_relaxed); }
+  // Beyond all numbers of shares.
+  static constexpr uint64_t kClosing = ~uint64_t{0};
+  static bool is_open(uint64_t share) { return share % 2 == 1; }
+
+  template <typename Work>
+  void share_as(int64_t count, bool runs, Work& work);
+  template <typename Work>
+  static void do_items(Team& team, int rank);
+  template <typename Work>
+  static void do_runs(Team& team, int rank);
+
+  // Takes one of a run's items: its number from the begin, or -1.
+  int64_t take(int rank, int64_t items, uint64_t side);
+  void compute(Part part, const void* work, int64_t count);
+  void wait_for(Seat& seat, uint64_t share);
+  void serve(int rank, int cpu);
+  void dismiss();
+  uint64_t next_share(uint64_t last, Ahead::Part& wanted);
+  Ahead* ahead_of(int rank) { return aheads_ == nullptr ? nullptr : aheads_ + rank; }
 
   const int size_;
   const std::unique_ptr<Claims[]> claims_;
-  alignas(64) std::atomic<int32_t> arrived_{0};
-  alignas(64) std::atomic<uint32_t> met_{0};
-  alignas(64) std::atomic<uint32_t> jobs_{0};
-  Job job_ = nullptr;
-  void* context_ = nullptr;
-  bool closing_ = false;
+  const std::unique_ptr<Seat[]> seats_;
+  // What is open, if the number is odd; who is here has the rest in the same line.
+  alignas(64) std::atomic<uint64_t> share_{0};
+  Part part_ = nullptr;
+  const void* work_ = nullptr;
+  int64_t count_ = 0;
+  Ahead* aheads_ = nullptr;
+  alignas(64) Doorbell opened_;
   std::vector<std::thread> threads_;
 };
 
-inline int Worker::threads() const { return team_.size_; }
+// What threads will read in the shares of a scope, by rank, of which memory is asked for while they wait. Null: nothing
+// is known.
+class Foresight {
+ public:
+  Foresight(Team& team, Ahead* aheads) : team_(team) { team.aheads_ = aheads; }
+  ~Foresight() { team_.aheads_ = nullptr; }
+  Foresight(const Foresight&) = delete;
+  Foresight& operator=(const Foresight&) = delete;
 
-template <typename Work>
-void Worker::share(int64_t count, Work&& work) {
-  const uint32_t share = shares_++;
-  // Nobody takes by the next counters before all have met at the end of this share, nor since the end of the last but
-  // one.
-  team_.prepare(rank_, share + 1);
-  for (int64_t item; (item = team_.take(0, share, count, Team::kFront)) >= 0;) work(item);
-  meet();
+ private:
+  Team& team_;
+};
+
+inline int64_t Team::take(int rank, int64_t items, uint64_t side) {
+  const auto left = [items](uint64_t taken) {
+    return items - static_cast<int64_t>(taken % kEnd) - static_cast<int64_t>(taken / kEnd);
+  };
+  std::atomic<uint64_t>& taken = claims_[static_cast<size_t>(rank)].taken;
+  // Only to look costs others nothing.
+  if (left(taken.load(std::memory_order_relaxed)) <= 0) return -1;
+  const uint64_t before = taken.fetch_add(side, std::memory_order_relaxed);
+  if (left(before) <= 0) return -1;
+  return side == kFront ? static_cast<int64_t>(before % kEnd) : items - 1 - static_cast<int64_t>(before / kEnd);
 }
 
 template <typename Work>
-void Worker::share_runs(int64_t count, Work&& work) {
-  const uint32_t share = shares_++;
-  team_.prepare(rank_, share + 1);
-  for (int turn = 0; turn < team_.size_; ++turn) {
-    const int owner = (rank_ + turn) % team_.size_;
-    const Run run = run_of(count, owner, team_.size_);
-    const uint64_t side = turn == 0 ? Team::kFront : Team::kEnd;
-    for (int64_t item; (item = team_.take(owner, share, run.end - run.begin, side)) >= 0;) {
-      work(run.begin + item, turn == 0);
+void Team::share_as(int64_t count, bool runs, Work& work) {
+  if (size_ > 1 && count > 1) return compute(runs ? do_runs<Work> : do_items<Work>, &work, count);
+  for (int64_t item = 0; item < count; ++item) work(item, Hand{0, item == 0, true, ahead_of(0)});
+}
+
+template <typename Work>
+void Team::do_items(Team& team, int rank) {
+  const Work& work = *static_cast<const Work*>(team.work_);
+  Hand hand{rank, true, false, team.ahead_of(rank)};
+  for (int64_t item; (item = team.take(0, team.count_, kFront)) >= 0; hand.first = false) work(item, hand);
+}
+
+template <typename Work>
+void Team::do_runs(Team& team, int rank) {
+  const Work& work = *static_cast<const Work*>(team.work_);
+  Hand hand{rank, true, true, team.ahead_of(rank)};
+  for (int turn = 0; turn < team.size_; ++turn) {
+    const int owner = (rank + turn) % team.size_;
+    const Run run = run_of(team.count_, owner, team.size_);
+    hand.own = turn == 0;
+    const uint64_t side = hand.own ? kFront : kEnd;
+    for (int64_t item; (item = team.take(owner, run.end - run.begin, side)) >= 0; hand.first = false) {
+      work(run.begin + item, hand);
     }
   }
-  meet();
 }
 
 }  // namespace catenary
