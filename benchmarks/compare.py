@@ -36,6 +36,7 @@ from benchmarks.peers import (
     ratios,
     save_plot,
 )
+from catenary.cli.output import check_file
 from services.engine.model.errors import ModelError
 
 _BUSY = 0.3
@@ -54,8 +55,10 @@ def main() -> int:
     try:
         if options.plot is not None:
             check_plot(options.plot)
+        if options.output is not None:
+            check_file(options.output, "--output")
         report = _measure(options, names)
-    except (PeerError, ModelError) as error:
+    except (PeerError, ModelError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -67,7 +70,7 @@ def main() -> int:
         "seconds": round(time.monotonic() - started, 1),
     }
     _print(report, options.streams)
-    return _write(report, options)
+    return _write(report, options) or int(report["broken_off"] is not None)
 
 
 def _measure(options: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
@@ -78,15 +81,28 @@ def _measure(options: argparse.Namespace, names: Sequence[str]) -> dict[str, Any
     ) as opened:
         measuring = Measuring(opened.servers, opened.model.directory, lengths)
         measuring.warm_up(options.streams, _tell)
-        samples = measuring.all_runs(options.streams, options.repeats, _tell)
+        broken_off = _run(measuring, options)
         precisions = {server.subject.name: server.subject.precision for server in opened.servers}
         return {
             "model": opened.model.name,
             "threads": options.threads,
             "precisions": precisions,
             "starts": {name: round(seconds, 2) for name, seconds in opened.starts.items()},
-            "samples": [sample.as_json() for sample in samples],
+            "samples": [sample.as_json() for sample in measuring.samples],
+            "broken_off": broken_off,
         }
+
+
+def _run(measuring: Measuring, options: argparse.Namespace) -> str | None:
+    """Measures; why it ended before it was over, None if it did not. What was measured until then is worth
+    something. Raises PeerError and KeyboardInterrupt if that is nothing."""
+    try:
+        measuring.all_runs(options.streams, options.repeats, _tell)
+    except (PeerError, KeyboardInterrupt) as error:
+        if not measuring.samples:
+            raise
+        return "Ctrl-C" if isinstance(error, KeyboardInterrupt) else str(error)
+    return None
 
 
 def _print(report: dict[str, Any], streams: Sequence[int]) -> None:
@@ -104,6 +120,8 @@ def _print(report: dict[str, Any], streams: Sequence[int]) -> None:
     if peers:
         print("\nRatios of runs in the same repeat; for the first token less is better:\n")
         print("\n".join(ratios(samples, own, peers, precisions, streams)))
+    if report["broken_off"] is not None:
+        print(f"\nBROKEN OFF, so not all servers have the same runs: {report['broken_off']}")
     resting = max(sample.resting_cpu for sample in samples)
     if resting > _RESTING:
         print(f"\nServers that had nothing to do took up to {resting:.2f} of a core.")
@@ -132,18 +150,24 @@ def _parser() -> argparse.ArgumentParser:
         "--catenary", type=_listed(variants), default=[OWN], help=f"with commas: {', '.join(variants)}"
     )
     parser.add_argument("--streams", type=_counts, default=[1, 8, 32], help="with commas, up to 32")
-    parser.add_argument("--prompt-tokens", type=int, default=64)
-    parser.add_argument("--output-tokens", type=int, default=128)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--ttft-words", type=int, default=800, help="words whose first token is timed")
+    parser.add_argument("--prompt-tokens", type=_positive, default=64)
+    parser.add_argument("--output-tokens", type=_positive, default=128)
+    parser.add_argument("--repeats", type=_positive, default=3)
+    parser.add_argument("--ttft-words", type=_positive, default=800, help="words whose first token is timed")
     parser.add_argument("--ttft-prompts", type=int, default=2, help="such prompts a repeat; 0: none")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=_positive, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--model", default="smollm2", help="alias, GGUF file or directory")
     parser.add_argument("--peers-directory", type=Path, default=DEFAULT_DIRECTORY)
     parser.add_argument("--start-timeout-s", type=float, default=300)
     parser.add_argument("--output", type=Path, help="file for all samples, as JSON")
     parser.add_argument("--plot", type=Path, help="file for bars of the medians, as PNG")
     return parser
+
+
+def _positive(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError("at least 1")
+    return int(text)
 
 
 def _counts(text: str) -> list[int]:

@@ -73,6 +73,8 @@ class Measuring:
         self._words: Source = PlainWords()
         self._lengths = lengths
         self._awake: Server | None = None
+        self.samples: list[Sample] = []
+        """What has been measured, also where an error ended it."""
 
     def warm_up(self, streams: Sequence[int], tell: Tell) -> None:
         """One short run of each kind for each server, not counted. Raises PeerError."""
@@ -86,15 +88,14 @@ class Measuring:
     def all_runs(self, streams: Sequence[int], repeats: int, tell: Tell) -> list[Sample]:
         """Each kind of run `repeats` times; servers take turns, and who begins changes. Raises PeerError."""
         kinds = [*streams, FIRST_TOKEN] if self._lengths.prompts else list(streams)
-        samples: list[Sample] = []
         for repeat in range(repeats):
             for kind in kinds:
                 start = repeat % len(self._servers)
                 for server in self._servers[start:] + self._servers[:start]:
                     sample = self._run(server, kind, repeat)
-                    samples.append(sample)
+                    self.samples.append(sample)
                     tell(_line(sample))
-        return samples
+        return self.samples
 
     def _run(self, server: Server, streams: int, repeat: int, output_tokens: int | None = None) -> Sample:
         self._wake(server)
@@ -131,6 +132,8 @@ class Measuring:
             result = run(plan)
         except BenchError as error:
             raise PeerError(f"{subject.name}: {error}") from None
+        if (ended := server.ended()) is not None:
+            raise PeerError(ended)
         if result.failures:
             detail = next(record.detail for record in result.records if record.failure is not None)
             raise PeerError(f"{subject.name} failed at {streams} streams: {result.failures}, {detail}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from benchmarks.peers.environments import PeerError
 from benchmarks.peers.measuring import FIRST_TOKEN, Sample
 from benchmarks.peers.report import Cell, cell
-from catenary.cli.output import check_file, write_png
+from catenary.cli.output import INSTALL_BENCH, check_file, write_png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,7 +25,7 @@ _GROUP = 0.85
 def check_plot(file: Path) -> None:
     """What could not be drawn is to be known before hours are measured. Raises PeerError."""
     if find_spec("matplotlib") is None:
-        raise PeerError("--plot: matplotlib is missing: pip install 'catenary[bench]'")
+        raise PeerError(f"--plot: matplotlib is missing: {INSTALL_BENCH}")
     try:
         check_file(file, "--plot")
     except ValueError as error:

@@ -35,6 +35,8 @@ class Server:
 
     def start(self, timeout_s: float) -> float:
         """Starts it; returns the seconds until it had answered a request. Raises PeerError."""
+        if self._answers():
+            raise PeerError(f"{self.url} is somebody else's already: {self.subject.name} cannot have it")
         environment = {**clean_environment(), **self.subject.environment}
         started = time.monotonic()
         with self.log.open("wb") as log:
@@ -47,15 +49,18 @@ class Server:
                 start_new_session=True,
             )
         while not self._answers():
-            if self._process.poll() is not None:
-                raise PeerError(
-                    f"{self.subject.name} ended with code {self._process.returncode}: {self._tail()}"
-                )
+            if (ended := self.ended()) is not None:
+                raise PeerError(ended)
             if time.monotonic() - started > timeout_s:
                 self.stop()
                 raise PeerError(f"{self.subject.name} gave no answer in {timeout_s:g} s: {self._tail()}")
             time.sleep(_POLL_S)
         return time.monotonic() - started
+
+    def ended(self) -> str | None:
+        """How it ended by itself, and its last words; None while it runs."""
+        code = None if self._process is None else self._process.poll()
+        return None if code is None else f"{self.subject.name} ended with code {code}: {self._tail()}"
 
     def stop(self) -> None:
         """Ends it and all that it started. Idempotent."""

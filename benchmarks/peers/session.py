@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -23,6 +23,8 @@ from services.engine.model.preparation import default_cache_dir, prepare_model
 from services.engine.model.sources import SourceKind, resolve_source
 
 Tell = Callable[[str], None]
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,30 +51,41 @@ def open_servers(
     cache = default_cache_dir() / "benchmarks"
     logs = cache / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    places = [Place(peers, cache, cpus[:threads], _free_port()) for _ in names]
+    places = [Place(peers, cache, cpus[:threads], port) for port in _free_ports(len(names))]
     subjects = [subject(name, model, place) for name, place in zip(names, places, strict=True)]
     servers: list[Server] = []
     starts: dict[str, float] = {}
-    # Whatever ends this process ends them too: some have processes that would stay.
-    signal.signal(signal.SIGTERM, _interrupt)
-    signal.signal(signal.SIGINT, _interrupt)
+    with _interrupted_by_signals(), ExitStack() as ending:
+        try:
+            for one, place in zip(subjects, places, strict=True):
+                _make_file(one, tell)
+                server = Server(one, f"http://127.0.0.1:{place.port}", logs / f"{one.name}.log")
+                servers.append(server)
+                ending.callback(server.stop)
+                marker = cache / f"started-{one.name}-{_digest(one, place)}"
+                if not marker.exists():
+                    tell(f"first start of {one.name}: {server.start(timeout_s):.1f} s, not counted")
+                    server.stop()
+                    marker.touch()
+                starts[one.name] = server.start(timeout_s)
+                tell(f"{one.name}: {starts[one.name]:.1f} s to its first answer")
+                server.rest()
+            yield Opened(servers, starts, model)
+        finally:
+            # A second Ctrl-C, while they end, is not to leave one behind.
+            for number in _ENDING:
+                signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def _interrupted_by_signals() -> Iterator[None]:
+    """Whatever ends this process ends its servers too: some have processes that would stay."""
+    before = {number: signal.signal(number, _interrupt) for number in _ENDING}
     try:
-        for one, place in zip(subjects, places, strict=True):
-            _make_file(one, tell)
-            server = Server(one, f"http://127.0.0.1:{place.port}", logs / f"{one.name}.log")
-            servers.append(server)
-            marker = cache / f"started-{one.name}-{_digest(one, place)}"
-            if not marker.exists():
-                tell(f"first start of {one.name}: {server.start(timeout_s):.1f} s, not counted")
-                server.stop()
-                marker.touch()
-            starts[one.name] = server.start(timeout_s)
-            tell(f"{one.name}: {starts[one.name]:.1f} s to its first answer")
-            server.rest()
-        yield Opened(servers, starts, model)
+        yield
     finally:
-        for server in servers:
-            server.stop()
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
@@ -105,7 +118,10 @@ def _digest(one: Subject, place: Place) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+def _free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on, each another one."""
+    with ExitStack() as held:
+        listeners = [held.enter_context(socket.socket()) for _ in range(count)]
+        for listener in listeners:
+            listener.bind(("127.0.0.1", 0))
+        return [int(listener.getsockname()[1]) for listener in listeners]

@@ -77,8 +77,8 @@ class Answer:
             self._body += data[: _MAX_REFUSAL_BYTES - len(self._body)]
             return
         try:
-            for event in self._events.feed(data):
-                if self._event(event, now):
+            for name, event in self._events.feed(data):
+                if self._event(name, event, now):
                     return
         except EventTooLarge as error:
             self.fail("bad_answer", str(error), now)
@@ -114,8 +114,13 @@ class Answer:
             self.failure, self.detail = kind, detail
             self._end(now)
 
-    def _event(self, event: bytes, now: float) -> bool:
+    def _event(self, name: bytes, event: bytes, now: float) -> bool:
         """Take one event; whether it is the last."""
+        if name == b"error":
+            self.fail("error_event", error_text(event) or "without a word about it", now)
+            return True
+        if not event:
+            return False
         if event == b"[DONE]":
             if self._finished or self.moments:
                 self._end(now)

@@ -7,24 +7,12 @@ import socket
 from collections.abc import Sequence
 from time import monotonic
 
-import msgspec
-
 from catenary.bench.chunks import error_text
 from catenary.bench.connection import Connection, Sink, StaleConnection
-from catenary.bench.target import BenchError, Endpoint, Target
+from catenary.bench.target import Endpoint, Target
 
 _ROUTES = {Endpoint.CHAT: "/v1/chat/completions", Endpoint.COMPLETIONS: "/v1/completions"}
 _MAX_PAGE_BYTES = 1 << 20
-
-
-class _Model(msgspec.Struct):
-    id: str
-    # Other servers do not say what a model is for.
-    tasks: tuple[str, ...] = ("generate",)
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
 
 
 class Client:
@@ -40,27 +28,16 @@ class Client:
         self.resent = 0
         """Requests that were sent again: a server may close a connection that waits, just as they come."""
 
-    async def send(self, body: bytes, answer: Sink) -> None:
+    async def send(self, body: bytes, answer: Sink, request_id: str | None = None) -> None:
         """Send a request and wait until its answer is done; it says itself whether it failed."""
-        head = self._target.head("POST", _ROUTES[self._target.endpoint], len(body))
-        await self._send(head + body, answer)
+        head = self._target.head("POST", _ROUTES[self._target.endpoint], len(body), request_id)
+        await self._send(head + body, answer, monotonic() + self._target.timeout_s)
 
-    async def first_model(self) -> str:
-        """The server's first model that generates. Raises BenchError."""
-        where, page = self._target.base_url, _Page()
-        await self._send(self._target.head("GET", "/v1/models", None), page)
-        if page.failure == "status":
-            raise BenchError(f"{where} answers {page.status} to GET /v1/models ({page.detail}): name a model")
-        if page.failure is not None:
-            raise BenchError(f"no answer from {where}: {page.detail}")
-        try:
-            models = msgspec.json.decode(page.content, type=_Models).data
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise BenchError(f"{where} does not list its models: name one") from None
-        names = [model.id for model in models if "generate" in model.tasks]
-        if not names:
-            raise BenchError(f"{where} lists no model that generates")
-        return names[0]
+    async def get(self, route: str, deadline: float) -> Page:
+        """A small answer as a whole, by a moment of time.monotonic; it says itself whether it failed."""
+        page = Page()
+        await self._send(self._target.head("GET", route, None), page, deadline)
+        return page
 
     def close(self) -> None:
         """Close all connections. Idempotent."""
@@ -69,8 +46,7 @@ class Client:
         self._all.clear()
         self._free.clear()
 
-    async def _send(self, request: bytes, answer: Sink) -> None:
-        deadline = monotonic() + self._target.timeout_s
+    async def _send(self, request: bytes, answer: Sink, deadline: float) -> None:
         while True:
             connection = self._kept()
             try:
@@ -125,8 +101,9 @@ class Client:
         raise failed
 
 
-class _Page:
-    """A small answer as a whole."""
+class Page:
+    """A small answer as a whole. `failure` is None, `status` (it is not 200), `connect`, `timeout`, `cut`,
+    `bad_answer` or `size`."""
 
     def __init__(self) -> None:
         self.status = 0

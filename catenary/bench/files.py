@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from catenary.bench.chunks import shown
 from catenary.bench.conversations import Conversation, Turn
 from catenary.bench.lengths import MAX_LENGTH, Lengths
 
@@ -66,12 +67,10 @@ def sharegpt_conversations(
         turns: questions of each conversation that are asked, if it has so many.
 
     Raises:
-        ValueError: the file cannot be read, is too large, is something else or has nothing that fits.
+        ValueError: the file cannot be read, is too large, is something else, has an entry that is no
+            conversation (the text says which and why) or nothing that fits.
     """
-    try:
-        entries = msgspec.json.decode(_read(path, limits), type=list[_Entry])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise ValueError(f"{path} is no array of ShareGPT conversations") from None
+    entries = _entries(path, _read(path, limits))
     generator = random.Random(f"sharegpt {seed}")
     generator.shuffle(entries)
     chosen: list[Conversation] = []
@@ -101,8 +100,9 @@ def lines_conversations(
             continue
         try:
             found = decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise ValueError(f"{path}, line {number}: expected an object with prompt") from None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            reason = f"expected an object with prompt: {_why(error)}"
+            raise ValueError(f"{path}, line {number}: {reason}") from None
         wanted = outputs.draw(generator) if found.output_tokens is None else found.output_tokens
         if not found.prompt or not 1 <= wanted <= MAX_LENGTH:
             raise ValueError(f"{path}, line {number}: an empty prompt, or output_tokens out of range")
@@ -111,6 +111,27 @@ def lines_conversations(
     if not chosen:
         raise ValueError(f"{path} has no prompts")
     return chosen
+
+
+def _entries(path: Path, data: bytes) -> list[_Entry]:
+    try:
+        raw = msgspec.json.decode(data, type=list[msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} is no array of ShareGPT conversations: {_why(error)}") from None
+    decoder, entries = msgspec.json.Decoder(_Entry), []
+    for index, one in enumerate(raw):
+        try:
+            entries.append(decoder.decode(one))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise ValueError(f"{path}, entry {index} (from 0) is no conversation: {_why(error)}") from None
+    return entries
+
+
+def _why(error: Exception) -> str:
+    """What the decoder says: of types and places, and of contents no more than a field's name."""
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8"
+    return "it is nested too deeply" if isinstance(error, RecursionError) else shown(str(error))
 
 
 def _read(path: Path, limits: FileLimits) -> bytes:

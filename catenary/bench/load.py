@@ -18,6 +18,7 @@ from catenary.bench.bodies import Session
 from catenary.bench.client import Client
 from catenary.bench.conversations import Conversation, Turn
 from catenary.bench.plan import LoadPlan
+from catenary.bench.readiness import find_model
 from catenary.bench.records import Record
 from catenary.bench.results import Course, LoadResult, evaluate
 from catenary.bench.target import BenchError
@@ -30,7 +31,8 @@ _TELL_S = 0.25
 
 @dataclass(slots=True)
 class Progress:
-    """How far a run is. `total` counts requests; those of conversations that failed are never sent."""
+    """How far a run is. `total` counts requests; those of conversations that failed are never sent. `waiting`
+    is it while the server does not list its model."""
 
     total: int
     done: int = 0
@@ -38,6 +40,7 @@ class Progress:
     running: int = 0
     chunks: int = 0
     warming_up: bool = False
+    waiting: bool = False
 
 
 OnProgress = Callable[[Progress], None]
@@ -86,7 +89,7 @@ class _Run:
     skipped: int = 0
     start: float = 0.0
     used_up: bool = False
-    progress: Progress = field(default_factory=lambda: Progress(0))
+    progress: Progress = field(default_factory=lambda: Progress(0, waiting=True))
     # How the part that counts went; None while it has not begun.
     course: Course | None = None
     # Belongs to the loop that runs.
@@ -97,7 +100,7 @@ class _Run:
         self.client = Client(plan.target)
         telling = asyncio.create_task(self._tell(on_progress)) if on_progress is not None else None
         try:
-            self.model = plan.target.model or await self.client.first_model()
+            self.model = await find_model(self.client, plan.target, plan.ready_timeout_s)
             warmup, measured = plan.conversations[: plan.warmup], plan.conversations[plan.warmup :]
             if warmup:
                 await self._warm_up(warmup)
@@ -211,7 +214,7 @@ class _Run:
         body = session.ask(turn)
         self.progress.running += 1
         sent = monotonic()
-        await self.client.send(body, answer)
+        await self.client.send(body, answer, self._request_id(place))
         record = self._record(answer, turn, place, sent if due is None else due, sent)
         self.progress.running -= 1
         self.progress.done += 1
@@ -242,7 +245,14 @@ class _Run:
             asked_tokens=wanted,
             failure=failure,
             detail=detail,
+            request_id=self._request_id(place),
         )
+
+    def _request_id(self, place: tuple[int, int]) -> str | None:
+        prefix = self.plan.target.request_id_prefix
+        if prefix is None:
+            return None
+        return f"{prefix}{'warm-up-' if self.progress.warming_up else ''}{place[0]}-{place[1]}"
 
     async def _tell(self, on_progress: OnProgress) -> None:
         while True:

@@ -28,6 +28,8 @@ class LoadPlan:
         arrivals: when conversations are due.
         max_concurrency: most conversations at a time. With a schedule, waiting for a place counts as latency.
         duration_s: none begins so many seconds after the first may; those that run end in their own time.
+        ready_timeout_s: how long the server may take to list the model before anything is asked; 0: it is
+            not waited for.
         warmup: conversations that are not counted.
         think_time_s: pause between an answer and the next turn.
         strict_lengths: send `ignore_eos` and `min_tokens`; an answer of another length is a failure.
@@ -41,6 +43,7 @@ class LoadPlan:
     arrivals: Arrivals = field(default_factory=Arrivals)
     max_concurrency: int | None = None
     duration_s: float | None = None
+    ready_timeout_s: float = 0.0
     warmup: int = 0
     think_time_s: float = 0.0
     strict_lengths: bool = False
@@ -54,8 +57,8 @@ class LoadPlan:
             raise ValueError("at least one conversation runs at a time")
         if self.duration_s is not None and not self.duration_s > 0:
             raise ValueError("the duration is above 0")
-        if self.warmup < 0 or self.think_time_s < 0:
-            raise ValueError("neither warm-up nor think time is below 0")
+        if self.warmup < 0 or self.think_time_s < 0 or self.ready_timeout_s < 0:
+            raise ValueError("none of warm-up, think time and time to be ready is below 0")
         if self.warmup >= len(self.conversations):
             raise ValueError(
                 f"of {len(self.conversations)} conversations, {self.warmup} of warm-up leave none"

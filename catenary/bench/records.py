@@ -23,6 +23,7 @@ class Record:
         asked_tokens: the longest answer that was asked for.
         failure: its kind (connect, timeout, cut, http_429, error_event, bad_answer, length), None for none.
         detail: one line about it.
+        request_id: what was sent as x-request-id, None: nothing.
     """
 
     conversation: int
@@ -37,6 +38,7 @@ class Record:
     asked_tokens: int | None
     failure: str | None
     detail: str
+    request_id: str | None = None
 
     @property
     def ttft_ms(self) -> float | None:

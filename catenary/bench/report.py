@@ -72,4 +72,5 @@ def _record_json(record: Record) -> dict[str, Any]:
         "asked_tokens": record.asked_tokens,
         "failure": record.failure,
         "detail": record.detail,
+        "request_id": record.request_id,
     }

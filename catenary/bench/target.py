@@ -31,7 +31,8 @@ class Target:
 
     `base_url` may have a path, and end with /v1 or not. `extra_body` is put into each body and wins over what
     is there; None takes a field out. `timeout_s` is how long one request may take, connecting included.
-    `model` None: the server's first. `tls` None: the system's authorities, for https.
+    `model` None: the server's first. `tls` None: the system's authorities, for https. `request_id_prefix`:
+    beginning of each request's x-request-id, None: it has none.
     """
 
     base_url: str = "http://127.0.0.1:8000"
@@ -42,6 +43,7 @@ class Target:
     extra_body: Mapping[str, Any] = field(default_factory=dict)
     timeout_s: float = 600.0
     tls: ssl.SSLContext | None = field(default=None, repr=False)
+    request_id_prefix: str | None = None
 
     def __post_init__(self) -> None:
         """Raises ValueError."""
@@ -54,7 +56,8 @@ class Target:
             raise ValueError("a URL does not hold a name or a password; send a header")
         if not self.timeout_s > 0:
             raise ValueError("the time for a request is above 0")
-        for name, value in [*self.headers.items(), ("authorization", self.api_key or "")]:
+        ours = {"authorization": self.api_key or "", "x-request-id": self.request_id_prefix or ""}
+        for name, value in [*self.headers.items(), *ours.items()]:
             odd = not name or not name.isascii() or _CONTROL & set(name + value) or set(name) & set(" :")
             if odd or not _is_text(value) or name.lower() in _FRAMING:
                 raise ValueError(f"{name[:50]!r} is not a header that can be sent")
@@ -79,11 +82,13 @@ class Target:
         """The path of a route such as /v1/models."""
         return self._parts.path.rstrip("/").removesuffix("/v1") + route
 
-    def head(self, method: str, route: str, length: int | None) -> bytes:
+    def head(self, method: str, route: str, length: int | None, request_id: str | None = None) -> bytes:
         """A request up to its body, which has `length` bytes, None: it has none."""
         fields = {"Host": self._parts.netloc, "Accept": "text/event-stream, application/json"}
         if self.api_key:
             fields["Authorization"] = f"Bearer {self.api_key}"
+        if request_id is not None:
+            fields["X-Request-Id"] = request_id
         if length is not None:
             fields |= {"Content-Type": "application/json", "Content-Length": str(length)}
         given = {name.lower() for name in self.headers}

@@ -4,10 +4,23 @@ from __future__ import annotations
 
 import struct
 import zlib
-from typing import Protocol
+from pathlib import Path
+from typing import Annotated, Protocol
 from xml.sax.saxutils import escape
 
+from pydantic import AfterValidator
+
 Colour = tuple[int, int, int]
+
+
+def _drawable(path: Path) -> Path:
+    if path.suffix.lower() not in (".svg", ".png"):
+        raise ValueError("must end with .svg or .png")
+    return path
+
+
+PictureFile = Annotated[Path, AfterValidator(_drawable)]
+"""The type of an option that names a file to draw into."""
 
 # Glyphs of 3 by 5 pixels, a digit 0 .. 7 for each row, the left pixel being 4.
 _GLYPHS = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from datetime import datetime
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -15,12 +16,20 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=ServiceConfig)
 
+# How to get what `catenary bench` needs: the project is on no package index.
+INSTALL_BENCH = "pip install '.[bench]' in a clone of the repository"
+
 _COLOURS = 64
 
 
 def load_options(cls: type[T], argv: Sequence[str], *, prog: str) -> T:
     """As `catenary.config.load`, where --json is short for --format=json."""
     return load(cls, ["--format=json" if word == "--json" else word for word in argv], prog=prog)
+
+
+def file_in(path: Path, name: str, started: datetime) -> Path:
+    """The file that is meant by `path`: in a directory one of this name and the time of the start."""
+    return path / f"{name}-{started:%Y%m%d-%H%M%S}.json" if path.is_dir() else path
 
 
 def check_file(path: Path, option: str) -> None:

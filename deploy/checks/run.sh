@@ -35,6 +35,7 @@ wire_compatible() {
 part "ruff check" "$bin/ruff" check .
 part "ruff format" "$bin/ruff" format --check .
 part "mypy --strict" "$bin/mypy"
+part "mypy --strict of benchmarks/" "$bin/mypy" --explicit-package-bases benchmarks
 part "buf lint" "$bin/buf" lint
 part "stubs match protos" stubs_current
 part "wire compatible with the last release" wire_compatible

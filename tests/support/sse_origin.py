@@ -80,6 +80,8 @@ class Origin:
 
     behaviour: Behaviour
     address: str = ""
+    # What GET /v1/models says each time, the last one for good; or the status that it refuses with.
+    models: list[list[str]] | int = field(default_factory=lambda: [["m"]])
     exchanges: list[Exchange] = field(default_factory=list)
     connections: int = 0
 
@@ -101,14 +103,21 @@ class Origin:
                 number = len(self.exchanges)
                 exchange = Exchange(number, path, headers, json.loads(data) if data else None, writer)
                 if method == "GET":
-                    body = json.dumps({"object": "list", "data": [{"id": "m"}]}).encode()
-                    await exchange.raw(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+                    await self._list_models(exchange)
                     continue
                 self.exchanges.append(exchange)
                 await self.behaviour(exchange)
                 if writer.is_closing():
                     return
         writer.close()
+
+    async def _list_models(self, exchange: Exchange) -> None:
+        if isinstance(self.models, int):
+            await exchange.refuse(self.models, "no models")
+            return
+        names = self.models.pop(0) if len(self.models) > 1 else self.models[0]
+        body = json.dumps({"object": "list", "data": [{"id": name} for name in names]}).encode()
+        await exchange.raw(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
 
 
 @asynccontextmanager

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from catenary.cli.output import INSTALL_BENCH
+
 USAGE = """\
 usage: catenary bench serve|throughput [OPTIONS]
 
@@ -43,5 +45,5 @@ def run_bench(argv: Sequence[str]) -> int:
     except ModuleNotFoundError as error:
         if error.name not in _NEEDED:
             raise
-        print(f"catenary bench: {error.name} is missing: pip install 'catenary[bench]'", file=sys.stderr)
+        print(f"catenary bench: {error.name} is missing: {INSTALL_BENCH}", file=sys.stderr)
         return 1

@@ -44,9 +44,10 @@ class LoadBar:
     def tell(self, progress: Progress) -> None:
         """How far it is."""
         note = f"{progress.running} running" + (f", {progress.failed} failed" if progress.failed else "")
+        begun = "warm-up" if progress.warming_up else self._label
         self._bars.update(
             self._task,
-            description="warm-up" if progress.warming_up else self._label,
+            description="waiting for the server" if progress.waiting else begun,
             total=progress.total,
             completed=progress.done,
             note=note,

@@ -57,7 +57,14 @@ class PromptsConfig(ServiceConfig):
         None, ge=0, le=2, description="Sampling temperature. Absent: the server's, or the model's."
     )
     seed: int = Field(0, description="All that is random follows from it.")
-    save: Path | None = Field(None, description="File for the numbers as JSON (docs/benchmarking.md).")
+    save: Path | None = Field(
+        None,
+        description="File for the numbers as JSON (docs/benchmarking.md). A directory: a file in it that is "
+        "called by the time.",
+    )
+    metadata: tuple[str, ...] = Field(
+        (), description="What else --save and --json are to say of this run, as KEY=VALUE."
+    )
     format: Literal["table", "json"] = Field(
         "table", description="How to print the result; --json is short for --format json."
     )

@@ -18,18 +18,19 @@ from rich.console import Console
 
 from catenary import __version__
 from catenary.bench import BenchError, LoadInterrupted, LoadPlan, LoadResult, TokenizerText, as_json, run
+from catenary.cli.bench.named_values import named_values
 from catenary.cli.bench.progress import LoadBar
 from catenary.cli.bench.prompts import PromptMaker, prompt_maker
 from catenary.cli.bench.serve_config import BenchServeConfig
 from catenary.cli.bench.serve_table import show, show_sweep
 from catenary.cli.bench.target import Sweep, at_point, make_plan, make_target, parse_sweep
-from catenary.cli.output import check_file, load_options, write_file
+from catenary.cli.output import INSTALL_BENCH, check_file, file_in, load_options, write_file
 from catenary.runtime import StartRefused
 
 _NAME = "catenary bench serve"
 # Characters a line where no terminal says how many there are.
 _PIPE_WIDTH = 120
-_SECRET = frozenset(("api_key", "header", "log_level", "log_format"))
+_UNTOLD = frozenset(("api_key", "header", "metadata", "log_level", "log_format"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +65,11 @@ def _serve(config: BenchServeConfig) -> int:
     target, sweep = make_target(config), parse_sweep(config)
     text = config.endpoint == "chat" or config.turns > 1
     prompts = prompt_maker(config, text=text, turns=config.turns)
-    _check_outputs(config)
-    _many_files()
     started = datetime.now(UTC)
+    save = None if config.save is None else file_in(config.save, "serve", started)
+    _check_outputs(config, save)
+    metadata = named_values("--metadata", config.metadata)
+    _many_files()
     points: list[Point] = []
     stopped: BenchError | KeyboardInterrupt | None = None
     for number, value in enumerate(sweep.values if sweep is not None else (None,)):
@@ -83,20 +86,28 @@ def _serve(config: BenchServeConfig) -> int:
                 points.append(Point(value, plan, error.result))
             break
     if points:
-        _tell(config, sweep, points, started)
+        document = _document(config, sweep, points, started) | {"metadata": metadata}
+        _tell(config, sweep, points, document, save)
     if stopped is not None:
         raise stopped
     return 0 if any(point.result.completed for point in points) else 1
 
 
-def _tell(config: BenchServeConfig, sweep: Sweep | None, points: Sequence[Point], started: datetime) -> None:
-    document = _document(config, sweep, points, started)
+def _tell(
+    config: BenchServeConfig,
+    sweep: Sweep | None,
+    points: Sequence[Point],
+    document: dict[str, Any],
+    save: Path | None,
+) -> None:
     # Neither a full disk nor a pipe that nobody reads is to take the numbers of an hour with it.
     try:
         _show(config, sweep, points, document)
     finally:
-        if config.save is not None:
-            write_file(config.save, msgspec.json.format(msgspec.json.encode(document)), "--save")
+        if save is not None:
+            write_file(save, msgspec.json.format(msgspec.json.encode(document)), "--save")
+            if save != config.save:
+                print(f"{_NAME}: wrote {save}", file=sys.stderr)
     if config.plots is not None:
         from catenary.cli.bench.plots import draw
 
@@ -113,16 +124,16 @@ def _label(sweep: Sweep | None, value: float | None) -> str:
     return "requests" if sweep is None or value is None else f"{sweep.swept.value} {value:g}"
 
 
-def _check_outputs(config: BenchServeConfig) -> None:
+def _check_outputs(config: BenchServeConfig, save: Path | None) -> None:
     """What could not be written is to be known before the run. Raises StartRefused."""
-    if config.save_requests and config.save is None:
+    if config.save_requests and save is None:
         raise StartRefused("--save-requests needs --save")
-    if config.save is not None:
-        check_file(config.save, "--save")
+    if save is not None:
+        check_file(save, "--save")
     if config.plots is None:
         return
     if find_spec("matplotlib") is None:
-        raise StartRefused("--plots: matplotlib is missing: pip install 'catenary[bench]'")
+        raise StartRefused(f"--plots: matplotlib is missing: {INSTALL_BENCH}")
     try:
         config.plots.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -143,7 +154,7 @@ def _document(
     options = {
         name: os.fsencode(value).decode("utf-8", "replace") if isinstance(value, Path) else value
         for name, value in config.model_dump().items()
-        if name not in _SECRET
+        if name not in _UNTOLD
     }
     runs = [
         {"value": point.value, "latency_from": _latency_from(point.plan), "seed": point.plan.seed}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from catenary.cli.bench.prompts_config import PromptsConfig
+from catenary.cli.bench.vllm_names import NAMES
 from catenary.config import settings
 
 Percent = Annotated[float, Field(ge=0, le=100)]
@@ -29,6 +30,17 @@ class BenchServeConfig(PromptsConfig):
         None,
         description="JSON object whose fields each body gets; they win over what is there, null takes out.",
     )
+    request_id_prefix: str | None = Field(
+        None,
+        max_length=64,
+        description="Send x-request-id: this, then CONVERSATION-TURN, from 0. Absent: none is sent.",
+    )
+    ready_timeout_s: float = Field(
+        0.0,
+        ge=0,
+        le=86_400,
+        description="Seconds that the server may take to be there and to list the model. 0: not waited for.",
+    )
     timeout_s: float = Field(
         600.0, gt=0, le=86_400, description="Seconds that a request may take; then it has failed."
     )
@@ -38,8 +50,8 @@ class BenchServeConfig(PromptsConfig):
         None,
         ge=1e-6,
         le=1e6,
-        description="Conversations that begin per second, however slow the answers are. Absent: as soon as "
-        "there is a place.",
+        description="Conversations that begin per second, however slow the answers are. inf, or absent: as "
+        "soon as there is a place.",
     )
     burstiness: float = Field(
         1.0,
@@ -88,3 +100,13 @@ class BenchServeConfig(PromptsConfig):
     plots: Path | None = Field(
         None, description="Directory for plots as PNG (latencies, throughput over time, sweeps)."
     )
+
+    @classmethod
+    def elsewhere_for(cls, flag: str) -> str:
+        """What an option of `vllm bench serve` is called here."""
+        return f"vllm's is here: {NAMES[flag]}" if flag in NAMES else ""
+
+    @field_validator("request_rate", mode="before")
+    @classmethod
+    def _no_rate(cls, value: Any) -> Any:
+        return None if value == "inf" else value

@@ -22,6 +22,7 @@ from catenary.bench import (
     Target,
     parse_objectives,
 )
+from catenary.cli.bench.named_values import named_values
 from catenary.cli.bench.serve_config import BenchServeConfig
 from catenary.runtime import StartRefused
 
@@ -54,6 +55,7 @@ def make_plan(
             arrivals=_arrivals(config),
             max_concurrency=config.max_concurrency,
             duration_s=config.duration_s,
+            ready_timeout_s=config.ready_timeout_s,
             warmup=config.warmup,
             think_time_s=config.think_time_s,
             strict_lengths=config.strict_lengths,
@@ -66,7 +68,10 @@ def make_plan(
 
 
 def at_point(plan: LoadPlan, sweep: Sweep, value: float) -> LoadPlan:
-    """The plan of one run of a sweep."""
+    """The plan of one run of a sweep, whose requests have ids of their own."""
+    prefix = plan.target.request_id_prefix
+    if prefix is not None:
+        plan = replace(plan, target=replace(plan.target, request_id_prefix=f"{prefix}{value:g}-"))
     if sweep.swept is Swept.RATE:
         return replace(plan, arrivals=replace(plan.arrivals, rate=value))
     return replace(plan, max_concurrency=int(value))
@@ -85,10 +90,11 @@ def make_target(config: BenchServeConfig) -> Target:
             endpoint=Endpoint(config.endpoint),
             model=config.model,
             api_key=config.api_key,
-            headers=_headers(config.header),
+            headers=named_values("--header", config.header),
             extra_body=extra | _extra_body(config.extra_body),
             timeout_s=config.timeout_s,
             tls=_tls(config),
+            request_id_prefix=config.request_id_prefix,
         )
     except ValueError as error:
         raise StartRefused(str(error)) from None
@@ -127,16 +133,6 @@ def _arrivals(config: BenchServeConfig) -> Arrivals:
     if config.burstiness != 1 and not scheduled:
         raise StartRefused("--burstiness needs --request-rate or --ramp-up")
     return Arrivals(math.inf if config.request_rate is None else config.request_rate, config.burstiness, ramp)
-
-
-def _headers(entries: Sequence[str]) -> dict[str, str]:
-    headers: dict[str, str] = {}
-    for entry in entries:
-        name, equals, value = entry.partition("=")
-        if not equals:
-            raise StartRefused("--header: NAME=VALUE")
-        headers[name.strip()] = value
-    return headers
 
 
 def _extra_body(text: str | None) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +14,11 @@ import msgspec
 
 from catenary import __version__
 from catenary.bench import Conversation
+from catenary.cli.bench.named_values import named_values
 from catenary.cli.bench.prompts import prompt_maker
 from catenary.cli.bench.serve_table import number
 from catenary.cli.bench.throughput_config import BenchThroughputConfig
-from catenary.cli.output import check_file, load_options, write_file
+from catenary.cli.output import check_file, file_in, load_options, write_file
 from catenary.config import ConfigError, load, parse_flags
 from catenary.runtime import StartRefused
 from catenary.telemetry import configure_logging
@@ -65,13 +67,15 @@ def run_throughput(argv: Sequence[str]) -> int:
 
 def _throughput(config: BenchThroughputConfig, engine_flags: Sequence[str]) -> int:
     options = _engine_options(engine_flags, config.model)
-    if config.save is not None:
-        check_file(config.save, "--save")
+    started = datetime.now(UTC)
+    save = None if config.save is None else file_in(config.save, "throughput", started)
+    if save is not None:
+        check_file(save, "--save")
+    metadata = named_values("--metadata", config.metadata)
     configure_logging(level=config.log_level, fmt=config.log_format, service="bench")
     conversations = prompt_maker(config, text=False).make(config.num_prompts + config.warmup, config.seed)
     if len(conversations) <= config.warmup:
         raise StartRefused(f"--warmup {config.warmup} leaves none of {len(conversations)} prompts")
-    started = datetime.now(UTC)
     # It brings torch: not before the options have been looked at.
     from catenary.llm import LLM
 
@@ -79,7 +83,7 @@ def _throughput(config: BenchThroughputConfig, engine_flags: Sequence[str]) -> i
         if config.warmup:
             _generate(llm, config, conversations[: config.warmup], [])
         result = _measure(llm, config, conversations[config.warmup :])
-    _tell(config, options, result, started)
+    _tell(config, _document(config, options, result, started) | {"metadata": metadata}, result, save)
     if result.interrupted:
         raise KeyboardInterrupt
     return 0
@@ -151,11 +155,11 @@ def _result(
     )
 
 
-def _tell(
+def _document(
     config: BenchThroughputConfig, options: Mapping[str, Any], result: BatchResult, started: datetime
-) -> None:
-    given = config.model_dump(mode="json", exclude={"log_level", "log_format"})
-    document: dict[str, Any] = {
+) -> dict[str, Any]:
+    given = config.model_dump(mode="json", exclude={"metadata", "log_level", "log_format"})
+    return {
         "schema": 1,
         "benchmark": "throughput",
         "catenary": __version__,
@@ -164,13 +168,20 @@ def _tell(
         "engine_options": dict(options),
         **asdict(result),
     }
+
+
+def _tell(
+    config: BenchThroughputConfig, document: Mapping[str, Any], result: BatchResult, save: Path | None
+) -> None:
     encoded = msgspec.json.encode(document)
     if config.format == "json":
         print(encoded.decode())
     else:
         print(_sentences(result))
-    if config.save is not None:
-        write_file(config.save, msgspec.json.format(encoded), "--save")
+    if save is not None:
+        write_file(save, msgspec.json.format(encoded), "--save")
+        if save != config.save:
+            print(f"{_NAME}: wrote {save}", file=sys.stderr)
 
 
 def _sentences(result: BatchResult) -> str:

@@ -7,11 +7,11 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from catenary.cli.drawing import PictureFile
 from catenary.config import ServiceConfig, settings
 from services.engine.bucketing import AXIS_OPTIONS, BucketAxes
 
 STRATEGIES = ("exponential", "linear", "padding", "file", "learned")
-PLOTS = (".svg", ".png")
 
 
 class BucketsConfig(ServiceConfig):
@@ -130,7 +130,9 @@ class BucketsConfig(ServiceConfig):
     format: Literal["table", "json"] = Field(
         "table", description="What to print; --json is short for --format json."
     )
-    plot: Path | None = Field(None, description="Draw decode steps and buckets into this .svg or .png file.")
+    plot: PictureFile | None = Field(
+        None, description="Draw decode steps and buckets into this .svg or .png file."
+    )
 
     def axes(self) -> BucketAxes:
         """The settings of the axes. Raises ValueError, one line that names the option."""
@@ -145,13 +147,6 @@ class BucketsConfig(ServiceConfig):
             if name not in STRATEGIES:
                 raise ValueError(f"unknown strategy {name!r}; known are {', '.join(STRATEGIES)}")
         return names
-
-    @field_validator("plot")
-    @classmethod
-    def _plot(cls, value: Path | None) -> Path | None:
-        if value is not None and value.suffix.lower() not in PLOTS:
-            raise ValueError("must end with .svg or .png")
-        return value
 
     @model_validator(mode="after")
     def _options_agree(self) -> Self:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
+from catenary.cli.drawing import PictureFile
 from catenary.config import settings
 from services.engine.bucketing_options import BucketingOptions
 
-PLOTS = (".svg", ".png")
 _FREE_EXCLUDES = ("device_memory_gib", "weights_gib", "profile_gib")
 
 
@@ -116,14 +115,7 @@ class PlanConfig(BucketingOptions):
     format: Literal["table", "json"] = Field(
         "table", description="What to print; --json is short for --format json."
     )
-    plot: Path | None = Field(None, description="Draw the memory into this .svg or .png file.")
-
-    @field_validator("plot")
-    @classmethod
-    def _plot(cls, value: Path | None) -> Path | None:
-        if value is not None and value.suffix.lower() not in PLOTS:
-            raise ValueError("must end with .svg or .png")
-        return value
+    plot: PictureFile | None = Field(None, description="Draw the memory into this .svg or .png file.")
 
     @model_validator(mode="after")
     def _a_card_is_known(self) -> Self:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import ssl
-from functools import cached_property, partial
 from typing import ClassVar
 
-from services.engine.transfer.connector import BlockSource, TlsPaths
+from services.engine.transfer.certificates import Certificates
+from services.engine.transfer.connector import BlockSource, TransferSettings
 from services.engine.transfer.faults import TransferError, TransferFault
 from services.engine.transfer.sockets import TimedSocket, transfer_errors
 from services.engine.transfer.tcp import TcpConnector
@@ -19,43 +20,46 @@ class TlsConnector(TcpConnector):
 
     name: ClassVar[str] = "tls"
 
+    def __init__(self, settings: TransferSettings) -> None:
+        super().__init__(settings)
+        self._offering = Certificates(settings.tls, server=True)
+        self._fetching = Certificates(settings.tls, server=False)
+
     def serve(self, source: BlockSource) -> str:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.verify_mode = ssl.CERT_REQUIRED
-        # The handshake comes with the first words, in the connection's own thread.
-        self.wrap = partial(
-            _loaded(context, self.settings.tls).wrap_socket, server_side=True, do_handshake_on_connect=False
-        )
+        # What does not do is to be known at the start.
+        self._offering.context()
+        self.wrap = self._accepted
         return super().serve(source)
+
+    def _accepted(self, connection: socket.socket) -> socket.socket:
+        # The handshake comes with the first words, in the connection's own thread.
+        context = self._offering.context()
+        return context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
 
     def _dialled(self, connection: socket.socket, host: str, deadline: float) -> socket.socket:
         try:
-            context = self._fetching
+            context = self._fetching.context()
         except OSError:
             raise TransferError(TransferFault.CONNECTOR, "there is no certificate to fetch KV with") from None
-        made = context.wrap_socket(connection, server_hostname=host, do_handshake_on_connect=False)
+        try:
+            with transfer_errors():
+                made = context.wrap_socket(connection, server_hostname=host, do_handshake_on_connect=False)
+        except ValueError:
+            raise TransferError(TransferFault.UNREACHABLE, "the offer's host is no name") from None
         try:
             TimedSocket(made, deadline).arm()
             with transfer_errors():
                 made.do_handshake()
-        except TransferError as error:
+        except BaseException as error:
+            # It has taken the connection over: nobody else closes it.
             made.close()
-            if isinstance(error.__context__, ssl.SSLEOFError | ConnectionError):
-                # A server without room has left before it is asked.
+            if isinstance(error, TransferError) and _left(error.__context__):
                 raise TransferError(TransferFault.BUSY, "the peer closed the connection at once") from None
             raise
         return made
 
-    @cached_property
-    def _fetching(self) -> ssl.SSLContext:
-        return _loaded(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), self.settings.tls)
 
-
-def _loaded(context: ssl.SSLContext, paths: TlsPaths | None) -> ssl.SSLContext:
-    """Raises OSError for files that do not do, or are not there."""
-    if paths is None:
-        raise OSError("connector tls needs tls_cert, tls_key and tls_ca")
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(paths.cert, paths.key, password="")
-    context.load_verify_locations(paths.ca)
-    return context
+def _left(error: BaseException | None) -> bool:
+    """Whether the peer was gone before the handshake: as a server without room is, before it is asked."""
+    gone = isinstance(error, OSError) and error.errno == errno.ENOTCONN
+    return gone or isinstance(error, ssl.SSLEOFError | ConnectionError)

@@ -78,24 +78,35 @@ def test_the_seed_chooses_the_order(tmp_path: Path) -> None:
     assert len(first) == 10
 
 
+GOOD = json.dumps(_said("a b c d", "e f g h")).encode()
+
+
 @pytest.mark.parametrize(
-    "data",
+    ("data", "said"),
     [
-        b"",
-        b"{}",
-        b"[1]",
-        b'[{"conversations": 1}]',
-        b'[{"conversations": [{"from": "human", "value": [1]}]}]',
-        b"[" * 1_000_000,
-        b'["\xff"]',
-        b"[]",
+        (b"", "no array of ShareGPT conversations"),
+        (b"{}", "no array of ShareGPT conversations: Expected `array`, got `object`"),
+        (b"[%b, %b" % (GOOD, GOOD[:-3]), "no array of ShareGPT conversations"),
+        (b"[" * 1_000_000, "no array of ShareGPT conversations: it is nested too deeply"),
+        (b"[1]", "entry 0 (from 0) is no conversation: Expected `object`"),
+        (
+            b'[%b, {"conversations": 1}]' % GOOD,
+            "entry 1 (from 0) is no conversation: Expected `array`, got `int`",
+        ),
+        (
+            b'[%b, %b, {"conversations": [{"from": "human", "value": [1]}]}]' % (GOOD, GOOD),
+            "entry 2 (from 0) is no conversation: Expected `str | null`, got `array` - at `$.convers",
+        ),
+        (b'[{"conversations": [{"value": "\xff"}]}]', "entry 0 (from 0) is no conversation: it is not UTF-8"),
+        (b"[]", "has no conversation within the limits"),
     ],
 )
-def test_what_is_no_such_file_is_refused_in_one_line(tmp_path: Path, data: bytes) -> None:
+def test_what_is_no_such_file_is_refused_in_one_line(tmp_path: Path, data: bytes, said: str) -> None:
     with pytest.raises(ValueError) as refused:
         _load(tmp_path, data)
     assert "\n" not in str(refused.value)
     assert "sharegpt.json" in str(refused.value)
+    assert said in str(refused.value)
 
 
 def test_no_more_is_read_than_the_bound(tmp_path: Path) -> None:

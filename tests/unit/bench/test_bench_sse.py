@@ -17,7 +17,7 @@ events = st.lists(st.lists(lines, min_size=1, max_size=3), max_size=5)
 
 def _wire(given_events: list[list[str]], end: str, colon: str) -> bytes:
     blocks = ["".join(f"data:{colon}{line}{end}" for line in event) + end for event in given_events]
-    return (f": a comment{end}{end}event: x{end}{end}" + "".join(blocks)).encode()
+    return (f": a comment{end}{end}id: x{end}{end}" + "".join(blocks)).encode()
 
 
 @given(events, st.sampled_from(["\n", "\r\n"]), st.lists(st.integers(0, 300), max_size=8))
@@ -30,11 +30,33 @@ def test_events_are_the_same_however_the_bytes_are_cut(
         found += reader.feed(data[last:cut])
         last = max(last, cut)
     joined = ["\n".join(event).encode() for event in wanted]
-    assert found == [data for data in joined if data]
+    assert found == [(b"", data) for data in joined if data]
 
 
 def test_the_space_after_the_colon_may_be_missing() -> None:
-    assert EventReader().feed(b'data:{"a":1}\n\ndata: \n\n') == [b'{"a":1}']
+    assert EventReader().feed(b'data:{"a":1}\n\ndata: \n\n') == [(b"", b'{"a":1}')]
+
+
+def test_events_have_names() -> None:
+    wire = b"event: error\n\nevent:x\ndata: y\n\n"
+    assert EventReader().feed(wire) == [(b"error", b""), (b"x", b"y")]
+
+
+def test_each_byte_of_a_large_event_is_looked_at_a_few_times_at_the_most() -> None:
+    class Counted(bytes):
+        searched = 0
+
+        def __radd__(self, head: bytes) -> bytes:
+            Counted.searched += len(head) + len(self)
+            return head + bytes(self)
+
+    reader, part = EventReader(), Counted(b"x" * 1000)
+    assert reader.feed(b"data: ") == []
+    for _ in range(1000):
+        assert reader.feed(part) == []
+    assert Counted.searched <= 1000 * (len(part) + 3)
+    assert reader.feed(b"\r\n\r") == []
+    assert reader.feed(b"\n") == [(b"", b"x" * 1_000_000)]
 
 
 def test_an_event_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,6 +75,22 @@ def _answer(*parts: object, streamed: bool = True, status: int = 200) -> Answer:
         text = part if isinstance(part, str) else json.dumps(part)
         answer.body(f"data: {text}\n\n".encode() if streamed else text.encode(), float(now))
     return answer
+
+
+@pytest.mark.parametrize(
+    ("wire", "detail"),
+    [
+        (b"event: error\n\n", "without a word about it"),
+        (b"event: error\ndata:\n\n", "without a word about it"),
+        (b'event: error\ndata: {"message": "no memory"}\n\n', "no memory"),
+        (b"event: error\r\ndata: broken\r\n\r\n", "broken"),
+    ],
+)
+def test_an_event_called_error_is_a_failure(wire: bytes, detail: str) -> None:
+    answer = _answer(_delta(content="a"))
+    answer.body(wire, 2.0)
+    answer.body(b"data: [DONE]\n\n", 3.0)
+    assert (answer.done, answer.failure, answer.detail, answer.ended) == (True, "error_event", detail, 2.0)
 
 
 def _delta(finish: str | None = None, **fields: object) -> dict[str, object]:

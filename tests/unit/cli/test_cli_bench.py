@@ -125,7 +125,11 @@ def test_nothing_answered_is_exit_code_1(origin: Origin, capsys: pytest.CaptureF
     ("words", "said"),
     [
         ("--request-rate 0", "--request-rate"),
-        ("--request-rate inf", "--request-rate"),
+        ("--request-rate -inf", "--request-rate"),
+        ("--num-warmups 3", "unknown option --num-warmups; vllm's is here: --warmup"),
+        ("--metadata x", "--metadata: NAME=VALUE"),
+        ("--request-id-prefix a\x7fb", "is not a header that can be sent"),
+        ("--ready-timeout-s -1", "--ready-timeout-s"),
         ("--burstiness 2", "--burstiness needs --request-rate"),
         ("--ramp-up linear", "--ramp-up-from"),
         ("--ramp-up-from 1", "--ramp-up linear or exponential"),
@@ -155,7 +159,7 @@ def test_nothing_answered_is_exit_code_1(origin: Origin, capsys: pytest.CaptureF
         ("--dataset lines --turns 2", "--turns is for"),
         ("--save-requests", "--save-requests needs --save"),
         ("--save /nowhere/file", "--save /nowhere/file cannot be written"),
-        ("--save /", "--save / cannot be written: it is a directory"),
+        ("--save /dev/fd/none/", "there is no such directory"),
         ("--request-rate 1e-320", "--request-rate"),
         ("--ramp-up exponential --ramp-up-from 1 --ramp-up-to 1e-300", "--ramp-up-to"),
         ("--percentiles 50,50", "each of them once"),
@@ -231,7 +235,10 @@ def test_what_is_missing_is_named_in_one_line() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert done.stderr == "catenary bench: httptools is missing: pip install 'catenary[bench]'\n"
+    assert (
+        done.stderr
+        == "catenary bench: httptools is missing: pip install '.[bench]' in a clone of the repository\n"
+    )
 
 
 def test_a_ramp_and_a_duration_are_an_open_loop(origin: Origin, capsys: pytest.CaptureFixture[str]) -> None:
@@ -266,7 +273,8 @@ def test_plots_name_what_they_lack(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(["bench", "serve", "--plots", str(tmp_path)]) == 2
     assert capsys.readouterr().err == (
-        "catenary bench serve: --plots: matplotlib is missing: pip install 'catenary[bench]'\n"
+        "catenary bench serve: --plots: matplotlib is missing: pip install '.[bench]' in a clone of the "
+        "repository\n"
     )
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 from matplotlib.collections import LineCollection
 from matplotlib.patches import Rectangle
@@ -26,10 +24,8 @@ from benchmarks.peers import (
 )
 from benchmarks.peers.environments import make, tcmalloc
 from benchmarks.peers.plots import bars
-from benchmarks.peers.server import Server
-from benchmarks.peers.subjects import SUBJECTS, Place, Subject, clean_environment, subject
+from benchmarks.peers.subjects import SUBJECTS, Place, clean_environment, subject
 from benchmarks.smoke import compared
-from tests.support.service_process import running
 
 SAMPLES = [
     Sample(name, streams, repeat, value, 1.0, 1.0, 0.0, 64)
@@ -98,7 +94,7 @@ def test_picture_that_cannot_be_is_refused_before(tmp_path: Path, monkeypatch: p
     with pytest.raises(PeerError, match=r"--plot .* cannot be written: there is no such directory"):
         check_plot(tmp_path / "none/picture.png")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(PeerError, match=r"--plot: matplotlib is missing: pip install 'catenary\[bench\]'"):
+    with pytest.raises(PeerError, match=r"--plot: matplotlib is missing: pip install '.\[bench\]'"):
         check_plot(tmp_path / "picture.png")
 
 
@@ -174,54 +170,3 @@ def test_environment_needs_a_compiler(tmp_path: Path, monkeypatch: pytest.Monkey
     library.parent.mkdir(parents=True)
     library.touch()
     assert tcmalloc(tmp_path) == library
-
-
-ANSWERS = """
-import http.server, subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-class Handler(http.server.BaseHTTPRequestHandler):
-    tries = 0
-    def do_POST(self):
-        Handler.tries += 1
-        self.send_response(503 if Handler.tries == 1 else CODE)
-        self.end_headers()
-http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
-"""
-
-
-def started(tmp_path: Path, code: str, port: int) -> Server:
-    return Server(
-        Subject("one", "bf16", (sys.executable, "-c", code, str(port)), model="m"),
-        f"http://127.0.0.1:{port}",
-        tmp_path / "log",
-    )
-
-
-def test_server_is_ready_with_its_first_answer_and_leaves_nothing(
-    tmp_path: Path, unused_tcp_port: int
-) -> None:
-    server = started(tmp_path, ANSWERS.replace("CODE", "200"), unused_tcp_port)
-    try:
-        assert 0 < server.start(30) < 30
-        assert server.cpu_seconds() > 0
-        tree = [one for one in psutil.Process().children(recursive=True) if "-c" in one.cmdline()]
-        server.rest()
-        deadline = time.monotonic() + 10
-        while {one.status() for one in tree} != {psutil.STATUS_STOPPED}:
-            assert time.monotonic() < deadline
-        server.wake()
-    finally:
-        server.stop()
-    assert not any(running(one.pid) for one in tree)
-
-
-def test_server_that_refuses_or_ends(tmp_path: Path, unused_tcp_port: int) -> None:
-    server = started(tmp_path, ANSWERS.replace("CODE", "422"), unused_tcp_port)
-    try:
-        with pytest.raises(PeerError, match="one refuses a request"):
-            server.start(30)
-    finally:
-        server.stop()
-    ends = started(tmp_path, "import sys; print('no model'); sys.exit(3)", unused_tcp_port)
-    with pytest.raises(PeerError, match="one ended with code 3: no model"):
-        ends.start(30)

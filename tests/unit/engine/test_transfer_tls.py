@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import socket
 import ssl
+import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -14,7 +18,7 @@ from typing import Any
 import pytest
 
 from services.engine.config import EngineConfig
-from services.engine.transfer import TlsConnector, TlsPaths, TransferError, TransferFault
+from services.engine.transfer import TlsConnector, TlsPaths, TransferError, TransferFault, TransferSettings
 from tests.support.certificates import make_authority, make_certificate
 from tests.support.transfers import SIZE, Serving
 
@@ -124,3 +128,52 @@ def test_certificates_are_asked_for_at_the_start(certificates: dict[str, TlsPath
         EngineConfig(kv_connector="tls", role="decode")
     with pytest.raises(OSError, match="needs tls_cert"):
         Serving(TlsConnector, tmp_path)
+
+
+@pytest.mark.parametrize("host", ["a" * 300, ".", "127.0.0.1"])
+def test_a_connection_that_cannot_be_wrapped_is_a_fault_and_closed(
+    certificates: dict[str, TlsPaths], tmp_path: Path, host: str
+) -> None:
+    connector: Any = TlsConnector(
+        TransferSettings("127.0.0.1:0", None, tmp_path, 5.0, 1, certificates["engine"])
+    )
+    listener = socket.create_server(("127.0.0.1", 0))
+    dialled = socket.create_connection(listener.getsockname()[:2])
+    accepted, _ = listener.accept()
+    # The peer has left before it was asked.
+    accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    accepted.close()
+    listener.close()
+    before = len(os.listdir("/proc/self/fd"))
+    fault = fault_of(lambda: connector._dialled(dialled, host, time.monotonic() + 5))
+    assert fault is (TransferFault.BUSY if host == "127.0.0.1" else TransferFault.UNREACHABLE)
+    dialled.close()
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before - 1
+
+
+def test_renewed_certificates_count_from_the_next_connection_on(
+    certificates: dict[str, TlsPaths], tmp_path: Path
+) -> None:
+    used = TlsPaths(*(str(tmp_path / name) for name in ("cert", "key", "ca")))
+
+    def renew(source: TlsPaths) -> None:
+        for name in ("cert", "key", "ca"):
+            Path(getattr(used, name)).write_bytes(Path(getattr(source, name)).read_bytes())
+
+    renew(certificates["stranger"])
+    serving = Serving(TlsConnector, tmp_path, tls=used)
+    serving.still_serves()
+    outsider = TlsConnector(replace(serving.settings, tls=certificates["engine"]))
+    own, serving.client = serving.client, outsider
+    assert fault_of(serving.fetch) is TransferFault.PROTOCOL
+    renew(certificates["engine"])
+    serving.still_serves()
+    serving.client = own
+    serving.still_serves()
+    # Half written: what was there before goes on.
+    Path(used.cert).write_text("-----BEGIN")
+    serving.still_serves()
+    Path(used.key).unlink()
+    serving.still_serves()
+    serving.server.close()

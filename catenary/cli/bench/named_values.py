@@ -1,0 +1,18 @@
+"""NAME=VALUE as options say it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from catenary.runtime import StartRefused
+
+
+def named_values(option: str, entries: Sequence[str]) -> dict[str, str]:
+    """Values by name; of two with one name the last. Raises StartRefused, one line."""
+    found: dict[str, str] = {}
+    for entry in entries:
+        name, equals, value = entry.partition("=")
+        if not equals or not name.strip():
+            raise StartRefused(f"{option}: NAME=VALUE")
+        found[name.strip()] = value
+    return found
