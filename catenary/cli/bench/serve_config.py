@@ -104,7 +104,7 @@ class BenchServeConfig(PromptsConfig):
     @classmethod
     def elsewhere_for(cls, flag: str) -> str:
         """What an option of `vllm bench serve` is called here."""
-        return f"vllm's is here: {NAMES[flag]}" if flag in NAMES else ""
+        return f"in its place: {NAMES[flag]}" if flag in NAMES else ""
 
     @field_validator("request_rate", mode="before")
     @classmethod

@@ -126,7 +126,7 @@ def test_nothing_answered_is_exit_code_1(origin: Origin, capsys: pytest.CaptureF
     [
         ("--request-rate 0", "--request-rate"),
         ("--request-rate -inf", "--request-rate"),
-        ("--num-warmups 3", "unknown option --num-warmups; vllm's is here: --warmup"),
+        ("--num-warmups 3", "unknown option --num-warmups; in its place: --warmup"),
         ("--metadata x", "--metadata: NAME=VALUE"),
         ("--request-id-prefix a\x7fb", "is not a header that can be sent"),
         ("--ready-timeout-s -1", "--ready-timeout-s"),
