@@ -17,7 +17,16 @@ import msgspec
 from rich.console import Console
 
 from catenary import __version__
-from catenary.bench import BenchError, LoadInterrupted, LoadPlan, LoadResult, TokenizerText, as_json, run
+from catenary.bench import (
+    BenchError,
+    Conversation,
+    LoadInterrupted,
+    LoadPlan,
+    LoadResult,
+    TokenizerText,
+    as_json,
+    run,
+)
 from catenary.cli.bench.named_values import named_values
 from catenary.cli.bench.progress import LoadBar
 from catenary.cli.bench.prompts import PromptMaker, prompt_maker
@@ -74,7 +83,7 @@ def _serve(config: BenchServeConfig) -> int:
     stopped: BenchError | KeyboardInterrupt | None = None
     for number, value in enumerate(sweep.values if sweep is not None else (None,)):
         try:
-            conversations = prompts.make(config.num_prompts + config.warmup, config.seed + number)
+            conversations = _conversations(config, prompts, number)
             plan = make_plan(config, target, conversations, config.seed + number)
             if sweep is not None and value is not None:
                 plan = at_point(plan, sweep, value)
@@ -91,6 +100,16 @@ def _serve(config: BenchServeConfig) -> int:
     if stopped is not None:
         raise stopped
     return 0 if any(point.result.completed for point in points) else 1
+
+
+def _conversations(config: BenchServeConfig, prompts: PromptMaker, number: int) -> list[Conversation]:
+    """Those of a run, and a line for who asked for more than a file has."""
+    wanted = config.num_prompts + config.warmup
+    conversations = prompts.make(wanted, config.seed + number)
+    if number == 0 and len(conversations) < wanted:
+        found = f"{len(conversations)} conversations that fit, of {wanted} with the warm-up"
+        print(f"{_NAME}: {config.dataset_path} has {found}", file=sys.stderr)
+    return conversations
 
 
 def _tell(

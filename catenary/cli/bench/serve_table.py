@@ -51,6 +51,10 @@ def show_sweep(sweep: Sweep, runs: Sequence[tuple[float, LoadResult]], console: 
             *(number(rank) for rank in ranks),
         )
     console.print(table)
+    for value, result in runs:
+        if result.failures:
+            line = f"{sweep.swept.value} {value:g}: {_failures(result)}"
+            console.print(line, highlight=False, markup=False)
     if any(result.client_cpu > _BUSY for _, result in runs):
         console.print("the client was busy: its own time is in the numbers")
 
@@ -64,9 +68,7 @@ def remarks(plan: LoadPlan, result: LoadResult) -> list[str]:
     if plan.arrivals.scheduled:
         lines.append("latencies count from when a request was due")
     if result.failures:
-        kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(result.failures.items()))
-        first = next(record for record in result.records if record.failure is not None)
-        lines.append(f"failed: {kinds}; the first: {first.failure}: {first.detail}")
+        lines.append(_failures(result))
         lines.append("a failed request is slower than every answer: - where a percentile is among them")
         lines.append("mean and std are of the answered requests alone")
     if result.skipped:
@@ -82,6 +84,12 @@ def remarks(plan: LoadPlan, result: LoadResult) -> list[str]:
     if result.client_cpu > _BUSY:
         lines.append(f"the client kept {result.client_cpu:.1f} cores busy: its own time is in the numbers")
     return lines
+
+
+def _failures(result: LoadResult) -> str:
+    kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(result.failures.items()))
+    first = next(record for record in result.records if record.failure is not None)
+    return f"failed: {kinds}; the first: {first.failure}: {first.detail}"
 
 
 def number(value: float | None) -> str:
