@@ -164,11 +164,10 @@ async def run(options: argparse.Namespace, directory: Path) -> None:
     print(f"{len(sides['through'])} requests of about {options.tokens} tokens, {options.streams} at once")
     print("| ms | direct, mean | through, mean | added, mean | added, median | added, 5 to 95 % |")
     print("| --- | --- | --- | --- | --- | --- |")
-    for name, seconds_of in (
-        ("to the first token", lambda times: times.first - times.asked),
-        ("to the last token", lambda times: times.last - times.asked),
-    ):
-        print(row(name, *([seconds_of(times) for times in side] for side in sides.values())))
+    firsts = ([times.first - times.asked for times in side] for side in sides.values())
+    lasts = ([times.last - times.asked for times in side] for side in sides.values())
+    print(row("to the first token", *firsts))
+    print(row("to the last token", *lasts))
     print("CPU of a core: " + ", ".join(f"{name} {cpu / passed:.0%}" for name, cpu in usage.items()))
     # The warm-ups have cost as much.
     asked = options.rounds * options.streams * (options.requests + 1)

@@ -37,7 +37,7 @@ async def _echoes(requests: AsyncIterator[bytes], _context: Any) -> AsyncIterato
 
 async def serve(target: str) -> None:
     """The echo, until it is killed."""
-    methods = {
+    methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         "Call": grpc.unary_unary_rpc_method_handler(_echo),
         "Stream": grpc.stream_stream_rpc_method_handler(_echoes),
     }
@@ -71,7 +71,7 @@ async def run(options: argparse.Namespace, target: str) -> None:
     echo = await asyncio.create_subprocess_exec(*command)
     try:
         async with grpc.aio.insecure_channel(target) as channel:
-            call = channel.unary_unary("/Echo/Call")
+            call: Any = channel.unary_unary("/Echo/Call")
             await call(PAYLOAD, wait_for_ready=True, timeout=30)
             stream: Any = channel.stream_stream("/Echo/Stream")()
 

@@ -12,6 +12,7 @@ import statistics
 import time
 import tracemalloc
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from catenary.v1 import engine_pb2
 from services.engine.kv import BlockPool, KvNews
@@ -98,6 +99,10 @@ class Chain:
                 self.feed.changes(message.changes)
 
 
+def _send_due(cache: Cache) -> None:
+    send(cache.news.due())
+
+
 def measure_steps(blocks: int, times: int) -> None:
     """Prints the cost of a step that fills and gives up blocks."""
     print(
@@ -105,7 +110,7 @@ def measure_steps(blocks: int, times: int) -> None:
     )
     for name, filled in STEPS.items():
         cache = Cache(blocks)
-        alone = microseconds(lambda c=cache: send(c.news.due()), lambda c=cache, n=filled: c.fill(n), times)
+        alone = microseconds(partial(_send_due, cache), partial(cache.fill, filled), times)
         chain = Chain(blocks)
         acts = (chain.core, chain.servicer, chain.send, chain.router)
         spent: list[list[float]] = [[] for _ in acts]

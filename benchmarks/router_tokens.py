@@ -61,7 +61,7 @@ class PlayedEngine:
             request_serializer=encoded,
             response_deserializer=engine_pb2.AttachResponse.FromString,
         )
-        call = method()
+        call: Any = method()
         await call.write(engine_pb2.AttachRequest(hello=self._hello()))
         epoch = (await call.read()).attached.lease_epoch
         writing = asyncio.Lock()

@@ -70,7 +70,8 @@ def measure_static(
     buffers = allocate(device, StaticSizes(batch, 1, 1, 1), vocab, vocab, torch.float32)
     stages = Stages(lambda hidden: hidden, logits, torch.zeros(batch + 1, dtype=torch.int64), buffers, device)
     last_rows = list(range(batch))
-    calls = [*program.sampling(rows, last_rows), program.result(1, buffers.harmless)]
+    made = program.sampling(rows, last_rows)
+    calls = [*made.scores, *made.tokens, program.result(1, buffers.harmless)]
 
     def run() -> None:
         for call in calls:

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -106,7 +107,7 @@ async def alone(directory: Path, repeats: int) -> None:
                 times.append(await seconds_until(service, lambda: lives(f"http://127.0.0.1:{port}")))
             else:
                 listen = target[name]
-                times.append(await seconds_until(service, lambda at=listen: serves(at, secrets.client)))
+                times.append(await seconds_until(service, partial(serves, listen, secrets.client)))
         print(f"| {name} | {statistics.median(times):.2f} | {min(times):.2f} |", flush=True)
 
 
@@ -137,7 +138,9 @@ async def whole(model: str) -> None:
         return f"{time.perf_counter() - began:6.2f} s, {cpu_seconds(process.pid):6.2f} s of CPU"
 
     async def follow() -> None:
-        async for line in process.stdout or ():
+        if process.stdout is None:
+            raise RuntimeError("its output is not read")
+        async for line in process.stdout:
             print(f"{passed()}  {line.decode().rstrip()[:100]}", flush=True)
 
     async def answered() -> None:

@@ -283,8 +283,8 @@ def measure_model(name: str, counts: Sequence[int], steps: int) -> None:
         ends = [(start, end) for kind, start, end in calls if kind == "decode"]
         logits = statistics.median(took[last])
         beside = [(then - done) * 1000 - logits for (_, done), (then, _) in itertools.pairwise(ends)]
-        cells = (statistics.median(took["decode"]), logits, statistics.median(beside))
-        cells += (statistics.fmean(beside), host)
+        middle = statistics.median(beside)
+        cells = (statistics.median(took["decode"]), logits, middle, statistics.fmean(beside), host)
         print(f"| {running} | {turn:.2f} | " + " | ".join(f"{cell:.2f}" for cell in cells) + " |")
         for key in range(running):
             core.handle(AbortSequences([key]))

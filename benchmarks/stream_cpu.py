@@ -52,8 +52,10 @@ def make_stack(directory: Path, options: argparse.Namespace) -> ProcessStack:
     environment = {PLAYED: msgspec.json.encode(played).decode()}
     for number in range(options.engines):
         name = f"engine-{number}"
-        flags = ("--listen", stack.socket(name), "--router", stack.socket("router"), "--engine-name", name)
-        flags += ("--served-model-name", MODEL, *stack.secrets.flags)
+        flags = (
+            *("--listen", stack.socket(name), "--router", stack.socket("router"), "--engine-name", name),
+            *("--served-model-name", MODEL, *stack.secrets.flags),
+        )
         module = "benchmarks.overhead.played_engine"
         stack.engines.append(ServiceProcess(name, module, flags, directory, environment))
     return stack

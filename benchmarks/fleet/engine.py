@@ -124,10 +124,8 @@ class SimulatedEngine:
                 )
                 continue
             changes = [engine_pb2.KvChange(cleared=True)] if part.cleared else []
-            for kind, names in (("removed", part.removed), ("stored", part.stored)):
-                for start in range(0, len(names), _NAMES_A_CHANGE * DIGEST_BYTES):
-                    chunk = names[start : start + _NAMES_A_CHANGE * DIGEST_BYTES]
-                    changes.append(engine_pb2.KvChange(**{kind: engine_pb2.KvNames(names=chunk)}))
+            changes += [engine_pb2.KvChange(removed=names) for names in _parts(part.removed)]
+            changes += [engine_pb2.KvChange(stored=names) for names in _parts(part.stored)]
             count = part.cleared + (len(part.removed) + len(part.stored)) // DIGEST_BYTES
             self._feed.changes(engine_pb2.KvChanges(first_number=self._number + 1, changes=changes))
             self._number += count
@@ -144,3 +142,9 @@ def _news(step: CoreStep) -> Iterator[News]:
     for row, (key, count) in enumerate(zip(columns.keys, columns.token_counts, strict=True)):
         yield News(key, columns.token_ids[start : start + count], row in ends)
         start += count
+
+
+def _parts(names: bytes) -> Iterator[engine_pb2.KvNames]:
+    size = _NAMES_A_CHANGE * DIGEST_BYTES
+    for start in range(0, len(names), size):
+        yield engine_pb2.KvNames(names=names[start : start + size])

@@ -89,6 +89,17 @@ class PlayedRouter(engine_pb2_grpc.FleetServiceServicer):
         finally:
             reader.cancel()
 
+    async def PublishKv(
+        self,
+        request_iterator: AsyncIterator[engine_pb2.PublishKvRequest],
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> AsyncIterator[engine_pb2.PublishKvResponse]:
+        """See the proto. It places nothing, so it need not know what engines have cached."""
+        async for request in request_iterator:
+            if request.HasField("hello"):
+                await context.abort(grpc.StatusCode.UNIMPLEMENTED, "nothing is placed here")
+            yield engine_pb2.PublishKvResponse()
+
     async def _read(self, requests: AsyncIterator[engine_pb2.AttachRequest]) -> None:
         async for request in requests:
             now = time.perf_counter()

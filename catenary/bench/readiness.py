@@ -11,6 +11,8 @@ from catenary.bench.client import Client, Page
 from catenary.bench.target import BenchError, Target
 
 _ASK_EACH_S = 0.5
+# Also where less of the time is left.
+_LEAST_S = 2.0
 # What does not pass by waiting: a wrong key, a wrong path.
 _FINAL = frozenset(range(400, 500)) - {408, 425, 429}
 
@@ -44,7 +46,8 @@ async def find_model(client: Client, target: Target, wait_s: float) -> str:
     deadline = monotonic() + (wait_s or target.timeout_s)
     while True:
         try:
-            return _model_of(await client.get("/v1/models", deadline), target)
+            by = max(deadline, monotonic() + _LEAST_S)
+            return _model_of(await client.get("/v1/models", by), target)
         except _NotReady as error:
             if error.final or not wait_s:
                 raise BenchError(str(error)) from None

@@ -41,18 +41,18 @@ class TlsConnector(TcpConnector):
             context = self._fetching.context()
         except OSError:
             raise TransferError(TransferFault.CONNECTOR, "there is no certificate to fetch KV with") from None
+        made: socket.socket = connection
         try:
             with transfer_errors():
-                made = context.wrap_socket(connection, server_hostname=host, do_handshake_on_connect=False)
-        except ValueError:
-            raise TransferError(TransferFault.UNREACHABLE, "the offer's host is no name") from None
-        try:
-            TimedSocket(made, deadline).arm()
-            with transfer_errors():
-                made.do_handshake()
+                wrapped = context.wrap_socket(connection, server_hostname=host, do_handshake_on_connect=False)
+                made = wrapped
+                TimedSocket(made, deadline).arm()
+                wrapped.do_handshake()
         except BaseException as error:
-            # It has taken the connection over: nobody else closes it.
+            # What wraps a connection takes it over: nobody else closes it.
             made.close()
+            if isinstance(error, ValueError):
+                raise TransferError(TransferFault.UNREACHABLE, "the offer's host is no name") from None
             if isinstance(error, TransferError) and _left(error.__context__):
                 raise TransferError(TransferFault.BUSY, "the peer closed the connection at once") from None
             raise

@@ -37,4 +37,5 @@ def test_script_has_a_command_line(
 
 def test_scripts_stand_in_the_readme() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert [name for name in SCRIPTS if name not in text] == ["benchmarks.peers.gguf_files"]
+    # Deeper ones are parts of these.
+    assert [name for name in SCRIPTS if name.count(".") == 1 and name not in text] == []
