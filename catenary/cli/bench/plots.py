@@ -52,6 +52,7 @@ def latencies(result: LoadResult) -> Figure:
         axis.set_xlabel("milliseconds")
         axis.set_ylabel("chunks" if name == "itl_ms" else "requests")
         axis.hist(_samples(result, name), bins=_BINS, color="tab:blue", alpha=0.7)
+        axis.locator_params(axis="y", integer=True)
         ranks = {
             "p50": found.median,
             **{percentile_name(one): value for one, value in found.percentiles.items()},
@@ -86,6 +87,7 @@ def throughput(result: LoadResult) -> Figure:
 def curves(sweep: Sweep, points: Sequence[Point]) -> Figure:
     """Throughput and latencies over what was swept; a percentile among failures has no point."""
     figure = _figure()
+    figure.suptitle(shown(points[0].result.model), parse_math=False)
     grid = figure.subplots(2, 2)
     values = [point.value or 0.0 for point in points]
     axis = grid[0, 0]
