@@ -188,6 +188,26 @@ def check_routers(gateways: list[str]) -> None:
     wait_for("all are connected to the router again", lambda: knows_all(address), 60)
 
 
+# Whether the image has the allocator, and how many of its cores run, with it and at all.
+_ALLOCATOR = """
+from pathlib import Path
+cores = [p for p in Path("/proc").glob("[0-9]*") if b"services.engine.core" in (p / "cmdline").read_bytes()]
+preloaded = [core for core in cores if "libtcmalloc_minimal" in (core / "maps").read_text()]
+print(any(Path("/usr/local/lib").glob("libtcmalloc_minimal.so.*")), len(preloaded), len(cores))
+"""
+
+
+def check_allocator() -> None:
+    """An image may come without it; then the log says so here."""
+    for container in containers("engine"):
+        installed, preloaded, cores = docker("exec", container, "python", "-c", _ALLOCATOR)
+        require(int(cores) == 1, f"engine {container} has one core")
+        if installed == "True":
+            require(int(preloaded) == 1, f"the core of engine {container} has tcmalloc preloaded")
+        else:
+            logger.info("the engine image was built where no tcmalloc could be installed")
+
+
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="compose-test: %(message)s")
     # The model is prepared and the tokenizers are well before Compose creates a gateway, so all are there.
@@ -197,6 +217,7 @@ def main() -> None:
         wait_for(f"gateway {gateway} is ready", lambda at=gateway: is_ready(at), START_TIMEOUT_S)  # type: ignore[misc]
     fleet = Fleet(addresses("router", 7070)[0])
     wait_for("two engines are attached", lambda: len(fleet.generated()) == 2, START_TIMEOUT_S)
+    check_allocator()
     check_replicas(fleet, gateways)
     check_killed_engine(fleet, gateways)
     check_routers(gateways)

@@ -28,6 +28,7 @@ from catenary.schema import MINIMUM_PEER_REVISION, SCHEMA_REVISION
 from catenary.telemetry import get_logger, new_id
 from catenary.v1 import engine_pb2, engine_pb2_grpc
 from services.engine.config import EngineConfig
+from services.engine.idle_options import idle_options
 from services.engine.model import ModelError, resolve_source
 from services.engine.scripted import Faults, Script, ScriptedCore, ScriptError, load_script
 from services.engine.servicer import (
@@ -93,6 +94,7 @@ class EngineApp:
             self.hub,
             Backoff(config.core_restart_backoff_s, config.core_restart_backoff_max_s),
             served_model_name=self._name,
+            idle_options=lambda task: () if script is not None else idle_options(config, task),
         )
         self._links = RouterLinks(
             config.router,

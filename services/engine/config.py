@@ -48,7 +48,7 @@ class EngineConfig(
         description="What the model is served for: generated text, vectors of documents, or scores of pairs. "
         "auto: what its files say. A chat model that is told to embed gives its last token's state; told to "
         "score, the probability that it answers yes and not no. Options of KV, buckets, graphs and sampling "
-        "concern generating engines alone.",
+        "concern generating engines alone: the log of others names those that they were given.",
     )
     embedding_dimensions: str | None = Field(
         None,
@@ -81,7 +81,7 @@ class EngineConfig(
     model_backend: Literal["auto", "decoder", "transformers"] = Field(
         "auto",
         description="What computes the model: our decoder, or transformers' own module. auto: the decoder "
-        "where it knows everything that the model's config asks for.",
+        "where it knows everything that the model's config asks for. Encoders are transformers' own.",
     )
     device: Literal["cpu", "cuda", "hpu", "sim"] = Field(
         "cpu",
@@ -193,7 +193,7 @@ class EngineConfig(
         ge=0,
         lt=1,
         description="Share of the usable memory that is set aside for graphs until a run has measured them. "
-        "This and max_capture_tokens concern devices that record graphs: a CPU does not.",
+        "This, graph_prompt_ratio and max_capture_tokens concern devices that record graphs: a CPU does not.",
     )
     graph_prompt_ratio: float = Field(
         0.3, ge=0, le=1, description="Share of the graph memory that prefill graphs get first."

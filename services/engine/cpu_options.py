@@ -16,7 +16,8 @@ class CpuOptions(BaseModel):
         0,
         ge=0,
         le=1024,
-        description="CPU threads of the core's forwards. 0: one for each core that it may use.",
+        description="CPU, simulated HPU: threads of the core's forwards. 0: one for each core that it may "
+        "use.",
     )
     cpu_bind: str = Field(
         "auto",
@@ -41,14 +42,15 @@ class CpuOptions(BaseModel):
         "auto",
         description="CPU: what computes the decoder. native: our own kernels in C++, which the first start "
         "builds, or no start. torch: torch's operations. auto: native where there is a C++ compiler and the "
-        "model is known to them (in float32 or bfloat16), and without compile.",
+        "model is known to them (in float32 or bfloat16), and without compile. Of encoders native computes "
+        "the linear layers, and auto is torch unless there is a quantization.",
     )
     quantization: Literal["none", "int8", "int4"] = Field(
         "none",
         description="CPU: what weights are packed as when they are loaded, for less memory and more speed. "
         "int8: eight bits, a scale for each output; the inputs of a product too, a scale for each token. "
         "int4: four bits, a scale and an offset for 32 inputs of each output; the head has eight. int8 is "
-        "faster but for one stream at a time on AVX-512.",
+        "faster but for one stream at a time on AVX-512. Of encoders the linear layers are packed.",
     )
 
     @field_validator("cpu_bind")

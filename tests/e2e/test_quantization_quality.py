@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.encoder import EXACT, documents, nearness, open_way
 from benchmarks.quantization import open_packed, quality, text_ids
+from services.engine.model import prepare_model
 
 pytestmark = pytest.mark.model
 
@@ -30,3 +32,18 @@ def test_a_page_is_predicted_as_well(model_directory: Path) -> None:
 @pytest.mark.long
 def test_a_text_is_predicted_as_well(model_directory: Path) -> None:
     check(model_directory, None)
+
+
+# The mean and the least cosine with the exact vectors, and how many documents keep their nearest one.
+VECTORS = {"native float32": (0.99999, 0.9999, 1.0), "int8": (0.995, 0.99, 0.8), "int4": (0.97, 0.95, 0.6)}
+
+
+def test_vectors_stay_where_they_were() -> None:
+    directory = prepare_model("minilm")
+    texts = documents(directory, 64)[:60]
+    exact = open_way(directory, EXACT, None).embed(texts)
+    for way, (mean, least, same) in VECTORS.items():
+        near = nearness(open_way(directory, way, None).embed(texts), exact)
+        assert near.mean > mean
+        assert near.least > least
+        assert near.same_nearest >= same

@@ -60,6 +60,13 @@ class UpConfig(ServiceConfig):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = Field(
         default=None, description="Type to compute in."
     )
+    quantization: tuple[str, ...] = Field(
+        default=(),
+        max_length=17,
+        description="CPU: what weights are packed as: none, int8 or int4. Of several models NAME=VALUE is "
+        "for one of them, a value without a name for the others. Default: what CATENARY_ENGINE_QUANTIZATION "
+        "says.",
+    )
     gpu_memory_utilization: float | None = Field(
         default=None, gt=0, le=1, description="Share of the device's memory that an engine may use."
     )

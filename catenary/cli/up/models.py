@@ -10,6 +10,7 @@ from catenary.cli.up.config import UpConfig
 from catenary.runtime import StartRefused
 
 TASKS = ("auto", "generate", "embed", "score")
+QUANTIZATIONS = ("none", "int8", "int4")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
@@ -24,12 +25,16 @@ class WantedModel:
 
 @dataclass(frozen=True, slots=True)
 class ReadyModel:
-    """A model that is prepared. `task` is what the engine is told; `generates` what comes of it."""
+    """A model that is prepared. `task` is what the engine is told; `generates` what comes of it.
+
+    quantization: of its weights; None: what the engine finds among its own options.
+    """
 
     directory: Path
     name: str
     task: str = "auto"
     generates: bool = True
+    quantization: str | None = None
 
 
 def wanted_models(config: UpConfig) -> tuple[WantedModel, ...]:
@@ -59,6 +64,25 @@ def tasks_of(config: UpConfig, names: tuple[str, ...]) -> tuple[str, ...]:
             raise StartRefused(f"--task: a task is one of {', '.join(TASKS)}")
         tasks[name] = task
     return tuple(tasks.values())
+
+
+def quantizations_of(config: UpConfig, names: tuple[str, ...]) -> tuple[str | None, ...]:
+    """The quantization of each model, by `--quantization`. Raises StartRefused."""
+    named: dict[str, str] = {}
+    others: str | None = None
+    for text in config.quantization:
+        name, equals, value = text.rpartition("=")
+        if value not in QUANTIZATIONS:
+            raise StartRefused(f"--quantization: it is one of {', '.join(QUANTIZATIONS)}")
+        if equals and name not in names:
+            raise StartRefused(f"--quantization: no model has the name {name!r}")
+        if name in named or (not equals and others is not None):
+            raise StartRefused(f"--quantization: {name or 'a value without a name'} is there twice")
+        if equals:
+            named[name] = value
+        else:
+            others = value
+    return tuple(named.get(name, others) for name in names)
 
 
 def generates(directory: Path, task: str) -> bool:

@@ -183,22 +183,24 @@ def _engine(
         "served-model-name": model.name,
         "max-model-len": config.max_model_len if places.is_meant(model) else None,
         "dtype": config.dtype,
+        "quantization": model.quantization,
         "device": config.device,
-        "gpu-memory-utilization": config.gpu_memory_utilization,
+        "gpu-memory-utilization": config.gpu_memory_utilization if model.generates else None,
     }
-    engines = config.engines * len(places.models)
+    # Who shares the machine's memory by a share of what is free: a model that embeds takes what it needs.
+    sharing = config.engines * len(places.models) if model.generates else 1
     return ChildSpec(
         name=name,
         command=_command("services.engine", options),
         stage=Stage.FLEET,
         environment={MODULE_ENV: places.modules[index]} if places.modules else {},
-        default_environment=_cpu_environment(engines, places.cpus.engines[index]) if places.cpus else {},
+        default_environment=_cpu_environment(sharing, places.cpus.engines[index]) if places.cpus else {},
         status_target=runtime.socket(name),
         model_name=model.name,
     )
 
 
-def _cpu_environment(engines: int, mine: EngineCpus) -> dict[str, str]:
+def _cpu_environment(sharing: int, mine: EngineCpus) -> dict[str, str]:
     """Return how an engine computes on a machine that it shares, if only with the other services."""
     # OpenMP's threads spin at barriers by default: beside one other busy process that costs a factor of ten.
     environment = {"OMP_WAIT_POLICY": "PASSIVE"}
@@ -206,8 +208,8 @@ def _cpu_environment(engines: int, mine: EngineCpus) -> dict[str, str]:
         environment[BIND_ENV] = format_cpus(mine.cpus)
     else:
         environment |= {BIND_ENV: "none", THREADS_ENV: str(mine.threads)}
-    if engines > 1:
-        environment["CATENARY_ENGINE_GPU_MEMORY_UTILIZATION"] = f"{CPU_MEMORY_SHARE / engines:.3f}"
+    if sharing > 1:
+        environment["CATENARY_ENGINE_GPU_MEMORY_UTILIZATION"] = f"{CPU_MEMORY_SHARE / sharing:.3f}"
     return environment
 
 

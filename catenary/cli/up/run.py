@@ -15,7 +15,14 @@ from catenary.cli.up.cpus import cpus_of, described
 from catenary.cli.up.elsewhere import service_classes
 from catenary.cli.up.layout import cache_directory, require_writable
 from catenary.cli.up.model import prepare_model, served_name
-from catenary.cli.up.models import ReadyModel, WantedModel, generates, tasks_of, wanted_models
+from catenary.cli.up.models import (
+    ReadyModel,
+    WantedModel,
+    generates,
+    quantizations_of,
+    tasks_of,
+    wanted_models,
+)
 from catenary.cli.up.plan import MODULE_ENV, MODULES_ENV, Places
 from catenary.cli.up.ports import PortClaims
 from catenary.cli.up.reporter import Reporter, make_reporter
@@ -147,8 +154,10 @@ async def prepare(
         reporter.done("model", f"prepared {model.source}")
     names = tuple(served_name(model.source, model.name) for model in wanted)
     return tuple(
-        ReadyModel(directory, name, task, generates(directory, task))
-        for directory, name, task in zip(directories, names, tasks_of(config, names), strict=True)
+        ReadyModel(directory, name, task, generates(directory, task), quantization)
+        for directory, name, task, quantization in zip(
+            directories, names, tasks_of(config, names), quantizations_of(config, names), strict=True
+        )
     )
 
 

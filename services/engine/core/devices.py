@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import torch
+
 from catenary.telemetry import get_logger
 from services.engine.core.cpus import cpus_of
 from services.engine.core.options import CoreOptions
@@ -51,6 +53,8 @@ def device_of(options: CoreOptions) -> Device:
     if options.device == "cpu":
         placed = cpus_of(options)
         return open_device("cpu", threads=placed.threads, mode=mode, cpu=cpu_settings(options, placed.cpus))
+    if options.device == "sim" and options.device_threads:
+        torch.set_num_threads(options.device_threads)
     return open_device(options.device, mode=mode, hpu=settings)
 
 

@@ -14,7 +14,7 @@ from services.engine.device.features import NO_FEATURES, AttentionFeatures
 from services.engine.device.kernels import rms_norm, rotate, sorted_experts
 from services.engine.device.memory import MemoryFigures, MemoryUse
 from services.engine.device.modes import ExecutionMode
-from services.engine.device.native import NativeDecoder, NativeSpec
+from services.engine.device.native import NativeDecoder, NativeLinears, NativeSpec
 from services.engine.device.shapes import ShapeCounter
 from services.engine.device.work import FinishedCopy, HostCopy, Submitted, run_now
 
@@ -46,7 +46,7 @@ class Device(ABC):
     static_shapes = False
     # Whether torch's grouped product runs on it, with the sorting that goes before.
     groups_products = True
-    # The option that can be met by `native_decoder` alone, as the operator wrote it.
+    # The option that can be met by `native_decoder` or `native_linears` alone, as the operator wrote it.
     needs_native: str | None = None
     # Tokens of a KV block unless the operator names a size.
     default_block_size = 32
@@ -156,6 +156,13 @@ class Device(ABC):
         """Packs a decoder that the device computes by itself; None: it computes with the model's modules.
 
         Asks for weights only if it packs them. None only if `needs_native` is: raises DeviceError otherwise.
+        """
+        return None
+
+    def native_linears(self, dtype: torch.dtype) -> NativeLinears | None:
+        """What packs and computes the linear layers of a model that the device does not compute as a whole.
+
+        None: torch is to compute them. None only if `needs_native` is: raises DeviceError otherwise.
         """
         return None
 

@@ -106,6 +106,29 @@ class NativeSpec:
     tied: bool
 
 
+class NativeProduct(Protocol):
+    """A packed linear layer."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., inputs] -> [..., outputs], both in the type that the layer was packed for."""
+
+
+class NativeLinears(Protocol):
+    """Linear layers by themselves, of a model whose other operations are torch's.
+
+    A row's result does not depend on the others.
+    """
+
+    def pack(self, layer: NativeLinear) -> NativeProduct:
+        """Packs a layer that is not gated, and keeps nothing of what it was."""
+
+    def packed(self) -> None:
+        """Nothing more will be packed: gives back what that took."""
+
+    def weight_bytes(self) -> int:
+        """Bytes of all weights that were packed."""
+
+
 class NativeDecoder(Protocol):
     """A packed model. Its forwards take what those of `PagedModel` do, and mean the same.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from catenary.backoff import Backoff
 from catenary.runtime import StartRefused
@@ -33,12 +33,20 @@ class CoreSupervisor:
     """
 
     def __init__(
-        self, factory: CoreFactory, hub: EngineHub, backoff: Backoff, *, served_model_name: str
+        self,
+        factory: CoreFactory,
+        hub: EngineHub,
+        backoff: Backoff,
+        *,
+        served_model_name: str,
+        idle_options: Callable[[str], Sequence[str]],
     ) -> None:
+        """idle_options: for a task, names of the options that change nothing then."""
         self._factory = factory
         self._hub = hub
         self._backoff = backoff
         self._name = served_model_name
+        self._idle_options = idle_options
 
     async def run(self) -> None:
         """Serve until cancelled. Raises StartRefused if the first core does not come up."""
@@ -69,6 +77,9 @@ class CoreSupervisor:
             blocks=ready.capacity.total_blocks,
             block_size=ready.capacity.block_size,
         )
+        task = ready.model.task
+        if first and (names := self._idle_options(task)):
+            log.warning("options that change nothing here", options=list(names), task=task)
         self._hub.core_ready(core, ready, self._name)
         reason = "its events ended"
         try:

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from catenary.cli.runtime_directory import CLIENT_SECRET_ENV, ENGINE_SECRET_ENV, RuntimeDirectory
 from catenary.cli.up import UpConfig
 from catenary.cli.up.model import served_name
-from catenary.cli.up.models import ReadyModel, tasks_of, wanted_models
+from catenary.cli.up.models import ReadyModel, quantizations_of, tasks_of, wanted_models
 from catenary.cli.up.plan import ChildSpec, Places, Stage, child_environment, plan, without_secrets
 from catenary.cli.up.run import check_places
 from catenary.cpus import EngineCpus, Placement
@@ -143,6 +143,44 @@ def test_how_tasks_are_given() -> None:
             tasks(given)
     with pytest.raises(StartRefused, match="one name"):
         tasks(names=("a", "a"))
+
+
+def test_each_model_has_its_quantization() -> None:
+    def quantizations(*given: str, names: tuple[str, ...] = ("a", "b")) -> tuple[str | None, ...]:
+        return quantizations_of(UpConfig(quantization=given), names)
+
+    assert quantizations() == (None, None)
+    assert quantizations("int8") == ("int8", "int8")
+    assert quantizations("a=int8") == ("int8", None)
+    assert quantizations("b=none", "int4") == ("int4", "none")
+    assert quantizations("int8", names=("a",)) == ("int8",)
+    for given, text in (
+        (("fp8",), "one of none, int8, int4"),
+        (("a=",), "one of none, int8, int4"),
+        (("c=int8",), "no model has the name 'c'"),
+        (("=int8",), "no model has the name ''"),
+        (("a=int8", "a=none"), "a is there twice"),
+        (("int8", "none"), "without a name is there twice"),
+    ):
+        with pytest.raises(StartRefused, match=text):
+            quantizations(*given)
+
+
+def test_an_engine_is_told_what_its_own_model_is_packed_as(runtime: RuntimeDirectory) -> None:
+    models = (
+        ReadyModel(Path("/a"), "chat", quantization="int8"),
+        ReadyModel(Path("/b"), "embed", generates=False, quantization="none"),
+        ReadyModel(Path("/c"), "other", generates=False),
+    )
+    cpus = Placement((EngineCpus(1),) * 3)
+    config = UpConfig(gpu_memory_utilization=0.5)
+    specs = {spec.name: spec for spec in plan(config, runtime, Places(models, (8000,), cpus=cpus))}
+    engines = [specs[f"engine-{index}"] for index in range(3)]
+    assert [option(engine, "quantization") for engine in engines] == ["int8", "none", None]
+    # Without KV there is nothing that a share of the memory bounds.
+    assert [option(engine, "gpu-memory-utilization") for engine in engines] == ["0.5", None, None]
+    shared = ["CATENARY_ENGINE_GPU_MEMORY_UTILIZATION" in engine.default_environment for engine in engines]
+    assert shared == [True, False, False]
 
 
 def test_ports_for_grpc_clients_can_be_off(runtime: RuntimeDirectory) -> None:

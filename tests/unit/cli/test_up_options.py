@@ -14,7 +14,7 @@ from catenary.config import load
         ("--max-num-seqs", "CATENARY_ENGINE_MAX_NUM_SEQS"),
         # Near --cpu-reserve, which is no help to who asks for this one.
         ("--cpu-kernels", "CATENARY_ENGINE_CPU_KERNELS"),
-        ("--quantization=int8", "CATENARY_ENGINE_QUANTIZATION"),
+        ("--kv-cache-gib=1", "CATENARY_ENGINE_KV_CACHE_GIB"),
         ("--no-enable-prefix-caching", "CATENARY_ENGINE_ENABLE_PREFIX_CACHING=false"),
         ("--placement", "CATENARY_ROUTER_PLACEMENT"),
         (

@@ -199,15 +199,31 @@ def test_what_setup_built_serves_engines_with_a_cache_of_their_own(tmp_path: Pat
     assert not (tmp_path / "kept").exists()
 
 
-def test_no_library_is_taken_from_where_others_write(tmp_path: Path, compiler: Path) -> None:
+@pytest.mark.parametrize("mode", [0o775, 0o757, 0o777], ids=oct)
+def test_no_library_is_taken_from_where_others_write(mode: int, tmp_path: Path, compiler: Path) -> None:
     kept = tmp_path / "kept"
     made = build(PORTABLE, kept)
-    made.chmod(0o777)
-    assert build(PORTABLE, kept).stat().st_mode & 0o777 != 0o777
+    made.chmod(mode)
+    assert build(PORTABLE, kept).stat().st_mode & 0o777 == 0o755
     assert links(tmp_path) == 2
-    kept.chmod(0o777)
-    with pytest.raises(BuildError, match="all may write to it"):
+    kept.chmod(mode)
+    with pytest.raises(BuildError, match="others may write to it"):
         build(PORTABLE, kept)
+
+
+def test_an_umask_that_lets_a_group_write_does_no_harm(tmp_path: Path, compiler: Path) -> None:
+    # A volume of a container may be so as well: what is in it is ours alone.
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    volume.chmod(0o2775)
+    before = os.umask(0o002)
+    try:
+        made = build(PORTABLE, volume / "cache" / "native")
+    finally:
+        os.umask(before)
+    assert build(PORTABLE, volume / "cache" / "native") == made
+    assert links(tmp_path) == 1
+    assert made.parent.stat().st_mode & 0o022 == 0
 
 
 def test_no_library_is_taken_from_another_user(

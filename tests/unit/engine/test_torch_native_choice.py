@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from services.engine.device import Quantization
 from services.engine.device.cpu.native import Level
 from services.engine.device.cpu.native.products import Products, Way
 from services.engine.device.cpu.structures import WeightKind
-from services.engine.sampling import RowStatus, chosen
+from services.engine.sampling import (
+    MaskBuffer,
+    RowParams,
+    RowStatus,
+    SamplerInputs,
+    TokenMasks,
+    chosen,
+    prepare,
+    with_masks,
+)
 from tests.support.decoder_models import save_family
 from tests.support.native import open_native
 from tests.support.native_kernels import LEVELS_HERE, library_of
+from tests.support.sampling import CPU, row, run
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +62,63 @@ def test_a_row_that_is_no_number_harms_no_other(llama: Path) -> None:
     statuses = [RowStatus.SAMPLED, RowStatus.NOT_FINITE, RowStatus.NOT_FINITE, RowStatus.SAMPLED]
     assert batch.packed[:, 1].tolist() == statuses
     assert batch.packed[[0, 3], 0].long().tolist() == tokens[[0, 3]].tolist()
+
+
+def test_a_row_that_rules_every_token_out_gets_none(tmp_path: Path) -> None:
+    directory = save_family("llama", tmp_path, tie_word_embeddings=False)
+    for file in directory.glob("*.safetensors"):
+        weights = load_file(file)
+        if "lm_head.weight" in weights:
+            # Products of positive states overflow to the least of all numbers.
+            weights["lm_head.weight"].fill_(-3e38)
+            save_file(weights, file, {"format": "pt"})
+    model = open_native(directory, "float32", threads=2)
+    states = torch.zeros(3, model.hidden_size)
+    states[1] = 10.0
+    assert model.logits(states[1:2]).max() == -torch.inf
+    tokens, scores = model.choose(states)
+    assert tokens.tolist() == [0, 0, 0]
+    assert scores.tolist() == [0.0, -torch.inf, 0.0]
+    statuses = [RowStatus.SAMPLED, RowStatus.NOTHING_LEFT, RowStatus.SAMPLED]
+    assert chosen(tokens, scores, model.device).packed[:, 1].tolist() == statuses
+
+
+def test_one_row_that_is_masked_has_all_logits_looked_at() -> None:
+    greedy = row(temperature=0)
+
+    def of(*rows: RowParams) -> SamplerInputs:
+        return prepare(list(rows), 4, 40, CPU)
+
+    assert of(greedy, greedy).greedy
+    others: tuple[dict[str, Any], ...] = (
+        {"masked_ids": {3}},
+        {"logit_bias": ((3, 1.0),)},
+        {"allowed_token_ids": (3, 4)},
+        {"repetition_penalty": 1.1, "tokens": [3], "prompt_len": 1},
+        {"bad_words": ((3,),)},
+        {"top_logprobs": 0},
+        {"temperature": 0.5},
+    )
+    for other in others:
+        assert not of(greedy, row(**{"temperature": 0, **other}), greedy).greedy
+    beam = row(temperature=0)
+    beam.beam = True
+    assert not of(greedy, beam).greedy
+    # A constraint is known later, and masks what the forward may choose already.
+    masks = TokenMasks([1], np.zeros((1, 2), dtype=np.int32))
+    assert not with_masks(of(greedy, greedy), masks, 40, CPU, MaskBuffer(CPU)).greedy
+    # What is masked beyond the vocabulary is no mask.
+    assert of(greedy, row(temperature=0, masked_ids={40})).greedy
+
+
+def test_a_masked_row_beside_greedy_ones_takes_its_best_token_that_is_left(llama: Path) -> None:
+    model = open_native(llama, "bfloat16")
+    states = torch.randn(3, model.hidden_size, generator=torch.Generator().manual_seed(8)).bfloat16()
+    tokens, _ = model.choose(states)
+    logits = model.logits(states)
+    rows = [row(temperature=0), row(temperature=0, masked_ids={int(tokens[1])}), row(temperature=0)]
+    found = [result.token_id for result in run(logits, rows)]
+    assert found == [tokens[0], int(logits[1].topk(2).indices[1]), tokens[2]]
 
 
 def test_capped_scores_are_no_choice(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from services.engine.device import CpuDevice, CpuSettings, Kernels
+from services.engine.device import CpuDevice, CpuSettings, Kernels, Quantization
 from services.engine.model import ModelError
 from services.engine.model.opening import open_model
 from services.engine.model.pooling import (
@@ -91,6 +91,34 @@ def test_encoders(kind: str, mode: dict[str, Any], pooling: Pooling, normalize: 
     assert embedder.max_length == 320
     batch = documents()
     assert_independent(embedder, batch, expected(model, batch, pooling, normalize=normalize))
+
+
+# How much of a vector's length the packed weights of these random encoders may take it away.
+PACKED = [(None, TOLERANCE), (Quantization.INT8, 0.06), (Quantization.INT4, 0.25)]
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+@pytest.mark.parametrize(("quantization", "limit"), PACKED, ids=["float32", "int8", "int4"])
+def test_encoders_with_packed_weights(
+    kind: str, quantization: Quantization | None, limit: float, tmp_path: Path
+) -> None:
+    model = save_encoder(kind, tmp_path)
+    device = CpuDevice(2, settings=CpuSettings(Kernels.NATIVE, quantization))
+    embedder = open_embedder(tmp_path, device, dtype="float32", max_tokens=600)
+    batch = documents()
+    found = embedder.embed(batch)
+    truth = expected(model, batch, Pooling.MEAN, normalize=True)
+    assert (found - truth).norm(dim=1).max() < limit
+    assert_independent(embedder, batch, found)
+
+
+def test_an_encoder_says_what_it_cannot_do(tmp_path: Path) -> None:
+    save_encoder("bert", tmp_path)
+    packed = CpuDevice(1, settings=CpuSettings(Kernels.NATIVE, Quantization.INT8))
+    with pytest.raises(ModelError, match="quantization int8 needs the native kernels: float16 is not native"):
+        open_embedder(tmp_path, packed, dtype="float16")
+    with pytest.raises(ModelError, match="model-backend decoder is for models that generate"):
+        open_embedder(tmp_path, CpuDevice(1), backend="decoder")
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])

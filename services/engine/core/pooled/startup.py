@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from catenary.telemetry import get_logger
+from msgspec.structs import replace
+
 from services.engine.core.devices import device_of
 from services.engine.core.errors import StartError
 from services.engine.core.options import CoreOptions
@@ -20,8 +21,6 @@ from services.engine.model import ModelError, Task, check_directory, read_facts
 from services.engine.model.fit import check_weights_fit
 from services.engine.model.pooling import Dimensions, Embedder, open_embedder, read_dimensions
 from services.engine.tracing import Profiler, StepTracer
-
-log = get_logger(__name__)
 
 Progress = Callable[[str, float | None], None]
 
@@ -57,7 +56,8 @@ def start_pooled(
             f"role {options.role} is for models that generate, and this one is served to {task.value}"
         )
     try:
-        device = device or device_of(options)
+        # What it would compile is not captured here: documents run eagerly, on what is the best for that.
+        device = device or device_of(replace(options, compile=False))
         return _start(options, directory, task, progress, device)
     except (ModelError, DeviceError, InsufficientMemory, ValueError) as error:
         raise StartError(" ".join(str(error).split())) from error
@@ -73,9 +73,6 @@ def start_pooled(
 def _start(
     options: CoreOptions, directory: Path, task: Task, progress: Progress, device: Device
 ) -> PooledEngine:
-    idle = {"record-lengths": options.record_lengths is not None, "compile": options.compile}
-    if names := [name for name, given in idle.items() if given]:
-        log.warning("options for engines that generate change nothing here", names=names, task=task)
     config = check_directory(directory)
     check_weights_fit(directory, config, options.dtype, device)
     progress("loading weights", 0.3)

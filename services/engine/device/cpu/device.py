@@ -16,8 +16,9 @@ from torch.profiler import ProfilerActivity
 from catenary.cpus import read_topology
 from catenary.telemetry import get_logger
 from services.engine.device.base import DTYPES, Device, DeviceError, Forward, Function
-from services.engine.device.cpu.native import BuildError, open_library
-from services.engine.device.cpu.native_decoder import CpuNativeDecoder, why_not_native
+from services.engine.device.cpu.native import BuildError, Library, open_library
+from services.engine.device.cpu.native_decoder import CpuNativeDecoder, why_not_dtype, why_not_native
+from services.engine.device.cpu.native_linears import CpuNativeLinears
 from services.engine.device.cpu.pages import map_zeros
 from services.engine.device.cpu.settings import CpuSettings, Kernels
 from services.engine.device.cpu.team import Team
@@ -40,7 +41,7 @@ from services.engine.device.memory import (
     resident_bytes,
 )
 from services.engine.device.modes import ExecutionMode
-from services.engine.device.native import NativeDecoder, NativeSpec
+from services.engine.device.native import NativeDecoder, NativeLinears, NativeSpec
 from services.engine.device.profiling import Event, torch_activities
 from services.engine.device.work import Submitted
 
@@ -99,18 +100,34 @@ class CpuDevice(Device):
         reason = self._why_only_torch() or why_not_native(spec)
         if reason is None:
             try:
-                library = open_library(cache=self._settings.cache)
-                # The stream's thread is the first of them and not bound itself: those of OpenMP, which it
-                # starts, would all be where it is.
-                team = Team(library, self._threads, self._settings.cpus or ())
-                return CpuNativeDecoder(library, team, spec, self._settings.quantization)
+                return CpuNativeDecoder(*self._open_native(), spec, self._settings.quantization)
             except BuildError as error:
                 reason = str(error)
         if self.needs_native is not None:
-            raise DeviceError(f"{self.needs_native} needs the native kernels: {reason}")
+            raise self._unmet(reason)
         if self._settings.kernels is Kernels.AUTO:
             log.info("torch computes this model, not the native kernels", reason=reason)
         return None
+
+    def native_linears(self, dtype: torch.dtype) -> NativeLinears | None:
+        if self.needs_native is None:
+            return None
+        reason = self._why_only_torch() or why_not_dtype(dtype)
+        if reason is None:
+            try:
+                return CpuNativeLinears(*self._open_native(), dtype, self._settings.quantization)
+            except BuildError as error:
+                reason = str(error)
+        raise self._unmet(reason)
+
+    def _open_native(self) -> tuple[Library, Team]:
+        library = open_library(cache=self._settings.cache)
+        # The stream's thread is the first of them and not bound itself: those of OpenMP, which it starts,
+        # would all be where it is.
+        return library, Team(library, self._threads, self._settings.cpus or ())
+
+    def _unmet(self, reason: str) -> DeviceError:
+        return DeviceError(f"{self.needs_native} needs the native kernels: {reason}")
 
     def weight_size(self, dtype: torch.dtype) -> float:
         quantization = self._settings.quantization

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from services.engine.device.cpu.native import Library
-from services.engine.device.cpu.packing import Packer
+from services.engine.device.cpu.packing import Packer, weight_kind
 from services.engine.device.cpu.settings import Quantization
 from services.engine.device.cpu.structures import (
     ACTIVATION_KINDS,
@@ -37,11 +37,18 @@ _HEAD_DIMS = range(8, 257, 8)
 
 def why_not_native(spec: NativeSpec) -> str | None:
     """What of a model the native decoder does not compute; None: it computes all."""
-    if spec.dtype not in CACHE_KINDS:
-        return f"{str(spec.dtype).removeprefix('torch.')} is not native: float32 and bfloat16 are"
+    if reason := why_not_dtype(spec.dtype):
+        return reason
     if spec.head_dim not in _HEAD_DIMS:
         return f"heads of {spec.head_dim} dimensions are not native: multiples of 8 up to 256 are"
     return None
+
+
+def why_not_dtype(dtype: torch.dtype) -> str | None:
+    """Whether the kernels do not compute in a type; None: they do."""
+    if dtype in CACHE_KINDS:
+        return None
+    return f"{str(dtype).removeprefix('torch.')} is not native: float32 and bfloat16 are"
 
 
 class CpuNativeDecoder:
@@ -197,7 +204,7 @@ def _check(fault: int) -> None:
 
 
 def _architecture(packer: Packer, spec: NativeSpec, quantization: Quantization | None) -> Architecture:
-    linear = _weight_kind(spec, quantization)
+    linear = weight_kind(spec.dtype, quantization)
     ropes = [
         Rope(packer.keep(rope.frequencies.float()), rope.frequencies.shape[0], rope.factor)
         for rope in spec.ropes
@@ -206,7 +213,7 @@ def _architecture(packer: Packer, spec: NativeSpec, quantization: Quantization |
     embedding, head = _vocabulary(packer, spec, quantization)
     layers = []
     for layer in spec.layers():
-        layers.append(_layer(packer, layer, linear, _weight_kind(spec, None)))
+        layers.append(_layer(packer, layer, linear, weight_kind(spec.dtype, None)))
         del layer
         packer.give_back()
     return Architecture(
@@ -235,18 +242,12 @@ def _architecture(packer: Packer, spec: NativeSpec, quantization: Quantization |
     )
 
 
-def _weight_kind(spec: NativeSpec, quantization: Quantization | None) -> WeightKind:
-    if quantization is None:
-        return WeightKind.BFLOAT16 if spec.dtype is torch.bfloat16 else WeightKind.FLOAT32
-    return WeightKind.INT8 if quantization is Quantization.INT8 else WeightKind.INT4
-
-
 def _vocabulary(
     packer: Packer, spec: NativeSpec, quantization: Quantization | None
 ) -> tuple[int | None, Linear]:
     """The embedding's address and the head. None: rows of the embedding are read from the head's panels."""
     # int4 there costs more of the quality than all layers together.
-    kind = _weight_kind(spec, quantization and Quantization.INT8)
+    kind = weight_kind(spec.dtype, quantization and Quantization.INT8)
     table = spec.embedding()
     if spec.tied and quantization is None:
         return None, packer.linear(NativeLinear(table), kind)

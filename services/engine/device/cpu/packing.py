@@ -14,6 +14,7 @@ import torch
 from catenary.memory import find_trim
 from services.engine.device.cpu.native import Library
 from services.engine.device.cpu.pages import HUGE_PAGE, map_zeros
+from services.engine.device.cpu.settings import Quantization
 from services.engine.device.cpu.structures import Linear, WeightKind
 from services.engine.device.native import NativeLinear
 
@@ -28,6 +29,13 @@ _MOST_MIXED = 64
 
 
 _Structure = ctypes.Structure | ctypes.Array[Linear]
+
+
+def weight_kind(dtype: torch.dtype, quantization: Quantization | None) -> WeightKind:
+    """What weights are packed as for computing in `dtype`."""
+    if quantization is None:
+        return WeightKind.BFLOAT16 if dtype is torch.bfloat16 else WeightKind.FLOAT32
+    return WeightKind.INT8 if quantization is Quantization.INT8 else WeightKind.INT4
 
 
 class Packer:

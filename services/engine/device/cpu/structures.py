@@ -48,6 +48,12 @@ class Linear(ctypes.Structure):
     ]
 
 
+class Operand(ctypes.Structure):
+    """`Operand` of kernels.h."""
+
+    _fields_ = [("data", c_void_p), ("stride", c_int64), ("scales", c_void_p)]
+
+
 class Experts(ctypes.Structure):
     """`Experts` of experts.h."""
 

@@ -138,6 +138,8 @@ def open_embedder(
     """
     config = check_directory(directory)
     encoder = config["model_type"] in ENCODERS
+    if encoder and backend == "decoder":
+        raise ModelError("model-backend decoder is for models that generate: this one is an encoder")
     settings = read_pooling(directory, Pooling.MEAN if encoder else Pooling.LAST)
     if encoder:
         limit = encoder_length(config)

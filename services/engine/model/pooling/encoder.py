@@ -11,13 +11,17 @@ import transformers
 from torch import nn
 from transformers import AttentionInterface
 
-from services.engine.device import Device
+from catenary.telemetry import get_logger
+from services.engine.device import Device, DeviceError
 from services.engine.model.errors import ModelError
 from services.engine.model.hf_config import first_line
+from services.engine.model.pooling.linears import pack_linears
 from services.engine.model.pooling.pooler import Pooler, add_states, finish
 from services.engine.model.pooling.settings import Pooling
 from services.engine.model.tasks import ENCODERS
 from services.engine.model.transformers_backend import load_module
+
+log = get_logger(__name__)
 
 _IMPLEMENTATION = "catenary_bidirectional"
 
@@ -107,6 +111,12 @@ def load_body(
         kind, directory, config, device, dtype=dtype, attention=_IMPLEMENTATION, **options
     )
     model.to(device.torch_device).eval().requires_grad_(False)
+    try:
+        packed = pack_linears(model, device, chosen)
+    except DeviceError as error:
+        raise ModelError(str(error)) from None
+    if packed:
+        log.info("the device's kernels compute the encoder's linear layers", asked_for=device.needs_native)
     return EncoderModel(model, device, chosen, _first_position(raw))
 
 

@@ -19,7 +19,14 @@ from pathlib import Path
 from catenary.cpus import read_topology
 from catenary.telemetry import get_logger
 from services.engine.device.cpu.native.compiler import BuildError, find_compiler, identity, run
-from services.engine.device.cpu.native.kept import drop_the_oldest, is_ours, kernel_directory, seal, sound
+from services.engine.device.cpu.native.kept import (
+    drop_the_oldest,
+    is_ours,
+    kernel_directory,
+    make_directory,
+    seal,
+    sound,
+)
 from services.engine.device.cpu.native.levels import Level
 
 log = get_logger(__name__)
@@ -61,9 +68,12 @@ def _build_here(level: Level, stem: str, directory: Path) -> Path:
     if ready:
         return ready[0]
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directory(directory)
         if not is_ours(directory):
-            raise BuildError(f"{directory} is another user's, or all may write to it: no code is kept there")
+            raise BuildError(
+                f"{directory} is another user's, or others may write to it: no code is kept there "
+                "(chmod go-w mends the latter)"
+            )
         with _locked(directory):
             if not sound([directory], name):
                 _compile(compiler, level, directory / name)

@@ -36,10 +36,18 @@ def kernel_directory(cache: Path | None) -> Path:
 
 
 def seal(library: Path, name: str) -> None:
-    """Puts the digest behind a library that is to be kept as `name`."""
+    """Puts the digest behind a library that is to be kept as `name`, which nobody else may change then."""
     with library.open("r+b") as file:
         digest = _digest(name, file.read())
         file.write(digest)
+    # Whatever the umask: with the one of many systems the user's group may write to new files.
+    library.chmod(0o755)
+
+
+def make_directory(directory: Path) -> None:
+    """Makes it, if it is not there, for this user alone; what is above it, as the umask says."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(mode=0o700, exist_ok=True)
 
 
 def sound(places: Sequence[Path], pattern: str) -> list[Path]:
@@ -49,12 +57,12 @@ def sound(places: Sequence[Path], pattern: str) -> list[Path]:
 
 
 def is_ours(path: Path) -> bool:
-    """Whether what is there is this user's or the system's, and not everybody may change it."""
+    """Whether what is there is this user's or the system's, and no group and not everybody may change it."""
     try:
         status = path.stat()
     except OSError:
         return False
-    return status.st_uid in (0, os.geteuid()) and not status.st_mode & stat.S_IWOTH
+    return status.st_uid in (0, os.geteuid()) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def drop_the_oldest(directory: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from services.engine.device.cpu.native.library import Library
-from services.engine.device.cpu.structures import Linear, WeightKind
+from services.engine.device.cpu.structures import Linear, Operand, WeightKind
 from services.engine.device.cpu.team import Team
 
 
@@ -23,10 +23,6 @@ class Way(IntEnum):
     ADD = 1
     GATE = 2
     BEST = 3
-
-
-class _Operand(ctypes.Structure):
-    _fields_ = [("data", c_void_p), ("stride", c_int64), ("scales", c_void_p)]
 
 
 class _Result(ctypes.Structure):
@@ -131,13 +127,13 @@ class Products:
         data = torch.zeros(rows * max(strides), dtype=torch.uint8)
         scales = [torch.zeros(rows) for _ in layers]
         pairs = zip(strides, scales, strict=True)
-        operands = [_Operand(data.data_ptr(), stride, scale.data_ptr()) for stride, scale in pairs]
+        operands = [Operand(data.data_ptr(), stride, scale.data_ptr()) for stride, scale in pairs]
         results = [_Result(way, activation, factor, out.data_ptr(), out.stride(0)) for out in outs]
         count = len(layers)
         arguments = (
             self._team.handle,
             (Linear * count)(*(layer.structure() for layer in layers)),
-            (_Operand * count)(*operands),
+            (Operand * count)(*operands),
             (_Result * count)(*results),
             count,
             x.data_ptr(),
