@@ -35,15 +35,15 @@ def test_a_text_is_predicted_as_well(model_directory: Path) -> None:
 
 
 # The mean and the least cosine with the exact vectors, and how many documents keep their nearest one.
-VECTORS = {"native float32": (0.99999, 0.9999, 1.0), "int8": (0.995, 0.99, 0.8), "int4": (0.97, 0.95, 0.6)}
+VECTORS = {"int8": (0.999, 0.998, 0.9), "int4": (0.96, 0.93, 0.7)}
 
 
 def test_vectors_stay_where_they_were() -> None:
     directory = prepare_model("minilm")
-    texts = documents(directory, 64)[:60]
-    exact = open_way(directory, EXACT, None).embed(texts)
+    texts = documents(directory, 64)[:24]
+    exact = open_way(directory, EXACT, 1).embed(texts)
     for way, (mean, least, same) in VECTORS.items():
-        near = nearness(open_way(directory, way, None).embed(texts), exact)
+        near = nearness(open_way(directory, way, 1).embed(texts), exact)
         assert near.mean > mean
         assert near.least > least
         assert near.same_nearest >= same

@@ -101,7 +101,7 @@ def test_one_row_that_is_masked_has_all_logits_looked_at() -> None:
     )
     for other in others:
         assert not of(greedy, row(**{"temperature": 0, **other}), greedy).greedy
-    beam = row(temperature=0)
+    beam = row(temperature=0, top_logprobs=4)
     beam.beam = True
     assert not of(greedy, beam).greedy
     # A constraint is known later, and masks what the forward may choose already.

@@ -10,10 +10,10 @@ from services.engine.device import Quantization as Q
 
 # The largest relative error of a product with random Gaussian weights and rows.
 ERRORS = {Q.INT8: 0.02, Q.INT4: 0.1}
-ROWS = (1, 2, 5, 33, 96, 200)
+ROWS = (1, 5, 33, 200)
 
 
-def device(quantization: Q | None = None, threads: int = 2, **more: object) -> CpuDevice:
+def device(quantization: Q | None = None, threads: int = 1, **more: object) -> CpuDevice:
     return CpuDevice(threads, settings=CpuSettings(Kernels.NATIVE, quantization), **more)  # type: ignore[arg-type]
 
 
@@ -41,11 +41,22 @@ def test_products_are_those_of_torch(
         limit = 1e-6 if quantization is None else ERRORS[quantization]
         # What is given has eight bits of mantissa, and the bias is added before.
         assert error < limit + (0 if dtype is torch.float32 else 2**-7)
-        torch.testing.assert_close(plain(x).double() + bias.double(), found.double(), atol=0.1, rtol=0)
+        assert (plain(x).double() + bias.double() - found.double()).norm() < 2**-7 * found.double().norm()
         # To the bit, whatever is beside it.
         assert torch.equal(layer(x[-1:]), found[-1:])
         assert torch.equal(layer(x.view(1, rows, inputs)), found.view(1, rows, outputs))
         assert torch.equal(layer(x.T.contiguous().T), found)
+
+
+@pytest.mark.parametrize("quantization", [None, Q.INT8], ids=str)
+def test_no_bit_depends_on_threads(quantization: Q | None) -> None:
+    weight, x = random(100, 64), random(90, 64, seed=3)
+    found = []
+    for threads in (1, 3):
+        linears = device(quantization, threads).native_linears(torch.float32)
+        assert linears is not None
+        found.append(linears.pack(NativeLinear(weight))(x))
+    assert torch.equal(*found)
 
 
 def test_rows_are_left_as_they_are() -> None:

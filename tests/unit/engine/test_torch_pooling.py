@@ -103,7 +103,7 @@ def test_encoders_with_packed_weights(
     kind: str, quantization: Quantization | None, limit: float, tmp_path: Path
 ) -> None:
     model = save_encoder(kind, tmp_path)
-    device = CpuDevice(2, settings=CpuSettings(Kernels.NATIVE, quantization))
+    device = CpuDevice(1, settings=CpuSettings(Kernels.NATIVE, quantization))
     embedder = open_embedder(tmp_path, device, dtype="float32", max_tokens=600)
     batch = documents()
     found = embedder.embed(batch)
