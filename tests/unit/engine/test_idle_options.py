@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from services.engine.config import EngineConfig
@@ -14,8 +16,8 @@ def no_options_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CATENARY_ENGINE_ENGINE_SECRET_FILE", raising=False)
 
 
-def idle(task: str = "generate", **options: object) -> list[str]:
-    return idle_options(EngineConfig(**options), task)  # type: ignore[arg-type]
+def idle(task: str = "generate", **options: Any) -> list[str]:
+    return idle_options(EngineConfig(**options), task)
 
 
 def test_what_is_listed_is_an_option() -> None:
@@ -30,11 +32,21 @@ def test_nothing_is_idle_that_nobody_gave(task: str, device: str) -> None:
 
 
 def test_options_of_generating_engines_are_idle_where_documents_are_read() -> None:
-    given = {"max_num_seqs": 8, "kv_cache_gib": 1.0, "grammar_queue": 7, "bucketing_strategy": "linear"}
+    given: dict[str, Any] = {
+        "max_num_seqs": 8,
+        "kv_cache_gib": 1.0,
+        "grammar_queue": 7,
+        "bucketing_strategy": "linear",
+    }
     for task in ("embed", "score"):
         assert idle(task, **given) == sorted(given)
     assert idle(**given) == []
-    for option in ({"compile": True}, {"record_lengths": "/tmp/lengths"}, {"max_beam_width": 2}):
+    others: tuple[dict[str, Any], ...] = (
+        {"compile": True},
+        {"record_lengths": "/tmp/lengths"},
+        {"max_beam_width": 2},
+    )
+    for option in others:
         assert idle("embed", **option) == list(option)
     # These are of both.
     assert idle("embed", max_waiting=9, warmup="full", quantization="int8", max_model_len=64) == []
@@ -47,7 +59,7 @@ def test_smaller_widths_are_of_models_that_embed() -> None:
 
 
 def test_a_cpu_keeps_no_memory_for_graphs() -> None:
-    order = {"graph_prompt_strategy": "max_bs"}
+    order: dict[str, Any] = {"graph_prompt_strategy": "max_bs"}
     assert idle(graph_reserved_mem=0.2, max_capture_tokens=64, **order) == [
         "graph_prompt_strategy",
         "graph_reserved_mem",
@@ -58,13 +70,13 @@ def test_a_cpu_keeps_no_memory_for_graphs() -> None:
 
 
 def test_threads_and_allocators_are_of_those_who_compute_on_a_cpu() -> None:
-    given = {"device_threads": 2, "malloc": "system"}
+    given: dict[str, Any] = {"device_threads": 2, "malloc": "system"}
     assert idle(device="cpu", **given) == []
     assert idle(device="sim", **given) == ["malloc"]
     assert idle(device="cuda", **given) == ["device_threads", "malloc"]
 
 
 def test_handing_on_is_for_engines_of_a_role() -> None:
-    given = {"kv_offer_share": 0.3, "max_kv_transfers": 2}
+    given: dict[str, Any] = {"kv_offer_share": 0.3, "max_kv_transfers": 2}
     assert idle(**given) == sorted(given)
     assert idle(role="prefill", **given) == []
