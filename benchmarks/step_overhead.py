@@ -261,13 +261,10 @@ def measure_model(name: str, counts: Sequence[int], steps: int) -> None:
     options = EngineConfig(model=name, router=("unix:none",), insecure=True, kv_cache_gib=1.0)
     engine = start_engine(decode_options(options.model_dump_json().encode()), lambda activity, done: None)
     calls: list[tuple[str, float, float]] = []
-    # What gives greedy rows their tokens.
-    last = "choose" if engine.model.chooses else "logits"
-    for call in ("decode", last):
-        setattr(engine.model, call, timed_calls(call, getattr(engine.model, call), calls))
+    time_forwards(engine.model, calls)
     print(f"{name}, greedy; wall ms per step, medians")
-    print("| rows | turn | forward | head | beside them, median | mean | CPU of the loop |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
+    print("| rows | turn | forward with head | beside them, median | mean | CPU of the loop |")
+    print("| --- | --- | --- | --- | --- | --- |")
     core: Any = CoreLoop(cast("BlockingLink", EncodingLink()), engine)
     for running in counts:
         fill(core, running, CASES["greedy"], 64)
@@ -276,15 +273,13 @@ def measure_model(name: str, counts: Sequence[int], steps: int) -> None:
         for _ in range(steps):
             core.advance()
         turn, host = (time.perf_counter() - began) * 1000 / steps, (time.thread_time() - host) * 1000 / steps
-        took = {
-            name: [(end - start) * 1000 for kind, start, end in calls if kind == name]
-            for name in ("decode", last)
-        }
-        ends = [(start, end) for kind, start, end in calls if kind == "decode"]
-        logits = statistics.median(took[last])
-        beside = [(then - done) * 1000 - logits for (_, done), (then, _) in itertools.pairwise(ends)]
-        middle = statistics.median(beside)
-        cells = (statistics.median(took["decode"]), logits, middle, statistics.fmean(beside), host)
+        begins = [index for index, (kind, _, _) in enumerate(calls) if kind == "decode"]
+        inside, beside = [], []
+        for first, last in itertools.pairwise(begins):
+            inside.append(1000 * sum(end - start for _, start, end in calls[first:last]))
+            beside.append(1000 * (calls[last][1] - calls[first][1]) - inside[-1])
+        forward = statistics.median(inside)
+        cells = (forward, statistics.median(beside), statistics.fmean(beside), host)
         print(f"| {running} | {turn:.2f} | " + " | ".join(f"{cell:.2f}" for cell in cells) + " |")
         for key in range(running):
             core.handle(AbortSequences([key]))
@@ -292,16 +287,26 @@ def measure_model(name: str, counts: Sequence[int], steps: int) -> None:
         core.advance()
 
 
-def timed_calls(name: str, inner: Callable[..., Any], calls: list[tuple[str, float, float]]) -> Any:
-    """A method that notes when it is called and when it returns."""
+def time_forwards(model: Any, calls: list[tuple[str, float, float]]) -> None:
+    """Notes when decodes begin and end: of a model that chooses as one, of others with the logits."""
+    if model.chooser is None:
+        for name in ("decode", "logits"):
+            setattr(model, name, timed(name, getattr(model, name), calls))
+        return
+    make = model.chooser.best_step
+    model.chooser.best_step = lambda *inputs: timed("decode", make(*inputs), calls)
 
-    def timed(*args: Any) -> Any:
+
+def timed(name: str, inner: Callable[..., Any], calls: list[tuple[str, float, float]]) -> Any:
+    """A function that notes when it is called and when it returns."""
+
+    def call(*args: Any) -> Any:
         start = time.perf_counter()
         result = inner(*args)
         calls.append((name, start, time.perf_counter()))
         return result
 
-    return timed
+    return call
 
 
 def main() -> None:

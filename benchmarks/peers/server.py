@@ -33,6 +33,13 @@ class Server:
         self.log = log
         self._process: subprocess.Popen[bytes] | None = None
 
+    @property
+    def pid(self) -> int:
+        """Of the process that was started. Raises PeerError."""
+        if self._process is None:
+            raise PeerError(f"{self.subject.name} does not run")
+        return self._process.pid
+
     def start(self, timeout_s: float) -> float:
         """Starts it; returns the seconds until it had answered a request. Raises PeerError."""
         if self._answers():

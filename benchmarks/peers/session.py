@@ -47,11 +47,11 @@ def open_servers(
     cpus = tuple(sorted(os.sched_getaffinity(0)))
     if threads > len(cpus):
         raise PeerError(f"{threads} threads on {len(cpus)} cores")
-    model = _model(source, tell)
+    model = make_model(source, tell)
     cache = default_cache_dir() / "benchmarks"
     logs = cache / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    places = [Place(peers, cache, cpus[:threads], port) for port in _free_ports(len(names))]
+    places = [Place(peers, cache, cpus[:threads], port) for port in free_ports(len(names))]
     subjects = [subject(name, model, place) for name, place in zip(names, places, strict=True)]
     servers: list[Server] = []
     starts: dict[str, float] = {}
@@ -92,7 +92,8 @@ def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def _model(source: str, tell: Tell) -> Model:
+def make_model(source: str, tell: Tell) -> Model:
+    """What all servers are started with. Raises ModelError."""
     found = resolve_source(source)
     directory = prepare_model(source, progress=tell)
     return Model(
@@ -118,7 +119,7 @@ def _digest(one: Subject, place: Place) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports that nobody listens on, each another one."""
     with ExitStack() as held:
         listeners = [held.enter_context(socket.socket()) for _ in range(count)]

@@ -68,7 +68,11 @@ class Paged:
         return [hidden[index, : len(chunk)] for index, chunk in enumerate(chunks.values())]
 
     def decode(self, ats: dict[int, int]) -> list[torch.Tensor]:
-        """One forward of a token of each of these rows; entries are shuffled, rows and blocks padded."""
+        """One forward of a token of each of these rows."""
+        return list(self.model.decode(*self.decode_inputs(ats))[: len(ats)].unsqueeze(1))
+
+    def decode_inputs(self, ats: dict[int, int]) -> tuple[torch.Tensor, ...]:
+        """The arguments of such a forward; entries are shuffled, rows and blocks padded."""
         count = len(ats)
         entries = [
             (self.tables[row][index], number, index * BLOCK)
@@ -77,13 +81,12 @@ class Paged:
         ]
         entries += [(self.spare, count + 1, 0)] * 3
         random.Random(8).shuffle(entries)
-        hidden = self.model.decode(
+        return (
             torch.tensor([self.texts[row][at] for row, at in ats.items()] + [0]),
             torch.tensor([*ats.values(), 0]),
             torch.tensor([self._slot(row, at) for row, at in ats.items()] + [self.spare * BLOCK]),
             *(torch.tensor(column) for column in zip(*entries, strict=True)),
         )
-        return list(hidden[:count].unsqueeze(1))
 
     def _slot(self, row: int, at: int) -> int:
         return self.tables[row][at // BLOCK] * BLOCK + at % BLOCK

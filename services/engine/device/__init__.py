@@ -22,6 +22,7 @@ from services.engine.device.kernels import ACTIVATIONS
 from services.engine.device.memory import MemoryFigures, MemoryUse
 from services.engine.device.modes import ExecutionMode, execution_mode
 from services.engine.device.native import (
+    Chooser,
     NativeDecoder,
     NativeExperts,
     NativeLayer,
@@ -42,6 +43,7 @@ __all__ = [
     "NO_FEATURES",
     "AttentionFeatures",
     "AttentionSettings",
+    "Chooser",
     "CpuDevice",
     "CpuSettings",
     "Device",

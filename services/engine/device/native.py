@@ -129,6 +129,25 @@ class NativeLinears(Protocol):
         """Bytes of all weights that were packed."""
 
 
+class Chooser(Protocol):
+    """Finds the best tokens for less than the logits cost, which are kept nowhere."""
+
+    def choose(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """hidden [R, hidden_size] -> of each row of the logits the first of the largest, int64 [R], and its
+        value, float32 [R], NaN where one of the row is. Both on the host.
+        """
+
+    def best_step(
+        self, inputs: Sequence[torch.Tensor], rows: int, last_rows: torch.Tensor, last_tokens: torch.Tensor
+    ) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
+        """Prepares `choose` of the first `rows` hidden states of the model's `decode(*inputs)`, in one go.
+
+        last_rows int64 [B]: the place of each row in last_tokens, int64 [places]. A token of the inputs that
+        is below 0 is the one there, when the step is run, and what a row finds is kept there. Raises
+        ValueError, as does the step.
+        """
+
+
 class NativeDecoder(Protocol):
     """A packed model. Its forwards take what those of `PagedModel` do, and mean the same.
 
@@ -166,14 +185,8 @@ class NativeDecoder(Protocol):
         """hidden [R, hidden_size] -> float32 [R, vocab_size]. Raises ValueError if the model has no head."""
 
     @property
-    def chooses(self) -> bool:
-        """Whether `choose` may be called."""
-
-    def choose(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of each row of `logits` the first of the largest, int64 [R], and its value, float32 [R].
-
-        The value is NaN where one of the row is. Logits are kept nowhere.
-        """
+    def chooser(self) -> Chooser | None:
+        """Its own; None for a model whose best tokens are found among all logits."""
 
     def weight_bytes(self) -> int:
         """Bytes of all weights that it took."""

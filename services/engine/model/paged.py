@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from services.engine.device import Device
+from services.engine.device import Chooser, Device
 from services.engine.model.attention import (
     DecodeInputs,
     LayerCache,
@@ -25,7 +25,8 @@ class PagedModel(ABC):
     embeddings and plain sampling share one forward, and its shape does not depend on which rows sample.
 
     backend: which implementation serves, `decoder` or `transformers`. dtype: of weights, KV and hidden
-    states. layers: one entry for each attention layer, in the model's order. Subclasses set these.
+    states. layers: one entry for each attention layer, in the model's order. Subclasses set these. chooser:
+    where there is one, it has the best tokens for less than `logits` cost.
     """
 
     backend: str
@@ -33,6 +34,7 @@ class PagedModel(ABC):
     vocab_size: int
     hidden_size: int
     layers: tuple[LayerSpec, ...]
+    chooser: Chooser | None = None
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -170,17 +172,6 @@ class PagedModel(ABC):
         self, tokens: torch.Tensor, positions: torch.Tensor, inputs: PrefillInputs | DecodeInputs
     ) -> torch.Tensor:
         """Hidden states [T, hidden_size] of tokens [T] at positions [T], the final norm applied."""
-
-    @property
-    def chooses(self) -> bool:
-        """Whether `choose` may be called."""
-        return False
-
-    def choose(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """hidden [R, hidden_size] -> of each row of `logits` the first of the largest, int64 [R], and its
-        value, float32 [R], NaN where one of the row is: for less than logits cost. Raises ValueError.
-        """
-        raise ValueError("this model gives logits")
 
     @abstractmethod
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Final
 
 import torch
 
-from services.engine.device import Device, Forward
+from services.engine.device import Chooser, Device, Forward, HostCopy
 from services.engine.graphs import Graphs, Phase
 from services.engine.runner.batches import BatchBuilder
 from services.engine.runner.layout import padded_count
@@ -20,7 +20,6 @@ from services.engine.sampling import (
     MaskBuffer,
     SamplerInputs,
     TokenMasks,
-    chosen,
     prepare,
     prompt_logprobs,
     sample,
@@ -68,15 +67,18 @@ class DynamicTails:
         if request.prefills:
             rows = slice_rows(self._row_counts)
             prompts = request_scores(request.prefills, request.query, rows, request.staging.prompts)
-        sampling: tuple[Staged, SamplerInputs] | None = None
-        if request.sampled:
-            count = padded_count(len(request.sampled), self._row_counts)
-            spare = self.phases.spare_row
-            sampling = (
-                self._builder.ids(request.last_rows, spare, count, request.staging.rows),
-                prepare(request.sampled, count, self._vocab_size, self.device),
-            )
-        return DynamicTail(self, prompts, sampling, rows=len(request.sampled))
+        if not request.sampled:
+            return DynamicTail(self, prompts, None)
+        count = padded_count(len(request.sampled), self._row_counts)
+        inputs = prepare(request.sampled, count, self._vocab_size, self.device)
+        if request.decodes is not None and self.phases.chooser is not None and inputs.greedy:
+            # Beside the forward before, so that little is left to do between the two.
+            *decode, last_rows, _targets = request.decodes.tensors()
+            count, kept = len(request.sampled), self.phases.last_tokens
+            step = self.phases.chooser.best_step(decode, count, last_rows, kept)
+            return DynamicTail(self, None, None, step=step)
+        last = self._builder.ids(request.last_rows, self.phases.spare_row, count, request.staging.rows)
+        return DynamicTail(self, prompts, (last, inputs), rows=len(request.sampled))
 
     def dummy(self, phase: Phase, count: int) -> DynamicTail:
         return DynamicTail(self, None, None, dummy_rows=count)
@@ -91,11 +93,11 @@ class DynamicTails:
         logits: torch.Tensor = self._graphs.run(Phase.HEAD, hidden.shape[0], self.phases.head, (hidden,))
         return logits
 
-    def choose(self, count: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def choose(self, chooser: Chooser, count: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The best tokens of the first `rows` hidden states, and their logits. `count`: the static count."""
 
         def best(hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            return self.phases.choose(hidden[:rows])
+            return chooser.choose(hidden[:rows])
 
         hidden = self.phases.hidden[:count]
         tokens, logits = self._graphs.run(Phase.HEAD, count, best, (hidden,))
@@ -103,7 +105,7 @@ class DynamicTails:
 
 
 class DynamicTail:
-    """Implements `StepTail`."""
+    """Implements `StepTail`. step: in place of all else, what gives the best tokens and their logits."""
 
     def __init__(
         self,
@@ -113,15 +115,27 @@ class DynamicTail:
         *,
         rows: int = 0,
         dummy_rows: int = 0,
+        step: Callable[[], tuple[torch.Tensor, torch.Tensor]] | None = None,
     ) -> None:
         self._tails = tails
         self._prompts = prompts
         self._sampling = sampling
         self._rows = rows
         self._dummy_rows = dummy_rows
+        self._step = step
         self._harmless: torch.Tensor | None = None
         self._scores: torch.Tensor | None = None
         self._samples: torch.Tensor | None = None
+        self._best: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    @property
+    def decoding(self) -> Forward | None:
+        return None if self._step is None else self._decode_best
+
+    def _decode_best(self, _staged: torch.Tensor) -> None:
+        if self._step is not None:
+            self._tails.phases.turns.forward_begins()
+            self._best = self._step()
 
     def after_prefill(self, result: Any) -> None:
         hidden, self._harmless = result
@@ -142,10 +156,9 @@ class DynamicTail:
             return
         staged, inputs = self._sampling
         (last_rows,) = staged.tensors()
-        if tails.phases.chooses and inputs.greedy:
-            batch = chosen(*tails.choose(last_rows.shape[0], self._rows), tails.device)
-            tails.phases.keep_tokens(last_rows[: self._rows], batch.tokens)
-            self._samples = batch.packed
+        if (chooser := tails.phases.chooser) is not None and inputs.greedy:
+            self._best = tails.choose(chooser, last_rows.shape[0], self._rows)
+            tails.phases.keep_tokens(last_rows[: self._rows], self._best[0])
             return
         logits = tails.head(tails.phases.hidden[: last_rows.shape[0]])
         few = _FEW_DRAWN if inputs.plain is not None or inputs.filtered is not None else _FEW
@@ -155,7 +168,7 @@ class DynamicTail:
         self._samples = batch.packed
 
     def copy(self) -> PackedCopy:
-        return PackedCopy(self._tails.device, (self._harmless, self._scores, self._samples))
+        return PackedCopy(self._tails.device, (self._harmless, self._scores, self._samples), self._best)
 
     def _score(self, hidden: torch.Tensor, requests: PromptRequests) -> torch.Tensor:
         """Packed scores of prompt tokens, slice by slice: the logits of a whole chunk would be large."""
@@ -169,15 +182,31 @@ class DynamicTail:
 
 
 class PackedCopy:
-    """Several tensors on their way to the host as one, in the widest float: ids below 2**24 stay exact."""
+    """Several tensors on their way to the host as one, in the widest float: ids below 2**24 stay exact.
 
-    def __init__(self, device: Device, parts: Sequence[torch.Tensor | None]) -> None:
+    best: is on the host already, where all devices compute that choose.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        parts: Sequence[torch.Tensor | None],
+        best: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> None:
         self._shapes = [None if part is None else part.shape for part in parts]
-        flat = [part.flatten().to(device.wide_dtype) for part in parts if part is not None]
-        self._copy = device.begin_to_host(torch.cat(flat) if len(flat) > 1 else flat[0])
+        self._copy: HostCopy | None = None
+        if flat := [part.flatten().to(device.wide_dtype) for part in parts if part is not None]:
+            self._copy = device.begin_to_host(torch.cat(flat) if len(flat) > 1 else flat[0])
+        self._best = best
 
     def wait(self) -> StepParts:
         """The tensors on the host, once they are there, in their shapes."""
+        harmless, prompts, samples = self._parts()
+        return StepParts(harmless, prompts, samples, self._best)
+
+    def _parts(self) -> list[torch.Tensor | None]:
+        if self._copy is None:
+            return [None] * len(self._shapes)
         host, start = self._copy.wait(), 0
         parts: list[torch.Tensor | None] = []
         for shape in self._shapes:
@@ -186,4 +215,4 @@ class PackedCopy:
                 continue
             parts.append(host[start : start + shape.numel()].view(shape))
             start += shape.numel()
-        return StepParts(*parts)
+        return parts

@@ -126,7 +126,11 @@ class StepExecutor:
             inputs.tail.after_prefill(result)
         if inputs.decode is not None:
             bucket, staged = inputs.decode
-            self._run(Phase.DECODE, bucket, self._phases.decode, staged, inputs.work.get(Phase.DECODE))
+            work, prepared = inputs.work.get(Phase.DECODE), inputs.tail.decoding
+            if prepared is None:
+                self._run(Phase.DECODE, bucket, self._phases.decode, staged, work)
+            else:
+                self._graphs.run(Phase.DECODE, bucket, prepared, (staged.tensor,), work)
 
     def _run(
         self, phase: Phase, key: Key, forward: Forward, staged: Staged, work: PhaseWork | None = None

@@ -10,7 +10,7 @@ import torch
 from services.engine.device import Submitted
 from services.engine.runner.prompts import PromptScores, read_scores
 from services.engine.runner.tail import StepCopy
-from services.engine.sampling import RowParams, SampledToken, TokenMasks, unpack
+from services.engine.sampling import RowParams, SampledToken, TokenMasks, read_best, unpack
 from services.engine.scheduler import Sequence, StepPlan
 
 
@@ -82,9 +82,12 @@ class LaunchedStep:
             self.finished = True
         broken = () if parts.harmless is None else self._broken(parts.harmless)
         prompts = () if parts.prompts is None else read_scores(parts.prompts, self.plan.prefills)
-        if parts.samples is None:
+        if parts.best is not None:
+            tokens = read_best(*parts.best)
+        elif parts.samples is not None:
+            tokens = unpack(parts.samples, self._rows)
+        else:
             return StepResult((), broken, prompts)
-        tokens = unpack(parts.samples, self._rows)
         return StepResult(tuple(zip(self.plan.sampling(), tokens, strict=True)), broken, prompts)
 
     def _broken(self, harmless: torch.Tensor) -> tuple[Sequence, ...]:

@@ -28,6 +28,7 @@ class Phases:
         self._model = model
         self._layout = layout
         self.turns = StepTurns()
+        self.chooser = model.chooser
         self.spare_row = max_rows
         self.hidden = device.zeros((max_rows + 1, model.hidden_size), model.dtype)
         self.last_tokens = device.zeros((max_rows + 1,), torch.int64)
@@ -70,15 +71,6 @@ class Phases:
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [R, hidden_size] -> logits [R, vocab_size]."""
         return self._model.logits(hidden)
-
-    @property
-    def chooses(self) -> bool:
-        """Whether `choose` may be called."""
-        return self._model.chooses
-
-    def choose(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """hidden [R, hidden_size] -> the best tokens int64 [R] and their logits, see `PagedModel.choose`."""
-        return self._model.choose(hidden)
 
     def keep_tokens(self, rows: torch.Tensor, tokens: torch.Tensor) -> None:
         """Makes int64 [R] tokens the last ones of these rows."""

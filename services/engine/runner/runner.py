@@ -194,8 +194,11 @@ class Runner:
             count = padded_count(len(begun), self.clear_counts)
             inputs.clear = self._builder.ids(begun, self._layout.padding_block, count, staging.clear)
         last_rows = [sequence.row for sequence in plan.sampling()]
+        decodes = None
+        if inputs.decode is not None and not plan.prefills and not masked:
+            decodes = inputs.decode[1]
         inputs.tail = self._tails.prepare(
-            TailRequest(plan.prefills, query, sampled, last_rows, staging, turn, masked)
+            TailRequest(plan.prefills, query, sampled, last_rows, staging, turn, masked, decodes)
         )
         return inputs
 

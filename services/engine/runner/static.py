@@ -98,6 +98,8 @@ class StaticTails:
 class StaticTail:
     """Implements `StepTail`."""
 
+    decoding = None
+
     def __init__(
         self,
         tails: StaticTails,

@@ -10,7 +10,7 @@ import torch
 
 from services.engine.device import Forward
 from services.engine.graphs import Phase
-from services.engine.runner.staging import StepStaging
+from services.engine.runner.staging import Staged, StepStaging
 from services.engine.sampling import MaskBuffer, RowParams, TokenMasks
 from services.engine.scheduler import PrefillChunk
 
@@ -20,12 +20,14 @@ class StepParts:
     """What a step tells, on the host; None: it has no such part.
 
     harmless [rows]: whether each row of the prefill went well. prompts: packed scores of prompt tokens.
-    samples: packed samples. Rows of padding may follow in each.
+    samples: packed samples. Rows of padding may follow in each. best: in place of samples, the best tokens,
+    int64 [rows], and their logits, where nothing else was wanted.
     """
 
     harmless: torch.Tensor | None
     prompts: torch.Tensor | None
     samples: torch.Tensor | None
+    best: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
 class StepCopy(Protocol):
@@ -37,6 +39,10 @@ class StepCopy(Protocol):
 
 class StepTail(Protocol):
     """One step's, with its inputs on the device. What is called runs where the device's work does."""
+
+    @property
+    def decoding(self) -> Forward | None:
+        """What runs as the step's decode, prepared for what is in its one tensor. None: `Phases.decode`."""
 
     def after_prefill(self, result: Any) -> None:
         """Takes what the prefill's forward returned."""
@@ -60,7 +66,7 @@ class TailRequest:
 
     prefills with `query` tokens a row in the forward; sampled rows, in the order of the hidden states, and
     their rows of the last tokens. `turn` is 0 or 1, for the steps that may be in flight. `masked`: the tail
-    may be restricted before it samples.
+    may be restricted before it samples. `decodes`: inputs of the decode, of a step that is nothing else.
     """
 
     prefills: Sequence[PrefillChunk]
@@ -70,6 +76,7 @@ class TailRequest:
     staging: StepStaging
     turn: int
     masked: bool = False
+    decodes: Staged | None = None
 
 
 class Tails(Protocol):
@@ -96,6 +103,8 @@ class Tails(Protocol):
 
 class NoTail:
     """Of a forward on padding, from which nobody wants to know anything. Implements `StepTail`."""
+
+    decoding = None
 
     def after_prefill(self, result: Any) -> None:
         return

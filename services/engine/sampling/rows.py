@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from enum import IntEnum
 
@@ -72,6 +73,19 @@ def unpack(host: torch.Tensor, rows: list[RowParams]) -> list[SampledToken]:
         else:
             results.append(SampledToken(token_id, values[0], best(values[1:], width, count)))
     return results
+
+
+def read_best(tokens: torch.Tensor, logits: torch.Tensor) -> list[SampledToken]:
+    """The results of rows that took the best of their logits, on the host: tokens int64 [R], logits [R]."""
+    return [
+        SampledToken(token) if -math.inf < logit < math.inf else SampledToken(None, status=_status(logit))
+        for token, logit in zip(tokens.tolist(), logits.tolist(), strict=True)
+    ]
+
+
+def _status(best: float) -> RowStatus:
+    """Why a row has no token whose best logit is not finite."""
+    return RowStatus.NOTHING_LEFT if best == -math.inf else RowStatus.NOT_FINITE
 
 
 def best(values: list[float], width: int, count: int) -> tuple[tuple[int, float], ...]:

@@ -64,16 +64,6 @@ def sample(
     return SampledBatch(tokens, packed)
 
 
-def chosen(tokens: torch.Tensor, best: torch.Tensor, device: Device) -> SampledBatch:
-    """The result of `sample` for rows that are all greedy and ask for nothing else.
-
-    tokens int64 [R]: the first of each row's largest logits; best float32 [R]: their values, NaN where one of
-    the row is.
-    """
-    wide = (tokens.to(device.wide_dtype), _status(best, best).to(device.wide_dtype))
-    return SampledBatch(tokens, torch.stack((*wide, torch.zeros_like(wide[0])), dim=1))
-
-
 def _status(largest: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
     """RowStatus of rows, int64 [R]: `best` is the largest score, `largest` the largest of the logits."""
     status = torch.where(best == -torch.inf, RowStatus.NOTHING_LEFT, RowStatus.SAMPLED)

@@ -69,7 +69,7 @@ def test_overlapping_steps_give_what_single_steps_give(directory: Path) -> None:
     assert {end[0] for *_, end in got} == {FinishReason.STOP, FinishReason.LENGTH}
 
 
-def test_every_step_makes_one_copy_to_the_host(directory: Path) -> None:
+def test_no_step_makes_more_than_one_copy_to_the_host(directory: Path) -> None:
     core = LocalCore(tiny_options(directory))
     before = core.engine.device.host_copies
     workload(core)
@@ -77,7 +77,8 @@ def test_every_step_makes_one_copy_to_the_host(directory: Path) -> None:
     core.run()
     steps = core.link.sent[-1].load.steps
     assert steps > 40
-    assert core.engine.device.host_copies - before == steps == core.engine.runner.launches
+    # Steps that find their tokens on the host make none.
+    assert 0 < core.engine.device.host_copies - before < steps == core.engine.runner.launches
 
 
 def test_a_token_that_is_not_known_yet_stays_on_the_device(directory: Path) -> None:

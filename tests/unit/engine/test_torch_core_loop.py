@@ -135,6 +135,8 @@ def poison(core: LocalCore, call: int) -> None:
                 cache.value[slot] = torch.nan
 
     phases.decode = poisoned
+    # It would find the tokens without showing the hidden states.
+    phases.chooser = None
 
 
 def test_a_result_that_is_not_a_number_ends_that_sequence_alone(core: LocalCore) -> None:

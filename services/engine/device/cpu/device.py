@@ -21,6 +21,7 @@ from services.engine.device.cpu.native_decoder import CpuNativeDecoder, why_not_
 from services.engine.device.cpu.native_linears import CpuNativeLinears
 from services.engine.device.cpu.pages import map_zeros
 from services.engine.device.cpu.settings import CpuSettings, Kernels
+from services.engine.device.cpu.slices import ask_for_slices
 from services.engine.device.cpu.team import Team
 from services.engine.device.features import NO_FEATURES, AttentionFeatures
 from services.engine.device.flat import flat_decode
@@ -87,6 +88,8 @@ class CpuDevice(Device):
     def _begin_stream(self, threads: int) -> None:
         # OpenMP keeps the number of threads per calling thread.
         torch.set_num_threads(threads)
+        if self._settings.slice_us:
+            ask_for_slices(self._settings.slice_us)
         if self.mode is ExecutionMode.COMPILE:
             allow_many_shapes()
 
@@ -123,8 +126,8 @@ class CpuDevice(Device):
     def _open_native(self) -> tuple[Library, Team]:
         library = open_library(cache=self._settings.cache)
         # The stream's thread is the first of them and not bound itself: those of OpenMP, which it starts,
-        # would all be where it is.
-        return library, Team(library, self._threads, self._settings.cpus or ())
+        # would all be where it is. It starts the others, which have its slices then.
+        return library, self._stream.submit(Team, library, self._threads, self._settings.cpus or ()).result()
 
     def _unmet(self, reason: str) -> DeviceError:
         return DeviceError(f"{self.needs_native} needs the native kernels: {reason}")

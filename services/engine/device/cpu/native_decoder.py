@@ -6,6 +6,8 @@ import ctypes
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import c_int32, c_int64, c_void_p
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from services.engine.device.cpu.structures import (
     Architecture,
     DecodeArguments,
     Experts,
+    Following,
     Layer,
     Linear,
     Pages,
@@ -72,6 +75,7 @@ class CpuNativeDecoder:
         self._decode = function("catenary_decoder_decode", c_int32, c_void_p, c_void_p, c_void_p)
         pick = [c_void_p, c_void_p, c_int64, c_void_p, c_void_p]
         self._choose = function("catenary_decoder_choose", c_int32, *pick)
+        self._decode_best = function("catenary_decoder_decode_best", c_int32, *([c_void_p] * 4))
         self._logits = function("catenary_decoder_logits", c_int32, c_void_p, c_void_p, c_int64, c_void_p)
         with ThreadPoolExecutor(team.size) as pool:
             packer = Packer(library, pool)
@@ -132,19 +136,28 @@ class CpuNativeDecoder:
         rows: torch.Tensor,
         starts: torch.Tensor,
     ) -> torch.Tensor:
-        count, entries = tokens.shape[0], rows.shape[0]
-        arguments = DecodeArguments(count, entries)
-        listed = {"blocks": (blocks, entries)} if blocks.shape[0] else {}
-        held = _point(
-            arguments,
-            tokens=(tokens, count),
-            positions=(positions, count),
-            slots=(slots, count),
-            owners=(rows, entries),
-            starts=(starts, entries),
-            **listed,
+        arguments, held = _decode_arguments(tokens, positions, slots, blocks, rows, starts)
+        return self._forward(self._decode, arguments, held, tokens.shape[0])
+
+    def best_step(
+        self, inputs: Sequence[torch.Tensor], rows: int, last_rows: torch.Tensor, last_tokens: torch.Tensor
+    ) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
+        arguments, held = _decode_arguments(*inputs)
+        count = arguments.rows
+        if not 1 <= rows <= count:
+            raise ValueError(f"the best of {rows} rows are asked for, of a decode of {count}")
+        hidden = torch.empty((count, self._hidden), dtype=self._dtype)
+        tokens, scores = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.float32)
+        following = Following(rows, last_tokens.shape[0], scores=scores.data_ptr())
+        held += _point(
+            following,
+            last_rows=(last_rows, count),
+            last_tokens=(last_tokens, following.places),
+            tokens=(tokens, rows),
         )
-        return self._forward(self._decode, arguments, held, count)
+        pointers = ctypes.byref(arguments), ctypes.byref(following), hidden.data_ptr()
+        call = partial(self._decode_best, self._handle, *pointers)
+        return _BestStep(call, (tokens, scores), (*held, hidden))
 
     def _forward(
         self, call: Callable[..., int], arguments: ctypes.Structure, held: list[torch.Tensor], count: int
@@ -164,12 +177,10 @@ class CpuNativeDecoder:
         return scores
 
     @property
-    def chooses(self) -> bool:
-        return self._chooses
+    def chooser(self) -> CpuNativeDecoder | None:
+        return self if self._chooses else None
 
     def choose(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        if not self._chooses:
-            raise ValueError("the best of this model's scores is found among all of them")
         hidden = hidden.to(self._dtype).contiguous()
         count = hidden.shape[0]
         tokens = torch.empty(count, dtype=torch.int64)
@@ -177,6 +188,43 @@ class CpuNativeDecoder:
         pointers = (hidden.data_ptr(), count, tokens.data_ptr(), scores.data_ptr())
         _check(self._choose(self._handle, *pointers))
         return tokens, scores
+
+
+@dataclass(frozen=True, slots=True)
+class _BestStep:
+    """A prepared call. `held`: what it points into, beside what it writes its result to."""
+
+    call: Callable[[], int]
+    result: tuple[torch.Tensor, torch.Tensor]
+    held: Sequence[torch.Tensor]
+
+    def __call__(self) -> tuple[torch.Tensor, torch.Tensor]:
+        _check(self.call())
+        return self.result
+
+
+def _decode_arguments(
+    tokens: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    blocks: torch.Tensor,
+    rows: torch.Tensor,
+    starts: torch.Tensor,
+) -> tuple[DecodeArguments, list[torch.Tensor]]:
+    """Those of a decode, and what they point into, which has to live until the call is over."""
+    count, entries = tokens.shape[0], rows.shape[0]
+    arguments = DecodeArguments(count, entries)
+    listed = {"blocks": (blocks, entries)} if blocks.shape[0] else {}
+    held = _point(
+        arguments,
+        tokens=(tokens, count),
+        positions=(positions, count),
+        slots=(slots, count),
+        owners=(rows, entries),
+        starts=(starts, entries),
+        **listed,
+    )
+    return arguments, held
 
 
 def _point(arguments: Any, **tensors: tuple[torch.Tensor, int]) -> list[torch.Tensor]:

@@ -31,13 +31,15 @@ class Quantization(Enum):
 class CpuSettings:
     """quantization None: weights have the type of the computation. cpus: where the threads keep to, one each,
     this process being there already; None: wherever there is room. cache: Catenary's, where kernels are kept
-    that are built here; None: the default one.
+    that are built here; None: the default one. slice_us: microseconds that its threads ask to run at a time;
+    0: they ask for nothing.
     """
 
     kernels: Kernels = Kernels.AUTO
     quantization: Quantization | None = None
     cpus: tuple[int, ...] | None = None
     cache: Path | None = None
+    slice_us: int = 0
 
     @property
     def needs_native(self) -> str | None:

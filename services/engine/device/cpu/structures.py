@@ -144,6 +144,19 @@ class PrefillArguments(ctypes.Structure):
     ]
 
 
+class Following(ctypes.Structure):
+    """`Following` of decoder.h."""
+
+    _fields_ = [
+        ("rows", c_int64),
+        ("places", c_int64),
+        ("last_rows", c_void_p),
+        ("last_tokens", c_void_p),
+        ("tokens", c_void_p),
+        ("scores", c_void_p),
+    ]
+
+
 class DecodeArguments(ctypes.Structure):
     """`DecodeArguments` of batch.h."""
 

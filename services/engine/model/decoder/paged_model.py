@@ -26,6 +26,7 @@ class DecoderModel(PagedModel):
         self.hidden_size = decoder.spec.hidden_size
         self.decoder = decoder
         self.native = native
+        self.chooser = None if native is None else native.chooser
         self._body: Callable[..., torch.Tensor] = decoder.forward
         self._head: Callable[..., torch.Tensor] = decoder.logits
         self.layers = tuple(attention.layer_spec() for attention in decoder.attentions)
@@ -90,14 +91,6 @@ class DecoderModel(PagedModel):
         self, tokens: torch.Tensor, positions: torch.Tensor, inputs: PrefillInputs | DecodeInputs
     ) -> torch.Tensor:
         return self._body(tokens, positions, inputs)
-
-    @property
-    def chooses(self) -> bool:
-        return self.native is not None and self.native.chooses
-
-    @torch.inference_mode()
-    def choose(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return super().choose(hidden) if self.native is None else self.native.choose(hidden)
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

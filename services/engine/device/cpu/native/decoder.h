@@ -74,6 +74,21 @@ struct Pages {
   void* value;
 };
 
+// Rows of a decode, the first `rows` of them, that take their best tokens, scores float32 [rows] beside them.
+// last_tokens [places]: row r's is last_tokens[last_rows[r]]. It is what the row is given where that is no token, and
+// what it finds is kept there.
+struct Following {
+  int64_t rows;
+  int64_t places;
+  const int64_t* last_rows;
+  int64_t* last_tokens;
+  int64_t* tokens;
+  float* scores;
+
+  // The tokens of all rows of the arguments. False for numbers that do not fit.
+  bool resolve(const DecodeArguments& arguments, std::vector<int64_t>* given) const;
+};
+
 // Forwards of one model, one at a time. Holds no weights: the host keeps what the architecture points to.
 class Decoder {
  public:
@@ -95,6 +110,9 @@ class Decoder {
   // The first of each row's best scores, and what it is; -inf if all are, and no number if one of the row is none.
   // Exactly what one would find among `logits`, of which none is kept.
   Fault choose(const void* hidden, int64_t rows, int64_t* tokens, float* scores);
+
+  // `decode`, then `choose` of as many of its hidden states as follow.
+  Fault decode_best(const DecodeArguments& arguments, const Following& following, void* hidden);
 
   int64_t scratch_bytes() const;
 
@@ -121,6 +139,7 @@ class Decoder {
   std::vector<Cache> caches_;
   Paging paging_{};
   Batch batch_;
+  std::vector<int64_t> given_;
 
   // Bytes of the longest operand row, and floats of the longest row that one is made of.
   int64_t operand_bytes_ = 0;

@@ -63,6 +63,11 @@ int32_t catenary_decoder_choose(void* decoder, const void* hidden, int64_t rows,
   return guarded([&] { return static_cast<Decoder*>(decoder)->choose(hidden, rows, tokens, scores); });
 }
 
+int32_t catenary_decoder_decode_best(
+    void* decoder, const DecodeArguments* arguments, const Following* following, void* hidden) {
+  return guarded([&] { return static_cast<Decoder*>(decoder)->decode_best(*arguments, *following, hidden); });
+}
+
 // Bytes that forwards keep for the next one.
 int64_t catenary_decoder_scratch(const void* decoder) { return static_cast<const Decoder*>(decoder)->scratch_bytes(); }
 
