@@ -1,13 +1,20 @@
-"""torch.compile for a CPU: code for each static shape, kept for the next start."""
+"""Devices for which torch itself has kernels and a compiler, which keeps code for each static shape."""
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
+
+from services.engine.device.base import Device, Forward, Function
+from services.engine.device.features import NO_FEATURES, AttentionFeatures
+from services.engine.device.flat import flat_decode
+from services.engine.device.fused import fused_prefill
+from services.engine.device.modes import ExecutionMode
 
 # One entry for each bucket of each kind of layer: dynamo's own limit is 8, beyond which it stops compiling.
 _MOST_SHAPES = 8192
@@ -26,16 +33,58 @@ def allow_many_shapes() -> None:
     config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, _MOST_SHAPES)
 
 
-def inductor(function: Any) -> Any:
-    """Compiles a function for static shapes. Layers that share code share what is compiled."""
-    return torch.compile(function, dynamic=False)
+class InductorDevice(Device):
+    """What such devices share: mode COMPILE is torch's compiler, attention its own operations."""
 
+    # Whether the fused attention that takes masks knows grouped heads.
+    groups_masked: bool
 
-def keep_code_in(directory: Path) -> None:
-    """Makes inductor keep compiled code in a directory, and take it from there."""
-    os.environ[_CACHE] = str(directory)
+    def compile(self, function: Function) -> Function:
+        if self.mode is not ExecutionMode.COMPILE:
+            return function
+        # Layers that share code share what is compiled.
+        return cast("Function", torch.compile(function, dynamic=False))
 
+    def run_eagerly(self, forward: Forward, tensors: Sequence[torch.Tensor]) -> Any:
+        if self.mode is not ExecutionMode.COMPILE:
+            return forward(*tensors)
+        with torch.compiler.set_stance("force_eager"):
+            return forward(*tensors)
 
-def compiled_graphs() -> int:
-    """How many graphs dynamo has given to the compiler in this process."""
-    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    @property
+    def keeps_code(self) -> bool:
+        return self.mode is ExecutionMode.COMPILE
+
+    def keep_code(self, directory: Path) -> None:
+        os.environ[_CACHE] = str(directory)
+
+    def compilations(self) -> int:
+        """Graphs that dynamo has given to the compiler in this process."""
+        if self.mode is not ExecutionMode.COMPILE:
+            return 0
+        return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+    def attend_prefill(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        scale: float,
+        features: AttentionFeatures = NO_FEATURES,
+        lengths: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        return fused_prefill(query, key, value, mask, scale, features, groups_masked=self.groups_masked)
+
+    def attend_decode(
+        self,
+        query: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        blocks: torch.Tensor,
+        rows: torch.Tensor,
+        bias: torch.Tensor,
+        scale: float,
+        features: AttentionFeatures = NO_FEATURES,
+    ) -> torch.Tensor:
+        return flat_decode(query, key_cache, value_cache, blocks, rows, bias, scale, features)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import errno
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch.profiler import ProfilerActivity
 
 from catenary.cpus import read_topology
 from catenary.telemetry import get_logger
-from services.engine.device.base import DTYPES, Device, DeviceError, Forward, Function
+from services.engine.device.base import DTYPES, DeviceError
 from services.engine.device.cpu.native import BuildError, Library, open_library
 from services.engine.device.cpu.native_decoder import CpuNativeDecoder, why_not_dtype, why_not_native
 from services.engine.device.cpu.native_linears import CpuNativeLinears
@@ -23,16 +22,7 @@ from services.engine.device.cpu.pages import map_zeros
 from services.engine.device.cpu.settings import CpuSettings, Kernels
 from services.engine.device.cpu.slices import ask_for_slices
 from services.engine.device.cpu.team import Team
-from services.engine.device.features import NO_FEATURES, AttentionFeatures
-from services.engine.device.flat import flat_decode
-from services.engine.device.fused import fused_prefill
-from services.engine.device.inductor import (
-    allow_many_shapes,
-    compiled_graphs,
-    has_compiler,
-    inductor,
-    keep_code_in,
-)
+from services.engine.device.inductor import InductorDevice, allow_many_shapes, has_compiler
 from services.engine.device.memory import (
     MemoryFigures,
     MemoryUse,
@@ -53,7 +43,7 @@ log = get_logger(__name__)
 _MAPPED_BYTES = 1 << 20
 
 
-class CpuDevice(Device):
+class CpuDevice(InductorDevice):
     """Computes with torch's CPU kernels on `threads` threads (None: one for each core it may use).
 
     One thread of its own is the stream: the caller goes on while it computes.
@@ -62,6 +52,7 @@ class CpuDevice(Device):
     name = "cpu"
     torch_device = torch.device("cpu")
     wide_dtype = torch.float64
+    groups_masked = True
     # A server on a shared machine must not fill it with KV unless told to: --kv-cache-gib raises this.
     kv_limit = 2 * 2**30
     # The largest forward takes seconds here, and little of the memory that KV leaves.
@@ -169,25 +160,6 @@ class CpuDevice(Device):
         work()
         return MemoryUse(kept=max(0, resident_bytes() - before), peak=max(0, peak_resident_bytes() - before))
 
-    def compile(self, function: Function) -> Function:
-        return inductor(function) if self.mode is ExecutionMode.COMPILE else function
-
-    def run_eagerly(self, forward: Forward, tensors: Sequence[torch.Tensor]) -> Any:
-        if self.mode is not ExecutionMode.COMPILE:
-            return forward(*tensors)
-        with torch.compiler.set_stance("force_eager"):
-            return forward(*tensors)
-
-    @property
-    def keeps_code(self) -> bool:
-        return self.mode is ExecutionMode.COMPILE
-
-    def keep_code(self, directory: Path) -> None:
-        keep_code_in(directory)
-
-    def compilations(self) -> int:
-        return compiled_graphs() if self.mode is ExecutionMode.COMPILE else 0
-
     def out_of_memory(self, error: BaseException) -> bool:
         if isinstance(error, OSError):
             # Pages that were to be mapped.
@@ -223,31 +195,6 @@ class CpuDevice(Device):
         # The kernel zeroes page by page on first use, whatever the allocator does: a KV cache takes real
         # memory only as sequences fill it, and the start does not wait for gigabytes to be written.
         return map_zeros(size).view(dtype).view(shape)
-
-    def attend_prefill(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        mask: torch.Tensor | None,
-        scale: float,
-        features: AttentionFeatures = NO_FEATURES,
-        lengths: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        return fused_prefill(query, key, value, mask, scale, features, groups_masked=True)
-
-    def attend_decode(
-        self,
-        query: torch.Tensor,
-        key_cache: torch.Tensor,
-        value_cache: torch.Tensor,
-        blocks: torch.Tensor,
-        rows: torch.Tensor,
-        bias: torch.Tensor,
-        scale: float,
-        features: AttentionFeatures = NO_FEATURES,
-    ) -> torch.Tensor:
-        return flat_decode(query, key_cache, value_cache, blocks, rows, bias, scale, features)
 
 
 def _allowed_cores() -> int:

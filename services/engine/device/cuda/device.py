@@ -4,30 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity
 
-from services.engine.device.base import DTYPES, Device, DeviceError, Forward, Function
+from services.engine.device.base import DTYPES, DeviceError, Forward
 from services.engine.device.cuda.copies import PinnedCopy
 from services.engine.device.cuda.graphs import CudaGraphs
-from services.engine.device.features import NO_FEATURES, AttentionFeatures
-from services.engine.device.flat import flat_decode
-from services.engine.device.fused import fused_prefill
-from services.engine.device.inductor import allow_many_shapes, compiled_graphs, inductor, keep_code_in
+from services.engine.device.inductor import InductorDevice, allow_many_shapes
 from services.engine.device.memory import MemoryFigures, MemoryUse
 from services.engine.device.modes import ExecutionMode
 from services.engine.device.profiling import Event, torch_activities
 from services.engine.device.work import HostCopy
 
 
-class CudaDevice(Device):
+class CudaDevice(InductorDevice):
     """One GPU, the first that CUDA_VISIBLE_DEVICES shows. Work is enqueued on its current stream."""
 
     name = "cuda"
     wide_dtype = torch.float64
+    groups_masked = False
 
     def __init__(self, mode: ExecutionMode = ExecutionMode.GRAPH) -> None:
         super().__init__(mode)
@@ -70,32 +66,13 @@ class CudaDevice(Device):
         self.synchronize()
         torch.cuda.empty_cache()
 
-    def compile(self, function: Function) -> Function:
-        return inductor(function) if self.mode is ExecutionMode.COMPILE else function
-
-    @property
-    def keeps_code(self) -> bool:
-        return self.mode is ExecutionMode.COMPILE
-
-    def keep_code(self, directory: Path) -> None:
-        keep_code_in(directory)
-
-    def compilations(self) -> int:
-        return compiled_graphs() if self.mode is ExecutionMode.COMPILE else 0
-
     def capture(self, forward: Forward, tensors: Sequence[torch.Tensor]) -> Forward:
         return self._graphs.capture(forward, tensors) if self.mode is ExecutionMode.GRAPH else forward
-
-    def run_eagerly(self, forward: Forward, tensors: Sequence[torch.Tensor]) -> Any:
-        if self.mode is not ExecutionMode.COMPILE:
-            return forward(*tensors)
-        with torch.compiler.set_stance("force_eager"):
-            return forward(*tensors)
 
     def counters(self) -> dict[str, int]:
         counts = {"captures": self._graphs.captures, "replays": self._graphs.replays}
         if self.mode is ExecutionMode.COMPILE:
-            counts["backend_compilations"] = compiled_graphs()
+            counts["backend_compilations"] = self.compilations()
         return counts
 
     def profile(self) -> AbstractContextManager[list[Event]]:
@@ -114,31 +91,6 @@ class CudaDevice(Device):
     def begin_to_host(self, tensor: torch.Tensor) -> HostCopy:
         self.host_copies += 1
         return PinnedCopy(tensor)
-
-    def attend_prefill(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        mask: torch.Tensor | None,
-        scale: float,
-        features: AttentionFeatures = NO_FEATURES,
-        lengths: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        return fused_prefill(query, key, value, mask, scale, features, groups_masked=False)
-
-    def attend_decode(
-        self,
-        query: torch.Tensor,
-        key_cache: torch.Tensor,
-        value_cache: torch.Tensor,
-        blocks: torch.Tensor,
-        rows: torch.Tensor,
-        bias: torch.Tensor,
-        scale: float,
-        features: AttentionFeatures = NO_FEATURES,
-    ) -> torch.Tensor:
-        return flat_decode(query, key_cache, value_cache, blocks, rows, bias, scale, features)
 
 
 def _check_available() -> None:
