@@ -18,17 +18,18 @@ from gateway.errors import ApiError, internal
 from gateway.http.context import Observer, RequestContext
 from gateway.http.respond import error_response
 from gateway.limits import LIMIT_HEADERS, Limiter, LimitGate
-from gateway.openapi import Routes
+from gateway.openapi import DirectRoutes, Routes
 
 
 def routed(routers: Sequence[Routes]) -> ASGIApp:
     """The routes; what they raise becomes the API's errors."""
+    described = [route for router in routers for route in router.all]
     app = Starlette(
-        routes=[route for router in routers for route in router.all],
+        routes=described,
         exception_handlers={ApiError: _on_api_error, HTTPException: _on_http_error, Exception: _on_defect},
     )
     app.router.redirect_slashes = False
-    return app
+    return DirectRoutes(described, app)
 
 
 def guarded(app: ASGIApp, config: GatewayConfig, observe: Observer, limiter: Limiter | None) -> ASGIApp:

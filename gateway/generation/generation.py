@@ -21,10 +21,10 @@ class _Sequence:
 
     __slots__ = ("cached_tokens", "choices", "handle", "open", "prompt")
 
-    def __init__(self, handle: int, prompt: Prompt, choices: list[Choice]) -> None:
+    def __init__(self, handle: int, prompt: Prompt) -> None:
         self.handle = handle
         self.prompt = prompt
-        self.choices = choices
+        self.choices: list[Choice] = []
         self.open = True
         self.cached_tokens: int | None = None
 
@@ -32,8 +32,8 @@ class _Sequence:
 class Generation:
     """Use as an async context manager: leaving it aborts what has not ended, whatever the reason.
 
-    `start` submits and waits for the engine's first answer, `next` yields that and then waits for more
-    output until all is `done`; an error of one sequence is an error of the request.
+    `submit` sends it off, `begin` waits for the engine's first answer, `next` yields that and then waits for
+    more output until all is `done`; an error of one sequence is an error of the request.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Generation:
         on_tokens: Callable[[int, int], None],
         scores_stop_token: bool = False,
     ) -> None:
-        """Nothing is sent before `start`.
+        """Nothing is sent before `submit`.
 
         Args:
             plan: what to generate.
@@ -100,30 +100,35 @@ class Generation:
         """Make `next` raise."""
         self._inbox.interrupt(error)
 
-    async def start(self, traceparent: str | None) -> None:
-        """Send all sequences to the router, and wait until an engine has answered for the first time: what
-        can be refused has been then.
-
-        Raises ApiError, or the error of `interrupt`; what was sent before it is aborted on exit.
-        """
+    async def submit(self, traceparent: str | None) -> None:
+        """Send all sequences to the router. Raises ApiError; what was sent before it is aborted on exit."""
         late = timed_out("The request took longer than the server allows.")
         # One timer for all: one for each token would cost as much as reading it.
         self._timer = asyncio.get_running_loop().call_at(self._deadline, self._inbox.interrupt, late)
-        self._submit(await read_prompts(self.plan), traceparent)
-        self._first = await self._wait()
-
-    def _submit(self, prompts: list[Prompt], traceparent: str | None) -> None:
-        plan = self.plan
-        each = plan.candidates // plan.sequences
-        for number, spec in enumerate(plan.specs(traceparent)):
-            place, sample = divmod(number, plan.sequences)
+        prompts = await read_prompts(self.plan)
+        for number, spec in enumerate(self.plan.specs(traceparent)):
+            place, sample = divmod(number, self.plan.sequences)
             leader = self._sequences[number - sample].handle if sample else None
             handle = self._session.submit(spec, self._inbox.feed(number), leader)
-            choices = [
-                Choice(plan, index, prompts[place], self._options)
+            self._sequences.append(_Sequence(handle, prompts[place]))
+        # It goes out now: what reads the output is made while the others are at work.
+        await asyncio.sleep(0)
+        self._make_choices()
+
+    async def begin(self) -> None:
+        """Wait until an engine has answered for the first time: what can be refused has been then.
+
+        Raises ApiError, or the error of `interrupt`."""
+        self._first = await self._wait()
+
+    def _make_choices(self) -> None:
+        plan = self.plan
+        each = plan.candidates // plan.sequences
+        for number, sequence in enumerate(self._sequences):
+            sequence.choices = [
+                Choice(plan, index, sequence.prompt, self._options)
                 for index in range(number * each, (number + 1) * each)
             ]
-            self._sequences.append(_Sequence(handle, prompts[place], choices))
 
     async def next(self) -> list[ChoiceDelta]:
         """The next output, maybe none. Raises ApiError, or the error of `interrupt`."""

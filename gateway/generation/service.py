@@ -46,12 +46,18 @@ LARGE_LOGPROBS = 5000
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A request that an engine has taken. `failed` counts, by its code, an error that was told to the client
-    in place of raising it."""
+    """A request that was sent to an engine. `failed` counts, by its code, an error that was told to the client
+    in place of raising it; `accepted`: that an engine has taken it, with so many tokens."""
 
     generation: Generation
     rendered: Rendered
     failed: Callable[[str], None]
+    accepted: Callable[[int], None]
+
+    async def begin(self) -> None:
+        """Wait until an engine has answered for the first time. Raises ApiError, or ClientGone."""
+        await self.generation.begin()
+        self.accepted(self.generation.plan.prompt_tokens)
 
 
 class GenerationService:
@@ -125,7 +131,12 @@ class GenerationService:
                     endpoint, fields, cache_salt=cache_salt_of(scope), deadline=deadline, watch=watch
                 ) as running,
             ):
-                await _answer(endpoint, running, send, part_sender(scope, send))
+                # While the engine computes.
+                writer = endpoint.writer(answer_head(running.generation.plan))
+                writer.ready()
+                parts = part_sender(scope, send)
+                await running.begin()
+                await _answer(writer, running, send, parts)
 
     async def read(self, scope: Scope, receive: Receive) -> dict[str, Any]:
         """A request's body. Raises ApiError, or ClientGone."""
@@ -194,8 +205,8 @@ class GenerationService:
         deadline: float,
         watch: ClientWatch | None = None,
     ) -> AsyncIterator[Running]:
-        """Generate for a request: entered once an engine has answered for the first time; what has not ended
-        when it is left is aborted. It is counted in the metrics.
+        """Generate for a request: entered once it is on its way to an engine, whose first answer `begin` waits
+        for; what has not ended when it is left is aborted. It is counted in the metrics.
 
         Args:
             endpoint: how the request is rendered.
@@ -205,8 +216,8 @@ class GenerationService:
             watch: of the client's connection; None for a request that nobody waits for.
 
         Raises:
-            ApiError: it is refused, or failed; also at `generation.next`.
-            ClientGone: the client of `watch` hung up; also at `generation.next`.
+            ApiError: it is refused, or failed; also at `begin` and `generation.next`.
+            ClientGone: the client of `watch` hung up; also at those.
         """
         # An unknown model is no label of a metric.
         timer = RequestTimer(self._metrics, self._models.require(fields.model).name)
@@ -224,9 +235,8 @@ class GenerationService:
                 if watch is not None:
                     watch.on_gone(lambda: generation.interrupt(ClientGone()))
                 async with generation:
-                    await generation.start(current_traceparent())
-                    timer.accept(plan.prompt_tokens)
-                    yield Running(generation, rendered, timer.failed)
+                    await generation.submit(current_traceparent())
+                    yield Running(generation, rendered, timer.failed, timer.accept)
 
     @contextmanager
     def _generation(
@@ -302,11 +312,9 @@ def answer_head(plan: GenerationPlan) -> AnswerHead:
     )
 
 
-async def _answer(endpoint: Endpoint[T], running: Running, send: Send, parts: PartSender) -> None:
+async def _answer(writer: AnyWriter, running: Running, send: Send, parts: PartSender) -> None:
     generation = running.generation
-    plan = generation.plan
-    writer = endpoint.writer(answer_head(plan))
-    if plan.fields.stream:
+    if generation.plan.fields.stream:
         await send_stream(send, parts, generation, writer, on_error=running.failed)
     else:
         results = await collect(generation)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from gateway.openapi.direct import DirectRoutes
 from gateway.openapi.document import document
 from gateway.openapi.operation import ASKS, READS, STORED, Operation, operation
 from gateway.openapi.routing import Routes
 
-__all__ = ["ASKS", "READS", "STORED", "Operation", "Routes", "document", "operation"]
+__all__ = ["ASKS", "READS", "STORED", "DirectRoutes", "Operation", "Routes", "document", "operation"]

@@ -23,6 +23,7 @@ class DescribedRoute(Route):
         super().__init__(path, _Endpoint(handler), methods=[method], name=handler.__name__)
         # Starlette lets HEAD follow GET.
         self.methods = {method}
+        self.method = method
         self.described = described
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:

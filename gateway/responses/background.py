@@ -151,6 +151,7 @@ class BackgroundRuns:
                     async with self._generation.run(
                         self._endpoint, request.chat, cache_salt=cache_salt, deadline=deadline
                     ) as running:
+                        await running.begin()
                         response.status = Status.IN_PROGRESS
                         await self._store.update(response.id, response.status, encode_response(response))
                         await _finish(request, running, log)

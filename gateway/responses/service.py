@@ -83,6 +83,7 @@ class ResponsesService:
         async with self._generation.run(
             self._endpoint, request.chat, cache_salt=salt, deadline=deadline, watch=watch
         ) as running:
+            await running.begin()
             await self._answer(request, running, send)
 
     async def follow(self, response_id: str, after: int, scope: Scope, receive: Receive, send: Send) -> None:

@@ -58,6 +58,10 @@ class Writer(ABC, Generic[C]):
         self._service_tier = UNSET if head.service_tier is None else head.service_tier
         self._frames: dict[int, tuple[bytes, bytes]] = {}
 
+    def ready(self) -> None:
+        """Encode what chunks of text have in common before there is text, while others work for it."""
+        self._framed(0, "")
+
     def opening(self, count: int, usage: Usage | None) -> bytes:
         """Events in front of the text of `count` choices: none."""
         return b""

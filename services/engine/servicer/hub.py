@@ -198,7 +198,8 @@ class EngineHub:
         port = self.routers.port(sequence.link)
         if port is not None and (row.token_ids or row.prompt_logprobs is not None or row.end is not None):
             row.handle = sequence.handle
-            port.add_row(row)
+            port.add_row(row, first=not sequence.told)
+            sequence.told = True
         if row.end is not None:
             if row.end.HasField("kv_offer"):
                 self._note_offer(sequence)

@@ -24,9 +24,9 @@ class Mailbox:
         self._room.set()
         self.closing: str | None = None
 
-    def add_row(self, row: StepRow) -> None:
-        """Add news of a sequence to the step in the making; `flush` lets it go."""
-        self._steps.add(row)
+    def add_row(self, row: StepRow, *, first: bool = False) -> None:
+        """Add news of a sequence to the step in the making; `flush` lets it go. `first`: of that sequence."""
+        self._steps.add(row, first=first)
 
     def flush(self) -> None:
         """A step is complete."""
@@ -66,7 +66,10 @@ class Mailbox:
         return not self._steps and not self._answers
 
     def take(self) -> tuple[list[engine_pb2.AttachRequest], bool]:
-        """Everything that waits, the steps first; and whether a load report is due after them."""
+        """Everything that waits, the steps first; and whether a load report is due after them. What is first of
+        its sequence comes alone, before the rest is put together: there is more to be taken then."""
+        if self._steps.has_first:
+            return [engine_pb2.AttachRequest(step=self._steps.take())], False
         messages: list[engine_pb2.AttachRequest] = []
         while self._steps:
             messages.append(engine_pb2.AttachRequest(step=self._steps.take()))

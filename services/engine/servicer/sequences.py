@@ -24,6 +24,8 @@ class LiveSequence:
     # Sequences that it is in the core.
     places: int = 1
     aborting: bool = False
+    # Its router was told something of it.
+    told: bool = False
     # None unless spans are exported.
     trace: SequenceTrace | None = None
 

@@ -57,7 +57,9 @@ def _end_of(end: EndRow) -> common_pb2.SequenceEnd:
 
 
 class StepBuffer:
-    """Rows that a router has not been sent yet. Rows of later steps merge into those of earlier ones.
+    """Rows that a router has not been sent yet. Rows of later steps merge into those of earlier ones. What is
+    the first of its sequence goes before the others, in a message of its own: somebody waits for it, and all
+    rows of a step take longer than one.
 
     Its size is bounded by the tokens of the sequences that are live: a row ends its sequence at the latest at
     the model's context.
@@ -65,17 +67,27 @@ class StepBuffer:
 
     def __init__(self) -> None:
         self._rows: dict[int, StepRow] = {}
+        self._first_rows: dict[int, StepRow] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._rows)
+        return bool(self._rows or self._first_rows)
 
-    def add(self, row: StepRow) -> None:
-        """Append news of the handle that the row names."""
-        held = self._rows.setdefault(row.handle, row)
-        if held is not row:
+    @property
+    def has_first(self) -> bool:
+        """Whether the next message is one of first rows."""
+        return bool(self._first_rows)
+
+    def add(self, row: StepRow, *, first: bool = False) -> None:
+        """Append news of the handle that the row names. `first`: nothing of it was added before."""
+        held = self._first_rows.get(row.handle) or self._rows.get(row.handle)
+        if held is not None:
             held.append(row)
             held.end = row.end or held.end
+        elif first:
+            self._first_rows[row.handle] = row
+        else:
+            self._rows[row.handle] = row
 
     def take(self) -> common_pb2.StepOutput:
-        """The next message: all rows, or as many as one of moderate size holds."""
-        return take_message(self._rows)
+        """The next message: all rows of one kind, or as many as one of moderate size holds."""
+        return take_message(self._first_rows or self._rows)

@@ -68,7 +68,7 @@ def beam(
 
 async def started(running: Generation, session: PlayedSession, *ends: SequenceEnded) -> None:
     """Submit, with the engine's answer at hand."""
-    running._submit(await prompts_of(running), None)
+    await running.submit(None)
     for feed, end in zip(session.feeds, ends, strict=False):
         feed.finish(end)
 
