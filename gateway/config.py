@@ -25,7 +25,7 @@ class GatewayConfig(ResumeOptions, ServiceConfig):
     )
     tokenizer: tuple[str, ...] = Field(
         ("127.0.0.1:7071",),
-        description="gRPC addresses of tokenizer services; a name is balanced over all its addresses.",
+        description="gRPC addresses of tokenizer services; a name stands for all its addresses, of which the least busy is asked.",
     )
 
     client_secret_file: Path | None = Field(

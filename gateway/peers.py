@@ -38,12 +38,10 @@ class Peers:
         try:
             self.tokenizers = TokenizerPool(
                 config.tokenizer,
-                secret=secret,
-                tls=tls,
-                max_message_mib=config.max_message_mib,
-                keepalive_s=config.keepalive_s,
+                dial,
                 render_timeout_s=config.render_timeout_s,
                 silence_s=config.tokenizer_silence_s,
+                max_message_mib=config.max_message_mib,
             )
             self.models = ModelBoard(
                 self.tokenizers.fetch,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 from catenary.rpc import CallCount, RpcError
 from catenary.v1 import tokenizer_pb2
@@ -29,15 +29,7 @@ class LocalTokenizers(TokenizerPool):
 
     def __init__(self, directory: Path, name: str, chat_template: Path | None) -> None:
         """Raises ModelFilesError (ValueError for options) if the model's files cannot be used."""
-        super().__init__(
-            [],
-            secret=None,
-            tls=None,
-            max_message_mib=1,
-            keepalive_s=_LONG_S,
-            render_timeout_s=_LONG_S,
-            silence_s=_LONG_S,
-        )
+        super().__init__([], _no_channel, render_timeout_s=_LONG_S, silence_s=_LONG_S, max_message_mib=1)
         config = TokenizerConfig(
             model_dir=directory,
             served_model_name=name,
@@ -60,6 +52,10 @@ class LocalTokenizers(TokenizerPool):
             return await call(cast("TokenizerTarget", self._local))
         except RpcError as failure:
             raise from_wire(failure.error, model=model) from None
+
+
+def _no_channel(address: str, _name: str) -> NoReturn:
+    raise ValueError(f"nothing is dialled here, {address} neither")
 
 
 class _Thread:

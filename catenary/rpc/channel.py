@@ -25,7 +25,6 @@ def open_channel(
     tls: TlsFiles | None = None,
     max_message_mib: int = 64,
     keepalive_s: float = 30,
-    balanced: bool = False,
     server_name: str | None = None,
 ) -> grpc.aio.Channel:
     """Open a channel to a Catenary service. It connects with the first call, and again after a loss.
@@ -34,7 +33,6 @@ def open_channel(
         target: `host:port`, `[ipv6]:port` or `unix:/path`.
         secret: sent with each call as a bearer token; the caller's request id and trace context go along.
         tls: files for TLS on TCP. A unix socket stays plain: it does not leave the machine.
-        balanced: spread calls over all addresses that the host name resolves to, instead of using one.
         server_name: the host name that a TLS certificate must have, for a `target` that is an IP address.
 
     Raises:
@@ -42,7 +40,7 @@ def open_channel(
         StartRefused: TLS files are bad.
     """
     address = parse_address(target)
-    options = channel_options(max_message_mib=max_message_mib, keepalive_s=keepalive_s, balanced=balanced)
+    options = channel_options(max_message_mib=max_message_mib, keepalive_s=keepalive_s)
     if tls is not None and server_name is not None:
         options = (*options, ("grpc.ssl_target_name_override", server_name))
     if isinstance(address, UnixAddress):

@@ -16,7 +16,6 @@ DNS_RESOLUTION_MS = 2_000
 
 Options = tuple[tuple[str, str | int], ...]
 
-_ROUND_ROBIN = json.dumps({"loadBalancingConfig": [{"round_robin": {}}]})
 _PICK_FIRST = json.dumps({"loadBalancingConfig": [{"pick_first": {}}]})
 
 
@@ -32,13 +31,13 @@ def _common(max_message_mib: int, keepalive_s: float) -> Options:
     )
 
 
-def channel_options(*, max_message_mib: int, keepalive_s: float, balanced: bool) -> Options:
+def channel_options(*, max_message_mib: int, keepalive_s: float) -> Options:
     """Options of a client channel. Sizes in MiB, times in seconds."""
     return (
         *_common(max_message_mib, keepalive_s),
         # Retries belong to the router, which knows what was emitted already.
         ("grpc.enable_retries", 0),
-        ("grpc.service_config", _ROUND_ROBIN if balanced else _PICK_FIRST),
+        ("grpc.service_config", _PICK_FIRST),
         ("grpc.service_config_disable_resolution", 1),
         ("grpc.dns_min_time_between_resolutions_ms", DNS_RESOLUTION_MS),
         ("grpc.initial_reconnect_backoff_ms", 200),

@@ -325,11 +325,16 @@ class RenderStreamRequest(_message.Message):
     CANCEL_FIELD_NUMBER: _builtins.int
     CALLER_REQUEST_ID_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    MAX_ANSWER_BYTES_FIELD_NUMBER: _builtins.int
     call: _builtins.int
     """Names the request on its stream, where no other one may have the name."""
     caller_request_id: _builtins.str
     """What a call has as metadata: `x-request-id` and `traceparent`. They may be empty."""
     traceparent: _builtins.str
+    max_answer_bytes: _builtins.int
+    """The largest message that the client takes: a larger one would end the stream, and is an error in its place.
+    0: the service's limit is the only one.
+    """
     @_builtins.property
     def render(self) -> Global___RenderRequest: ...
     @_builtins.property
@@ -344,10 +349,11 @@ class RenderStreamRequest(_message.Message):
         cancel: Global___CancelRender | None = ...,
         caller_request_id: _builtins.str = ...,
         traceparent: _builtins.str = ...,
+        max_answer_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "payload", b"payload", "render", b"render"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "caller_request_id", b"caller_request_id", "cancel", b"cancel", "payload", b"payload", "render", b"render", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "caller_request_id", b"caller_request_id", "cancel", b"cancel", "max_answer_bytes", b"max_answer_bytes", "payload", b"payload", "render", b"render", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["render", "cancel"]  # noqa: Y015
     _WhichOneofArgType_payload: _TypeAlias = _typing.Literal["payload", b"payload"]  # noqa: Y015

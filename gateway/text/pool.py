@@ -9,54 +9,50 @@ from typing import TypeVar
 
 import grpc
 
-from catenary.rpc import RpcError, TlsFiles, error_of, open_channel
+from catenary.rpc import RpcError, error_of
 from catenary.telemetry import get_logger
 from catenary.text import TokenizerTraits, Vocabulary
 from catenary.v1 import common_pb2, tokenizer_pb2
 from gateway.errors import ApiError, from_wire, internal, timed_out, unavailable
 from gateway.text.rendered import Rendered
 from gateway.text.target import TokenizerTarget
+from gateway.text.targets import Dial, TokenizerTargets
 
 _log = get_logger(__name__)
 MAX_TOKENIZER_BYTES = 256 << 20
 TRIES = 3
 _RETRY_PAUSE_S = 0.1
-_DNS = "dns:///"
 _AWAY = (common_pb2.ERROR_CODE_UNAVAILABLE, common_pb2.ERROR_CODE_DRAINING)
 
 T = TypeVar("T")
 
 
 class TokenizerPool:
-    """Renders prompts and fetches tokenizer files. `dns:///name:port` is one target, balanced by gRPC."""
+    """Renders prompts and fetches tokenizer files."""
 
     def __init__(
         self,
         targets: Sequence[str],
+        dial: Dial,
         *,
-        secret: str | None,
-        tls: TlsFiles | None,
-        max_message_mib: int,
-        keepalive_s: float,
         render_timeout_s: float,
         silence_s: float,
+        max_message_mib: int,
     ) -> None:
-        """Raises ValueError for a target that is no address. `silence_s`: how long one may leave questions
-        unanswered before it counts as away."""
+        """Nothing is dialled before `run`. Raises ValueError for a target that is no address.
+
+        Args:
+            targets: addresses of services; a name may stand for several.
+            dial: makes a channel to (address, name).
+            render_timeout_s: for an answer.
+            silence_s: how long a service may leave questions unanswered before it counts as away.
+            max_message_mib: of the channels that `dial` makes.
+        """
         self._render_timeout_s = render_timeout_s
-        self._targets: list[TokenizerTarget] = []
-        for target in targets:
-            address = target.removeprefix(_DNS)
-            balanced = not address.startswith("unix:")
-            channel = open_channel(
-                address,
-                secret=secret,
-                tls=tls,
-                max_message_mib=max_message_mib,
-                keepalive_s=keepalive_s,
-                balanced=balanced,
-            )
-            self._targets.append(TokenizerTarget(address, channel, silence_s=silence_s, balanced=balanced))
+        self._services = TokenizerTargets(
+            targets, dial, silence_s=silence_s, max_message_mib=max_message_mib
+        )
+        self._targets = self._services.all
 
     @property
     def answering(self) -> bool:
@@ -65,9 +61,7 @@ class TokenizerPool:
 
     async def run(self) -> None:
         """Watch the services until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            for target in self._targets:
-                group.create_task(target.watch())
+        await self._services.run()
 
     async def render(self, request: tokenizer_pb2.RenderRequest) -> Rendered:
         """The request's prompts, in order. Raises ApiError."""
@@ -141,8 +135,7 @@ class TokenizerPool:
 
     async def close(self) -> None:
         """Close all channels."""
-        for target in self._targets:
-            await target.close()
+        await self._services.close()
 
     def _can_render(self, model: str) -> bool:
         return any(target.answering and target.has(model) for target in self._targets)

@@ -21,7 +21,9 @@ _LOST = common_pb2.Error(
 class RenderStream:
     """A stream while it lasts. To be opened outside of any request, whose context it would keep."""
 
-    def __init__(self, stub: tokenizer_pb2_grpc.TokenizerServiceAsyncStub) -> None:
+    def __init__(self, stub: tokenizer_pb2_grpc.TokenizerServiceAsyncStub, max_answer_bytes: int) -> None:
+        """`max_answer_bytes`: the largest message that the stub's channel takes."""
+        self._max_answer_bytes = max_answer_bytes
         self._call = stub.RenderStream()
         self._numbers = count(1)
         self._waiting: dict[int, asyncio.Future[tokenizer_pb2.RenderResponse]] = {}
@@ -48,6 +50,7 @@ class RenderStream:
                 render=request,
                 caller_request_id=request_id() or "",
                 traceparent=current_traceparent() or "",
+                max_answer_bytes=self._max_answer_bytes,
             )
         )
         try:

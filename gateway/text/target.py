@@ -1,4 +1,4 @@
-"""One address of tokenizer services, and whether it answers."""
+"""One tokenizer service, and whether it answers."""
 
 from __future__ import annotations
 
@@ -27,18 +27,19 @@ class TokenizerTarget:
     """Asks its address every two seconds whether it serves; with a short `silence_s` more often.
 
     What is counted are questions without a good answer, not seconds: a gateway that stood still itself has
-    asked nothing meanwhile. `balanced`: calls are spread over several services, which a stream cannot be."""
+    asked nothing meanwhile."""
 
     def __init__(
-        self, address: str, channel: grpc.aio.Channel, *, silence_s: float, balanced: bool = False
+        self, address: str, channel: grpc.aio.Channel, *, silence_s: float, max_message_mib: int
     ) -> None:
+        """`max_message_mib`: of the channel."""
         self.stub = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
         self.calls = 0
         """Calls under way."""
         self._models: frozenset[str] | None = None
         self._address = address
         self._channel = channel
-        self._balanced = balanced
+        self._max_answer_bytes = max_message_mib << 20
         self._stream: RenderStream | None = None
         self._health = health_pb2_grpc.HealthStub(channel)
         self._period_s = min(_PERIOD_S, silence_s / _FEWEST_CHECKS)
@@ -84,8 +85,8 @@ class TokenizerTarget:
             due = loop.time() + self._period_s
             if await self._serves():
                 self.heard()
-                if not self._balanced and (self._stream is None or self._stream.ended):
-                    self._stream = RenderStream(self.stub)
+                if self._stream is None or self._stream.ended:
+                    self._stream = RenderStream(self.stub, self._max_answer_bytes)
             else:
                 self._missed()
             await asyncio.sleep(max(0.0, due - loop.time()))

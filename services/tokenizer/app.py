@@ -23,6 +23,7 @@ from services.tokenizer.rendering import (
     read_model_files,
 )
 from services.tokenizer.servicer import TokenizerServicer
+from services.tokenizer.small_chats import SmallChats, renderer_of_small_chats
 from services.tokenizer.workers import PoolLimits, WorkerPool, WorkerReady, WorkerSetup
 
 SERVICE = "catenary.v1.TokenizerService"
@@ -47,20 +48,24 @@ class TokenizerService:
         except ModelFilesError as error:
             raise StartRefused(str(error)) from None
         self._server = RpcServer.from_config(config, ACCESS)
-        setup = worker_setup(config, self._files)
-        self.pool = WorkerPool(setup, _pool_limits(config), on_change=self._on_pool_change)
+        self._setup = worker_setup(config, self._files)
+        self.pool = WorkerPool(self._setup, _pool_limits(config), on_change=self._on_pool_change)
         self._servicer: TokenizerServicer | None = None
 
     async def start(self) -> tuple[str, ...]:
         """Start the workers, then listen. Returns the bound addresses; from then on it is SERVING."""
+        # Beside the workers, which load the same.
+        small = asyncio.create_task(with_small_chats(self.pool, self._setup, self._config))
         try:
             ready = await self.pool.start()
         except ModelFilesError as error:
             raise StartRefused(f"{self._config.model_dir}: {error}") from None
+        finally:
+            tasks = await small
         if not ready.has_chat_template:
             _log.warning("the model has no chat template: chats are refused")
         servicer = self._servicer = make_servicer(
-            self._config, self._files, self.pool, ready, self._server.calls
+            self._config, self._files, tasks, ready, self._server.calls
         )
         tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(servicer, self._server.grpc)
         try:
@@ -122,6 +127,14 @@ def worker_setup(config: TokenizerConfig, files: ModelFiles) -> WorkerSetup:
         constraint_memory_bytes=config.constraint_memory_mib * MIB,
         pair_instruction=config.pair_instruction,
     )
+
+
+async def with_small_chats(pool: TaskPool, setup: WorkerSetup, config: TokenizerConfig) -> TaskPool:
+    """`pool` behind what does without workers."""
+    if not config.small_chat_bytes:
+        return pool
+    renderer = await asyncio.to_thread(renderer_of_small_chats, setup, config.small_chat_bytes)
+    return pool if renderer is None else SmallChats(pool, renderer, config.small_chat_bytes)
 
 
 def make_servicer(

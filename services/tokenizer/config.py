@@ -50,6 +50,13 @@ class TokenizerConfig(RpcConfig):
         description="What a chat model is told to look for when it judges a query with a document.",
     )
     workers: int = Field(2, ge=1, le=256, description="Worker processes that render and tokenize.")
+    small_chat_bytes: int = Field(
+        1024,
+        ge=0,
+        le=16_384,
+        description="UTF-8 bytes up to which a chat of plain messages is rendered in the service itself, if the "
+        "model's template can do nothing that takes long; 0: workers render all.",
+    )
     worker_memory_mib: int = Field(
         4096, ge=0, le=1 << 20, description="Address space of a worker, in MiB; 0: no limit."
     )

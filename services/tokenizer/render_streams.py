@@ -151,11 +151,12 @@ class _Stream:
                 self._calls.check()
                 with self._calls.one():
                     answer.rendered.CopyFrom(await self._render(request.render))
-                if answer.ByteSize() > self._limits.max_message_mib * _MIB:
+                most = self._limits.max_message_mib * _MIB
+                most = min(most, request.max_answer_bytes or most)
+                if answer.ByteSize() > most:
                     # gRPC would end the stream with it.
                     raise _invalid(
-                        "The rendered prompt is larger than the service's message limit "
-                        f"({self._limits.max_message_mib} MiB, max_message_mib)."
+                        f"The rendered prompt is larger than the message limit ({most} bytes, max_message_mib)."
                     )
                 record.code = grpc.StatusCode.OK
             except RpcError as refusal:

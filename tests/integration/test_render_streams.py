@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -40,7 +41,7 @@ def handled(code: str) -> float:
 
 @asynccontextmanager
 async def stream_to(running: RunningTokenizer) -> AsyncIterator[RenderStream]:
-    stream = RenderStream(running.stub)
+    stream = RenderStream(running.stub, 1 << 20)
     try:
         yield stream
     finally:
@@ -99,6 +100,59 @@ async def test_a_number_in_use_ends_the_stream(tmp_path: Path) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             [message async for message in stream]
         assert error_of(caught.value).code == common_pb2.ERROR_CODE_INVALID_ARGUMENT
+
+
+async def test_an_answer_that_is_too_large_for_the_client_is_refused_alone(tmp_path: Path) -> None:
+    async with running_tokenizer(tmp_path) as running:
+        stream = RenderStream(running.stub, 1000)
+        large, small = await asyncio.gather(
+            stream.render(completion_request("a" * 2000), TIMEOUT_S),
+            stream.render(completion_request("b"), TIMEOUT_S),
+            return_exceptions=True,
+        )
+        assert isinstance(large, RpcError)
+        assert large.error.code == common_pb2.ERROR_CODE_INVALID_ARGUMENT
+        assert "1000 bytes" in large.error.message
+        assert not large.error.retryable
+        assert not isinstance(small, BaseException)
+        assert not stream.ended
+        await stream.close()
+
+
+class Overtaken:
+    """A stream whose end overtook the first write: grpc.aio tells INTERNAL in place of the status."""
+
+    def __init__(self) -> None:
+        self._over = asyncio.Event()
+
+    def _error(self) -> grpc.aio.AioRpcError:
+        none = grpc.aio.Metadata()
+        return grpc.aio.AioRpcError(
+            grpc.StatusCode.INTERNAL, none, none, "Internal error from Core", "Failed execute_batch"
+        )
+
+    async def write(self, _message: Any) -> None:
+        self._over.set()
+        raise self._error()
+
+    async def read(self) -> Any:
+        await self._over.wait()
+        raise self._error()
+
+    def cancel(self) -> None:
+        pass
+
+
+async def test_a_lost_status_is_no_answer_to_anybody() -> None:
+    stub: Any = SimpleNamespace(RenderStream=Overtaken)
+    stream = RenderStream(stub, 1000)
+    for _ in range(2):
+        # Retryable: it is asked as a call, which tells why.
+        with pytest.raises(RpcError) as lost:
+            await stream.render(completion_request("a"), TIMEOUT_S)
+        assert lost.value.error.code == common_pb2.ERROR_CODE_UNAVAILABLE
+        assert lost.value.error.retryable
+    assert stream.ended
 
 
 async def test_many_at_once(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from services.tokenizer.rendering.budget import TemplateBudget
@@ -65,6 +65,11 @@ class Renderer:
         """Whether the chat template shows a request's tools to the model."""
         return self._templates.read_tools
 
+    @property
+    def is_simple(self) -> bool:
+        """Whether there is a template for chats without tools that is simple."""
+        return self.has_chat_template and self._templates.choose(None, has_tools=False).is_simple
+
     def chat(
         self, turns: Sequence[ChatTurn], options: ChatOptions, limits: PromptLimits = _NO_LIMITS
     ) -> RenderedChat:
@@ -74,7 +79,31 @@ class Renderer:
         """
         template = self._templates.choose(options.chat_template, has_tools=bool(options.tools))
         inputs = read_inputs(turns, options, template.style, self._json_limits)
-        markers = self._markers(inputs)
+        texts = list(inputs.strings())
+        markers = Markers.draw(texts) if self._spell_control(texts) else None
+        return self._rendered(template, inputs, options, markers, limits)
+
+    def simple_chat(
+        self, turns: Sequence[ChatTurn], options: ChatOptions, limits: PromptLimits = _NO_LIMITS
+    ) -> RenderedChat | None:
+        """As `chat`, in time that is bounded by the chat's length; None for one that may take longer, since
+        its template is not simple or it spells a control token."""
+        template = self._templates.choose(options.chat_template, has_tools=bool(options.tools))
+        if not template.is_simple:
+            return None
+        inputs = read_inputs(turns, options, template.style, self._json_limits)
+        if self._spell_control(inputs.strings()):
+            return None
+        return self._rendered(template, inputs, options, None, limits)
+
+    def _rendered(
+        self,
+        template: ChatTemplate,
+        inputs: ChatInputs,
+        options: ChatOptions,
+        markers: Markers | None,
+        limits: PromptLimits,
+    ) -> RenderedChat:
         if markers is None:
             # One pass over the whole prompt: exactly the ids of transformers' apply_chat_template.
             prompt = shown = _prompt(template, inputs, options)
@@ -121,12 +150,9 @@ class Renderer:
             raise RenderRefused(f"Token ids must be between 0 and {highest}.", param="tokens")
         return self.vocabulary.decode(ids, skip_special_tokens=skip_special_tokens)
 
-    def _markers(self, inputs: ChatInputs) -> Markers | None:
-        """Marks for a chat that spells a control token, else None."""
-        texts = list(inputs.strings())
-        if not any(self.vocabulary.control.spans(text) for text in texts):
-            return None
-        return Markers.draw(texts)
+    def _spell_control(self, texts: Iterable[str]) -> bool:
+        """Whether one of a chat's texts spells a control token."""
+        return any(self.vocabulary.control.spans(text) for text in texts)
 
     def _marked(self, inputs: ChatInputs, markers: Markers) -> ChatInputs:
         spans = self.vocabulary.control.spans

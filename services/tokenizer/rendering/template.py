@@ -13,6 +13,7 @@ from services.tokenizer.rendering.environment import TemplateRefusal, sandbox
 from services.tokenizer.rendering.errors import RenderRefused
 from services.tokenizer.rendering.inputs import ChatInputs
 from services.tokenizer.rendering.probes import detect_style
+from services.tokenizer.rendering.simple import is_simple
 from services.tokenizer.rendering.variables import names_read, settable_variables
 
 MAX_TEMPLATE_MESSAGE = 500
@@ -102,6 +103,8 @@ class ChatTemplate:
         names = names_read(parsed)
         self.reads_documents = "documents" in names
         self.reads_tools = "tools" in names
+        self.is_simple = is_simple(parsed)
+        """See there."""
 
     def _run(self, inputs: ChatInputs, add_generation_prompt: bool) -> str:
         chunks: list[str] = []

@@ -19,7 +19,7 @@ from services.tokenizer.workers.messages import (
     WorkerSetup,
 )
 from services.tokenizer.workers.pool import PoolFull, PoolLimits, TaskCrashed, TaskTimeout, WorkerPool
-from services.tokenizer.workers.tools import TaskTools
+from services.tokenizer.workers.tools import TaskTools, answer_of
 
 __all__ = [
     "Answer",
@@ -42,4 +42,5 @@ __all__ = [
     "WorkerPool",
     "WorkerReady",
     "WorkerSetup",
+    "answer_of",
 ]

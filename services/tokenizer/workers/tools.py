@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from services.tokenizer.rendering import PairRenderer, Renderer, RenderRefused
 from services.tokenizer.workers.constraints import ConstraintChecker
 from services.tokenizer.workers.messages import (
@@ -21,6 +24,8 @@ from services.tokenizer.workers.messages import (
     WorkerReady,
     WorkerSetup,
 )
+
+A = TypeVar("A")
 
 
 class TaskTools:
@@ -55,12 +60,7 @@ class TaskTools:
 
     def answer(self, task: Task) -> Answer:
         """What comes of a task; a defect is an answer too."""
-        try:
-            return self._perform(task)
-        except RenderRefused as refused:
-            return Refused(refused.code, refused.message, refused.param)
-        except Exception as error:
-            return Broken(type(error).__name__)
+        return answer_of(lambda: self._perform(task))
 
     def _perform(self, task: Task) -> Answer:
         renderer = self._renderer
@@ -83,3 +83,13 @@ class TaskTools:
             case ConstraintTask(kind, source, param):
                 self._checker.check(kind, source, param)
                 return Compiled()
+
+
+def answer_of(work: Callable[[], A]) -> A | Refused | Broken:
+    """What `work` returns, or how it failed."""
+    try:
+        return work()
+    except RenderRefused as refused:
+        return Refused(refused.code, refused.message, refused.param)
+    except Exception as error:
+        return Broken(type(error).__name__)

@@ -299,14 +299,14 @@ def test_option_names_are_those_that_c_core_knows() -> None:
     assert server["grpc.so_reuseport"] == 0
     assert not any("min_recv_ping" in name for name in server)
     assert "grpc.max_connection_age_ms" not in server
-    channel = dict(channel_options(max_message_mib=1, keepalive_s=30, balanced=True))
+    channel = dict(channel_options(max_message_mib=1, keepalive_s=30))
     assert channel["grpc.enable_retries"] == 0
     assert channel["grpc.keepalive_time_ms"] == 30_000
     assert (
         channel["grpc.keepalive_permit_without_calls"] == server["grpc.keepalive_permit_without_calls"] == 1
     )
     assert channel["grpc.dns_min_time_between_resolutions_ms"] == 2_000
-    assert "round_robin" in str(channel["grpc.service_config"])
+    assert "pick_first" in str(channel["grpc.service_config"])
 
 
 async def test_the_board_pins_readiness_and_tells_watchers_the_newest_state() -> None:

@@ -25,6 +25,7 @@ from services.engine.link import (
 )
 from services.engine.servicer import EngineCollector, EngineHub, SequenceLimits
 from services.engine.servicer.lease import Lease, LeaseRefused
+from services.engine.servicer.mailbox import Mailbox
 from services.engine.servicer.progress import ProgressWatch
 from services.engine.servicer.sequences import LiveSequence, SequenceTable
 from services.engine.servicer.steps import StepBuffer, rows_of
@@ -112,6 +113,23 @@ def test_rows_build_one_message_with_their_ends_in_place() -> None:
     assert list(step.logprobs.rows) == [2]
     assert [end.row for end in step.ends] == [1, 2]
     assert not buffer
+
+
+def test_what_is_first_of_its_sequence_goes_before_the_rest_and_alone() -> None:
+    box = Mailbox(1, max_answers=4)
+    box.add_row(StepRow(1, [10]))
+    box.add_row(StepRow(2, [20]), first=True)
+    box.add_row(StepRow(2, [21]))
+    box.request_load()
+    (first,), load_due = box.take()
+    assert (list(first.step.handles), list(first.step.token_ids), load_due) == ([2], [20, 21], False)
+    assert not box.empty
+    # What follows is no first row any more, whatever else waits.
+    box.add_row(StepRow(2, [22]))
+    box.add_row(StepRow(1, [11]))
+    (rest,), load_due = box.take()
+    assert (list(rest.step.handles), list(rest.step.token_ids), load_due) == ([1, 2], [10, 11, 22], True)
+    assert box.empty
 
 
 def test_rows_that_are_too_much_for_one_message_make_several() -> None:

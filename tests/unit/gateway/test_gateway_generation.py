@@ -13,7 +13,6 @@ from gateway.errors import ApiError
 from gateway.generation.answer import collect
 from gateway.generation.generation import Generation
 from gateway.generation.planning import make_plan
-from gateway.generation.prompt import read_prompts
 from gateway.link import SequenceEnded, SequenceFeed
 from gateway.link.inbox import FoundBeam
 from gateway.link.steps import deliver, ended
@@ -73,10 +72,6 @@ async def started(running: Generation, session: PlayedSession, *ends: SequenceEn
         feed.finish(end)
 
 
-async def prompts_of(running: Generation) -> Any:
-    return await read_prompts(running.plan)
-
-
 async def test_beams_become_choices() -> None:
     session = PlayedSession()
     running = generation(
@@ -113,7 +108,7 @@ async def test_more_beams_than_there_are_cannot_be_had(found: int, status: int) 
 async def test_choices_wait_for_what_the_first_tells_of_the_prompt() -> None:
     session = PlayedSession()
     running = generation(session, n=2, echo=True, logprobs=0, max_tokens=1)
-    running._submit(await prompts_of(running), None)
+    await running.submit(None)
     assert session.hints == [None, 1]
     first, second = session.feeds
     value = TokenLogprob(-2.0, (), ())
@@ -136,7 +131,7 @@ async def test_choices_wait_for_what_the_first_tells_of_the_prompt() -> None:
 async def test_a_wrong_number_of_log_probabilities_is_the_engines_fault(count: int) -> None:
     session = PlayedSession()
     running = generation(session, prompt_logprobs=0)
-    running._submit(await prompts_of(running), None)
+    await running.submit(None)
     session.feeds[0].extend(byte_ids("x"), [], [TokenLogprob(-1.0, (), ())] * count)
     with pytest.raises(ApiError) as caught:
         await running.next()
@@ -147,7 +142,7 @@ async def test_leaving_aborts_what_goes_on() -> None:
     session = PlayedSession()
     running = generation(session, n=2, stop="q")
     async with running:
-        running._submit(await prompts_of(running), None)
+        await running.submit(None)
         session.feeds[0].extend(byte_ids("pq"), [])
         (delta,) = await running.next()
         assert (delta.text, delta.finish_reason, delta.stop_reason) == ("p", "stop", "q")
