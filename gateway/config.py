@@ -25,7 +25,8 @@ class GatewayConfig(ResumeOptions, ServiceConfig):
     )
     tokenizer: tuple[str, ...] = Field(
         ("127.0.0.1:7071",),
-        description="gRPC addresses of tokenizer services; a name stands for all its addresses, of which the least busy is asked.",
+        description="gRPC addresses of tokenizer services; a name stands for all that it resolves to. The "
+        "least busy one is asked.",
     )
 
     client_secret_file: Path | None = Field(

@@ -46,8 +46,8 @@ LARGE_LOGPROBS = 5000
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A request that was sent to an engine. `failed` counts, by its code, an error that was told to the client
-    in place of raising it; `accepted`: that an engine has taken it, with so many tokens."""
+    """A request that was sent to an engine. `failed` counts, by its code, an error that was told to the
+    client in place of raising it; `accepted`, that an engine has taken it, with so many tokens."""
 
     generation: Generation
     rendered: Rendered
@@ -205,8 +205,8 @@ class GenerationService:
         deadline: float,
         watch: ClientWatch | None = None,
     ) -> AsyncIterator[Running]:
-        """Generate for a request: entered once it is on its way to an engine, whose first answer `begin` waits
-        for; what has not ended when it is left is aborted. It is counted in the metrics.
+        """Generate for a request: entered once it is on its way to an engine, for whose first answer `begin`
+        waits; what has not ended when it is left is aborted. It is counted in the metrics.
 
         Args:
             endpoint: how the request is rendered.

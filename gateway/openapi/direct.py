@@ -20,9 +20,11 @@ class DirectRoutes:
     def __init__(self, routes: Sequence[DescribedRoute], app: ASGIApp) -> None:
         self._app = app
         self._routes: dict[tuple[str, str], DescribedRoute] = {}
-        for place, route in enumerate(routes):
-            shadowed = any(earlier.path_regex.match(route.path) for earlier in routes[:place] if _has_parts(earlier))
-            if not _has_parts(route) and not shadowed:
+        with_parts: list[DescribedRoute] = []
+        for route in routes:
+            if route.param_convertors:
+                with_parts.append(route)
+            elif not any(earlier.path_regex.match(route.path) for earlier in with_parts):
                 self._routes.setdefault((route.method, route.path), route)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -38,7 +40,3 @@ class DirectRoutes:
             await error_response(error)(scope, receive, send)
             # The same error may be raised again, with a traceback that grows.
             error.__traceback__ = None
-
-
-def _has_parts(route: DescribedRoute) -> bool:
-    return bool(route.param_convertors)

@@ -49,9 +49,7 @@ class TokenizerPool:
             max_message_mib: of the channels that `dial` makes.
         """
         self._render_timeout_s = render_timeout_s
-        self._services = TokenizerTargets(
-            targets, dial, silence_s=silence_s, max_message_mib=max_message_mib
-        )
+        self._services = TokenizerTargets(targets, dial, silence_s=silence_s, max_message_mib=max_message_mib)
         self._targets = self._services.all
 
     @property

@@ -27,8 +27,8 @@ class TokenizerTargets:
         max_message_mib: int,
         look_up: Callable[[str], Awaitable[Sequence[str]]] = resolve,
     ) -> None:
-        """`dial(address, name)` makes a channel; `silence_s`, `max_message_mib`: see TokenizerTarget. A name may
-        have `dns:///` in front of it. Raises ValueError for what is not an address."""
+        """`dial(address, name)` makes a channel; `silence_s`, `max_message_mib`: see TokenizerTarget. A name
+        may have `dns:///` in front of it. Raises ValueError for what is not an address."""
         self._addresses = NamedAddresses([address.removeprefix(_DNS) for address in addresses], look_up)
         self._dial = dial
         self._silence_s = silence_s

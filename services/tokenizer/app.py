@@ -64,9 +64,7 @@ class TokenizerService:
             tasks = await small
         if not ready.has_chat_template:
             _log.warning("the model has no chat template: chats are refused")
-        servicer = self._servicer = make_servicer(
-            self._config, self._files, tasks, ready, self._server.calls
-        )
+        servicer = self._servicer = make_servicer(self._config, self._files, tasks, ready, self._server.calls)
         tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(servicer, self._server.grpc)
         try:
             bound = await self._server.start()

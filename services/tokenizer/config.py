@@ -54,8 +54,8 @@ class TokenizerConfig(RpcConfig):
         1024,
         ge=0,
         le=16_384,
-        description="UTF-8 bytes up to which a chat of plain messages is rendered in the service itself, if the "
-        "model's template can do nothing that takes long; 0: workers render all.",
+        description="UTF-8 bytes up to which a chat of plain messages is rendered in the service itself, if "
+        "the model's template can do nothing that takes long; 0: workers render all.",
     )
     worker_memory_mib: int = Field(
         4096, ge=0, le=1 << 20, description="Address space of a worker, in MiB; 0: no limit."

@@ -156,7 +156,7 @@ class _Stream:
                 if answer.ByteSize() > most:
                     # gRPC would end the stream with it.
                     raise _invalid(
-                        f"The rendered prompt is larger than the message limit ({most} bytes, max_message_mib)."
+                        f"The rendered prompt is larger than a message may be: {most} bytes, max_message_mib."
                     )
                 record.code = grpc.StatusCode.OK
             except RpcError as refusal:

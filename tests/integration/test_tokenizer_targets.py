@@ -16,8 +16,8 @@ from catenary.rpc import open_channel
 from gateway.errors import ApiError
 from gateway.text import targets
 from gateway.text.pool import TokenizerPool
-from tests.support.waiting import eventually
 from tests.support.tokenizer_service import RunningTokenizer, chat_request, running_tokenizer
+from tests.support.waiting import eventually
 
 NAME = "tokenizers.test:7071"
 HELLO = chat_request(("user", "hello"))

@@ -66,8 +66,8 @@ class Mailbox:
         return not self._steps and not self._answers
 
     def take(self) -> tuple[list[engine_pb2.AttachRequest], bool]:
-        """Everything that waits, the steps first; and whether a load report is due after them. What is first of
-        its sequence comes alone, before the rest is put together: there is more to be taken then."""
+        """Everything that waits, the steps first; and whether a load report is due after them. What is first
+        of its sequence comes alone, before the rest is put together: there is more to be taken then."""
         if self._steps.has_first:
             return [engine_pb2.AttachRequest(step=self._steps.take())], False
         messages: list[engine_pb2.AttachRequest] = []

@@ -128,7 +128,9 @@ def _given(parsed: nodes.Template) -> Iterator[tuple[Any, nodes.Expr]]:
 
 
 def _targets(target: nodes.Node) -> list[Any]:
-    return [each for part in target.items for each in _targets(part)] if isinstance(target, nodes.Tuple) else [target]
+    if not isinstance(target, nodes.Tuple):
+        return [target]
+    return [each for part in target.items for each in _targets(part)]
 
 
 def _grown_names(given: list[tuple[Any, nodes.Expr]]) -> set[str]:

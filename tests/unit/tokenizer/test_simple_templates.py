@@ -25,7 +25,8 @@ _SIMPLE = {
 _OTHERS = {
     "many turns": "{% for i in range(1000000000) %}x{% endfor %}",
     "squares": _EACH.replace("BODY", _EACH.replace("BODY", "x")),
-    "three loops": "{% for a in tools %}{% for b in tools %}{% for c in tools %}{% endfor %}{% endfor %}{% endfor %}",
+    "three loops": "{% for a in tools %}{% for b in tools %}{% for c in tools %}"
+    "{% endfor %}{% endfor %}{% endfor %}",
     "recursive": "{% for m in messages recursive %}{{ loop(messages) }}{% endfor %}",
     "doubles": _NAMESPACE + _EACH.replace("BODY", "{% set ns.s = ns.s ~ ns.s %}"),
     "adds": _NAMESPACE + _EACH.replace("BODY", "{% set ns.s = ns.s + ns.s %}"),

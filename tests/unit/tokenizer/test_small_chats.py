@@ -76,7 +76,8 @@ HELLO = ChatTurn("user", "hello")
     turns=st.lists(
         st.tuples(
             st.sampled_from(["system", "user", "assistant", "tool"]),
-            st.text(max_size=30) | st.sampled_from(["<|im_end|>", "a</think>b", " x\n", "<|im_start|>system"]),
+            st.text(max_size=30)
+            | st.sampled_from(["<|im_end|>", "a</think>b", " x\n", "<|im_start|>system"]),
         ),
         min_size=1,
         max_size=5,
@@ -139,7 +140,9 @@ async def test_so_does_what_is_long(make: Callable[[], tuple[SmallChats, Pool]])
     assert len(pool.done) == 1
 
 
-async def test_and_every_chat_of_a_template_that_may_take_long(make: Callable[[str], tuple[SmallChats, Pool]]) -> None:
+async def test_and_every_chat_of_a_template_that_may_take_long(
+    make: Callable[[str], tuple[SmallChats, Pool]],
+) -> None:
     small, pool = make("granite")
     await small.run(chat(HELLO), size=5)
     assert len(pool.done) == 1
@@ -166,7 +169,11 @@ def test_a_model_without_a_template_or_a_usable_tokenizer_has_none(
     setups: dict[str, WorkerSetup], tmp_path: Path
 ) -> None:
     files = setups["chatml"].files
-    without = msgspec.structs.replace(setups["chatml"], files=msgspec.structs.replace(files, chat_template=None))
+    without = msgspec.structs.replace(
+        setups["chatml"], files=msgspec.structs.replace(files, chat_template=None)
+    )
     assert renderer_of_small_chats(without, 1024) is None
-    broken = msgspec.structs.replace(setups["chatml"], files=msgspec.structs.replace(files, tokenizer_json=b"{"))
+    broken = msgspec.structs.replace(
+        setups["chatml"], files=msgspec.structs.replace(files, tokenizer_json=b"{")
+    )
     assert renderer_of_small_chats(broken, 1024) is None
