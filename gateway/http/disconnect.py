@@ -26,11 +26,13 @@ class ClientWatch:
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
         self._callbacks: list[Callable[[], None]] = []
+        self._start: asyncio.Handle | None = None
         self._task: asyncio.Task[None] | None = None
         self._gone = asyncio.Event()
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._watch())
+        # After what the block begins with: somebody waits for that.
+        self._start = asyncio.get_running_loop().call_soon(self._begin)
         return self
 
     async def __aexit__(
@@ -41,6 +43,8 @@ class ClientWatch:
     async def close(self) -> None:
         """Stop watching."""
         self._callbacks.clear()
+        if self._start is not None:
+            self._start.cancel()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
@@ -65,6 +69,9 @@ class ClientWatch:
         finally:
             if stop in self._callbacks:
                 self._callbacks.remove(stop)
+
+    def _begin(self) -> None:
+        self._task = asyncio.create_task(self._watch())
 
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

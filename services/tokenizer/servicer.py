@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import AsyncIterator
 from typing import Any, TypeAlias
 
@@ -24,6 +25,7 @@ CHUNK_BYTES = 1024 * 1024
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 _log = get_logger(__name__)
+_level = logging.getLogger(__name__)
 
 
 class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
@@ -78,9 +80,9 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
     async def _render(self, request: tokenizer_pb2.RenderRequest) -> tokenizer_pb2.RenderResponse:
         kind = request.WhichOneof("input") or "render"
         answer = await self._runner.tokens(kind, self._reader.render(request))
-        _log.debug(
-            "rendered", render_id=request.request_id[:128], tokens=[len(ids) for ids in answer.prompts]
-        )
+        if _level.isEnabledFor(logging.DEBUG):
+            tokens = [len(ids) for ids in answer.prompts]
+            _log.debug("rendered", render_id=request.request_id[:128], tokens=tokens)
         tails = answer.tails or [""] * len(answer.prompts)
         starts = answer.second_starts or [0] * len(answer.prompts)
         return tokenizer_pb2.RenderResponse(

@@ -110,6 +110,18 @@ class Board:
         return mask & fits & (needed <= self.kv_tokens)
 
 
+def has_room(engine: Engine, sequences: int, tokens: int) -> bool:
+    """As Board.roomy, of one engine: without columns it takes a tenth of the time."""
+    if engine.room < min(sequences, engine.capacity.max_running or 1):
+        return False
+    if not tokens:
+        return True
+    size, most = engine.capacity.block_size, engine.kv_tokens or 1
+    needed = -(-tokens // size) * size
+    more = needed if engine.publishes_kv else size
+    return needed <= most and (engine.sequences == 0 or engine.kv.held + more <= most)
+
+
 def _column(values: Sequence[int]) -> Floats:
     return np.array(values, dtype=np.float64)
 

@@ -27,6 +27,14 @@ class Matches:
     def __bool__(self) -> bool:
         return bool(self._steps)
 
+    def blocks(self, slot: int) -> int:
+        """Blocks of one slot; -1 stands for holding nothing."""
+        if slot >= 0:
+            for engines, blocks in self._steps:
+                if engines >> slot & 1:
+                    return blocks
+        return 0
+
     def by_slot(self) -> npt.NDArray[np.int64]:
         """Blocks by slot: int64, a number for each slot, and a last 0: slot -1 stands for holding nothing."""
         column = np.zeros(self._slots + 1, dtype=np.int64)

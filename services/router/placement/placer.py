@@ -13,7 +13,7 @@ import numpy as np
 from catenary.telemetry import get_logger
 from catenary.v1 import common_pb2, engine_pb2
 from services.router.admission import Refused, not_served
-from services.router.fleet import Board, Engine, Fleet
+from services.router.fleet import Board, Engine, Fleet, has_room
 from services.router.index import KvIndex
 from services.router.placement.candidates import Candidates, Choice, Mask
 from services.router.placement.policy import Memory, PlacementPolicy
@@ -23,6 +23,7 @@ from services.router.placement.request import PlacementRequest
 
 _log = get_logger(__name__)
 _level = logging.getLogger(__name__)
+_FIRST_ROW = np.zeros(1, dtype=np.intp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +150,9 @@ class Placer:
                 common_pb2.ERROR_CODE_MODEL_NOT_FOUND, "The model does not exist here.", param="model"
             )
         board = self.fleet.board(request.model)
+        if len(board) == 1 and not excluding and self._can_take(request, board.engines[0], role):
+            beside = request.beside is not None and board.row_of(request.beside.epoch) is not None
+            return Candidates(board, _FIRST_ROW, request, self._prefixes, now, beside=beside)
         serving = board.open_to(role, excluding)
         if not serving.any():
             raise not_served(self._retry_after_ms)
@@ -164,6 +168,14 @@ class Placer:
                 retry_after_ms=self._retry_after_ms,
             )
         return Candidates(board, rows, request, self._prefixes, now)
+
+    def _can_take(
+        self, request: PlacementRequest, engine: Engine, role: engine_pb2.EngineRole.ValueType | None
+    ) -> bool:
+        """Whether the only engine of a model can plainly take a request; if not, columns say why."""
+        if request.alone or engine.kept_for is not None or not engine.available or not engine.does(role):
+            return False
+        return has_room(engine, request.sequences, request.kv_tokens)
 
     def _roomy(self, request: PlacementRequest, board: Board, free: Mask) -> Mask:
         roomy: Mask

@@ -57,6 +57,8 @@ class Prefixes:
 
     def best(self, request: PlacementRequest, board: Board) -> Matched:
         """By events where there are any, else by memory."""
+        if len(board) == 1:
+            return self._best_of_one(request, board.engines[0])
         told = self.told(request, board)
         if told.exact.all():
             return told
@@ -76,6 +78,13 @@ class Prefixes:
         """It left, and its cache with it."""
         self._index.forget(engine)
         self._memory.forget(engine)
+
+    def _best_of_one(self, request: PlacementRequest, engine: Engine) -> Matched:
+        exact = self._index.known(engine)
+        index = self._index if exact else self._memory
+        size = engine.capacity.block_size
+        blocks = index.walk(request.names(size).parts()).blocks(index.slot(engine))
+        return Matched(np.array([min(blocks * size, len(request.token_ids) - 1)]), np.array([exact]))
 
     def _placed(self, board: Board, *, exact: bool) -> _Rows:
         index = self._index if exact else self._memory

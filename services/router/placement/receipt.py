@@ -150,20 +150,30 @@ class Receipt:
 def listed(candidates: Candidates, choice: Choice) -> Listed:
     """What a receipt tells of the candidates: the best ones by score, and the chosen one in any case."""
     if choice.scores is None:
-        best, scores = np.array([choice.position]), None
-    else:
-        best = _best(choice.scores)
-        if choice.position not in best:
-            best[-1] = choice.position
-        scores = choice.scores[best].tolist()
+        return _chosen_alone(candidates, choice.position)
+    best = _best(choice.scores)
+    if choice.position not in best:
+        best[-1] = choice.position
     looked, board, rows = candidates.looked, candidates.board, candidates.rows[best]
     engines = [board.engines[row] for row in rows.tolist()]
     return Listed(
         engines=[(engine.instance_id, engine.name, engine.report, engine.capacity) for engine in engines],
-        scores=scores,
+        scores=choice.scores[best].tolist(),
         matched=None if looked is None else (looked.tokens[best].tolist(), looked.exact[best].tolist()),
         sequences=board.sequences[rows].tolist(),
         prefill=board.prefill[rows].tolist(),
+    )
+
+
+def _chosen_alone(candidates: Candidates, position: int) -> Listed:
+    looked, board, engine = candidates.looked, candidates.board, candidates.engine(position)
+    matched = None if looked is None else ([int(looked.tokens[position])], [bool(looked.exact[position])])
+    return Listed(
+        engines=[(engine.instance_id, engine.name, engine.report, engine.capacity)],
+        scores=None,
+        matched=matched,
+        sequences=[float(board.sequences[engine.row])],
+        prefill=[float(board.prefill[engine.row])],
     )
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from catenary.v1 import engine_pb2
 from services.router.fleet import Engine, Fleet
+from services.router.fleet import has_room as fleet_has_room
 from tests.support.placement import BLOCK, World
 
 WEIGHED = ["placed_sequences", "placed_tokens", "placed_prefill", "stalled", "draining", "full"]
@@ -50,6 +51,7 @@ def check(fleet: Fleet) -> None:
     for sequences, tokens in ((1, 0), (2, 0), (1, 1), (1, 38_000), (3, 40_000), (1, 40_001)):
         roomy = [has_room(engine, sequences, tokens) for engine in board.engines]
         assert board.roomy(sequences, tokens).tolist() == roomy
+        assert [fleet_has_room(engine, sequences, tokens) for engine in board.engines] == roomy
         if tokens:
             assert board.roomy(sequences, np.full(len(board), float(tokens))).tolist() == roomy
     kept = [engine.kept_for for engine in board.engines]
