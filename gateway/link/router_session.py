@@ -245,6 +245,8 @@ class RouterSession:
             kind = response.WhichOneof("payload")
             if kind == "step":
                 self._deliver(response.step)
+                # Those who got something go first: to ask for the next message takes longer than they do.
+                await asyncio.sleep(0)
             elif kind == "models":
                 self.models = {model.info.name: model for model in response.models.models}
                 self._listener.changed(self)

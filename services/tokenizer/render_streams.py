@@ -96,6 +96,8 @@ class _Stream:
                 if self._ended:
                     return
                 self._take(request)
+                # It is begun first: to ask for the next message takes longer.
+                await asyncio.sleep(0)
                 while len(self._tasks) + len(self._answers) >= self._limits.max_unread:
                     self._room.clear()
                     await self._room.wait()

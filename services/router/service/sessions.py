@@ -80,6 +80,8 @@ class SessionStreams:
         try:
             async for request in requests:
                 session.receive(request)
+                # It is on its way to an engine first: to ask for the next message takes longer.
+                await asyncio.sleep(0)
                 await session.outbox.room()
         except (Refused, RpcError) as refusal:
             failures.append(refusal.error)
