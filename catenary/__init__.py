@@ -18,7 +18,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 # Its event engine reads sockets in threads of its own, which hand each message on to the one that waits for
 # it. Without it that one reads by itself, and a message takes about a seventh less time. Whoever sets the
 # variable, if to nothing, has the engine.
-_NO_EVENT_ENGINE = "-event_engine_client,-event_engine_listener,-event_engine_poller_for_python"
+_NO_EVENT_ENGINE = "-event_engine_client,-event_engine_listener"
 os.environ.setdefault("GRPC_EXPERIMENTS", _NO_EVENT_ENGINE)
 
 __version__ = "0.1.0"

@@ -113,13 +113,13 @@ def _is_short(walked: nodes.Node) -> bool:
     return False
 
 
-def _is_modest(argument: nodes.Keyword) -> bool:
+def _is_modest(argument: nodes.Pair | nodes.Keyword) -> bool:
     """No indent of a million blanks."""
     value = argument.value
     return isinstance(value, nodes.Const) and not (type(value.value) is int and value.value > _WIDEST_INDENT)
 
 
-def _given(parsed: nodes.Template) -> Iterator[tuple[Any, nodes.Expr]]:
+def _given(parsed: nodes.Template) -> Iterator[tuple[Any, nodes.Node]]:
     """Each target with what it is given, by an assignment or by a loop."""
     for assigned in parsed.find_all(nodes.Assign):
         yield from ((target, assigned.node) for target in _targets(assigned.target))
@@ -133,7 +133,7 @@ def _targets(target: nodes.Node) -> list[Any]:
     return [each for part in target.items for each in _targets(part)]
 
 
-def _grown_names(given: list[tuple[Any, nodes.Expr]]) -> set[str]:
+def _grown_names(given: list[tuple[Any, nodes.Node]]) -> set[str]:
     """Names of what may be longer than what it was made of."""
     grown: set[str] = set()
     while True:
