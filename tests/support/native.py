@@ -45,6 +45,26 @@ class Paged:
 
     def prefill(self, chunks: dict[int, range], *, query: int, context: int) -> list[torch.Tensor]:
         """One forward of these rows' tokens, padded to `query` tokens, `context` blocks and one more row."""
+        given = self._prefill(chunks, query, context)
+        hidden = self.model.prefill(*given).view(len(chunks) + 1, query, -1)
+        if hidden[-1].any():
+            raise AssertionError("padding was computed")
+        return [hidden[index, : len(chunk)] for index, chunk in enumerate(chunks.values())]
+
+    def select(
+        self, chunks: dict[int, range], wanted: Sequence[tuple[int, int]], *, query: int, context: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same forward for the hidden states of these (index of a row, index in its chunk).
+
+        Returns them, [N, hidden], and which rows are sound, [rows + 1].
+        """
+        if self.model.native is None:
+            raise AssertionError("not native")
+        places = torch.tensor([index * query + at for index, at in wanted], dtype=torch.int64)
+        hidden, sound = self.model.native.select(*self._prefill(chunks, query, context), places)
+        return hidden, sound.view(len(chunks) + 1, query).all(-1)
+
+    def _prefill(self, chunks: dict[int, range], query: int, context: int) -> tuple[torch.Tensor, ...]:
         tokens, positions, slots = [], [], []
         blocks, starts = [], []
         for row, chunk in chunks.items():
@@ -60,12 +80,14 @@ class Paged:
         blocks += [self.spare] * context
         starts.append(0)
         table = torch.tensor(blocks, dtype=torch.int64).view(len(starts), context)
-        hidden = self.model.prefill(
-            torch.tensor(tokens), torch.tensor(positions), torch.tensor(slots), table, torch.tensor(starts)
-        ).view(len(starts), query, -1)
-        if hidden[-1].any():
-            raise AssertionError("padding was computed")
-        return [hidden[index, : len(chunk)] for index, chunk in enumerate(chunks.values())]
+        numbers = (torch.tensor(tokens), torch.tensor(positions), torch.tensor(slots))
+        return *numbers, table, torch.tensor(starts)
+
+    def written(self) -> torch.Tensor:
+        """All that the caches hold."""
+        return torch.cat(
+            [part.flatten() for cache in self.model._caches for part in (cache.key, cache.value)]
+        )
 
     def decode(self, ats: dict[int, int]) -> list[torch.Tensor]:
         """One forward of a token of each of these rows."""

@@ -170,6 +170,22 @@ class NativeDecoder(Protocol):
     ) -> torch.Tensor:
         """Hidden states [B * Q, hidden_size]."""
 
+    def select(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        context_blocks: torch.Tensor,
+        context_lens: torch.Tensor,
+        wanted: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """A prefill of which some hidden states are wanted, for less. wanted int64 [N]: places of tokens
+        that are no padding.
+
+        Returns their hidden states [N, hidden_size], and bool [B * Q]: whether a token's keys and values in
+        the last layer, and so in all of them, are numbers. Padding's are.
+        """
+
     def decode(
         self,
         tokens: torch.Tensor,

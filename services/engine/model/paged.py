@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -16,6 +16,9 @@ from services.engine.model.attention import (
     decode_biases,
     prefill_masks,
 )
+
+Select = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+"""A prefill of which some hidden states are wanted, as `NativeDecoder.select`."""
 
 
 class PagedModel(ABC):
@@ -44,6 +47,8 @@ class PagedModel(ABC):
         self._windows: list[int | None] = []
         # Slots from here on take the writes of padding.
         self._padding_start = 0
+        self.select: Select | None = None
+        """What computes less where few hidden states are wanted, if something does."""
 
     @abstractmethod
     def weight_bytes(self) -> int:

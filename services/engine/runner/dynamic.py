@@ -59,6 +59,10 @@ class DynamicTails:
         return self.phases.prefill
 
     @property
+    def prefill_sampled(self) -> Forward:
+        return self.phases.prefill_sampled
+
+    @property
     def bytes(self) -> int:
         return 0
 

@@ -27,6 +27,8 @@ class StepInputs:
     moves: Staged | None = None
     clear: Staged | None = None
     prefill: tuple[Bucket, Staged] | None = None
+    # Whether tokens of prompts are scored.
+    scores: bool = False
     decode: tuple[Bucket, Staged] | None = None
     sampled: list[RowParams] = field(default_factory=list)
     # What the forwards compute, for traces.
@@ -120,9 +122,8 @@ class StepExecutor:
             self._run(Phase.CLEAR, inputs.clear.sections[0][1], self._model.clear_blocks, inputs.clear)
         if inputs.prefill is not None:
             bucket, staged = inputs.prefill
-            result = self._run(
-                Phase.PREFILL, bucket, self._tails.prefill, staged, inputs.work.get(Phase.PREFILL)
-            )
+            forward = self._tails.prefill if inputs.scores else self._tails.prefill_sampled
+            result = self._run(Phase.PREFILL, bucket, forward, staged, inputs.work.get(Phase.PREFILL))
             inputs.tail.after_prefill(result)
         if inputs.decode is not None:
             bucket, staged = inputs.decode

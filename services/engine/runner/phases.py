@@ -49,6 +49,20 @@ class Phases:
         harmless = hidden.isfinite().all(-1) | (slots >= self._layout.padding_start)
         return hidden, harmless.view(batch, -1).all(-1)
 
+    def prefill_sampled(self, *tensors: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """`prefill` where nobody wants the hidden states that are returned: they may be missing."""
+        select = self._model.select
+        if select is None:
+            return self.prefill(*tensors)
+        tokens, positions, slots, blocks, context_lens, picks, targets = tensors
+        batch = context_lens.shape[0]
+        context_blocks = blocks.view(batch, blocks.shape[0] // batch)
+        sampled = targets != self.spare_row
+        self.turns.forward_begins()
+        hidden, sound = select(tokens, positions, slots, context_blocks, context_lens, picks[sampled])
+        self.hidden.index_copy_(0, targets[sampled], hidden)
+        return None, sound.view(batch, -1).all(-1)
+
     def prefill_static(self, buffers: StaticBuffers) -> Callable[..., None]:
         """`prefill` for a device of static shapes: what it returns is kept in these buffers instead."""
 

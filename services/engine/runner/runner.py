@@ -16,6 +16,7 @@ from services.engine.runner.execution import StepExecutor, StepInputs
 from services.engine.runner.launched import LaunchedStep, PlanError
 from services.engine.runner.layout import KvLayout, padded_count, static_counts
 from services.engine.runner.phases import Phases
+from services.engine.runner.prompts import scored_tokens
 from services.engine.runner.rows import row_params
 from services.engine.runner.staging import StepStaging
 from services.engine.runner.static import StaticTails
@@ -184,6 +185,7 @@ class Runner:
             bucket, inputs.work[Phase.PREFILL] = self._prefill_bucket(plan)
             begun += [*begun_by_prefill(plan.prefills, self._layout), self._layout.padding_block]
             inputs.prefill = bucket, self._builder.prefill(plan.prefills, bucket, staging.prefill)
+            inputs.scores = any(map(scored_tokens, plan.prefills))
             query = bucket.query
         if plan.decodes:
             bucket, inputs.work[Phase.DECODE] = self._decode_bucket(plan)

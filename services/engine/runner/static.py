@@ -61,6 +61,10 @@ class StaticTails:
         return self._prefill
 
     @property
+    def prefill_sampled(self) -> Forward:
+        return self._prefill
+
+    @property
     def bytes(self) -> int:
         return self.buffers.bytes
 

@@ -91,6 +91,10 @@ class Tails(Protocol):
         """The forward of a prefill, whose result `after_prefill` wants."""
 
     @property
+    def prefill_sampled(self) -> Forward:
+        """The same for steps that score no tokens of prompts."""
+
+    @property
     def bytes(self) -> int:
         """Device memory that it holds for good."""
 

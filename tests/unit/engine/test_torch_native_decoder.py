@@ -96,6 +96,20 @@ def test_what_would_reach_beyond_memory_is_refused(fault: str, llama: Path) -> N
         model.prefill(*given.values())
 
 
+def test_wanted_tokens_that_are_none_of_the_batch_are_refused(llama: Path) -> None:
+    model = open_native(llama)
+    paged = Paged(model, [PROMPT])
+    assert model.select is not None
+    for place in (-1, 4, 1 << 40):
+        with pytest.raises(ValueError, match="a wanted token is none of the batch"):
+            model.select(*arguments(paged).values(), torch.tensor([place]))
+    with pytest.raises(ValueError, match=r"wanted has 1 numbers of torch\.int32, not 1 of int64"):
+        model.select(*arguments(paged).values(), torch.tensor([3], dtype=torch.int32))
+    hidden, sound = model.select(*arguments(paged).values(), torch.tensor([3, 3]))
+    assert torch.equal(hidden[0], hidden[1])
+    assert sound.tolist() == [True] * 4
+
+
 def test_a_decode_without_a_block_is_refused(llama: Path) -> None:
     model = open_native(llama)
     table = Paged(model, [PROMPT]).tables[0]

@@ -96,6 +96,32 @@ def test_experts_of_more_rows_than_are_computed_at_once(checkpoint: Any) -> None
         assert torch.equal(together[row], alone)
 
 
+@pytest.mark.parametrize(("dtype", "quantization"), KINDS)
+@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3_moe"])
+def test_states_that_are_wanted_are_those_of_the_whole_prefill(
+    family: str, dtype: str, quantization: Quantization | None, checkpoint: Any
+) -> None:
+    model = open_native(checkpoint(family), dtype, quantization=quantization, threads=2)
+    rows = {0: range(30), 3: range(50), 4: range(16)}
+    rest = {0: range(30, 33), 3: range(50, 58)}
+    whole = Paged(model, TEXTS)
+    states = [whole.prefill(rows, query=51, context=0), whole.prefill(rest, query=9, context=7)]
+    written = whole.written()
+    few = Paged(model, TEXTS)
+    # Nothing of the first row, in any order, and the first row of a chunk.
+    for chunks, wanted, shape, expected in (
+        (rows, [(2, 15), (1, 49), (1, 7)], (51, 0), states[0]),
+        (rest, [], (9, 7), states[1]),
+        (rest, [(1, 7), (0, 0)], (9, 7), states[1]),
+    ):
+        hidden, sound = few.select(chunks, wanted, query=shape[0], context=shape[1])
+        assert hidden.shape == (len(wanted), model.hidden_size)
+        for state, (row, at) in zip(hidden, wanted, strict=True):
+            assert torch.equal(state, expected[row][at])
+        assert sound.all()
+    assert torch.equal(few.written(), written)
+
+
 def poisoned(directory: Path, copy: Path, token: int) -> Path:
     """A copy of a checkpoint with a token whose embedding is no number."""
     shutil.copytree(directory, copy, dirs_exist_ok=True)
@@ -120,3 +146,15 @@ def test_a_row_that_is_no_number_harms_no_other(
         assert torch.equal(before, after)
     assert broken[:20].isfinite().all()
     assert broken[20:].isnan().all()
+    rows = {0: range(30), 1: range(20)}
+    paged = Paged(model, [[*text(20), bad, *text(9)], text(20)])
+    (last, other), sound = paged.select(rows, [(0, 29), (1, 19)], query=30, context=0)
+    assert last.isnan().all()
+    assert other.isfinite().all()
+    assert sound.tolist() == [False, True, True]
+    # A row of which nothing is wanted.
+    assert Paged(model, paged.texts).select(rows, [(1, 3)], query=30, context=0)[1].tolist() == [
+        False,
+        True,
+        True,
+    ]

@@ -72,6 +72,8 @@ class CpuNativeDecoder:
         self._attach = function("catenary_decoder_attach", c_int32, c_void_p, c_void_p, c_int64, c_int64)
         self._clear = function("catenary_decoder_clear", c_int32, c_void_p, c_void_p, c_int64)
         self._prefill = function("catenary_decoder_prefill", c_int32, c_void_p, c_void_p, c_void_p)
+        choice = [c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p]
+        self._select = function("catenary_decoder_select", c_int32, *choice)
         self._decode = function("catenary_decoder_decode", c_int32, c_void_p, c_void_p, c_void_p)
         pick = [c_void_p, c_void_p, c_int64, c_void_p, c_void_p]
         self._choose = function("catenary_decoder_choose", c_int32, *pick)
@@ -114,18 +116,28 @@ class CpuNativeDecoder:
         context_blocks: torch.Tensor,
         context_lens: torch.Tensor,
     ) -> torch.Tensor:
-        batch, context = context_blocks.shape
-        count = tokens.shape[0]
-        arguments = PrefillArguments(batch, count // batch, context)
-        held = _point(
-            arguments,
-            tokens=(tokens, count),
-            positions=(positions, count),
-            slots=(slots, count),
-            context_blocks=(context_blocks, batch * context),
-            context_lens=(context_lens, batch),
-        )
-        return self._forward(self._prefill, arguments, held, count)
+        arguments, held = _prefill(tokens, positions, slots, context_blocks, context_lens)
+        return self._forward(self._prefill, arguments, held, tokens.shape[0])
+
+    def select(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        context_blocks: torch.Tensor,
+        context_lens: torch.Tensor,
+        wanted: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        arguments, held = _prefill(tokens, positions, slots, context_blocks, context_lens)
+        count = wanted.numel()
+        places = _whole_numbers("wanted", wanted, count)
+        hidden = torch.empty((count, self._hidden), dtype=self._dtype)
+        sound = torch.empty(tokens.shape[0], dtype=torch.bool)
+        results = (hidden.data_ptr(), sound.data_ptr())
+        _check(self._select(self._handle, ctypes.byref(arguments), places.data_ptr(), count, *results))
+        # Until here what the arguments point into lives.
+        del held
+        return hidden, sound
 
     def decode(
         self,
@@ -223,6 +235,28 @@ def _decode_arguments(
         owners=(rows, entries),
         starts=(starts, entries),
         **listed,
+    )
+    return arguments, held
+
+
+def _prefill(
+    tokens: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    context_blocks: torch.Tensor,
+    context_lens: torch.Tensor,
+) -> tuple[PrefillArguments, list[torch.Tensor]]:
+    """The arguments, and what they point into."""
+    batch, context = context_blocks.shape
+    count = tokens.shape[0]
+    arguments = PrefillArguments(batch, count // batch, context)
+    held = _point(
+        arguments,
+        tokens=(tokens, count),
+        positions=(positions, count),
+        slots=(slots, count),
+        context_blocks=(context_blocks, batch * context),
+        context_lens=(context_lens, batch),
     )
     return arguments, held
 

@@ -29,6 +29,7 @@ FAULTS = {
     2: "a position does not follow its context",
     3: "a slot does not fit its position",
     4: "a row's blocks are not all listed, or one does not exist",
+    6: "a wanted token is none of the batch",
 }
 OUT_OF_MEMORY = 5
 

@@ -27,6 +27,7 @@ class DecoderModel(PagedModel):
         self.decoder = decoder
         self.native = native
         self.chooser = None if native is None else native.chooser
+        self.select = None if native is None else native.select
         self._body: Callable[..., torch.Tensor] = decoder.forward
         self._head: Callable[..., torch.Tensor] = decoder.logits
         self.layers = tuple(attention.layer_spec() for attention in decoder.attentions)

@@ -1,5 +1,6 @@
 #include "batch.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <limits>
 
@@ -45,6 +46,22 @@ Fault Batch::read(const PrefillArguments& arguments, const Paging& paging, int64
     if (fault != Fault::kNone) return fault;
   }
   point();
+  return Fault::kNone;
+}
+
+Fault Batch::select(const int64_t* places_of, int64_t count) {
+  selected.clear();
+  selected_spans.clear();
+  for (int64_t index = 0; index < count; ++index) {
+    const auto place = std::lower_bound(places.begin(), places.end(), places_of[index]);
+    if (place == places.end() || *place != places_of[index]) return Fault::kPlace;
+    const int64_t row = place - places.begin();
+    const auto later = [](int64_t wanted, const Span& span) { return wanted < span.first; };
+    const Span& span = *(std::upper_bound(spans.begin(), spans.end(), row, later) - 1);
+    const int32_t position = static_cast<int32_t>(positions[static_cast<size_t>(row)]);
+    selected.push_back(row);
+    selected_spans.push_back({index, 1, position, span.blocks});
+  }
   return Fault::kNone;
 }
 

@@ -9,7 +9,7 @@
 namespace catenary {
 
 // Why a batch cannot be computed. The numbers are part of the C interface.
-enum class Fault : int32_t { kNone = 0, kToken = 1, kPosition = 2, kSlot = 3, kBlock = 4, kMemory = 5 };
+enum class Fault : int32_t { kNone = 0, kToken = 1, kPosition = 2, kSlot = 3, kBlock = 4, kMemory = 5, kPlace = 6 };
 
 // The caches: blocks of sequences; slots from `padding_start` on take the writes of padding.
 struct Paging {
@@ -51,12 +51,18 @@ struct Batch {
   std::vector<int64_t> places;
   std::vector<Span> spans;
   std::vector<int32_t> blocks;
+  // Rows that go through all of the last layer, and each of them as a span of its own: see `select`.
+  std::vector<int64_t> selected;
+  std::vector<Span> selected_spans;
 
   int64_t rows() const { return static_cast<int64_t>(tokens.size()); }
 
   // Both check all that is used as an index later.
   Fault read(const PrefillArguments& arguments, const Paging& paging, int64_t vocab);
   Fault read(const DecodeArguments& arguments, const Paging& paging, int64_t vocab);
+
+  // Selects the rows of a prefill that was read by their places among its tokens.
+  Fault select(const int64_t* places_of, int64_t count);
 
  private:
   void clear();

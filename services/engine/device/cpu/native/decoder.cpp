@@ -85,6 +85,19 @@ Fault Decoder::prefill(const PrefillArguments& arguments, void* hidden) {
   return fault == Fault::kNone ? forward(arguments.rows * arguments.query, hidden) : fault;
 }
 
+Fault Decoder::select(
+    const PrefillArguments& arguments, const int64_t* places, int64_t count, void* hidden, uint8_t* sound) {
+  Fault fault = batch_.read(arguments, paging_, architecture_.vocab);
+  if (fault == Fault::kNone) fault = batch_.select(places, count);
+  if (fault != Fault::kNone) return fault;
+  std::fill_n(sound, arguments.rows * arguments.query, uint8_t{1});
+  if (batch_.rows() == 0) return Fault::kNone;
+  // A place may be wanted more than once.
+  make_room(std::max(batch_.rows(), count), count);
+  Pass(*this, hidden, sound).run();
+  return Fault::kNone;
+}
+
 Fault Decoder::decode(const DecodeArguments& arguments, void* hidden) {
   const Fault fault = batch_.read(arguments, paging_, architecture_.vocab);
   return fault == Fault::kNone ? forward(arguments.rows, hidden) : fault;
@@ -96,8 +109,8 @@ Fault Decoder::forward(int64_t places, void* hidden) {
     std::memset(hidden, 0, static_cast<size_t>(bytes));
   }
   if (batch_.rows() == 0) return Fault::kNone;
-  make_room(batch_.rows());
-  Pass(*this, hidden).run();
+  make_room(batch_.rows(), 0);
+  Pass(*this, hidden, nullptr).run();
   return Fault::kNone;
 }
 
@@ -118,11 +131,15 @@ Fault Decoder::choose(const void* hidden, int64_t rows, int64_t* tokens, float* 
   return Fault::kNone;
 }
 
-void Decoder::make_room(int64_t rows) {
+void Decoder::make_room(int64_t rows, int64_t selected) {
   const Architecture& sizes = architecture_;
-  rows_.residual.floats(rows * aligned_floats(sizes.hidden));
-  rows_.delta.floats(rows * aligned_floats(sizes.hidden));
-  rows_.fused.floats(rows * aligned_floats((sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim));
+  const int64_t hidden_stride = aligned_floats(sizes.hidden);
+  const int64_t fused_stride = aligned_floats((sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim);
+  rows_.residual.floats(rows * hidden_stride);
+  rows_.delta.floats(rows * hidden_stride);
+  rows_.fused.floats(rows * fused_stride);
+  rows_.last_residual.floats(selected * hidden_stride);
+  rows_.last_fused.floats(selected * fused_stride);
   rows_.mixed.floats(rows * sizes.heads * sizes.head_dim);
   rows_.inner.floats(rows * aligned_floats(sizes.intermediate));
   rows_.waves.floats(rows * sizes.rope_count * 2 * longest_wave_);
@@ -166,7 +183,7 @@ int64_t Decoder::scratch_bytes() const {
   for (const Own& own : own_) total += size_of(own);
   for (const Buffer* buffer :
        {&rows_.residual, &rows_.fused, &rows_.mixed, &rows_.inner, &rows_.delta, &rows_.waves, &rows_.operand,
-        &rows_.scales}) {
+        &rows_.scales, &rows_.last_residual, &rows_.last_fused}) {
     total += buffer->size();
   }
   return total;

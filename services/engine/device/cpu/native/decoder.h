@@ -104,6 +104,10 @@ class Decoder {
   Fault prefill(const PrefillArguments& arguments, void* hidden);
   Fault decode(const DecodeArguments& arguments, void* hidden);
 
+  // A prefill of which `count` tokens' hidden states are wanted, by their places among the arguments' tokens: hidden
+  // [count, hidden]. sound [rows of the arguments]: 1, or 0 for a token whose keys or values are not all finite.
+  Fault select(const PrefillArguments& arguments, const int64_t* places, int64_t count, void* hidden, uint8_t* sound);
+
   // hidden [rows, hidden] -> scores float32 [rows, vocab].
   Fault logits(const void* hidden, int64_t rows, float* scores);
 
@@ -124,7 +128,7 @@ class Decoder {
   friend class HeadPass;
 
   Fault forward(int64_t places, void* hidden);
-  void make_room(int64_t rows);
+  void make_room(int64_t rows, int64_t selected);
   // Lays out what threads will read of all layers and the head, for so many rows.
   void foresee(int64_t rows);
   Operand shared_operand();
@@ -148,6 +152,8 @@ class Decoder {
   // Of all threads, by rows of the batch.
   struct Rows {
     Buffer residual, fused, mixed, inner, delta, waves, operand, scales;
+    // Of rows that are selected.
+    Buffer last_residual, last_fused;
   } rows_;
   std::vector<Own> own_;
   Mixture mixture_;

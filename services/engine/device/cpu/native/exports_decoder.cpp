@@ -50,6 +50,12 @@ int32_t catenary_decoder_prefill(void* decoder, const PrefillArguments* argument
   return guarded([&] { return static_cast<Decoder*>(decoder)->prefill(*arguments, hidden); });
 }
 
+int32_t catenary_decoder_select(
+    void* decoder, const PrefillArguments* arguments, const int64_t* places, int64_t count, void* hidden,
+    uint8_t* sound) {
+  return guarded([&] { return static_cast<Decoder*>(decoder)->select(*arguments, places, count, hidden, sound); });
+}
+
 int32_t catenary_decoder_decode(void* decoder, const DecodeArguments* arguments, void* hidden) {
   return guarded([&] { return static_cast<Decoder*>(decoder)->decode(*arguments, hidden); });
 }

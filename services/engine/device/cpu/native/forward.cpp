@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <new>
 
@@ -6,36 +7,49 @@
 
 namespace catenary {
 
-Pass::Pass(Decoder& decoder, void* hidden)
+Pass::Pass(Decoder& decoder, void* hidden, uint8_t* sound)
     : decoder_(decoder),
       team_(decoder.team_),
       sizes_(decoder.architecture_),
       batch_(decoder.batch_),
       hidden_(hidden),
-      rows_(decoder.batch_.rows()),
+      sound_(sound),
       hidden_stride_(aligned_floats(sizes_.hidden)),
       fused_stride_(aligned_floats((sizes_.heads + 2 * sizes_.kv_heads) * sizes_.head_dim)),
       inner_stride_(aligned_floats(sizes_.intermediate)),
-      residual_(decoder.rows_.residual.floats(0)),
-      fused_(decoder.rows_.fused.floats(0)),
       mixed_(decoder.rows_.mixed.floats(0)),
       inner_(decoder.rows_.inner.floats(0)),
       delta_(decoder.rows_.delta.floats(0)),
-      waves_(decoder.rows_.waves.floats(0)) {
-  const int threads = decoder.team_.size();
-  const int64_t count = static_cast<int64_t>(batch_.spans.size());
-  plan_.reset(plan_attention(batch_.spans.data(), count, decoder.caches_[0], sizes_.heads, threads));
-  if (plan_ == nullptr) throw std::bad_alloc();
-  for (Own& own : decoder.own_) own.attention.reserve(attention_scratch(*plan_));
+      waves_(decoder.rows_.waves.floats(0)),
+      rows_(decoder.batch_.rows()),
+      residual_(decoder.rows_.residual.floats(0)),
+      fused_(decoder.rows_.fused.floats(0)),
+      plan_(make_plan(batch_.spans)) {
   decoder.foresee(rows_);
 }
 
+Plan Pass::make_plan(const std::vector<Span>& spans) const {
+  const int64_t count = static_cast<int64_t>(spans.size());
+  Plan plan(plan_attention(spans.data(), count, decoder_.caches_[0], sizes_.heads, team_.size()));
+  if (plan == nullptr) throw std::bad_alloc();
+  for (Own& own : decoder_.own_) own.attention.reserve(attention_scratch(*plan));
+  return plan;
+}
+
 void Pass::run() {
+  // Where rows are selected, what is foreseen of the last layer is not what they read; nobody but time depends on it.
   const Foresight foresight(team_, decoder_.aheads());
   team_.share_runs(rows_, [this](int64_t row, const Hand&) { embed(row); });
   for (int32_t index = 0; index < sizes_.layer_count; ++index) {
     const Layer& layer = decoder_.layers_[static_cast<size_t>(index)];
-    attention(layer, decoder_.caches_[static_cast<size_t>(index)]);
+    const Cache& cache = decoder_.caches_[static_cast<size_t>(index)];
+    if (sound_ == nullptr || index + 1 < sizes_.layer_count) {
+      heads(layer, cache);
+    } else {
+      last_heads(layer, cache);
+      if (rows_ == 0) return;
+    }
+    attention(layer, cache);
     mlp(layer);
   }
   team_.share_runs(rows_, [this](int64_t row, const Hand& hand) { close(row, decoder_.own(hand).row.floats(0)); });
@@ -70,14 +84,88 @@ void Pass::product(const Linear& linear, const Operand& operand, const Result& r
   share_product(team_, linear, operand, rows_, products_++, [&](int) { return result; });
 }
 
-void Pass::attention(const Layer& layer, const Cache& cache) {
-  const auto norm = [&](int64_t row, float* scratch) {
-    rms_norm(residual(row), layer.attention_norm, sizes_.hidden, sizes_.norm_eps, scratch);
+Operand Pass::make_normed(const Linear& linear, const float* norm) {
+  return make_operand(linear, [&](int64_t row, float* scratch) {
+    rms_norm(residual(row), norm, sizes_.hidden, sizes_.norm_eps, scratch);
     return scratch;
-  };
-  const Result fused{Result::Way::kStore, Activation::kNone, 1.0f, fused_, fused_stride_};
-  product(layer.qkv, make_operand(layer.qkv, norm), fused);
-  team_.share_runs(rows_, [&](int64_t row, const Hand&) { turn(layer, cache, row); });
+  });
+}
+
+// Queries, keys and values of all rows; keys and values go into the cache.
+void Pass::heads(const Layer& layer, const Cache& cache) {
+  const Operand operand = make_normed(layer.qkv, layer.attention_norm);
+  product(layer.qkv, operand, {Result::Way::kStore, Activation::kNone, 1.0f, fused_, fused_stride_});
+  team_.share_runs(rows_, [&](int64_t row, const Hand&) {
+    turn(layer, row, fused(row), 0, sizes_.heads + sizes_.kv_heads);
+    store(cache, row);
+  });
+}
+
+// Keys and values of all rows, and queries of those that go on from here: the selected ones.
+void Pass::last_heads(const Layer& layer, const Cache& cache) {
+  const int32_t queries = sizes_.heads * sizes_.head_dim, from = queries / kPanel * kPanel;
+  const Linear keys_values = part_of(layer.qkv, from, layer.qkv.outputs);
+  const Operand operand = make_normed(keys_values, layer.attention_norm);
+  product(keys_values, operand, {Result::Way::kStore, Activation::kNone, 1.0f, fused_ + from, fused_stride_});
+  team_.share_runs(rows_, [&](int64_t row, const Hand& hand) {
+    turn(layer, row, fused(row), sizes_.heads, sizes_.heads + sizes_.kv_heads);
+    store(cache, row);
+    sound_[batch_.places[static_cast<size_t>(row)]] = is_sound(cache, row, decoder_.own(hand).row.floats(0));
+  });
+  narrow();
+  if (rows_ == 0) return;
+  const Linear only_queries = part_of(layer.qkv, 0, queries);
+  const Operand asking = make_normed(only_queries, layer.attention_norm);
+  product(only_queries, asking, {Result::Way::kStore, Activation::kNone, 1.0f, fused_, fused_stride_});
+  for (int64_t row = 0; row < rows_; ++row) {
+    turn(layer, batch_.selected[static_cast<size_t>(row)], fused(row), 0, sizes_.heads);
+  }
+}
+
+// From here on rows are the selected ones.
+void Pass::narrow() {
+  const float* all = residual_;
+  rows_ = static_cast<int64_t>(batch_.selected.size());
+  residual_ = decoder_.rows_.last_residual.floats(0);
+  fused_ = decoder_.rows_.last_fused.floats(0);
+  plan_ = make_plan(batch_.selected_spans);
+  for (int64_t row = 0; row < rows_; ++row) {
+    std::copy_n(all + batch_.selected[static_cast<size_t>(row)] * hidden_stride_, sizes_.hidden, residual(row));
+  }
+}
+
+// Norms and rotates heads [first, end) of a row of the batch: queries, then keys.
+void Pass::turn(const Layer& layer, int64_t row, float* heads, int32_t first, int32_t end) {
+  const int32_t dim = sizes_.head_dim;
+  const Rope& rope = decoder_.ropes_[static_cast<size_t>(layer.rope)];
+  const float* cosines = waves(layer.rope, row);
+  for (int32_t head = first; head < end; ++head) {
+    float* at = heads + int64_t{head} * dim;
+    const float* norm = head < sizes_.heads ? layer.query_norm : layer.key_norm;
+    if (norm != nullptr) rms_norm(at, norm, dim, sizes_.norm_eps, at);
+    rotate(at, cosines, cosines + rope.half, 2 * rope.half);
+  }
+}
+
+// Puts a row's keys and values into the cache.
+void Pass::store(const Cache& cache, int64_t row) {
+  const float* keys = fused(row) + int64_t{sizes_.heads} * sizes_.head_dim;
+  const float* values = keys + int64_t{sizes_.kv_heads} * sizes_.head_dim;
+  write_kv(cache, batch_.slots[static_cast<size_t>(row)], keys, values);
+}
+
+// Whether the cache holds finite keys and values of a row.
+bool Pass::is_sound(const Cache& cache, int64_t row, float* scratch) const {
+  const int64_t slot = batch_.slots[static_cast<size_t>(row)], width = int64_t{sizes_.kv_heads} * sizes_.head_dim;
+  float nothing = 0.0f;
+  for (const void* numbers : {cache.key, cache.value}) {
+    read_row(cache.kind, numbers, slot, width, 0.0f, scratch);
+    for (int64_t i = 0; i < width; ++i) nothing += scratch[i];
+  }
+  return nothing == 0.0f;
+}
+
+void Pass::attention(const Layer& layer, const Cache& cache) {
   const AttentionShape shape{sizes_.heads, sizes_.scale, layer.window, sizes_.attention_softcap};
   team_.share(attention_pieces(*plan_), [&](int64_t piece, const Hand& hand) {
     void* scratch = decoder_.own(hand).attention.reserve(0);
@@ -88,22 +176,6 @@ void Pass::attention(const Layer& layer, const Cache& cache) {
   add_product(layer.output, make_operand(layer.output, mixed), layer.attention_post_norm);
 }
 
-// Norms and rotates a row's queries and keys, and puts keys and values into the cache.
-void Pass::turn(const Layer& layer, const Cache& cache, int64_t row) {
-  const int32_t dim = sizes_.head_dim, keys_end = sizes_.heads + sizes_.kv_heads;
-  const Rope& rope = decoder_.ropes_[static_cast<size_t>(layer.rope)];
-  const float* cosines = waves(layer.rope, row);
-  float* heads = fused(row);
-  for (int32_t head = 0; head < keys_end; ++head) {
-    float* at = heads + int64_t{head} * dim;
-    const float* norm = head < sizes_.heads ? layer.query_norm : layer.key_norm;
-    if (norm != nullptr) rms_norm(at, norm, dim, sizes_.norm_eps, at);
-    rotate(at, cosines, cosines + rope.half, 2 * rope.half);
-  }
-  const float* keys = heads + int64_t{sizes_.heads} * dim;
-  write_kv(cache, batch_.slots[static_cast<size_t>(row)], keys, keys + int64_t{sizes_.kv_heads} * dim);
-}
-
 void Pass::mlp(const Layer& layer) {
   if (layer.experts != nullptr) {
     const MixtureCall call{
@@ -112,12 +184,8 @@ void Pass::mlp(const Layer& layer) {
     decoder_.mixture_.compute(team_, decoder_.own_, call, rows_);
     return;
   }
-  const auto norm = [&](int64_t row, float* scratch) {
-    rms_norm(residual(row), layer.mlp_norm, sizes_.hidden, sizes_.norm_eps, scratch);
-    return scratch;
-  };
   const Result gated{Result::Way::kGate, sizes_.activation, 1.0f, inner_, inner_stride_};
-  product(layer.gate_up, make_operand(layer.gate_up, norm), gated);
+  product(layer.gate_up, make_normed(layer.gate_up, layer.mlp_norm), gated);
   const auto inner = [&](int64_t row, float*) { return inner_ + row * inner_stride_; };
   add_product(layer.down, make_operand(layer.down, inner), layer.mlp_post_norm);
 }
@@ -138,7 +206,8 @@ void Pass::add_product(const Linear& linear, const Operand& operand, const float
 
 void Pass::close(int64_t row, float* scratch) {
   rms_norm(residual(row), sizes_.norm, sizes_.hidden, sizes_.norm_eps, scratch);
-  write_row(sizes_.kind, scratch, batch_.places[static_cast<size_t>(row)], sizes_.hidden, hidden_);
+  const int64_t place = sound_ == nullptr ? batch_.places[static_cast<size_t>(row)] : row;
+  write_row(sizes_.kind, scratch, place, sizes_.hidden, hidden_);
 }
 
 }  // namespace catenary

@@ -54,6 +54,9 @@ struct Linear {
 // Inputs that share a scale and an offset in an int4 weight.
 constexpr int kGroup = 32;
 
+// The layer that gives outputs [begin, end) alone, of one that is not gated. begin: a multiple of kPanel.
+Linear part_of(const Linear& linear, int32_t begin, int32_t end);
+
 // The rows that a linear layer multiplies, as its kind of weight wants them. `stride`: bytes from row to row, a
 // multiple of 64, rows padded with what multiplies to nothing.
 //   float32 weights: float32. bfloat16: Bf16. int8: bytes, x = (byte - 128) * scales[row]. int4: groups of kGroup Bf16,

@@ -102,6 +102,16 @@ void pack(
   }
 }
 
+Linear part_of(const Linear& linear, int32_t begin, int32_t end) {
+  Linear part = linear;
+  part.outputs = end - begin;
+  part.panels = static_cast<const uint8_t*>(linear.panels) + begin / kPanel * panel_bytes(linear.kind, linear.inputs);
+  if (linear.scales != nullptr) part.scales += begin;
+  if (linear.sums != nullptr) part.sums += begin;
+  if (linear.bias != nullptr) part.bias += begin;
+  return part;
+}
+
 void unpack_row(const Linear& linear, int64_t output, float factor, float* row) {
   const int64_t lane = output % kPanel;
   const uint8_t* panel =
