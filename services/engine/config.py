@@ -135,8 +135,20 @@ class EngineConfig(
     max_num_batched_tokens: int = Field(
         512, ge=1, le=1_048_576, description="Tokens of one step, prefill and decode together."
     )
-    max_prefill_batch: int = Field(
-        4, ge=1, le=256, description="Sequences whose prompts are computed together in one forward."
+    max_idle_batched_tokens: int | None = Field(
+        None,
+        ge=1,
+        le=1_048_576,
+        description="Tokens of a step in which nothing decodes: a prompt that comes alone is computed in "
+        "fewer pieces, and who comes meanwhile waits longer. Absent: twice max_num_batched_tokens where "
+        "native kernels compute (without a bucket file), max_num_batched_tokens elsewhere.",
+    )
+    max_prefill_batch: int | None = Field(
+        None,
+        ge=1,
+        le=256,
+        description="Sequences whose prompts are computed together in one forward. Absent: 16 where native "
+        "kernels compute, 4 elsewhere.",
     )
     priority_ageing_steps: int = Field(
         256,
@@ -232,6 +244,16 @@ class EngineConfig(
             raise ValueError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
                 f"({self.max_num_seqs}): every running sequence gets a token in a step"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _an_idle_step_is_no_smaller(self) -> Self:
+        idle = self.max_idle_batched_tokens
+        if idle is not None and idle < self.max_num_batched_tokens:
+            raise ValueError(
+                f"max_idle_batched_tokens ({idle}) must be at least max_num_batched_tokens "
+                f"({self.max_num_batched_tokens})"
             )
         return self
 

@@ -50,7 +50,7 @@ class PlanChecks:
 
     def _check_shape(self, plan: StepPlan) -> None:
         config, size, chunks, rows = self.setup.config, self.setup.block_size, plan.prefills, plan.decodes
-        assert 1 <= plan.num_tokens <= config.max_num_batched_tokens
+        assert 1 <= plan.num_tokens <= config.prompt_budget(len(rows)) + len(rows)
         assert len(chunks) <= config.max_prefill_seqs
         running = [s for r in self.live.values() if (s := r.sequence).status is SequenceStatus.RUNNING]
         assert len({s.row for s in running}) == len(running) <= config.max_num_seqs
@@ -63,7 +63,8 @@ class PlanChecks:
             query = max(chunk.length for chunk in chunks)
             context = max(-(-chunk.start // size) for chunk in chunks)
             assert plan.bucket_prefill.covers(len(chunks), query, context)
-            assert plan.bucket_prefill.batch * plan.bucket_prefill.query <= config.max_num_batched_tokens
+            assert plan.bucket_prefill.batch * plan.bucket_prefill.query <= config.prompt_budget(0)
+            self.counts["more while nothing decodes"] += plan.num_tokens > config.max_num_batched_tokens
         if plan.bucket_decode is not None:
             tables = [row.sequence.block_table for row in rows]
             assert all(len(row.sequence.block_table) == row.position // size + 1 for row in rows)

@@ -42,7 +42,7 @@ class Setup:
                 self.block_size,
                 self.config.max_model_len,
                 self.config.max_num_seqs,
-                self.config.max_num_batched_tokens,
+                self.config.prompt_budget(0),
                 self.blocks,
                 self.config.max_prefill_seqs,
                 self.config.contiguous,

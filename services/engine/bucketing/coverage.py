@@ -69,7 +69,7 @@ def _fits_prefill(bucket: Bucket, limits: BucketLimits) -> bool:
     return (
         bucket.batch <= limits.max_prefill_seqs
         and bucket.query <= limits.max_model_len
-        and bucket.batch * bucket.query <= limits.max_num_batched_tokens
+        and bucket.batch * bucket.query <= limits.padded_tokens
         and bucket.context_blocks <= limits.max_context_blocks
     )
 

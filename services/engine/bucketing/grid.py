@@ -17,7 +17,7 @@ def prefill_grid(
     Of a long model, whose largest context is far from what a large query can have before it, each query's
     largest context is the most that a chunk of this bucket can have.
     """
-    longest, budget = limits.max_context_blocks, limits.max_num_batched_tokens
+    longest, budget = limits.max_context_blocks, limits.padded_tokens
     kept = sorted(context for context in contexts if context <= longest)
     lengths = sorted(query for query in queries if query <= limits.max_model_len)
     reach = {

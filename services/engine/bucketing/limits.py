@@ -18,7 +18,8 @@ class BucketLimits:
     instead of gathering the sequences' own. `clamp_decode_blocks`: sequences that share blocks are not
     expected to exceed a few times the pool; a hybrid model, whose blocks are not all of the pool, unsets it.
     `max_chunk`: tokens of the longest prefill chunk, None if a step's tokens and the model's length alone
-    bound it.
+    bound it. `max_padded_tokens`: of a prefill forward, padding included, where padding costs so little that
+    it may be more than `max_num_batched_tokens` (None), which bounds a chunk all the same.
     """
 
     block_size: int
@@ -30,6 +31,7 @@ class BucketLimits:
     contiguous: bool = False
     clamp_decode_blocks: bool = True
     max_chunk: int | None = None
+    max_padded_tokens: int | None = None
 
     def __post_init__(self) -> None:
         for name in (
@@ -44,11 +46,21 @@ class BucketLimits:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.max_chunk is not None and self.max_chunk < 1:
             raise ValueError(f"max_chunk must be at least 1, not {self.max_chunk}")
+        if self.padded_tokens < self.max_num_batched_tokens:
+            raise ValueError(
+                f"max_padded_tokens ({self.max_padded_tokens}) must be at least max_num_batched_tokens "
+                f"({self.max_num_batched_tokens})"
+            )
 
     @property
     def blocks_per_sequence(self) -> int:
         """Blocks of a sequence of maximum length."""
         return -(-self.max_model_len // self.block_size)
+
+    @property
+    def padded_tokens(self) -> int:
+        """Most tokens of a prefill forward, padding included."""
+        return self.max_num_batched_tokens if self.max_padded_tokens is None else self.max_padded_tokens
 
     @property
     def max_query(self) -> int:

@@ -13,22 +13,24 @@ from services.engine.bucketing import (
     PaddingOptions,
     build_plan,
 )
+from services.engine.core.limits import StepLimits
 from services.engine.core.options import CoreOptions
 from services.engine.memory import KvPlan
 
 log = get_logger(__name__)
 
 
-def make_buckets(options: CoreOptions, kv: KvPlan) -> BucketPlan:
+def make_buckets(options: CoreOptions, kv: KvPlan, step: StepLimits) -> BucketPlan:
     """The plan of the strategy for a KV pool of this size. Raises ValueError for bad options."""
     limits = BucketLimits(
         block_size=options.block_size,
         max_model_len=kv.max_model_len,
         max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_num_batched_tokens=step.idle_tokens,
         num_blocks=kv.num_blocks,
-        max_prefill_seqs=options.max_prefill_batch,
+        max_prefill_seqs=step.prompts,
         contiguous=options.contiguous_kv,
+        max_padded_tokens=step.padded_tokens,
     )
     padding = PaddingOptions(
         ratio=options.bucketing_pad_ratio,

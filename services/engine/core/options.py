@@ -38,7 +38,8 @@ class CoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_beam_width: int
     max_waiting: int
     max_num_batched_tokens: int
-    max_prefill_batch: int
+    max_idle_batched_tokens: int | None
+    max_prefill_batch: int | None
     priority_ageing_steps: int
     bucketing_strategy: str
     bucketing_file: str | None

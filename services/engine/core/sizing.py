@@ -13,6 +13,7 @@ import torch
 from catenary.telemetry import get_logger
 from services.engine.bucketing import AXIS_OPTIONS, Bucket, BucketPlan
 from services.engine.core.buckets import make_buckets
+from services.engine.core.limits import StepLimits, step_limits
 from services.engine.core.options import CoreOptions
 from services.engine.device import Device
 from services.engine.graphs import Graphs, Key, Phase, name_of, size_of
@@ -45,6 +46,7 @@ class Sizing:
     """What was decided. `graph_bytes`: the budget of captures, None without one."""
 
     kv: KvPlan
+    step: StepLimits
     buckets: BucketPlan
     memory: MemoryPlan
     history: GraphHistory
@@ -80,8 +82,8 @@ def size_engine(
     # them, and a CPU's memory is not the engine's alone.
     spare = options.enable_prefix_caching and not options.contiguous_kv and device.kv_limit is None
     divide = partial(_divide, options, model, model_limit, spare)
-    rough = divide(plan(activations=0, reserve=GraphReserve()))
-    buckets = make_buckets(options, rough)
+    rough, step = divide(plan(activations=0, reserve=GraphReserve())), step_limits(options, model)
+    buckets = make_buckets(options, rough, step)
     activations = _activations(options, device, model, buckets, make_runner)
     prior = GraphReserve(options.graph_reserved_mem if device.budgets_graphs else 0.0)
     measured = history.read() if device.budgets_graphs else None
@@ -99,8 +101,8 @@ def size_engine(
         log.info(line)
     budget = memory.graphs if device.budgets_graphs else None
     if kv != rough:
-        buckets = make_buckets(options, kv)
-    return Sizing(kv, buckets, memory, history, budget)
+        buckets = make_buckets(options, kv, step)
+    return Sizing(kv, step, buckets, memory, history, budget)
 
 
 def _divide(
@@ -165,6 +167,7 @@ def _largest(phase: Phase, buckets: tuple[Bucket, ...], block_size: int) -> Buck
 
 
 def _history_key(options: CoreOptions, device: Device, model: PagedModel, model_limit: int) -> str:
+    step = step_limits(options, model)
     return history_key(
         torch=torch.__version__,
         device=device.name,
@@ -175,8 +178,9 @@ def _history_key(options: CoreOptions, device: Device, model: PagedModel, model_
         shapes=(
             options.block_size,
             options.max_num_seqs,
-            options.max_num_batched_tokens,
-            options.max_prefill_batch,
+            step.tokens,
+            step.idle_tokens,
+            step.prompts,
             options.max_capture_tokens,
             options.contiguous_kv,
             options.bucketing_strategy,

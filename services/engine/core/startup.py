@@ -19,7 +19,7 @@ from services.engine.core.grammars import NO_GRAMMARS, Grammars, open_grammars
 from services.engine.core.handover import Handover, open_handover
 from services.engine.core.options import CoreOptions
 from services.engine.core.recording import ServingRecorder
-from services.engine.core.sizing import size_engine
+from services.engine.core.sizing import Sizing, size_engine
 from services.engine.core.warming import WarmUpKind, warm_up, warm_up_kind
 from services.engine.device import Device, DeviceError, ExecutionMode
 from services.engine.graphs import BackgroundWarmUp, CodeCache, Graphs
@@ -132,7 +132,7 @@ def _start(options: CoreOptions, progress: Progress, device: Device) -> Engine:
 
     progress("warming up", 0.8)
     background = warm_up(kind, options, device, graphs, runner, sizing, code, warming)
-    scheduler = _make_scheduler(options, kv, buckets)
+    scheduler = _make_scheduler(options, sizing)
     return Engine(
         model=model,
         scheduler=scheduler,
@@ -200,20 +200,22 @@ def _context_limit(options: CoreOptions, facts: DirectoryFacts, config: Mapping[
     return wanted
 
 
-def _make_scheduler(options: CoreOptions, kv: KvPlan, buckets: BucketPlan) -> Scheduler:
+def _make_scheduler(options: CoreOptions, sizing: Sizing) -> Scheduler:
+    kv, step = sizing.kv, sizing.step
     return Scheduler(
         SchedulerConfig(
             max_model_len=kv.max_model_len,
             max_num_seqs=options.max_num_seqs,
             max_waiting=options.max_waiting,
-            max_num_batched_tokens=options.max_num_batched_tokens,
-            max_prefill_seqs=options.max_prefill_batch,
+            max_num_batched_tokens=step.tokens,
+            max_idle_batched_tokens=step.idle_tokens,
+            max_prefill_seqs=step.prompts,
             priority_ageing_steps=options.priority_ageing_steps,
             contiguous=options.contiguous_kv,
             max_block_moves=options.max_block_moves,
         ),
         BlockPool(kv.num_blocks, options.block_size, prefix_caching=options.enable_prefix_caching),
-        buckets,
+        sizing.buckets,
     )
 
 

@@ -47,6 +47,8 @@ class PagedModel(ABC):
         self._windows: list[int | None] = []
         # Slots from here on take the writes of padding.
         self._padding_start = 0
+        self.skips_padding = False
+        """Whether tokens of padding cost nothing."""
         self.select: Select | None = None
         """What computes less where few hidden states are wanted, if something does."""
 

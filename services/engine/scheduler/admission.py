@@ -71,7 +71,7 @@ def check_group(members: list[Sequence], config: SchedulerConfig, pool: BlockPoo
 
 def check_buckets(config: SchedulerConfig, pool: BlockPool, buckets: BucketPlan) -> None:
     """Raises ValueError for buckets that do not reach what a step can hold."""
-    query = min(config.max_num_batched_tokens, config.max_model_len - 1, buckets.max_prefill_query)
+    query = min(config.prompt_budget(0), config.max_model_len - 1, buckets.max_prefill_query)
     longest = min(pool.total, pool.blocks_for(config.max_model_len - 1))
     if buckets.block_size != pool.block_size:
         raise ValueError(

@@ -89,9 +89,8 @@ class Planner:
         if urgent is not None:
             decoding = [s for s in decoding if s.status is SequenceStatus.RUNNING]
         split, blocks = choice.split, self._blocks_of(decoding, split=choice.split)
-        prefill = PrefillBatch(
-            self._buckets, self._config.max_num_batched_tokens - len(decoding), self._config.max_prefill_seqs
-        )
+        budget = self._config.prompt_budget(len(decoding))
+        prefill = PrefillBatch(self._buckets, budget, self._config.max_prefill_seqs)
         # What was short of blocks a moment ago starts nothing new.
         self._fill(prefill, urgent, admit=urgent is not None or not preempted)
         if self._begun and not decoding and not prefill.chunks:

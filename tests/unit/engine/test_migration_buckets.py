@@ -35,7 +35,7 @@ def plan_of(config: EngineConfig) -> BucketPlan:
         max_num_seqs=32,
         max_num_batched_tokens=2048,
         num_blocks=1000,
-        max_prefill_seqs=config.max_prefill_batch,
+        max_prefill_seqs=config.max_prefill_batch or 4,
         contiguous=config.contiguous_kv,
     )
     return build_plan(

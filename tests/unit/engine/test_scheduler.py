@@ -261,6 +261,7 @@ def test_defects_are_reported() -> None:
         ("max_num_batched_tokens", 31),
         ("priority_ageing_steps", 0),
         ("max_block_moves", 0),
+        ("max_idle_batched_tokens", 511),
     ],
 )
 def test_senseless_limits_are_named(option: str, value: int) -> None:

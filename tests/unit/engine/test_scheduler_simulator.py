@@ -18,8 +18,8 @@ URGENCIES = (-3, 0, 5)
 SETUPS = {
     "roomy": Setup(SchedulerConfig(64, 8, 8, 32, 2), 64, 4),
     "tight": Setup(SchedulerConfig(48, 8, 12, 16, 3), 14, 4, "linear"),
-    "one at a time": Setup(SchedulerConfig(40, 1, 3, 8, 1), 10, 4),
-    "no queue": Setup(SchedulerConfig(40, 4, 0, 4, 4), 12, 8),
+    "one at a time": Setup(SchedulerConfig(40, 1, 3, 8, 1, max_idle_batched_tokens=20), 10, 4),
+    "no queue": Setup(SchedulerConfig(40, 4, 0, 4, 4, max_idle_batched_tokens=9), 12, 8),
     "split by blocks": Setup(SchedulerConfig(40, 6, 6, 24, 2), 30, 4, decode_maxima=(6, 13)),
     "split by rows": Setup(SchedulerConfig(40, 6, 6, 24, 2), 30, 4, decode_maxima=(2, 20)),
     "overlapped": Setup(SchedulerConfig(64, 8, 8, 32, 2), 40, 4, overlapped=True),
@@ -44,6 +44,13 @@ SETUPS = {
         prefix_caching=True,
         overlapped=True,
         priorities=URGENCIES,
+    ),
+    "more while nothing decodes": Setup(
+        SchedulerConfig(64, 2, 8, 8, 2, max_idle_batched_tokens=20),
+        30,
+        4,
+        prefix_caching=True,
+        overlapped=True,
     ),
     "beams": Setup(SchedulerConfig(40, 9, 9, 24, 2), 40, 4, beams=0.4, overlapped=True),
     "beams, tight": Setup(
@@ -98,6 +105,7 @@ EVENTS = (
     "searches",
     "branches",
     "beams that share their last block",
+    "more while nothing decodes",
 )
 
 
@@ -127,16 +135,18 @@ def test_the_invariants_hold_for_millions_of_events(seed: int) -> None:
 @given(st.data())
 def test_the_invariants_hold_for_any_limits(data: st.DataObject) -> None:
     seqs = data.draw(st.integers(1, 6))
+    tokens = data.draw(st.integers(seqs, 40))
     caches, contiguous = data.draw(st.sampled_from([(False, False), (True, False), (False, True)]))
     config = SchedulerConfig(
         max_model_len=data.draw(st.integers(2, 60)),
         max_num_seqs=seqs,
         max_waiting=data.draw(st.integers(0, 6)),
-        max_num_batched_tokens=data.draw(st.integers(seqs, 40)),
+        max_num_batched_tokens=tokens,
         max_prefill_seqs=data.draw(st.integers(1, 4)),
         priority_ageing_steps=data.draw(st.integers(1, 50)),
         contiguous=contiguous,
         max_block_moves=data.draw(st.integers(1, 4)),
+        max_idle_batched_tokens=data.draw(st.none() | st.integers(tokens, 60)),
     )
     setup = Setup(
         config,

@@ -231,7 +231,7 @@ def test_the_stream_computes_with_the_threads_of_the_options() -> None:
 def test_a_stop_waits_for_the_step_in_flight(directory: Path) -> None:
     core = LocalCore(tiny_options(directory))
     phases: Any = core.engine.runner._phases
-    prefill = phases.prefill
+    prefill = phases.prefill_sampled
     begun, may_end, ended = threading.Event(), threading.Event(), threading.Event()
 
     def slow(*tensors: torch.Tensor) -> Any:
@@ -240,7 +240,7 @@ def test_a_stop_waits_for_the_step_in_flight(directory: Path) -> None:
         ended.set()
         return prefill(*tensors)
 
-    phases.prefill = slow
+    phases.prefill_sampled = slow
     core.submit([5, 6, 7])
     core.turn()
     core.loop.handle(StopCore())

@@ -26,15 +26,18 @@ def poison(core: LocalCore, phase: str, hit: Callable[[list[int]], bool]) -> Non
     model: Any = core.engine.model
     forward = getattr(model, phase)
 
-    def broken(*tensors: torch.Tensor) -> torch.Tensor:
-        hidden: torch.Tensor = forward(*tensors)
+    def broken(*tensors: torch.Tensor) -> Any:
+        found = forward(*tensors)
         if not hit(tensors[1].tolist()):
-            return hidden
+            return found
         setattr(model, phase, forward)
         for cache in model._caches:
             cache.key[tensors[2]] = torch.nan
             cache.value[tensors[2]] = torch.nan
-        return torch.full_like(hidden, torch.nan)
+        if phase == "decode":
+            return torch.full_like(found, torch.nan)
+        hidden, sound = found
+        return torch.full_like(hidden, torch.nan), torch.zeros_like(sound)
 
     setattr(model, phase, broken)
 
@@ -44,7 +47,7 @@ def poison(core: LocalCore, phase: str, hit: Callable[[list[int]], bool]) -> Non
 @pytest.mark.parametrize("overlaps", [True, False])
 @pytest.mark.parametrize(
     ("phase", "position"),
-    [("prefill", 0), ("prefill", 24), ("prefill", 62), ("decode", 66), ("decode", 71)],
+    [("select", 0), ("select", 24), ("select", 62), ("decode", 66), ("decode", 71)],
 )
 def test_blocks_with_nan_are_never_hit(directory: Path, phase: str, position: int, overlaps: bool) -> None:
     core = LocalCore(tiny_options(directory, async_stepping=overlaps))
@@ -81,7 +84,7 @@ def test_a_chunk_that_samples_nothing_ends_its_sequence_before_another_hits_it(
     core = LocalCore(tiny_options(directory))
     neighbour = core.submit([5, 11, 80, 3], max_tokens=30)
     core.step()
-    poison(core, "prefill", lambda positions: 8 in positions)
+    poison(core, "select", lambda positions: 8 in positions)
     broken = core.submit(PROMPT)
     for _ in range(turns):
         core.turn()

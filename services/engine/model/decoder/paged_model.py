@@ -27,6 +27,7 @@ class DecoderModel(PagedModel):
         self.decoder = decoder
         self.native = native
         self.chooser = None if native is None else native.chooser
+        self.skips_padding = native is not None
         self.select = None if native is None else native.select
         self._body: Callable[..., torch.Tensor] = decoder.forward
         self._head: Callable[..., torch.Tensor] = decoder.logits
