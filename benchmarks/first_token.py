@@ -1,8 +1,9 @@
 """The first token of a long prompt, and many prompts at once, in an engine core of this process.
 
 Run: `python -m benchmarks.first_token`. Each prompt is new and has the engine for itself: milliseconds from
-its submit to its token, and those of them that the model's calls take. Then `--streams` sequences at once: output
-tokens a second, prompts included. No gateway, router or network is in the figures.
+its submit to its token, and those of them that the model's calls take. Then `--streams` sequences at once:
+output tokens a second, prompts included. No gateway, router or network is in the figures. Further options are
+the engine's.
 """
 
 from __future__ import annotations
@@ -105,7 +106,9 @@ def main() -> None:
         core.submit(prompt(options.tokens), 1)
         times.append(core.advance_to(1) * 1e3)
         print(f"{times[-1]:7.1f} ms:", *(f"{name} {taken * 1e3:.2f}" for name, taken in core.calls))
-    print(f"first token of {options.tokens}: median {statistics.median(times):.1f}, least {min(times):.1f} ms")
+    print(
+        f"first token of {options.tokens}: median {statistics.median(times):.1f}, least {min(times):.1f} ms"
+    )
     for _ in range(options.repeats if options.streams else 0):
         for _ in range(options.streams):
             core.submit(prompt(64), 128)
