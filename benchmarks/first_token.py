@@ -23,7 +23,7 @@ from services.engine.core.options import decode_options
 from services.engine.core.startup import start_engine
 from services.engine.link import CoreStep, SamplingOptions, SubmitSequence
 
-CALLS = ("clear_blocks", "prefill", "select", "choose", "logits")
+CALLS = ("clear_blocks", "prefill", "select", "logits")
 
 
 class Core:

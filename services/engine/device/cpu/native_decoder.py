@@ -8,10 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 from ctypes import c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 
+from services.engine.device.cpu.arguments import (
+    decode_arguments,
+    point_to,
+    prefill_arguments,
+    whole_numbers,
+)
 from services.engine.device.cpu.native import Library
 from services.engine.device.cpu.packing import Packer, weight_kind
 from services.engine.device.cpu.settings import Quantization
@@ -21,13 +26,11 @@ from services.engine.device.cpu.structures import (
     FAULTS,
     OUT_OF_MEMORY,
     Architecture,
-    DecodeArguments,
     Experts,
     Following,
     Layer,
     Linear,
     Pages,
-    PrefillArguments,
     Rope,
     WeightKind,
 )
@@ -105,7 +108,7 @@ class CpuNativeDecoder:
         _check(self._attach(self._handle, pages, block_size, blocks))
 
     def clear_blocks(self, blocks: torch.Tensor) -> None:
-        held = _whole_numbers("blocks", blocks, blocks.numel())
+        held = whole_numbers("blocks", blocks, blocks.numel())
         _check(self._clear(self._handle, held.data_ptr(), held.numel()))
 
     def prefill(
@@ -116,7 +119,7 @@ class CpuNativeDecoder:
         context_blocks: torch.Tensor,
         context_lens: torch.Tensor,
     ) -> torch.Tensor:
-        arguments, held = _prefill(tokens, positions, slots, context_blocks, context_lens)
+        arguments, held = prefill_arguments(tokens, positions, slots, context_blocks, context_lens)
         return self._forward(self._prefill, arguments, held, tokens.shape[0])
 
     def select(
@@ -128,9 +131,9 @@ class CpuNativeDecoder:
         context_lens: torch.Tensor,
         wanted: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        arguments, held = _prefill(tokens, positions, slots, context_blocks, context_lens)
+        arguments, held = prefill_arguments(tokens, positions, slots, context_blocks, context_lens)
         count = wanted.numel()
-        places = _whole_numbers("wanted", wanted, count)
+        places = whole_numbers("wanted", wanted, count)
         hidden = torch.empty((count, self._hidden), dtype=self._dtype)
         sound = torch.empty(tokens.shape[0], dtype=torch.bool)
         results = (hidden.data_ptr(), sound.data_ptr())
@@ -148,20 +151,20 @@ class CpuNativeDecoder:
         rows: torch.Tensor,
         starts: torch.Tensor,
     ) -> torch.Tensor:
-        arguments, held = _decode_arguments(tokens, positions, slots, blocks, rows, starts)
+        arguments, held = decode_arguments(tokens, positions, slots, blocks, rows, starts)
         return self._forward(self._decode, arguments, held, tokens.shape[0])
 
     def best_step(
         self, inputs: Sequence[torch.Tensor], rows: int, last_rows: torch.Tensor, last_tokens: torch.Tensor
     ) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
-        arguments, held = _decode_arguments(*inputs)
+        arguments, held = decode_arguments(*inputs)
         count = arguments.rows
         if not 1 <= rows <= count:
             raise ValueError(f"the best of {rows} rows are asked for, of a decode of {count}")
         hidden = torch.empty((count, self._hidden), dtype=self._dtype)
         tokens, scores = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.float32)
         following = Following(rows, last_tokens.shape[0], scores=scores.data_ptr())
-        held += _point(
+        held += point_to(
             following,
             last_rows=(last_rows, count),
             last_tokens=(last_tokens, following.places),
@@ -213,69 +216,6 @@ class _BestStep:
     def __call__(self) -> tuple[torch.Tensor, torch.Tensor]:
         _check(self.call())
         return self.result
-
-
-def _decode_arguments(
-    tokens: torch.Tensor,
-    positions: torch.Tensor,
-    slots: torch.Tensor,
-    blocks: torch.Tensor,
-    rows: torch.Tensor,
-    starts: torch.Tensor,
-) -> tuple[DecodeArguments, list[torch.Tensor]]:
-    """Those of a decode, and what they point into, which has to live until the call is over."""
-    count, entries = tokens.shape[0], rows.shape[0]
-    arguments = DecodeArguments(count, entries)
-    listed = {"blocks": (blocks, entries)} if blocks.shape[0] else {}
-    held = _point(
-        arguments,
-        tokens=(tokens, count),
-        positions=(positions, count),
-        slots=(slots, count),
-        owners=(rows, entries),
-        starts=(starts, entries),
-        **listed,
-    )
-    return arguments, held
-
-
-def _prefill(
-    tokens: torch.Tensor,
-    positions: torch.Tensor,
-    slots: torch.Tensor,
-    context_blocks: torch.Tensor,
-    context_lens: torch.Tensor,
-) -> tuple[PrefillArguments, list[torch.Tensor]]:
-    """The arguments, and what they point into."""
-    batch, context = context_blocks.shape
-    count = tokens.shape[0]
-    arguments = PrefillArguments(batch, count // batch, context)
-    held = _point(
-        arguments,
-        tokens=(tokens, count),
-        positions=(positions, count),
-        slots=(slots, count),
-        context_blocks=(context_blocks, batch * context),
-        context_lens=(context_lens, batch),
-    )
-    return arguments, held
-
-
-def _point(arguments: Any, **tensors: tuple[torch.Tensor, int]) -> list[torch.Tensor]:
-    """Sets addresses of int64 tensors of so many numbers; gives what has to live until the call is over."""
-    held = []
-    for name, (tensor, count) in tensors.items():
-        whole = _whole_numbers(name, tensor, count)
-        setattr(arguments, name, whole.data_ptr())
-        held.append(whole)
-    return held
-
-
-def _whole_numbers(name: str, tensor: torch.Tensor, count: int) -> torch.Tensor:
-    """The tensor as the library reads it. Raises ValueError if it does not have so many numbers of int64."""
-    if tensor.dtype is not torch.int64 or tensor.numel() != count:
-        raise ValueError(f"{name} has {tensor.numel()} numbers of {tensor.dtype}, not {count} of int64")
-    return tensor.contiguous()
 
 
 def _check(fault: int) -> None:
