@@ -138,6 +138,8 @@ def main() -> None:
         Run(tree.resolve(), options.kind, model, options.threads, port, [variable] if variable else [])
         for tree, variable, port in zip(trees, variables, free_ports(len(trees)), strict=True)
     ]
+    # Else what servers start may take its modules from here.
+    os.chdir(tempfile.gettempdir())
     try:
         for run in runs:
             run.server.start(120)

@@ -35,7 +35,8 @@ log = get_logger(__name__)
 _MAX_QUEUED = 65_536
 _EXIT_GRACE_S = 1.0
 
-CORE_COMMAND = (sys.executable, "-m", "services.engine.core")
+# Its modules come from where this process has its own.
+CORE_COMMAND = (sys.executable, *(("-P",) if sys.flags.safe_path else ()), "-m", "services.engine.core")
 
 
 class CoreLife(Protocol):
