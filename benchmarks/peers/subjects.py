@@ -57,7 +57,7 @@ class Subject:
 
 _GREEDY: Mapping[str, Any] = {"temperature": 0}
 # Ours reads these, and they are somebody's own settings.
-_FOREIGN = ("CATENARY_", "VLLM_", "OMP_", "KMP_", "GOMP_", "LD_PRELOAD", "PYTHONPATH")
+_FOREIGN = ("CATENARY_", "VLLM_", "GRPC_", "OMP_", "KMP_", "GOMP_", "LD_PRELOAD", "PYTHONPATH")
 
 
 def clean_environment() -> dict[str, str]:
