@@ -21,11 +21,13 @@ from services.engine.transfer import (
     BUILTIN,
     Fetch,
     Offered,
+    TlsPaths,
     TransferError,
     TransferSettings,
     name_of,
     new_ticket,
 )
+from tests.support.certificates import make_authority, make_certificate
 
 BLOCK_TOKENS = 32
 # Of the demo model in bfloat16: 30 layers, 3 heads, 64 numbers, keys and values.
@@ -83,6 +85,13 @@ def offer(connector: str, settings: TransferSettings, blocks: int, size: int, pi
     server.close()
 
 
+def certificates(directory: Path) -> TlsPaths:
+    """One for both sides, and the authority that has signed it. Needs openssl."""
+    make_authority(directory, "authority")
+    files = make_certificate(directory, "engine", "authority")
+    return TlsPaths(str(files.cert), str(files.key), str(files.ca))
+
+
 def cpu_seconds() -> float:
     """CPU time of this process and its threads."""
     used = resource.getrusage(resource.RUSAGE_SELF)
@@ -91,12 +100,15 @@ def cpu_seconds() -> float:
 
 def measure(connector: str, blocks: int, size: int, rounds: int, directory: Path) -> str:
     """A row of the table."""
-    settings = TransferSettings("127.0.0.1:0", None, directory, 600.0, 4)
+    tls = certificates(directory) if connector == "tls" else None
+    settings = TransferSettings("127.0.0.1:0", None, directory, 600.0, 4, tls)
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(
         target=offer, args=(connector, settings, blocks, size, theirs)
     )
     process.start()
+    # So that its end is heard of here.
+    theirs.close()
     address, ticket, chunk = ours.recv()
     client = BUILTIN[connector](settings)
     took, before, mib = [], cpu_seconds(), blocks * size / MIB
@@ -134,8 +146,8 @@ def main() -> None:
                         connector, -(-options.tokens // BLOCK_TOKENS), size, options.rounds, Path(directory)
                     )
                 )
-            except TransferError as error:
-                print(f"| {connector} | failed: {error} |")
+            except (TransferError, EOFError) as error:
+                print(f"| {connector} | failed: {error or 'the offering process has ended'} |")
 
 
 if __name__ == "__main__":
