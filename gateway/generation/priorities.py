@@ -4,17 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Protocol
 
 from catenary.v1 import common_pb2
 from gateway.caller import Caller
-
-
-class Prioritized(Protocol):
-    """Fields of a request that say how urgent it is."""
-
-    priority: int | None
-    service_tier: str | None
 
 
 @dataclass(frozen=True, slots=True)
