@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from services.engine.device import CpuDevice, CpuSettings, Kernels, Quantization
-from services.engine.model.decoder import DecoderModel
+from services.engine.model.decoder import NativeDecoderModel
 from services.engine.model.opening import open_model
 
 BLOCK = 8
@@ -18,11 +18,11 @@ BLOCK = 8
 
 def open_native(
     directory: Path, dtype: str = "float32", *, threads: int = 1, quantization: Quantization | None = None
-) -> DecoderModel:
+) -> NativeDecoderModel:
     """The checkpoint, packed for the native kernels."""
     device = CpuDevice(threads, settings=CpuSettings(Kernels.NATIVE, quantization))
     model = open_model(directory, device, dtype=dtype, max_model_len=256, backend="decoder")
-    if not isinstance(model, DecoderModel) or model.native is None:
+    if not isinstance(model, NativeDecoderModel):
         raise AssertionError(f"not native: {model.backend}")
     return model
 
@@ -31,7 +31,7 @@ def open_native(
 class Paged:
     """Sequences in scattered blocks of one cache: forwards over them as a runner makes them."""
 
-    model: DecoderModel
+    model: NativeDecoderModel
     texts: Sequence[Sequence[int]]
     tables: list[list[int]] = field(init=False)
 
@@ -58,8 +58,6 @@ class Paged:
 
         Returns them, [N, hidden], and which rows are sound, [rows + 1].
         """
-        if self.model.native is None:
-            raise AssertionError("not native")
         places = torch.tensor([index * query + at for index, at in wanted], dtype=torch.int64)
         hidden, sound = self.model.native.select(*self._prefill(chunks, query, context), places)
         return hidden, sound.view(len(chunks) + 1, query).all(-1)
@@ -114,7 +112,7 @@ class Paged:
         return self.tables[row][at // BLOCK] * BLOCK + at % BLOCK
 
 
-def in_pieces(model: DecoderModel, texts: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+def in_pieces(model: NativeDecoderModel, texts: Sequence[Sequence[int]]) -> list[torch.Tensor]:
     """Logits [T, vocab] of each text: chunks that end within blocks, then decodes of what still goes on."""
     paged = Paged(model, texts)
     parts: list[list[torch.Tensor]] = [[] for _ in texts]

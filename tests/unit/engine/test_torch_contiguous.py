@@ -11,7 +11,7 @@ import torch
 
 from services.engine.config import EngineConfig
 from services.engine.link import AbortSequences, FinishReason
-from services.engine.model.decoder import DecoderModel
+from services.engine.model.decoder import NativeDecoderModel
 from services.engine.model.paged import PagedModel
 from tests.support.torch_engine import VOCAB, LocalCore, save_tiny_model, tiny_options
 
@@ -26,19 +26,19 @@ def test_answers_equal_those_of_fetching_by_id_while_blocks_move(
 ) -> None:
     moved: list[int] = []
     listed: list[int] = []
-    copy, decode = PagedModel.copy_blocks, DecoderModel.decode
+    copy, decode = PagedModel.copy_blocks, NativeDecoderModel.decode
 
     def spy(model: PagedModel, sources: torch.Tensor, targets: torch.Tensor, tokens: torch.Tensor) -> None:
         moved.append(int((sources != targets).sum()))
         copy(model, sources, targets, tokens)
 
-    def spy_on_blocks(model: DecoderModel, *args: torch.Tensor) -> torch.Tensor:
+    def spy_on_blocks(model: NativeDecoderModel, *args: torch.Tensor) -> torch.Tensor:
         listed.append(args[3].shape[0])
         hidden: torch.Tensor = decode(model, *args)
         return hidden
 
     monkeypatch.setattr(PagedModel, "copy_blocks", spy)
-    monkeypatch.setattr(DecoderModel, "decode", spy_on_blocks)
+    monkeypatch.setattr(NativeDecoderModel, "decode", spy_on_blocks)
     plain = LocalCore(tiny_options(directory, enable_prefix_caching=False))
     dense = LocalCore(tiny_options(directory, enable_prefix_caching=False, contiguous_kv=True, warmup="full"))
     moved.clear()

@@ -17,7 +17,7 @@ from services.engine.device import CpuDevice, CpuSettings, DeviceError, Executio
 from services.engine.device.cpu import device as cpu_device
 from services.engine.device.cpu.native import BuildError, open_library
 from services.engine.device.cpu.packing import Packer
-from services.engine.model.decoder import DecoderModel
+from services.engine.model.decoder import NativeDecoderModel
 from services.engine.model.loading import Checkpoint
 from tests.support.decoder_models import open_decoder, prompt_logits, save_family
 from tests.support.native import BLOCK, Paged, open_native
@@ -162,7 +162,7 @@ def test_without_a_compiler_torch_computes(llama: Path, monkeypatch: pytest.Monk
     expected = prompt_logits(open_native(llama), PROMPT)
     monkeypatch.setattr(cpu_device, "open_library", no_compiler)
     model = open_decoder(llama, kernels="auto")
-    assert model.native is None
+    assert not isinstance(model, NativeDecoderModel)
     assert torch.allclose(prompt_logits(model, PROMPT), expected, atol=1e-4)
     with pytest.raises(StartError, match=r"cpu-kernels native needs the native kernels: no C\+\+ compiler"):
         start_engine(tiny_options(llama, cpu_kernels="native"), lambda activity, fraction: None)
@@ -203,11 +203,9 @@ def test_models_that_are_not_native_are_refused_where_they_must_be(llama: Path, 
         assert "transformers runs this one" in refusal(module, **options)
     experts = save_tiny_model("qwen3_moe", tmp_path / "experts")
     packed = LocalCore(tiny_options(experts, quantization="int8")).engine.model
-    assert isinstance(packed, DecoderModel)
-    assert packed.native is not None
+    assert isinstance(packed, NativeDecoderModel)
     core = LocalCore(tiny_options(llama, dtype="float16"))
-    assert isinstance(core.engine.model, DecoderModel)
-    assert core.engine.model.native is None
+    assert not isinstance(core.engine.model, NativeDecoderModel)
 
 
 def test_compiled_models_are_torchs(llama: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from services.engine.model.decoder.config import spec_from_config
 from services.engine.model.decoder.decoder import Decoder
 from services.engine.model.decoder.errors import UnsupportedByDecoder
+from services.engine.model.decoder.native_model import NativeDecoderModel
 from services.engine.model.decoder.opening import load_decoder
 from services.engine.model.decoder.paged_model import DecoderModel
 from services.engine.model.decoder.shard import Shard
@@ -16,6 +17,7 @@ __all__ = [
     "DecoderSpec",
     "ExpertSpec",
     "LayerPlan",
+    "NativeDecoderModel",
     "RopeSpec",
     "Shard",
     "UnsupportedByDecoder",

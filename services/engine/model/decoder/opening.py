@@ -17,6 +17,7 @@ from services.engine.model.decoder.decoder import Decoder
 from services.engine.model.decoder.families import FAMILIES
 from services.engine.model.decoder.names import EMBEDDING, HEAD, rules_for
 from services.engine.model.decoder.native import native_spec
+from services.engine.model.decoder.native_model import NativeDecoderModel
 from services.engine.model.decoder.paged_model import DecoderModel
 from services.engine.model.decoder.spec import DecoderSpec
 from services.engine.model.errors import ModelError
@@ -52,7 +53,10 @@ def load_decoder(
             chosen = own
             decoder, weights = _empty(spec, checkpoint, device, chosen)
         weights.load()
-    return DecoderModel(decoder.to(device.torch_device).eval(), device, chosen, native)
+    decoder = decoder.to(device.torch_device).eval()
+    if native is not None:
+        return NativeDecoderModel(decoder, device, chosen, native)
+    return DecoderModel(decoder, device, chosen)
 
 
 def _empty(
