@@ -189,11 +189,17 @@ def check_routers(gateways: list[str]) -> None:
 
 
 # Whether the image has the allocator, and how many of its cores run, with it and at all.
-_ALLOCATOR = """
+_ALLOCATOR = r"""
+from contextlib import suppress
 from pathlib import Path
-cores = [p for p in Path("/proc").glob("[0-9]*") if b"services.engine.core" in (p / "cmdline").read_bytes()]
-preloaded = [core for core in cores if "libtcmalloc_minimal" in (core / "maps").read_text()]
-print(any(Path("/usr/local/lib").glob("libtcmalloc_minimal.so.*")), len(preloaded), len(cores))
+cores = preloaded = 0
+for process in Path("/proc").glob("[0-9]*"):
+    # Health checks come and go.
+    with suppress(OSError):
+        if b"\0services.engine.core\0" in (process / "cmdline").read_bytes():
+            cores += 1
+            preloaded += "libtcmalloc_minimal" in (process / "maps").read_text()
+print(any(Path("/usr/local/lib").glob("libtcmalloc_minimal.so.*")), preloaded, cores)
 """
 
 
