@@ -213,7 +213,11 @@ async def running_stack(
         running.push_async_callback(engine.stop)
         await engine.start()
         targets = (tokenizer, *options.pop("extra_tokenizers", ()))
-        links = {"router": address, "tokenizer": targets, "client_secret_file": secrets.client_file}
+        links: dict[str, Any] = {
+            "router": address,
+            "tokenizer": targets,
+            "client_secret_file": secrets.client_file,
+        }
         gateway = GatewayApp(GatewayConfig(port=0, **links, **{"drain_s": 1.0, **options}))
         stack = Stack(gateway, router, engine)
         running.push_async_callback(lambda: stack.gateway.stop(0))

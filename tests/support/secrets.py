@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from catenary.rpc import Secrets
 
@@ -28,7 +29,7 @@ class TestSecrets:
         return cls("secret-of-client-secret", "secret-of-engine-secret", *files)
 
     @property
-    def options(self) -> dict[str, Path]:
+    def options(self) -> dict[str, Any]:
         """Configuration fields."""
         return {"client_secret_file": self.client_file, "engine_secret_file": self.engine_file}
 
