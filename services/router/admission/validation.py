@@ -25,6 +25,7 @@ MAX_STOP_TOKEN_IDS = 1024
 # More than any vocabulary has.
 MAX_SAMPLING_IDS = 1 << 19
 
+_CLASSES = frozenset(common_pb2.PriorityClass.values())
 _TASKS: dict[int, str] = {
     common_pb2.MODEL_TASK_GENERATE: "generate",
     common_pb2.MODEL_TASK_EMBED: "embed",
@@ -92,7 +93,7 @@ def validate_task(spec: common_pb2.SequenceSpec, model: common_pb2.ModelInfo) ->
 
 
 def _validate_admission(spec: common_pb2.SequenceSpec) -> None:
-    if spec.priority_class not in common_pb2.PriorityClass.values():
+    if spec.priority_class not in _CLASSES:
         raise _invalid("priority_class", "priority_class is not one of the contract's.")
     if len(spec.tenant) > MAX_TENANT_LENGTH:
         raise _invalid("tenant", f"tenant is longer than {MAX_TENANT_LENGTH} characters.")
