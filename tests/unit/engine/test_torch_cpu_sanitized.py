@@ -17,6 +17,7 @@ TESTS = (
     "test_native_attention.py",
     "test_native_elements.py",
     "test_torch_cpu_products.py",
+    "test_torch_native_choice.py",
     "test_torch_native_decoder.py",
     "test_torch_native_linears.py",
     "test_torch_native_parity.py",
