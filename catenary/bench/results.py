@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from catenary.bench.objectives import is_good
 from catenary.bench.plan import LoadPlan
@@ -98,7 +98,8 @@ class LoadResult:
 
 
 def evaluate(plan: LoadPlan, model: str, records: Sequence[Record], course: Course) -> LoadResult:
-    """Sum up the records of a run."""
+    """Sum up the records of a run. An answer without usage, where others have it, was cut."""
+    records = _all_with_usage(records)
     completed = [record for record in records if record.failure is None]
     failed, seconds = len(records) - len(completed), max(course.seconds, 1e-9)
     inputs = _total([record.prompt_tokens for record in completed])
@@ -138,6 +139,18 @@ def evaluate(plan: LoadPlan, model: str, records: Sequence[Record], course: Cour
         client_cpu=course.cpu_s / seconds,
         records=list(records),
     )
+
+
+def _all_with_usage(records: Sequence[Record]) -> Sequence[Record]:
+    if all(record.output_tokens is None for record in records):
+        return records
+    detail = "the answer has no usage, which others have"
+    return [
+        replace(one, failure="cut", detail=detail)
+        if one.failure is None and one.output_tokens is None
+        else one
+        for one in records
+    ]
 
 
 def _total(counts: Sequence[int | None]) -> int | None:

@@ -73,8 +73,15 @@ def test_the_gaps_of_a_stream_that_was_cut_count() -> None:
 
 
 def test_tokens_are_not_known_without_usage() -> None:
-    result = _evaluate(_record(2.0), _record(2.0, output_tokens=None))
+    result = _evaluate(_record(2.0, output_tokens=None), _record(failure="connect"))
     assert (result.output_tokens, result.output_throughput, result.total_throughput) == (None, None, None)
+    assert (result.completed, result.failed) == (1, 1)
+
+
+def test_an_answer_without_the_usage_that_others_have_was_cut() -> None:
+    result = _evaluate(_record(2.0), _record(2.0, output_tokens=None))
+    assert (result.completed, result.output_tokens, result.failures) == (1, 1, {"cut": 1})
+    assert "usage" in result.records[1].detail
 
 
 def test_goodput_is_what_keeps_the_limits() -> None:
