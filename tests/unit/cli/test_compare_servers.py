@@ -92,7 +92,7 @@ def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def made(name: str, model: Model, place: Place) -> Subject:
         return fake(name, "exit(3)" if name == "broken" else answers, place.port)
 
-    monkeypatch.setattr(session, "_model", lambda source, tell: Model(tmp_path, None, source))
+    monkeypatch.setattr(session, "make_model", lambda source, tell: Model(tmp_path, None, source))
     monkeypatch.setattr(session, "default_cache_dir", lambda: tmp_path)
     monkeypatch.setattr(session, "subject", made)
 
