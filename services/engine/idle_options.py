@@ -45,6 +45,7 @@ GENERATING = (
         "max_beam_numbers",
         "max_beam_width",
         "max_block_moves",
+        "max_idle_batched_tokens",
         "max_logit_bias",
         "max_num_seqs",
         "max_prefill_batch",
@@ -55,6 +56,7 @@ GENERATING = (
     }
 )
 EMBEDDING = frozenset({"embedding_dimensions"})
+_CPU = frozenset({"malloc", "cpu_slice_us"})
 
 
 def idle_options(config: EngineConfig, task: str) -> list[str]:
@@ -70,7 +72,8 @@ def idle_options(config: EngineConfig, task: str) -> list[str]:
     if config.device == "cpu":
         idle |= _GRAPH_MEMORY if config.compile else _GRAPH_MEMORY | _CAPTURE_ORDER
     else:
-        idle |= {"malloc"} if config.device == "sim" else {"malloc", "device_threads"}
+        # A simulated card computes with torch's threads.
+        idle |= _CPU if config.device == "sim" else _CPU | {"device_threads"}
     if config.role == "both":
         idle |= _TRANSFERS
     fields = EngineConfig.model_fields

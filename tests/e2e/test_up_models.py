@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ START_S = 150.0
 
 @pytest.fixture
 def up(tmp_path: Path) -> Iterator[Up]:
-    running = Up(tmp_path, "--model", "chat=smollm2", "--model", "embed=minilm")
+    models = ("--model", "chat=smollm2", "--model", "embed=minilm")
+    running = Up(tmp_path, *models, "--quantization", "chat=int8")
     try:
         running.line_with("models: chat, embed", START_S)
         running.line_with("ready in", START_S)
@@ -44,3 +46,8 @@ def test_both_answer(up: Up) -> None:
     vector = post(up, "/v1/embeddings", model="embed", input="hello").json()["data"][0]["embedding"]
     assert len(vector) == 384
     assert post(up, "/v1/embeddings", model="chat", input="hello").status_code == 400
+    # What one model's weights are packed as is nothing to the other's.
+    chat, embed = ((up.scratch / "logs" / f"engine-{index}.log").read_text() for index in (0, 1))
+    (size,) = re.findall(r"weight_bytes=(\d+)", chat)
+    assert int(size) < 200_000_000
+    assert "kernels compute the encoder" not in embed

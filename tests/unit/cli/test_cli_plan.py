@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -96,12 +97,13 @@ def test_how_models_are_named(tmp_path: Path) -> None:
         (None, "./x=y"),
     ]
     assert wanted_models(UpConfig(model=("a",), served_model_name="b"))[0].name == "b"
-    for options, text in (
+    cases: tuple[tuple[dict[str, Any], str], ...] = (
         ({"model": ("a", "b"), "served_model_name": "c"}, "--model NAME=SOURCE"),
         ({"model": ("a=",)}, "source is missing"),
-    ):
+    )
+    for options, text in cases:
         with pytest.raises(StartRefused, match=text):
-            wanted_models(UpConfig(**options))  # type: ignore[arg-type]
+            wanted_models(UpConfig(**options))
 
 
 def test_several_routers_know_all_engines_and_gateways(runtime: RuntimeDirectory) -> None:

@@ -74,6 +74,7 @@ def test_threads_and_allocators_are_of_those_who_compute_on_a_cpu() -> None:
     assert idle(device="cpu", **given) == []
     assert idle(device="sim", **given) == ["malloc"]
     assert idle(device="cuda", **given) == ["device_threads", "malloc"]
+    assert idle(device="hpu", cpu_slice_us=0) == ["cpu_slice_us"]
 
 
 def test_handing_on_is_for_engines_of_a_role() -> None:
