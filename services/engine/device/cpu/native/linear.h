@@ -68,7 +68,8 @@ template <typename ResultOf>
 void share_product(
     Team& team, const Linear& linear, const Operand& operand, int64_t rows, int64_t nth, ResultOf&& result_of) {
   const Pieces pieces = divide(linear, rows, team.size());
-  team.share_runs(pieces.count, [&](int64_t piece, const Hand& hand) {
+  // Copied: threads then find all of it at once.
+  team.share_runs(pieces.count, [=, &linear, &result_of](int64_t piece, const Hand& hand) {
     if (hand.first && hand.ahead != nullptr) hand.ahead->begin(nth);
     multiply(linear, operand, rows, pieces, piece, result_of(hand.rank), hand.own ? hand.ahead : nullptr);
   });

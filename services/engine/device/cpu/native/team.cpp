@@ -32,7 +32,6 @@ void bind(int cpu) {
 
 Team::Team(int size, const int32_t* cpus, int cpu_count)
     : size_(size < 1 ? 1 : size),
-      claims_(new Claims[static_cast<size_t>(size_)]),
       seats_(new Seat[static_cast<size_t>(size_)]) {
   try {
     for (int rank = 1; rank < size_; ++rank) {
@@ -56,18 +55,32 @@ void Team::dismiss() {
 
 void Team::compute(Part part, const void* work, int64_t count) {
   for (int rank = 0; rank < size_; ++rank) {
-    claims_[static_cast<size_t>(rank)].taken.store(0, std::memory_order_relaxed);
+    seats_[static_cast<size_t>(rank)].taken.store(0, std::memory_order_relaxed);
   }
   part_ = part;
   work_ = work;
   count_ = count;
-  const uint64_t share = share_.load(std::memory_order_relaxed) + 1;
+  const uint64_t last = share_.load(std::memory_order_relaxed), share = last + (is_open(last) ? 2 : 1);
   share_.store(share, std::memory_order_seq_cst);
   opened_.ring();
   part(*this, 0);
-  // Every item is taken. Those who took one sit in the share until it is done.
-  share_.store(share + 1, std::memory_order_seq_cst);
-  for (int rank = 1; rank < size_; ++rank) wait_for(seats_[static_cast<size_t>(rank)], share);
+  wait_for_all(share);
+}
+
+// Every item is taken. Those who took one sit in the share until it is done, and nobody enters it twice.
+void Team::wait_for_all(uint64_t share) {
+  bool closed = false;
+  for (int rank = 1; rank < size_; ++rank) {
+    Seat& seat = seats_[static_cast<size_t>(rank)];
+    const uint64_t seen = seat.share.load(std::memory_order_acquire);
+    if (seen == share + 1) continue;
+    if (seen != share && !closed) {
+      // Somebody has not come yet.
+      share_.store(share + 1, std::memory_order_seq_cst);
+      closed = true;
+    }
+    wait_for(seat, share);
+  }
 }
 
 void Team::wait_for(Seat& seat, uint64_t share) {
@@ -94,7 +107,7 @@ void Team::serve(int rank, int cpu) {
       part_(*this, rank);
       wanted = ahead == nullptr ? Ahead::Part{} : ahead->next(Ahead::kMost);
     }
-    seat.share.store(0, std::memory_order_seq_cst);
+    seat.share.store(share + 1, std::memory_order_seq_cst);
     seat.left.ring();
   }
 }

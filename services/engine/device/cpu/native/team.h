@@ -76,18 +76,16 @@ class Team {
   // A thread's part in the open share.
   using Part = void (*)(Team& team, int rank);
 
-  // Of one thread's items in a share: how many were taken from the front, by itself, and from the end, by others. No
-  // two are the same while both together are fewer than there are.
-  struct alignas(64) Claims {
+  // A thread's own line.
+  struct alignas(64) Seat {
+    // The share that the thread sits in, or the next number if it has left it; the caller waits for that at the bell.
+    std::atomic<uint64_t> share{0};
+    Doorbell left;
+    // Of its items in the open share: how many were taken from the front, by itself, and from the end, by others. No
+    // two are the same while both together are fewer than there are.
     std::atomic<uint64_t> taken{0};
   };
   static constexpr uint64_t kFront = 1, kEnd = uint64_t{1} << 32;
-
-  // The share that a thread sits in, 0 for none, and where the caller waits until it leaves.
-  struct alignas(64) Seat {
-    std::atomic<uint64_t> share{0};
-    Doorbell left;
-  };
 
   // Beyond all numbers of shares.
   static constexpr uint64_t kClosing = ~uint64_t{0};
@@ -103,6 +101,7 @@ class Team {
   // Takes one of a run's items: its number from the begin, or -1.
   int64_t take(int rank, int64_t items, uint64_t side);
   void compute(Part part, const void* work, int64_t count);
+  void wait_for_all(uint64_t share);
   void wait_for(Seat& seat, uint64_t share);
   void serve(int rank, int cpu);
   void dismiss();
@@ -110,9 +109,8 @@ class Team {
   Ahead* ahead_of(int rank) { return aheads_ == nullptr ? nullptr : aheads_ + rank; }
 
   const int size_;
-  const std::unique_ptr<Claims[]> claims_;
   const std::unique_ptr<Seat[]> seats_;
-  // What is open, if the number is odd; who is here has the rest in the same line.
+  // What is open, if the number is odd; the rest is in the same line.
   alignas(64) std::atomic<uint64_t> share_{0};
   Part part_ = nullptr;
   const void* work_ = nullptr;
@@ -139,7 +137,7 @@ inline int64_t Team::take(int rank, int64_t items, uint64_t side) {
   const auto left = [items](uint64_t taken) {
     return items - static_cast<int64_t>(taken % kEnd) - static_cast<int64_t>(taken / kEnd);
   };
-  std::atomic<uint64_t>& taken = claims_[static_cast<size_t>(rank)].taken;
+  std::atomic<uint64_t>& taken = seats_[static_cast<size_t>(rank)].taken;
   // Only to look costs others nothing.
   if (left(taken.load(std::memory_order_relaxed)) <= 0) return -1;
   const uint64_t before = taken.fetch_add(side, std::memory_order_relaxed);
