@@ -1,8 +1,8 @@
 // The team of compute threads by itself: `team THREADS ROUNDS SEED`. Ends with 0 if all is as it should be.
 //
-// Threads are stopped at arbitrary instructions by a signal whose handler sleeps; all that a share works on is freed
-// soon after it. So sanitizers see who touches it too late. (The one for threads delivers signals when it likes: then
-// nobody is stopped.)
+// Threads are stopped at arbitrary instructions by a signal whose handler sleeps; all that a share works on
+// is freed soon after it. So sanitizers see who touches it too late. (The one for threads delivers signals
+// when it likes: then nobody is stopped.)
 #include "team.h"
 
 #include <dirent.h>
@@ -124,7 +124,9 @@ void run_forward(Team& team, unsigned seed) {
   auto forward = std::make_unique<Forward>();
   forward->aheads.resize(static_cast<size_t>(team.size()));
   for (Ahead& ahead : forward->aheads) {
-    for (int part = 0; part < 8; ++part) ahead.add(forward->weights.data() + part * 8192, 8192, part % 2 == 0);
+    for (int part = 0; part < 8; ++part) {
+      ahead.add(forward->weights.data() + part * 8192, 8192, part % 2 == 0);
+    }
   }
   const Foresight foresight(team, random() % 2 == 0 ? forward->aheads.data() : nullptr);
   forward->rows.push_back({1, 2, 3});
@@ -175,7 +177,8 @@ void run_rounds(int threads, int rounds, unsigned seed) {
   }
 }
 
-// All threads of a team are held: the caller does everything, and waits for none of them. It would wait for ever.
+// All threads of a team are held: the caller does everything, and waits for none of them. It would wait for
+// ever.
 void run_without_threads(int threads) {
   Team team(threads, nullptr, 0);
   run_forward(team, 1);

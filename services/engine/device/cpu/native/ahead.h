@@ -1,6 +1,6 @@
 // The weights that one thread will read, in the order in which it will, so that memory is asked for them
-// beforehand: also while the thread waits for others, or computes what reads little. Memory that rests is what a
-// decode waits for.
+// beforehand: also while the thread waits for others, or computes what reads little. Memory that rests is
+// what a decode waits for.
 #pragma once
 
 #include <algorithm>
@@ -68,7 +68,8 @@ class alignas(64) Ahead {
     return {stretch.from + done, bytes, stretch.once};
   }
 
-  // A part was asked for, by who knew that it would be the next one. If another is now, that counts for nothing.
+  // A part was asked for, by who knew that it would be the next one. If another is now, that counts for
+  // nothing.
   void asked(const Part& part) {
     const Part now = next(part.bytes);
     if (now.from == part.from) asked_ += now.bytes;

@@ -16,8 +16,8 @@
 namespace catenary {
 
 constexpr int kChunk = 128;
-// Rows (a token's heads of one kv head) that share one packing of keys and values: blocks of kBlockRows, which go
-// through a chunk one after the other, so that their scores stay in the nearest cache.
+// Rows (a token's heads of one kv head) that share one packing of keys and values: blocks of kBlockRows,
+// which go through a chunk one after the other, so that their scores stay in the nearest cache.
 constexpr int kTileRows = 192;
 
 static_assert(kChunk % kWidth == 0 && kTileRows % kBlockRows == 0);
@@ -63,8 +63,8 @@ struct AttentionPlan {
   // Most rows of a piece, its kv heads together, and most whose scores are kept at once.
   int64_t rows;
   int64_t rows_at_once;
-  // Of tiles whose chunks are divided: sums [chunks, kv_heads, rows of the tile, columns], and likewise. Blocks of
-  // rows are sums [dims, kBlockRows] in the room of as many rows.
+  // Of tiles whose chunks are divided: sums [chunks, kv_heads, rows of the tile, columns], and likewise.
+  // Blocks of rows are sums [dims, kBlockRows] in the room of as many rows.
   std::unique_ptr<float[]> sums;
   std::unique_ptr<float[]> most;
   std::unique_ptr<float[]> total;

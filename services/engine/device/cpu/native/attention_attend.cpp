@@ -54,7 +54,8 @@ class Piece : PieceBase {
     for (int row = first; row < first + count; ++row, to += at_.units) {
       const int query_head = (piece_.head + head) * plan_.group + row % plan_.group;
       const float* from = query + (tile_.first + row / plan_.group) * stride;
-      convert(from + static_cast<int64_t>(query_head) * plan_.dims, plan_.dims, reinterpret_cast<Packed*>(to));
+      from += static_cast<int64_t>(query_head) * plan_.dims;
+      convert(from, plan_.dims, reinterpret_cast<Packed*>(to));
     }
   }
 
@@ -159,8 +160,8 @@ class Piece : PieceBase {
                            queries_at(head, row), scores_);
     const int from = range.first / kLanes * kLanes, to = (range.end + kLanes - 1) / kLanes * kLanes;
     for (int lane = 0; lane < kBlockRows; lane += kLanes) {
-      soften_lanes<Packed>(scores_of_, sight(row + lane, now.chunk), from, to, scores_ + lane, sums.most + lane,
-                           sums.total + lane);
+      soften_lanes<Packed>(scores_of_, sight(row + lane, now.chunk), from, to, scores_ + lane,
+                           sums.most + lane, sums.total + lane);
     }
     if (strange) {
       multiply_strange(head, now, row, sums.sums);
@@ -172,9 +173,9 @@ class Piece : PieceBase {
 
   void multiply_values(Range range, float* sums) const {
     const int first = range.first / kInputs, units = (range.end + kInputs - 1) / kInputs - first;
-    const auto* weights = reinterpret_cast<const uint32_t*>(scores_) + static_cast<int64_t>(first) * kBlockRows;
-    multiply_block<Packed>(values_ + static_cast<int64_t>(first) * kWidth, at_.value_stride, units, 0, plan_.dims,
-                           weights, sums);
+    const int64_t begin = first;
+    const auto* weights = reinterpret_cast<const uint32_t*>(scores_) + begin * kBlockRows;
+    multiply_block<Packed>(values_ + begin * kWidth, at_.value_stride, units, 0, plan_.dims, weights, sums);
   }
 
   // Each token by itself, with nothing packed but what it sees.

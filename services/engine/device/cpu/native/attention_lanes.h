@@ -8,7 +8,8 @@
 
 namespace catenary {
 
-// What a vector of rows sees of a chunk: each lane positions [first, end), and all of them [all_first, all_end).
+// What a vector of rows sees of a chunk: each lane positions [first, end), and all of them [all_first,
+// all_end).
 struct Sight {
   I32 first;
   I32 end;
@@ -18,9 +19,9 @@ struct Sight {
   I32 sees(int position) const { return (first <= position) & (end > position); }
 };
 
-// Makes weights of the scores of one vector of rows at positions [from, to), whole vectors of positions, in their
-// place: scores [positions][kBlockRows] become units [positions in units][kBlockRows]. Positions that a lane does not
-// see get the weight 0.
+// Makes weights of the scores of one vector of rows at positions [from, to), whole vectors of positions, in
+// their place: scores [positions][kBlockRows] become units [positions in units][kBlockRows]. Positions that a
+// lane does not see get the weight 0.
 template <typename Packed>
 void soften_lanes(const Scores& scores_of, const Sight& sight, int from, int to, float* scores, float* most,
                   float* total) {

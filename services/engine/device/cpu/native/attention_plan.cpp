@@ -20,7 +20,8 @@ int64_t work_of(const AttentionPlan& plan, const AttentionTile& tile) {
   return (static_cast<int64_t>(tile.position) + tile.tokens) * (kReading + rows) * plan.kv_heads;
 }
 
-// Sums of divided chunks take so many floats at the most (128 MiB): what goes beyond is not divided by chunks.
+// Sums of divided chunks take so many floats at the most (128 MiB): what goes beyond is not divided by
+// chunks.
 constexpr int64_t kMostPartials = int64_t{1} << 25;
 
 void add_tiles(const Span& span, AttentionPlan& plan) {

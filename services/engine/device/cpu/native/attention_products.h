@@ -31,8 +31,8 @@ struct Units<Bf16> {
   static F32 multiply(F32 acc, U32 a, U32 b) { return dot_pairs(acc, a, b); }
 };
 
-// Rows of a block stand beside one another in vectors: so what is done with them is the same for each lane. So
-// many vectors, and places (positions or dimensions) whose sums are in registers together.
+// Rows of a block stand beside one another in vectors: so what is done with them is the same for each lane.
+// So many vectors, and places (positions or dimensions) whose sums are in registers together.
 constexpr int kRowVectors = 2;
 constexpr int kBlockRows = kRowVectors * kLanes;
 constexpr int kRegisterPlaces = kLanes == 16 ? 8 : 4;
@@ -66,11 +66,11 @@ void multiply_places(const uint32_t* panel, int units, const uint32_t* rows, flo
   }
 }
 
-// out [places][kBlockRows], of places [first, end) of panels `stride` units from one to the next, and of those beside
-// them that are computed with them. Each sum goes over the units in turn, whatever is beside it.
+// out [places][kBlockRows], of places [first, end) of panels `stride` units from one to the next, and of
+// those beside them that are computed with them. Each sum goes over the units in turn, whatever is beside it.
 template <typename Packed>
-void multiply_block(const uint32_t* panels, int64_t stride, int units, int first, int end, const uint32_t* rows,
-                    float* out) {
+void multiply_block(const uint32_t* panels, int64_t stride, int units, int first, int end,
+                    const uint32_t* rows, float* out) {
   for (int place = first / kRegisterPlaces * kRegisterPlaces; place < end; place += kRegisterPlaces) {
     multiply_places<Packed>(panels + place / kWidth * stride + place % kWidth, units, rows,
                             out + static_cast<int64_t>(place) * kBlockRows);

@@ -9,7 +9,15 @@
 namespace catenary {
 
 // Why a batch cannot be computed. The numbers are part of the C interface.
-enum class Fault : int32_t { kNone = 0, kToken = 1, kPosition = 2, kSlot = 3, kBlock = 4, kMemory = 5, kPlace = 6 };
+enum class Fault : int32_t {
+  kNone = 0,
+  kToken = 1,
+  kPosition = 2,
+  kSlot = 3,
+  kBlock = 4,
+  kMemory = 5,
+  kPlace = 6
+};
 
 // The caches: blocks of sequences; slots from `padding_start` on take the writes of padding.
 struct Paging {
@@ -66,7 +74,8 @@ struct Batch {
 
  private:
   void clear();
-  Fault add(int64_t token, int64_t position, int64_t slot, int64_t place, const Paging& paging, int64_t vocab);
+  Fault add(
+      int64_t token, int64_t position, int64_t slot, int64_t place, const Paging& paging, int64_t vocab);
   Fault read_row(const PrefillArguments& arguments, int64_t row, const Paging& paging, int64_t vocab);
   void point();
 

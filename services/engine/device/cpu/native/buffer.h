@@ -13,7 +13,9 @@ constexpr int64_t kAlignment = 64;
 inline int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 // Floats of a row whose successor begins aligned.
-inline int64_t aligned_floats(int64_t count) { return aligned(count * int64_t{sizeof(float)}) / int64_t{sizeof(float)}; }
+inline int64_t aligned_floats(int64_t count) {
+  return aligned(count * int64_t{sizeof(float)}) / int64_t{sizeof(float)};
+}
 
 // Aligned bytes that only grow. What they held is lost when they do.
 class Buffer {

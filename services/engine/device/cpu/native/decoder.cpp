@@ -50,7 +50,8 @@ Decoder::Decoder(const Architecture& architecture, Team& team)
   for (const Layer& layer : layers_) {
     for (const Linear* linear : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) measure(*linear);
     if (layer.experts == nullptr) continue;
-    for (const Linear* linear : {&layer.experts->router, layer.experts->gate_up, layer.experts->down}) measure(*linear);
+    const Experts& experts = *layer.experts;
+    for (const Linear* linear : {&experts.router, experts.gate_up, experts.down}) measure(*linear);
   }
   for (const Rope& rope : ropes_) longest_wave_ = std::max(longest_wave_, rope.half);
   for (Own& own : own_) {
@@ -72,7 +73,8 @@ Fault Decoder::clear(const int64_t* blocks, int64_t count) {
   for (int64_t index = 0; index < count; ++index) {
     if (blocks[index] < 0 || blocks[index] > paging_.blocks) return Fault::kBlock;
   }
-  const int64_t token = int64_t{architecture_.kv_heads} * architecture_.head_dim * item_size(architecture_.kind);
+  const int64_t numbers = int64_t{architecture_.kv_heads} * architecture_.head_dim;
+  const int64_t token = numbers * item_size(architecture_.kind);
   Clearing clearing{caches_.data(), static_cast<int64_t>(caches_.size()), blocks, count, paging_.blocks,
                     paging_.block_size * token};
   // The first time the system has to find memory for it, which takes far longer than to write.
@@ -163,7 +165,9 @@ void Decoder::foresee(int64_t rows) {
     for (const Layer& layer : layers_) {
       // Which experts will be read is not known before.
       known = known && layer.experts == nullptr;
-      for (const Linear* linear : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) known = known && add(*linear);
+      for (const Linear* linear : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) {
+        known = known && add(*linear);
+      }
     }
     if (architecture_.head.outputs > 0) known = known && add(architecture_.head);
     if (!known) ahead.clear();

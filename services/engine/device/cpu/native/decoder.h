@@ -40,8 +40,9 @@ struct Layer {
   const Experts* experts;
 };
 
-// The architecture, as DecoderSpec has it. `kind`: of the embedding [vocab, hidden], the KV and the hidden states.
-// embedding null: its rows are those of the head, which is not quantized then. A head without outputs is none.
+// The architecture, as DecoderSpec has it. `kind`: of the embedding [vocab, hidden], the KV and the hidden
+// states. embedding null: its rows are those of the head, which is not quantized then. A head without outputs
+// is none.
 struct Architecture {
   CacheKind kind;
   Activation activation;
@@ -75,8 +76,8 @@ struct Pages {
 };
 
 // Rows of a decode, the first `rows` of them, that take their best tokens, scores float32 [rows] beside them.
-// last_tokens [places]: row r's is last_tokens[last_rows[r]]. It is what the row is given where that is no token, and
-// what it finds is kept there.
+// last_tokens [places]: row r's is last_tokens[last_rows[r]]. It is what the row is given where that is no
+// token, and what it finds is kept there.
 struct Following {
   int64_t rows;
   int64_t places;
@@ -104,15 +105,17 @@ class Decoder {
   Fault prefill(const PrefillArguments& arguments, void* hidden);
   Fault decode(const DecodeArguments& arguments, void* hidden);
 
-  // A prefill of which `count` tokens' hidden states are wanted, by their places among the arguments' tokens: hidden
-  // [count, hidden]. sound [rows of the arguments]: 1, or 0 for a token whose keys or values are not all finite.
-  Fault select(const PrefillArguments& arguments, const int64_t* places, int64_t count, void* hidden, uint8_t* sound);
+  // A prefill of which `count` tokens' hidden states are wanted, by their places among the arguments' tokens:
+  // hidden [count, hidden]. sound [rows of the arguments]: 1, or 0 for a token whose keys or values are not
+  // all finite.
+  Fault select(
+      const PrefillArguments& arguments, const int64_t* places, int64_t count, void* hidden, uint8_t* sound);
 
   // hidden [rows, hidden] -> scores float32 [rows, vocab].
   Fault logits(const void* hidden, int64_t rows, float* scores);
 
-  // The first of each row's best scores, and what it is; -inf if all are, and no number if one of the row is none.
-  // Exactly what one would find among `logits`, of which none is kept.
+  // The first of each row's best scores, and what it is; -inf if all are, and no number if one of the row is
+  // none. Exactly what one would find among `logits`, of which none is kept.
   Fault choose(const void* hidden, int64_t rows, int64_t* tokens, float* scores);
 
   // `decode`, then `choose` of as many of its hidden states as follow.

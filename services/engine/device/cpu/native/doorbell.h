@@ -19,11 +19,12 @@ class Doorbell {
     }
   }
 
-  // Wakes all. No call of the system where nobody has gone to sleep since the last time. One thread at a time rings.
+  // Wakes all. No call of the system where nobody has gone to sleep since the last time. One thread at a time
+  // rings.
   void ring() {
     if ((word_.load(std::memory_order_seq_cst) & kAsleep) == 0) return;
-    // Clears the bit and counts: who has looked and does not sleep yet finds another number and looks again, also if
-    // the next one has set the bit meanwhile.
+    // Clears the bit and counts: who has looked and does not sleep yet finds another number and looks again,
+    // also if the next one has set the bit meanwhile.
     word_.fetch_add(1, std::memory_order_seq_cst);
     wake();
   }

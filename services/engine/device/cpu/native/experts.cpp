@@ -17,7 +17,9 @@ Operand operand_of(const Linear& linear, Buffer& rows, Buffer& scales, int64_t f
   return {static_cast<uint8_t*>(rows.reserve(0)) + first * stride, stride, scales.floats(0) + first};
 }
 
-int64_t operand_bytes(const Linear& linear, int64_t rows) { return rows * operand_stride(linear.kind, linear.inputs); }
+int64_t operand_bytes(const Linear& linear, int64_t rows) {
+  return rows * operand_stride(linear.kind, linear.inputs);
+}
 
 }  // namespace
 
@@ -59,7 +61,9 @@ void Mixture::compute_part(Team& team, std::vector<Own>& owns, const MixtureCall
   const Linear &router = experts.router, &up = experts.gate_up[0], &down = experts.down[0];
   const int64_t sorted_rows = rows * experts.per_token;
   const int64_t inner_stride = aligned_floats(down.inputs), out_stride = aligned_floats(down.outputs);
-  const auto scratch_of = [&](const Hand& hand) { return owns[static_cast<size_t>(hand.rank)].row.floats(0); };
+  const auto scratch_of = [&](const Hand& hand) {
+    return owns[static_cast<size_t>(hand.rank)].row.floats(0);
+  };
   const Operand routed = operand_of(router, routed_, normed_scales_);
   const Operand normed = operand_of(up, normed_, normed_scales_);
   team.share(rows, [&](int64_t row, const Hand& hand) {
@@ -80,7 +84,8 @@ void Mixture::compute_part(Team& team, std::vector<Own>& owns, const MixtureCall
     const int64_t source = sources_[static_cast<size_t>(row)];
     std::memcpy(
         static_cast<uint8_t*>(sorted.data) + row * sorted.stride,
-        static_cast<const uint8_t*>(normed.data) + source * normed.stride, static_cast<size_t>(normed.stride));
+        static_cast<const uint8_t*>(normed.data) + source * normed.stride,
+        static_cast<size_t>(normed.stride));
     sorted.scales[row] = normed.scales[source];
   });
   const auto expert_of = [&](int64_t piece, int64_t Active::*first) -> const Active& {
@@ -89,10 +94,11 @@ void Mixture::compute_part(Team& team, std::vector<Own>& owns, const MixtureCall
   };
   team.share(up_pieces_, [&](int64_t piece, const Hand&) {
     const Active& active = expert_of(piece, &Active::first_up);
-    const Result gated{
-        Result::Way::kGate, call.activation, 1.0f, inner_.floats(0) + active.start * inner_stride, inner_stride};
+    float* inner = inner_.floats(0) + active.start * inner_stride;
+    const Result gated{Result::Way::kGate, call.activation, 1.0f, inner, inner_stride};
     const Operand rows_of = operand_of(up, sorted_, sorted_scales_, active.start);
-    multiply(experts.gate_up[active.expert], rows_of, active.rows, active.up, piece - active.first_up, gated, nullptr);
+    const int64_t own = piece - active.first_up;
+    multiply(experts.gate_up[active.expert], rows_of, active.rows, active.up, own, gated, nullptr);
   });
   const Operand closing = operand_of(down, closing_, closing_scales_);
   team.share(sorted_rows, [&](int64_t row, const Hand& hand) {
@@ -100,21 +106,24 @@ void Mixture::compute_part(Team& team, std::vector<Own>& owns, const MixtureCall
   });
   team.share(down_pieces_, [&](int64_t piece, const Hand&) {
     const Active& active = expert_of(piece, &Active::first_down);
-    const Result out{
-        Result::Way::kStore, Activation::kNone, 1.0f, outs_.floats(0) + active.start * out_stride, out_stride};
+    float* outs = outs_.floats(0) + active.start * out_stride;
+    const Result out{Result::Way::kStore, Activation::kNone, 1.0f, outs, out_stride};
     const Operand rows_of = operand_of(down, closing_, closing_scales_, active.start);
-    multiply(experts.down[active.expert], rows_of, active.rows, active.down, piece - active.first_down, out, nullptr);
+    const int64_t own = piece - active.first_down;
+    multiply(experts.down[active.expert], rows_of, active.rows, active.down, own, out, nullptr);
   });
   team.share(rows, [&](int64_t row, const Hand& hand) { add_up(call, row, scratch_of(hand)); });
 }
 
-// Softmax over all scores, and the likeliest experts of it, the first one of equals. Scores that are no numbers choose
-// some experts all the same, with weights that are none.
+// Softmax over all scores, and the likeliest experts of it, the first one of equals. Scores that are no
+// numbers choose some experts all the same, with weights that are none.
 void Mixture::choose(const Experts& experts, int64_t row) {
   float* scores = scores_.floats(0) + row * aligned_floats(experts.count);
   const float most = *std::max_element(scores, scores + experts.count);
   float total = 0;
-  for (int32_t expert = 0; expert < experts.count; ++expert) total += scores[expert] = std::exp(scores[expert] - most);
+  for (int32_t expert = 0; expert < experts.count; ++expert) {
+    total += scores[expert] = std::exp(scores[expert] - most);
+  }
   float* weights = weights_.data() + row * experts.per_token;
   int32_t* chosen = chosen_.data() + row * experts.per_token;
   float kept = 0;
@@ -123,7 +132,8 @@ void Mixture::choose(const Experts& experts, int64_t row) {
     chosen[index] = best;
     weights[index] = scores[best] / total;
     kept += weights[index];
-    // Below all that are left. Scores that are no numbers choose the first again and again, and the result is none.
+    // Below all that are left. Scores that are no numbers choose the first again and again, and the result is
+    // none.
     scores[best] = -1;
   }
   for (int32_t index = 0; index < experts.per_token; ++index) {
@@ -140,7 +150,9 @@ void Mixture::choose(const Experts& experts, int64_t row) {
 void Mixture::sort(const Experts& experts, int64_t rows, int threads) {
   const int64_t count = rows * experts.per_token;
   std::fill(starts_.begin(), starts_.begin() + experts.count + 1, 0);
-  for (int64_t index = 0; index < count; ++index) ++starts_[static_cast<size_t>(chosen_[static_cast<size_t>(index)]) + 1];
+  for (int64_t index = 0; index < count; ++index) {
+    ++starts_[static_cast<size_t>(chosen_[static_cast<size_t>(index)]) + 1];
+  }
   active_.clear();
   up_pieces_ = down_pieces_ = 0;
   for (int32_t expert = 0; expert < experts.count; ++expert) {
@@ -170,15 +182,19 @@ void Mixture::add_up(const MixtureCall& call, int64_t row, float* scratch) {
     const size_t at = static_cast<size_t>(index);
     add_row(outs_.floats(0) + places_[at] * stride, hidden, weights_[at], scratch);
   }
-  if (call.post_norm != nullptr) rms_norm(scratch, call.post_norm, static_cast<int32_t>(hidden), call.eps, scratch);
+  if (call.post_norm != nullptr) {
+    rms_norm(scratch, call.post_norm, static_cast<int32_t>(hidden), call.eps, scratch);
+  }
   add_row(scratch, hidden, call.factor, call.residual + row * call.stride);
 }
 
 int64_t Mixture::bytes() const {
   int64_t total = 0;
-  for (const Buffer* buffer : {&scores_, &routed_, &normed_, &normed_scales_, &sorted_, &sorted_scales_, &inner_,
-                               &closing_, &closing_scales_, &outs_})
+  for (const Buffer* buffer :
+       {&scores_, &routed_, &normed_, &normed_scales_, &sorted_, &sorted_scales_, &inner_, &closing_,
+        &closing_scales_, &outs_}) {
     total += buffer->size();
+  }
   return total;
 }
 

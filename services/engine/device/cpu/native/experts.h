@@ -1,8 +1,8 @@
 // Mixtures of experts in the place of a gated MLP.
 //
-// A router scores the experts of each token; the tokens of each expert are then computed together, so that its weights
-// are read once, and what a token's experts give is added up in the order in which the token chose them. So a token's
-// bits depend on nothing but the token.
+// A router scores the experts of each token; the tokens of each expert are then computed together, so that
+// its weights are read once, and what a token's experts give is added up in the order in which the token
+// chose them. So a token's bits depend on nothing but the token.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +29,8 @@ struct Experts {
   int32_t rounded;
 };
 
-// What experts do to the residual stream float32 [rows, stride]: their sum, of normed rows, is added to it, times the
-// factor, and normed once more before where post_norm is not null.
+// What experts do to the residual stream float32 [rows, stride]: their sum, of normed rows, is added to it,
+// times the factor, and normed once more before where post_norm is not null.
 struct MixtureCall {
   const Experts* experts;
   float* residual;
@@ -54,7 +54,8 @@ class Mixture {
   int64_t bytes() const;
 
  private:
-  // An expert that tokens chose: its rows among those sorted by expert, and where its pieces of products begin.
+  // An expert that tokens chose: its rows among those sorted by expert, and where its pieces of products
+  // begin.
   struct Active {
     int32_t expert;
     int64_t start;
@@ -70,8 +71,10 @@ class Mixture {
   void sort(const Experts& experts, int64_t rows, int threads);
   void add_up(const MixtureCall& call, int64_t row, float* scratch);
 
-  Buffer scores_, routed_, normed_, normed_scales_, sorted_, sorted_scales_, inner_, closing_, closing_scales_, outs_;
-  // Of each row its experts, their weights, and which of the sorted rows they are; of each sorted row which it was.
+  Buffer scores_, routed_, normed_, normed_scales_, sorted_, sorted_scales_, inner_;
+  Buffer closing_, closing_scales_, outs_;
+  // Of each row its experts, their weights, and which of the sorted rows they are; of each sorted row which
+  // it was.
   std::vector<int32_t> chosen_;
   std::vector<float> weights_;
   std::vector<int64_t> places_;

@@ -53,7 +53,9 @@ int32_t catenary_decoder_prefill(void* decoder, const PrefillArguments* argument
 int32_t catenary_decoder_select(
     void* decoder, const PrefillArguments* arguments, const int64_t* places, int64_t count, void* hidden,
     uint8_t* sound) {
-  return guarded([&] { return static_cast<Decoder*>(decoder)->select(*arguments, places, count, hidden, sound); });
+  return guarded([&] {
+    return static_cast<Decoder*>(decoder)->select(*arguments, places, count, hidden, sound);
+  });
 }
 
 int32_t catenary_decoder_decode(void* decoder, const DecodeArguments* arguments, void* hidden) {
@@ -65,7 +67,8 @@ int32_t catenary_decoder_logits(void* decoder, const void* hidden, int64_t rows,
 }
 
 // Of models that neither divide their scores nor cap them.
-int32_t catenary_decoder_choose(void* decoder, const void* hidden, int64_t rows, int64_t* tokens, float* scores) {
+int32_t catenary_decoder_choose(
+    void* decoder, const void* hidden, int64_t rows, int64_t* tokens, float* scores) {
   return guarded([&] { return static_cast<Decoder*>(decoder)->choose(hidden, rows, tokens, scores); });
 }
 
@@ -75,7 +78,9 @@ int32_t catenary_decoder_decode_best(
 }
 
 // Bytes that forwards keep for the next one.
-int64_t catenary_decoder_scratch(const void* decoder) { return static_cast<const Decoder*>(decoder)->scratch_bytes(); }
+int64_t catenary_decoder_scratch(const void* decoder) {
+  return static_cast<const Decoder*>(decoder)->scratch_bytes();
+}
 
 }  // extern "C"
 

@@ -31,7 +31,8 @@ void foresee_layers(LayersRun& run, int threads) {
   std::vector<Ahead> ahead(static_cast<size_t>(threads));
   for (int rank = 0; rank < threads; ++rank) {
     for (int64_t index = 0; index < run.count; ++index) {
-      if (!catenary::foresee(run.layers[index], run.rows, rank, threads, ahead[static_cast<size_t>(rank)])) return;
+      Ahead& own = ahead[static_cast<size_t>(rank)];
+      if (!catenary::foresee(run.layers[index], run.rows, rank, threads, own)) return;
     }
   }
   run.ahead = std::move(ahead);
@@ -64,8 +65,8 @@ int64_t catenary_packed_bytes(int32_t kind, int32_t outputs, int32_t inputs, int
 }
 
 void catenary_pack(
-    int32_t kind, const float* weight, const float* ups, int32_t outputs, int32_t inputs, void* panels, float* scales,
-    int32_t* sums) {
+    int32_t kind, const float* weight, const float* ups, int32_t outputs, int32_t inputs, void* panels,
+    float* scales, int32_t* sums) {
   catenary::pack(static_cast<WeightKind>(kind), weight, ups, outputs, inputs, panels, scales, sums);
 }
 
@@ -79,8 +80,8 @@ int64_t catenary_operand_stride(int32_t kind, int32_t inputs) {
 
 // x: float32 [rows], `stride` floats from row to row. Every layer has an operand and a result.
 void catenary_run_layers(
-    Team* team, const Linear* layers, const Operand* operands, const Result* results, int64_t count, const float* x,
-    int64_t stride, int64_t rows) {
+    Team* team, const Linear* layers, const Operand* operands, const Result* results, int64_t count,
+    const float* x, int64_t stride, int64_t rows) {
   LayersRun run = {layers, operands, results, count, x, stride, rows, {}};
   try {
     foresee_layers(run, team->size());

@@ -37,7 +37,8 @@ Plan Pass::make_plan(const std::vector<Span>& spans) const {
 }
 
 void Pass::run() {
-  // Where rows are selected, what is foreseen of the last layer is not what they read; nobody but time depends on it.
+  // Where rows are selected, what is foreseen of the last layer is not what they read; nobody but time
+  // depends on it.
   const Foresight foresight(team_, decoder_.aheads());
   team_.share_runs(rows_, [this](int64_t row, const Hand&) { embed(row); });
   for (int32_t index = 0; index < sizes_.layer_count; ++index) {
@@ -52,7 +53,9 @@ void Pass::run() {
     attention(layer, cache);
     mlp(layer);
   }
-  team_.share_runs(rows_, [this](int64_t row, const Hand& hand) { close(row, decoder_.own(hand).row.floats(0)); });
+  team_.share_runs(rows_, [this](int64_t row, const Hand& hand) {
+    close(row, decoder_.own(hand).row.floats(0));
+  });
 }
 
 void Pass::embed(int64_t row) {
@@ -130,7 +133,8 @@ void Pass::narrow() {
   fused_ = decoder_.rows_.last_fused.floats(0);
   plan_ = make_plan(batch_.selected_spans);
   for (int64_t row = 0; row < rows_; ++row) {
-    std::copy_n(all + batch_.selected[static_cast<size_t>(row)] * hidden_stride_, sizes_.hidden, residual(row));
+    const int64_t selected = batch_.selected[static_cast<size_t>(row)];
+    std::copy_n(all + selected * hidden_stride_, sizes_.hidden, residual(row));
   }
 }
 
@@ -156,7 +160,8 @@ void Pass::store(const Cache& cache, int64_t row) {
 
 // Whether the cache holds finite keys and values of a row.
 bool Pass::is_sound(const Cache& cache, int64_t row, float* scratch) const {
-  const int64_t slot = batch_.slots[static_cast<size_t>(row)], width = int64_t{sizes_.kv_heads} * sizes_.head_dim;
+  const int64_t slot = batch_.slots[static_cast<size_t>(row)];
+  const int64_t width = int64_t{sizes_.kv_heads} * sizes_.head_dim;
   float nothing = 0.0f;
   for (const void* numbers : {cache.key, cache.value}) {
     read_row(cache.kind, numbers, slot, width, 0.0f, scratch);

@@ -84,7 +84,9 @@ void HeadPass::finish(int64_t row) {
   float* scores = scores_ + row * sizes_.vocab;
   const float divisor = sizes_.logits_divisor, cap = sizes_.logits_softcap;
   int64_t at = 0;
-  for (; at + kLanes <= sizes_.vocab; at += kLanes) store(scores + at, finished(load(scores + at), divisor, cap));
+  for (; at + kLanes <= sizes_.vocab; at += kLanes) {
+    store(scores + at, finished(load(scores + at), divisor, cap));
+  }
   for (; at < sizes_.vocab; ++at) scores[at] = finished(splat(scores[at]), divisor, cap)[0];
 }
 

@@ -22,8 +22,10 @@ struct Own {
 // So few rows the caller makes alone: that takes less time than to let others help.
 constexpr int64_t kOwnRows = 2;
 
-// Puts a row of floats, `made`, into an operand. `scratch` has room for it and may be the same; it is written to.
-inline void put_made(const Linear& linear, const float* made, float* scratch, const Operand& operand, int64_t row) {
+// Puts a row of floats, `made`, into an operand. `scratch` has room for it and may be the same; it is written
+// to.
+inline void put_made(
+    const Linear& linear, const float* made, float* scratch, const Operand& operand, int64_t row) {
   if (linear.kind == WeightKind::kInt8) {
     if (made != scratch) std::memcpy(scratch, made, static_cast<size_t>(linear.inputs) * sizeof(float));
     mix(scratch, linear.inputs);
@@ -32,8 +34,8 @@ inline void put_made(const Linear& linear, const float* made, float* scratch, co
   put_row(linear.kind, made, linear.inputs, operand, row);
 }
 
-// Rows for a product. make(row, scratch) gives a row's floats, in `scratch` (one row) or elsewhere. `operand` has room
-// for all rows; `owns`: of the team's threads.
+// Rows for a product. make(row, scratch) gives a row's floats, in `scratch` (one row) or elsewhere. `operand`
+// has room for all rows; `owns`: of the team's threads.
 template <typename Make>
 Operand make_operand(
     Team& team, const Linear& linear, int64_t rows, Operand operand, std::vector<Own>& owns, Make&& make) {
@@ -50,7 +52,8 @@ Operand make_operand(
   return operand;
 }
 
-// Adds what a thread will read of a linear layer to what it foresees. False: nobody knows, since threads share panels.
+// Adds what a thread will read of a linear layer to what it foresees. False: nobody knows, since threads
+// share panels.
 inline bool foresee(const Linear& linear, int64_t rows, int rank, int threads, Ahead& ahead) {
   const Pieces pieces = divide(linear, rows, threads);
   if (pieces.rows_each < rows) return false;
@@ -62,11 +65,12 @@ inline bool foresee(const Linear& linear, int64_t rows, int rank, int threads, A
   return true;
 }
 
-// A product by all threads. result_of(rank): what becomes of it. nth: which it is of those that the threads foresee, if
-// they do.
+// A product by all threads. result_of(rank): what becomes of it. nth: which it is of those that the threads
+// foresee, if they do.
 template <typename ResultOf>
 void share_product(
-    Team& team, const Linear& linear, const Operand& operand, int64_t rows, int64_t nth, ResultOf&& result_of) {
+    Team& team, const Linear& linear, const Operand& operand, int64_t rows, int64_t nth,
+    ResultOf&& result_of) {
   const Pieces pieces = divide(linear, rows, team.size());
   // Copied: threads then find all of it at once.
   team.share_runs(pieces.count, [=, &linear, &result_of](int64_t piece, const Hand& hand) {

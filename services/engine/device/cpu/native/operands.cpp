@@ -51,13 +51,14 @@ float magnitude(const float* x, int32_t inputs) {
   return largest_yet + none;
 }
 
-// Adding this rounds a small float to the nearest whole number, ties to even, and leaves that in its lowest bits.
+// Adding this rounds a small float to the nearest whole number, ties to even, and leaves that in its lowest
+// bits.
 constexpr float kRounder = 12582912.0f;
 
 uint8_t to_byte(float scaled) { return static_cast<uint8_t>(bits_as<uint32_t>(scaled + kRounder) + 128); }
 
-// A row's scale is its own, so that no row depends on its neighbours. A row with a value that is no number, or not
-// finite, gets a scale that is none, and so are all of its products.
+// A row's scale is its own, so that no row depends on its neighbours. A row with a value that is no number,
+// or not finite, gets a scale that is none, and so are all of its products.
 float put_bytes(const float* x, int32_t inputs, uint8_t* out, int64_t padded) {
   const float most = magnitude(x, inputs);
   const float inverse = most > 0 ? 127.0f / most : 0.0f;

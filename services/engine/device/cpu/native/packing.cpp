@@ -17,7 +17,8 @@ void pack_float32_panel(const float* rows, int32_t count, int32_t inputs, float*
 void pack_bfloat16_panel(const float* rows, int32_t count, int32_t inputs, Bf16* panel) {
   for (int32_t output = 0; output < kPanel; ++output)
     for (int64_t i = 0; i < ceiling(inputs, 2) * 2; ++i) {
-      const float value = output < count && i < inputs ? rows[static_cast<int64_t>(output) * inputs + i] : 0.0f;
+      const bool inside = output < count && i < inputs;
+      const float value = inside ? rows[static_cast<int64_t>(output) * inputs + i] : 0.0f;
       from_float(value, panel + (i / 2 * kPanel + output) * 2 + i % 2);
     }
 }
@@ -93,7 +94,8 @@ void pack(
         break;
       case WeightKind::kInt8:
         pack_int8_panel(
-            rows, count, inputs, reinterpret_cast<int8_t*>(panel), scales + index * kPanel, sums + index * kPanel);
+            rows, count, inputs, reinterpret_cast<int8_t*>(panel), scales + index * kPanel,
+            sums + index * kPanel);
         break;
       case WeightKind::kInt4:
         pack_int4_panel(rows, count, inputs, panel);
@@ -105,7 +107,8 @@ void pack(
 Linear part_of(const Linear& linear, int32_t begin, int32_t end) {
   Linear part = linear;
   part.outputs = end - begin;
-  part.panels = static_cast<const uint8_t*>(linear.panels) + begin / kPanel * panel_bytes(linear.kind, linear.inputs);
+  const int64_t before = begin / kPanel * panel_bytes(linear.kind, linear.inputs);
+  part.panels = static_cast<const uint8_t*>(linear.panels) + before;
   if (linear.scales != nullptr) part.scales += begin;
   if (linear.sums != nullptr) part.sums += begin;
   if (linear.bias != nullptr) part.bias += begin;
@@ -121,8 +124,10 @@ void unpack_row(const Linear& linear, int64_t output, float factor, float* row) 
       row[i] = load_as<float>(reinterpret_cast<const float*>(panel) + i * kPanel + lane) * factor;
     return;
   }
-  for (int64_t i = 0; i < linear.inputs; ++i)
-    row[i] = to_float(load_as<Bf16>(reinterpret_cast<const Bf16*>(panel) + (i / 2 * kPanel + lane) * 2 + i % 2)) * factor;
+  for (int64_t i = 0; i < linear.inputs; ++i) {
+    const Bf16* number = reinterpret_cast<const Bf16*>(panel) + (i / 2 * kPanel + lane) * 2 + i % 2;
+    row[i] = to_float(load_as<Bf16>(number)) * factor;
+  }
 }
 
 void pack_bias(const float* bias, const float* ups, int32_t outputs, float* packed) {

@@ -1,23 +1,25 @@
-// Packs a weight in 4 bits: groups of kGroup inputs, each with a scale and an offset for each output. A weight is
-// whole * scale + offset, whole numbers being -8 to 7.
+// Packs a weight in 4 bits: groups of kGroup inputs, each with a scale and an offset for each output. A
+// weight is whole * scale + offset, whole numbers being -8 to 7.
 //
-// Of a group, a panel has first the scales and offsets, brain floats [kPanel] each, then words [kGroup / 8][2][kLanes]: a
-// word has eight whole weights of one output. Its lower half has the even inputs, its upper half the odd ones, four each
-// from the lowest bits on, 8 added to each. So one shift and one look-up for each 16 bits make pairs of brain floats as
-// dot_pairs takes them.
+// Of a group, a panel has first the scales and offsets, brain floats [kPanel] each, then words [kGroup /
+// 8][2][kLanes]: a word has eight whole weights of one output. Its lower half has the even inputs, its upper
+// half the odd ones, four each from the lowest bits on, 8 added to each. So one shift and one look-up for
+// each 16 bits make pairs of brain floats as dot_pairs takes them.
 #include "packing.h"
 
 namespace catenary {
 
 namespace {
 
-// Candidates of a group's grid. `step`: a part of the range; `middle`: the whole number of the middle of the range.
+// Candidates of a group's grid. `step`: a part of the range; `middle`: the whole number of the middle of the
+// range.
 struct Grid {
   float step;
   float middle;
 };
 
-// The range in 15, 14 or 13 steps, which finds again what was on such a grid, or finer ones that cut the extremes off.
+// The range in 15, 14 or 13 steps, which finds again what was on such a grid, or finer ones that cut the
+// extremes off.
 constexpr Grid kGrids[] = {{0.066666667f, -0.5f}, {0.071428571f, -1.0f}, {0.076923077f, -1.5f},
                            {0.062f, -0.5f},       {0.0573f, -0.5f},      {0.0533f, -0.5f}};
 
@@ -84,7 +86,9 @@ Quantized quantize(const Weights& weights) {
   const F32 middle = (least + most) * 0.5f;
   for (const Grid& grid : kGrids) {
     const F32 inverse = inverse_of((most - least) * grid.step);
-    for (int i = 0; i < kGroup; ++i) candidate.wholes[i] = to_whole((weights[i] - middle) * inverse + grid.middle);
+    for (int i = 0; i < kGroup; ++i) {
+      candidate.wholes[i] = to_whole((weights[i] - middle) * inverse + grid.middle);
+    }
     fit(weights, candidate);
     keep_better(candidate, best);
     const F32 fitted = inverse_of(candidate.scale);

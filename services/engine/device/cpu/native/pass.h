@@ -1,7 +1,7 @@
 // One forward of a decoder.
 //
-// All rows go through all layers, or, where few hidden states are wanted, through all but the last one: of that all get
-// their keys and values, and the selected ones what follows.
+// All rows go through all layers, or, where few hidden states are wanted, through all but the last one: of
+// that all get their keys and values, and the selected ones what follows.
 #pragma once
 
 #include <cstdint>

@@ -9,7 +9,8 @@ namespace catenary {
 
 namespace {
 
-// Rows of a block: they stay in the second-level cache while panels pass by. So few rows or less read each weight once.
+// Rows of a block: they stay in the second-level cache while panels pass by. So few rows or less read each
+// weight once.
 constexpr int64_t kBlockRows = 80;
 // Rows that one thread multiplies with all panels: so much of a second-level cache, beside a panel.
 constexpr int64_t kBandBytes = 512 << 10;
@@ -19,8 +20,8 @@ constexpr int64_t kPartBytes = 128 << 10;
 constexpr int64_t kOncePartBytes = 16 << 10;
 // Pieces of few rows: long enough that claiming costs nothing, short enough that threads end together.
 constexpr int64_t kPieceBytes = 32 << 10;
-// How far ahead of the loop memory is asked for when a panel is used once: as far as it takes so long to come, and
-// with more rows to compute by then no farther than the hardware looks by itself.
+// How far ahead of the loop memory is asked for when a panel is used once: as far as it takes so long to
+// come, and with more rows to compute by then no farther than the hardware looks by itself.
 constexpr int64_t kNearBytes = 1 << 10, kFarBytes = 8 << 10, kNearRows = 4;
 
 int64_t ceiling(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
@@ -29,7 +30,8 @@ int64_t ceiling(int64_t value, int64_t divisor) { return (value + divisor - 1) /
 class Block {
  public:
   Block(
-      const Linear& linear, const Operand& operand, const Result& result, int64_t first_row, int64_t rows, Ahead* ahead)
+      const Linear& linear, const Operand& operand, const Result& result, int64_t first_row, int64_t rows,
+      Ahead* ahead)
       : linear_(linear),
         operand_(operand),
         result_(result),
@@ -67,13 +69,14 @@ class Block {
         add_[start(group + 1) - row - 1](
             {here, count, wanted.from == nullptr ? nullptr : wanted.from + wanted.bytes * group / groups_,
              wanted.bytes / (groups_ * count), first == 0},
-            x + row * operand_.stride + first * functions_.row_bytes, operand_.stride, sums + row * kTileBytes);
+            x + row * operand_.stride + first * functions_.row_bytes, operand_.stride,
+            sums + row * kTileBytes);
       }
     }
   }
 
-  // Memory that is asked for while a part is computed, each group of rows asking for its share. With many rows there is
-  // none: the hardware asks for the next panels in time by itself.
+  // Memory that is asked for while a part is computed, each group of rows asking for its share. With many
+  // rows there is none: the hardware asks for the next panels in time by itself.
   struct Wanted {
     const uint8_t* from;
     int64_t bytes;
@@ -108,7 +111,8 @@ Pieces divide(const Linear& linear, int64_t rows, int threads) {
   // Of many rows each thread has its own, so that they and their results stay in its caches.
   int64_t bands = 1;
   if (rows > kBlockRows) {
-    const int64_t most = std::max<int64_t>(kBlockRows, kBandBytes / operand_stride(linear.kind, linear.inputs));
+    const int64_t stride = operand_stride(linear.kind, linear.inputs);
+    const int64_t most = std::max<int64_t>(kBlockRows, kBandBytes / stride);
     bands = ceiling(ceiling(rows, most), threads) * threads;
   }
   const int64_t blocks = ceiling(ceiling(rows, bands), kBlockRows);
@@ -130,7 +134,8 @@ void multiply(
   if (first_row >= rows) return;
   const int64_t first = within / blocks * pieces.panels_each;
   const int64_t end = std::min(first + pieces.panels_each, linear.panel_count());
-  Block block(linear, operand, result, first_row, std::min<int64_t>(pieces.rows_each, rows - first_row), ahead);
+  const int64_t count = std::min<int64_t>(pieces.rows_each, rows - first_row);
+  Block block(linear, operand, result, first_row, count, ahead);
   for (int64_t panel = first; panel < end; panel += linear.gated ? 2 : 1) block.compute(panel);
 }
 

@@ -63,7 +63,8 @@ I32 lane_numbers() {
   return numbers;
 }
 
-// Keeps of each lane what is the best yet. outputs: the lanes' numbers, of which those below `end` are outputs.
+// Keeps of each lane what is the best yet. outputs: the lanes' numbers, of which those below `end` are
+// outputs.
 void keep(F32 value, I32 outputs, int32_t end, float* kept) {
   const I32 inside = outputs < end;
   const F32 best = load(kept);
@@ -84,12 +85,14 @@ void expect(const Result& result, const Linear& linear, const Place& place) {
   const int64_t column = first_column(result, place);
   const int64_t width = std::min<int64_t>(kPanel, columns_of(result, linear) - column);
   for (int64_t row = place.row; row < place.row + place.rows; ++row)
-    for (int64_t i = 0; i < width; i += kLineFloats) __builtin_prefetch(result.out + row * result.stride + column + i, 1);
+    for (int64_t i = 0; i < width; i += kLineFloats) {
+      __builtin_prefetch(result.out + row * result.stride + column + i, 1);
+    }
 }
 
 void finish(
-    const Linear& linear, const Operand& operand, const Result& result, const Place& place, const uint8_t* sums,
-    const uint8_t* ups) {
+    const Linear& linear, const Operand& operand, const Result& result, const Place& place,
+    const uint8_t* sums, const uint8_t* ups) {
   const int64_t columns = columns_of(result, linear), first = first_column(result, place);
   for (int64_t half = 0; half < 2; ++half) {
     const int64_t column = first + half * kLanes, output = place.panel * kPanel + half * kLanes;
@@ -98,12 +101,15 @@ void finish(
     const auto for_rows = [&](auto&& work) {
       for (int64_t row = 0; row < place.rows; ++row) {
         const int64_t at = row * kTileBytes + half * kBytes;
-        work(products.of(operand, place.row + row, sums + at), at, result.out + (place.row + row) * result.stride);
+        float* out = result.out + (place.row + row) * result.stride;
+        work(products.of(operand, place.row + row, sums + at), at, out);
       }
     };
     if (result.way == Result::Way::kBest) {
       const I32 outputs = lane_numbers() + static_cast<int32_t>(column);
-      for_rows([&](F32 value, int64_t, float* out) { keep(value, outputs, static_cast<int32_t>(columns), out); });
+      for_rows([&](F32 value, int64_t, float* out) {
+        keep(value, outputs, static_cast<int32_t>(columns), out);
+      });
     } else if (result.way == Result::Way::kGate) {
       const Products of_ups(linear, output + kPanel);
       for_rows([&](F32 value, int64_t at, float* out) {

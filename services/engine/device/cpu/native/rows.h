@@ -36,7 +36,9 @@ inline int64_t item_size(CacheKind kind) { return kind == CacheKind::kBfloat16 ?
 // to += factor * from.
 inline void add_row(const float* from, int64_t size, float factor, float* to) {
   int64_t at = 0;
-  for (; at + kLanes <= size; at += kLanes) store(to + at, fma(splat(factor), load(from + at), load(to + at)));
+  for (; at + kLanes <= size; at += kLanes) {
+    store(to + at, fma(splat(factor), load(from + at), load(to + at)));
+  }
   for (; at < size; ++at) to[at] += factor * from[at];
 }
 

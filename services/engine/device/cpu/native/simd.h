@@ -1,6 +1,8 @@
-// Vectors of one instruction set. The same sources are compiled once for each: what differs stands here alone.
+// Vectors of one instruction set. The same sources are compiled once for each: what differs stands here
+// alone.
 //
-// Arithmetic is that of the compiler's vector extensions, so the portable path is the same code with short vectors.
+// Arithmetic is that of the compiler's vector extensions, so the portable path is the same code with short
+// vectors.
 #pragma once
 
 #include <cstdint>
@@ -93,8 +95,8 @@ inline void convert(const float* from, int64_t count, Element* to) {
   for (; i < count; ++i) from_float(from[i], to + i);
 }
 
-// a * b + c, in one rounding where the instruction set has it. The build forbids compilers to contract what is not
-// written so: a sum must not depend on the loop around it.
+// a * b + c, in one rounding where the instruction set has it. The build forbids compilers to contract what
+// is not written so: a sum must not depend on the loop around it.
 inline F32 fma(F32 a, F32 b, F32 c) {
 #if defined(__AVX512F__)
   return bits_as<F32>(_mm512_fmadd_ps(bits_as<__m512>(a), bits_as<__m512>(b), bits_as<__m512>(c)));
@@ -118,7 +120,8 @@ inline float sum(F32 value) {
   const auto eight = value;
 #endif
 #if defined(__AVX2__)
-  const auto four = __builtin_shufflevector(eight, eight, 0, 1, 2, 3) + __builtin_shufflevector(eight, eight, 4, 5, 6, 7);
+  const auto four =
+      __builtin_shufflevector(eight, eight, 0, 1, 2, 3) + __builtin_shufflevector(eight, eight, 4, 5, 6, 7);
 #else
   const auto four = value;
 #endif
@@ -135,7 +138,8 @@ inline float largest(F32 value) {
 #endif
 }
 
-// The first `count` lanes of four bytes at `at`, or all if it is more; zeros in the others. Nothing behind is read.
+// The first `count` lanes of four bytes at `at`, or all if it is more; zeros in the others. Nothing behind is
+// read.
 inline U32 load_first(const void* at, int count) {
 #if defined(__AVX512F__)
   const __mmask16 lanes = count < kLanes ? static_cast<__mmask16>((1u << count) - 1) : 0xffff;
@@ -166,8 +170,9 @@ inline U32 splat_pair(const Bf16* at) {
 // Two vectors as pairs of brain floats, the first one's in the lower halves.
 inline U32 to_pairs(F32 low, F32 high) {
 #if defined(__AVX512BF16__)
-  alignas(64) static constexpr uint16_t kTurns[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
-                                                      8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  alignas(64) static constexpr uint16_t kTurns[32] = {
+      0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+      8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
   const __m512bh both = _mm512_cvtne2ps_pbh(bits_as<__m512>(high), bits_as<__m512>(low));
   return bits_as<U32>(_mm512_permutexvar_epi16(_mm512_load_si512(kTurns), bits_as<__m512i>(both)));
 #else
@@ -226,8 +231,8 @@ inline F32 exp(F32 x) {
   const F32 least = splat(-87.3f), most = splat(88.0f);
   F32 y = x > most ? most : x;
   y = y < least ? least : y;
-  // Added to a small number, this leaves the whole number nearest to it, and 127, in the lowest bits: the exponent of a
-  // float.
+  // Added to a small number, this leaves the whole number nearest to it, and 127, in the lowest bits: the
+  // exponent of a float.
   const F32 shift = splat(12582912.0f + 127.0f);
   const F32 shifted = fma(y, splat(1.44269504f), shift);
   const F32 n = shifted - shift;

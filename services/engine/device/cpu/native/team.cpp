@@ -9,7 +9,8 @@ namespace catenary {
 
 namespace {
 
-// About ten microseconds: longer than any thread works alone, shorter than the system lets another process run.
+// About ten microseconds: longer than any thread works alone, shorter than the system lets another process
+// run.
 constexpr int kSpins = 400;
 // Bytes that are asked for between two looks.
 constexpr int64_t kAsked = 4 * Ahead::kLine;
@@ -100,7 +101,8 @@ void Team::serve(int rank, int cpu) {
   Ahead::Part wanted{};
   for (uint64_t share = 0; (share = next_share(share, wanted)) != kClosing;) {
     seat.share.store(share, std::memory_order_seq_cst);
-    // Sequentially consistent: either this sees that the share was closed, or its caller that somebody sits in it.
+    // Sequentially consistent: either this sees that the share was closed, or its caller that somebody sits
+    // in it.
     if (share_.load(std::memory_order_seq_cst) == share) {
       Ahead* ahead = ahead_of(rank);
       if (ahead != nullptr) ahead->asked(wanted);
@@ -112,8 +114,9 @@ void Team::serve(int rank, int cpu) {
   }
 }
 
-// Waits for a share that is open and not the last one, asking for what is wanted meanwhile. Spins shortly: a forward has
-// hundreds of shares, each a microsecond apart from the one before, and a thread that sleeps takes fifty to wake up.
+// Waits for a share that is open and not the last one, asking for what is wanted meanwhile. Spins shortly: a
+// forward has hundreds of shares, each a microsecond apart from the one before, and a thread that sleeps
+// takes fifty to wake up.
 uint64_t Team::next_share(uint64_t last, Ahead::Part& wanted) {
   const auto is_next = [last](uint64_t share) { return is_open(share) && share != last; };
   int64_t asked = 0;

@@ -1,16 +1,16 @@
 // Threads that help the thread that computes a forward.
 //
-// The caller runs the forward, one phase after another, and opens a share for each phase that is worth dividing. The
-// team's threads help with what is open when they come, item by item. Nobody waits for a thread that has not come: a
-// machine that other processes use takes a thread away now and then, for as long as it likes, and the others do its
-// items meanwhile.
+// The caller runs the forward, one phase after another, and opens a share for each phase that is worth
+// dividing. The team's threads help with what is open when they come, item by item. Nobody waits for a thread
+// that has not come: a machine that other processes use takes a thread away now and then, for as long as it
+// likes, and the others do its items meanwhile.
 //
-// What makes that safe: a thread of the team touches what a share works on (the work itself, its counters, what it reads
-// and writes, and what the thread foresees) only between entering that share and leaving it. It says in its seat which
-// share it enters, looks whether that is still open, and only then reads anything; the caller closes the share and then
-// waits for those who sit in it. Shares are numbered by 64 bits, so a number is never seen twice. So when the caller goes
-// on, and be it to free everything but the team, nobody is left who knows of it. What is done between shares, the caller
-// does alone. With one thread a share is a loop.
+// What makes that safe: a thread of the team touches what a share works on (the work itself, its counters,
+// what it reads and writes, and what the thread foresees) only between entering that share and leaving it. It
+// says in its seat which share it enters, looks whether that is still open, and only then reads anything; the
+// caller closes the share and then waits for those who sit in it. Shares are numbered by 64 bits, so a number
+// is never seen twice. So when the caller goes on, and be it to free everything but the team, nobody is left
+// who knows of it. What is done between shares, the caller does alone. With one thread a share is a loop.
 #pragma once
 
 #include <atomic>
@@ -36,8 +36,8 @@ inline Run run_of(int64_t count, int rank, int threads) {
   return {count * rank / threads, count * (rank + 1) / threads};
 }
 
-// Who does an item: the caller's rank is 0. first: of those that the thread does in this share. own: of its own run.
-// ahead: what it foresees, null if nothing is known.
+// Who does an item: the caller's rank is 0. first: of those that the thread does in this share. own: of its
+// own run. ahead: what it foresees, null if nothing is known.
 struct Hand {
   int rank;
   bool first;
@@ -47,8 +47,8 @@ struct Hand {
 
 class Team {
  public:
-  // cpus: `cpu_count` numbers of CPUs, to which the threads are bound in turn (rank 0, the caller's thread, is not);
-  // none: they are not bound. Throws if there are no such threads.
+  // cpus: `cpu_count` numbers of CPUs, to which the threads are bound in turn (rank 0, the caller's thread,
+  // is not); none: they are not bound. Throws if there are no such threads.
   Team(int size, const int32_t* cpus, int cpu_count);
   ~Team();
   Team(const Team&) = delete;
@@ -56,15 +56,15 @@ class Team {
 
   int size() const { return size_; }
 
-  // Calls work(item, hand) for each item in [0, count) once, in any thread. Returns when all are done. One caller at a
-  // time, and none out of work().
+  // Calls work(item, hand) for each item in [0, count) once, in any thread. Returns when all are done. One
+  // caller at a time, and none out of work().
   template <typename Work>
   void share(int64_t count, Work&& work) {
     share_as(count, false, work);
   }
 
-  // The same, but each thread begins with a run of its own (run_of), in order. Who is done early takes items from the
-  // end of another's run.
+  // The same, but each thread begins with a run of its own (run_of), in order. Who is done early takes items
+  // from the end of another's run.
   template <typename Work>
   void share_runs(int64_t count, Work&& work) {
     share_as(count, true, work);
@@ -78,11 +78,12 @@ class Team {
 
   // A thread's own line.
   struct alignas(64) Seat {
-    // The share that the thread sits in, or the next number if it has left it; the caller waits for that at the bell.
+    // The share that the thread sits in, or the next number if it has left it; the caller waits for that at
+    // the bell.
     std::atomic<uint64_t> share{0};
     Doorbell left;
-    // Of its items in the open share: how many were taken from the front, by itself, and from the end, by others. No
-    // two are the same while both together are fewer than there are.
+    // Of its items in the open share: how many were taken from the front, by itself, and from the end, by
+    // others. No two are the same while both together are fewer than there are.
     std::atomic<uint64_t> taken{0};
   };
   static constexpr uint64_t kFront = 1, kEnd = uint64_t{1} << 32;
@@ -120,8 +121,8 @@ class Team {
   std::vector<std::thread> threads_;
 };
 
-// What threads will read in the shares of a scope, by rank, of which memory is asked for while they wait. Null: nothing
-// is known.
+// What threads will read in the shares of a scope, by rank, of which memory is asked for while they wait.
+// Null: nothing is known.
 class Foresight {
  public:
   Foresight(Team& team, Ahead* aheads) : team_(team) { team.aheads_ = aheads; }
@@ -142,7 +143,8 @@ inline int64_t Team::take(int rank, int64_t items, uint64_t side) {
   if (left(taken.load(std::memory_order_relaxed)) <= 0) return -1;
   const uint64_t before = taken.fetch_add(side, std::memory_order_relaxed);
   if (left(before) <= 0) return -1;
-  return side == kFront ? static_cast<int64_t>(before % kEnd) : items - 1 - static_cast<int64_t>(before / kEnd);
+  if (side == kFront) return static_cast<int64_t>(before % kEnd);
+  return items - 1 - static_cast<int64_t>(before / kEnd);
 }
 
 template <typename Work>

@@ -1,7 +1,7 @@
 // The innermost loops of products: some rows times one panel.
 //
-// Every sum has one accumulator, to which products are added in the order of the inputs, however many rows are computed
-// beside it: so a row's bits are the same whatever its neighbours are.
+// Every sum has one accumulator, to which products are added in the order of the inputs, however many rows
+// are computed beside it: so a row's bits are the same whatever its neighbours are.
 #pragma once
 
 #include "kernels.h"
@@ -13,8 +13,8 @@ constexpr bool kManyRegisters = kLanes == 16;
 // Bytes of a row's sums with one panel: two vectors of floats, of int8 weights whole numbers.
 constexpr int64_t kTileBytes = 2 * kBytes;
 
-// What a call reads beside its rows: some steps of a panel, and memory that is wanted soon, from `ahead` on, a little
-// of it with each step; null: none. `begins`: the tile holds no sums yet.
+// What a call reads beside its rows: some steps of a panel, and memory that is wanted soon, from `ahead` on,
+// a little of it with each step; null: none. `begins`: the tile holds no sums yet.
 struct Stretch {
   const uint8_t* panel;
   int64_t steps;
@@ -30,8 +30,8 @@ using TileFunction = void (*)(const Stretch& stretch, const uint8_t* x, int64_t 
 struct TileFunctions {
   const TileFunction* by_rows;
   int rows;
-  // The same for so few rows and panels that are used once: what they read and ask for passes the caches by, since what
-  // these evict takes bandwidth too.
+  // The same for so few rows and panels that are used once: what they read and ask for passes the caches by,
+  // since what these evict takes bandwidth too.
   const TileFunction* once;
   int once_rows;
   // What one step takes: inputs, bytes of each row, bytes of a panel.

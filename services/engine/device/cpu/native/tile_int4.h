@@ -93,7 +93,8 @@ struct Int4Tiles {
       for (int pair = 0; pair < 4; ++pair) {
         const Wholes left_wholes = wholes_of(left), right_wholes = wholes_of(right);
         for (int row = 0; row < Rows; ++row) {
-          const U32 spread = splat_pair(reinterpret_cast<const Bf16*>(x + row * stride) + 8 * quarter + 2 * pair);
+          const auto* here = reinterpret_cast<const Bf16*>(x + row * stride);
+          const U32 spread = splat_pair(here + 8 * quarter + 2 * pair);
           sums[row][0] = dot_wholes(sums[row][0], spread, left_wholes);
           sums[row][1] = dot_wholes(sums[row][1], spread, right_wholes);
         }

@@ -1,5 +1,5 @@
-// Tiles of float32, bfloat16 and int8 weights. Their loops have one shape: a step takes four bytes of each row (one
-// float, two brain floats or four bytes), spread over a vector, and two vectors of weights.
+// Tiles of float32, bfloat16 and int8 weights. Their loops have one shape: a step takes four bytes of each
+// row (one float, two brain floats or four bytes), spread over a vector, and two vectors of weights.
 #pragma once
 
 #include "tile.h"
