@@ -75,12 +75,13 @@ KINDS = [
 
 @pytest.mark.parametrize(("dtype", "quantization"), KINDS)
 @pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3_moe"])
+@pytest.mark.parametrize("threads", [3, *(pytest.param(more, marks=pytest.mark.long) for more in (2, 5, 8))])
 def test_no_bit_depends_on_the_others_or_on_threads(
-    family: str, dtype: str, quantization: Quantization | None, checkpoint: Any
+    threads: int, family: str, dtype: str, quantization: Quantization | None, checkpoint: Any
 ) -> None:
     directory = checkpoint(family)
     alone = open_native(directory, dtype, quantization=quantization)
-    together = open_native(directory, dtype, quantization=quantization, threads=3)
+    together = open_native(directory, dtype, quantization=quantization, threads=threads)
     # Enough rows for every way in which products are divided.
     texts = [*TEXTS, *(text(20 + row, 7 + row) for row in range(12))]
     for tokens, logits in zip(texts, in_pieces(together, texts), strict=True):
