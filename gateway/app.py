@@ -8,15 +8,13 @@ from catenary.telemetry import get_logger
 from gateway import routes
 from gateway.application import guarded, routed
 from gateway.config import GatewayConfig
-from gateway.generation.prompts import PromptService
-from gateway.generation.service import GenerationService
-from gateway.http.protocol import HttpLimits
-from gateway.http.server import HttpServer
+from gateway.generation import GenerationService, PromptService
+from gateway.http import HttpLimits, HttpServer
 from gateway.limits import LimitGate, limiter_of
 from gateway.metrics import FleetCollector, GatewayMetrics
 from gateway.openapi import Routes
 from gateway.peers import Peers
-from gateway.pooling.service import PoolingService
+from gateway.pooling import PoolingService
 from gateway.stored import StoredApis
 
 _log = get_logger(__name__)

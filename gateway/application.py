@@ -15,8 +15,7 @@ from starlette.types import ASGIApp
 from gateway.auth import ApiKeys, AuthGate, CallerGate, read_keys
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError, internal
-from gateway.http.context import Observer, RequestContext
-from gateway.http.respond import error_response
+from gateway.http import Observer, RequestContext, error_response
 from gateway.limits import LIMIT_HEADERS, Limiter, LimitGate
 from gateway.openapi import DirectRoutes, Routes
 

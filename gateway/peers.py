@@ -12,8 +12,7 @@ from catenary.telemetry import new_id
 from gateway.config import GatewayConfig
 from gateway.link import Routers
 from gateway.metrics import GatewayMetrics
-from gateway.text.models import ModelBoard
-from gateway.text.pool import TokenizerPool
+from gateway.text import ModelBoard, TokenizerPool
 
 
 class Peers:

@@ -23,7 +23,7 @@ from gateway.batches import (
     RunnerLimits,
 )
 from gateway.config import GatewayConfig
-from gateway.generation.service import GenerationService
+from gateway.generation import GenerationService
 from gateway.openapi import Routes
 from gateway.responses import (
     BackgroundRuns,

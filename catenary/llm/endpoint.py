@@ -8,8 +8,7 @@ from pydantic import Field
 
 from catenary.schema import MAX_TOP_LOGPROBS
 from gateway.routes.completions import CompletionEndpoint
-from gateway.schemas import RequestLimits, parse_request
-from gateway.schemas.completion import CompletionRequest
+from gateway.schemas import CompletionRequest, RequestLimits, parse_request
 
 
 class OfflineRequest(CompletionRequest):

@@ -18,8 +18,8 @@ from catenary.llm.sampling_params import SamplingParams
 from catenary.llm.stack import LocalStack
 from catenary.loop_thread import LoopThread
 from gateway import ApiError
-from gateway.generation.answer import collect
-from gateway.pooling.scores import unpack
+from gateway.generation import collect
+from gateway.pooling import unpack
 from gateway.routes.chat_completions import ChatEndpoint
 from gateway.routes.embeddings import EmbeddingEndpoint
 

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from catenary.llm.outputs import CompletionOutput, Logprob, RequestOutput
 from catenary.text import Vocabulary
-from gateway.generation.generation import Generation
-from gateway.streaming.delta import ChoiceResult
-from gateway.streaming.entries import TokenLogprob
+from gateway.generation import Generation
+from gateway.streaming import ChoiceResult, TokenLogprob
 
 
 def request_output(

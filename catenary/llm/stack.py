@@ -11,9 +11,9 @@ from catenary.llm.tokenizers import LocalTokenizers
 from catenary.telemetry import log_as_the_program_does
 from catenary.v1 import router_pb2
 from gateway import GatewayConfig, GatewayMetrics
-from gateway.generation.service import GenerationService
-from gateway.pooling.service import PoolingService
-from gateway.text.models import ModelBoard
+from gateway.generation import GenerationService
+from gateway.pooling import PoolingService
+from gateway.text import ModelBoard
 from services.engine.model import prepare_model, resolve_source
 
 _LONG_S = 3.0e7

@@ -14,7 +14,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
 from gateway.errors import ApiError, bad_request, timed_out
-from gateway.http.disconnect import ClientGone
+from gateway.http import ClientGone
 
 PIECE_BYTES = 256 << 10
 _MAX_VALUE_BYTES = 1024

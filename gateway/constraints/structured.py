@@ -15,7 +15,7 @@ from catenary.v1.common_pb2 import (
 )
 from gateway.constraints.wanted import Wanted
 from gateway.errors import bad_request
-from gateway.schemas.structured import ResponseFormat, StructuredFields, StructuredOutputs, TagStructure
+from gateway.schemas import ResponseFormat, StructuredFields, StructuredOutputs, TagStructure
 
 _ANY_OBJECT = {"type": "object"}
 

@@ -11,11 +11,8 @@ from catenary.telemetry import get_logger
 from gateway.errors import ApiError, internal
 from gateway.generation.generation import Generation
 from gateway.generation.plan import GenerationPlan
-from gateway.http.disconnect import ClientGone
-from gateway.http.parts import PartSender
-from gateway.streaming.delta import ChoiceDelta, ChoiceResult
-from gateway.streaming.sse import DONE, HEADERS, error_event
-from gateway.streaming.writer import AnyWriter
+from gateway.http import ClientGone, PartSender
+from gateway.streaming import SSE_DONE, SSE_HEADERS, AnyWriter, ChoiceDelta, ChoiceResult, sse_error_event
 
 _log = get_logger(__name__)
 LONG_ECHO = 1000
@@ -71,7 +68,7 @@ async def send_stream(
         writer: how they are written.
         on_error: called with the code of an error that only the stream could tell.
     """
-    await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
+    await send({"type": "http.response.start", "status": 200, "headers": list(SSE_HEADERS)})
     try:
         await _send_deltas(parts, generation, writer)
     except ClientGone:
@@ -83,7 +80,7 @@ async def send_stream(
             _log.exception("stream failed")
             error = internal()
         on_error(error.code or "")
-        await parts(error_event(error) + DONE)
+        await parts(sse_error_event(error) + SSE_DONE)
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
@@ -103,4 +100,4 @@ async def _send_deltas(parts: PartSender, generation: Generation, writer: AnyWri
             data = b""
     if fields.wants_usage:
         data += writer.usage(generation.usage())
-    await parts(data + DONE)
+    await parts(data + SSE_DONE)

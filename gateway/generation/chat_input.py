@@ -7,11 +7,10 @@ import msgspec
 from catenary.text import TokenizerTraits
 from catenary.v1 import tokenizer_pb2
 from gateway.generation.legacy_calls import with_tools
-from gateway.schemas.chat_input import ChatInputFields
-from gateway.schemas.messages import ChatMessage
+from gateway.schemas import ChatInputFields, ChatMessage
 
 
-def chat_input(fields: ChatInputFields, traits: TokenizerTraits) -> tokenizer_pb2.ChatInput:
+def to_chat_input(fields: ChatInputFields, traits: TokenizerTraits) -> tokenizer_pb2.ChatInput:
     """The part of a request that its template sees. Raises ApiError for variables that it does not read."""
     variables = fields.template_variables(traits.template_variables)
     return tokenizer_pb2.ChatInput(

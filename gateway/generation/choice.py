@@ -9,9 +9,7 @@ from gateway.errors import internal
 from gateway.generation.plan import GenerationPlan
 from gateway.generation.prompt import Prompt
 from gateway.parsing import Part, TextParser
-from gateway.streaming.delta import ChoiceDelta, joined
-from gateway.streaming.entries import TokenLogprob
-from gateway.streaming.sequence_text import SequenceText, TextOptions
+from gateway.streaming import ChoiceDelta, SequenceText, TextOptions, TokenLogprob, joined
 
 _REASONS: dict[int, str] = {
     common_pb2.FINISH_REASON_STOP: "stop",

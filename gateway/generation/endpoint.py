@@ -7,12 +7,9 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from gateway.constraints import Wanted, wanted_of
 from gateway.parsing import ParserChoice
-from gateway.schemas.generation import GenerationFields
-from gateway.schemas.limits import RequestLimits
-from gateway.streaming.writer import AnyWriter
-from gateway.text.models import Model
-from gateway.text.pool import TokenizerPool
-from gateway.text.rendered import Rendered
+from gateway.schemas import GenerationFields, RequestLimits
+from gateway.streaming import AnyWriter
+from gateway.text import Model, Rendered, TokenizerPool
 
 T = TypeVar("T", bound=GenerationFields)
 

@@ -12,8 +12,7 @@ from gateway.generation.choice import Choice, text_options
 from gateway.generation.plan import GenerationPlan
 from gateway.generation.prompt import Prompt, read_prompts
 from gateway.link import Batch, Inbox, SequenceEnded, SequenceFeed, Session
-from gateway.streaming.delta import ChoiceDelta
-from gateway.streaming.usage import Usage, usage_of
+from gateway.streaming import ChoiceDelta, Usage, usage_of
 
 
 class _Sequence:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gateway.parsing import IdStyle, id_style
-from gateway.schemas.messages import ChatMessage, ToolCall
+from gateway.schemas import ChatMessage, ToolCall
 
 
 def with_tools(messages: Sequence[ChatMessage], tool_parser: str) -> Sequence[ChatMessage]:

@@ -15,9 +15,7 @@ from gateway.parsing import (
     ToolSet,
     read_response_template,
 )
-from gateway.schemas.calls import CallMode
-from gateway.schemas.chat import ChatRequest
-from gateway.schemas.tools import FunctionTool
+from gateway.schemas import CallMode, ChatRequest, FunctionTool
 
 
 def choose_parser(fields: ChatRequest, traits: TokenizerTraits) -> ParserChoice:

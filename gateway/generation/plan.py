@@ -10,8 +10,8 @@ from catenary.text import Detokenizer
 from catenary.v1 import common_pb2
 from gateway.generation.priorities import Standing
 from gateway.parsing import ParserChoice, TextParser
-from gateway.schemas.generation import GenerationFields
-from gateway.text.models import Model
+from gateway.schemas import GenerationFields
+from gateway.text import Model
 
 
 @dataclass(frozen=True, slots=True)

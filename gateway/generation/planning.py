@@ -10,8 +10,8 @@ from gateway.errors import bad_request, context_length_exceeded
 from gateway.generation.plan import GenerationPlan
 from gateway.generation.priorities import Standing
 from gateway.parsing import ParserChoice
-from gateway.schemas.generation import GenerationFields
-from gateway.text.models import Model
+from gateway.schemas import GenerationFields
+from gateway.text import Model
 
 
 def make_plan(

@@ -9,9 +9,7 @@ from catenary.text import Detokenizer
 from gateway.errors import internal
 from gateway.generation.plan import GenerationPlan
 from gateway.link import SequenceFeed
-from gateway.streaming.delta import PromptReport
-from gateway.streaming.echo import Echo
-from gateway.streaming.entries import LogprobEntry, TokenLogprob
+from gateway.streaming import Echo, LogprobEntry, PromptReport, TokenLogprob
 
 # Decoding so many tokens takes long enough for others to notice.
 LONG_PROMPT_TOKENS = 4096

@@ -11,21 +11,17 @@ from starlette.types import Receive, Scope, Send
 
 from catenary.v1 import tokenizer_pb2
 from gateway.errors import bad_request, unavailable
-from gateway.generation.chat_input import chat_input
+from gateway.generation.chat_input import to_chat_input
 from gateway.generation.endpoint import Endpoint, T
 from gateway.generation.prompt_answers import RenderedRequest, Tokens, TokensText
 from gateway.generation.service import GenerationService
-from gateway.http.disconnect import ClientWatch
-from gateway.http.respond import send_json
-from gateway.schemas import parse_request
-from gateway.schemas.chat_input import TokenizeChatRequest
-from gateway.schemas.tokenize import DetokenizeRequest, TokenizeRequest
-from gateway.text.models import Model, ModelBoard
-from gateway.text.pool import TokenizerPool
+from gateway.http import ClientWatch, send_json
+from gateway.schemas import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest, parse_request
+from gateway.text import Model, ModelBoard, TokenizerPool
 
 MANY_TOKENS = 5000
 
-Handler = Callable[[dict[str, Any]], Coroutine[Any, Any, Any]]
+PromptHandler = Callable[[dict[str, Any]], Coroutine[Any, Any, Any]]
 
 
 class PromptService:
@@ -36,7 +32,7 @@ class PromptService:
         self._models = models
         self._tokenizers = tokenizers
 
-    async def serve(self, handler: Handler, scope: Scope, receive: Receive, send: Send) -> None:
+    async def serve(self, handler: PromptHandler, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request with what `handler` makes of its body. Raises ApiError or ClientGone."""
         with self._service.place():
             body = await self._service.read(scope, receive)
@@ -54,7 +50,7 @@ class PromptService:
         if "messages" in body:
             fields = parse_request(TokenizeChatRequest, body, limits)
             model = self._model(fields.model)
-            chat = tokenizer_pb2.RenderRequest(model=model.name, chat=chat_input(fields, model.traits))
+            chat = tokenizer_pb2.RenderRequest(model=model.name, chat=to_chat_input(fields, model.traits))
             (ids,) = (await self._tokenizers.render(chat)).prompts
         else:
             fields = parse_request(TokenizeRequest, body, limits)

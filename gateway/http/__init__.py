@@ -1,1 +1,43 @@
 """HTTP below the routes: the server, its limits, bodies, disconnects."""
+
+from __future__ import annotations
+
+from gateway.http.answers import Deleted, Page, Status, Version, json_response, page_of
+from gateway.http.body import BodyLimits, read_json_object
+from gateway.http.context import HEALTH_PATHS, Observer, RequestContext
+from gateway.http.disconnect import ClientGone, ClientWatch, SlowReader
+from gateway.http.parts import PartSender, part_sender
+from gateway.http.protocol import HttpLimits
+from gateway.http.query import Choice, Integer, Parameter, Text, query_of
+from gateway.http.respond import Deferred, error_response, send_error, send_json
+from gateway.http.server import HttpServer
+
+__all__ = [
+    "HEALTH_PATHS",
+    "BodyLimits",
+    "Choice",
+    "ClientGone",
+    "ClientWatch",
+    "Deferred",
+    "Deleted",
+    "HttpLimits",
+    "HttpServer",
+    "Integer",
+    "Observer",
+    "Page",
+    "Parameter",
+    "PartSender",
+    "RequestContext",
+    "SlowReader",
+    "Status",
+    "Text",
+    "Version",
+    "error_response",
+    "json_response",
+    "page_of",
+    "part_sender",
+    "query_of",
+    "read_json_object",
+    "send_error",
+    "send_json",
+]

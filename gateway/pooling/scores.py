@@ -9,7 +9,7 @@ from operator import mul
 
 from catenary.v1 import common_pb2
 from gateway.pooling.work import Pooled, Work
-from gateway.text.models import Model
+from gateway.text import Model
 
 
 def compare(

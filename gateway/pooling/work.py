@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from catenary.v1 import common_pb2, tokenizer_pb2
-from gateway.text.models import Model
+from gateway.text import Model
 
 Pair = tuple[str, str]
 

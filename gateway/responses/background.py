@@ -9,8 +9,7 @@ from contextlib import suppress
 from catenary.backoff import Backoff
 from catenary.telemetry import get_logger, new_id
 from gateway.errors import ApiError, internal, overloaded, unavailable
-from gateway.generation.endpoint import Endpoint
-from gateway.generation.service import GenerationService, Running
+from gateway.generation import Endpoint, GenerationService, Running
 from gateway.responses import events
 from gateway.responses.event_log import EventLog, EventLogs
 from gateway.responses.event_streams import EventStreams

@@ -9,7 +9,7 @@ from typing import Any
 from gateway.errors import ApiError
 from gateway.responses import items
 from gateway.responses.turns import chat_messages
-from gateway.schemas.responses import FunctionTool, ResponsesRequest
+from gateway.schemas import ResponsesRequest, ResponseTool
 
 PREVIOUS = "previous_response_id"
 INSTRUCTIONS = "instructions"
@@ -83,7 +83,7 @@ def chat_body(
     return ChatBody(body, tuple(origins))
 
 
-def chat_tool(tool: FunctionTool) -> dict[str, Any]:
+def chat_tool(tool: ResponseTool) -> dict[str, Any]:
     """A tool as chats have it: the function in an object of its own."""
     function = tool.model_dump(exclude={"type"}, exclude_none=True)
     return {"type": "function", "function": function}

@@ -9,12 +9,12 @@ from contextlib import contextmanager, suppress
 from starlette.types import Receive, Send
 
 from gateway.errors import ApiError, bad_request, overloaded, unavailable
-from gateway.http.disconnect import ClientWatch
+from gateway.http import ClientWatch
 from gateway.responses.event_log import EventLog, EventLogs
 from gateway.responses.events import Error, encode_event
 from gateway.responses.library import not_found
 from gateway.responses.store import ResponseStore, StoredEvents
-from gateway.streaming.sse import HEADERS
+from gateway.streaming import SSE_HEADERS
 
 _TICK_S = 0.3
 _MIB = 1 << 20
@@ -54,7 +54,7 @@ class EventStreams:
 
         Raises ApiError before the answer has begun, ClientGone at any time."""
         found = self._told(await self._store.events(owner, response_id, after))
-        await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
+        await send({"type": "http.response.start", "status": 200, "headers": list(SSE_HEADERS)})
         try:
             async with ClientWatch(receive) as watch:
                 while not (found.final and not found.events):

@@ -8,8 +8,7 @@ import msgspec
 
 from gateway.responses.items import OutputItem, OutputText, ReasoningText
 from gateway.responses.objects import Response
-from gateway.streaming.logprobs import ChatLogprob
-from gateway.streaming.sse import event
+from gateway.streaming import ChatLogprob, sse_event
 
 
 class Event(msgspec.Struct, tag_field="type"):
@@ -137,4 +136,4 @@ ResponseEvent: TypeAlias = (
 
 def encode_event(value: Event) -> bytes:
     """The event as it is sent: its name, then its JSON on one line."""
-    return b"event: " + str(value.__struct_config__.tag).encode() + b"\n" + event(value)
+    return b"event: " + str(value.__struct_config__.tag).encode() + b"\n" + sse_event(value)

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from gateway.streaming.logprobs import ChatLogprob
+from gateway.streaming import ChatLogprob
 
 IN_PROGRESS = "in_progress"
 COMPLETED = "completed"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from catenary.telemetry import get_logger
 from gateway.errors import ApiError, bad_request
-from gateway.http.answers import Page, page_of
+from gateway.http import Page, page_of
 from gateway.responses import items
 from gateway.responses.objects import Status, decode_response, encode_response
 from gateway.responses.request import ResponseRequest

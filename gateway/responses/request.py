@@ -10,13 +10,12 @@ from typing import Any, TypeVar
 
 from catenary.telemetry import new_id
 from gateway.errors import ApiError, bad_request
-from gateway.generation.endpoint import Endpoint
+from gateway.generation import Endpoint
 from gateway.responses import items
 from gateway.responses.conversion import chat_body, of_response
 from gateway.responses.given import given_items
 from gateway.responses.objects import Response, Status
-from gateway.schemas import ChatRequest, RequestLimits, ResponsesRequest, parse_request
-from gateway.schemas.responses import PASSED_ON
+from gateway.schemas import CHAT_PARAMETERS, ChatRequest, RequestLimits, ResponsesRequest, parse_request
 
 ID_PREFIX = "resp_"
 _CUT = "truncate_prompt_tokens"
@@ -49,8 +48,8 @@ class ResponseRequest:
 
 def read_request(body: dict[str, Any], limits: RequestLimits) -> tuple[ResponsesRequest, dict[str, Any]]:
     """A body as its own parameters, checked, and those that it has for the chat. Raises ApiError 400."""
-    passed_on = {name: value for name, value in body.items() if name in PASSED_ON}
-    own = {name: value for name, value in body.items() if name not in PASSED_ON}
+    passed_on = {name: value for name, value in body.items() if name in CHAT_PARAMETERS}
+    own = {name: value for name, value in body.items() if name not in CHAT_PARAMETERS}
     request = parse_request(ResponsesRequest, own, limits)
     if request.truncation == "auto" and passed_on.get(_CUT) is not None:
         raise bad_request(f"'{_CUT}' is not allowed when 'truncation' is 'auto'.", _CUT)

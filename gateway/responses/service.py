@@ -9,10 +9,8 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.auth import cache_salt_of, owner_of
 from gateway.errors import ApiError, bad_request
-from gateway.generation.endpoint import Endpoint
-from gateway.generation.service import GenerationService, Running
-from gateway.http.disconnect import ClientWatch
-from gateway.http.respond import send_json
+from gateway.generation import Endpoint, GenerationService, Running
+from gateway.http import ClientWatch, send_json
 from gateway.responses import events
 from gateway.responses.background import BackgroundRuns
 from gateway.responses.given import references
@@ -20,9 +18,8 @@ from gateway.responses.library import Library, not_found
 from gateway.responses.objects import InputTokens, encode_response
 from gateway.responses.producer import Producer
 from gateway.responses.request import ResponseRequest, read_request, response_request
-from gateway.schemas import ChatRequest
-from gateway.schemas.unsupported import unsupported
-from gateway.streaming.sse import HEADERS
+from gateway.schemas import ChatRequest, unsupported_parameter
+from gateway.streaming import SSE_HEADERS
 
 
 class ResponsesService:
@@ -130,7 +127,7 @@ class ResponsesService:
         if not self._library.exists:
             for name in ("store", "background", "previous_response_id"):
                 if getattr(request, name):
-                    raise unsupported(name)
+                    raise unsupported_parameter(name)
         history = []
         if request.previous_response_id is not None:
             history = await self._library.conversation(owner, request.previous_response_id)
@@ -159,7 +156,7 @@ class ResponsesService:
             await self._library.keep(request)
             await send_json(send, await request.written(lambda: encode_response(request.response)))
             return
-        await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
+        await send({"type": "http.response.start", "status": 200, "headers": list(SSE_HEADERS)})
         async for made in producer.stream(events.Created, events.InProgress):
             await send({"type": "http.response.body", "body": b"".join(made), "more_body": True})
         # Stored before it is told: whoever has read the last event may go on from the response.

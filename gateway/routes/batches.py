@@ -7,11 +7,9 @@ from starlette.responses import Response
 
 from gateway.auth import owner_of
 from gateway.batches import Batch, BatchService
-from gateway.http.answers import Page, json_response, page_of
-from gateway.http.query import Integer, Text, query_of
-from gateway.http.respond import Deferred
+from gateway.http import Deferred, Integer, Page, Text, json_response, page_of, query_of
 from gateway.openapi import READS, STORED, Routes, operation
-from gateway.schemas.batches import BatchRequest
+from gateway.schemas import BatchRequest
 
 _AFTER = Text("after", "Id of the batch after which the list begins.")
 _LIMIT = Integer("limit", 20, 1, 100)

@@ -10,19 +10,20 @@ from starlette.responses import Response
 from catenary.v1 import tokenizer_pb2
 from gateway.constraints import Wanted
 from gateway.errors import ErrorEnvelope
-from gateway.generation.chat_input import chat_input
-from gateway.generation.endpoint import Endpoint
-from gateway.generation.parsing import choose_constraint, choose_parser
-from gateway.generation.planning import truncation
-from gateway.generation.service import GenerationService
-from gateway.http.respond import Deferred
+from gateway.generation import (
+    Endpoint,
+    GenerationService,
+    choose_constraint,
+    choose_parser,
+    to_chat_input,
+    truncation,
+)
+from gateway.http import Deferred
 from gateway.openapi import ASKS, Routes, operation
 from gateway.parsing import ParserChoice
 from gateway.schemas import ChatRequest, RequestLimits, parse_request
-from gateway.streaming.chat import ChatChunk, ChatCompletion, ChatWriter
-from gateway.text.models import Model
-from gateway.text.pool import TokenizerPool
-from gateway.text.rendered import Rendered
+from gateway.streaming import ChatChunk, ChatCompletion, ChatWriter
+from gateway.text import Model, Rendered, TokenizerPool
 
 
 class ChatEndpoint(Endpoint[ChatRequest]):
@@ -49,7 +50,7 @@ class ChatEndpoint(Endpoint[ChatRequest]):
             tokenizer_pb2.RenderRequest(
                 request_id=request_id,
                 model=model.name,
-                chat=chat_input(fields, model.traits),
+                chat=to_chat_input(fields, model.traits),
                 max_prompt_tokens=model.max_model_len if keep is None else None,
                 truncate_to=keep,
             )

@@ -12,18 +12,27 @@ from starlette.responses import Response
 
 from catenary.v1 import common_pb2
 from gateway.errors import bad_request
-from gateway.generation.chat_input import chat_input
-from gateway.http.respond import Deferred
+from gateway.generation import to_chat_input
+from gateway.http import Deferred
 from gateway.openapi import ASKS, Routes, operation
-from gateway.pooling.answers import Embedding, EmbeddingList, usage_of
-from gateway.pooling.endpoint import PooledEndpoint
-from gateway.pooling.scores import unpack
-from gateway.pooling.service import PoolingService
-from gateway.pooling.work import Pooled, Work
-from gateway.schemas import RequestLimits, parse_request
-from gateway.schemas.chat_embedding import ChatEmbeddingRequest
-from gateway.schemas.pooling import EmbeddingFields, EmbeddingRequest
-from gateway.text.models import Model
+from gateway.pooling import (
+    Embedding,
+    EmbeddingList,
+    Pooled,
+    PooledEndpoint,
+    PoolingService,
+    Work,
+    unpack,
+    usage_of,
+)
+from gateway.schemas import (
+    ChatEmbeddingRequest,
+    EmbeddingFields,
+    EmbeddingRequest,
+    RequestLimits,
+    parse_request,
+)
+from gateway.text import Model
 
 
 class EmbeddingEndpoint(PooledEndpoint[EmbeddingFields]):
@@ -55,7 +64,7 @@ class EmbeddingEndpoint(PooledEndpoint[EmbeddingFields]):
                 )
             # No answer is wanted: its turn is begun only where that is asked for.
             begins = {"add_generation_prompt": bool(fields.add_generation_prompt)}
-            chat = chat_input(fields.model_copy(update=begins), model.traits)
+            chat = to_chat_input(fields.model_copy(update=begins), model.traits)
             return replace(asked, param="messages", chat=chat)
         if not isinstance(fields, EmbeddingRequest):
             raise TypeError("a request of another route")

@@ -9,9 +9,7 @@ from starlette.responses import Response, StreamingResponse
 
 from gateway.auth import owner_of
 from gateway.batches import BatchService, FileObject, FileStore, UploadForm, file_not_found
-from gateway.http.answers import Deleted, Page, json_response, page_of
-from gateway.http.query import Choice, Integer, Text, query_of
-from gateway.http.respond import Deferred
+from gateway.http import Choice, Deferred, Deleted, Integer, Page, Text, json_response, page_of, query_of
 from gateway.openapi import READS, STORED, Routes, operation
 
 _BYTES = "application/octet-stream"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from starlette.responses import Response
 
-from gateway.http.answers import Status, json_response
+from gateway.http import Status, json_response
 from gateway.openapi import Routes, operation
 
 _NOT_NOW = {503: Status}

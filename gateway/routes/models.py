@@ -7,9 +7,9 @@ from starlette.responses import Response
 
 from catenary.v1 import common_pb2, router_pb2
 from gateway.errors import model_not_found
-from gateway.http.answers import json_response
+from gateway.http import json_response
 from gateway.openapi import Routes, operation
-from gateway.text.models import ModelBoard, tasks_of
+from gateway.text import ModelBoard, tasks_of
 
 OWNER = "catenary"
 _TASKS: dict[int, str] = {

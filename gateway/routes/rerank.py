@@ -11,25 +11,26 @@ import msgspec
 from starlette.responses import Response
 
 from catenary.v1 import common_pb2
-from gateway.http.respond import Deferred
+from gateway.http import Deferred
 from gateway.openapi import ASKS, Routes, operation
-from gateway.pooling.answers import (
+from gateway.pooling import (
     ApiVersion,
     BilledTokens,
     CohereRanking,
+    Pooled,
+    PooledEndpoint,
+    PoolingService,
     Ranked,
     RankedDocument,
     Ranking,
     RankingMeta,
+    Work,
+    compare,
+    scores_of,
     usage_of,
 )
-from gateway.pooling.endpoint import PooledEndpoint
-from gateway.pooling.scores import compare, scores_of
-from gateway.pooling.service import PoolingService
-from gateway.pooling.work import Pooled, Work
-from gateway.schemas import RequestLimits, parse_request
-from gateway.schemas.pooling import RerankRequest
-from gateway.text.models import Model
+from gateway.schemas import RequestLimits, RerankRequest, parse_request
+from gateway.text import Model
 
 
 class RerankEndpoint(PooledEndpoint[RerankRequest]):

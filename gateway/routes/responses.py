@@ -10,25 +10,28 @@ from starlette.responses import Response
 
 from gateway.auth import owner_of
 from gateway.errors import bad_request, context_length_exceeded
-from gateway.generation.fitting import fitted
-from gateway.http.answers import Deleted, Page, json_response
-from gateway.http.query import Choice, Integer, Text, query_of
-from gateway.http.respond import Deferred
+from gateway.generation import fitted
+from gateway.http import Choice, Deferred, Deleted, Integer, Page, Text, json_response, query_of
 from gateway.openapi import ASKS, STORED, Routes, operation
 from gateway.parsing import ParserChoice
 from gateway.responses import InputTokens, Item, Library, ResponseEvent, ResponsesService, page, stored_items
 from gateway.responses import Response as ResponseObject
 from gateway.routes.chat_completions import ChatEndpoint
-from gateway.schemas import ChatRequest, RequestLimits, ResponsesRequest, parse_request
-from gateway.schemas.messages import ChatMessage
-from gateway.schemas.responses import LOGPROBS, PASSED_ON, ResponseChat
-from gateway.schemas.unsupported import unsupported
-from gateway.text.models import Model
-from gateway.text.pool import TokenizerPool
-from gateway.text.rendered import Rendered
+from gateway.schemas import (
+    CHAT_PARAMETERS,
+    OUTPUT_LOGPROBS,
+    ChatMessage,
+    ChatRequest,
+    RequestLimits,
+    ResponseChat,
+    ResponsesRequest,
+    parse_request,
+    unsupported_parameter,
+)
+from gateway.text import Model, Rendered, TokenizerPool
 
 _JSON = "application/json"
-_INCLUDE = Choice("include", (LOGPROBS,), optional=True)
+_INCLUDE = Choice("include", (OUTPUT_LOGPROBS,), optional=True)
 _STREAM = Choice("stream", ("false", "true"))
 _STARTING_AFTER = Integer("starting_after", -1, 0, 999_999_999, optional=True)
 _OBFUSCATION = Choice("include_obfuscation", ("false",))
@@ -88,7 +91,7 @@ def routes(service: ResponsesService, library: Library) -> Routes:
 
 def _making(router: Routes, service: ResponsesService) -> None:
     """What takes a request for a response."""
-    further = (ChatRequest, PASSED_ON)
+    further = (ChatRequest, CHAT_PARAMETERS)
 
     @router.post(
         "/v1/responses",
@@ -131,7 +134,7 @@ def _stored(router: Routes, service: ResponsesService, library: Library) -> None
         query = query_of(request, _READ)
         _check_include(query.get("include"))
         if query.get(_OBFUSCATION.name, "false") != "false":
-            raise unsupported(_OBFUSCATION.name)
+            raise unsupported_parameter(_OBFUSCATION.name)
         if _STREAM.of(query) == "true":
             after = _STARTING_AFTER.of(query)
             return Deferred(partial(service.follow, response_id, after))
@@ -169,9 +172,9 @@ def _stored(router: Routes, service: ResponsesService, library: Library) -> None
 
 
 def _check_include(name: str | None) -> None:
-    if name not in (None, LOGPROBS):
+    if name not in (None, OUTPUT_LOGPROBS):
         raise bad_request(
-            f"The parameter 'include' is not supported by this server for anything but {LOGPROBS}.",
+            f"The parameter 'include' is not supported by this server for anything but {OUTPUT_LOGPROBS}.",
             "include",
             "unsupported_parameter",
         )

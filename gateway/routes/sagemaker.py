@@ -10,16 +10,13 @@ from starlette.responses import Response
 
 from catenary import __version__
 from gateway.errors import ErrorEnvelope, bad_request
-from gateway.generation.endpoint import Endpoint
-from gateway.generation.service import GenerationService
-from gateway.http.answers import Version, json_response
-from gateway.http.respond import Deferred
+from gateway.generation import Endpoint, GenerationService
+from gateway.http import Deferred, Version, json_response
 from gateway.openapi import ASKS, Routes, operation
 from gateway.routes.chat_completions import ChatEndpoint
 from gateway.routes.completions import CompletionEndpoint
 from gateway.schemas import ChatRequest, CompletionRequest
-from gateway.streaming.chat import ChatChunk, ChatCompletion
-from gateway.streaming.completion import Completion
+from gateway.streaming import ChatChunk, ChatCompletion, Completion
 
 
 def routes(service: GenerationService, *, can_serve: Callable[[], bool]) -> Routes:

@@ -9,16 +9,21 @@ import msgspec
 from starlette.responses import Response
 
 from catenary.v1 import common_pb2
-from gateway.http.respond import Deferred
+from gateway.http import Deferred
 from gateway.openapi import ASKS, Routes, operation
-from gateway.pooling.answers import Score, ScoreList, usage_of
-from gateway.pooling.endpoint import PooledEndpoint
-from gateway.pooling.scores import compare, scores_of
-from gateway.pooling.service import PoolingService
-from gateway.pooling.work import Pooled, Work
-from gateway.schemas import RequestLimits, parse_request
-from gateway.schemas.pooling import ScoreRequest
-from gateway.text.models import Model
+from gateway.pooling import (
+    Pooled,
+    PooledEndpoint,
+    PoolingService,
+    Score,
+    ScoreList,
+    Work,
+    compare,
+    scores_of,
+    usage_of,
+)
+from gateway.schemas import RequestLimits, ScoreRequest, parse_request
+from gateway.text import Model
 
 
 class ScoreEndpoint(PooledEndpoint[ScoreRequest]):

@@ -7,15 +7,18 @@ from typing import Any
 
 from starlette.responses import Response
 
-from gateway.generation.prompt_answers import RenderedRequest, Tokens, TokensText
-from gateway.generation.prompts import Handler, PromptService
-from gateway.http.respond import Deferred
+from gateway.generation import PromptHandler, PromptService, RenderedRequest, Tokens, TokensText
+from gateway.http import Deferred
 from gateway.openapi import ASKS, Operation, Routes, operation
 from gateway.routes.chat_completions import ChatEndpoint
 from gateway.routes.completions import CompletionEndpoint
-from gateway.schemas import ChatRequest, CompletionRequest
-from gateway.schemas.chat_input import TokenizeChatRequest
-from gateway.schemas.tokenize import DetokenizeRequest, TokenizeRequest
+from gateway.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeChatRequest,
+    TokenizeRequest,
+)
 
 
 def routes(service: PromptService) -> Routes:
@@ -27,7 +30,7 @@ def routes(service: PromptService) -> Routes:
         (prompt,) = await service.render(chats, body)
         return prompt
 
-    def add(path: str, handler: Handler, described: Operation) -> None:
+    def add(path: str, handler: PromptHandler, described: Operation) -> None:
         @router.post(path, described)
         async def route() -> Response:
             return Deferred(partial(service.serve, handler))

@@ -2,10 +2,64 @@
 
 from __future__ import annotations
 
+from gateway.schemas.base import RequestModel
+from gateway.schemas.batches import MAX_EXPIRY_S, MIN_EXPIRY_S, BatchRequest
+from gateway.schemas.calls import CallMode
 from gateway.schemas.chat import ChatRequest
-from gateway.schemas.completion import CompletionRequest
+from gateway.schemas.chat_embedding import ChatEmbeddingRequest
+from gateway.schemas.chat_input import ChatInputFields, TokenizeChatRequest
+from gateway.schemas.completion import DEFAULT_MAX_TOKENS, CompletionRequest
+from gateway.schemas.generation import GenerationFields
 from gateway.schemas.limits import RequestLimits
-from gateway.schemas.responses import ResponsesRequest
+from gateway.schemas.messages import ChatMessage, ToolCall
+from gateway.schemas.pooling import (
+    EmbeddingFields,
+    EmbeddingRequest,
+    PooledFields,
+    RerankRequest,
+    ScoreRequest,
+)
+from gateway.schemas.responses import CHAT_PARAMETERS, OUTPUT_LOGPROBS, ResponseChat, ResponsesRequest
+from gateway.schemas.responses import FunctionTool as ResponseTool
+from gateway.schemas.structured import ResponseFormat, StructuredFields, StructuredOutputs, TagStructure
+from gateway.schemas.tokenize import DetokenizeRequest, TokenizeRequest
+from gateway.schemas.tools import FunctionTool
+from gateway.schemas.unsupported import unsupported_parameter
 from gateway.schemas.validation import parse_request
 
-__all__ = ["ChatRequest", "CompletionRequest", "RequestLimits", "ResponsesRequest", "parse_request"]
+__all__ = [
+    "CHAT_PARAMETERS",
+    "DEFAULT_MAX_TOKENS",
+    "MAX_EXPIRY_S",
+    "MIN_EXPIRY_S",
+    "OUTPUT_LOGPROBS",
+    "BatchRequest",
+    "CallMode",
+    "ChatEmbeddingRequest",
+    "ChatInputFields",
+    "ChatMessage",
+    "ChatRequest",
+    "CompletionRequest",
+    "DetokenizeRequest",
+    "EmbeddingFields",
+    "EmbeddingRequest",
+    "FunctionTool",
+    "GenerationFields",
+    "PooledFields",
+    "RequestLimits",
+    "RequestModel",
+    "RerankRequest",
+    "ResponseChat",
+    "ResponseFormat",
+    "ResponseTool",
+    "ResponsesRequest",
+    "ScoreRequest",
+    "StructuredFields",
+    "StructuredOutputs",
+    "TagStructure",
+    "TokenizeChatRequest",
+    "TokenizeRequest",
+    "ToolCall",
+    "parse_request",
+    "unsupported_parameter",
+]

@@ -23,9 +23,9 @@ from gateway.schemas.base import (
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.limits import RequestLimits
 from gateway.schemas.response_items import InputItem, read_item, without_neutral
-from gateway.schemas.unsupported import RESPONSES, drop_neutral, unsupported
+from gateway.schemas.unsupported import RESPONSES, drop_neutral, unsupported_parameter
 
-LOGPROBS = "message.output_text.logprobs"
+OUTPUT_LOGPROBS = "message.output_text.logprobs"
 MAX_ID_LENGTH = 128
 _MAX_KEY = 64
 _MAX_VALUE = 512
@@ -44,7 +44,7 @@ _REASONING: dict[str, tuple[str, ...]] = {
     "mode": ("standard",),
     "summary": (),
 }
-PASSED_ON = frozenset(
+CHAT_PARAMETERS = frozenset(
     {
         "allowed_token_ids",
         "bad_words",
@@ -191,7 +191,7 @@ class ResponsesRequest(RequestModel):
         None, ge=0, le=MAX_TOP_LOGPROBS, description="Report so many alternatives for each token."
     )
     include: Annotated[list[str] | None, at_most(_MAX_INCLUDE)] = Field(
-        None, description=f"Only {LOGPROBS} is supported."
+        None, description=f"Only {OUTPUT_LOGPROBS} is supported."
     )
     tools: Annotated[
         list[Annotated[FunctionTool, BeforeValidator(_read_tool), at_most(MAX_FIELDS)]] | None,
@@ -231,17 +231,17 @@ class ResponsesRequest(RequestModel):
     @property
     def wants_logprobs(self) -> bool:
         """Whether the answer's tokens are to be listed."""
-        return LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
+        return OUTPUT_LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
 
     def check(self, limits: RequestLimits) -> None:
         for index, name in enumerate(self.include or ()):
-            if name != LOGPROBS:
-                raise unsupported(f"include.{index}")
+            if name != OUTPUT_LOGPROBS:
+                raise unsupported_parameter(f"include.{index}")
         if self.stream_options is not None:
             if not self.stream:
                 raise bad_request("'stream_options' is only allowed when 'stream' is true.", "stream_options")
             if self.stream_options.include_obfuscation:
-                raise unsupported("stream_options.include_obfuscation")
+                raise unsupported_parameter("stream_options.include_obfuscation")
         if self.background and self.store is False:
             raise bad_request("'background' needs 'store': such a response can only be read later.", "store")
         self._check_metadata()

@@ -98,11 +98,11 @@ def drop_neutral(
         if name not in known:
             kept[name] = value
         elif value is not None and not _among(value, known[name]):
-            raise unsupported(prefix + name)
+            raise unsupported_parameter(prefix + name)
     return kept
 
 
-def unsupported(param: str) -> ApiError:
+def unsupported_parameter(param: str) -> ApiError:
     """400 that names a parameter which this server does not support."""
     return bad_request(
         f"The parameter '{param}' is not supported by this server yet.", param, "unsupported_parameter"

@@ -8,8 +8,8 @@ import msgspec
 
 from gateway.errors import ApiError
 
-DONE = b"data: [DONE]\n\n"
-HEADERS: tuple[tuple[bytes, bytes], ...] = (
+SSE_DONE = b"data: [DONE]\n\n"
+SSE_HEADERS: tuple[tuple[bytes, bytes], ...] = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     # Proxies of the nginx family hold events back unless told not to.
@@ -30,11 +30,11 @@ def json_line(payload: Any) -> bytes:
     return data
 
 
-def event(payload: Any) -> bytes:
+def sse_event(payload: Any) -> bytes:
     """`data: {json}` and a blank line, on one line for every reader."""
     return b"data: " + json_line(payload) + b"\n\n"
 
 
-def error_event(error: ApiError) -> bytes:
+def sse_error_event(error: ApiError) -> bytes:
     """An error inside a stream: `error` and no `choices`."""
-    return event(error.envelope())
+    return sse_event(error.envelope())

@@ -15,7 +15,7 @@ from catenary.text import Vocabulary
 from gateway.parsing import Content
 from gateway.streaming.delta import ChoiceDelta, ChoiceResult, PromptReport
 from gateway.streaming.logprobs import TokenNames
-from gateway.streaming.sse import event, json_line
+from gateway.streaming.sse import json_line, sse_event
 from gateway.streaming.usage import Usage
 
 C = TypeVar("C")
@@ -117,7 +117,7 @@ class Writer(ABC, Generic[C]):
         return frame[0] + json_line(text) + frame[1]
 
     def _chunk(self, choices: list[C], usage: Usage | None, prompt: PromptReport | None = None) -> bytes:
-        return event(self._object(choices, self._absent_usage if usage is None else usage, prompt))
+        return sse_event(self._object(choices, self._absent_usage if usage is None else usage, prompt))
 
 
 AnyWriter = Writer[Any]

@@ -10,7 +10,7 @@ import pytest
 
 from catenary.text import TokenizerTraits
 from gateway.errors import ApiError
-from gateway.generation.chat_input import chat_input
+from gateway.generation.chat_input import to_chat_input
 from gateway.schemas import ChatRequest, RequestLimits, parse_request
 
 USER = {"role": "user", "content": "x"}
@@ -223,7 +223,7 @@ def test_what_the_tokenizer_service_gets() -> None:
         reasoning_effort="low",
         add_special_tokens=True,
     )
-    wire = chat_input(fields, TokenizerTraits(template_variables=frozenset({"reasoning_effort"})))
+    wire = to_chat_input(fields, TokenizerTraits(template_variables=frozenset({"reasoning_effort"})))
     asked, called, result = wire.messages
     assert not asked.HasField("reasoning")
     assert (called.reasoning, len(called.content)) == ("hm", 0)

@@ -15,7 +15,7 @@ from gateway.auth import ApiKeys, bearer_key, read_keys
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError, from_wire, internal, model_not_found
 from gateway.key_file import read_key_file
-from gateway.streaming.sse import error_event, event
+from gateway.streaming.sse import sse_error_event, sse_event
 
 
 def test_the_envelope_has_all_four_keys() -> None:
@@ -66,10 +66,10 @@ def test_model_names_are_shown_cut_and_clean() -> None:
 
 
 def test_events_are_one_line() -> None:
-    data = event({"text": "a\u2028b\u2029c\u0085d\ne 世"})
+    data = sse_event({"text": "a\u2028b\u2029c\u0085d\ne 世"})
     assert data == 'data: {"text":"a\\u2028b\\u2029c\\u0085d\\ne 世"}\n\n'.encode()
     assert json.loads(data[6:])["text"] == "a\u2028b\u2029c\u0085d\ne 世"
-    assert json.loads(error_event(internal())[6:])["error"]["code"] == "internal_error"
+    assert json.loads(sse_error_event(internal())[6:])["error"]["code"] == "internal_error"
 
 
 def test_keys_are_compared_by_digest() -> None:

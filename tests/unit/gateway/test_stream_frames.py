@@ -15,7 +15,7 @@ from gateway.streaming.chat import ChatChunk, ChatWriter, ChunkChoice
 from gateway.streaming.completion import Completion, CompletionChoice, CompletionWriter
 from gateway.streaming.delta import ChoiceDelta
 from gateway.streaming.messages import Delta
-from gateway.streaming.sse import event
+from gateway.streaming.sse import sse_event
 from gateway.streaming.usage import usage_of
 from gateway.streaming.writer import AnswerHead
 from tests.support.tiny_tokenizer import tokenizer_json
@@ -58,10 +58,10 @@ def test_chat(head: AnswerHead, deltas: list[tuple[int, str]]) -> None:
             absent(head),
             tier(head),
         )
-        assert writer.delta(ChoiceDelta(index, text), None) == (event(chunk) if text else b"")
+        assert writer.delta(ChoiceDelta(index, text), None) == (sse_event(chunk) if text else b"")
         # What a parser has read may be an empty text.
         part = ChoiceDelta(index, "", parts=[Content(text)])
-        assert parsed.delta(part, None) == event(chunk)
+        assert parsed.delta(part, None) == sse_event(chunk)
 
 
 @given(head=heads(), deltas=st.lists(st.tuples(st.integers(0, 3), texts), max_size=5))
@@ -77,7 +77,7 @@ def test_completion(head: AnswerHead, deltas: list[tuple[int, str]]) -> None:
             absent(head),
             tier(head),
         )
-        assert writer.delta(ChoiceDelta(index, text), None) == (event(chunk) if text else b"")
+        assert writer.delta(ChoiceDelta(index, text), None) == (sse_event(chunk) if text else b"")
 
 
 @pytest.mark.parametrize(
