@@ -40,7 +40,7 @@ class NamedAddresses:
             try:
                 found = self._families.choose(name, await self._look_up(name), connected)
             except OSError as error:
-                _log.debug("router's name not resolved", name=name, reason=error.strerror or "unknown")
+                _log.debug("name not resolved", name=name, reason=error.strerror or "unknown")
                 found = list(known)
             wanted = dict.fromkeys(found, name) | wanted
         return wanted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import time
 from collections.abc import Callable, Collection, Iterable
@@ -35,7 +36,11 @@ async def resolve(address: str) -> tuple[str, ...]:
     if isinstance(parsed, UnixAddress) or not is_name(address):
         return (address,)
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(parsed.host, parsed.port, type=socket.SOCK_STREAM)
+    try:
+        found = await loop.getaddrinfo(parsed.host, parsed.port, type=socket.SOCK_STREAM)
+    except UnicodeError:
+        # A label that is empty or too long: no name service is asked for it.
+        raise OSError(errno.EINVAL, "Not a host name") from None
     return tuple(sorted({str(TcpAddress(str(place[0]), parsed.port)) for *_, place in found}))
 
 

@@ -155,7 +155,7 @@ class TokenizerPool:
         strangers: set[TokenizerTarget] = set()
         for attempt in range(max(TRIES, len(order))):
             target = order[attempt % len(order)]
-            if target in strangers:
+            if target.dropped or target in strangers:
                 continue
             target.calls += 1
             try:

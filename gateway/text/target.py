@@ -36,6 +36,8 @@ class TokenizerTarget:
         self.stub = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
         self.calls = 0
         """Calls under way."""
+        self.dropped = False
+        """Nothing may be asked here any more; the channel is closed once no calls are under way."""
         self._models: frozenset[str] | None = None
         self._address = address
         self._channel = channel
@@ -91,10 +93,16 @@ class TokenizerTarget:
                 self._missed()
             await asyncio.sleep(max(0.0, due - loop.time()))
 
-    async def close(self) -> None:
-        """Close the channel."""
+    async def drop(self) -> None:
+        """Ask nothing more, once `watch` has ended. What waits on the stream is away; calls of their own go
+        on."""
+        self.dropped = True
         if self._stream is not None:
             await self._stream.close()
+
+    async def close(self) -> None:
+        """Close the channel. Calls under way would end as if their callers were cancelled."""
+        await self.drop()
         await self._channel.close()
 
     async def _serves(self) -> bool:

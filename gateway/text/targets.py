@@ -35,6 +35,7 @@ class TokenizerTargets:
         self._max_message_mib = max_message_mib
         self._known: dict[str, TokenizerTarget] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}
+        self._dropped: list[TokenizerTarget] = []
         self.all: list[TokenizerTarget] = []
         """Those that are known now, in an order that is the owner's to change."""
         for address in self._addresses.literal:
@@ -52,7 +53,7 @@ class TokenizerTargets:
 
     async def close(self) -> None:
         """Close all channels, once `run` has ended."""
-        for target in self._known.values():
+        for target in (*self._known.values(), *self._dropped):
             await target.close()
 
     async def _look_up(self, tasks: asyncio.TaskGroup) -> None:
@@ -66,6 +67,7 @@ class TokenizerTargets:
         for address, target in list(self._known.items()):
             if address not in wanted and not target.answering:
                 await self._drop(address, target)
+        await self._close_dropped()
 
     def _add(self, address: str, name: str) -> None:
         channel = self._dial(address, name)
@@ -82,7 +84,13 @@ class TokenizerTargets:
     async def _drop(self, address: str, target: TokenizerTarget) -> None:
         del self._known[address]
         self.all.remove(target)
+        self._dropped.append(target)
         watch = self._watches.pop(address)
         watch.cancel()
         await asyncio.wait({watch})
-        await target.close()
+        await target.drop()
+
+    async def _close_dropped(self) -> None:
+        for target in [target for target in self._dropped if not target.calls]:
+            await target.close()
+            self._dropped.remove(target)

@@ -19,6 +19,7 @@ class Mailbox:
         self._steps = StepBuffer()
         self._answers: deque[engine_pb2.AttachRequest] = deque()
         self._load_due = False
+        self._first_went = False
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
@@ -67,9 +68,12 @@ class Mailbox:
 
     def take(self) -> tuple[list[engine_pb2.AttachRequest], bool]:
         """Everything that waits, the steps first; and whether a load report is due after them. What is first
-        of its sequence comes alone, before the rest is put together: there is more to be taken then."""
-        if self._steps.has_first:
+        of its sequence comes alone, before the rest is put together: there is more to be taken then. The rest
+        comes next, whatever else is first of a sequence meanwhile."""
+        if self._steps.has_first and not self._first_went:
+            self._first_went = True
             return [engine_pb2.AttachRequest(step=self._steps.take())], False
+        self._first_went = False
         messages: list[engine_pb2.AttachRequest] = []
         while self._steps:
             messages.append(engine_pb2.AttachRequest(step=self._steps.take()))

@@ -132,6 +132,24 @@ def test_what_is_first_of_its_sequence_goes_before_the_rest_and_alone() -> None:
     assert box.empty
 
 
+def test_what_is_first_of_its_sequence_holds_nothing_up_for_long() -> None:
+    box = Mailbox(1, max_answers=1)
+    box.add_row(StepRow(1, [10]))
+    box.refuse(9, common_pb2.Error(code=common_pb2.ERROR_CODE_OVERLOADED))
+    box.request_load()
+    taken = []
+    for handle in (2, 3, 4):
+        box.add_row(StepRow(handle, [handle]), first=True)
+        messages, load_due = box.take()
+        kinds = [message.WhichOneof("payload") for message in messages]
+        taken.append((kinds, [handle for message in messages for handle in message.step.handles], load_due))
+    assert taken == [
+        (["step"], [2], False),
+        (["step", "step", "refusal"], [3, 1], True),
+        (["step"], [4], False),
+    ]
+
+
 def test_rows_that_are_too_much_for_one_message_make_several() -> None:
     buffer = StepBuffer()
     for handle in range(5):

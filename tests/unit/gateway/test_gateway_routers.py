@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from catenary.rpc import is_name, resolve
+from catenary.rpc import NamedAddresses, is_name, resolve
 from catenary.v1 import common_pb2, router_pb2
 from gateway.link.router_session import RouterSession
 from gateway.link.spread import home, least
@@ -148,6 +148,14 @@ async def test_what_is_a_name() -> None:
     assert "127.0.0.1:7" in await resolve("localhost:7")
     with pytest.raises(ValueError):
         is_name("nothing")
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 64])
+async def test_what_cannot_be_a_host_is_a_name_that_is_not_found(host: str) -> None:
+    with pytest.raises(OSError, match="Not a host name"):
+        await resolve(f"{host}:7071")
+    known = {"10.0.0.1:7071": True}
+    assert set(await NamedAddresses([f"{host}:7071"]).wanted(known)) == set(known)
 
 
 class Written(list[tuple[str, int]]):

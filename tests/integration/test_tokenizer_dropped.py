@@ -1,0 +1,164 @@
+"""A tokenizer service that is gone and that its name knows no more: calls to it end as those to one away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from catenary.rpc import open_channel
+from catenary.v1 import tokenizer_pb2 as pb
+from catenary.v1 import tokenizer_pb2_grpc
+from gateway.errors import ApiError
+from gateway.text.pool import TokenizerPool
+from gateway.text.targets import TokenizerTargets
+from tests.support.waiting import eventually
+
+NAME = "tokenizers.test:7071"
+REQUEST = pb.TokenizeRequest(text="a")
+
+
+class Service(tokenizer_pb2_grpc.TokenizerServiceServicer, health_pb2_grpc.HealthServicer):  # type: ignore[misc]
+    """Serves as long as it is told to; what it is to tokenize waits."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.serving = True
+        self.asked = 0
+        self.answer = asyncio.Event()
+        self.failing = False
+
+    async def Check(self, request: Any, context: Any) -> health_pb2.HealthCheckResponse:
+        status = health_pb2.HealthCheckResponse.ServingStatus
+        return health_pb2.HealthCheckResponse(status=status.SERVING if self.serving else status.NOT_SERVING)
+
+    async def ListTokenizers(self, request: Any, context: Any) -> pb.ListTokenizersResponse:
+        return pb.ListTokenizersResponse()
+
+    async def Tokenize(self, request: Any, context: Any) -> pb.TokenizeResponse:
+        self.asked += 1
+        await self.answer.wait()
+        if self.failing:
+            self.failing = False
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "away")
+        return pb.TokenizeResponse(token_ids=[self.number])
+
+
+class Fleet:
+    """Services of one name, a pool that asks them, and the channels that it dialled."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.services = [Service(number) for number in range(2)]
+        self.named = {f"127.0.0.{number}:7071": number for number in range(2)}
+        self.channels: dict[int, grpc.aio.Channel] = {}
+        self._directory = directory
+
+        def targets(*args: Any, **kwargs: Any) -> TokenizerTargets:
+            return TokenizerTargets(*args, **kwargs, look_up=self._look_up)
+
+        monkeypatch.setattr("gateway.text.pool.TokenizerTargets", targets)
+        monkeypatch.setattr("catenary.rpc.named._LOOK_UP_S", 0.02)
+        monkeypatch.setattr("catenary.rpc.named._LOOK_UP_ALONE_S", 0.02)
+        self.pool = TokenizerPool([NAME], self._dial, render_timeout_s=20, silence_s=0.25, max_message_mib=1)
+
+    def _socket(self, number: int) -> str:
+        return f"unix:{self._directory}/{number}.sock"
+
+    async def _look_up(self, _name: str) -> Sequence[str]:
+        return tuple(self.named)
+
+    def _dial(self, address: str, _name: str) -> grpc.aio.Channel:
+        number = self.named[address]
+        self.channels[number] = open_channel(self._socket(number), secret=None)
+        return self.channels[number]
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Fleet]:
+        """Serve, and watch."""
+        async with AsyncExitStack() as stack:
+            for service in self.services:
+                server = grpc.aio.server()
+                tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(service, server)
+                health_pb2_grpc.add_HealthServicer_to_server(service, server)
+                server.add_insecure_port(self._socket(service.number))
+                await server.start()
+                stack.push_async_callback(server.stop, None)
+            watching = asyncio.create_task(self.pool.run())
+            try:
+                await eventually(lambda: sum(target.prompt for target in self.pool._targets) == 2, "both")
+                yield self
+            finally:
+                watching.cancel()
+                await asyncio.wait({watching})
+                await self.pool.close()
+
+    async def lose(self, number: int) -> None:
+        """One does not answer, and its name forgets it."""
+        left = len(self.pool._targets) - 1
+        self.services[number].serving = False
+        del self.named[f"127.0.0.{number}:7071"]
+        await eventually(lambda: len(self.pool._targets) == left, "the drop of one")
+
+    async def tokenizing(self) -> tuple[asyncio.Task[list[int]], int, int]:
+        """A call under way, at whom, and who else there is."""
+        call = asyncio.create_task(self.pool.tokenize(REQUEST))
+        await eventually(lambda: sum(service.asked for service in self.services) == 1, "the call")
+        busy = next(service.number for service in self.services if service.asked)
+        return call, busy, 1 - busy
+
+    def closed(self, number: int) -> bool:
+        """Whether a channel is."""
+        return self.channels[number].get_state() is grpc.ChannelConnectivity.SHUTDOWN
+
+
+async def test_calls_under_way_go_on_at_a_service_that_is_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Fleet(tmp_path, monkeypatch).running() as fleet:
+        call, busy, other = await fleet.tokenizing()
+        await fleet.lose(busy)
+        fleet.services[other].answer.set()
+        assert await fleet.pool.tokenize(REQUEST) == [other]
+        assert not fleet.closed(busy)
+        fleet.services[busy].answer.set()
+        assert await call == [busy]
+        await eventually(lambda: fleet.closed(busy), "the end of its channel")
+
+
+async def test_a_call_that_fails_there_is_made_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Fleet(tmp_path, monkeypatch).running() as fleet:
+        call, busy, other = await fleet.tokenizing()
+        await fleet.lose(busy)
+        fleet.services[busy].failing = True
+        fleet.services[busy].answer.set()
+        fleet.services[other].answer.set()
+        assert await call == [other]
+
+
+async def test_nobody_is_asked_again_at_one_that_was_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Fleet(tmp_path, monkeypatch).running() as fleet:
+        call, busy, other = await fleet.tokenizing()
+        await fleet.lose(other)
+        await eventually(lambda: fleet.closed(other), "the end of its channel")
+        fleet.services[busy].failing = True
+        fleet.services[busy].answer.set()
+        assert await call == [busy]
+        fleet.services[busy].answer.clear()
+        last = asyncio.create_task(fleet.pool.tokenize(REQUEST))
+        await eventually(lambda: fleet.services[busy].asked == 3, "another call")
+        await fleet.lose(busy)
+        fleet.services[busy].failing = True
+        fleet.services[busy].answer.set()
+        with pytest.raises(ApiError) as away:
+            await last
+        assert (away.value.status, fleet.services[other].asked) == (503, 0)
