@@ -73,8 +73,8 @@ async def scripted(*, max_calls: int = 100, max_message_mib: int = 1) -> AsyncIt
 
 
 @asynccontextmanager
-async def stream_to(stub: Any) -> AsyncIterator[RenderStream]:
-    stream = RenderStream(stub)
+async def stream_to(stub: Any, *, max_answer_mib: int = 1) -> AsyncIterator[RenderStream]:
+    stream = RenderStream(stub, max_answer_mib << 20)
     try:
         yield stream
     finally:
@@ -97,7 +97,7 @@ async def test_an_answer_that_is_too_large_is_refused_alone() -> None:
         await eventually(lambda: service.at_work == 1, "one is at work")
         error = await error_from(stream, str(300_000))
         assert error.code == common_pb2.ERROR_CODE_INVALID_ARGUMENT
-        assert "(1 MiB, max_message_mib)" in error.message
+        assert "1048576 bytes, max_message_mib" in error.message
         assert len((await render(stream, "200000")).prompts[0].token_ids) == 200_000
         service.release.set()
         await waits
@@ -124,7 +124,7 @@ async def test_what_breaks_a_stream_is_no_answer_to_who_waits(failure: Exception
 
 async def test_an_answer_that_the_client_may_not_receive_is_lost_to_all() -> None:
     """Who asked for it finds out with a call of its own."""
-    async with scripted(max_message_mib=2) as (service, stub), stream_to(stub) as stream:
+    async with scripted(max_message_mib=2) as (service, stub), stream_to(stub, max_answer_mib=2) as stream:
         waits = asyncio.create_task(error_from(stream, "wait"))
         await eventually(lambda: service.at_work == 1, "one is at work")
         assert await error_from(stream, str(300_000)) == await waits
