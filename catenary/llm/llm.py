@@ -192,6 +192,7 @@ class LLM:
         asked = {"model": self._stack.name, "return_token_ids": True, **body}
         fields = endpoint.parse(asked, service.limits)
         async with service.run(endpoint, fields, cache_salt="", deadline=service.deadline()) as running:
+            await running.begin()
             return request_output(running.generation, await collect(running.generation), prompt)
 
     async def _embed(self, body: dict[str, Any]) -> EmbeddingRequestOutput:

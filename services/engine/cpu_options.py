@@ -37,10 +37,10 @@ class CpuOptions(BaseModel):
         100,
         ge=0,
         le=100_000,
-        description="CPU: microseconds that the threads of the forwards ask the system's scheduler to run at "
-        "a time (Linux 6.12; its least are 100), so that one that wakes up takes its core back from other "
-        "services at once, and not after theirs. No share of the cores changes by it. 0: what the system "
-        "gives everybody.",
+        description="CPU: microseconds that the threads of a generating model's forwards ask the system's "
+        "scheduler to run at a time (Linux 6.12; its least are 100), so that one that wakes up takes its "
+        "core back from other services at once, and not after theirs. No share of the cores changes by it. "
+        "0: what the system gives everybody.",
     )
     malloc: Literal["auto", "system", "tcmalloc", "jemalloc"] = Field(
         "auto",

@@ -33,6 +33,7 @@ GENERATING = (
         "compile_fullgraph",
         "compile_only_warmup",
         "contiguous_kv",
+        "cpu_slice_us",
         "enable_prefix_caching",
         "gpu_memory_utilization",
         "kv_cache_gib",

@@ -53,7 +53,7 @@ def most_of(axis: str, limits: BucketLimits) -> tuple[int, str]:
             return limits.max_prefill_seqs, "no more prompts are computed together (max_prefill_batch)"
         case "prefill_query":
             most = min(limits.max_num_batched_tokens, limits.max_model_len)
-            return most, "no chunk is longer (max_num_batched_tokens, max_model_len)"
+            return most, "no chunk is longer (max_idle_batched_tokens, max_num_batched_tokens, max_model_len)"
         case "prefill_context":
             return limits.max_context_blocks, "a sequence has no more blocks (max_model_len, block_size)"
         case "decode_batch":

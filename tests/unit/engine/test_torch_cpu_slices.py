@@ -68,6 +68,14 @@ def test_another_policy_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not ask_for_slices(100)
 
 
+def test_a_sandbox_that_tells_nothing_keeps_nobody_from_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbid(_thread: int) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "sched_getscheduler", forbid)
+    assert not ask_for_slices(100)
+
+
 @pytest.mark.parametrize("number", [None, 1_000_000])
 def test_a_system_that_does_not_know_the_call(monkeypatch: pytest.MonkeyPatch, number: int | None) -> None:
     numbers = {} if number is None else {platform.machine(): number}

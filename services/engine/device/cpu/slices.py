@@ -45,10 +45,15 @@ def ask_for_slices(microseconds: int) -> bool:
     number = _NUMBERS.get(platform.machine())
     if number is None or not hasattr(os, "sched_getscheduler"):
         return False
-    policy = os.sched_getscheduler(0)
+    try:
+        policy = os.sched_getscheduler(0)
+        nice = os.getpriority(os.PRIO_PROCESS, 0)
+    except OSError as error:
+        # A sandbox's business, as is the call below: nothing depends on it.
+        log.debug("the system does not tell how a thread is scheduled", error=error.strerror)
+        return False
     if policy not in (os.SCHED_OTHER, os.SCHED_BATCH):
         return False
-    nice = os.getpriority(os.PRIO_PROCESS, 0)
     asked = _Attributes(ctypes.sizeof(_Attributes), policy, nice=nice, runtime=microseconds * 1000)
     library = ctypes.CDLL(None, use_errno=True)
     if library.syscall(number, 0, ctypes.byref(asked), 0):
