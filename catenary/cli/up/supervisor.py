@@ -30,10 +30,6 @@ REASON_CHARS = 400
 _PROGRAM = re.compile(r"(python -m )?(gateway|services\.\w+): ")
 # What a process gets beyond the drain to end by itself.
 STOP_MARGIN_S = 5.0
-# The other services start when the engines' servicers listen, which then start their cores, or so much later.
-# A core takes by far the longest, and where CPUs are few it would share them with seven others.
-HEAD_START_S = 2.0
-HEAD_START_POLL_S = 0.02
 
 
 def describe_exit(code: int, last_line: str = "") -> str:
@@ -87,17 +83,7 @@ class Supervisor:
                 child.kill()
                 child.log.close()
 
-    async def _head_start(self) -> None:
-        """Wait until every engine listens, for a while, or until all is to stop."""
-        deadline = time.monotonic() + HEAD_START_S
-        while time.monotonic() < deadline and not all(_listens(child.spec) for child in self.children):
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), HEAD_START_POLL_S)
-                return
-
     async def _keep(self, child: ChildProcess) -> None:
-        if not child.spec.status_target:
-            await self._head_start()
         failures, backoff = 0, Backoff(FIRST_DELAY_S, LONGEST_DELAY_S, jitter=0)
         while not self._stopping.is_set():
             started = time.monotonic()
@@ -146,11 +132,6 @@ class Supervisor:
     def _on_line(self, name: str, line: str) -> None:
         if self._verbose:
             self._reporter.line(f"{name} | {line}")
-
-
-def _listens(spec: ChildSpec) -> bool:
-    """Whether an engine's status service has its socket; other services have none to look for."""
-    return not spec.status_target or Path(spec.status_target.removeprefix("unix:")).exists()
 
 
 def _refused(child: ChildProcess, code: int) -> bool:

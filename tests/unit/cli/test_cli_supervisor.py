@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -88,48 +87,6 @@ async def test_killed_child_is_started_again_and_all_end(tmp_path: Path) -> None
     stop.set()
     await asyncio.wait_for(running, WAIT_S)
     assert not any(alive(pid) for pid in pids if pid is not None)
-
-
-async def test_engines_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    socket = tmp_path / "engine.sock"
-    engine = replace(
-        spec("engine", f"import pathlib\npathlib.Path({str(socket)!r}).touch()\n{SLEEPER}"),
-        status_target=f"unix:{socket}",
-    )
-    seen = spec(
-        "other", f"import pathlib\nprint(pathlib.Path({str(socket)!r}).exists(), flush=True)\n{SLEEPER}"
-    )
-    supervisor, _ = make(tmp_path, seen, engine)
-    stop = asyncio.Event()
-    monkeypatch.setattr("catenary.cli.up.supervisor.HEAD_START_S", WAIT_S)
-    running = asyncio.create_task(supervisor.run(stop, nothing))
-    other, _ = supervisor.children
-    await until(lambda: other.log.path.exists() and "up" in other.log.path.read_text())
-    assert other.log.path.read_text().startswith("True\n")
-    stop.set()
-    await asyncio.wait_for(running, WAIT_S)
-
-
-async def test_an_engine_that_does_not_listen_holds_nobody_up_for_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("catenary.cli.up.supervisor.HEAD_START_S", 0.1)
-    engine = replace(spec("engine", SLEEPER), status_target=f"unix:{tmp_path / 'never.sock'}")
-    supervisor, _ = make(tmp_path, engine, spec("other", SLEEPER))
-    stop = asyncio.Event()
-    running = asyncio.create_task(supervisor.run(stop, nothing))
-    await until(lambda: supervisor.children[1].last_line == "up")
-    stop.set()
-    await asyncio.wait_for(running, WAIT_S)
-    # One that is to stop meanwhile starts nothing.
-    monkeypatch.setattr("catenary.cli.up.supervisor.HEAD_START_S", WAIT_S)
-    supervisor, _ = make(tmp_path, engine, spec("late", SLEEPER))
-    stop.clear()
-    running = asyncio.create_task(supervisor.run(stop, nothing))
-    await until(lambda: supervisor.children[0].last_line)
-    stop.set()
-    await asyncio.wait_for(running, WAIT_S)
-    assert not supervisor.children[1].last_line
 
 
 async def test_child_that_was_drained_is_started_again_as_if_for_the_first_time(tmp_path: Path) -> None:
