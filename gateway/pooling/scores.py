@@ -43,5 +43,8 @@ def unpack(vector: bytes) -> tuple[float, ...]:
 
 def _cosine(vectors: Sequence[tuple[float, ...]], lengths: Sequence[float], one: int, other: int) -> float:
     """0 for a vector of length 0, which has no direction."""
-    product = lengths[one] * lengths[other]
-    return sum(map(mul, vectors[one], vectors[other])) / product if product else 0.0
+    if not (product := lengths[one] * lengths[other]):
+        return 0.0
+    cosine: float = sum(map(mul, vectors[one], vectors[other])) / product
+    # Rounding may lead beyond 1.
+    return max(-1.0, min(1.0, cosine))

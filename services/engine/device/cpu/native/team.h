@@ -7,12 +7,12 @@
 //
 // What makes that safe: a thread of the team touches what a share works on (the work itself, its counters,
 // what it reads and writes, and what the thread foresees) only between entering that share and leaving it. It
-// says in its seat which share it enters, looks whether that is still open, and only then reads anything. If
-// somebody has not come when all items are done, the caller closes the share and waits for those who sit in
-// it; if all have come and left, nobody is left to enter it, since no thread enters a number twice. Shares are
-// numbered by 64 bits, so a number is never seen twice. So when the caller goes on, and be it to free
-// everything but the team, nobody is left who knows of it. What is done between shares, the caller does alone.
-// With one thread a share is a loop.
+// says in its seat which share it enters, looks whether that is still open, and only then reads anything.
+// If somebody has not come when all items are done, the caller closes the share and waits for those who sit
+// in it; if all have come and left, nobody is left to enter it, since no thread enters a number twice.
+// Shares are numbered by 64 bits, so a number is never seen twice. So when the caller goes on, and be it to
+// free everything but the team, nobody is left who knows of it. What is done between shares, the caller
+// does alone. With one thread a share is a loop.
 #pragma once
 
 #include <atomic>
