@@ -30,6 +30,9 @@ class AttachedRouters:
         self._turn_since: float | None = None
         self._nobody = asyncio.Event()
         self._nobody.set()
+        # Links whose routers know that the engine takes nothing new.
+        self._aware: set[int] = set()
+        self._left_or_aware = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._ports)
@@ -49,6 +52,8 @@ class AttachedRouters:
         if self._ports.pop(port.link, None) is None:
             return False
         del self._names[port.link]
+        self._aware.discard(port.link)
+        self._left_or_aware.set()
         if not self._ports:
             self._nobody.set()
         self._set_kept(port.link, wanted=False)
@@ -88,6 +93,18 @@ class AttachedRouters:
         self._set_kept(link, wanted=False)
         if waiting:
             self._set_kept(link, wanted=True)
+
+    def knows_of_drain(self, port: Mailbox) -> None:
+        """Its router has answered a report that says DRAINING: what it sends from now on was on its way."""
+        self._aware.add(port.link)
+        self._left_or_aware.set()
+
+    async def all_know_of_drain(self) -> None:
+        """Wait until each router that is here has. A sequence that comes when the stream has ended is lost
+        instead of refused, and counts as a death."""
+        while self._ports.keys() - self._aware:
+            self._left_or_aware.clear()
+            await self._left_or_aware.wait()
 
     def flush(self) -> None:
         """A step is complete: let it go."""

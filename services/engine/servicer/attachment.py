@@ -55,6 +55,8 @@ class Attachment:
         self._attach_timeout_s = attach_timeout_s
         self._orphan_timeout_s = orphan_timeout_s
         self._reports = 0
+        # The first report that says that nothing new is taken.
+        self._drain_report: int | None = None
         self.attached = False
         # Instance id of the router, once it granted a lease.
         self.router: str | None = None
@@ -133,6 +135,9 @@ class Attachment:
                     self._drain_order.give(
                         order.deadline_ms / 1000 if order.HasField("deadline_ms") else None
                     )
+                case "renewed":
+                    if self._drain_report is not None and message.renewed.sequence >= self._drain_report:
+                        self._hub.routers.knows_of_drain(self._mailbox)
                 case "keep":
                     self._hub.routers.keep(self._mailbox, wanted=message.keep.wanted)
                 case _:
@@ -164,6 +169,8 @@ class Attachment:
         self._hub.refresh()
         report = self._hub.load()
         report.sequence = self._reports
+        if report.state == engine_pb2.ENGINE_STATE_DRAINING and self._drain_report is None:
+            self._drain_report = self._reports
         report.kept = self._hub.routers.kept_from(self._mailbox.link)
         return report
 

@@ -295,9 +295,11 @@ class EngineHub:
         self.refresh()
 
     async def idle(self) -> None:
-        """Wait until the core has no sequence, and no KV that another engine is about to fetch."""
+        """Wait until the core has no sequence, and no KV that another engine is about to fetch. To be called
+        when nothing new is taken: routers know that too, then."""
         await self._idle.wait()
         await self._loads.unoffered()
+        await self.routers.all_know_of_drain()
 
     def give_up(self) -> None:
         """End what is left with a retryable error: the drain took too long."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from services.engine.servicer.attached import AttachedRouters
 from services.engine.servicer.mailbox import Mailbox
 
@@ -94,3 +96,18 @@ def test_a_router_that_is_alone_keeps_the_engine_as_long_as_it_likes() -> None:
     for now in (0, 10, 20):
         routers.end_long_turn(now)
     assert routers.kept_from(1)
+
+
+async def test_an_engine_that_drains_waits_until_every_router_knows() -> None:
+    routers, ports = attached(3)
+    waiting = asyncio.create_task(routers.all_know_of_drain())
+    await asyncio.sleep(0)
+    routers.knows_of_drain(ports[0])
+    routers.leave(ports[1])
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    routers.knows_of_drain(ports[2])
+    await asyncio.wait_for(waiting, 5)
+    # Without routers there is nobody to wait for.
+    nobody, _ = attached(0)
+    await asyncio.wait_for(nobody.all_know_of_drain(), 5)
