@@ -97,6 +97,14 @@ def open_way(way: str, options: argparse.Namespace) -> PagedModel:
     return open_model(prepare_model(options.model), device, dtype=options.dtype, backend=backend)
 
 
+def compare_models(models: list[PagedModel], phase: str, shape: Shape, repeats: int) -> list[float]:
+    """Median seconds of each model's forward of a phase, taken in turns. Their KV is allocated anew."""
+    for model in models:
+        model.allocate_kv(shape.batch * shape.blocks_each, shape.block_size)
+    build = decode_step if phase == "decode" else prefill_step
+    return compare([build(model, shape) for model in models], repeats)
+
+
 def main() -> None:
     """Prints a table of tokens per second."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -117,11 +125,8 @@ def main() -> None:
     for phase in options.phases:
         for batch in options.batches:
             shape = Shape(batch, options.context, options.block_size)
-            for model in models:
-                model.allocate_kv(shape.batch * shape.blocks_each, shape.block_size)
-            build = decode_step if phase == "decode" else prefill_step
             repeats = options.repeats if phase == "decode" else max(3, options.repeats // 10)
-            times = compare([build(model, shape) for model in models], repeats)
+            times = compare_models(models, phase, shape, repeats)
             tokens = batch if phase == "decode" else batch * options.context
             print(f"{phase:8} {batch:5}" + "".join(f" {tokens / taken:13.1f}" for taken in times), flush=True)
 

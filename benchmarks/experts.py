@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import transformers
 
-from benchmarks.decoder import WAYS, Shape, compare, decode_step, open_way, prefill_step
+from benchmarks.decoder import WAYS, Shape, compare_models, open_way
 
 _COMMON = {
     "vocab_size": 32_000,
@@ -68,11 +68,8 @@ def measure(kind: str, options: argparse.Namespace) -> None:
     for phase in options.phases:
         for batch in options.batches if phase == "decode" else [1]:
             shape = Shape(batch, options.context, 32)
-            for model in models:
-                model.allocate_kv(shape.batch * shape.blocks_each, shape.block_size)
-            build = decode_step if phase == "decode" else prefill_step
             repeats = options.repeats if phase == "decode" else max(3, options.repeats // 4)
-            times = compare([build(model, shape) for model in models], repeats)
+            times = compare_models(models, phase, shape, repeats)
             tokens = batch if phase == "decode" else options.context
             rates = " | ".join(f"{tokens / taken:.0f}" for taken in times)
             print(f"| {kind} | {phase} | {batch} | {rates} |", flush=True)

@@ -14,7 +14,6 @@ import argparse
 import os
 import statistics
 import tempfile
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -143,7 +142,6 @@ def main() -> None:
     try:
         for run in runs:
             run.server.start(120)
-        time.sleep(1)
         uvloop.run(measure(runs, options))
         lines = [["tree", "tokens/s", "least", "most", "of the first tree's"]]
         for run in runs:
