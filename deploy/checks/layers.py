@@ -27,7 +27,7 @@ PURE = (
 # The face of the first is for applications: services take its modules. That of the second is for those that
 # have no torch: what needs torch is taken from its modules.
 FACELESS = ("catenary", "services.engine.model")
-MAX_LINES = 350
+MAX_LINES = 600
 MAX_COLUMNS = 110
 SOURCES = (".py", ".cpp", ".h")
 
