@@ -23,7 +23,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 LANES = 2
 # The longest first. The simulated HPU changes torch for good: its tests must have a process of their own.
-PARTS = ("tests/e2e", "tests/unit", "tests/integration", "tests/sim", "tests/compat", "tests/chaos")
+PARTS = (
+    "tests/e2e",
+    "tests/unit",
+    "tests/integration",
+    "tests/sim",
+    "tests/compat",
+    "tests/environment",
+    "tests/chaos",
+)
 # What pytest answers where the options leave nothing to run.
 NOTHING_TO_RUN = 5
 
