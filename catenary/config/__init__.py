@@ -5,10 +5,11 @@ from __future__ import annotations
 from catenary.config.describe import options_markdown
 from catenary.config.load import Given, load
 from catenary.config.parser import parse_flags
-from catenary.config.settings import ConfigError, ServiceConfig, env_name, flag_name, settings
+from catenary.config.settings import EMPTY_KEY, ConfigError, ServiceConfig, env_name, flag_name, settings
 from catenary.config.unknown import unknown_variables
 
 __all__ = [
+    "EMPTY_KEY",
     "ConfigError",
     "Given",
     "ServiceConfig",

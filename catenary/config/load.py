@@ -14,7 +14,7 @@ import yaml
 from pydantic import ValidationError
 
 from catenary.config.parser import parse_flags
-from catenary.config.settings import ConfigError, ServiceConfig, env_name, flag_name, is_secret
+from catenary.config.settings import ConfigError, ServiceConfig, env_name, flag_name, holds_keys, is_secret
 
 MAX_YAML_BYTES = 1 << 20
 
@@ -64,8 +64,13 @@ def _load(cls: type[T], argv: Sequence[str] | None, *, prog: str, fallback: Fall
 
 
 def _from_environment(cls: type[ServiceConfig]) -> dict[str, Given]:
+    """An empty variable is one that was not set, but for keys: an empty one must not open the door."""
     names = {name: env_name(cls, name) for name in cls.model_fields}
-    return {name: Given(os.environ[env], env) for name, env in names.items() if os.environ.get(env)}
+    return {
+        name: Given(os.environ[env], env)
+        for name, env in names.items()
+        if os.environ.get(env) or (env in os.environ and holds_keys(name, cls.model_fields[name]))
+    }
 
 
 def _from_yaml(cls: type[ServiceConfig], path: Path) -> dict[str, Given]:

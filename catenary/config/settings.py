@@ -13,6 +13,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from catenary.runtime import StartRefused
 
 _LISTS = (list, tuple, set, frozenset)
+# The refusal of an empty key: it would open the server to everyone.
+EMPTY_KEY = "has an empty entry; leave the option out (unset the variable) to have none"
 
 
 class ConfigError(StartRefused):
@@ -63,13 +65,13 @@ class ServiceConfig(BaseSettings):
     def _from_text(cls, value: Any, info: ValidationInfo) -> Any:
         """From the text of flags, variables and YAML: lists by comma, absence by an empty text.
 
-        A list of secrets has no empty entry: `--api-key "$KEY"` without a KEY must not open the door. Nor is
+        A list of keys has no empty entry: `--api-key "$KEY"` without a KEY must not open the server. Nor is
         an empty text absence where a least length is declared: `--served-model-name "$NAME"` without a NAME.
         """
         if info.field_name is None:
             return value
         field = cls.model_fields[info.field_name]
-        if is_list(field) and is_secret(info.field_name, field):
+        if holds_keys(info.field_name, field):
             return _secrets(value)
         if not isinstance(value, str):
             return value
@@ -84,7 +86,7 @@ def _secrets(value: Any) -> Any:
         return value
     stripped = tuple(entry.strip() if isinstance(entry, str) else entry for entry in entries)
     if not all(stripped):
-        raise ValueError("has an empty entry; leave the option out to have none")
+        raise ValueError(EMPTY_KEY)
     return stripped
 
 
@@ -124,6 +126,11 @@ def is_list(field: FieldInfo) -> bool:
 def has_least_length(field: FieldInfo) -> bool:
     """Whether the field was declared with a `min_length`."""
     return any(getattr(part, "min_length", 0) for part in field.metadata)
+
+
+def holds_keys(field_name: str, field: FieldInfo) -> bool:
+    """Whether the field is a list of secrets, as API keys are: no entry of it may be empty."""
+    return is_list(field) and is_secret(field_name, field)
 
 
 def is_secret(field_name: str, field: FieldInfo) -> bool:

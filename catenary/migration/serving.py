@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from catenary.migration.rows import Row, Status, copied, equivalent, passed_on, unneeded
+from catenary.migration.rows import Row, Status, equivalent, passed_on, unneeded
 from catenary.migration.variables import Variables
 
 _HUBS = "tests/unit/engine/test_hubs.py::"
+
+
+def _api_key(variables: Variables) -> None:
+    if (text := variables.key("VLLM_API_KEY")) is not None:
+        variables.give("api_key", text, "VLLM_API_KEY")
 
 
 def _check_modelscope(variables: Variables) -> None:
@@ -13,10 +18,11 @@ def _check_modelscope(variables: Variables) -> None:
 
 
 ROWS = (
-    copied(
-        "VLLM_API_KEY",
-        "api_key",
-        "`--api-key` of `catenary up`; the gateway's processes alone get it",
+    Row(
+        ("VLLM_API_KEY",),
+        Status.SUPPORTED,
+        "`--api-key` of `catenary up`; the gateway's processes alone get it; an empty one ends the start",
+        _api_key,
         "tests/unit/cli/test_migration_up.py::test_api_key_reaches_the_gateway_alone",
     ),
     Row(

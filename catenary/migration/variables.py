@@ -28,6 +28,10 @@ class Variables:
         """The variable's text without blanks around it, None if it is not set or empty."""
         return self._environment.get(name, "").strip() or None
 
+    def key(self, name: str) -> str | None:
+        """A variable of keys as it is, None if it is not set. An empty one is for the option to refuse."""
+        return self._environment.get(name)
+
     def boolean(self, name: str) -> bool | None:
         """A switch: 1, true, yes, on and their opposites. Raises ConfigError."""
         text = self.text(name)

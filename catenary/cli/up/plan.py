@@ -16,8 +16,9 @@ from catenary.cpus import EngineCpus, Placement, format_cpus
 # Where a gateway finds its API keys, and where `catenary up` itself may have found them.
 GATEWAY_KEY_ENV = "CATENARY_GATEWAY_API_KEY"
 UP_KEY_ENV = "CATENARY_UP_API_KEY"
-# What else is the gateways' alone: operators' keys, and a URL that may hold a password.
-_GATEWAY_SECRETS = (GATEWAY_KEY_ENV, "CATENARY_GATEWAY_OPERATOR_KEY", "CATENARY_GATEWAY_LIMITS_STORE")
+GATEWAY_KEYS = (GATEWAY_KEY_ENV, "CATENARY_GATEWAY_OPERATOR_KEY")
+# Beside keys the gateways alone get a URL that may hold a password.
+_GATEWAY_SECRETS = (*GATEWAY_KEYS, "CATENARY_GATEWAY_LIMITS_STORE")
 VLLM_KEY_ENV = "VLLM_API_KEY"
 # The card that a process takes, and those that it may choose from.
 MODULE_ENV = "HLS_MODULE_ID"

@@ -23,10 +23,10 @@ from catenary.cli.up.models import (
     tasks_of,
     wanted_models,
 )
-from catenary.cli.up.plan import MODULE_ENV, MODULES_ENV, Places
+from catenary.cli.up.plan import GATEWAY_KEYS, MODULE_ENV, MODULES_ENV, Places
 from catenary.cli.up.ports import PortClaims
 from catenary.cli.up.reporter import Reporter, make_reporter
-from catenary.config import unknown_variables
+from catenary.config import EMPTY_KEY, unknown_variables
 from catenary.cpus import read_topology
 from catenary.migration import load_moved
 from catenary.runtime import StartRefused, run
@@ -88,6 +88,9 @@ def unknown(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 def check_places(config: UpConfig) -> tuple[int, ...]:
     """Return the gateways' ports, after a look at every port and file. Raises StartRefused."""
+    for name in GATEWAY_KEYS:
+        if name in os.environ and not os.environ[name].strip():
+            raise StartRefused(f"{name}: {EMPTY_KEY}")
     for option in ("api_key_file", "chat_template", "ssl_certfile", "ssl_keyfile"):
         file: Path | None = getattr(config, option)
         if file is not None and not file.is_file():

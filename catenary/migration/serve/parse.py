@@ -121,4 +121,7 @@ def _from_file(path: Path) -> list[str]:
             words += [flag, *map(str, value)]
         elif value is not None:
             words.append(f"{flag}={value}")
+        elif flag.replace("_", "-") == "--api-key":
+            # As `api-key: $KEY` becomes without a KEY: refused like any other empty key.
+            words.append("--api-key=")
     return words

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from catenary.config import EMPTY_KEY
 from catenary.migration.launch import API_KEY, GATEWAY, UP, Launch
 from catenary.migration.serve.rows import Kind, ServeOption, idle, only, refuse, sets, supported
 
@@ -22,10 +23,22 @@ def _origins(launch: Launch, option: str, value: str) -> None:
     launch.ask(f"{UP}CORS_ALLOW_ORIGINS", ",".join(origins))
 
 
+def _api_key(launch: Launch, option: str, value: str) -> None:
+    if not all(key.strip() for key in value.split(",")):
+        raise refuse(option, "", EMPTY_KEY)
+    launch.ask(API_KEY, value)
+
+
 OPTIONS: tuple[ServeOption, ...] = (
     sets(f"{UP}HOST", "`--host`; absent: 127.0.0.1, where vLLM takes every address", _SETS, "--host"),
     sets(f"{UP}PORT", "`--port`", _SETS, "--port"),
-    sets(API_KEY, "`--api-key`", _LISTS, "--api-key", kind=Kind.WORDS),
+    supported(
+        _api_key,
+        "`--api-key`; an empty key ends the start",
+        f"{_TEST}test_an_empty_key_ends_the_start",
+        "--api-key",
+        kind=Kind.WORDS,
+    ),
     sets(f"{UP}SSL_CERTFILE", "`--ssl-certfile`", _SETS, "--ssl-certfile"),
     sets(f"{UP}SSL_KEYFILE", "`--ssl-keyfile`", _SETS, "--ssl-keyfile"),
     sets(f"{GATEWAY}SSL_CA_CERTS", "`--ssl-ca-certs` of the gateway", _SETS, "--ssl-ca-certs"),

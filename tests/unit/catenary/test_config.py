@@ -167,16 +167,16 @@ def test_a_list_of_secrets_has_no_empty_entry(
     file = tmp_path / "example.yaml"
     file.write_text(f"api_key: '{keys}'\n")
     assert "empty entry" in one_line(capsys, "--config", str(file))
-    if keys:
-        monkeypatch.setenv("CATENARY_EXAMPLE_API_KEY", keys)
-        assert "CATENARY_EXAMPLE_API_KEY: has an empty entry" in one_line(capsys)
+    monkeypatch.setenv("CATENARY_EXAMPLE_API_KEY", keys)
+    assert "CATENARY_EXAMPLE_API_KEY: has an empty entry" in one_line(capsys)
+    monkeypatch.delenv("CATENARY_EXAMPLE_API_KEY")
     with pytest.raises(ValidationError):
         ExampleConfig(api_key=tuple(keys.split(",")))
 
 
-def test_an_empty_variable_is_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CATENARY_EXAMPLE_API_KEY", "")
-    assert run().api_key == ()
+def test_keys_are_stripped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CATENARY_EXAMPLE_API_KEY", " sk-two ")
+    assert run().api_key == ("sk-two",)
     assert run("--api-key", " sk-one ").api_key == ("sk-one",)
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catenary.config import ConfigError
+from catenary.config import EMPTY_KEY, ConfigError
 from catenary.migration import SERVE_OPTIONS, Launch, Status, parse_serve
 from catenary.migration.serve import Kind, ServeOption
 
@@ -103,6 +103,20 @@ def test_lists() -> None:
     assert variables("--allowed-origins", '["https://a", "https://b"]') == origins
     for bad in ("[1]", "[", '["a", null]'):
         assert "JSON list" in refusal("--allowed-origins", bad)
+
+
+@pytest.mark.parametrize(
+    "words", [["--api-key", ""], ["--api-key="], ["--api-key", "a", ""], ["--api-key", " "]]
+)
+def test_an_empty_key_ends_the_start(words: list[str]) -> None:
+    assert refusal("m", *words) == f"--api-key: {EMPTY_KEY}"
+
+
+@pytest.mark.parametrize("line", ["api-key: ''", "api_key: ' '", "api-key:", "api-key: ['']", "api-key: []"])
+def test_an_empty_key_in_a_file_ends_the_start(line: str, tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(line + "\n")
+    assert refusal("m", "--config", str(file)).startswith("--api-key: ")
 
 
 def test_tokenizer_is_the_models() -> None:

@@ -10,10 +10,13 @@ import pytest
 from catenary.cli.runtime_directory import RuntimeDirectory
 from catenary.cli.up import UpConfig
 from catenary.cli.up.models import ReadyModel
-from catenary.cli.up.plan import ChildSpec, Places, Stage, child_environment, plan
-from catenary.cli.up.run import modules_of, unknown
+from catenary.cli.up.plan import GATEWAY_KEYS, ChildSpec, Places, Stage, child_environment, plan
+from catenary.cli.up.run import check_places, modules_of, unknown
+from catenary.config import EMPTY_KEY
+from catenary.config import load as load_config
 from catenary.migration import VARIABLES, Status, load_moved
 from catenary.runtime import StartRefused
+from gateway.config import GatewayConfig
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +54,30 @@ def test_api_key_reaches_the_gateway_alone(tmp_path: Path, monkeypatch: pytest.M
         assert ("k-one" in environment.values()) is (spec.stage is Stage.GATEWAY)
         assert "k-one" not in spec.command
     assert load("--api-key", "k-two")[0].api_key == ("k-two",)
+
+
+@pytest.mark.parametrize("name", ["VLLM_API_KEY", "CATENARY_UP_API_KEY"])
+@pytest.mark.parametrize("key", ["", " "])
+def test_an_empty_key_in_the_environment_ends_the_start(
+    name: str, key: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(name, key)
+    with pytest.raises(SystemExit) as end:
+        load()
+    assert end.value.code == 2
+    assert capsys.readouterr().err == f"catenary up: {name}: {EMPTY_KEY}\n"
+
+
+@pytest.mark.parametrize("name", GATEWAY_KEYS)
+def test_an_empty_key_for_the_gateways_ends_the_start(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(name, "")
+    with pytest.raises(StartRefused, match=f"{name}: has an empty entry"):
+        check_places(UpConfig(port=0, router_port=0, tokenizer_port=0))
+    with pytest.raises(SystemExit):
+        load_config(GatewayConfig, [], prog="python -m gateway")
+    assert capsys.readouterr().err == f"python -m gateway: {name}: {EMPTY_KEY}\n"
 
 
 def test_variables_of_both_kinds_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
