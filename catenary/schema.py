@@ -17,6 +17,12 @@ MAX_BEAM_WIDTH = MAX_TOP_LOGPROBS // 2
 MAX_CACHE_SALT = 128
 """Longest `SequenceSpec.cache_salt`, in characters."""
 
+MAX_LABELS = 1024
+"""Most classes of a model (`ModelInfo.labels`)."""
+
+MAX_LABEL_LENGTH = 128
+"""Longest name of a class, in characters."""
+
 KV_TICKET_BYTES = range(16, 65)
 """Lengths that `KvOffer.ticket` may have."""
 

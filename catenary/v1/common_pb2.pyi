@@ -198,6 +198,8 @@ class _ModelTaskEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ModelTask.V
     """A document becomes a vector, of length 1 unless the checkpoint's files say other."""
     MODEL_TASK_SCORE: _ModelTask.ValueType  # 3
     """A query with a document becomes one number."""
+    MODEL_TASK_CLASSIFY: _ModelTask.ValueType  # 4
+    """A text, or a pair of texts, becomes one probability for each of the model's classes."""
 
 class ModelTask(_ModelTask, metaclass=_ModelTaskEnumTypeWrapper):
     """What a model is served for."""
@@ -209,6 +211,8 @@ MODEL_TASK_EMBED: ModelTask.ValueType  # 2
 """A document becomes a vector, of length 1 unless the checkpoint's files say other."""
 MODEL_TASK_SCORE: ModelTask.ValueType  # 3
 """A query with a document becomes one number."""
+MODEL_TASK_CLASSIFY: ModelTask.ValueType  # 4
+"""A text, or a pair of texts, becomes one probability for each of the model's classes."""
 Global___ModelTask: _TypeAlias = ModelTask  # noqa: Y015
 
 class _PriorityClass:
@@ -695,29 +699,39 @@ class Pooling(_message.Message):
     TASK_FIELD_NUMBER: _builtins.int
     DIMENSIONS_FIELD_NUMBER: _builtins.int
     SECOND_START_FIELD_NUMBER: _builtins.int
+    RAW_FIELD_NUMBER: _builtins.int
     task: Global___ModelTask.ValueType
-    """EMBED or SCORE, one that the model is served for."""
+    """EMBED, SCORE or CLASSIFY, one that the model is served for."""
     dimensions: _builtins.int
     """EMBED: keep so many leading numbers, and scale them to length 1. Absent: all."""
     second_start: _builtins.int
     """Index of the first token of the second of two texts, for models that tell them apart. Absent: one text."""
+    raw: _builtins.bool
+    """Leave out the model's last step: vectors are not scaled to length 1, and scores and classes are logits.
+    Absent: false.
+    """
     def __init__(
         self,
         *,
         task: Global___ModelTask.ValueType = ...,
         dimensions: _builtins.int | None = ...,
         second_start: _builtins.int | None = ...,
+        raw: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions", "_second_start", b"_second_start", "dimensions", b"dimensions", "second_start", b"second_start"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions", "_raw", b"_raw", "_second_start", b"_second_start", "dimensions", b"dimensions", "raw", b"raw", "second_start", b"second_start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions", "_second_start", b"_second_start", "dimensions", b"dimensions", "second_start", b"second_start", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions", "_raw", b"_raw", "_second_start", b"_second_start", "dimensions", b"dimensions", "raw", b"raw", "second_start", b"second_start", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__dimensions: _TypeAlias = _typing.Literal["dimensions"]  # noqa: Y015
     _WhichOneofArgType__dimensions: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions"]  # noqa: Y015
+    _WhichOneofReturnType__raw: _TypeAlias = _typing.Literal["raw"]  # noqa: Y015
+    _WhichOneofArgType__raw: _TypeAlias = _typing.Literal["_raw", b"_raw"]  # noqa: Y015
     _WhichOneofReturnType__second_start: _TypeAlias = _typing.Literal["second_start"]  # noqa: Y015
     _WhichOneofArgType__second_start: _TypeAlias = _typing.Literal["_second_start", b"_second_start"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__dimensions) -> _WhichOneofReturnType__dimensions | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__raw) -> _WhichOneofReturnType__raw | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__second_start) -> _WhichOneofReturnType__second_start | None: ...
 
@@ -1250,6 +1264,7 @@ class ModelInfo(_message.Message):
     EMBEDDING_WIDTH_FIELD_NUMBER: _builtins.int
     EMBEDDING_DIMENSIONS_FIELD_NUMBER: _builtins.int
     ANY_DIMENSIONS_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name that requests use; 1 to 256 characters."""
     max_model_len: _builtins.int
@@ -1276,6 +1291,12 @@ class ModelInfo(_message.Message):
     def embedding_dimensions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Smaller widths that Pooling.dimensions may ask for; empty with `any_dimensions` false: none."""
 
+    @_builtins.property
+    def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of the classes, in the order of the probabilities (CLASSIFY); at most 1024, each of at most 128 characters.
+        Empty for a model that does not classify.
+        """
+
     def __init__(
         self,
         *,
@@ -1289,10 +1310,11 @@ class ModelInfo(_message.Message):
         embedding_width: _builtins.int = ...,
         embedding_dimensions: _abc.Iterable[_builtins.int] | None = ...,
         any_dimensions: _builtins.bool = ...,
+        labels: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["any_dimensions", b"any_dimensions", "dtype", b"dtype", "embedding_dimensions", b"embedding_dimensions", "embedding_width", b"embedding_width", "eos_token_ids", b"eos_token_ids", "max_model_len", b"max_model_len", "name", b"name", "tasks", b"tasks", "tokenizer_sha256", b"tokenizer_sha256", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["any_dimensions", b"any_dimensions", "dtype", b"dtype", "embedding_dimensions", b"embedding_dimensions", "embedding_width", b"embedding_width", "eos_token_ids", b"eos_token_ids", "labels", b"labels", "max_model_len", b"max_model_len", "name", b"name", "tasks", b"tasks", "tokenizer_sha256", b"tokenizer_sha256", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -16,6 +16,7 @@ _TASKS: dict[int, str] = {
     common_pb2.MODEL_TASK_GENERATE: "generate",
     common_pb2.MODEL_TASK_EMBED: "embed",
     common_pb2.MODEL_TASK_SCORE: "score",
+    common_pb2.MODEL_TASK_CLASSIFY: "classify",
 }
 
 

@@ -22,6 +22,7 @@ _INSTEAD: dict[int, str] = {
     ),
     common_pb2.MODEL_TASK_EMBED: "This model makes embeddings: use /v1/embeddings, /v1/rerank or /v1/score.",
     common_pb2.MODEL_TASK_SCORE: "This model scores pairs of texts: use /v1/rerank or /v1/score.",
+    common_pb2.MODEL_TASK_CLASSIFY: "This model tells classes of texts: it neither generates nor embeds.",
 }
 
 Fetch = Callable[[str], Awaitable[Vocabulary]]

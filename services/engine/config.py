@@ -43,9 +43,10 @@ class EngineConfig(
         min_length=1,
         description="Model: an alias (smollm2, minilm), a Hugging Face directory, a GGUF file or a hub id.",
     )
-    task: Literal["auto", "generate", "embed", "score"] = Field(
+    task: Literal["auto", "generate", "embed", "score", "classify"] = Field(
         "auto",
-        description="What the model is served for: generated text, vectors of documents, or scores of pairs. "
+        description="What the model is served for: generated text, vectors of documents, scores of pairs, or "
+        "classes of texts. "
         "auto: what its files say. A chat model that is told to embed gives its last token's state; told to "
         "score, the probability that it answers yes and not no. Options of KV, buckets, graphs and sampling "
         "concern generating engines alone: the log of others names those that they were given.",

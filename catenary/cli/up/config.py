@@ -45,8 +45,8 @@ class UpConfig(ServiceConfig):
     task: tuple[str, ...] = Field(
         default=(),
         max_length=16,
-        description="What the model is served for: auto, generate, embed or score; of several, NAME=TASK. "
-        "Default: what the model's files say.",
+        description="What the model is served for: auto, generate, embed, score or classify; of several, "
+        "NAME=TASK. Default: what the model's files say.",
     )
     served_model_name: str | None = Field(
         default=None, min_length=1, max_length=256, description="Name that requests use for a single model."

@@ -9,7 +9,7 @@ from pathlib import Path
 from catenary.cli.up.config import UpConfig
 from catenary.runtime import StartRefused
 
-TASKS = ("auto", "generate", "embed", "score")
+TASKS = ("auto", "generate", "embed", "score", "classify")
 QUANTIZATIONS = ("none", "int8", "int4")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")

@@ -109,8 +109,8 @@ class CoreProgress(Struct, frozen=True, array_like=True, tag="progress"):
 class ModelFacts(Struct, frozen=True, array_like=True):
     """The loaded model. The defaults come from generation_config.json; None: the file says nothing.
 
-    `task` is generate, embed or score. Of a model that embeds: the width of its vectors, and the smaller
-    ones that may be asked for.
+    `task` is generate, embed, score or classify. Of a model that embeds: the width of its vectors, and the
+    smaller ones that may be asked for. `labels`: names of the classes of a model that classifies.
     """
 
     max_model_len: int
@@ -127,6 +127,7 @@ class ModelFacts(Struct, frozen=True, array_like=True):
     embedding_width: int = 0
     embedding_dimensions: list[int] = []
     any_dimensions: bool = False
+    labels: list[str] = []
 
 
 class CapacityFacts(Struct, frozen=True, array_like=True):

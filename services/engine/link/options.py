@@ -33,14 +33,17 @@ class SamplingOptions(Struct, frozen=True, array_like=True):
 
 
 class PoolingOptions(Struct, frozen=True, array_like=True):
-    """Asks for numbers in place of tokens: the vector of a document, or the score of a pair.
+    """Asks for numbers in place of tokens: the vector of a document, the score of a pair, or the classes of
+    either.
 
     `dimensions`: leading numbers of the vector to keep, scaled to length 1; 0: all as they are.
-    `second_start`: index of the first token of the second of two texts; 0: one text.
+    `second_start`: index of the first token of the second of two texts; 0: one text. `raw`: vectors are not
+    scaled to length 1, scores and classes are logits.
     """
 
     dimensions: int = 0
     second_start: int = 0
+    raw: bool = False
 
 
 class ConstraintOptions(Struct, frozen=True, array_like=True):

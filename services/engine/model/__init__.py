@@ -12,13 +12,14 @@ from services.engine.model.facts import DirectoryFacts, read_facts
 from services.engine.model.fingerprint import weights_fingerprint
 from services.engine.model.preparation import default_cache_dir, prepare_model
 from services.engine.model.sources import resolve_source
-from services.engine.model.tasks import Task, find_task
+from services.engine.model.tasks import Task, class_labels, find_task
 
 __all__ = [
     "DirectoryFacts",
     "ModelError",
     "Task",
     "check_directory",
+    "class_labels",
     "default_cache_dir",
     "find_config",
     "find_task",

@@ -19,6 +19,7 @@ from services.engine.scripted.script import (
 )
 from services.engine.scripted.tokens import (
     best_alternatives,
+    classes_of,
     continuation,
     next_token,
     pack_vector,
@@ -41,6 +42,7 @@ __all__ = [
     "ScriptedModel",
     "Then",
     "best_alternatives",
+    "classes_of",
     "continuation",
     "load_script",
     "next_token",

@@ -72,6 +72,7 @@ class ScriptedCore(Core):
                 embedding_width=model.embedding_width,
                 embedding_dimensions=list(model.embedding_dimensions),
                 any_dimensions=model.any_dimensions,
+                labels=list(model.labels),
             ),
             capacity=CapacityFacts(
                 block_size=capacity.block_size,

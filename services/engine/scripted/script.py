@@ -49,11 +49,13 @@ class ScriptedModel(_Part, frozen=True):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    # embed or score: every sequence becomes a vector, or a score, that is made from its ids.
-    task: Literal["generate", "embed", "score"] = "generate"
+    # embed, score or classify: every sequence becomes a vector, a score, or probabilities of `labels`, that
+    # are made from its ids.
+    task: Literal["generate", "embed", "score", "classify"] = "generate"
     embedding_width: Natural = 0
     embedding_dimensions: tuple[Natural, ...] = ()
     any_dimensions: bool = False
+    labels: tuple[str, ...] = ()
     # Ids that the hash never gives besides the end-of-sequence ones, for tests that decode to text.
     avoid: tuple[Natural, ...] = ()
 

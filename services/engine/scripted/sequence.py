@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum
 
 from catenary.blockhash import BlockHashes
-from services.engine.link import SubmitSequence
+from services.engine.link import PoolingOptions, SubmitSequence
 from services.engine.scripted.script import Rule, ScriptedModel, Then
 from services.engine.scripted.tokens import (
     best_alternatives,
+    classes_of,
     fold,
     pack_vector,
     sampled_logprob,
@@ -123,10 +125,14 @@ class ScriptedSequence:
 
     def vector(self) -> bytes:
         """What a document becomes: little-endian float32."""
-        pooling = self.spec.pooling
-        if self.model.task == "score" or pooling is None:
-            return pack_vector([score_of(self.token_ids)])
-        return pack_vector(vector_of(self.token_ids, self.model.embedding_width, pooling.dimensions))
+        asked = self.spec.pooling or PoolingOptions()
+        if self.model.task == "classify":
+            return pack_vector(classes_of(self.token_ids, len(self.model.labels), raw=asked.raw))
+        if self.model.task == "embed":
+            width = self.model.embedding_width
+            return pack_vector(vector_of(self.token_ids, width, asked.dimensions, raw=asked.raw))
+        score = score_of(self.token_ids)
+        return pack_vector([math.log(score / (1 - score)) if asked.raw else score])
 
     def stop_ids(self) -> set[int]:
         """Ids that end this sequence."""

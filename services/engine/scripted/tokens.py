@@ -76,17 +76,27 @@ def best_alternatives(token: int, position: int, count: int, vocab_size: int) ->
     return [((token + rank) % vocab_size, first - 0.5 * rank) for rank in range(min(count, vocab_size))]
 
 
-def vector_of(token_ids: Iterable[int], width: int, dimensions: int = 0) -> list[float]:
-    """A document's vector of length 1, with `dimensions` numbers (0: `width`): a hash of all ids."""
+def vector_of(token_ids: Iterable[int], width: int, dimensions: int = 0, *, raw: bool = False) -> list[float]:
+    """A document's vector with `dimensions` numbers (0: `width`): a hash of all ids. Raw: not of length 1."""
     state = fold(token_ids)
     numbers = [_mix(state + place * _GOLDEN & _MASK) % 255 - 127 for place in range(dimensions or width)]
-    length = math.sqrt(sum(number * number for number in numbers)) or 1.0
+    length = 1.0 if raw else math.sqrt(sum(number * number for number in numbers)) or 1.0
     return [number / length for number in numbers]
 
 
 def score_of(token_ids: Iterable[int]) -> float:
     """A pair's score: a hash of all ids, in (0, 1), exact in float32."""
     return (fold(token_ids) % 1023 + 1) / 1024
+
+
+def classes_of(token_ids: Iterable[int], count: int, *, raw: bool = False) -> list[float]:
+    """A text's probabilities of `count` classes, or their logits (raw): a hash of all ids."""
+    state = fold(token_ids)
+    logits = [_mix(state + place * _GOLDEN & _MASK) % 9 - 4.0 for place in range(count)]
+    if raw:
+        return logits
+    total = sum(map(math.exp, logits))
+    return [math.exp(logit) / total for logit in logits]
 
 
 def pack_vector(numbers: Sequence[float]) -> bytes:

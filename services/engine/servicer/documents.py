@@ -1,4 +1,4 @@
-"""Admission of documents: what is to become a vector or a score."""
+"""Admission of documents: what is to become a vector, a score or classes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def resolve_document(
         stop_token_ids=[],
         ignore_eos=False,
         priority=spec.priority,
-        pooling=PoolingOptions(_dimensions(pooling, model), pooling.second_start),
+        pooling=PoolingOptions(_dimensions(pooling, model), pooling.second_start, pooling.raw),
     )
 
 

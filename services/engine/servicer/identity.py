@@ -58,6 +58,7 @@ def model_info(served_model_name: str, ready: CoreReady) -> common_pb2.ModelInfo
         embedding_width=model.embedding_width,
         embedding_dimensions=model.embedding_dimensions,
         any_dimensions=model.any_dimensions,
+        labels=model.labels,
     )
 
 

@@ -30,6 +30,7 @@ _TASKS: dict[int, str] = {
     common_pb2.MODEL_TASK_GENERATE: "generate",
     common_pb2.MODEL_TASK_EMBED: "embed",
     common_pb2.MODEL_TASK_SCORE: "score",
+    common_pb2.MODEL_TASK_CLASSIFY: "classify",
 }
 
 
@@ -103,11 +104,11 @@ def _validate_admission(spec: common_pb2.SequenceSpec) -> None:
 
 def _validate_pooling(spec: common_pb2.SequenceSpec) -> None:
     pooling = spec.pooling
-    if pooling.task not in (common_pb2.MODEL_TASK_EMBED, common_pb2.MODEL_TASK_SCORE):
-        raise _invalid("task", "The task of a pooled sequence must be to embed or to score.")
+    if pooling.task not in _TASKS or pooling.task == common_pb2.MODEL_TASK_GENERATE:
+        raise _invalid("task", "The task of a pooled sequence must be to embed, to score or to classify.")
     if pooling.HasField("dimensions"):
         if pooling.task != common_pb2.MODEL_TASK_EMBED:
-            raise _invalid("dimensions", "A score has no dimensions.")
+            raise _invalid("dimensions", "Only vectors have dimensions; scores and classes have none.")
         if pooling.dimensions < 1:
             raise _invalid("dimensions", "dimensions must be at least 1.")
     if pooling.HasField("second_start") and not 1 <= pooling.second_start < len(spec.token_ids):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from catenary.schema import revision_mismatch
+from catenary.schema import MAX_LABEL_LENGTH, MAX_LABELS, revision_mismatch
 from catenary.v1 import common_pb2, engine_pb2
 from services.router.admission import MAX_NAME_LENGTH, Refused
 
@@ -79,6 +79,14 @@ def _check_tasks(model: common_pb2.ModelInfo) -> None:
     dimensions = model.embedding_dimensions
     if len(dimensions) > MAX_EMBEDDING_DIMENSIONS or not all(1 <= number <= width for number in dimensions):
         raise _invalid("embedding_dimensions", "The hello's embedding_dimensions are not widths of vectors.")
+    labels = model.labels
+    if (common_pb2.MODEL_TASK_CLASSIFY in tasks) != bool(labels):
+        raise _invalid("labels", "A hello has labels if and only if its model classifies.")
+    if len(labels) > MAX_LABELS or max(map(len, labels), default=0) > MAX_LABEL_LENGTH:
+        raise _invalid(
+            "labels",
+            f"The hello has more than {MAX_LABELS} labels, or one of over {MAX_LABEL_LENGTH} characters.",
+        )
 
 
 def _check_capacity(capacity: engine_pb2.Capacity) -> None:

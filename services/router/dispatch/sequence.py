@@ -187,9 +187,7 @@ class LiveSequence:
         self.vector_bytes = 0
         if self.spec.HasField("pooling"):
             self.budget = 0
-            embeds = self.spec.pooling.task == common_pb2.MODEL_TASK_EMBED
-            width = self.spec.pooling.dimensions or link.engine.model.embedding_width
-            self.vector_bytes = _FLOAT_BYTES * (width if embeds else 1)
+            self.vector_bytes = _FLOAT_BYTES * _width(self.spec.pooling, link.engine.model)
             return
         self.budget = link.engine.model.max_model_len - len(self.spec.token_ids)
         if self.spec.stopping.HasField("max_tokens"):
@@ -221,3 +219,10 @@ class LiveSequence:
     ) -> common_pb2.SequenceEnd:
         """An end that the router makes itself."""
         return common_pb2.SequenceEnd(reason=reason, usage=self.usage(), error=error)
+
+
+def _width(pooling: common_pb2.Pooling, model: common_pb2.ModelInfo) -> int:
+    """Numbers of a document's answer."""
+    if pooling.task == common_pb2.MODEL_TASK_EMBED:
+        return pooling.dimensions or model.embedding_width
+    return len(model.labels) if pooling.task == common_pb2.MODEL_TASK_CLASSIFY else 1

@@ -208,9 +208,12 @@ def _add_engine(model: router_pb2.ServedModel, engine: Engine) -> None:
     model.load.total_blocks += report.total_blocks
 
 
-def _purpose(model: common_pb2.ModelInfo) -> tuple[frozenset[int], int, frozenset[int], bool]:
+def _purpose(
+    model: common_pb2.ModelInfo,
+) -> tuple[frozenset[int], int, frozenset[int], bool, tuple[str, ...]]:
     tasks = frozenset(model.tasks) or frozenset({common_pb2.MODEL_TASK_GENERATE})
-    return tasks, model.embedding_width, frozenset(model.embedding_dimensions), model.any_dimensions
+    widths = frozenset(model.embedding_dimensions)
+    return tasks, model.embedding_width, widths, model.any_dimensions, tuple(model.labels)
 
 
 def _vocabulary(model: common_pb2.ModelInfo) -> tuple[int, str]:

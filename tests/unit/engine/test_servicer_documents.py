@@ -30,7 +30,7 @@ def admission(task: str = "embed", **facts: Any) -> Admission:
 
 
 def spec(task: int = EMBED, ids: tuple[int, ...] = (1, 2, 3), **fields: Any) -> common_pb2.SequenceSpec:
-    pooling = {name: fields.pop(name) for name in ("dimensions", "second_start") if name in fields}
+    pooling = {name: fields.pop(name) for name in ("dimensions", "second_start", "raw") if name in fields}
     return common_pb2.SequenceSpec(
         model="m", token_ids=ids, pooling=common_pb2.Pooling(task=task, **pooling), **fields
     )
@@ -41,6 +41,7 @@ def spec(task: int = EMBED, ids: tuple[int, ...] = (1, 2, 3), **fields: Any) -> 
     [
         ("generate", spec(), "model"),
         ("score", spec(), "model"),
+        ("classify", spec(SCORE), "model"),
         ("embed", spec(SCORE), "model"),
         ("embed", common_pb2.SequenceSpec(model="m", token_ids=[1]), "model"),
         ("embed", spec(ids=()), "input"),
@@ -70,5 +71,7 @@ def test_what_is_taken() -> None:
     assert anything.pooling == PoolingOptions(dimensions=5)
     pair = admission("score").resolve(spec(SCORE, second_start=2), 1)
     assert pair.pooling == PoolingOptions(second_start=2)
+    raw = admission("classify").resolve(spec(common_pb2.MODEL_TASK_CLASSIFY, raw=True), 1)
+    assert raw.pooling == PoolingOptions(raw=True)
     # Not a token more has to fit.
     assert len(admission().resolve(spec(ids=(1,) * 10), 1).token_ids) == 10

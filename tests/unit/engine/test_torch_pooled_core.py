@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from services.engine.core.errors import CoreFailure, StartError
 from services.engine.core.pooled import start_pooled
 from services.engine.link import AbortSequences, CoreErrorCode, FinishReason
-from services.engine.model import ModelError, Task, find_task, read_config
+from services.engine.model import ModelError, Task, class_labels, find_task, read_config
 from tests.support.encoders import ENCODERS, save_cross_encoder, save_encoder
 from tests.support.pooled_core import LocalPooledCore, document, unpack
 from tests.support.torch_engine import save_tiny_model, tiny_options
@@ -102,6 +103,72 @@ def test_scores_of_a_cross_encoder(kind: str, identity: bool, tmp_path: Path) ->
     assert core.engine.ready.model.task == "score"
 
 
+LOGITS = {
+    "softmax": ({}, lambda logits: logits.softmax(-1)),
+    "several labels": ({"problem_type": "multi_label_classification"}, lambda logits: logits.sigmoid()),
+    "regression": ({"problem_type": "regression"}, lambda logits: logits),
+    "of sentence-transformers": (
+        {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}},
+        lambda logits: logits.sigmoid(),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+@pytest.mark.parametrize("case", LOGITS)
+def test_probabilities_of_classes(kind: str, case: str, tmp_path: Path) -> None:
+    config, activate = LOGITS[case]
+    names = {0: "bad", 1: "so-so", 2: "good"}
+    model = save_cross_encoder(kind, tmp_path, num_labels=3, id2label=names, **config)
+    core = LocalPooledCore(tmp_path, Task.CLASSIFY)
+    batch = documents()
+    with torch.inference_mode():
+        logits = torch.stack([model(torch.tensor([ids])).logits[0] for ids in batch])
+    close(core.vectors(batch), activate(logits))
+    facts = core.engine.ready.model
+    assert (facts.task, facts.labels, facts.embedding_width) == ("classify", ["bad", "so-so", "good"], 0)
+    # The model's last step is left out for those that ask for that, in the same forward too.
+    found = core.vectors(batch, raw=[place % 2 == 0 for place in range(len(batch))])
+    for place, row in enumerate(found):
+        truth = logits if place % 2 == 0 else activate(logits)
+        close([row], truth[place : place + 1], 1e-4)
+
+
+def test_one_class_has_a_probability_that_is_no_softmax(tmp_path: Path) -> None:
+    named = "torch.nn.modules.activation.Softmax"
+    model = save_cross_encoder("bert", tmp_path, sentence_transformers={"activation_fn": named})
+    core = LocalPooledCore(tmp_path, Task.SCORE)
+    with torch.inference_mode():
+        logit = model(torch.tensor([[5, 6, 7]])).logits
+    close(core.vectors([[5, 6, 7]]), logit.sigmoid())
+    close(core.vectors([[5, 6, 7]], raw=[True]), logit, 1e-4)
+
+
+def test_a_raw_vector_keeps_its_length(tmp_path: Path) -> None:
+    model = save_encoder("bert", tmp_path)
+    core = LocalPooledCore(tmp_path)
+    with torch.inference_mode():
+        mean = model(torch.tensor([[5, 6, 7]])).last_hidden_state.mean(1)
+    close(core.vectors([[5, 6, 7]], raw=[True]), mean, 1e-4)
+    close(core.vectors([[5, 6, 7]], raw=[True], dimensions=[7]), mean[:, :7], 1e-4)
+    close(core.vectors([[5, 6, 7]], dimensions=[7]), torch.nn.functional.normalize(mean[:, :7], dim=-1))
+
+
+def test_a_config_with_unknown_classes_is_refused(tmp_path: Path) -> None:
+    save_cross_encoder("bert", tmp_path, num_labels=3)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for change, text in (
+        ({"problem_type": "riddle"}, "problem_type is none of"),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.Tanh"}}, "activation function is none of"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(config | change))
+        with pytest.raises(StartError, match=text):
+            LocalPooledCore(tmp_path, Task.CLASSIFY)
+    for labels in ({"id2label": {}, "num_labels": 2000}, {"id2label": None, "num_labels": "3"}):
+        with pytest.raises(ModelError, match="1 to 1024"):
+            class_labels(config | labels)
+
+
 def test_scores_of_a_model_that_says_yes_or_no(tmp_path: Path) -> None:
     save_tiny_model("qwen3", tmp_path, max_position_embeddings=320)
     save_yes_no_tokenizer(tmp_path)
@@ -129,8 +196,12 @@ def test_the_task_comes_from_the_files(tmp_path: Path) -> None:
         with pytest.raises(ModelError):
             find_task(tmp_path / name, read_config(tmp_path / name), wrong)
     save_cross_encoder("bert", tmp_path / "two", num_labels=2)
-    with pytest.raises(StartError, match="2 classes"):
-        LocalPooledCore(tmp_path / "two", Task.SCORE)
+    assert find_task(tmp_path / "two", read_config(tmp_path / "two")) is Task.CLASSIFY
+    assert class_labels(read_config(tmp_path / "two")) == ("LABEL_0", "LABEL_1")
+    refused = (("two", "score", "2 classes"), ("e", "classify", "no head"), ("g", "classify", "no head"))
+    for name, wrong, text in refused:
+        with pytest.raises(ModelError, match=text):
+            find_task(tmp_path / name, read_config(tmp_path / name), wrong)
     with pytest.raises(StartError, match="not a tokenizer"):
         LocalPooledCore(tmp_path / "g", Task.SCORE)
     with pytest.raises(StartError, match="role decode is for models that generate"):

@@ -14,11 +14,13 @@ from services.router.dispatch.hello import check_hello
 from tests.support.dispatcher import World
 from tests.unit.router.test_router_hello import hello
 
-EMBED, SCORE, GENERATE = (
+EMBED, SCORE, GENERATE, CLASSIFY = (
     common_pb2.MODEL_TASK_EMBED,
     common_pb2.MODEL_TASK_SCORE,
     common_pb2.MODEL_TASK_GENERATE,
+    common_pb2.MODEL_TASK_CLASSIFY,
 )
+LABELS = ["bad", "so-so", "good"]
 STOP = common_pb2.FINISH_REASON_STOP
 WIDTH = 4
 
@@ -28,6 +30,7 @@ def world_of(*tasks: int) -> tuple[World, Any]:
     link = world.attach()
     link.engine.model.tasks.extend(tasks)
     link.engine.model.embedding_width = WIDTH if EMBED in tasks else 0
+    link.engine.model.labels.extend(LABELS if CLASSIFY in tasks else [])
     return world, link
 
 
@@ -59,6 +62,9 @@ def vector(*numbers: float) -> bytes:
         ((EMBED,), document(dimensions=0), "dimensions"),
         ((EMBED,), document(dimensions=WIDTH + 1), "dimensions"),
         ((SCORE,), document(SCORE, dimensions=1), "dimensions"),
+        ((CLASSIFY,), document(CLASSIFY, dimensions=1), "dimensions"),
+        ((CLASSIFY,), document(SCORE), "model"),
+        ((EMBED,), document(CLASSIFY), "model"),
         ((SCORE,), document(SCORE, second_start=0), "second_start"),
         ((SCORE,), document(SCORE, second_start=3), "second_start"),
         ((EMBED,), document(sampling=common_pb2.SamplingParams(seed=1)), "sampling"),
@@ -81,10 +87,12 @@ def test_what_is_refused(tasks: tuple[int, ...], spec: common_pb2.SequenceSpec, 
         (document(), vector(1, 0, 0, 0)),
         (document(dimensions=2), vector(0, 1)),
         (document(SCORE, second_start=1), vector(0.25)),
+        (document(CLASSIFY), vector(0.25, 0.5, 0.25)),
+        (document(CLASSIFY, second_start=1), vector(0, 1, 0)),
     ],
 )
 def test_a_vector_reaches_its_reader(spec: common_pb2.SequenceSpec, answer: bytes) -> None:
-    world, link = world_of(EMBED, SCORE)
+    world, link = world_of(EMBED, SCORE, CLASSIFY)
     world.dispatcher.submit(1, spec, world.sink)
     (handle,) = link.sequences
     assert not spec.HasField("sampling")
@@ -113,6 +121,14 @@ def test_an_engine_that_breaks_the_contract_is_given_up(step: dict[str, Any]) ->
     (handle,) = link.sequences
     with pytest.raises(MalformedStep):
         world.dispatcher.on_step(link, ended(handle, **step))
+
+
+def test_as_many_probabilities_as_classes() -> None:
+    world, link = world_of(CLASSIFY)
+    world.dispatcher.submit(1, document(CLASSIFY), world.sink)
+    (handle,) = link.sequences
+    with pytest.raises(MalformedStep, match="another width"):
+        world.dispatcher.on_step(link, ended(handle, vector(0.5, 0.5)))
 
 
 def test_a_vector_that_nobody_asked_for_is_taken_off() -> None:
@@ -148,6 +164,10 @@ def test_messages_of_vectors_stay_small() -> None:
             {"model__tasks": [EMBED], "model__embedding_width": 4, "model__embedding_dimensions": [5]},
             "embedding_dimensions",
         ),
+        ({"model__tasks": [CLASSIFY]}, "labels"),
+        ({"model__tasks": [GENERATE], "model__labels": LABELS}, "labels"),
+        ({"model__tasks": [CLASSIFY], "model__labels": ["x"] * 1025}, "labels"),
+        ({"model__tasks": [CLASSIFY], "model__labels": ["x" * 129]}, "labels"),
     ],
 )
 def test_hellos_of_pooled_models(changes: dict[str, Any], param: str) -> None:
@@ -163,4 +183,7 @@ def test_engines_of_one_name_serve_one_purpose() -> None:
     other.CopyFrom(link.engine.model)
     assert world.fleet.conflict(other, "another") is None
     other.embedding_width = 8
+    assert "other tasks" in str(world.fleet.conflict(other, "another"))
+    other.CopyFrom(link.engine.model)
+    other.labels.append("x")
     assert "other tasks" in str(world.fleet.conflict(other, "another"))

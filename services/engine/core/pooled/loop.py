@@ -6,7 +6,6 @@ One forward at a time in one thread: it leaves nothing behind, so there is nothi
 from __future__ import annotations
 
 import torch
-from torch.nn.functional import normalize
 
 from catenary.telemetry import get_logger
 from services.engine.core.errors import CoreFailure
@@ -128,6 +127,7 @@ class PooledLoop:
             self._refuse(document, _NOT_POOLED, CoreErrorCode.INVALID_ARGUMENT)
             return
         document.dimensions, document.second_start = pooling.dimensions, pooling.second_start
+        document.raw = pooling.raw
         known = 1 <= len(ids) <= self._embedder.max_length and min(ids) >= 0
         if not known or max(ids) >= self._embedder.vocab_size:
             self._refuse(document, _BAD_DOCUMENT, CoreErrorCode.INVALID_ARGUMENT)
@@ -177,11 +177,10 @@ class PooledLoop:
         self._fail(document, _INTERNAL, CoreErrorCode.INTERNAL)
 
     def _finish(self, document: Document, vector: torch.Tensor) -> None:
+        vector = self._embedder.finish(vector, dimensions=document.dimensions, raw=document.raw)
         if not bool(vector.isfinite().all()):
             self._fail(document, _NOT_FINITE, CoreErrorCode.INTERNAL)
             return
-        if document.dimensions:
-            vector = normalize(vector[: document.dimensions], dim=0)
         self._end(document.key, FinishReason.STOP, vector=vector.numpy().astype("<f4").tobytes())
 
     def _fail(self, document: Document, text: str, code: CoreErrorCode) -> None:

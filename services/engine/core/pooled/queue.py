@@ -30,6 +30,7 @@ class Document:
     dimensions: int
     second_start: int
     priority: int
+    raw: bool = False
     order: tuple[int, int] = (0, 0)
     ended: bool = False
 

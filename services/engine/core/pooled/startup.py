@@ -17,7 +17,7 @@ from services.engine.core.warming import WarmUpKind, warm_up_kind
 from services.engine.device import Device, DeviceError
 from services.engine.link import CapacityFacts, CoreReady, ModelFacts
 from services.engine.memory import InsufficientMemory
-from services.engine.model import ModelError, Task, check_directory, read_facts
+from services.engine.model import ModelError, Task, check_directory, class_labels, read_facts
 from services.engine.model.fit import check_weights_fit
 from services.engine.model.pooling import Dimensions, Embedder, open_embedder, read_dimensions
 from services.engine.tracing import Profiler, StepTracer
@@ -122,7 +122,8 @@ def _warm_up(
 
 
 def _facts(directory: Path, task: Task, embedder: Embedder, dimensions: Dimensions) -> ModelFacts:
-    facts = read_facts(directory, check_directory(directory))
+    config = check_directory(directory)
+    facts = read_facts(directory, config)
     return ModelFacts(
         max_model_len=embedder.max_length,
         vocab_size=embedder.vocab_size,
@@ -133,6 +134,7 @@ def _facts(directory: Path, task: Task, embedder: Embedder, dimensions: Dimensio
         embedding_width=embedder.dim if task is Task.EMBED else 0,
         embedding_dimensions=list(dimensions.widths),
         any_dimensions=dimensions.any,
+        labels=list(class_labels(config)) if task is Task.CLASSIFY else [],
     )
 
 

@@ -6,7 +6,7 @@ import torch
 
 from services.engine.model.paged import PagedModel
 from services.engine.model.pooling.pooler import Pooler, add_states, finish
-from services.engine.model.pooling.settings import Pooling
+from services.engine.model.pooling.settings import PoolingSettings
 from services.engine.model.pooling.shapes import EmbedShapes
 
 _BLOCK = 32
@@ -19,9 +19,12 @@ class DecoderPooler(Pooler):
     own blocks. Every slot that a chunk reads was written by an earlier chunk of the same forward.
     """
 
-    def __init__(self, model: PagedModel, pooling: Pooling, shapes: EmbedShapes, *, chunk: int) -> None:
+    def __init__(
+        self, model: PagedModel, settings: PoolingSettings, shapes: EmbedShapes, *, chunk: int
+    ) -> None:
         self._model = model
-        self._pooling = pooling
+        self._pooling = settings.pooling
+        self.activation = settings.activation
         self._chunk = max(1, chunk // _BLOCK) * _BLOCK
         self.vocab_size = model.vocab_size
         self.dtype = model.dtype

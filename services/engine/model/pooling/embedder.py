@@ -17,8 +17,8 @@ from services.engine.model.paged import PagedModel
 from services.engine.model.pooling.decoder import DecoderPooler
 from services.engine.model.pooling.encoder import encoder_length, load_encoder
 from services.engine.model.pooling.pooler import Pooler
-from services.engine.model.pooling.scoring import YesNoPooler, load_cross_encoder, yes_and_no
-from services.engine.model.pooling.settings import Pooling, read_pooling
+from services.engine.model.pooling.scoring import YesNoPooler, load_headed, yes_and_no
+from services.engine.model.pooling.settings import Activation, Pooling, PoolingSettings, read_pooling
 from services.engine.model.pooling.shapes import EmbedShapes
 from services.engine.model.tasks import ENCODERS, Task
 
@@ -31,17 +31,16 @@ class EmbedError(Exception):
 
 
 class Embedder:
-    """Turns documents into vectors, or into scores of width 1, with one model on one device.
+    """Turns documents into vectors, or into scores or probabilities of classes, with one model on one device.
 
     Takes the ids that the tokenizer service made, special tokens included. Not for use by two threads at
     once.
     """
 
-    def __init__(self, pooler: Pooler, device: Device, shapes: EmbedShapes, *, normalized: bool) -> None:
+    def __init__(self, pooler: Pooler, device: Device, shapes: EmbedShapes) -> None:
         self._pooler = pooler
         self._device = device
         self.shapes = shapes
-        self._normalized = normalized
         self.max_length = shapes.lengths[-1]
         self.dim = pooler.dim
         self.vocab_size = pooler.vocab_size
@@ -65,11 +64,30 @@ class Embedder:
     ) -> torch.Tensor:
         """One forward of a shape: ids of N documents that fit in -> float32 [N, dim] on the host.
 
+        `finish` makes answers of them.
+
         seconds: for each document where the second of two texts begins, 0 for one text; none: all of one
         text. The ids are not checked.
         """
         found = self._forward(rows, length, documents, seconds)
         return self._device.to_host(found)[: len(documents)]
+
+    def finish(self, found: torch.Tensor, *, dimensions: int = 0, raw: bool = False) -> torch.Tensor:
+        """The answers from rows of `compute`, float32 [N, dim], or from one row, float32 [dim].
+
+        dimensions: leading numbers to keep, scaled to length 1; 0: all. raw: without the model's last step,
+        which is scaling to length 1, or a sigmoid or softmax of logits.
+        """
+        found = found[..., :dimensions] if dimensions else found
+        match Activation.NONE if raw else self._pooler.activation:
+            case Activation.SIGMOID:
+                return found.sigmoid()
+            case Activation.SOFTMAX:
+                return found.softmax(dim=-1)
+            case Activation.UNIT:
+                return normalize(found, dim=-1)
+            case _:
+                return normalize(found, dim=-1) if dimensions and not raw else found
 
     def embed(self, documents: Sequence[Sequence[int]], seconds: Sequence[int] = ()) -> torch.Tensor:
         """Token ids of N documents -> float32 [N, dim] on the host, in their order.
@@ -87,7 +105,7 @@ class Embedder:
                 [documents[index] for index in chosen],
                 [seconds[index] for index in chosen] if seconds else (),
             )
-        return vectors
+        return self.finish(vectors)
 
     def _forward(
         self, rows: int, length: int, documents: Sequence[Sequence[int]], seconds: Sequence[int]
@@ -104,7 +122,7 @@ class Embedder:
         tensors = tuple(self._device.to_device(tensor) for tensor in (tokens, lengths, starts))
         self._device.shapes.note("embed", tensors)
         vectors: torch.Tensor = self._device.run_eagerly(self._pooler.pool, tensors)
-        return normalize(vectors, dim=-1) if self._normalized else vectors
+        return vectors
 
     def _check(self, documents: Sequence[Sequence[int]]) -> None:
         for index, document in enumerate(documents):
@@ -128,7 +146,7 @@ def open_embedder(
     chunk: int = 512,
     backend: str = "auto",
 ) -> Embedder:
-    """Loads a model that embeds or scores: BERT-style encoders, and decoders through their hidden states.
+    """Loads a model that embeds, scores or classifies: BERT-style encoders, and decoders by their states.
 
     dtype: auto, float32, bfloat16 or float16. max_model_len: the longest document, None for the model's own.
     max_tokens: rows times length of a forward. chunk: tokens of a decoder's prompt computed at once. backend:
@@ -149,10 +167,10 @@ def open_embedder(
         raise ModelError(f"max-model-len {max_model_len} exceeds the model's context of {limit} tokens")
     shapes = EmbedShapes(max_model_len or min(limit, settings.max_length or limit), max_tokens)
     pooler: Pooler
-    if encoder and task is Task.SCORE:
-        pooler = load_cross_encoder(directory, config, device, dtype=dtype)
+    if encoder and task is not Task.EMBED:
+        pooler = load_headed(directory, config, device, dtype=dtype)
     elif encoder:
-        pooler = load_encoder(directory, config, device, dtype=dtype, pooling=settings.pooling)
+        pooler = load_encoder(directory, config, device, dtype=dtype, settings=settings)
     else:
         answers = yes_and_no(directory) if task is Task.SCORE else None
         model = open_model(
@@ -164,12 +182,12 @@ def open_embedder(
             scores=answers is not None,
         )
         _check_kv(model, shapes)
-        pooling = settings.pooling if answers is None else Pooling.LAST
-        pooler = states = DecoderPooler(model, pooling, shapes, chunk=chunk)
+        if answers is not None:
+            settings = PoolingSettings(Pooling.LAST, normalize=False)
+        pooler = states = DecoderPooler(model, settings, shapes, chunk=chunk)
         if answers is not None:
             pooler = YesNoPooler(model, states, *answers)
-    normalized = settings.normalize and task is Task.EMBED
-    return Embedder(pooler, device, shapes, normalized=normalized)
+    return Embedder(pooler, device, shapes)
 
 
 def _check_kv(model: PagedModel, shapes: EmbedShapes) -> None:

@@ -17,7 +17,7 @@ from services.engine.model.errors import ModelError
 from services.engine.model.hf_config import first_line
 from services.engine.model.pooling.linears import pack_linears
 from services.engine.model.pooling.pooler import Pooler, add_states, finish
-from services.engine.model.pooling.settings import Pooling
+from services.engine.model.pooling.settings import PoolingSettings
 from services.engine.model.tasks import ENCODERS
 from services.engine.model.transformers_backend import load_module
 
@@ -65,9 +65,10 @@ class EncoderModel:
 class Encoder(Pooler):
     """Vectors from an encoder's last states."""
 
-    def __init__(self, encoder: EncoderModel, pooling: Pooling) -> None:
+    def __init__(self, encoder: EncoderModel, settings: PoolingSettings) -> None:
         self._encoder = encoder
-        self._pooling = pooling
+        self._pooling = settings.pooling
+        self.activation = settings.activation
         self.vocab_size = int(encoder.model.config.vocab_size)
         self.dtype = encoder.dtype
         self.dim = int(encoder.model.config.hidden_size)
@@ -89,11 +90,11 @@ def encoder_length(config: dict[str, Any]) -> int:
 
 
 def load_encoder(
-    directory: Path, raw: dict[str, Any], device: Device, *, dtype: str, pooling: Pooling
+    directory: Path, raw: dict[str, Any], device: Device, *, dtype: str, settings: PoolingSettings
 ) -> Encoder:
     """Loads a checked directory with the parsed config `raw`, of a type in ENCODERS. Raises ModelError."""
     name = ENCODERS[raw["model_type"]][0]
-    return Encoder(load_body(directory, raw, device, name, dtype=dtype, add_pooling_layer=False), pooling)
+    return Encoder(load_body(directory, raw, device, name, dtype=dtype, add_pooling_layer=False), settings)
 
 
 def load_body(

@@ -1,4 +1,4 @@
-"""What an embedder drives: a model that turns padded documents into one vector each, or one score."""
+"""What an embedder drives: a model that turns padded documents into one vector each, or logits of classes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,19 @@ from collections.abc import Callable
 
 import torch
 
-from services.engine.model.pooling.settings import Pooling
+from services.engine.model.pooling.settings import Activation, Pooling
 
 
 class Pooler(ABC):
-    """A model on one device. dim: the vectors' width, 1 for a model that scores. dtype: of its states."""
+    """A model on one device.
+
+    dim: the vectors' width; for a model that scores 1, for one that classifies the number of classes.
+    dtype: of its states. activation: what is left to do to a row of `pool`.
+    """
 
     vocab_size: int
     dtype: torch.dtype
+    activation: Activation
     # Called between the parts of a long forward: whoever waits sees that it goes on.
     on_chunk: Callable[[], None] = staticmethod(lambda: None)
     dim: int

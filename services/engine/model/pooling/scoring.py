@@ -1,4 +1,4 @@
-"""Models that judge a query with a document: cross-encoders, and chat models that answer yes or no."""
+"""Models with a head: encoders that classify texts or judge pairs, and chat models that answer yes or no."""
 
 from __future__ import annotations
 
@@ -14,36 +14,46 @@ from services.engine.model.paged import PagedModel
 from services.engine.model.pooling.decoder import DecoderPooler
 from services.engine.model.pooling.encoder import EncoderModel, load_body
 from services.engine.model.pooling.pooler import Pooler
+from services.engine.model.pooling.settings import Activation
 from services.engine.model.tasks import ENCODERS
 
-# Where sentence-transformers keeps what a cross-encoder's one logit goes through, now and before.
+# Where sentence-transformers keeps what a cross-encoder's logits go through, now and before.
 _ACTIVATIONS = {
-    "torch.nn.modules.activation.Sigmoid": True,
-    "torch.nn.modules.linear.Identity": False,
+    "torch.nn.modules.activation.Sigmoid": Activation.SIGMOID,
+    "torch.nn.modules.activation.Softmax": Activation.SOFTMAX,
+    "torch.nn.modules.linear.Identity": Activation.NONE,
+}
+_PROBLEMS = {
+    "regression": Activation.NONE,
+    "single_label_classification": Activation.SOFTMAX,
+    "multi_label_classification": Activation.SIGMOID,
 }
 
 
-class CrossEncoder(Pooler):
-    """An encoder with a head for one class: the score is its logit, or the logit's sigmoid."""
+class HeadedEncoder(Pooler):
+    """An encoder with a head: one logit for each class."""
 
-    dim = 1
-
-    def __init__(self, encoder: EncoderModel, *, sigmoid: bool) -> None:
+    def __init__(self, encoder: EncoderModel, activation: Activation) -> None:
         self._encoder = encoder
-        self._sigmoid = sigmoid
+        self.activation = activation
+        self.dim = int(encoder.model.config.num_labels)
         self.vocab_size = int(encoder.model.config.vocab_size)
         self.dtype = encoder.dtype
 
     @torch.inference_mode()
     def pool(self, tokens: torch.Tensor, lengths: torch.Tensor, seconds: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self._encoder.output(tokens, lengths, seconds).logits.float()
-        return logits.sigmoid() if self._sigmoid else logits
+        return logits
 
 
 class YesNoPooler(Pooler):
-    """The probability that a decoder answers yes and not no: softmax over these two logits alone."""
+    """By how much a decoder's logit of yes is above that of no.
+
+    Its sigmoid is the probability of yes in a softmax over these two alone.
+    """
 
     dim = 1
+    activation = Activation.SIGMOID
 
     def __init__(self, model: PagedModel, states: DecoderPooler, yes: int, no: int) -> None:
         """`states` gives the state of each document's last token."""
@@ -58,18 +68,14 @@ class YesNoPooler(Pooler):
         self._states.on_chunk = self.on_chunk
         hidden = self._states.pool(tokens, lengths, seconds).to(self._model.dtype)
         logits = self._model.logits(hidden).float()
-        # exp(y) / (exp(y) + exp(n)), which cannot overflow so.
-        difference = logits[:, self._yes : self._yes + 1] - logits[:, self._no : self._no + 1]
-        return difference.sigmoid()
+        # exp(y) / (exp(y) + exp(n)) cannot overflow as the sigmoid of this.
+        return logits[:, self._yes : self._yes + 1] - logits[:, self._no : self._no + 1]
 
 
-def load_cross_encoder(directory: Path, raw: dict[str, Any], device: Device, *, dtype: str) -> CrossEncoder:
+def load_headed(directory: Path, raw: dict[str, Any], device: Device, *, dtype: str) -> HeadedEncoder:
     """Loads a checked directory with the parsed config `raw`, of a type in ENCODERS. Raises ModelError."""
     encoder = load_body(directory, raw, device, ENCODERS[raw["model_type"]][1], dtype=dtype)
-    labels = int(encoder.model.config.num_labels)
-    if labels != 1:
-        raise ModelError(f"model {directory} tells {labels} classes apart; a score needs a head with one")
-    return CrossEncoder(encoder, sigmoid=_sigmoid(raw))
+    return HeadedEncoder(encoder, _activation(raw, int(encoder.model.config.num_labels)))
 
 
 def yes_and_no(directory: Path) -> tuple[int, int]:
@@ -84,13 +90,23 @@ def yes_and_no(directory: Path) -> tuple[int, int]:
     return int(ids[0][0]), int(ids[1][0])
 
 
-def _sigmoid(config: dict[str, Any]) -> bool:
-    """Whether the score is the logit's sigmoid, as in sentence-transformers unless the config says other."""
+def _activation(config: dict[str, Any], classes: int) -> Activation:
+    """What logits go through: as the config says for sentence-transformers, or by its kind of problem.
+
+    By default one logit goes through a sigmoid, as in sentence-transformers, and several through a softmax.
+    """
     settings = config.get("sentence_transformers")
     named = settings.get("activation_fn") if isinstance(settings, dict) else None
     named = named or config.get("sbert_ce_default_activation_function")
-    if named is None:
-        return True
-    if named not in _ACTIVATIONS:
-        raise ModelError("the checkpoint's activation function is neither sigmoid nor identity")
-    return _ACTIVATIONS[named]
+    if named is not None and named not in _ACTIVATIONS:
+        raise ModelError("the checkpoint's activation function is none of sigmoid, softmax and identity")
+    problem = config.get("problem_type")
+    if problem is not None and problem not in _PROBLEMS:
+        raise ModelError(f"the checkpoint's problem_type is none of {', '.join(_PROBLEMS)}")
+    chosen = Activation.SOFTMAX
+    if named is not None:
+        chosen = _ACTIVATIONS[named]
+    elif problem is not None:
+        chosen = _PROBLEMS[problem]
+    # A softmax over one logit is 1, whatever it is.
+    return Activation.SIGMOID if chosen is Activation.SOFTMAX and classes == 1 else chosen

@@ -20,6 +20,16 @@ class Pooling(Enum):
     LAST = "last"
 
 
+class Activation(Enum):
+    """What makes the answer of a pooled state or of logits."""
+
+    NONE = "none"
+    UNIT = "unit"
+    """Scale to length 1."""
+    SIGMOID = "sigmoid"
+    SOFTMAX = "softmax"
+
+
 @dataclass(frozen=True, slots=True)
 class PoolingSettings:
     """max_length: the longest document in tokens that the files allow, None if they do not say."""
@@ -27,6 +37,11 @@ class PoolingSettings:
     pooling: Pooling
     normalize: bool
     max_length: int | None = None
+
+    @property
+    def activation(self) -> Activation:
+        """What is left to do to a vector."""
+        return Activation.UNIT if self.normalize else Activation.NONE
 
 
 # Names in 1_Pooling/config.json; None: known to sentence-transformers, not computed here.
