@@ -87,6 +87,11 @@ class GatewayConfig(ResumeOptions, ServiceConfig):
     ssl_ca_certs: Path | None = Field(None, description="CA of client certificates; they are then required.")
 
     max_body_mib: float = Field(8.0, gt=0, le=1024, description="Largest request body in MiB.")
+    max_body_values: int = Field(
+        100_000,
+        ge=1000,
+        description="Most strings, arrays and objects in a request's body, names of fields included.",
+    )
     max_header_kib: int = Field(32, ge=1, le=1024, description="Largest request head in KiB.")
     max_headers: int = Field(128, ge=8, description="Most header fields of a request.")
     header_timeout_s: float = Field(20.0, gt=0, description="Seconds for a client to send a request's head.")

@@ -154,7 +154,10 @@ class _Batches:
                 config.batch_model_wait_s,
             ),
             job_limits=JobLimits(
-                config.max_batch_lines, int(config.max_body_mib * _MIB), config.batch_lines_at_work
+                config.max_batch_lines,
+                int(config.max_body_mib * _MIB),
+                config.max_body_values,
+                config.batch_lines_at_work,
             ),
             serves=serves,
         )

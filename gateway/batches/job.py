@@ -18,7 +18,7 @@ from gateway.batches.lines import (
     split_lines,
     unrun_line,
 )
-from gateway.batches.objects import BatchStatus
+from gateway.batches.objects import BatchProblem, BatchStatus
 from gateway.batches.store import BatchStore, ClaimedBatch, Outcome
 
 _BULK = 256
@@ -33,10 +33,12 @@ RunLine = Callable[[ClaimedBatch, BatchLine], Awaitable[LineResult]]
 
 @dataclass(frozen=True, slots=True)
 class JobLimits:
-    """Requests of one file, bytes of one line, and lines of one batch at work or about to be."""
+    """Requests of a file, bytes of a line, strings, arrays and objects in a line, and lines of one batch
+    at work or about to be."""
 
     max_lines: int
     max_line_bytes: int
+    max_line_values: int
     most_at_work: int
 
 
@@ -77,6 +79,7 @@ class BatchJob:
         self._limits = limits
         self._clock = clock
         self._stop = asyncio.Event()
+        self._cancelled = asyncio.Event()
         self._end = BatchStatus.COMPLETED
 
     async def run(self) -> None:
@@ -87,12 +90,16 @@ class BatchJob:
             self._finish_early(BatchStatus.CANCELLED)
         elif self._clock() >= batch.expires_at:
             self._finish_early(BatchStatus.EXPIRED)
-        total, problems = await check_lines(self._lines(), batch.endpoint, self._limits.max_lines)
-        if problems:
-            end = BatchStatus.CANCELLED if self._end is BatchStatus.CANCELLED else BatchStatus.FAILED
-            await self._batches.finish(self._runner, self._claim, end, problems)
-            return
-        await self._batches.started(self._runner, batch.id, total)
+        if batch.in_progress_at is None or not self._cancelled.is_set():
+            checked = await self._check_lines()
+            if checked is None:
+                await self._batches.finish(self._runner, self._claim, BatchStatus.CANCELLED)
+                return
+            total, problems = checked
+            if problems:
+                await self._batches.finish(self._runner, self._claim, BatchStatus.FAILED, problems)
+                return
+            await self._batches.started(self._runner, batch.id, total)
         await self._run_lines()
         await self._explain_unrun()
         await self._batches.finalizing(self._runner, batch.id)
@@ -107,9 +114,26 @@ class BatchJob:
             self._finish_early(BatchStatus.EXPIRED)
 
     def _finish_early(self, end: BatchStatus) -> None:
+        if end is BatchStatus.CANCELLED:
+            self._cancelled.set()
         if not self._stop.is_set():
             self._end = end
             self._stop.set()
+
+    async def _check_lines(self) -> tuple[int, list[BatchProblem]] | None:
+        """As `check_lines`; None: the batch was cancelled before all were read."""
+        limits = self._limits
+        check = asyncio.create_task(
+            check_lines(self._lines(), self._claim.batch.endpoint, limits.max_lines, limits.max_line_values)
+        )
+        cancelled = asyncio.create_task(self._cancelled.wait())
+        try:
+            await asyncio.wait({check, cancelled}, return_when=asyncio.FIRST_COMPLETED)
+            return None if self._cancelled.is_set() else check.result()
+        finally:
+            for task in (check, cancelled):
+                task.cancel()
+            await asyncio.gather(check, cancelled, return_exceptions=True)
 
     def _lines(self) -> AsyncIterator[tuple[int, bytes | None]]:
         pieces = self._files.content(self._claim.batch.input_file_id)
@@ -118,7 +142,7 @@ class BatchJob:
     async def _todo(self) -> AsyncIterator[BatchLine]:
         done = await self._batches.done(self._claim)
         async for number, data in self._lines():
-            if number not in done and data is not None:
+            if data and number not in done:
                 yield read_line(number, data, self._claim.batch.endpoint)
 
     async def _run_lines(self) -> None:

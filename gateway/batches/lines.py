@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +9,13 @@ from typing import Any
 import msgspec
 
 from gateway.batches.objects import BatchProblem
+from gateway.http import decode_json, too_many_values
+from gateway.turns import Turns
 
 MAX_CUSTOM_ID = 512
 MAX_PROBLEMS = 100
+# Windows' tools put it in front of a text in UTF-8.
+_MARK = b"\xef\xbb\xbf"
 _FIELDS = frozenset({"custom_id", "method", "url", "body"})
 
 
@@ -42,34 +45,45 @@ class LineError(ValueError):
 async def split_lines(
     pieces: AsyncIterator[bytes], max_bytes: int
 ) -> AsyncIterator[tuple[int, bytes | None]]:
-    """Lines with their numbers, empty ones left out, however the file was cut into pieces.
+    """Lines with their numbers, however the file was cut into pieces; others have the loop now and then.
 
-    A line of more than `max_bytes` is None; no more than about that much is ever held."""
+    A blank line is empty. One of more than `max_bytes` is None; no more than about that much is ever held. A
+    byte order mark in front of the first is left out."""
+    turns = Turns()
     number, held, too_long = 1, bytearray(), False
+
+    def line() -> bytes | None:
+        if too_long or len(held) > max_bytes:
+            return None
+        return bytes(held) if held.strip() else b""
+
     async for piece in pieces:
         start = 0
         while (end := piece.find(b"\n", start)) >= 0:
             held += piece[start:end]
-            if too_long or len(held) > max_bytes:
-                yield number, None
-            elif held.strip():
-                yield number, bytes(held)
+            if number == 1:
+                _drop_mark(held)
+            yield number, line()
+            await turns.between()
             number, held, too_long, start = number + 1, bytearray(), False, end + 1
         held += piece[start:]
-        # A piece may hold thousands of lines, and others wait for the loop.
-        await asyncio.sleep(0)
-        if len(held) > max_bytes:
+        if len(held) > max_bytes + len(_MARK):
             too_long, held = True, bytearray()
-    if too_long:
-        yield number, None
-    elif held.strip():
-        yield number, bytes(held)
+    if number == 1:
+        _drop_mark(held)
+    if too_long or held:
+        yield number, line()
+
+
+def _drop_mark(held: bytearray) -> None:
+    if held.startswith(_MARK):
+        del held[: len(_MARK)]
 
 
 def read_line(number: int, data: bytes, endpoint: str) -> BatchLine:
     """A line as a request to `endpoint`. Raises LineError."""
     try:
-        line = msgspec.json.decode(data)
+        line = decode_json(data)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         raise LineError("invalid_json_line", "This line is not valid JSON.") from None
     if not isinstance(line, dict):
@@ -94,21 +108,34 @@ def read_line(number: int, data: bytes, endpoint: str) -> BatchLine:
 
 
 async def check_lines(
-    lines: AsyncIterator[tuple[int, bytes | None]], endpoint: str, max_lines: int
+    lines: AsyncIterator[tuple[int, bytes | None]], endpoint: str, max_lines: int, max_values: int
 ) -> tuple[int, list[BatchProblem]]:
-    """The number of requests in a file, and what keeps it from being run (the first hundred things)."""
+    """The number of requests in a file, and what keeps it from being run (the first hundred things).
+
+    Args:
+        lines: of the file.
+        endpoint: of the batch.
+        max_lines: most requests, and most blank lines beside them.
+        max_values: most strings, arrays and objects in a line.
+    """
     problems: list[BatchProblem] = []
     seen: set[str] = set()
-    total = 0
+    total = blank = 0
     async for number, data in lines:
+        if data == b"":
+            blank += 1
+            if blank > max_lines:
+                problems.append(
+                    BatchProblem("too_many_lines", f"A batch has at most {max_lines} blank lines.")
+                )
+                break
+            continue
         total += 1
         if total > max_lines:
             problems.append(BatchProblem("too_many_requests", f"A batch has at most {max_lines} requests."))
             break
         try:
-            if data is None:
-                raise LineError("line_too_long", "This line is longer than a request's body may be.")
-            line = read_line(number, data, endpoint)
+            line = await _checked(number, data, endpoint, max_values)
             if line.custom_id in seen:
                 raise LineError("duplicate_custom_id", "This 'custom_id' was used before.", "custom_id")
             seen.add(line.custom_id)
@@ -116,9 +143,19 @@ async def check_lines(
             problems.append(error.problem(number))
             if len(problems) >= MAX_PROBLEMS:
                 break
-    if not total:
+    if not total and not problems:
         problems.append(BatchProblem("empty_file", "The file has no requests."))
     return total, problems
+
+
+async def _checked(number: int, data: bytes | None, endpoint: str, max_values: int) -> BatchLine:
+    if data is None:
+        raise LineError("line_too_long", "This line is longer than a request's body may be.")
+    if await too_many_values(data, max_values):
+        raise LineError(
+            "line_too_long", f"This line has more than the limit of {max_values} strings, arrays and objects."
+        )
+    return read_line(number, data, endpoint)
 
 
 @dataclass(frozen=True, slots=True)

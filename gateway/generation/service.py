@@ -78,7 +78,9 @@ class GenerationService:
         self._models = models
         self._tokenizers = tokenizers
         self._metrics = metrics
-        self._body = BodyLimits(int(config.max_body_mib * (1 << 20)), config.body_timeout_s)
+        self._body = BodyLimits(
+            int(config.max_body_mib * (1 << 20)), config.max_body_values, config.body_timeout_s
+        )
         self.limits = RequestLimits(
             **{limit.name: getattr(config, limit.name) for limit in dataclasses.fields(RequestLimits)}
         )

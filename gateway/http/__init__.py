@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.http.answers import Deleted, Page, Status, Version, json_response, page_of
-from gateway.http.body import BodyLimits, read_json_object
+from gateway.http.body import BodyLimits, decode_json, read_json_object, too_many_values
 from gateway.http.context import HEALTH_PATHS, Observer, RequestContext
 from gateway.http.disconnect import ClientGone, ClientWatch, SlowReader
 from gateway.http.parts import PartSender, part_sender
@@ -32,6 +32,7 @@ __all__ = [
     "Status",
     "Text",
     "Version",
+    "decode_json",
     "error_response",
     "json_response",
     "page_of",
@@ -40,4 +41,5 @@ __all__ = [
     "read_json_object",
     "send_error",
     "send_json",
+    "too_many_values",
 ]

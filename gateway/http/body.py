@@ -12,15 +12,20 @@ from starlette.requests import Request
 
 from gateway.errors import ApiError, bad_request, timed_out
 from gateway.http.disconnect import ClientGone
+from gateway.turns import Turns
 
 _MIB = 1 << 20
+_BOM = b"\xef\xbb\xbf"
+_SLICE = 32 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
-    """Largest body in bytes, and seconds in which it must have arrived."""
+    """Largest body in bytes, most strings, arrays and objects in it, and seconds in which it must have
+    arrived."""
 
     max_bytes: int
+    max_values: int
     timeout_s: float
 
 
@@ -28,11 +33,19 @@ async def read_json_object(request: Request, limits: BodyLimits) -> dict[str, An
     """The body as a JSON object.
 
     Strict JSON: UTF-8, no NaN or Infinity, no number beyond a double, no lone surrogates, nesting bounded
-    by the parser. Raises ApiError, or ClientGone if the client hung up."""
+    by the parser. A byte order mark in front of it is skipped. Raises ApiError, or ClientGone if the client
+    hung up."""
     _check_headers(request, limits)
     data = await _read(request, limits)
+    if data.startswith(_BOM):
+        del data[: len(_BOM)]
+    if await too_many_values(data, limits.max_values):
+        raise bad_request(
+            f"The request body has more than the limit of {limits.max_values} strings, arrays and objects.",
+            code="invalid_json",
+        )
     try:
-        value = _decode(data)
+        value = decode_json(data)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         raise bad_request("The request body is not valid JSON.", code="invalid_json") from None
     if not isinstance(value, dict):
@@ -40,8 +53,33 @@ async def read_json_object(request: Request, limits: BodyLimits) -> dict[str, An
     return value
 
 
-def _decode(data: bytearray) -> Any:
-    # A body of a million empty arrays would set off the garbage collector hundreds of times.
+async def too_many_values(data: bytes | bytearray, most: int) -> bool:
+    """Whether JSON has more than `most` strings, arrays and objects: names of fields are strings, too.
+
+    Each costs the parser, which holds up the loop, many times as much as a number or as the bytes of a long
+    string. So this looks at the text first, in turns. JSON that is broken has any answer."""
+    # Each of them takes two bytes at least.
+    if len(data) < 2 * most:
+        return False
+    turns, found, inside, start = Turns(), 0, False, 0
+    while start < len(data) and found <= most:
+        piece = bytes(data[start : start + _SLICE])
+        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:
+            # What its last backslash escapes belongs to it.
+            piece = bytes(data[start : start + _SLICE + 1])
+        start += len(piece)
+        parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+        outside = b"".join(parts[inside::2])
+        begun = len(parts) // 2 if not inside else (len(parts) - 1) // 2
+        found += begun + outside.count(b"[") + outside.count(b"{")
+        inside ^= len(parts) % 2 == 0
+        await turns.between()
+    return found > most
+
+
+def decode_json(data: bytes | bytearray) -> Any:
+    """The value of a JSON text. Raises msgspec.MsgspecError, ValueError or RecursionError."""
+    # A hundred thousand empty arrays would set off the garbage collector more than a hundred times.
     gc.disable()
     try:
         return msgspec.json.decode(data)

@@ -34,7 +34,7 @@ RAW_BODIES: list[tuple[str, bytes, str | None]] = [
     ("null", b"null", None),
     ("number", b"1", None),
     ("trailing", b"{} x", None),
-    ("byte order mark", b"\xef\xbb\xbf{}", None),
+    ("byte order mark", b"\xef\xbb\xbf\xef\xbb\xbf{}", None),
     ("bad utf-8", b"\xff\xfe", None),
     ("bad utf-8 inside", raw('"user": "\xff"').decode().encode("latin-1"), None),
     ("encoded surrogate", b'{"model": "\xed\xa0\x80"}', None),

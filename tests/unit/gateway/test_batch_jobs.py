@@ -17,7 +17,7 @@ from gateway.batches.store import ClaimedBatch, LeaseLost, Outcome
 from gateway.state import Database
 
 URL = "/v1/completions"
-LIMITS = JobLimits(1000, 10_000, 3)
+LIMITS = JobLimits(1000, 10_000, 10_000, 3)
 RunLine = Callable[[ClaimedBatch, BatchLine], Awaitable[LineResult]]
 
 
@@ -26,6 +26,7 @@ class World:
 
     def __init__(self, database: Database) -> None:
         self.now = 1000.0
+        self.database = database
         self.files = FileStore(database, FileLimits(100, 1 << 20), clock=self.clock)
         self.batches = BatchStore(database, lease_s=10, max_batches=10, clock=self.clock)
 
@@ -192,7 +193,36 @@ async def test_a_batch_cancelled_before_it_began(world: World) -> None:
     await world.batches.cancel("me", "b")
     await (await world.job("g", never)).run()
     batch = await world.batches.get("me", "b")
-    assert (batch.status, batch.request_counts.failed) == (BatchStatus.CANCELLED, 2)
+    assert (batch.status, batch.request_counts.failed) == (BatchStatus.CANCELLED, 0)
+
+
+async def test_a_cancel_does_not_wait_for_the_rest_of_the_file(world: World) -> None:
+    await world.begin(2)
+    read = asyncio.Event()
+
+    class Endless(FileStore):
+        async def content(self, file_id: str) -> AsyncIterator[bytes]:
+            while True:
+                await asyncio.sleep(0)
+                read.set()
+                yield b" "
+
+    job = await world.job("g", never)
+    job._files = Endless(world.database, FileLimits(1, 1))
+    work = asyncio.create_task(job.run())
+    await read.wait()
+    await world.batches.cancel("me", "b")
+    await job.check()
+    await work
+    assert (await world.batches.get("me", "b")).status is BatchStatus.CANCELLED
+
+
+async def test_a_batch_that_expired_before_it_began_says_so_of_each_line(world: World) -> None:
+    await world.begin(2)
+    world.now += 3600
+    await (await world.job("g", never)).run()
+    batch = await world.batches.get("me", "b")
+    assert (batch.status, batch.request_counts.failed) == (BatchStatus.EXPIRED, 2)
 
 
 async def test_what_is_kept_ends_some_time(world: World) -> None:

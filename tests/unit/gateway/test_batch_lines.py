@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from catenary.telemetry import new_id
+from gateway import turns
 from gateway.batches.lines import (
     LineError,
     LineResult,
@@ -43,12 +44,61 @@ def split(data: bytes, cuts: list[int], most: int = 1000) -> list[tuple[int, byt
 def test_any_cut_gives_the_same_lines(lines: list[str], ends: bool, data: st.DataObject) -> None:
     text = "\n".join(lines).encode() + (b"\n" if ends else b"")
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=8))
+    found = text.split(b"\n")
+    if not found[-1]:
+        found.pop()
     expected = [
-        (number, line if len(line) <= 5 else None)
-        for number, line in enumerate(text.split(b"\n"), 1)
-        if line.strip() or len(line) > 5
+        (number, None if len(line) > 5 else line if line.strip() else b"")
+        for number, line in enumerate(found, 1)
     ]
     assert split(text, cuts, 5) == expected
+
+
+@given(st.lists(st.integers(0, 20), max_size=8))
+def test_a_byte_order_mark_is_left_out_in_front_of_the_file_alone(cuts: list[int]) -> None:
+    mark = b"\xef\xbb\xbf"
+    assert split(mark + b"abcde\n" + mark + b"x\n" + mark, cuts, 5) == [
+        (1, b"abcde"),
+        (2, mark + b"x"),
+        (3, mark),
+    ]
+    assert split(mark, cuts) == []
+
+
+async def check(data: bytes, most: int = 10_000, values: int = 10_000) -> tuple[int, list[str]]:
+    total, problems = await check_lines(split_lines(pieces_of(data, []), 1 << 20), URL, most, values)
+    return total, [problem.code for problem in problems]
+
+
+async def test_blank_lines_count_against_a_limit() -> None:
+    line = json.dumps(GOOD).encode() + b"\n"
+    assert await check(b"\n \r\n" + line, most=2) == (1, [])
+    assert await check(b"\n\n\n" + line, most=2) == (0, ["too_many_lines"])
+    assert await check(b"\n" * 5, most=5) == (0, ["empty_file"])
+
+
+async def test_others_have_the_loop_between_any_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However little a step takes: turns last no time here."""
+    monkeypatch.setattr(turns, "TURN_S", 0.0)
+    line = b'{"custom_id":"a","method":"POST","url":"%s","body":{"a":[%s]}}\n'
+    for data, steps, found in (
+        (b"\n" * 20_000, 9000, ["too_many_lines"]),
+        (line % (URL.encode(), b",".join([b"[]"] * 200_000)), 8, ["line_too_long"]),
+        (b" \n" * 9000 + line % (URL.encode(), b"1"), 8000, []),
+    ):
+        went_round = 0
+
+        async def others() -> None:
+            nonlocal went_round
+            while True:
+                await asyncio.sleep(0)
+                went_round += 1
+
+        neighbour = asyncio.create_task(others())
+        _, problems = await check(data, values=100_000)
+        neighbour.cancel()
+        assert problems == found
+        assert went_round >= steps
 
 
 GOOD = {"custom_id": "a", "method": "POST", "url": URL, "body": {"model": "m"}}
@@ -86,7 +136,7 @@ def test_a_good_line() -> None:
 def test_problems_are_bounded() -> None:
     async def check() -> tuple[int, int]:
         data = b"x\n" * 1000
-        total, problems = await check_lines(split_lines(pieces_of(data, []), 10), URL, 10_000)
+        total, problems = await check_lines(split_lines(pieces_of(data, []), 10), URL, 10_000, 10_000)
         return total, len(problems)
 
     assert asyncio.run(check()) == (100, 100)
