@@ -31,6 +31,8 @@ class _Tags(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     triggers: list[str]
     at_least_one: bool = False
     stop_after_first: bool = False
+    # No text around the tags.
+    only_tags: bool = False
     otherwise: dict[str, Any] | bool | None = None
 
 
@@ -51,6 +53,8 @@ def tags_to_lark(source: str, limits: ConstraintLimits, control: Mapping[str, in
     except (msgspec.MsgspecError, ValueError, RecursionError):
         raise ConstraintError("The structural tag is not valid JSON.") from None
     _check(tags, limits)
+    if tags.only_tags and not tags.at_least_one:
+        raise ConstraintError("A structural tag with only_tags needs at_least_one.")
     tags = msgspec.structs.replace(tags, triggers=_first_to_fire(tags.triggers))
     return "\n".join(_rules(tags, limits, control))
 
@@ -96,22 +100,19 @@ def _first_to_fire(triggers: Sequence[str]) -> list[str]:
 def _rules(tags: _Tags, limits: ConstraintLimits, control: Mapping[str, int]) -> Iterator[str]:
     more = "" if tags.stop_after_first else "text"
     first = [f"{atoms(tag.begin, control)} body_{index}" for index, tag in enumerate(tags.structures)]
-    if tags.otherwise is not None:
+    if tags.otherwise is not None or tags.only_tags:
         yield from _tags_or_json(tags, first, limits)
-        more = ""
-    elif tags.at_least_one:
-        yield f"start: ({' | '.join(first)}) {more}"
     else:
-        yield "start: text"
-    if more or not (tags.at_least_one or tags.otherwise is not None):
-        yield from _free_text(tags, control, more)
+        yield f"start: ({' | '.join(first)}) {more}" if tags.at_least_one else "start: text"
+        if more or not tags.at_least_one:
+            yield from _free_text(tags, control, more)
     for index, structure in enumerate(tags.structures):
         yield from _body(index, structure, limits, control)
 
 
 def _tags_or_json(tags: _Tags, alternatives: Sequence[str], limits: ConstraintLimits) -> Iterator[str]:
-    """Nothing but tags, or one JSON value. Raises ConstraintError if a tag begins like JSON: where both may
-    follow, the longer lexeme of the tag would win over the brace."""
+    """Nothing but tags, or one JSON value. Raises ConstraintError if a tag begins like JSON and a value may
+    stand in its place: the longer lexeme of the tag would win over the brace."""
     if not tags.at_least_one and any(tag.begin.startswith(_LIKE_JSON) for tag in tags.structures):
         raise ConstraintError("A tag that begins like JSON cannot stand beside JSON of another schema.")
     yield "start: tags" if tags.at_least_one else "start: tags | value"

@@ -49,36 +49,40 @@ def wanted_calls(
         functions: those that may be called.
         parser: name of the tool parser, in whose format calls are written. Where that holds no JSON, or for
             the empty name, required calls are an array of objects with `name` and `parameters`.
-        required: the answer begins with a call, and arguments satisfy their schemas. Else only those of
+        required: the answer is one call or several, and arguments satisfy their schemas. Else only those of
             strict functions do, and there may be no call.
         single: at most one call, with nothing behind it.
-        otherwise: what an answer without calls must be, a JSON schema; None: any text.
+        otherwise: what an answer without calls must be; None: any text. It must be a valid constraint, but
+            says nothing where a call is required.
         param: the field that the functions came in.
 
     Raises:
-        ApiError: in a format that holds no JSON, a strict function may be called or not, or the answer
+        ApiError: no call is required, and in a format that holds no JSON, a function is strict or the answer
             without calls is constrained; or it is, in a format whose calls are nothing but JSON.
     """
     strict = [function for function in functions if function.strict]
     if not required and not strict and otherwise is None:
         return None
     calls = own_calls(functions, parser, required=required)
+    if required:
+        if calls is None:
+            grammar = _array_grammar(functions, single=single)
+            return Wanted(CONSTRAINT_KIND_GRAMMAR, grammar, param, part=otherwise)
+        return _tags(calls, required=True, single=single, otherwise=otherwise, param=param)
     # A call that reads like JSON cannot be told from JSON.
     is_json = otherwise is not None and any(call["begin"].startswith("{") for _, call in calls or ())
-    if calls is not None and (required or not is_json):
-        return _tags(calls, required=required, single=single, otherwise=otherwise, param=param)
+    if calls is not None and not is_json:
+        return _tags(calls, required=False, single=single, otherwise=otherwise, param=param)
     if otherwise is not None:
         raise bad_request(
             f"'{otherwise.param}' cannot be combined with tools in this model's tool format.", otherwise.param
         )
-    if not required:
-        raise bad_request(
-            "Strict functions are not supported with this model's tool format, unless 'tool_choice' requires "
-            "a call.",
-            param,
-            "unsupported_parameter",
-        )
-    return Wanted(CONSTRAINT_KIND_GRAMMAR, _array_grammar(functions, single=single), param)
+    raise bad_request(
+        "Strict functions are not supported with this model's tool format, unless 'tool_choice' requires a "
+        "call.",
+        param,
+        "unsupported_parameter",
+    )
 
 
 def own_calls(
@@ -114,7 +118,12 @@ def _tags(
     otherwise: Wanted | None,
     param: str,
 ) -> Wanted:
-    value = {} if otherwise is None else {"otherwise": msgspec.Raw(otherwise.source.encode())}
+    value: dict[str, Any] = {}
+    if required:
+        # Behind a required call stands another one, or nothing.
+        value = {"only_tags": True}
+    elif otherwise is not None:
+        value = {"otherwise": msgspec.Raw(otherwise.source.encode())}
     wanted = Wanted.json(
         CONSTRAINT_KIND_STRUCTURAL_TAG,
         {

@@ -29,6 +29,7 @@ def choose_parser(fields: ChatRequest, traits: TokenizerTraits) -> ParserChoice:
         tools=ToolSet(fields.schemas, frozenset(policy.names) if restricted else None, policy.single),
         continues=bool(fields.continue_final_message),
         named=policy.named,
+        required=policy.mode is CallMode.REQUIRED,
         shows_reasoning=fields.include_reasoning is not False,
         legacy=policy.legacy,
         taken=frozenset(
@@ -43,18 +44,20 @@ def choose_parser(fields: ChatRequest, traits: TokenizerTraits) -> ParserChoice:
 def choose_constraint(fields: ChatRequest, traits: TokenizerTraits) -> Wanted | None:
     """What an answer is constrained to: required and strict calls, or what else the request asks for.
 
-    An answer without calls is what a JSON schema says. Raises ApiError for any other combination."""
+    An answer without calls is what a JSON schema says; where a call is required, there is no such answer.
+    Raises ApiError for any other combination."""
     policy, text = fields.call_policy, wanted_of(fields)
     if policy.mode is CallMode.NONE:
         return text
-    if text is not None and text.kind != CONSTRAINT_KIND_JSON_SCHEMA:
+    required = policy.mode is CallMode.REQUIRED
+    if text is not None and text.kind != CONSTRAINT_KIND_JSON_SCHEMA and not required:
         raise bad_request(
             f"'{text.param}' cannot be combined with tools that may be called; see 'tool_choice'.", text.param
         )
     return wanted_calls(
         _callable(fields),
         _own(traits)[0],
-        required=policy.mode is CallMode.REQUIRED,
+        required=required,
         single=policy.single,
         otherwise=text,
         param=fields.tools_param,

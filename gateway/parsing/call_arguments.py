@@ -64,7 +64,7 @@ class TaggedReader(CallReader):
         emit = self.output.arguments
         ends = MarkerSet((tags.value_close, tags.key_open, *tags.ends))
         key = yield from self._tag(tags)
-        if not key and not (yield from self._at(tags.ends)):
+        if not key and not (yield from self.at(tags.ends)):
             raise Malformed
         self.begin(name)
         lead = "{"
@@ -110,12 +110,6 @@ class TaggedReader(CallReader):
             emit(to_json("".join(pieces) + space, types))
         if found.marker == tags.value_close:
             source.take(len(found.marker))
-
-    def _at(self, literals: tuple[str, ...]) -> Scan[bool]:
-        for literal in literals:
-            if (yield from self.source.matching(literal)):
-                return True
-        return False
 
 
 def read_until(source: Source, literals: tuple[str, ...]) -> Scan[str]:

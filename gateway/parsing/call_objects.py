@@ -31,13 +31,25 @@ class CallReader:
         self.source.release()
         self.output.start(name, written_id)
 
-    def json_arguments(self, name: str, written_id: str = "") -> Scan[None]:
-        """A JSON object, streamed."""
+    def json_arguments(self, name: str, written_id: str = "", ends: tuple[str, ...] = ()) -> Scan[None]:
+        """A JSON object, streamed. One of `ends`, which is not read, stands for an empty one."""
         if (yield from self.source.skip_space()) != "{":
-            raise Malformed
+            if not (yield from self.at(ends)):
+                raise Malformed
+            self.begin(name, written_id)
+            self.output.arguments("{}")
+            self.output.complete()
+            return
         self.begin(name, written_id)
         yield from json_value(self.source, self.output.arguments)
         self.output.complete()
+
+    def at(self, literals: tuple[str, ...]) -> Scan[bool]:
+        """Whether one of these comes next, unread."""
+        for literal in literals:
+            if (yield from self.source.matching(literal)):
+                return True
+        return False
 
     def call_list(self) -> Scan[None]:
         """An array of call objects."""

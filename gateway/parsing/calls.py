@@ -76,7 +76,9 @@ class Calls(PythonReader, TaggedReader):
             return False
         except CutShort:
             held = self.source.release()
-            self.output.content(held if held.strip() else "")
+            # A list that is cut behind a call has its separator, or the beginning of the next call, there.
+            listed = self.output.calls > calls
+            self.output.content(held if held.strip() and not listed else "")
             self.source.take(len(self.source.text) - self.source.pos)
             return True
         held = self.source.release()
@@ -96,7 +98,7 @@ class Calls(PythonReader, TaggedReader):
             case Word():
                 yield from self._word(step)
             case JsonArguments():
-                yield from self.json_arguments(self._name, self._id)
+                yield from self.json_arguments(self._name, self._id, step.ends)
             case TaggedArguments():
                 yield from self.tagged_arguments(self._name, step)
             case CallObject():

@@ -33,6 +33,8 @@ class ParserChoice:
     """The answer goes on with the assistant's last message."""
     named: bool = False
     """The request named the one function: its call ends the answer with `stop`, as OpenAI's do."""
+    required: bool = False
+    """A constraint has the answer be calls alone: whatever else is there is a part of one that was cut."""
     legacy: bool = False
     """The call is told under its older names."""
     shows_reasoning: bool = True
@@ -105,7 +107,11 @@ class ParserChoice:
         source = Source()
         form = self._calls
         output = Output(
-            ids=form.ids, single=self.tools.single, thoughts=self.shows_reasoning, taken=self.taken
+            ids=form.ids,
+            single=self.tools.single,
+            thoughts=self.shows_reasoning,
+            contents=not self.required,
+            taken=self.taken,
         )
         if self.is_harmony:
             reader = harmony.Harmony(source, output, self.tools, calls=bool(self.tool_parser))

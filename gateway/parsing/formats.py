@@ -97,7 +97,7 @@ _DEEPSEEK_V3 = ToolFormat(
             Literal(DEEPSEEK_SEPARATOR),
             Word(WordKind.NAME, ("```", "\n", "{")),
             Literal("```json", optional=True),
-            JsonArguments(),
+            JsonArguments(("```", DEEPSEEK_END)),
             Literal("```", optional=True),
             Literal(DEEPSEEK_END, optional=True),
         )
@@ -111,7 +111,7 @@ _DEEPSEEK_V31 = ToolFormat(
         DEEPSEEK_CALL: (
             Word(WordKind.NAME, (DEEPSEEK_SEPARATOR,)),
             Literal(DEEPSEEK_SEPARATOR),
-            JsonArguments(),
+            JsonArguments((DEEPSEEK_END,)),
             Literal(DEEPSEEK_END, optional=True),
         )
     },
@@ -144,7 +144,7 @@ _KIMI = ToolFormat(
         "<|tool_call_begin|>": (
             Word(WordKind.ID, ("<|tool_call_argument_begin|>",)),
             Literal("<|tool_call_argument_begin|>"),
-            JsonArguments(),
+            JsonArguments(("<|tool_call_end|>",)),
             Literal("<|tool_call_end|>", optional=True),
         )
     },

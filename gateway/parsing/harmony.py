@@ -25,8 +25,9 @@ ANSWER = f"{CHANNEL}final{MESSAGE}"
 
 _MAX_HEADER = 512
 _FUNCTIONS = "functions."
-_HEADER = MarkerSet((MESSAGE,))
-_NEXT = MarkerSet((START, *_ENDS))
+_ROLE = "assistant"
+_HEADER = MarkerSet((MESSAGE, START, *_ENDS))
+_NEXT = MarkerSet((START, CHANNEL, *_ENDS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,24 +77,44 @@ class Harmony(CallReader):
             yield from self._message(Header.of(header), 0)
         else:
             yield from self._headed(header if START in tail else "", "")
-        while (found := (yield from _NEXT.seek(self.source, self.output.content, trim=True))) is not None:
-            self.source.take(len(found.marker))
-            if found.marker == START:
-                yield from self._headed("", START)
+        while (yield from self._goes_on()):
+            started = yield from self.source.accept(START)
+            yield from self._headed("", START if started else "")
+
+    def _goes_on(self) -> Scan[bool]:
+        """Read the ends of messages up to the next header; False at the text's end."""
+        source = self.source
+        try:
+            while (yield from source.skip_space()):
+                for end in _ENDS:
+                    if (yield from source.accept(end)):
+                        break
+                else:
+                    return True
+        except CutShort:
+            pass
+        return False
 
     def _headed(self, begun: str, before: str) -> Scan[None]:
-        """A header and its message. `begun`: the header's start in the prompt; `before`: its marker."""
+        """A header and its message. `begun`: the header's start in the prompt; `before`: its marker, which
+        some models leave out behind another message."""
         since = self.source.taken
         self.source.hold(before, _MAX_HEADER + len(MESSAGE))
         try:
             text = yield from self._header()
-        except (Malformed, CutShort):
+        except (Malformed, CutShort) as failure:
             # A header that was cut says nothing to anyone; text without one is an answer, and goes on.
             held = self.source.release()
-            if CHANNEL not in held:
-                self.output.content(held)
+            cut = isinstance(failure, CutShort) and before == START
+            if CHANNEL not in held and not cut:
+                self.output.content(held.removeprefix(START))
                 yield from _NEXT.seek(self.source, self.output.content)
             return
+        lead, channel, _ = text.partition(CHANNEL)
+        if channel and not before and CHANNEL not in begun and _is_text(lead):
+            self.source.release()
+            self.output.content(lead.rstrip())
+            self.source.hold("")
         self.source.hold_on()
         yield from self._message(Header.of(begun + text), since)
 
@@ -102,6 +123,8 @@ class Harmony(CallReader):
         found = yield from _HEADER.seek(self.source, pieces.append)
         if found is None:
             raise CutShort
+        if found.marker != MESSAGE:
+            raise Malformed
         self.source.take(len(found.marker))
         return "".join(pieces)
 
@@ -121,7 +144,7 @@ class Harmony(CallReader):
             emit("\n")
         self._spoken.add(header.is_thought)
         if (found := (yield from _NEXT.seek(self.source, emit))) is not None:
-            if found.marker != START:
+            if found.marker in _ENDS:
                 self.source.take(len(found.marker))
             self.output.close_span(self.source.taken)
 
@@ -132,3 +155,9 @@ class Harmony(CallReader):
             self.begin(name)
             self.output.arguments("{}")
             self.output.complete()
+
+
+def _is_text(lead: str) -> bool:
+    """Whether there is more in front of a header's channel than a header has there."""
+    words = lead.replace(CONSTRAIN, " ").split()
+    return any(word != _ROLE and not word.startswith("to=") for word in words)

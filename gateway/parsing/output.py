@@ -46,14 +46,16 @@ class Output:
         ids: IdStyle = IdStyle.CALL,
         single: bool = False,
         thoughts: bool = True,
+        contents: bool = True,
         taken: Collection[str] = (),
     ) -> None:
-        """`single`: calls behind the first one are left out; `thoughts`: reasoning is shown; `taken`: ids of
-        the calls before this answer."""
+        """`single`: calls behind the first one are left out; `thoughts`: reasoning is shown; `contents`:
+        content is; `taken`: ids of the calls before this answer."""
         self._style = ids
         self._ids = set(taken)
         self._single = single
         self._thoughts = thoughts
+        self._contents = contents
         self._parts: list[Part] = []
         self._texts: list[str] = []
         self._kind: type[Content] | type[Reasoning] | None = None
@@ -66,7 +68,8 @@ class Output:
 
     def content(self, text: str) -> None:
         """Text for the reader."""
-        self._add(Content, text)
+        if self._contents:
+            self._add(Content, text)
 
     def reasoning(self, text: str) -> None:
         """Thoughts."""

@@ -39,7 +39,9 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class JsonArguments:
-    """The arguments as a JSON object; the name came before."""
+    """The arguments as a JSON object; the name came before. One of `ends` in its place: there are none."""
+
+    ends: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,6 +125,10 @@ def _tag(given: dict[str, Any]) -> dict[str, Any]:
         if structure.get("schema") is not None:
             content = {"type": "json_schema", "json_schema": honoured(structure["schema"])}
         tags.append({"begin": structure["begin"], "content": content, "end": structure.get("end", "")})
+    if given.get("only_tags", False):
+        only = {"type": "tags_with_separator", "tags": tags, "separator": "\n", "at_least_one": True}
+        stops = given.get("stop_after_first", False)
+        return {"type": "structural_tag", "format": {**only, "stop_after_first": stops}}
     return {
         "type": "structural_tag",
         "format": {

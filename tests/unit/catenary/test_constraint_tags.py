@@ -49,6 +49,26 @@ def test_tags(text: str, plain: bool, required: bool, single: bool, one: bool) -
 
 
 @pytest.mark.parametrize(
+    ("text", "many", "one"),
+    [
+        ("<call=add>12</call>", True, True),
+        ("<call=add>12</call><call=say>x</call>", True, False),
+        ("<call=add>12</call>\n\n<call=say>x</call> <call=add>1</call>", True, False),
+        ("<call=add>12</call>\n\n\n<call=say>x</call>", False, False),
+        ("<call=add>12</call> done", False, False),
+        ("<call=add>12</call>\n", False, False),
+        ("so <call=add>12</call>", False, False),
+        ("", False, False),
+    ],
+)
+def test_only_tags(text: str, many: bool, one: bool) -> None:
+    only = CALLS | {"at_least_one": True, "only_tags": True}
+    assert (text in Language(TAG, only)) == many
+    assert (text in Language(TAG, only | {"stop_after_first": True})) == one
+    assert "only_tags needs at_least_one" in refusal(TAG, CALLS | {"only_tags": True})
+
+
+@pytest.mark.parametrize(
     ("text", "free", "required", "single"),
     [
         ('{"a": 1}', True, False, True),

@@ -272,6 +272,9 @@ HERMES = '<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>'
         (HERMES % ("add", '{"a": "1", "b": 2}'), False, False, False),
         (HERMES % ("sub", "{}"), False, False, False),
         (HERMES % ("now", "{}") + "\n" + HERMES % ("now", "{}"), True, True, False),
+        # Behind a required call stands nothing but another one.
+        (HERMES % ("now", "{}") + "\nAlso I can help.", True, False, False),
+        (HERMES % ("now", "{}") + "\n" + HERMES % ("now", "{}") + " The output", True, False, False),
     ],
 )
 def test_calls_in_a_models_format(text: str, auto: bool, required: bool, single: bool) -> None:
@@ -311,6 +314,13 @@ def test_tools_without_a_reason_constrain_nothing() -> None:
         wanted_calls((NOW,), "llama3_json", required=False, single=True, otherwise=value)
     calls = language(wanted_calls((NOW,), "llama3_json", required=True, single=True, otherwise=value))
     assert '{"name": "now", "parameters": {}}' in calls
+    # A required call leaves nothing for the other constraint to say, which is checked all the same.
+    for parser in ("", "pythonic", "hermes"):
+        wanted = wanted_calls((NOW,), parser, required=True, single=True, otherwise=value)
+        alone = wanted_calls((NOW,), parser, required=True, single=True)
+        assert wanted is not None
+        assert alone is not None
+        assert (wanted.kind, wanted.source, wanted.part) == (alone.kind, alone.source, value)
     with pytest.raises(ApiError) as caught:
         wanted_calls((ADD, NOW), "pythonic", required=False, single=False)
     assert (caught.value.status, caught.value.param) == (400, "tools")

@@ -198,3 +198,42 @@ def test_a_constraint_waits_for_the_end_of_thoughts_that_the_template_opened() -
     assert ParserChoice("", "gptoss").thoughts_end("<|start|>assistant") == final
     assert ParserChoice("", "gptoss").thoughts_end("<|start|>assistant" + final) is None
     assert ParserChoice("openai", "gptoss", TOOLS).thoughts_end("<|start|>assistant") is None
+
+
+@pytest.mark.parametrize("name", sorted(TOOL_PARSERS | {"json"}))
+def test_what_is_cut_of_required_calls_is_never_content(name: str) -> None:
+    """A grammar wrote it: the beginning of a call, a comma between two, a piece of a marker."""
+    tag = tag_for(name, "get_weather")
+    if tag is None:
+        call = '{"name": "get_weather", "parameters": {"city": "Paris"}}'
+        text, name = f"[{call}, {call}]", "json"
+    else:
+        call = tag.begin + '{"city": "Paris"}' + tag.end
+        text = call + "\n" + call
+    choice = ParserChoice(name, "", TOOLS, required=True)
+    for cut in range(len(text)):
+        for pieces in ([text[:cut]], list(text[:cut])):
+            parts = feed(choice, *pieces)
+            assert joined(parts, Content) == "", text[:cut]
+    assert names(feed(choice, text)) == ["get_weather"] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("mistral", '[TOOL_CALLS] [{"name": "now", "arguments": {}}, {"name": "now", "arguments": {}}]'),
+        ("granite", '<|tool_call|>[{"name": "now", "arguments": {}}, {"name": "now", "arguments": {}}]'),
+        ("phi4_mini_json", 'functools[{"name": "now", "arguments": {}}, {"name": "now", "arguments": {}}]'),
+        ("llama3_json", '{"name": "now", "parameters": {}}; {"name": "now", "parameters": {}}'),
+        ("pythonic", "[now(), now()]"),
+        ("json", '[{"name": "now", "parameters": {}}, {"name": "now", "parameters": {}}]'),
+    ],
+)
+def test_a_list_that_is_cut_behind_a_call_has_no_content(name: str, text: str) -> None:
+    begun = False
+    for cut in range(len(text)):
+        parts = feed(ParserChoice(name, "", TOOLS), text[:cut])
+        begun = begun or bool(names(parts))
+        assert not (begun and joined(parts, Content)), text[:cut]
+    assert begun
+    assert len(names(feed(ParserChoice(name, "", TOOLS), text))) == 2
