@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import uvloop
 
 from catenary.memory import give_memory_back
+from catenary.standard_streams import open_standard_streams
 
 FORCED_EXIT_CODE = 130
 
@@ -32,9 +33,11 @@ def mark_started() -> None:
 def run(main: Callable[[asyncio.Event], Coroutine[Any, Any, int | None]]) -> NoReturn:
     """Run a service until it returns, and exit the process with its code (None: 0).
 
-    The first SIGTERM or SIGINT sets the event that `main` was given; a second one exits with 130 at once.
+    The first SIGTERM, SIGINT or SIGHUP sets the event that `main` was given; a second one exits with 130 at
+    once. A SIGHUP that is ignored, as nohup does it, stays so.
     `StartRefused`, alone or inside an exception group, becomes its one line on stderr and its exit code.
     """
+    open_standard_streams()
     try:
         code = uvloop.run(_supervised(main))
     except (StartRefused, BaseExceptionGroup) as error:
@@ -56,7 +59,9 @@ async def _supervised(main: Callable[[asyncio.Event], Coroutine[Any, Any, int | 
         stop.set()
 
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+            continue
         loop.add_signal_handler(number, on_signal)
     memory = asyncio.create_task(give_memory_back())
     try:

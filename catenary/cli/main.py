@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pkgutil import resolve_name
 
 from catenary import __version__
+from catenary.standard_streams import open_standard_streams
 
 USAGE = """\
 usage: catenary COMMAND [OPTIONS]
@@ -56,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     2 for a wrong command line, 130 after a Ctrl-C, 141 if who read the output went away, as `head` does.
     """
+    open_standard_streams()
     try:
         code = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()

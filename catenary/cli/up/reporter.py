@@ -2,8 +2,65 @@
 
 from __future__ import annotations
 
+import io
+import os
+import select
 import sys
 from abc import ABC, abstractmethod
+from typing import IO, cast
+
+# A reader that takes nothing for so long loses lines: waiting for it would hold up the supervisor.
+WRITABLE_S = 1.0
+# A pipe that can be written to takes this much at once.
+PIPE_BYTES = select.PIPE_BUF
+
+
+class SteadyOutput(io.TextIOBase):
+    """Standard output as a file to which writing never fails: a text that cannot be written is dropped.
+
+    Its disk may be full, its reader gone or stopped, its terminal closed, and its encoding may lack a
+    character: none of these is a reason to stop serving.
+    """
+
+    def __init__(self) -> None:
+        self._stalled = False
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """That of standard output."""
+        return getattr(sys.stdout, "encoding", None) or "utf-8"
+
+    def isatty(self) -> bool:
+        return sys.stdout is not None and sys.stdout.isatty()
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return sys.stdout.fileno()
+
+    def write(self, text: str) -> int:
+        """Write `text` past Python's buffer, in which what failed would be tried again at the exit."""
+        if sys.stdout is None:
+            return len(text)
+        try:
+            fd = sys.stdout.fileno()
+        except (OSError, ValueError):
+            # No file of the system's: a program that embeds us has put its own in the place.
+            sys.stdout.write(text)
+            return len(text)
+        data = memoryview(text.encode(self.encoding, "backslashreplace"))
+        try:
+            while data and self._takes(fd):
+                data = data[os.write(fd, data[:PIPE_BYTES]) :]
+        except OSError:
+            pass
+        return len(text)
+
+    def _takes(self, fd: int) -> bool:
+        _, ready, _ = select.select((), (fd,), (), 0 if self._stalled else WRITABLE_S)
+        self._stalled = not ready
+        return bool(ready)
 
 
 class Reporter(ABC):
@@ -31,10 +88,10 @@ class PlainReporter(Reporter):
 
     def __init__(self) -> None:
         self._shown: dict[str, str] = {}
+        self._output = SteadyOutput()
 
     def line(self, text: str) -> None:
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
+        self._output.write(text + "\n")
 
     def activity(self, name: str, text: str, fraction: float | None = None) -> None:
         if self._shown.get(name) != text:
@@ -56,7 +113,8 @@ class TerminalReporter(Reporter):
         from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
         # The ready line is there to be pasted, so nothing may wrap or colour it.
-        self._console = Console(highlight=False, soft_wrap=True)
+        output = cast("IO[str]", SteadyOutput())
+        self._console = Console(file=output, highlight=False, soft_wrap=True)
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.fields[name]:<13}"),
@@ -94,4 +152,4 @@ class TerminalReporter(Reporter):
 
 def make_reporter() -> Reporter:
     """Return the reporter that fits where standard output goes."""
-    return TerminalReporter() if sys.stdout.isatty() else PlainReporter()
+    return TerminalReporter() if SteadyOutput().isatty() else PlainReporter()

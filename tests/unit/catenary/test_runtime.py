@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import os
+import shlex
 import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
+
+import pytest
 
 PROLOGUE = """
 import asyncio, sys
@@ -66,6 +71,81 @@ def test_a_stop_ends_with_zero() -> None:
     process.stdout.readline()
     process.send_signal(signal.SIGINT)
     assert process.wait(30) == 0
+
+
+def test_a_closed_terminal_asks_for_the_end_as_well() -> None:
+    process = start(
+        """
+        async def main(stop):
+            print("up", flush=True)
+            await stop.wait()
+        run(main)
+        """
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(30) == 0
+
+
+def test_a_hangup_that_is_ignored_stays_so() -> None:
+    process = start(
+        """
+        import signal
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        async def main(stop):
+            print("up", flush=True)
+            await stop.wait()
+            print(signal.getsignal(signal.SIGHUP) == signal.SIG_IGN, flush=True)
+        run(main)
+        """
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+    assert process.stdout.readline() == "True\n"
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_are_no_reason_to_abort(closed: str, tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    body = PROLOGUE + textwrap.dedent(
+        f"""
+        async def main(stop):
+            assert [sys.stdin.fileno(), sys.stdout.fileno(), sys.stderr.fileno()] == [0, 1, 2]
+            print("a line")
+            print("a line", file=sys.stderr)
+            process = await asyncio.create_subprocess_exec("true")
+            open({str(done)!r}, "w").write(str(await process.wait()))
+        run(main)
+        """
+    )
+    command = f"exec {shlex.quote(sys.executable)} -c {shlex.quote(body)} {closed}"
+    assert subprocess.run(["sh", "-c", command], check=False, timeout=60).returncode == 0
+    assert done.read_text() == "0"
+
+
+def test_a_character_that_the_encoding_lacks_is_written_as_an_escape() -> None:
+    body = PROLOGUE + textwrap.dedent(
+        """
+        async def main(stop):
+            print("m\\u00fcll")
+            raise StartRefused("no directory m\\u00fcll")
+        run(main)
+        """
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", body],
+        capture_output=True,
+        check=False,
+        timeout=60,
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+    )
+    assert process.returncode == 1
+    assert process.stdout == b"m\\xfcll\n"
+    assert process.stderr.endswith(b": no directory m\\xfcll\n")
 
 
 def test_a_refused_start_is_one_line_even_from_a_task_group() -> None:
