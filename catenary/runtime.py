@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any, NoReturn
 
 import uvloop
@@ -22,6 +23,17 @@ class StartRefused(Exception):
     """The process cannot start, for a reason that its operator can mend. The text is one line."""
 
     exit_code = 1
+
+
+def module_command(module: str) -> tuple[str, ...]:
+    """Return the command line of `python -m module` for a child process.
+
+    Nothing is imported from the working directory, whose json.py or gateway/ may be anybody's, unless this
+    process itself imports our packages from there: in a checkout that is not installed.
+    """
+    ours = str(Path(__file__).resolve().parents[1])
+    safe = () if os.getcwd() == ours and sys.path[0] in ("", ours) else ("-P",)
+    return (sys.executable, *safe, "-m", module)
 
 
 def mark_started() -> None:

@@ -25,7 +25,8 @@ def open_standard_streams() -> None:
                 os.dup2(opened, number)
                 os.close(opened)
             os.set_inheritable(number, True)
-            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))
+            # Open for as long as the process runs.
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
         stream = getattr(sys, name)
         if mode == "w" and isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

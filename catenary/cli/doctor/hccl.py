@@ -7,7 +7,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -17,9 +16,10 @@ from pathlib import Path
 
 from catenary.cli.doctor.result import Result, not_applicable, ok, problem, warning
 from catenary.cli.doctor.survey import Survey
+from catenary.runtime import module_command
 
 NAME = "bandwidth"
-RANK_COMMAND = (sys.executable, "-m", "catenary.cli.doctor.hccl_rank")
+RANK_COMMAND = module_command("catenary.cli.doctor.hccl_rank")
 
 # What the links from a card to one other of its server carry, in GB/s one way: three ports of 100 Gb/s, or
 # of 200.

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from catenary.cli.up.child import wrapped
 from catenary.cli.up.plan import without_secrets
-from catenary.runtime import StartRefused
+from catenary.runtime import StartRefused, module_command
 
 LINE_LIMIT = 1 << 20
 # What the process begins its last words with.
@@ -31,17 +30,11 @@ async def prepare_model(model: str, cache: Path, report: Callable[[str], None]) 
 
     Runs in a process of its own, since it may import torch. Raises StartRefused with its last words.
     """
+    program, *module = module_command("services.engine.model.prepare")
     # Its package imports it, which runpy warns about.
-    module = (
-        sys.executable,
-        "-P",
-        "-W",
-        "ignore::RuntimeWarning:runpy",
-        "-m",
-        "services.engine.model.prepare",
-    )
+    quiet = ("-W", "ignore::RuntimeWarning:runpy")
     process = await asyncio.create_subprocess_exec(
-        *wrapped((*module, "--model", model, "--cache-dir", str(cache))),
+        *wrapped((program, *quiet, *module, "--model", model, "--cache-dir", str(cache))),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

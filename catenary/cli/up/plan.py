@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -12,6 +11,7 @@ from catenary.cli.up.config import UpConfig
 from catenary.cli.up.cpus import BIND_ENV, THREADS_ENV
 from catenary.cli.up.models import ReadyModel
 from catenary.cpus import EngineCpus, Placement, format_cpus
+from catenary.runtime import module_command
 
 # Where a gateway finds its API keys, and where `catenary up` itself may have found them.
 GATEWAY_KEY_ENV = "CATENARY_GATEWAY_API_KEY"
@@ -80,8 +80,7 @@ def _command(module: str, options: Mapping[str, object]) -> tuple[str, ...]:
             value = ",".join(map(str, value))
         if value not in (None, False, ""):
             flags += [f"--{name}", str(value)]
-    # -P: modules of the directory that a person happens to be in must not replace ours.
-    return (sys.executable, "-P", "-m", module, *flags)
+    return (*module_command(module), *flags)
 
 
 def plan(config: UpConfig, runtime: RuntimeDirectory, places: Places) -> tuple[ChildSpec, ...]:

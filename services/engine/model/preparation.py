@@ -8,11 +8,11 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from catenary.runtime import module_command
 from services.engine.model.checks import check_directory
 from services.engine.model.errors import ModelError
 from services.engine.model.locks import exclusive
@@ -82,7 +82,7 @@ def _convert(source: ModelSource, target: Path, progress: Progress) -> None:
     scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         # A process of its own gives the converter's memory back, and keeps torch out of this one.
-        command = [sys.executable, "-m", "services.engine.model.gguf", str(file), str(scratch)]
+        command = [*module_command("services.engine.model.gguf"), str(file), str(scratch)]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode != 0:
             lines = result.stderr.strip().splitlines() or ["no reason given"]

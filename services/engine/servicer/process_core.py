@@ -6,10 +6,10 @@ import asyncio
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
+from catenary.runtime import module_command
 from catenary.telemetry import get_logger
 from catenary.v1 import common_pb2
 from services.engine.link import (
@@ -36,7 +36,7 @@ _MAX_QUEUED = 65_536
 _EXIT_GRACE_S = 1.0
 
 # Its modules come from where this process has its own.
-CORE_COMMAND = (sys.executable, *(("-P",) if sys.flags.safe_path else ()), "-m", "services.engine.core")
+CORE_COMMAND = module_command("services.engine.core")
 
 
 class CoreLife(Protocol):

@@ -5,19 +5,29 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import sys
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 import services
+from catenary.runtime import module_command
 from services.tokenizer.rendering import ModelFilesError
 from services.tokenizer.workers.frames import AsyncFrames, LinkClosed
 from services.tokenizer.workers.messages import Answer, Greeting, Task, WorkerFailed, WorkerReady
 
 # All that a worker may see of the service's environment: no secret is among it.
-_ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "TMPDIR")
+_ENVIRONMENT = [
+    "PATH",
+    "PYTHONPATH",
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "TZ",
+    "LD_LIBRARY_PATH",
+    "VIRTUAL_ENV",
+    "TMPDIR",
+]
 
 
 class WorkerLost(Exception):
@@ -47,7 +57,7 @@ class WorkerProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "services.tokenizer.workers", "--link-fd", str(theirs.fileno())),
+                *(*module_command("services.tokenizer.workers"), "--link-fd", str(theirs.fileno())),
                 pass_fds=(theirs.fileno(),),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.DEVNULL,

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from catenary.runtime import module_command
+
 PROLOGUE = """
 import asyncio, sys
 from catenary.runtime import StartRefused, mark_started, run
@@ -146,6 +148,41 @@ def test_a_character_that_the_encoding_lacks_is_written_as_an_escape() -> None:
     assert process.returncode == 1
     assert process.stdout == b"m\\xfcll\n"
     assert process.stderr.endswith(b": no directory m\\xfcll\n")
+
+
+@pytest.mark.parametrize("module", ["services.tokenizer.workers", "services.engine.core", "gateway"])
+def test_children_import_nothing_of_the_working_directory(module: str, tmp_path: Path) -> None:
+    for name in ("json.py", "types.py", "numpy.py"):
+        (tmp_path / name).write_text("raise SystemExit('of the working directory')")
+    for name in ("services", "gateway", "catenary"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise SystemExit('of the working directory')")
+    ours = Path(__file__).parents[3]
+    code = (
+        "import os, subprocess; from catenary.runtime import module_command; "
+        f"os.chdir({str(tmp_path)!r}); "
+        f"subprocess.run([*module_command({module!r}), '--help'], check=False)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        env=os.environ | {"PYTHONPATH": str(ours)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "of the working directory" not in result.stdout + result.stderr
+
+
+def test_a_checkout_that_is_not_installed_finds_its_own_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = Path(__file__).parents[3]
+    monkeypatch.chdir(ours)
+    monkeypatch.setattr(sys, "path", [str(ours), *sys.path])
+    assert module_command("gateway")[1:] == ("-m", "gateway")
+    # A command that is installed, whichever directory it is called in.
+    monkeypatch.setattr(sys, "path", [str(Path(sys.executable).parent), *sys.path])
+    assert module_command("gateway")[1:] == ("-P", "-m", "gateway")
+    monkeypatch.chdir("/")
+    assert module_command("gateway")[1:] == ("-P", "-m", "gateway")
 
 
 def test_a_refused_start_is_one_line_even_from_a_task_group() -> None:

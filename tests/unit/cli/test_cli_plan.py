@@ -34,7 +34,8 @@ def option(spec: ChildSpec, name: str) -> str | None:
     return spec.command[spec.command.index(flag) + 1] if flag in spec.command else None
 
 
-def test_default_is_one_of_each(runtime: RuntimeDirectory) -> None:
+def test_default_is_one_of_each(runtime: RuntimeDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(runtime.path)
     specs = make_plan(runtime)
     assert list(specs) == ["router", "tokenizer-0", "engine-0", "gateway-0"]
     assert all(spec.command[:3] == (sys.executable, "-P", "-m") for spec in specs.values())

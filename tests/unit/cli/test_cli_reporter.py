@@ -17,7 +17,7 @@ from catenary.cli.up.reporter import PlainReporter, TerminalReporter, make_repor
 def standard_output(fd: int, encoding: str = "utf-8") -> Iterator[None]:
     """Standard output is the file of descriptor `fd`, which is closed at the end."""
     before = sys.stdout
-    sys.stdout = open(fd, "w", encoding=encoding)
+    sys.stdout = os.fdopen(fd, "w", encoding=encoding)
     try:
         yield
     finally:
