@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -16,7 +17,7 @@ class LoopThread:
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
         # A program that ends without closing it must not hang on it.
-        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run_loop, name=name, daemon=True)
         self._thread.start()
 
     @property
@@ -24,22 +25,74 @@ class LoopThread:
         """Whether nothing can be run any more."""
         return self._loop.is_closed()
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """What comes of `work`. Ctrl-C cancels it. Raises what it raises, and RuntimeError once closed."""
+    def run(self, work: Coroutine[Any, Any, T], *, timeout_s: float | None = None) -> T:
+        """What comes of `work`. Ctrl-C cancels it.
+
+        Raises what it raises, RuntimeError once closed, and TimeoutError after `timeout_s`.
+        """
         if self.closed:
             work.close()
             raise RuntimeError("it is closed already")
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            return future.result()
-        except KeyboardInterrupt:
+            return future.result(timeout_s)
+        except (KeyboardInterrupt, TimeoutError):
             future.cancel()
             raise
 
+    def end_with(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run `work` and then end the thread, without waiting: finalizers may run on any thread."""
+
+        async def last() -> None:
+            try:
+                await work()
+            finally:
+                self._loop.stop()
+
+        def begin() -> None:
+            self._last = self._loop.create_task(last())
+
+        with suppress(RuntimeError):  # it is closed already
+            self._loop.call_soon_threadsafe(begin)
+
     def close(self) -> None:
         """End the thread; what still runs is left as it is. Idempotent."""
-        if self.closed:
-            return
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        with suppress(RuntimeError):  # it is closed already
+            self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._loop.close()
+
+    def _run_loop(self) -> None:
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
+
+
+def in_daemon_thread(work: Callable[[], T], *, name: str) -> asyncio.Future[T]:
+    """What comes of `work`, which runs on a thread of its own. Call this on a running loop.
+
+    The end of the interpreter does not wait for that thread. It does for those of `asyncio.to_thread`, and
+    refuses to start more of them while it waits for a program's other threads.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def tell(result: T | None, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result, failure = None, None
+        try:
+            result = work()
+        except BaseException as error:
+            failure = error
+        with suppress(RuntimeError):  # the loop is closed: there is no one to tell
+            loop.call_soon_threadsafe(tell, result, failure)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future

@@ -9,6 +9,7 @@ Only grpcio and the stubs of protos/ are used, so that this can be written in an
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 import grpc
@@ -86,4 +87,10 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except grpc.RpcError as error:
+        # The error of a call is the call, too, which has a code and a text.
+        sys.exit(f"{error.code().name}: {error.details()}" if isinstance(error, grpc.Call) else str(error))
+    except OSError as error:
+        sys.exit(str(error))

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_openai import ChatOpenAI
+from openai import OpenAIError
 from pydantic import BaseModel, Field, SecretStr
 
 
@@ -45,4 +47,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except OpenAIError as error:
+        sys.exit(f"{error} (see --base-url, and OPENAI_API_KEY if the server has keys)")

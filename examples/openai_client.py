@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 
-from openai import OpenAI
+from openai import OpenAI, OpenAIError
 
 
 def main() -> None:
@@ -49,4 +50,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except OpenAIError as error:
+        sys.exit(f"{error} (see --base-url, and OPENAI_API_KEY if the server has keys)")

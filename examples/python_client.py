@@ -8,9 +8,11 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from catenary import Client
+from catenary.rpc import RpcError
 from catenary.v1 import common_pb2
 
 
@@ -39,4 +41,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (RpcError, OSError) as error:
+        sys.exit(str(error))

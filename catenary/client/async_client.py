@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, Unpack
 
 import grpc
 
 from catenary.client.connection import Connection
-from catenary.client.options import GenerateOptions, make_spec
+from catenary.client.options import GenerateOptions, check_options, make_spec
 from catenary.client.reading import TextReader, stop_strings
 from catenary.client.results import Answer, TextDelta, Usage
-from catenary.client.text import TextSide, chat_input
-from catenary.rpc import RpcError, TlsFiles, error_of
+from catenary.client.text import Messages, TextSide, chat_input
+from catenary.rpc import RpcError, TlsFiles
 from catenary.v1 import common_pb2, router_pb2, tokenizer_pb2
 
 # Documents of one `embed` that are under way at a time.
@@ -29,9 +30,10 @@ class AsyncClient:
     """Talks to a router and, if given one, to a tokenizer service. Made and used inside of one event loop.
 
     Every method raises `RpcError`, whose `error` says what was refused, and ValueError if it needs a
-    tokenizer and there is none. What is refused for now (full, starting, away) is tried again; a sequence
-    only as long as it has given nothing. To cancel, cancel the task or leave the iteration: the sequence is
-    aborted.
+    tokenizer and there is none. An option that is not known is a TypeError at the call, and a value
+    that no service would take a ValueError. What is refused for now (full, starting, away) is tried again; a
+    sequence only as long as it has given nothing. To cancel, cancel the task or leave the iteration: the
+    sequence is aborted.
     """
 
     def __init__(
@@ -70,34 +72,37 @@ class AsyncClient:
 
     async def chat(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Messages,
         *,
         model: str,
         stop: str | Sequence[str] = (),
         **options: Unpack[GenerateOptions],
     ) -> Answer:
-        """The answer to a chat: messages with `role` and `content`, as OpenAI's.
+        """The answer to a chat.
 
-        `stop`: texts of which the first one that the model writes ends the answer, and is not part of it.
-        Raises ValueError if one is empty."""
-        stops = stop_strings(stop)
+        Args:
+            messages: objects with `role` and `content`, as OpenAI's, whose content is text; or one text,
+                which a user says.
+            model: name of a served model.
+            stop: texts of which the first one that the model writes ends the answer, and is not part of it.
+            options: see GenerateOptions.
+        """
+        stops = self._checked(stop, options)
         ids = await self.render_chat(messages, model=model)
         return await self._whole(ids, model, stops, options)
 
-    async def stream_chat(
+    def stream_chat(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Messages,
         *,
         model: str,
         stop: str | Sequence[str] = (),
         **options: Unpack[GenerateOptions],
     ) -> AsyncGenerator[TextDelta, None]:
         """As `chat`, piece by piece."""
-        stops = stop_strings(stop)
-        ids = await self.render_chat(messages, model=model)
-        async with aclosing(self._deltas(ids, model, stops, options)) as deltas:
-            async for delta in deltas:
-                yield delta
+        chat = chat_input(messages)
+        ids = partial(self._render, chat, model)
+        return self._stream(ids, model, self._checked(stop, options), options)
 
     async def complete(
         self,
@@ -109,10 +114,10 @@ class AsyncClient:
     ) -> Answer:
         """What follows a text, or token ids, up to `stop` as in `chat`. In a text what spells a control token
         is that token."""
-        stops = stop_strings(stop)
+        stops = self._checked(stop, options)
         return await self._whole(await self._prompt(prompt, model), model, stops, options)
 
-    async def stream_complete(
+    def stream_complete(
         self,
         prompt: str | Sequence[int],
         *,
@@ -121,10 +126,8 @@ class AsyncClient:
         **options: Unpack[GenerateOptions],
     ) -> AsyncGenerator[TextDelta, None]:
         """As `complete`, piece by piece."""
-        stops = stop_strings(stop)
-        async with aclosing(self._deltas(await self._prompt(prompt, model), model, stops, options)) as deltas:
-            async for delta in deltas:
-                yield delta
+        ids = partial(self._prompt, prompt, model)
+        return self._stream(ids, model, self._checked(stop, options), options)
 
     async def embed(
         self, inputs: Sequence[str | Sequence[int]], *, model: str, dimensions: int | None = None
@@ -144,7 +147,7 @@ class AsyncClient:
             raise failures.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    async def generate(
+    def generate(
         self,
         token_ids: Sequence[int],
         *,
@@ -156,10 +159,9 @@ class AsyncClient:
 
         A failure after the first delta is not raised: it is an `end` with FINISH_REASON_ERROR.
         """
-        request = router_pb2.GenerateRequest(spec=make_spec(token_ids, model, request_id, options))
-        async with aclosing(self._generate(request)) as deltas:
-            async for delta in deltas:
-                yield delta
+        check_options(options)
+        spec = make_spec(token_ids, model, request_id, options)
+        return self._generate(router_pb2.GenerateRequest(spec=spec))
 
     async def models(self) -> tuple[router_pb2.ServedModel, ...]:
         """The models that are served now."""
@@ -187,7 +189,7 @@ class AsyncClient:
 
     async def render_chat(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Messages,
         *,
         model: str,
         add_generation_prompt: bool | None = None,
@@ -203,7 +205,7 @@ class AsyncClient:
             tools=tools,
             template_variables=template_variables,
         )
-        return await self._text.render(tokenizer_pb2.RenderRequest(model=model, chat=chat))
+        return await self._render(chat, model)
 
     async def tokenize(
         self, text: str, *, model: str, add_special_tokens: bool | None = None
@@ -238,6 +240,26 @@ class AsyncClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
+
+    @staticmethod
+    def _checked(stop: str | Sequence[str], options: GenerateOptions) -> tuple[str, ...]:
+        """The stop strings. Raises ValueError or TypeError for those, or for an option."""
+        check_options(options)
+        return stop_strings(stop)
+
+    async def _render(self, chat: tokenizer_pb2.ChatInput, model: str) -> tuple[int, ...]:
+        return await self._text.render(tokenizer_pb2.RenderRequest(model=model, chat=chat))
+
+    async def _stream(
+        self,
+        prompt: Callable[[], Awaitable[Sequence[int]]],
+        model: str,
+        stops: Sequence[str],
+        options: GenerateOptions,
+    ) -> AsyncGenerator[TextDelta, None]:
+        async with aclosing(self._deltas(await prompt(), model, stops, options)) as deltas:
+            async for delta in deltas:
+                yield delta
 
     async def _prompt(self, prompt: str | Sequence[int], model: str) -> Sequence[int]:
         return await self.tokenize(prompt, model=model) if isinstance(prompt, str) else prompt
@@ -305,7 +327,7 @@ class AsyncClient:
                     yield response
                 return
             except grpc.aio.AioRpcError as failure:
-                error = error_of(failure)
+                error = self._connection.router_error(failure)
                 if begun:
                     raise RpcError(error) from None
             finally:

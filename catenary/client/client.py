@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from catenary.client.async_client import AsyncClient
 from catenary.client.options import GenerateOptions
 from catenary.client.results import Answer, TextDelta
+from catenary.client.text import Messages
 from catenary.loop_thread import LoopThread
 from catenary.rpc import TlsFiles
 from catenary.v1 import router_pb2
@@ -53,7 +54,7 @@ class Client:
 
     def chat(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Messages,
         *,
         model: str,
         stop: str | Sequence[str] = (),
@@ -64,7 +65,7 @@ class Client:
 
     def stream_chat(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Messages,
         *,
         model: str,
         stop: str | Sequence[str] = (),

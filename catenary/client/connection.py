@@ -15,6 +15,14 @@ from catenary.v1 import common_pb2, router_pb2_grpc, tokenizer_pb2_grpc
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 
+# Beginnings of the texts that are made from a status without a trailer.
+_OWN_TEXTS = (
+    "The service cannot be reached",
+    "The service did not",
+    "The service refused the caller",
+    "The service does",
+)
+
 T = TypeVar("T")
 
 
@@ -34,6 +42,8 @@ class Connection:
     ) -> None:
         self.timeout_s = timeout_s
         self._max_retries = max_retries
+        self._target, self._tokenizer_target = target, tokenizer or ""
+        self._has_secret = secret is not None
         self._channels = [open_channel(target, secret=secret, tls=tls, server_name=server_name)]
         self.router = router_pb2_grpc.RouterServiceStub(self._channels[0])
         self._text: tokenizer_pb2_grpc.TokenizerServiceAsyncStub | None = None
@@ -50,13 +60,41 @@ class Connection:
         return self._text
 
     async def ask(self, call: Callable[[], Awaitable[T]]) -> T:
-        """The answer to a call, made again while it is refused for now. Raises RpcError."""
+        """The router's answer to a call, made again while it is refused for now. Raises RpcError."""
+        return await self._ask(call, self.router_error)
+
+    async def ask_tokenizer(self, call: Callable[[], Awaitable[T]]) -> T:
+        """The same of the tokenizer service."""
+        return await self._ask(call, self.tokenizer_error)
+
+    def router_error(self, failure: grpc.aio.AioRpcError) -> common_pb2.Error:
+        """What a failed call brought. Texts of our own say which address was tried: it is the caller's."""
+        return self._error(failure, self._target)
+
+    def tokenizer_error(self, failure: grpc.aio.AioRpcError) -> common_pb2.Error:
+        """The same of the tokenizer service."""
+        return self._error(failure, self._tokenizer_target)
+
+    def _error(self, failure: grpc.aio.AioRpcError, target: str) -> common_pb2.Error:
+        error = error_of(failure)
+        hint = ""
+        if failure.code() is grpc.StatusCode.UNAUTHENTICATED and not self._has_secret:
+            hint = " None was given: `secret` is that of the role client."
+        if error.message.startswith(_OWN_TEXTS):
+            where = f"The service at {target}"
+            error.message = error.message.replace("The service", where, 1) + hint
+        return error
+
+    async def _ask(
+        self, call: Callable[[], Awaitable[T]], error: Callable[[grpc.aio.AioRpcError], common_pb2.Error]
+    ) -> T:
         tries = self.tries()
         while True:
             try:
                 return await call()
             except grpc.aio.AioRpcError as failure:
-                await tries.again(error_of(failure))
+                refusal = error(failure)
+            await tries.again(refusal)
 
     def tries(self) -> Tries:
         """A new request's tries."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import threading
@@ -23,7 +24,7 @@ class CoreThread:
         self._socket = socket.socket(fileno=os.dup(fd))
         self._link = BlockingLink(socket.socket(fileno=os.dup(fd)))
         self._status = 0
-        # A user's program that ends without closing the engine must not hang on it.
+        # The interpreter's end must not wait for it: a step may take long.
         self._thread = threading.Thread(target=self._run, name="catenary-core", daemon=True)
         self._thread.start()
 
@@ -45,10 +46,12 @@ class CoreThread:
 
     def _run(self) -> None:
         try:
-            self._status = serve(self._link, own_logs=False)
+            self._status = serve(self._link, own_process=False)
         finally:
             self._link.close()
             self._socket.close()
+            # Models and their modules refer to one another: only the collector gives their memory back.
+            gc.collect()
 
 
 def thread_core(config_json: bytes, *, stop_s: float) -> ProcessCore:

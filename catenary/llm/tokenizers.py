@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
 
+from catenary.loop_thread import in_daemon_thread
 from catenary.rpc import CallCount, RpcError
 from catenary.v1 import tokenizer_pb2
 from gateway import from_wire
@@ -67,7 +69,7 @@ class _Thread:
     async def run(self, task: Task, *, size: int, timeout_s: float | None = None) -> Answer:
         """The task's answer, however long it takes."""
         async with self._turn:
-            return await asyncio.to_thread(self._tools.answer, task)
+            return await in_daemon_thread(partial(self._tools.answer, task), name="catenary-tokenizer")
 
 
 class _Local:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Annotated, Any
 
 from pydantic import FailFast, Field, PlainValidator, WithJsonSchema
 from pydantic_core.core_schema import ValidationInfo
 
+from catenary.parameters import BIAS, LENGTH_PENALTY, MIN_P, PENALTY, REPETITION, TOP_P
 from gateway.errors import bad_request
 from gateway.schemas.base import INT32_MAX, INT64_MAX, FieldError, RequestModel, limits_of, within
 from gateway.schemas.limits import RequestLimits
 
-MAX_BIAS = 100.0
 _TOKEN_ID = re.compile(r"[0-9]{1,9}")
 _BIAS_SCHEMA = WithJsonSchema(
     {"anyOf": [{"type": "object", "additionalProperties": {"type": "number"}}, {"type": "null"}]}
@@ -35,7 +34,7 @@ def _read_bias(value: Any, info: ValidationInfo) -> dict[int, float] | None:
             raise FieldError("Invalid '{param}': its keys must be token ids.")
         if isinstance(bias, bool) or not isinstance(bias, int | float):
             raise FieldError("Invalid type for '{param}': its values must be numbers.", "invalid_type")
-        if not math.isfinite(bias) or abs(bias) > MAX_BIAS:
+        if bias not in BIAS:
             raise FieldError("Invalid '{param}': its values must be between -100 and 100.")
         biases[int(key)] = float(bias)
     if len(biases) != len(value):
@@ -47,25 +46,35 @@ class SamplingFields(RequestModel):
     """Temperature, filters, penalties, bias and bans, several samples, beam search."""
 
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False, description="0 is greedy.")
-    top_p: float | None = Field(None, gt=0, le=1, allow_inf_nan=False, description="Nucleus mass.")
+    top_p: float | None = Field(
+        None, gt=TOP_P.low, le=TOP_P.high, allow_inf_nan=False, description="Nucleus mass."
+    )
     top_k: int | None = Field(None, ge=-1, le=INT32_MAX, description="Keep the k best tokens; 0 and -1: all.")
     min_p: float | None = Field(
         None,
-        ge=0,
-        le=1,
+        ge=MIN_P.low,
+        le=MIN_P.high,
         allow_inf_nan=False,
         description="Least probability, as a share of the best token's.",
     )
     presence_penalty: float | None = Field(
-        None, ge=-2, le=2, allow_inf_nan=False, description="Taken from the logits of generated tokens."
+        None,
+        ge=PENALTY.low,
+        le=PENALTY.high,
+        allow_inf_nan=False,
+        description="Taken from the logits of generated tokens.",
     )
     frequency_penalty: float | None = Field(
-        None, ge=-2, le=2, allow_inf_nan=False, description="The same, as often as each was generated."
+        None,
+        ge=PENALTY.low,
+        le=PENALTY.high,
+        allow_inf_nan=False,
+        description="The same, as often as each was generated.",
     )
     repetition_penalty: float | None = Field(
         None,
-        ge=0.01,
-        le=100,
+        ge=REPETITION.low,
+        le=REPETITION.high,
         allow_inf_nan=False,
         description="Divides the logits of tokens of prompt and answer; 1 is off.",
     )
@@ -88,7 +97,11 @@ class SamplingFields(RequestModel):
     )
     use_beam_search: bool | None = Field(None, description="Search for the most probable answers.")
     length_penalty: float | None = Field(
-        None, ge=-10, le=10, allow_inf_nan=False, description="Of a beam search: the power of the length."
+        None,
+        ge=LENGTH_PENALTY.low,
+        le=LENGTH_PENALTY.high,
+        allow_inf_nan=False,
+        description="Of a beam search: the power of the length.",
     )
     early_stopping: bool | None = Field(
         None, description="Of a beam search: end with the first finished beams."

@@ -72,8 +72,8 @@ async def test_vectors(stack: ProcessStack):
 async def test_refusals_name_what_is_wrong(stack: ProcessStack):
     async with stack.client() as client:
         with pytest.raises(RpcError) as refused:
-            await client.complete("x", model=MODEL, temperature=-1)
-        assert refused.value.error.param == "temperature"
+            await client.complete("x", model=MODEL, allowed_token_ids=[10**6])
+        assert refused.value.error.param == "allowed_token_ids"
         with pytest.raises(RpcError) as unknown:
             await client.chat(QUESTION, model="nope")
         assert unknown.value.error.code == common_pb2.ERROR_CODE_MODEL_NOT_FOUND

@@ -306,6 +306,9 @@ async def test_the_client() -> None:
         assert len(digest.sha256) == 64
         with pytest.raises(ValueError, match="checksum"):
             await client.tokenizer_file(model="cut")
+        assert await client.render_chat("hi", model="m") == ids
+        parts = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+        assert await client.render_chat(parts, model="m") == ids
         with pytest.raises(RpcError) as refused:
             await client.render_chat([], model="m")
         assert refused.value.error.param == "messages"
@@ -321,16 +324,33 @@ async def test_leaving_the_clients_iteration_aborts() -> None:
         stream = client.generate([1], model="endless")
         assert await anext(stream)
         await asyncio.wait_for(running.router.started.wait(), 10)
-        await stream.aclose()  # type: ignore[attr-defined]
+        await stream.aclose()
         await asyncio.wait_for(running.router.closed.wait(), 10)
         with pytest.raises(ValueError, match="without a tokenizer"):
             await client.tokenize("x", model="m")
 
 
-async def test_a_service_that_is_away_is_unavailable_at_once_without_its_address() -> None:
-    async with AsyncClient("127.0.0.1:1", secret="client-secret") as client:
-        with pytest.raises(RpcError) as away:
-            await client.models()
-        assert away.value.error.code == common_pb2.ERROR_CODE_UNAVAILABLE
-        assert away.value.error.retryable
-        assert "127.0.0.1" not in away.value.error.message
+async def test_a_service_that_is_away_is_unavailable_and_the_client_says_where_it_looked() -> None:
+    addresses = {"secret": "client-secret", "tokenizer": "127.0.0.1:2", "max_retries": 0}
+    async with AsyncClient("127.0.0.1:1", **addresses) as client:
+        for call, port in ((client.models(), 1), (client.tokenize("x", model="m"), 2)):
+            with pytest.raises(RpcError) as away:
+                await call
+            assert away.value.error.code == common_pb2.ERROR_CODE_UNAVAILABLE
+            assert away.value.error.retryable
+            assert str(away.value) == f"The service at 127.0.0.1:{port} cannot be reached."
+        with pytest.raises(RpcError, match=r"The service at 127\.0\.0\.1:1 cannot be reached"):
+            await anext(client.generate([1], model="m"))
+
+
+@pytest.mark.parametrize(("secret", "hint"), [("wrong", ""), (None, " None was given")])
+async def test_a_secret_that_is_refused_names_the_service(secret: str | None, hint: str) -> None:
+    async with (
+        serving() as running,
+        AsyncClient(running.target, secret=secret, tokenizer=running.target) as client,
+    ):
+        for call in (client.models(), client.tokenize("x", model="m"), client.tokenizer_file(model="m")):
+            with pytest.raises(RpcError) as refused:
+                await call
+            expected = f"The service at {running.target} refused the caller's secret.{hint}"
+            assert str(refused.value).startswith(expected)

@@ -23,16 +23,17 @@ from services.engine.link import (
 log = get_logger(__name__)
 
 
-def serve(link: BlockingLink, *, own_logs: bool = True) -> int:
+def serve(link: BlockingLink, *, own_process: bool = True) -> int:
     """Runs a core until its servicer stops it or goes away. Returns the exit code: 1 after CoreFailed.
 
-    own_logs: set this process's logging up by the options.
+    own_process: there is nothing else in this process: set its logging up by the options, and keep what was
+    loaded out of the collector's sight.
     """
     try:
         options, rest = _receive_start(link)
-        if own_logs:
+        if own_process:
             configure_logging(level=options.log_level, fmt=options.log_format, service="engine-core")
-        _run(link, options, rest)
+        _run(link, options, rest, own_process=own_process)
     except LinkClosed:
         return 0
     except StartError as error:
@@ -52,7 +53,7 @@ def _receive_start(link: BlockingLink) -> tuple[CoreOptions, list[ToCore]]:
     return options, rest
 
 
-def _run(link: BlockingLink, options: CoreOptions, rest: list[ToCore]) -> None:
+def _run(link: BlockingLink, options: CoreOptions, rest: list[ToCore], *, own_process: bool) -> None:
     def progress(activity: str, fraction: float | None) -> None:
         link.send(CoreProgress(activity, fraction))
 
@@ -63,9 +64,10 @@ def _run(link: BlockingLink, options: CoreOptions, rest: list[ToCore]) -> None:
     bind_core(options)
     progress("importing torch", 0.02)
     engine, make_loop = start(options, progress)
-    # What was loaded lives to the end: the collector need not walk it at every full collection.
     gc.collect()
-    gc.freeze()
+    if own_process:
+        # What was loaded lives to the end: the collector need not walk it at every full collection.
+        gc.freeze()
     link.send(engine.ready)
     core = make_loop(link)
     try:

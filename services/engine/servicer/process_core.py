@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
+from catenary.loop_thread import in_daemon_thread
 from catenary.runtime import module_command
 from catenary.telemetry import get_logger
 from catenary.v1 import common_pb2
@@ -76,7 +77,7 @@ class ProcessCore(Core):
         self._stop_s = stop_s
         self._spawn = spawn
         self._process: CoreLife | None = None
-        self._exit: asyncio.Task[int] | None = None
+        self._exit: asyncio.Future[int] | None = None
         self._link: AsyncLink | None = None
         self._sender: asyncio.Task[None] | None = None
         self._outbound: asyncio.Queue[ToCore] = asyncio.Queue(_MAX_QUEUED)
@@ -89,7 +90,7 @@ class ProcessCore(Core):
         with theirs:
             self._link = await AsyncLink.open(ours)
             self._process = self._spawn(theirs.fileno())
-        self._exit = asyncio.create_task(asyncio.to_thread(self._process.wait))
+        self._exit = in_daemon_thread(self._process.wait, name="engine-core-exit")
         self._sender = asyncio.create_task(self._send(self._link))
         self._outbound.put_nowait(StartCore(config_json=self._config_json))
         while True:
@@ -165,7 +166,7 @@ class ProcessCore(Core):
         except (LinkError, TimeoutError):
             return
 
-    async def _end(self, process: CoreLife, ended: asyncio.Task[int]) -> None:
+    async def _end(self, process: CoreLife, ended: asyncio.Future[int]) -> None:
         # A core that still loads does not read its link; there is nothing in it to end in good order.
         first = self._stop_s if self._ready else 0.0
         for patience, force in ((first, process.terminate), (_EXIT_GRACE_S, process.kill)):

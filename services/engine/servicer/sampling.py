@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from catenary.parameters import BIAS, MIN_P, PENALTY, REPETITION, TEMPERATURE, TOP_K, TOP_P
 from catenary.schema import MAX_TOP_LOGPROBS
 from catenary.seeds import draw_seed
 from catenary.v1 import common_pb2
 from services.engine.link import ModelFacts, SamplingOptions
 from services.engine.servicer.inadmissible import Inadmissible
-
-_MAX_PENALTY = 2.0
-_MAX_BIAS = 100.0
-# Beyond these a logit may leave the range of float32.
-_REPETITION = (0.01, 100.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +59,15 @@ def check_ids(ids: Iterable[int], vocab_size: int, param: str) -> None:
 def _temperature(given: common_pb2.SamplingParams, model: ModelFacts) -> float:
     if not given.HasField("temperature"):
         return 1.0 if model.default_temperature is None else model.default_temperature
-    if not math.isfinite(given.temperature) or given.temperature < 0:
-        raise Inadmissible("temperature must be a finite number of at least 0.", "temperature")
+    if given.temperature not in TEMPERATURE:
+        raise Inadmissible(f"temperature must be {TEMPERATURE}.", "temperature")
     return given.temperature
 
 
 def _top_p(given: common_pb2.SamplingParams, model: ModelFacts) -> float:
     if not given.HasField("top_p"):
         return 1.0 if model.default_top_p is None else model.default_top_p
-    if not 0 < given.top_p <= 1:
+    if given.top_p not in TOP_P:
         raise Inadmissible("top_p must be above 0 and at most 1.", "top_p")
     return given.top_p
 
@@ -81,7 +76,7 @@ def _top_k(given: common_pb2.SamplingParams, model: ModelFacts) -> int:
     """Number of best tokens to keep; 0 is off."""
     if not given.HasField("top_k"):
         return max(0, model.default_top_k or 0)
-    if given.top_k < -1:
+    if given.top_k not in TOP_K:
         raise Inadmissible("top_k must be at least 1, or 0 or -1 for off.", "top_k")
     return max(0, given.top_k)
 
@@ -89,14 +84,14 @@ def _top_k(given: common_pb2.SamplingParams, model: ModelFacts) -> int:
 def _min_p(given: common_pb2.SamplingParams, model: ModelFacts) -> float:
     if not given.HasField("min_p"):
         return model.default_min_p or 0.0
-    if not 0 <= given.min_p <= 1:
+    if given.min_p not in MIN_P:
         raise Inadmissible("min_p must be between 0 and 1.", "min_p")
     return given.min_p
 
 
 def _penalty(given: common_pb2.SamplingParams, name: str) -> float:
     value: float = getattr(given, name)
-    if not -_MAX_PENALTY <= value <= _MAX_PENALTY:
+    if value not in PENALTY:
         raise Inadmissible(f"{name} must be between -2 and 2.", name)
     return value
 
@@ -104,7 +99,7 @@ def _penalty(given: common_pb2.SamplingParams, name: str) -> float:
 def _repetition_penalty(given: common_pb2.SamplingParams, model: ModelFacts) -> float:
     if not given.HasField("repetition_penalty"):
         return 1.0 if model.default_repetition_penalty is None else model.default_repetition_penalty
-    low, high = _REPETITION
+    low, high = REPETITION.low, REPETITION.high
     # The wire rounds to float32, the nearest to 0.01 of which is below it.
     if not low * (1 - 1e-6) <= given.repetition_penalty <= high:
         raise Inadmissible(f"repetition_penalty must be between {low} and {high:g}.", "repetition_penalty")
@@ -122,7 +117,7 @@ def _logit_bias(
             "logit_bias",
         )
     check_ids((token for token, _ in pairs), model.vocab_size, "logit_bias")
-    if not all(-_MAX_BIAS <= bias <= _MAX_BIAS for _, bias in pairs):
+    if not all(bias in BIAS for _, bias in pairs):
         raise Inadmissible("A value in logit_bias must be between -100 and 100.", "logit_bias")
     if len(dict(pairs)) < len(pairs):
         raise Inadmissible("A token has two values in logit_bias.", "logit_bias")
