@@ -1,13 +1,16 @@
-"""How a service's process runs: one uvloop, two signals, one exit code, no memory kept that is free."""
+"""How a service's process runs: one uvloop, two signals, one exit code, no memory kept that is free, all file
+descriptors that the system allows."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,6 +20,8 @@ from catenary.memory import give_memory_back
 from catenary.standard_streams import open_standard_streams
 
 FORCED_EXIT_CODE = 130
+# Beyond what Linux allows by default (fs.nr_open) no limit can be set, an unlimited one neither.
+MOST_DESCRIPTORS = 1 << 20
 
 
 class StartRefused(Exception):
@@ -42,6 +47,19 @@ def mark_started() -> None:
     gc.freeze()
 
 
+def raise_descriptor_limit() -> None:
+    """Let this process, and those that it starts, open as many files and sockets as the system allows it.
+
+    The usual soft limit of 1024 is for programs that use select()."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if soft == resource.RLIM_INFINITY or soft >= most:
+        return
+    # A sandbox may forbid it; then the limit stays.
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 def run(main: Callable[[asyncio.Event], Coroutine[Any, Any, int | None]]) -> NoReturn:
     """Run a service until it returns, and exit the process with its code (None: 0).
 
@@ -50,6 +68,7 @@ def run(main: Callable[[asyncio.Event], Coroutine[Any, Any, int | None]]) -> NoR
     `StartRefused`, alone or inside an exception group, becomes its one line on stderr and its exit code.
     """
     open_standard_streams()
+    raise_descriptor_limit()
     try:
         code = uvloop.run(_supervised(main))
     except (StartRefused, BaseExceptionGroup) as error:

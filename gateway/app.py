@@ -69,6 +69,8 @@ class GatewayApp:
                 config.header_timeout_s,
                 config.max_connections,
                 config.stalled_client_s,
+                config.linger_s,
+                int(config.max_discarded_mib * (1 << 20)),
             ),
             keep_alive_s=config.keep_alive_s,
             certfile=config.ssl_certfile,

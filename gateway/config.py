@@ -98,6 +98,19 @@ class GatewayConfig(ResumeOptions, ServiceConfig):
     body_timeout_s: float = Field(60.0, gt=0, description="Seconds for a client to send a request's body.")
     keep_alive_s: int = Field(75, ge=1, description="Seconds that an idle HTTP connection is kept.")
     max_connections: int = Field(4096, ge=1, description="Most open HTTP connections.")
+    linger_s: float = Field(
+        10.0,
+        ge=0,
+        le=3600,
+        description="Seconds for which a connection that the gateway ends takes, and drops, what its client "
+        "still sends, so that the client gets to read the answer; 0: none.",
+    )
+    max_discarded_mib: float = Field(
+        64.0,
+        ge=0,
+        le=4096,
+        description="Most MiB of a refused request that are taken, and dropped, before it is cut.",
+    )
     max_requests: int = Field(1024, ge=1, description="Most generation requests at a time.")
 
     max_wait_s: float | None = Field(

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import httptools
 from starlette.datastructures import Headers
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from catenary.telemetry import bind_request, get_logger
 from gateway.errors import ApiError, bad_request, timed_out
+from gateway.http.closing import HalfClosed, LingeringTransport
 from gateway.http.parts import WRITE_EXTENSION
 from gateway.http.request_id import request_id_of
-from gateway.http.respond import error_bytes
+from gateway.http.respond import Fields, error_bytes
+from gateway.http.room import Room
 from gateway.http.unchunked import unchunked
 
 _log = get_logger(__name__)
@@ -22,21 +27,36 @@ _log = get_logger(__name__)
 DROP_EXTENSION = "catenary.drop"
 """Key of `scope["extensions"]`: a callable that drops the connection with all that is unsent."""
 
-MAX_DISCARDED_BYTES = 64 << 20
 # A chunk of one byte takes six on the wire; whoever sends more around a body than this sends no body.
 MAX_FRAMING_PER_BYTE = 8
+# What is sent behind a head or a framing that was refused is hardly a body that somebody means.
+_REFUSED_HEADS = 256
+_TURNED_AWAY_S = 1.0
+_AUTHORITY_END = re.compile(rb"[/?#]")
 
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """Bounds per connection: bytes and fields of a request's head, seconds to send it, connections in all,
-    and seconds in which a client must have read something of a finished answer."""
+    """Bounds per connection.
+
+    Fields:
+        max_header_bytes: of a request's head, and of a trailer.
+        max_headers: fields of a head, and of a trailer.
+        header_timeout_s: seconds to send a head.
+        max_connections: open connections in all.
+        stall_s: seconds in which a client must have read something of a finished answer.
+        linger_s: seconds for which a connection that is closed takes what its client still sends, so that
+            the client gets to read the answer; 0: none.
+        max_discarded_bytes: bytes that are taken, and dropped, of a request that is refused.
+    """
 
     max_header_bytes: int = 32 << 10
     max_headers: int = 128
     header_timeout_s: float = 20.0
     max_connections: int = 4096
     stall_s: float = 30.0
+    linger_s: float = 10.0
+    max_discarded_bytes: int = 64 << 20
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
@@ -45,13 +65,27 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     It does not pipeline: a request that comes while another is being answered ends the connection after
     that answer. So reading never has to pause for it, and a client that hangs up is noticed at once. A body
     that was refused and does not end is not read for ever, nor is a finished answer kept for ever for a
-    client that does not read it."""
+    client that does not read it. Offers to upgrade to another protocol are declined: the request is answered
+    as HTTP/1.1, with its body."""
 
     limits = HttpLimits()
+    room = Room(limits.max_connections)
+    leaving = False
+    """Each connection ends with its next answer: the server is about to stop."""
+    refusal_fields: Callable[[Headers], Fields] | None = None
+    """Further headers of an answer that is given before the application sees the request."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._in_head = True
+        # From a request's first byte to its last.
+        self._in_message = False
+        # The head of a request that offers to upgrade, without the offer.
+        self._declined: bytes | None = None
+        self._trailers = 0
+        self._refused = False
+        self._turned_away = False
+        self._half_closed: HalfClosed | None = None
         self._head_bytes = 0
         self._message_bytes = 0
         self._body_bytes = 0
@@ -63,24 +97,63 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.headers: list[tuple[bytes, bytes]] = []
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        if len(self.connections) > self.limits.max_connections:
+        self._lingering = LingeringTransport(transport, self._may_send_more, self.limits.linger_s)
+        super().connection_made(self._lingering)
+        kept = transport.get_extra_info("socket")
+        descriptor = 0 if kept is None else kept.fileno()
+        refusal = self.room.refusal(len(self.connections), descriptor)
+        if refusal is None:
+            self._arm_head_timer()
+        elif self.room.can_tell(descriptor):
+            self.room.turned_away += 1
+            self._turned_away = True
+            self._lingering.linger_s = min(self.limits.linger_s, _TURNED_AWAY_S)
+            self._refuse(refusal)
+        else:
             transport.abort()
-            return
-        self._arm_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm_head_timer()
         if self._flush_timer is not None:
             self._flush_timer.cancel()
+        if self._half_closed is not None:
+            self._half_closed.close()
+        if self._turned_away:
+            self._turned_away = False
+            self.room.turned_away -= 1
+        self._lingering.lost()
         super().connection_lost(exc)
 
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """The client sends no more. Whether the connection stays open: it does for a client that has sent a
+        whole request whose answer has not begun; later, or within a request, it counts as gone."""
+        running = self._running
+        waits = running is not None and not running.response_started and not self._in_message
+        if running is None or not waits or self.transport.is_closing() or self.scheme == "https":
+            return None
+        running.keep_alive = False
+        self._half_closed = HalfClosed(self.transport, running)
+        return True
+
+    def leave(self) -> None:
+        """End the connection with the answer that is on its way, or with the next one."""
+        if self._running is not None:
+            self._running.keep_alive = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is on its way or being answered."""
+        return not self._in_message and (self._running is None or self._running.response_complete)
+
     def data_received(self, data: bytes) -> None:
+        if self._lingering.lingering:
+            self._discard(len(data))
+            return
         while self._in_head and not self._deaf and data:
             room = self.limits.max_header_bytes - self._head_bytes
             piece, data = data[: room + 1], data[room + 1 :]
             self._head_bytes += len(piece)
-            super().data_received(piece)
+            self._feed(piece)
             if self.transport.is_closing():
                 return
             if self._in_head and self._head_bytes > self.limits.max_header_bytes:
@@ -90,14 +163,39 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._discard(len(data))
         elif data:
             self._message_bytes += len(data)
-            super().data_received(data)
+            self._feed(data)
             self._check_framing()
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            if self._declined is not None:
+                self._decline(data[offer.args[0] :])
+        except httptools.HttpParserError:
+            self.send_400_response("")
+
+    def _decline(self, rest: bytes) -> None:
+        """Read a request again from its head, without its offer to upgrade.
+
+        The parser takes all that follows such a head for another protocol's. A new one is given the head
+        without the offer, and so frames the body by its own rules."""
+        head, self._declined = self._declined or b"", None
+        self.parser = httptools.HttpRequestParser(self)
+        # As for the first: what follows a request with `Connection: close` is skipped, not an error.
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._feed(head)
+        if rest and not self.transport.is_closing():
+            self._feed(rest)
 
     def on_message_begin(self) -> None:
         if self._running is not None and not self._running.response_complete:
             self._deaf = True
             self._running.keep_alive = False
             return
+        self._unset_keepalive_if_required()
+        self._in_message = True
+        self._trailers = 0
         super().on_message_begin()
         self.scope["extensions"] = {DROP_EXTENSION: {"call": self._drop}}
         if self._head_timer is None:
@@ -110,17 +208,32 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._deaf or self.transport.is_closing():
             return
-        super().on_header(name, value)
-        if len(self.headers) > self.limits.max_headers:
+        if self._in_head:
+            super().on_header(name, value)
+        else:
+            # A field of a trailer must not pass for one of the head.
+            self._trailers += 1
+        if max(len(self.headers), self._trailers) > self.limits.max_headers:
             self._refuse(_too_large(f"The request has more than {self.limits.max_headers} header fields."))
 
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade() and not self._deaf and not self.transport.is_closing():
+            method = self.parser.get_method()
+            if method == b"CONNECT":
+                self._refuse(bad_request("The server is no proxy: it has no CONNECT.", code="invalid_http"))
+            else:
+                version = self.parser.get_http_version().encode()
+                self._declined = _head_of(method, self.url, version, self.headers)
+            return
         self._in_head = False
         self._head_bytes = self._message_bytes = self._body_bytes = self._discarded = 0
         self._disarm_head_timer()
         if self._deaf or self.transport.is_closing():
             return
-        if (problem := _framing_problem(self.parser.get_http_version(), self.headers)) is not None:
+        problem = _framing_problem(self.parser.get_http_version(), self.headers)
+        if problem is None and not self.url.startswith(b"/"):
+            problem = self._take_absolute()
+        if problem is not None:
             self._refuse(problem)
         else:
             super().on_headers_complete()
@@ -133,7 +246,24 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._discard(len(body))
         super().on_body(body)
 
+    def _take_absolute(self) -> ApiError | None:
+        """Make a request's URL a path. Why it is refused, or None."""
+        scheme, found, rest = self.url.partition(b"://")
+        if not found:
+            return None
+        if scheme.lower() not in (b"http", b"https"):
+            return bad_request("The request's URL is not one of HTTP.", code="invalid_http")
+        authority = _AUTHORITY_END.split(rest, maxsplit=1)[0]
+        if authority.lower() not in [value.lower() for name, value in self.headers if name == b"host"]:
+            return bad_request("The request's URL and its Host header differ.", code="invalid_host")
+        path = rest[len(authority) :]
+        self.url = path if path.startswith(b"/") else b"/" + path
+        return None
+
     def on_message_complete(self) -> None:
+        if self._declined is not None:
+            return
+        self._in_message = False
         if not self._deaf and not self.transport.is_closing():
             super().on_message_complete()
         self._in_head = True
@@ -147,16 +277,20 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """The base class's answer to what its parser refused."""
-        if not self.transport.is_closing():
-            self._refuse(
-                bad_request("The server could not read this as an HTTP request.", code="invalid_http")
-            )
-
-    def _unsupported_upgrade_warning(self) -> None:
-        """Offers to upgrade are declined in silence, as HTTP allows."""
+        if self.transport.is_closing() or self._deaf:
+            return
+        running = self._running
+        if running is not None and not running.response_complete and not self._in_message:
+            # It came behind a whole request, which gets its answer.
+            self._deaf = True
+            running.keep_alive = False
+            return
+        self._refuse(bad_request("The server could not read this as an HTTP request.", code="invalid_http"))
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        if self.leaving:
+            cycle.keep_alive = False
         cycle.scope["extensions"][WRITE_EXTENSION] = {"call": partial(self._write_part, cycle)}
         if cycle.scope["http_version"] == "1.0":
             cycle.waiting_for_100_continue = False
@@ -177,9 +311,15 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if not self._in_head and framing > allowed and not self.transport.is_closing():
             self._refuse_head()
 
+    def _may_send_more(self) -> bool:
+        return self._in_message or self._deaf or self._refused
+
     def _discard(self, count: int) -> None:
         self._discarded += count
-        if self._discarded > MAX_DISCARDED_BYTES:
+        most = self.limits.max_discarded_bytes
+        if self._refused:
+            most = min(most, self.limits.max_header_bytes * _REFUSED_HEADS)
+        if self._discarded > most:
             self.transport.abort()
 
     def _refuse_head(self) -> None:
@@ -187,13 +327,16 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._refuse(_too_large(f"The request's head or trailer is larger than the limit of {limit} KiB."))
 
     def _refuse(self, error: ApiError) -> None:
-        request_id = request_id_of(Headers(raw=self.headers))
+        headers = Headers(raw=self.headers)
+        request_id = request_id_of(headers)
         with bind_request(request_id, None):
             _log.info("request refused", status=error.status, code=error.code)
         running = self._running
         if running is None or running.response_complete or not running.response_started:
             # Otherwise a second answer would be read as part of the one under way.
-            self.transport.write(error_bytes(error, request_id))
+            fields = () if self.refusal_fields is None else self.refusal_fields(headers)
+            self.transport.write(error_bytes(error, request_id, fields))
+        self._refused = True
         self.transport.close()
         self._end_running()
 
@@ -236,6 +379,8 @@ def _framing_problem(version: str, headers: list[tuple[bytes, bytes]]) -> ApiErr
     if version not in ("1.0", "1.1"):
         return bad_request("The server speaks HTTP/1.1.", code="invalid_http")
     codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
+    if codings and version == "1.0":
+        return bad_request("HTTP/1.0 has no Transfer-Encoding.", code="unsupported_transfer_encoding")
     if codings not in ([], [b"chunked"]):
         return bad_request(
             "The only Transfer-Encoding that is supported is chunked.", code="unsupported_transfer_encoding"
@@ -247,6 +392,22 @@ def _too_large(message: str) -> ApiError:
     return ApiError(431, message, code="headers_too_large")
 
 
-def limited_protocol(limits: HttpLimits) -> type[LimitedHttpProtocol]:
-    """The protocol class with these limits; uvicorn makes one instance per connection."""
-    return type("BoundHttpProtocol", (LimitedHttpProtocol,), {"limits": limits})
+def _head_of(method: bytes, url: bytes, version: bytes, headers: list[tuple[bytes, bytes]]) -> bytes:
+    """A head that was read, without its offer to upgrade."""
+    fields = b"".join(b"%b: %b\r\n" % field for field in headers if field[0] != b"upgrade")
+    return b"%b %b HTTP/%b\r\n%b\r\n" % (method, url, version, fields)
+
+
+def limited_protocol(
+    limits: HttpLimits, refusal_fields: Callable[[Headers], Fields] | None = None
+) -> type[LimitedHttpProtocol]:
+    """The protocol class of one server, which makes one instance per connection.
+
+    `refusal_fields`: further headers, by a request's, of an answer that is given before the application sees
+    the request."""
+    made = {
+        "limits": limits,
+        "room": Room(limits.max_connections),
+        "refusal_fields": None if refusal_fields is None else staticmethod(refusal_fields),
+    }
+    return type("BoundHttpProtocol", (LimitedHttpProtocol,), made)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from http import HTTPStatus
 
@@ -13,6 +13,9 @@ from gateway.errors import ApiError
 from gateway.http.disconnect import ClientGone
 from gateway.http.request_id import REQUEST_ID
 
+Fields = Sequence[tuple[bytes, bytes]]
+"""Headers of an answer."""
+
 
 async def send_error(send: Send, error: ApiError) -> None:
     """Write an error as the whole answer."""
@@ -22,7 +25,7 @@ async def send_error(send: Send, error: ApiError) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-def error_bytes(error: ApiError, request_id: str) -> bytes:
+def error_bytes(error: ApiError, request_id: str, further: Fields = ()) -> bytes:
     """An error as it goes over the wire, for a connection on which nothing follows."""
     body = error.body()
     fields = [
@@ -30,6 +33,7 @@ def error_bytes(error: ApiError, request_id: str) -> bytes:
         (REQUEST_ID.encode(), request_id.encode()),
         (b"content-length", b"%d" % len(body)),
         (b"connection", b"close"),
+        *further,
     ]
     head = b"HTTP/1.1 %d %s\r\n" % (error.status, HTTPStatus(error.status).phrase.encode())
     return head + b"".join(b"%s: %s\r\n" % field for field in fields) + b"\r\n" + body

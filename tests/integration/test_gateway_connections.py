@@ -10,6 +10,7 @@ import pytest
 from tests.support.gateway import CHAT, COMPLETIONS, MODEL, Stack
 from tests.support.http import Connection, request_bytes
 from tests.support.stack_fixtures import StartStack
+from tests.support.waiting import eventually
 
 
 async def refusal(connection: Connection, timeout_s: float = 5) -> tuple[int, str]:
@@ -171,8 +172,106 @@ async def test_too_many_connections(start_stack: StartStack) -> None:
     stack = await start_stack(max_connections=5)
     held = [await Connection.to(stack.address) for _ in range(5)]
     await asyncio.sleep(0)
-    extra = await Connection.to(stack.address)
-    assert await asyncio.wait_for(extra.reader.read(), 5) == b""
+    for _ in range(3):
+        extra = await stack.open_raw(request_bytes("GET", "/live"))
+        answer = await asyncio.wait_for(extra.answer(), 5)
+        assert (answer.status, answer.json()["error"]["code"]) == (503, "too_many_connections")
+        assert "limit of 5 connections" in answer.json()["error"]["message"]
+        assert answer.headers["retry-after"] == "1"
+        assert await closed(extra)
+        extra.close()
     for connection in held:
         connection.close()
-    extra.close()
+    server = stack.gateway._server._server.server_state.connections
+    await eventually(lambda: not server, "room for connections")
+    await stack.alive()
+
+
+LARGE = b'{"model": "tiny", "prompt": "' + b"x" * (9 << 20) + b'"}'
+
+
+@pytest.mark.parametrize("fields", [{}, {"Connection": "close"}])
+@pytest.mark.parametrize("path", [COMPLETIONS, "/nope", "/v1/files"])
+async def test_an_early_refusal_reaches_a_client_that_sends_on(
+    stack: Stack, path: str, fields: dict[str, str]
+) -> None:
+    """It sends all before it reads, as many clients do."""
+    connection = await stack.open_raw(request_bytes("POST", path, LARGE, fields))
+    answer = await asyncio.wait_for(connection.answer(), 10)
+    assert answer.status == {COMPLETIONS: 413, "/nope": 404, "/v1/files": 415}[path]
+    connection.close()
+    await stack.alive()
+
+
+async def test_an_early_refusal_reaches_http_1_0(stack: Stack) -> None:
+    """As nginx speaks to its upstream by default."""
+    request = request_bytes("POST", COMPLETIONS, LARGE).replace(b"HTTP/1.1", b"HTTP/1.0", 1)
+    connection = await stack.open_raw(request)
+    answer = await asyncio.wait_for(connection.answer(), 10)
+    assert (answer.status, answer.json()["error"]["code"]) == (413, "request_too_large")
+    assert await closed(connection)
+    connection.close()
+
+
+async def test_lingering_has_its_limits(start_stack: StartStack) -> None:
+    stack = await start_stack(linger_s=0.2, max_discarded_mib=1)
+    server = stack.gateway._server._server.server_state.connections
+    head = request_bytes("POST", "/nope", None, {"Content-Length": str(1 << 30), "Connection": "close"})
+    silent = await stack.open_raw(head)
+    assert (await asyncio.wait_for(silent.answer(), 5)).status == 404
+    await eventually(lambda: not server, "a connection that is closed after its time")
+    endless = await stack.open_raw(head)
+    async with asyncio.timeout(10):
+        with suppress(ConnectionError):
+            while True:
+                await endless.send(b"a" * 65536)
+    for connection in (silent, endless):
+        connection.close()
+
+
+async def test_a_client_that_stops_sending_gets_its_answer(stack: Stack) -> None:
+    body = {"model": MODEL, "prompt": "x", "max_tokens": 5, "seed": 1}
+    for fields in ({}, {"stream": True}):
+        connection = await stack.open_raw(request_bytes("POST", COMPLETIONS, {**body, **fields}))
+        connection.writer.write_eof()
+        status = 100
+        while status == 100:
+            status, headers = await asyncio.wait_for(connection.head(), 10)
+        assert (status, headers["connection"]) == (200, "close")
+        rest = await asyncio.wait_for(connection.reader.read(), 10)
+        assert rest.endswith(b"0\r\n\r\n") if fields else int(headers["content-length"]) == len(rest)
+        connection.close()
+    old = await stack.open_raw(request_bytes("GET", "/live").replace(b"HTTP/1.1", b"HTTP/1.0"))
+    old.writer.write_eof()
+    assert (await asyncio.wait_for(old.reader.read(), 10)).startswith(b"HTTP/1.1 200")
+    old.close()
+    await stack.alive()
+
+
+async def test_a_client_that_stops_sending_within_a_request_gets_none(stack: Stack) -> None:
+    whole = request_bytes("POST", COMPLETIONS, {"model": MODEL, "prompt": "x"})
+    for size in (0, 10, len(whole) - 5):
+        connection = await stack.open_raw(whole[:size])
+        connection.writer.write_eof()
+        assert await asyncio.wait_for(closed(connection), 5)
+        connection.close()
+
+
+@pytest.mark.parametrize("offer", ["h2c", "websocket", "foo"])
+async def test_an_offer_to_upgrade_is_declined_with_its_body_read(stack: Stack, offer: str) -> None:
+    body = {"model": MODEL, "prompt": "x", "max_tokens": 2, "seed": 1}
+    request = request_bytes("POST", COMPLETIONS, body, {"Connection": "Upgrade", "Upgrade": offer})
+    connection = await stack.open_raw(request[:-5])
+    await connection.send(request[-5:])
+    assert (await asyncio.wait_for(connection.answer(), 10)).status == 200
+    await connection.send(request)
+    assert (await asyncio.wait_for(connection.answer(), 10)).status == 200
+    connection.close()
+
+
+async def test_a_byte_order_mark_before_json_is_skipped(stack: Stack) -> None:
+    body = b'{"model": "tiny", "prompt": "x", "max_tokens": 1}'
+    for mark, status in ((b"\xef\xbb\xbf", 200), (b"\xef\xbb\xbf" * 2, 400), (b"\xff\xfe", 400)):
+        connection = await stack.open_raw(request_bytes("POST", COMPLETIONS, mark + body))
+        assert (await asyncio.wait_for(connection.answer(), 10)).status == status, mark
+        connection.close()

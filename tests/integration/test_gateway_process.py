@@ -8,14 +8,14 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.support.gateway import MODEL, Stack
-from tests.support.http import call
+from tests.support.http import Connection, call, request_bytes
 from tests.support.starts import Starts
 from tests.support.waiting import eventually
 
@@ -108,9 +108,9 @@ async def ready(address: str) -> None:
 
 
 @contextmanager
-def gateway_process(log: Path, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
+def gateway_process(log: Path, *flags: str, within: Sequence[str] = ()) -> Iterator[subprocess.Popen[bytes]]:
     with log.open("wb") as output:
-        process = subprocess.Popen([*COMMAND, *flags], stdout=output, stderr=output)
+        process = subprocess.Popen([*within, *COMMAND, *flags], stdout=output, stderr=output)
         try:
             yield process
         finally:
@@ -146,3 +146,35 @@ async def test_it_serves_in_little_memory_and_drains_on_sigterm(stack: Stack, ru
         assert (await job).events[-1] == "[DONE]"
         assert await asyncio.to_thread(process.wait, 20) == 0
     assert "secret-prompt" not in log.read_text()
+
+
+async def test_few_descriptors_refuse_connections_and_say_so(run_dir: Path) -> None:
+    port, log = free_port(), run_dir / "gateway.log"
+    address = f"http://127.0.0.1:{port}"
+    few = ("bash", "-c", 'ulimit -n 64; exec "$@"', "few")
+    with gateway_process(
+        log, "--port", str(port), "--state-dir", str(run_dir / "state"), within=few
+    ) as process:
+        async with asyncio.timeout(30):
+            while await status_of(address, "/live") != 200:  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.05)
+        held = []
+        for _ in range(64):
+            held.append(await Connection.to(address))
+            await held[-1].send(request_bytes("GET", "/live"))
+            answer = await asyncio.wait_for(held[-1].answer(), 10)
+            if answer.status != 200:
+                break
+        assert (answer.status, answer.json()["error"]["code"]) == (503, "too_many_connections")
+        assert "limit of 64 open file descriptors" in answer.json()["error"]["message"]
+        assert answer.headers["retry-after"] == "1"
+        for _ in range(20):
+            assert await status_of(address, "/live") in (503, 0)
+        for connection in held:
+            connection.close()
+        async with asyncio.timeout(10):
+            while await status_of(address, "/live") != 200:  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.05)
+        process.terminate()
+        assert await asyncio.to_thread(process.wait, 20) == 0
+    assert log.read_text().count("new connections are refused") == 1

@@ -213,3 +213,16 @@ def test_a_defect_keeps_its_traceback() -> None:
     _, error = process.communicate(timeout=30)
     assert process.returncode == 1
     assert "Traceback" in error
+
+
+def test_a_service_opens_as_many_files_as_the_system_allows() -> None:
+    process = start(
+        """
+        import resource
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 512))
+        async def main(stop):
+            print(*resource.getrlimit(resource.RLIMIT_NOFILE), flush=True)
+        run(main)
+        """
+    )
+    assert process.communicate(timeout=30)[0] == "512 512\n"

@@ -1,0 +1,133 @@
+"""How a connection ends: an answer is not lost to bytes that nobody read, and a client may stop sending."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_LOOK_S = 0.05
+_LOOK_LATER_S = 0.5
+_PROBE_AGAIN_S = 1.0
+_PROBE_LATER_S = 10.0
+_OLD_CLIENT_S = 1.0
+
+
+class LingeringTransport(asyncio.Transport):
+    """A connection that is closed in two steps while its client still sends.
+
+    To close a socket with unread bytes resets the connection, and the client loses the answer that it was
+    about to read. So the sending side is shut first, and what still comes is left to the protocol, which is
+    to drop it, until the client closes too or `linger_s` have passed."""
+
+    def __init__(self, transport: asyncio.Transport, unread: Callable[[], bool], linger_s: float) -> None:
+        """Wrap `transport`.
+
+        Args:
+            transport: the connection.
+            unread: whether the client may be sending more than was read of it.
+            linger_s: longest time between the two steps; 0 closes at once.
+        """
+        super().__init__()
+        self._transport = transport
+        self._unread = unread
+        self.linger_s = linger_s
+        self._timer: asyncio.TimerHandle | None = None
+        # Called for each part of a stream.
+        self.write = transport.write  # type: ignore[method-assign]
+
+    @property
+    def lingering(self) -> bool:
+        """Whether only the second step is left."""
+        return self._timer is not None
+
+    def close(self) -> None:
+        """Close once all that was written is sent."""
+        if self.is_closing():
+            return
+        if self.linger_s <= 0 or not self._unread():
+            self._transport.close()
+            return
+        self._timer = asyncio.get_running_loop().call_later(self.linger_s, self._transport.close)
+        self._transport.resume_reading()
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+
+    def abort(self) -> None:
+        """Close at once, with all that is unsent."""
+        self._transport.abort()
+
+    def lost(self) -> None:
+        """The connection is closed."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def is_closing(self) -> bool:
+        """Whether `close` was called: nothing more is to be written or understood."""
+        return self._timer is not None or self._transport.is_closing()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """See asyncio.BaseTransport."""
+        return self._transport.get_extra_info(name, default)
+
+    def get_write_buffer_size(self) -> int:
+        """See asyncio.WriteTransport."""
+        return self._transport.get_write_buffer_size()
+
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+        """See asyncio.WriteTransport."""
+        self._transport.writelines(list_of_data)
+
+    def pause_reading(self) -> None:
+        """Leave what comes to the kernel. A lingering connection goes on reading."""
+        if not self.lingering:
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """See asyncio.ReadTransport."""
+        self._transport.resume_reading()
+
+
+class HalfClosed:
+    """Finds out whether a client that stopped sending still waits for its answer.
+
+    To the server a client that is gone looks like one that closed its sending side only. The kernel of one
+    that is gone resets the connection when something is sent to it: so an interim answer (100 Continue, which
+    every HTTP/1.1 client must skip) is sent now and then until the answer itself begins. HTTP/1.0 knows no
+    interim answers: such a client counts as gone after a second."""
+
+    def __init__(self, transport: asyncio.Transport, cycle: RequestResponseCycle) -> None:
+        self._transport = transport
+        self._cycle = cycle
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._next_probe = self._began = self._loop.time()
+        self._old = cycle.scope["http_version"] == "1.0"
+        self._look()
+
+    def close(self) -> None:
+        """Stop looking."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        if self._cycle.response_started or self._transport.is_closing():
+            # Writes find out by themselves.
+            return
+        waited = self._loop.time() - self._began
+        if self._error() or (self._old and waited >= _OLD_CLIENT_S):
+            self._transport.abort()
+            return
+        if not self._old and self._loop.time() >= self._next_probe:
+            self._transport.write(_CONTINUE)
+            self._next_probe += _PROBE_AGAIN_S if waited < _PROBE_AGAIN_S else _PROBE_LATER_S
+        again = _LOOK_S if waited < _PROBE_AGAIN_S else _LOOK_LATER_S
+        self._timer = self._loop.call_later(again, self._look)
+
+    def _error(self) -> bool:
+        kept: socket.socket | None = self._transport.get_extra_info("socket")
+        return kept is None or kept.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
