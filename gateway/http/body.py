@@ -79,7 +79,8 @@ async def too_many_values(data: bytes | bytearray, most: int) -> bool:
 
 
 def decode_json(data: bytes | bytearray) -> Any:
-    """The value of a JSON text, a byte order mark before it skipped. Raises msgspec.MsgspecError, ValueError or RecursionError."""
+    """The value of a JSON text; a byte order mark before it is skipped. Raises msgspec.MsgspecError, ValueError
+    or RecursionError."""
     # Windows PowerShell writes one; RFC 8259 lets a reader skip it.
     text = memoryview(data)[len(codecs.BOM_UTF8) :] if data.startswith(codecs.BOM_UTF8) else data
     # A hundred thousand empty arrays would set off the garbage collector more than a hundred times.
