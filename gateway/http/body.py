@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import codecs
 import gc
 from dataclasses import dataclass
 from typing import Any
@@ -79,14 +78,11 @@ async def too_many_values(data: bytes | bytearray, most: int) -> bool:
 
 
 def decode_json(data: bytes | bytearray) -> Any:
-    """The value of a JSON text; a byte order mark before it is skipped. Raises msgspec.MsgspecError, ValueError
-    or RecursionError."""
-    # Windows PowerShell writes one; RFC 8259 lets a reader skip it.
-    text = memoryview(data)[len(codecs.BOM_UTF8) :] if data.startswith(codecs.BOM_UTF8) else data
+    """The value of a JSON text. Raises msgspec.MsgspecError, ValueError or RecursionError."""
     # A hundred thousand empty arrays would set off the garbage collector more than a hundred times.
     gc.disable()
     try:
-        return msgspec.json.decode(text)
+        return msgspec.json.decode(data)
     finally:
         gc.enable()
 
