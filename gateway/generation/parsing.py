@@ -17,6 +17,12 @@ from gateway.parsing import (
 )
 from gateway.schemas import CallMode, ChatRequest, FunctionTool
 
+_NO_TOOLS = "The model's chat template knows no tools, and the server was started without --tool-parser."
+_UNKNOWN_FORMAT = (
+    "The format in which this model writes tool calls is not known: start the server with --tool-parser "
+    "NAME, or require a call with 'tool_choice'."
+)
+
 
 def choose_parser(fields: ChatRequest, traits: TokenizerTraits) -> ParserChoice:
     """The parser for the answers to a request. Raises ApiError if calls cannot be told from text."""
@@ -99,9 +105,7 @@ def _tool_parser(own: str, fields: ChatRequest, traits: TokenizerTraits) -> str:
         return JSON_FORMAT.name if own_calls(_callable(fields), own, required=True) is None else own
     if not own:
         raise bad_request(
-            "The model's chat template knows no tools, and the server was started without --tool-parser.",
-            fields.tools_param,
-            "unsupported_parameter",
+            _UNKNOWN_FORMAT if traits.reads_tools else _NO_TOOLS, fields.tools_param, "unsupported_parameter"
         )
     # What a template of the request's own shows is its author's business.
     if not traits.reads_tools and fields.chat_template is None:

@@ -8,11 +8,12 @@ from typing import Any
 
 from gateway.errors import ApiError
 from gateway.responses import items
-from gateway.responses.turns import chat_messages
+from gateway.responses.turns import Origin, chat_messages
 from gateway.schemas import ResponsesRequest, ResponseTool
 
 PREVIOUS = "previous_response_id"
 INSTRUCTIONS = "instructions"
+_INPUT = "input."
 # Parameters of ours by the name that they have in a chat.
 _RENAMED = {
     "messages": "input",
@@ -38,10 +39,10 @@ _SAME = (
 
 @dataclass(frozen=True, slots=True)
 class ChatBody:
-    """The body of a chat, and the field of the response's request that each of its messages came from."""
+    """The body of a chat, and where in the response's request each of its messages came from."""
 
     body: dict[str, Any]
-    origins: tuple[str, ...]
+    origins: tuple[Origin, ...]
 
 
 def chat_body(
@@ -59,11 +60,11 @@ def chat_body(
         extensions: parameters of chats that the request has beside its own.
     """
     messages: list[dict[str, Any]] = []
-    origins: list[str] = []
+    origins: list[Origin] = []
     if request.instructions is not None:
         messages.append({"role": "system", "content": request.instructions})
-        origins.append(INSTRUCTIONS)
-    sources = [PREVIOUS] * len(history) + [f"input.{index}" for index in range(len(given))]
+        origins.append(Origin(INSTRUCTIONS))
+    sources = [PREVIOUS] * len(history) + [f"{_INPUT}{index}" for index in range(len(given))]
     for message, origin in chat_messages(zip([*history, *given], sources, strict=True)):
         messages.append(message)
         origins.append(origin)
@@ -113,7 +114,7 @@ def _response_format(request: ResponsesRequest) -> dict[str, Any] | None:
     return {"type": chosen.type, "json_schema": schema}
 
 
-def of_response(error: ApiError, origins: Sequence[str]) -> ApiError:
+def of_response(error: ApiError, origins: Sequence[Origin]) -> ApiError:
     """An error of the chat as one of the response: its fields under the names that the client used."""
     if error.param is None:
         return error
@@ -130,13 +131,24 @@ def of_response(error: ApiError, origins: Sequence[str]) -> ApiError:
     )
 
 
-def _origin(param: str, origins: Sequence[str]) -> str:
+def _origin(param: str, origins: Sequence[Origin]) -> str:
     parts = param.split(".")
     if parts[0] == "messages" and len(parts) > 1 and parts[1].isdecimal() and int(parts[1]) < len(origins):
-        return origins[int(parts[1])]
+        return _item(origins[int(parts[1])], parts[2:])
     if parts[0] in ("tools", "tool_choice"):
         return ".".join(part for part in parts if part != "function")
     for count in (2, 1):
         if (name := _RENAMED.get(".".join(parts[:count]))) is not None:
             return ".".join([name, *parts[count:]])
     return param
+
+
+def _item(origin: Origin, field: Sequence[str]) -> str:
+    """The item that a field of a message came from; of a call its own, with the field of the function."""
+    match field:
+        case ("tool_calls", index, *rest) if index.isdecimal() and int(index) < len(origin.calls):
+            item = origin.calls[int(index)]
+            # Which items a stored response has, its client need not know.
+            names = [name for name in rest if name != "function"] if item.startswith(_INPUT) else []
+            return ".".join([item, *names])
+    return origin.item

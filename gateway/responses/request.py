@@ -15,6 +15,7 @@ from gateway.responses import items
 from gateway.responses.conversion import chat_body, of_response
 from gateway.responses.given import given_items
 from gateway.responses.objects import Response, Status
+from gateway.responses.turns import Origin
 from gateway.schemas import CHAT_PARAMETERS, ChatRequest, RequestLimits, ResponsesRequest, parse_request
 
 ID_PREFIX = "resp_"
@@ -28,7 +29,7 @@ class ResponseRequest:
     """A request on its way. `response` fills up; `given` is the request's own input."""
 
     chat: ChatRequest
-    origins: tuple[str, ...]
+    origins: tuple[Origin, ...]
     given: list[items.Item]
     response: Response
     owner: str

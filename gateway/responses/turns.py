@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from gateway.responses import items
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a message of a chat came from."""
+
+    item: str
+    """The field of the (last) item that it was made from."""
+    calls: tuple[str, ...] = ()
+    """That of each of its calls."""
 
 
 class _Turn:
     """What a model put out in one go: its reasoning, its text and its calls are one message of a chat."""
 
     def __init__(self) -> None:
-        self.origin = ""
+        self._origin = ""
+        self._call_origins: list[str] = []
         self._reasoning: list[str] = []
         self._texts: list[str] | None = None
         self._calls: list[dict[str, Any]] = []
@@ -25,14 +37,20 @@ class _Turn:
 
     def add(self, item: items.OutputItem, origin: str) -> None:
         """Take an item."""
-        self.origin = origin
+        self._origin = origin
         if isinstance(item, items.Reasoning):
             self._reasoning += [part.text for part in item.content]
         elif isinstance(item, items.FunctionCall):
             function = {"name": item.name, "arguments": item.arguments}
             self._calls.append({"id": item.call_id, "type": "function", "function": function})
+            self._call_origins.append(origin)
         else:
             self._texts = [part.text for part in item.content]
+
+    @property
+    def origin(self) -> Origin:
+        """Where the message comes from."""
+        return Origin(self._origin, tuple(self._call_origins))
 
     def message(self) -> dict[str, Any]:
         """The message."""
@@ -47,8 +65,8 @@ class _Turn:
         return made
 
 
-def chat_messages(conversation: Iterable[tuple[items.Item, str]]) -> Iterator[tuple[dict[str, Any], str]]:
-    """The messages of a chat, each with the origin of the (last) item that it was made from.
+def chat_messages(conversation: Iterable[tuple[items.Item, str]]) -> Iterator[tuple[dict[str, Any], Origin]]:
+    """The messages of a chat, each with its origin.
 
     Args:
         conversation: items, and where each came from.
@@ -61,7 +79,7 @@ def chat_messages(conversation: Iterable[tuple[items.Item, str]]) -> Iterator[tu
             if turn is not None:
                 yield turn.message(), turn.origin
                 turn = None
-            yield _message(item), origin
+            yield _message(item), Origin(origin)
             continue
         if turn is not None and not turn.takes(item):
             yield turn.message(), turn.origin

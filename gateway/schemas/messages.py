@@ -125,7 +125,7 @@ class CalledFunction(RequestModel):
     """Whom a call was for, and with what."""
 
     name: str = Field(min_length=1, max_length=MAX_ID)
-    arguments: str = Field(description="A JSON object, as text.")
+    arguments: str = Field(description="A JSON object as text, or what there is of one that was cut.")
 
 
 class ToolCall(RequestModel):

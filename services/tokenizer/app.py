@@ -19,7 +19,6 @@ from services.tokenizer.rendering import (
     ModelFiles,
     ModelFilesError,
     TemplateBudget,
-    detect_parsers,
     read_model_files,
 )
 from services.tokenizer.servicer import TokenizerServicer
@@ -139,19 +138,13 @@ def make_servicer(
     config: TokenizerConfig, files: ModelFiles, pool: TaskPool, ready: WorkerReady, calls: CallCount
 ) -> TokenizerServicer:
     """The service's answers, of what `pool` does. `calls` are those of its server."""
-    parsers = detect_parsers(
-        files.templates.values(),
-        response_template=files.response_template,
-        tool=config.tool_parser,
-        reasoning=config.reasoning_parser,
-    )
     return TokenizerServicer(
         config,
         TaskRunner(config, pool),
         calls,
         tokenizer_json=files.tokenizer_json,
         ready=ready,
-        parsers=parsers,
+        parsers=ready.parsers.chosen(config.tool_parser, config.reasoning_parser),
     )
 
 

@@ -225,6 +225,50 @@ GRANITE = """
 {%- endif %}
 """
 
+# Calls only where there is no content: not where it is empty, and not where the key is missing.
+CONTENT_IS_NONE = """
+{%- for m in messages %}
+    {%- if m['role'] == 'user' %}
+        {{- '<|User|>' + m['content'] }}
+    {%- elif m['role'] == 'assistant' and m['content'] is none %}
+        {%- for call in m['tool_calls'] %}
+            {{- '<|Assistant|><tool_call>' + call['function']['name'] + '\\n```json\\n' }}
+            {{- call['function']['arguments'] + '\\n```' }}
+        {%- endfor %}
+    {%- elif m['role'] == 'assistant' %}
+        {{- '<|Assistant|>' + m['content'] + '<|im_end|>' }}
+    {%- else %}
+        {{- '<output>' + m['content'] + '</output>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|Assistant|>' }}
+{%- endif %}
+"""
+
+# Ids of calls are made by the template and kept in a queue until their results come.
+QUEUE = """
+{%- set queue = namespace(ids=[], count=0) %}
+{%- for m in messages %}
+    {{- '<|im_start|>' + m.role + '<|im_middle|>' + (m.content or '') }}
+    {%- for call in m.tool_calls or [] %}
+        {%- set made = 'functions.' + call.function.name + ':' + (queue.count | string) %}
+        {%- set queue.count = queue.count + 1 %}
+        {%- set _ = queue.ids.append(made) %}
+        {{- '<|tool_call_begin|>' + made + '<|tool_call_argument_begin|>' }}
+        {{- call.function.arguments | tojson }}
+        {{- '<|tool_call_end|>' }}
+    {%- endfor %}
+    {%- if m.role == 'tool' %}
+        {{- '\\n## Return of ' + queue.ids.pop(0) + '\\n' + m.content }}
+    {%- endif %}
+    {{- '<|im_end|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant<|im_middle|>' }}
+{%- endif %}
+"""
+
 FAMILIES = {
     "hermes": HERMES,
     "qwen": QWEN,
@@ -232,4 +276,24 @@ FAMILIES = {
     "mistral": MISTRAL,
     "deepseek": DEEPSEEK,
     "granite": GRANITE,
+    "content is none": CONTENT_IS_NONE,
 }
+
+
+def family(call: str, *, begins: str = "<|bot|>", thoughts: str = "", told: str = "", opens: str = "") -> str:
+    """A template that writes calls and thoughts in a family's format.
+
+    Args:
+        call: how a call is written, from `f` (its function) and `id`.
+        begins: what begins each answer.
+        thoughts: how thoughts are written in front of an answer, from `m.reasoning_content`.
+        told: what the model is told of tools.
+        opens: what begins the answer that is asked for, behind `begins`.
+    """
+    return (
+        "{% if tools %}" + told + "{{ tools | tojson }}{% endif %}"
+        "{% for m in messages %}{% if m.role == 'assistant' %}" + begins + thoughts + "{{ m.content or '' }}"
+        "{% for c in m.tool_calls or [] %}{% set id, f = c.id, c.function %}" + call + "{% endfor %}<|end|>"
+        "{% else %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}" + begins + opens + "{% endif %}"
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.tokenizer.rendering.budget import TemplateBudget
-from services.tokenizer.rendering.detection import Parsers, detect_parsers
+from services.tokenizer.rendering.detection import Parsers
 from services.tokenizer.rendering.errors import ModelFilesError, RefusalCode, RenderRefused
 from services.tokenizer.rendering.files import ModelFiles, read_model_files
 from services.tokenizer.rendering.pairs import DEFAULT_INSTRUCTION, PairRenderer, TextPair
@@ -27,6 +27,5 @@ __all__ = [
     "TemplateBudget",
     "TextPair",
     "TurnCall",
-    "detect_parsers",
     "read_model_files",
 ]

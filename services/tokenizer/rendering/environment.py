@@ -1,12 +1,13 @@
 """The sandbox in which chat templates run: what Hugging Face's templates expect and no more.
 
-Templates come with checkpoints, so they are foreign code. The environment is immutable and sandboxed, and all
-that a template is given is plain data.
+Templates come with checkpoints, so they are foreign code. The environment is sandboxed, and all that a
+template is given is plain data of one rendering.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Generator
 from datetime import datetime
 from typing import Any
 
@@ -20,6 +21,8 @@ from jinja2.utils import Namespace
 
 _MAX_REPEATED = 1_000_000
 _MAX_BITS = 100_000
+_MAX_LIST = 100_000
+_LIST_METHODS = frozenset(("append", "pop"))
 
 
 class TemplateRefusal(TemplateError):
@@ -27,9 +30,16 @@ class TemplateRefusal(TemplateError):
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's strictest sandbox, in which no single product or power can take long or fill the memory."""
+    """Jinja's strictest sandbox, but for lists that grow and shrink. No single product or power can take long
+    or fill the memory."""
 
     intercepted_binops = frozenset({"*", "**"})
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Of all that changes something, `append` and `pop` of a list that is not too long are allowed:
+        templates keep ids in queues, and what they are given belongs to one rendering."""
+        grows = type(obj) is list and attr in _LIST_METHODS and len(obj) < _MAX_LIST
+        return grows or super().is_safe_attribute(obj, attr, value)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Raises SecurityError for a product of more than a million items or a hundred thousand bits."""
@@ -109,7 +119,9 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # Jinja's own filter escapes HTML characters, which models were never trained on.
+    # Jinja's own filter escapes HTML characters, which models were never trained on. What other filters give
+    # (`tools | map(...)`) is a generator.
+    value = list(value) if isinstance(value, Generator) else value
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

@@ -4,29 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any
 
 from services.tokenizer.rendering.turns import ChatOptions, ChatTurn
 from services.tokenizer.rendering.values import (
     JsonLimits,
+    json_or_none,
     map_strings,
     read_object,
     read_objects,
     strings,
 )
 
+INVALID_ARGUMENTS = "invalid_arguments"
+"""The name under which a template that walks an object is shown arguments that are none."""
+
+
+class NoContent(Enum):
+    """How a template is told that a message has no content."""
+
+    ABSENT = "absent"
+    EMPTY = "empty"
+    NONE = "none"
+
 
 @dataclass(frozen=True, slots=True)
 class MessageStyle:
-    """How a template wants to be told of a message.
-
-    `parts`: content as a list of parts. `needs_content`: a message without content has an empty one.
-    `text_arguments`: arguments of a call as JSON text, where most templates want an object.
-    """
+    """How a template wants to be told of a message."""
 
     parts: bool = False
-    needs_content: bool = False
+    """Content as a list of parts."""
+    no_content: NoContent = NoContent.ABSENT
+    """What stands for the content of a message that has none."""
     text_arguments: bool = False
+    """Arguments of a call as JSON text, where most templates want an object."""
+    takes_any_arguments: bool = False
+    """Arguments that are no object are shown as the text that they are."""
+    reads_reasoning: bool = False
+    """Thoughts have the name `reasoning` too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,25 +87,44 @@ def read_inputs(
 
 
 def message_of(turn: ChatTurn, style: MessageStyle, limits: JsonLimits, index: int = 0) -> dict[str, Any]:
-    """One message. Raises RenderRefused for arguments that are no JSON object."""
+    """One message. Raises RenderRefused for arguments beyond the limits."""
     message: dict[str, Any] = {"role": "system" if turn.role == "developer" else turn.role}
-    content = "" if turn.content is None and style.needs_content else turn.content
+    content = "" if turn.content is None and style.no_content is NoContent.EMPTY else turn.content
     if content is not None:
         message["content"] = [{"type": "text", "text": content}] if style.parts else content
+    elif style.no_content is NoContent.NONE:
+        message["content"] = None
     if turn.name is not None:
         message["name"] = turn.name
     if turn.reasoning is not None:
         # gpt-oss reads it as `thinking`; transformers gives both names too.
         message["reasoning_content"] = message["thinking"] = turn.reasoning
+        if style.reads_reasoning:
+            message["reasoning"] = turn.reasoning
     if turn.tool_calls:
         calls = []
         for position, call in enumerate(turn.tool_calls):
             param = f"messages.{index}.tool_calls.{position}.function.arguments"
-            arguments = read_object(call.arguments or "{}", param=param, limits=limits)
-            shown = (call.arguments or "{}") if style.text_arguments else arguments
-            function = {"name": call.name, "arguments": shown}
+            function = {"name": call.name, "arguments": _arguments(call.arguments, style, param, limits)}
             calls.append({"id": call.id, "type": "function", "function": function})
         message["tool_calls"] = calls
     if turn.tool_call_id is not None:
         message["tool_call_id"] = turn.tool_call_id
     return message
+
+
+def _arguments(text: str, style: MessageStyle, param: str, limits: JsonLimits) -> str | dict[str, Any]:
+    """A call's arguments as a template takes them: any text does, since a model's answer may have been cut.
+
+    What is no JSON object is the text itself or, in a template that walks an object, the one value of
+    INVALID_ARGUMENTS. Empty arguments and `null` are an empty object."""
+    if not text.strip():
+        return "{}" if style.text_arguments else {}
+    value = json_or_none(text, param=param, limits=limits)
+    if style.text_arguments:
+        return text
+    if isinstance(value, dict):
+        return value
+    if text.strip() == "null":
+        return {}
+    return text if style.takes_any_arguments else {INVALID_ARGUMENTS: text}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.tokenizer.rendering.budget import TemplateBudget
 from services.tokenizer.rendering.continuing import Continuation
+from services.tokenizer.rendering.detection import Parsers
 from services.tokenizer.rendering.errors import RefusalCode, RenderRefused
 from services.tokenizer.rendering.files import ModelFiles
 from services.tokenizer.rendering.inputs import ChatInputs, read_inputs
@@ -48,6 +49,7 @@ class Renderer:
         self.vocabulary = Vocabulary(files)
         self._max_answer_tokens = max_answer_tokens
         self._json_limits = json_limits or JsonLimits()
+        self._response_template = files.response_template
         self._templates = Templates(files, max_chars=max_rendered_chars, budget=request_templates)
 
     @property
@@ -64,6 +66,11 @@ class Renderer:
     def reads_tools(self) -> bool:
         """Whether the chat template shows a request's tools to the model."""
         return self._templates.read_tools
+
+    @property
+    def parsers(self) -> Parsers:
+        """The parsers that the model's answers need, as far as its files tell."""
+        return replace(self._templates.detect_parsers(), response_template=self._response_template)
 
     @property
     def is_simple(self) -> bool:

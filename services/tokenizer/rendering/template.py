@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
+from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateError
 
 from services.tokenizer.rendering.budget import BudgetSpent, TemplateBudget, bounded
 from services.tokenizer.rendering.environment import TemplateRefusal, sandbox
 from services.tokenizer.rendering.errors import RenderRefused
 from services.tokenizer.rendering.inputs import ChatInputs
-from services.tokenizer.rendering.probes import detect_style
+from services.tokenizer.rendering.probes import Written, detect_style, written
 from services.tokenizer.rendering.simple import is_simple
 from services.tokenizer.rendering.variables import names_read, settable_variables
 
 MAX_TEMPLATE_MESSAGE = 500
 MAX_SHOWN_NAME = 64
+_REASONING = "reasoning"
 
 
 class BadTemplate(Exception):
@@ -52,7 +55,8 @@ class ChatTemplate:
         try:
             with self._bounds():
                 self._compile(source)
-                self.style = detect_style(lambda inputs: self._run(inputs, True))
+                style = detect_style(lambda inputs: self._run(inputs, True))
+            self.style = replace(style, reads_reasoning=self._reads_reasoning)
         except BadTemplate:
             raise
         except SecurityError as error:
@@ -66,6 +70,10 @@ class ChatTemplate:
         except Exception as error:
             # Deep nesting, memory, what Python's compiler refuses.
             raise BadTemplate(f"is not valid: {one_line(str(error))}") from None
+
+    def written(self) -> Written:
+        """What it writes for small dialogues of ours, by which its model's formats are known."""
+        return written(lambda inputs: self._run(inputs, True), self.style, self.variables)
 
     def render(self, inputs: ChatInputs, *, add_generation_prompt: bool) -> str:
         """The prompt text. Raises RenderRefused: in the template's own words, if it has any."""
@@ -105,6 +113,9 @@ class ChatTemplate:
         self.reads_tools = "tools" in names
         self.is_simple = is_simple(parsed)
         """See there."""
+        words = (node.attr for node in parsed.find_all(nodes.Getattr))
+        texts = (node.value for node in parsed.find_all(nodes.Const))
+        self._reads_reasoning = _REASONING in words or _REASONING in texts
 
     def _run(self, inputs: ChatInputs, add_generation_prompt: bool) -> str:
         chunks: list[str] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from services.tokenizer.rendering.budget import TemplateBudget
+from services.tokenizer.rendering.detection import Parsers, detect_parsers
 from services.tokenizer.rendering.errors import ModelFilesError, RefusalCode, RenderRefused
 from services.tokenizer.rendering.files import DEFAULT_TEMPLATE, ModelFiles
 from services.tokenizer.rendering.template import BadTemplate, ChatTemplate
@@ -37,6 +38,12 @@ class Templates:
         """Whether the model sees the tools of a chat whose template is not named."""
         template = self._own.get(TOOLS_TEMPLATE) or self._own.get(DEFAULT_TEMPLATE)
         return template is not None and template.reads_tools
+
+    def detect_parsers(self) -> Parsers:
+        """The parsers that the model's answers need, as far as its templates tell."""
+        names = (TOOLS_TEMPLATE, DEFAULT_TEMPLATE, *sorted(self._own))
+        own = [self._own[name] for name in dict.fromkeys(names) if name in self._own]
+        return detect_parsers([(template.written(), template.variables) for template in own])
 
     def choose(self, asked: str | None, *, has_tools: bool) -> ChatTemplate:
         """The template for a chat that brings tools or none. Raises RenderRefused.

@@ -24,14 +24,34 @@ def read_json(text: str, *, param: str, limits: JsonLimits) -> Any:
         value = msgspec.json.decode(text)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         raise RenderRefused(f"Invalid '{param}': it is not valid JSON.", param=param) from None
+    _check_bounds(value, param, limits)
+    return value
+
+
+def json_or_none(text: str, *, param: str, limits: JsonLimits) -> Any:
+    """As `read_json`, but None for what is not valid JSON. Raises RenderRefused for what is beyond limits."""
+    try:
+        value = msgspec.json.decode(text)
+    except RecursionError:
+        raise _too_deep(param, limits) from None
+    except (msgspec.MsgspecError, ValueError):
+        return None
+    _check_bounds(value, param, limits)
+    return value
+
+
+def _check_bounds(value: Any, param: str, limits: JsonLimits) -> None:
     excess = json_excess(value, limits.max_depth, limits.max_values)
     if excess is Excess.DEPTH:
-        raise RenderRefused(
-            f"Invalid '{param}': it is nested deeper than {limits.max_depth} levels.", param=param
-        )
+        raise _too_deep(param, limits)
     if excess is Excess.VALUES:
         raise RenderRefused(f"Invalid '{param}': it has more than {limits.max_values} values.", param=param)
-    return value
+
+
+def _too_deep(param: str, limits: JsonLimits) -> RenderRefused:
+    return RenderRefused(
+        f"Invalid '{param}': it is nested deeper than {limits.max_depth} levels.", param=param
+    )
 
 
 def read_objects(text: str, *, param: str, limits: JsonLimits) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from services.tokenizer.rendering import (
     ChatTurn,
     JsonLimits,
     ModelFiles,
+    Parsers,
     PromptLimits,
     RefusalCode,
     TemplateBudget,
@@ -46,6 +47,8 @@ class WorkerReady(msgspec.Struct, frozen=True, tag="ready"):
     renders_pairs: bool
     # The chat template shows tools to the model.
     reads_tools: bool
+    # The parsers that its answers need, as far as its files tell.
+    parsers: Parsers
 
 
 class WorkerFailed(msgspec.Struct, frozen=True, tag="failed"):

@@ -56,6 +56,7 @@ class TaskTools:
             template_variables=list(self._renderer.template_variables),
             renders_pairs=self._pairs.available,
             reads_tools=self._renderer.reads_tools,
+            parsers=self._renderer.parsers,
         )
 
     def answer(self, task: Task) -> Answer:

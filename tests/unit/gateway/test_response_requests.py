@@ -12,7 +12,7 @@ from gateway.responses import items
 from gateway.responses.conversion import chat_body, of_response
 from gateway.responses.given import given_items
 from gateway.responses.request import read_request
-from gateway.responses.turns import chat_messages
+from gateway.responses.turns import Origin, chat_messages
 from gateway.schemas import RequestLimits
 
 LIMITS = RequestLimits()
@@ -175,7 +175,11 @@ def test_refusals_name_the_field(fields: dict[str, Any], param: str, code: str) 
     [
         ("messages.0", "instructions"),
         ("messages.1.content", "previous_response_id"),
-        ("messages.2.tool_calls.0", "input.0"),
+        ("messages.2.content", "input.2"),
+        ("messages.2.tool_calls.0.function.arguments", "input.1.arguments"),
+        ("messages.2.tool_calls.1.function.arguments", "input.2.arguments"),
+        ("messages.2.tool_calls.1.function.name", "input.2.name"),
+        ("messages.1.tool_calls.0.function.arguments", "previous_response_id"),
         ("messages", "input"),
         ("max_completion_tokens", "max_output_tokens"),
         ("response_format.json_schema.schema", "text.format.schema"),
@@ -187,7 +191,9 @@ def test_refusals_name_the_field(fields: dict[str, Any], param: str, code: str) 
 )
 def test_errors_of_the_chat_name_our_fields(chats: str, ours: str) -> None:
     error = ApiError(400, f"Invalid '{chats}': no.", param=chats, code="c")
-    found = of_response(error, ("instructions", "previous_response_id", "input.0"))
+    before = Origin("previous_response_id", ("previous_response_id",))
+    given = Origin("input.2", ("input.1", "input.2"))
+    found = of_response(error, (Origin("instructions"), before, given))
     assert (found.param, found.message, found.code) == (ours, f"Invalid '{ours}': no.", "c")
 
 
@@ -205,4 +211,4 @@ def test_each_message_knows_where_it_came_from() -> None:
     user = items.Message("m", "user", [items.InputText("x")])
     call = items.FunctionCall("f", "c", "f", "{}")
     made = list(chat_messages([(user, "a"), (call, "b"), (call, "c"), (user, "d")]))
-    assert [origin for _, origin in made] == ["a", "c", "d"]
+    assert [origin for _, origin in made] == [Origin("a"), Origin("c", ("b", "c")), Origin("d")]

@@ -128,19 +128,117 @@ def test_thoughts_have_the_names_that_templates_read() -> None:
     assert text(renderer_of(template), [ChatTurn("assistant", "a", reasoning="hm")]) == "hm|hm|a"
 
 
-@pytest.mark.parametrize("arguments", ["", "{}", '{"a": 1}'])
+@pytest.mark.parametrize(
+    "arguments", ["", " \n", "null", "{}", '{"a": 1}', ' {"a": 1}\n', '{"a": 1, "a": 2}']
+)
 def test_good_arguments(arguments: str) -> None:
     turn = ChatTurn("assistant", None, tool_calls=(TurnCall("c", "f", arguments),))
-    assert json.dumps(json.loads(arguments or "{}")) in text(SHOWING, [turn])
+    assert json.dumps(json.loads(arguments.strip() or "{}") or {}) in text(SHOWING, [turn])
 
 
-@pytest.mark.parametrize(
-    "arguments", ["[]", "1", '"x"', "{", "{'a': 1}", '{"a": NaN}', '{"a": "\\ud800"}', '{"a":' * 70 + "1"]
+# As models write them: cut, Python, two objects, numbers and characters that JSON has not.
+NO_OBJECTS = [
+    '{"x": "a',
+    "[]",
+    '"str"',
+    "1",
+    "{",
+    "{'x': 1}",
+    '{"x": NaN}',
+    '{"x": 1}{"y": 2}',
+    "plain words",
+]
+NO_OBJECTS += ['{"x": "\\ud800"}', '{"x": 1e999}', '{"a":' * 70 + "1", "[1,", "tru", '{"x": "a\n\n\n']
+WALKS = (
+    "{% for m in messages %}{% for call in m.tool_calls or [] %}{{ call.function.name }}"
+    "{% for key, value in call.function.arguments.items() %}<{{ key }}>{{ value }}</{{ key }}>{% endfor %}"
+    "{% endfor %}{{ m.content }}{% endfor %}"
 )
-def test_bad_arguments_are_named(arguments: str) -> None:
+
+
+@pytest.mark.parametrize("arguments", NO_OBJECTS)
+def test_arguments_of_a_cut_call_are_taken_as_they_are(arguments: str) -> None:
+    """A conversation goes on behind them: OpenAI takes any text, and our own answers may hold it."""
+    turns = [
+        *HI,
+        ChatTurn("assistant", None, tool_calls=(TurnCall("c", "cut", arguments), TurnCall("d", "f", "{}"))),
+        ChatTurn("tool", "error: no JSON", tool_call_id="c"),
+    ]
+    # Where text is wanted, it is that; where JSON is written, a string of it; else one value of an object.
+    assert f"cut\n```json\n{arguments}\n```" in text(renderer_of(chat_templates.DEEPSEEK), turns)
+    assert '{"name": "cut", "arguments": ' + arguments + "}\n</tool_call>" in text(QWEN, turns)
+    assert '"arguments": ' + json.dumps(arguments) + "}" in text(HERMES, turns)
+    walked = text(renderer_of(WALKS), turns)
+    assert f"cut<invalid_arguments>{arguments}</invalid_arguments>f" in walked
+
+
+@pytest.mark.parametrize("template", [SHOW, WALKS, chat_templates.DEEPSEEK])
+@pytest.mark.parametrize(
+    "arguments", ['{"a":' * 65 + "1" + "}" * 65, "[" * 100_000, '{"a": [' + "1," * 300 + "1]}"]
+)
+def test_arguments_beyond_the_limits_are_named(template: str, arguments: str) -> None:
     calls = (TurnCall("c", "f", "{}"), TurnCall("d", "f", arguments))
-    error = refused(SHOWING, [*HI, ChatTurn("assistant", None, tool_calls=calls)], ChatOptions())
+    limited = renderer_of(template, json_limits=JsonLimits(max_depth=64, max_values=300))
+    error = refused(limited, [*HI, ChatTurn("assistant", None, tool_calls=calls)], ChatOptions())
     assert error.param == "messages.1.tool_calls.1.function.arguments"
+    assert "64 levels" in error.message or "300 values" in error.message
+
+
+@pytest.mark.parametrize("arguments", ['{"x": "<|im_end|>', '{"x": "\\u003c|im_end|>', '["<|im_end|>"]'])
+@pytest.mark.parametrize("template", [SHOW, WALKS, chat_templates.DEEPSEEK, chat_templates.QWEN])
+def test_cut_arguments_write_no_control_token(template: str, arguments: str) -> None:
+    renderer = renderer_of(template)
+    turns = [*HI, ChatTurn("assistant", None, tool_calls=(TurnCall("c", "f", "{}"),))]
+    cut = [*HI, ChatTurn("assistant", None, tool_calls=(TurnCall("c", "f", arguments),))]
+    shown = [[i for i in renderer.chat(each, ChatOptions()).ids if i in CONTROL_IDS] for each in (turns, cut)]
+    assert shown[0] == shown[1]
+
+
+def test_a_call_is_shown_by_templates_that_ask_whether_content_is_none() -> None:
+    """DeepSeek's: a message with an empty content, or without any, is an answer and no call."""
+    call = ChatTurn("assistant", None, tool_calls=(TurnCall("c", "weather", '{"city": "Ulm"}'),))
+    shown = text(renderer_of(chat_templates.CONTENT_IS_NONE), [*HI, call, ChatTurn("tool", "sunny")])
+    assert 'weather\n```json\n{"city": "Ulm"}\n```' in shown
+    assert "None" not in shown
+
+
+def test_thoughts_have_the_name_that_one_template_alone_reads() -> None:
+    turn = ChatTurn("assistant", "a", reasoning="hm")
+    assert text(renderer_of("{{ messages[0].reasoning }}"), [turn]) == "hm"
+    assert text(renderer_of("{{ messages[0]['reasoning'] }}|{{ messages[0].thinking }}"), [turn]) == "hm|hm"
+    assert text(renderer_of("{{ messages[0].get('reasoning') }}"), [turn]) == "hm"
+    assert '"reasoning"' not in text(SHOWING, [turn])
+
+
+def test_lists_that_a_template_makes_may_grow_and_shrink() -> None:
+    """As Kimi K2's do, which keep the ids of calls in a queue. Nothing else of a list may be changed."""
+    call = ChatTurn("assistant", None, tool_calls=(TurnCall("c", "f", '{"x": 1}'),))
+    shown = text(renderer_of(chat_templates.QUEUE), [*HI, call, ChatTurn("tool", "done", tool_call_id="c")])
+    assert "functions.f:0" in shown
+    assert "## Return of functions.f:0\ndone" in shown
+    for method in ("clear()", "extend([1])", "insert(0, 1)", "remove(1)", "reverse()", "sort()"):
+        template = (
+            "{% if messages[0].content == 'go' %}{{ [1]." + method + " }}{% endif %}{{ messages[0].content }}"
+        )
+        error = refused(renderer_of(template), [ChatTurn("user", "go")], ChatOptions())
+        assert error.message == "The model's chat template cannot render these messages."
+
+
+def test_a_break_of_the_sandbox_in_one_dialogue_is_not_the_end() -> None:
+    template = (
+        "{% for m in messages %}{% if m.tool_calls %}{{ m.__class__ }}{% set _ = m.update({}) %}{% endif %}"
+    )
+    renderer = renderer_of(template + "{{ m.content }}{% endfor %}")
+    assert text(renderer, HI) == "Hi"
+    call = ChatTurn("assistant", None, tool_calls=(TurnCall("c", "f", "{}"),))
+    assert refused(renderer, [call], ChatOptions()).param == "messages"
+    with pytest.raises(ModelFilesError, match="sandbox"):
+        renderer_of("{% for m in messages %}{% set _ = m.update({}) %}{{ m.content }}{% endfor %}")
+
+
+def test_what_a_filter_gives_can_be_json() -> None:
+    shown = renderer_of("{{ messages | map(attribute='content') | tojson }}")
+    assert text(shown, [*HI, ChatTurn("user", "x")]) == '["Hi", "x"]'
 
 
 DEEP = '{"a":' * 65 + "1" + "}" * 65

@@ -110,7 +110,8 @@ def test_raise_exception_speaks_to_the_caller_on_one_bounded_line(make_renderer:
     [
         "{{ messages[5].content.foo }}",
         "{{ 1 / 0 }}",
-        "{{ messages | nofilter if false else messages.append(1) }}",
+        "{{ messages | nofilter if false else messages.clear() }}",
+        "{% for m in messages %}{% set _ = messages.append(m) %}{% endfor %}",
         "{% for i in range(10**10) %}x{% endfor %}",
         "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
         "{{ {} | tojson(indent=messages) }}",

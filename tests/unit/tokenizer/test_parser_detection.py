@@ -1,6 +1,9 @@
-"""Which parsers a chat template tells of. The texts are what templates of the families have in them."""
+"""Which parsers a chat template tells of, by what it writes. The templates only look like the families'."""
 
 from __future__ import annotations
+
+import json
+from typing import Any
 
 import pytest
 
@@ -8,54 +11,201 @@ from catenary.parsers import REASONING_PARSERS, TOOL_PARSERS
 from gateway.parsing import REASONING_PARSERS as READ_REASONING
 from gateway.parsing import TOOL_PARSERS as READ_TOOLS
 from services.tokenizer.config import TokenizerConfig
-from services.tokenizer.rendering import Parsers, detect_parsers
+from services.tokenizer.rendering import ModelFiles, Parsers, Renderer
+from tests.support import chat_templates
+from tests.support import tiny_tokenizer as tiny
+from tests.support.chat_templates import family
+
+DOCUMENT = json.dumps(tiny.tokenizer_json()).encode()
+
+
+def detected(template: str | None, named: dict[str, str] | None = None, **fields: Any) -> Parsers:
+    """What is found in a model's templates."""
+    tokens = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
+    files = ModelFiles(DOCUMENT, template, tokens, None, named or {}, **fields)
+    return Renderer(files, max_rendered_chars=1_000_000).parsers
 
 
 def _deepseek(words: str) -> str:
     return "<\uff5c" + words.replace(" ", "\u2581") + "\uff5c>"
 
 
-QWEN = "<tools></tools> <tool_call>\n{{ name }}\n</tool_call>"
-LLAMA = '<|start_header_id|>{{ role }}<|end_header_id|> "parameters": dictionary of argument name'
+BEGIN, SEPARATOR, END = map(_deepseek, ("tool call begin", "tool sep", "tool call end"))
+ARGS = "{{ f.arguments | tojson }}"
+OBJECT = '{"name": "{{ f.name }}", "arguments": ' + ARGS + "}"
+PARAMETERS = '{"name": "{{ f.name }}", "parameters": ' + ARGS + "}"
+HERMES = f"\n<tool_call>\n{OBJECT}\n</tool_call>"
+CODER = (
+    "<tool_call>\n<function={{ f.name }}>\n{% for k, v in f.arguments.items() %}<parameter={{ k }}>\n{{ v }}"
+    "\n</parameter>\n{% endfor %}</function>\n</tool_call>"
+)
+GLM = (
+    "<tool_call>{{ f.name }}\n{% for k, v in f.arguments.items() %}<arg_key>{{ k }}</arg_key>\n"
+    "<arg_value>{{ v }}</arg_value>\n{% endfor %}</tool_call>"
+)
+PYTHON = "[{{ f.name }}({% for k, v in f.arguments.items() %}{{ k }}={{ v | tojson }}{% endfor %})]"
+KIMI = "<|tool_call_begin|>{{ id }}<|tool_call_argument_begin|>" + ARGS + "<|tool_call_end|>"
+THINK = "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
+SWITCH = "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+CUTS = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}{{ (m.content or '').split('</think>')[-1] }}"
+    "{% for c in m.tool_calls or [] %}{% set f = c.function %}" + HERMES + "{% endfor %}"
+    "{% else %}<|{{ m.role }}|>{{ m.content }}{% endif %}{% endfor %}"
+)
+# As in OpenAI's template, the recipient is put together of two texts, and nothing is constrained.
+HARMONY = family(
+    "{{- '<|start|>assistant to=' }}{{- 'functions.' + f.name + '<|channel|>commentary json<|message|>' }}"
+    + ARGS
+    + "<|call|>",
+    begins="<|start|>assistant",
+    thoughts="{% if m.thinking %}<|channel|>analysis<|message|>{{ m.thinking }}<|end|>{% endif %}",
+)
+LLAMA_HEADER = "<|start_header_id|>assistant<|end_header_id|>\n\n"
+LLAMA_TOLD = "Answer with JSON of a name and parameters. Environment: ipython, behind <|python_tag|>. "
 FAMILIES = {
-    "Qwen 2.5": (QWEN, "hermes", ""),
-    "Qwen 3": (QWEN + "{% if enable_thinking is false %}<think>\n\n</think>{% endif %}", "hermes", "qwen3"),
-    "QwQ": (QWEN + "content.split('</think>')", "hermes", "deepseek_r1"),
-    "Qwen 3 Coder": ("<tool_call>\n<function=NAME>\n<parameter=KEY>", "qwen3_coder", ""),
-    "DeepSeek V3": (_deepseek("tool call begin") + "function" + "```json", "deepseek_v3", ""),
-    "DeepSeek V3.1": (_deepseek("tool call begin") + "NAME </think>", "deepseek_v31", "deepseek_r1"),
-    "Mistral": ("[AVAILABLE_TOOLS] [TOOL_CALLS]", "mistral", ""),
-    "Magistral": ("[THINK] [TOOL_CALLS]", "mistral", "mistral"),
-    "GLM 4.5": ("<tool_call>{name}\n<arg_key> <think></think>", "glm45", "glm45"),
-    "Kimi K2": ("<|tool_call_begin|>ID<|tool_call_argument_begin|><|im_middle|>", "kimi_k2", ""),
+    "Qwen 2.5": (family(HERMES), "hermes", ""),
+    "Qwen 3": (family(HERMES, thoughts=THINK, opens=SWITCH), "hermes", "qwen3"),
+    "QwQ": (CUTS, "hermes", "deepseek_r1"),
+    "arguments first": (
+        family('<tool_call>{"arguments": ' + ARGS + ', "name": "{{ f.name }}"}</tool_call>'),
+        "hermes",
+        "",
+    ),
+    "Qwen 3 Coder": (family(CODER), "qwen3_coder", ""),
+    "DeepSeek V3": (
+        family(f"{BEGIN}function{SEPARATOR}{{{{ f.name }}}}\n```json\n{ARGS}\n```{END}"),
+        "deepseek_v3",
+        "",
+    ),
+    "DeepSeek R1": (
+        chat_templates.CONTENT_IS_NONE.replace("{{- '<|Assistant|>' }}", "<think>\n"),
+        "",
+        "deepseek_r1",
+    ),
+    "DeepSeek V3.1": (
+        family(f"{BEGIN}{{{{ f.name }}}}{SEPARATOR}{ARGS}{END}", opens="</think>"),
+        "deepseek_v31",
+        "deepseek_r1",
+    ),
+    "Mistral Nemo": (
+        family('[TOOL_CALLS][{"name": "{{ f.name }}", "arguments": ' + ARGS + ', "id": "{{ id }}"}]'),
+        "mistral",
+        "",
+    ),
+    "Mistral Small": (family("[TOOL_CALLS]{{ f.name }}[CALL_ID]{{ id }}[ARGS]" + ARGS), "mistral", ""),
+    "Magistral": (
+        family("[TOOL_CALLS]{{ f.name }}[ARGS]" + ARGS, told="Think in [THINK] and [/THINK]. "),
+        "mistral",
+        "mistral",
+    ),
+    "GLM 4.5": (family(GLM, thoughts=THINK), "glm45", "glm45"),
+    "Kimi K2": (family(KIMI, begins="<|im_assistant|>bot<|im_middle|>"), "kimi_k2", ""),
+    "Kimi K2, made ids": (chat_templates.QUEUE, "kimi_k2", ""),
     "Kimi K2 Thinking": (
-        "<|tool_call_argument_begin|><|im_middle|><think></think>",
+        family(
+            KIMI,
+            begins="<|im_assistant|>bot<|im_middle|>",
+            thoughts="<think>{{ m.reasoning_content or '' }}</think>",
+        ),
         "kimi_k2",
         "kimi_k2",
     ),
-    "gpt-oss": ("<|channel|>analysis<|message|> to=functions.", "openai", "gptoss"),
-    "Granite 3.2": ("<|tool_call|> Here is my thought process: ", "granite", "granite"),
-    "Phi 4 mini": ("<|tool|>{{ tools }}<|/tool|>", "phi4_mini_json", ""),
-    "Llama 3.1": (LLAMA + "<|python_tag|>", "llama3_json", ""),
-    "Llama 3.2": (LLAMA, "llama3_json", ""),
-    "Llama 4": (LLAMA + "[func_name1(params_name1=...)] <|python_start|>", "pythonic", ""),
-    "SmolLM 2": ("<|im_start|>{{ role }}\n{{ content }}<|im_end|>", "", ""),
+    "gpt-oss": (HARMONY, "openai", "gptoss"),
+    "gpt-oss, other order": (
+        family(
+            "<|channel|>commentary to=functions.{{ f.name }} <|constrain|>json<|message|>" + ARGS,
+            begins="<|start|>assistant",
+        ),
+        "openai",
+        "",
+    ),
+    "Granite 3.2": (
+        "{% if tools %}Answer with <|tool_call|> and a JSON list of calls: {{ tools | tojson }}{% endif %}"
+        "{% if thinking %}Begin with 'Here is my thought process:'.{% endif %}"
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}",
+        "granite",
+        "granite",
+    ),
+    "Granite, with a history": (family(f"<|tool_call|>[{OBJECT}]"), "granite", ""),
+    "Phi 4 mini": (
+        '{% if tools %}Answer with functools[{"name": N, "arguments": A}]: {{ tools | tojson }}{% endif %}'
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}",
+        "phi4_mini_json",
+        "",
+    ),
+    "Phi, with a history": (family(f"functools[{OBJECT}]"), "phi4_mini_json", ""),
+    "Llama 3.1": (family(PARAMETERS, begins=LLAMA_HEADER, told=LLAMA_TOLD), "llama3_json", ""),
+    "Llama 3.2": (family(PARAMETERS, begins=LLAMA_HEADER), "llama3_json", ""),
+    "Llama 3.1, marked": (family("<|python_tag|>" + PARAMETERS), "llama3_json", ""),
+    "Llama 3.2, Python": (family(PYTHON, begins=LLAMA_HEADER), "pythonic", ""),
+    "Llama 4": (
+        family(
+            "<|python_start|><|python_end|>" + PARAMETERS,
+            told="Write [func_name1(params_name1=params_value1)]. ",
+        ),
+        "pythonic",
+        "",
+    ),
+    "told Python, shown JSON": (
+        family(PARAMETERS, told="Write [func_name1(params_name1=params_value1)]. "),
+        "pythonic",
+        "",
+    ),
+    "SmolLM 2": (tiny.CHATML_TEMPLATE, "", ""),
+    # Formats that no parser reads, with the markers of some that are read.
+    "tags of its own around a coder's": (
+        family(
+            CODER.replace("tool_call>", "seed:tool_call>"), thoughts=THINK.replace("think>", "seed:think>")
+        ),
+        "",
+        "",
+    ),
+    "Apriel": (
+        family(f"<tool_calls>[{OBJECT}]</tool_calls>", told="Not <tool_call>, but <tool_calls>. "),
+        "",
+        "",
+    ),
+    "functionary 3.1": (
+        family(
+            "<function={{ f.name }}>" + ARGS + "</function>", told="No <|python_tag|>, and no <parameter=. "
+        ),
+        "",
+        "",
+    ),
+    "MiniMax M3": (
+        family(']<]mm[>[<tool_call>\n]<]mm[>[<invoke name="{{ f.name }}">' + ARGS + "]<]mm[>[</tool_call>"),
+        "",
+        "",
+    ),
+    "Nemotron": (family(f"<TOOLCALL>[{OBJECT}]</TOOLCALL>"), "", ""),
+    "calls behind a role": (family(f"<|end|>\n<|function|>{OBJECT}"), "", ""),
+    "LFM 2": (family("<|tool_call_start|>" + PYTHON + "<|tool_call_end|>"), "", ""),
+    "Solar": (family("<|tool_call:name|>{{ f.name }}<|tool_call:args|>" + ARGS), "", ""),
+    "arguments as a string": (family(HERMES.replace("| tojson", "| tojson | tojson")), "", ""),
 }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_template_tells_the_parsers(family: str) -> None:
-    template, tool, reasoning = FAMILIES[family]
-    assert detect_parsers([template]) == Parsers(tool, reasoning)
-    assert detect_parsers(["plain", template]) == Parsers(tool, reasoning)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_template_tells_the_parsers(name: str) -> None:
+    template, tool, reasoning = FAMILIES[name]
+    assert detected(template) == Parsers(tool, reasoning)
+
+
+def test_the_template_for_tools_tells_of_calls_and_all_tell_of_thoughts() -> None:
+    hermes, llama = FAMILIES["Qwen 2.5"][0], FAMILIES["Llama 3.2"][0]
+    assert detected(llama, {"tool_use": hermes}) == Parsers("hermes")
+    assert detected(hermes, {"rag": llama}) == Parsers("hermes")
+    assert detected(FAMILIES["Qwen 3"][0], {"tool_use": llama}) == Parsers("llama3_json", "qwen3")
+    assert detected(None) == Parsers()
 
 
 def test_the_operator_has_the_last_word() -> None:
-    template = FAMILIES["Qwen 3"][0]
-    assert detect_parsers([template], tool="none", reasoning="granite") == Parsers("", "granite")
-    assert detect_parsers([], tool="mistral") == Parsers("mistral", "")
-    assert detect_parsers([], response_template="{}") == Parsers(response_template="{}")
-    assert detect_parsers([], response_template="{}", tool="hermes") == Parsers("hermes")
+    found = detected(FAMILIES["Qwen 3"][0], response_template="{}")
+    assert found.chosen(None, None) == Parsers("hermes", "qwen3", "{}")
+    assert found.chosen("none", "granite") == Parsers("", "granite")
+    assert found.chosen("mistral", None) == Parsers("mistral", "qwen3")
+    assert Parsers(response_template="{}").chosen(None, None) == Parsers(response_template="{}")
+    assert Parsers(response_template="{}").chosen("hermes", None) == Parsers("hermes")
 
 
 def test_names_are_those_of_the_gateways_parsers() -> None:
