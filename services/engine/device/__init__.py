@@ -18,7 +18,7 @@ from services.engine.device.hpu import (
     open_hpu,
     prepare_environment,
 )
-from services.engine.device.kernels import ACTIVATIONS
+from services.engine.device.kernels import ACTIVATIONS, grouped_mm, plain_grouped_mm
 from services.engine.device.memory import MemoryFigures, MemoryUse
 from services.engine.device.modes import ExecutionMode, execution_mode
 from services.engine.device.native import (
@@ -72,7 +72,9 @@ __all__ = [
     "Submitted",
     "execution_mode",
     "failed",
+    "grouped_mm",
     "open_device",
+    "plain_grouped_mm",
     "shape_key",
 ]
 

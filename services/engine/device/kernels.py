@@ -7,7 +7,8 @@ from functools import partial
 from types import MappingProxyType
 
 import torch
-from torch.nn.functional import gelu, grouped_mm, silu
+from torch import nn
+from torch.nn.functional import gelu, silu
 from torch.nn.functional import rms_norm as torch_rms_norm
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
@@ -15,6 +16,10 @@ Activation = Callable[[torch.Tensor], torch.Tensor]
 ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
     {"silu": silu, "gelu": gelu, "gelu_pytorch_tanh": partial(gelu, approximate="tanh")}
 )
+
+
+# Since torch 2.10; the vendor's images have older ones too.
+_TORCH_GROUPED_MM: Callable[..., torch.Tensor] | None = getattr(nn.functional, "grouped_mm", None)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, unit_offset: bool) -> torch.Tensor:
@@ -38,6 +43,37 @@ def _rotate_all(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
+def grouped_mm(rows: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """rows [S, in], of which group e has those from ends[e - 1] to ends[e]; weight [groups, in, out].
+
+    Returns [S, out]: by torch's grouped kernel where this torch has one.
+    """
+    if _TORCH_GROUPED_MM is not None:
+        return _TORCH_GROUPED_MM(rows, weight, offs=ends)
+    return plain_grouped_mm(rows, weight, ends)
+
+
+def plain_grouped_mm(rows: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """The same without the kernel: rows behind the last end are zero.
+
+    On a CPU each group multiplies its own rows. Elsewhere, and in compiled code, it multiplies all of them,
+    since to learn the ends would be to wait for the device.
+    """
+    out = rows.new_zeros((rows.shape[0], weight.shape[2]))
+    if rows.device.type == "cpu" and not torch.compiler.is_compiling():
+        start = 0
+        for group, end in enumerate(ends.tolist()):
+            if end > start:
+                torch.matmul(rows[start:end], weight[group], out=out[start:end])
+            start = end
+        return out
+    positions = torch.arange(rows.shape[0], device=rows.device).unsqueeze(1)
+    # Backwards: a later, smaller end overwrites the rows that are not this group's.
+    for group in range(weight.shape[0] - 1, -1, -1):
+        out = torch.where(positions < ends[group], rows @ weight[group], out)
+    return out
+
+
 # An operator of its own: torch.compile knows the grouped product in bfloat16 alone.
 @torch.library.custom_op("catenary::expert_linear", mutates_args=())
 def expert_linear(rows: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
@@ -45,7 +81,7 @@ def expert_linear(rows: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) 
 
     Expert e has the rows up to ends[e] that no earlier one has.
     """
-    return grouped_mm(rows, weight.transpose(1, 2), offs=ends)
+    return grouped_mm(rows, weight.transpose(1, 2), ends)
 
 
 @expert_linear.register_fake

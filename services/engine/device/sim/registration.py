@@ -6,8 +6,9 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from torch.utils import backend_registration
 
+from services.engine.device.base import DeviceError
 from services.engine.device.sim.card import card
 from services.engine.device.sim.compile_only import spoil
 from services.engine.device.sim.errors import host_copy_in_capture
@@ -18,10 +19,14 @@ _kept: list[Any] = []
 
 
 def register(module: ModuleType) -> None:
-    """`module` becomes torch.hpu."""
+    """`module` becomes torch.hpu. Raises DeviceError with a torch that lets no Python code be a device."""
     if _kept:
         return
-    _setup_privateuseone_for_python_backend(DEVICE, backend_module=module)
+    # Since torch 2.10. The card itself needs no such help: the vendor's bridge brings its own.
+    setup = getattr(backend_registration, "_setup_privateuseone_for_python_backend", None)
+    if setup is None:
+        raise DeviceError(f"the simulated HPU needs torch 2.10 or later, not torch {torch.__version__}")
+    setup(DEVICE, backend_module=module)
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     _kept.append(library)
     # What makes a tensor of the device without one at hand; all else is dispatched by the subclass.

@@ -12,10 +12,9 @@ from types import MethodType
 from typing import Any, Protocol
 
 import torch
-from torch.nn.functional import grouped_mm
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, _default_apply_gate
 
-from services.engine.device import Device
+from services.engine.device import Device, grouped_mm, plain_grouped_mm
 
 IMPLEMENTATION = "catenary_static"
 
@@ -173,16 +172,11 @@ def _by_expert(
 def grouped_product(rows: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
     """rows [S, in], of which group e has those from ends[e - 1] to ends[e]; weight [groups, in, out].
 
-    Returns [S, out]. Where the sizes do not suit the grouped kernel, every group multiplies all rows.
+    Returns [S, out]. The grouped kernel computes it where the sizes suit that.
     """
-    if not (rows.shape[1] * rows.itemsize % _ALIGNMENT or weight.shape[2] * rows.itemsize % _ALIGNMENT):
-        return grouped_mm(rows, weight, offs=ends)
-    positions = torch.arange(rows.shape[0], device=rows.device).unsqueeze(1)
-    out = rows.new_zeros((rows.shape[0], weight.shape[2]))
-    # Backwards: a later, smaller end overwrites the rows that are not this group's.
-    for group in range(weight.shape[0] - 1, -1, -1):
-        out = torch.where(positions < ends[group], rows @ weight[group], out)
-    return out
+    if rows.shape[1] * rows.itemsize % _ALIGNMENT or weight.shape[2] * rows.itemsize % _ALIGNMENT:
+        return plain_grouped_mm(rows, weight, ends)
+    return grouped_mm(rows, weight, ends)
 
 
 ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, static_experts)
