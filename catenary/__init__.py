@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from catenary.client import AsyncClient, Client
     from catenary.llm import LLM, SamplingParams
+
+# Before anything that an older Python cannot import. Gaudi images for Ubuntu 22.04 have 3.10.
+if sys.version_info < (3, 11):  # noqa: UP036
+    sys.exit(
+        "Catenary needs Python 3.11 or 3.12, and this is Python {}.{}. On Gaudi take one of the vendor's "
+        "images for Ubuntu 24.04 (Python 3.12) or Red Hat 9 (3.11), software 1.22 to 1.24, such as "
+        "gaudi-docker/1.24.0/ubuntu24.04/habanalabs/pytorch-installer-2.10.0".format(*sys.version_info[:2])
+    )
 
 # What gRPC's C-core reads when grpc is imported is set by the package that everyone imports before. It writes
 # each GOAWAY of an ordered shutdown to stderr, past the logs. And it prepares for forks: processes are only

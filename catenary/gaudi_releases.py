@@ -5,6 +5,7 @@ From the vendor's support matrices and from release notes of its vLLM plugin.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 Version = tuple[int, int]
@@ -23,3 +24,35 @@ RELEASES: dict[Version, Release] = {
     (1, 23): Release(((2, 9),), ((3, 10), (3, 11), (3, 12))),
     (1, 24): Release(((2, 10), (2, 11)), ((3, 10), (3, 11), (3, 12))),
 }
+
+PYTHONS: tuple[Version, ...] = ((3, 11), (3, 12))
+"""What runs the engines of this version, as pyproject.toml says too."""
+
+PLUGIN = "habana-torch-plugin"
+"""The package whose version is the software's."""
+
+IMAGE = "gaudi-docker/1.24.0/ubuntu24.04/habanalabs/pytorch-installer-2.10.0"
+"""An image of the vendor's registry that fits."""
+
+
+def supported() -> str:
+    """The releases and Pythons, for a message."""
+    return f"Habana software {_listed(tuple(RELEASES))} with Python {_listed(PYTHONS)}"
+
+
+def take_image() -> str:
+    """What to do instead, for a message."""
+    return f"take one of the vendor's images of these, such as {IMAGE}, and a driver of the same release"
+
+
+def too_old(software: str) -> str | None:
+    """Why engines refuse software of this version: one line, with an image to take. None if new enough."""
+    numbers = re.match(r"(\d+)\.(\d+)", software)
+    if numbers is None or (int(numbers[1]), int(numbers[2])) >= min(RELEASES):
+        return None
+    return f"Habana software {software} is too old: engines run on {supported()}; {take_image()}"
+
+
+def _listed(versions: tuple[Version, ...]) -> str:
+    *first, last = (f"{major}.{minor}" for major, minor in versions)
+    return f"{', '.join(first)} or {last}"

@@ -45,7 +45,11 @@ def test_variants_of_a_card_and_cards_that_are_too_old() -> None:
 
 def test_software_that_is_too_old(host: Host) -> None:
     text = refusal(host, version="1.21.3")
-    assert text == "Habana software 1.21.3 is too old: install 1.22, 1.23, 1.24, driver and container alike"
+    assert text == (
+        "Habana software 1.21.3 is too old: engines run on Habana software 1.22, 1.23 or 1.24 with Python "
+        "3.11 or 3.12; take one of the vendor's images of these, such as gaudi-docker/1.24.0/ubuntu24.04/"
+        "habanalabs/pytorch-installer-2.10.0, and a driver of the same release"
+    )
 
 
 @pytest.mark.parametrize("version", ["1.22.2", "1.23.0", "1.24.1", "1.25.0"])
@@ -66,6 +70,8 @@ def test_software_that_is_served(host: Host, version: str) -> None:
         ),
         (Installed("1.24.0", "2.9.1"), "goes with torch 2.10 or 2.11, not torch 2.9.1"),
         (Installed("1.24.0", "2.9.1", "==2.10.0"), "needs torch==2.10.0, not torch 2.9.1"),
+        (Installed("1.21.3.57", "2.6.0"), "Habana software 1.21.3.57 is too old: engines run on"),
+        (Installed("1.22.0.740", "2.7.1"), None),
         (Installed("what", "2.9.0"), "has the version 'what', which cannot be read"),
     ],
 )

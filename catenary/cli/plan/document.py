@@ -9,6 +9,7 @@ from catenary.cli.plan.choices import Choice
 from catenary.cli.plan.planning import Planned
 from catenary.cli.plan.recommend import gib, recommend
 from catenary.cli.plan.traps import find_traps
+from catenary.gaudi_releases import supported
 from services.engine.bucketing import Bucket
 from services.engine.memory import active_parameters
 
@@ -28,6 +29,7 @@ def document(found: Planned) -> dict[str, Any]:
     return {
         "model": found.shape.name,
         "device": found.card.name,
+        "software": None if config.device == "custom" else supported(),
         "tensor_parallel_size": config.tensor_parallel_size,
         "weight_dtype": found.scheme.value,
         "measured": list(found.measured),

@@ -10,6 +10,7 @@ from catenary.cli.plan.document import decode_bound, prefill_bound
 from catenary.cli.plan.planning import Planned
 from catenary.cli.plan.recommend import Recommendation, recommend
 from catenary.cli.plan.traps import find_traps
+from catenary.gaudi_releases import supported
 from services.engine.memory import count_weights
 
 _MIB = 2**20
@@ -38,6 +39,8 @@ def as_table(found: Planned) -> str:
     settings = recommend(found)
     console.print("\nSettings for Catenary:", markup=False)
     console.print(command(settings), markup=False, soft_wrap=True)
+    if config.device != "custom":
+        console.print(f"Needs {supported()}.", markup=False, soft_wrap=True)
     console.print("\nThe same for vLLM:", markup=False)
     console.print(vllm_lines(found.config.model, settings), markup=False, soft_wrap=True)
     for trap in find_traps(found):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Final
 
 from catenary.cli.plan.cards import CARDS_PER_NODE
 from catenary.cli.plan.dividing import GIB
 from catenary.cli.plan.planning import Planned
+from catenary.gaudi_releases import PLUGIN, too_old
 from services.engine.bucketing import LONG_CONTEXT
 from services.engine.memory import WeightScheme
 
@@ -42,6 +44,16 @@ def _not_served(found: Planned) -> Iterator[Trap]:
     for applies, what in missing:
         if applies:
             yield Trap("not-served", f"the engine does not serve {what} yet: this is arithmetic only")
+
+
+def _software(found: Planned) -> Iterator[Trap]:
+    """What is installed here, if this is the host or the image that engines are to run in."""
+    try:
+        refusal = too_old(metadata.version(PLUGIN))
+    except metadata.PackageNotFoundError:
+        return
+    if refusal is not None and found.config.device != "custom":
+        yield Trap("software-too-old", refusal)
 
 
 def _model(found: Planned) -> Iterator[Trap]:
@@ -204,6 +216,7 @@ def _times(found: Planned) -> Iterator[Trap]:
 
 _CHECKS: Final[tuple[Callable[[Planned], Iterator[Trap]], ...]] = (
     _not_served,
+    _software,
     _model,
     _latent,
     _cards,

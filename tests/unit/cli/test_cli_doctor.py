@@ -159,12 +159,16 @@ def test_one_fault_each(
         ("1.24.0-a", "1.23.0.695", "2.9.0", (3, 12), "driver and software", WARNING, "image of 1.24"),
         ("1.24.0-a", "1.24.0.100", "2.10.0", (3, 12), "driver and software", OK, "both 1.24"),
         ("1.24.0-a", None, None, (3, 12), "driver and software", OK, "take the Gaudi image of 1.24"),
-        ("1.19.0-a", None, None, (3, 12), "driver and software", WARNING, "1.22, 1.23, 1.24"),
+        ("1.19.0-a", None, None, (3, 12), "driver and software", PROBLEM, "1.22, 1.23, 1.24"),
+        ("1.31.0-a", None, None, (3, 12), "driver and software", WARNING, "1.22, 1.23, 1.24"),
         ("1.24.0-a", "1.24.0.100", "2.13.0", (3, 12), "packages", PROBLEM, "comes with 2.10 or 2.11"),
         ("1.24.0-a", "1.24.0.100", None, (3, 12), "packages", PROBLEM, "without torch"),
-        ("1.21.0-a", "1.21.0.555", "2.6.0", (3, 12), "packages", WARNING, "none of the known releases"),
+        ("1.21.0-a", "1.21.0.555", "2.6.0", (3, 12), "packages", PROBLEM, "1.22, 1.23 or 1.24 with Python"),
+        ("1.21.3-a", "1.21.3.57", "2.6.0", (3, 10), "packages", PROBLEM, "pytorch-installer-2.10.0"),
+        ("1.31.0-a", "1.31.0.555", "2.16.0", (3, 12), "packages", WARNING, "none of the known releases"),
         ("1.24.0-a", None, "2.13.0", (3, 12), "packages", NOT_APPLICABLE, "image for hpu"),
         ("1.23.0-a", "1.23.0.695", "2.9.0", (3, 10), "Python", PROBLEM, "3.11 or 3.12"),
+        ("1.23.0-a", "1.23.0.695", "2.9.0", (3, 10), "Python", PROBLEM, "Ubuntu 24.04 have Python 3.12"),
     ],
 )
 def test_versions_that_do_not_fit(

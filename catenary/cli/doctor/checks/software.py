@@ -5,11 +5,7 @@ from __future__ import annotations
 from catenary.cli.doctor.result import Result, not_applicable, ok, problem, warning
 from catenary.cli.doctor.survey import Survey
 from catenary.cli.doctor.versions import known_releases, minor, shown
-from catenary.gaudi_releases import RELEASES
-
-PLUGIN = "habana-torch-plugin"
-# What runs the engines of this version (pyproject.toml).
-_PYTHONS = ((3, 11), (3, 12))
+from catenary.gaudi_releases import PLUGIN, PYTHONS, RELEASES, supported, take_image, too_old
 
 
 def check_packages(survey: Survey) -> Result:
@@ -27,6 +23,9 @@ def check_packages(survey: Survey) -> Result:
             f"{PLUGIN} {plugin} without torch",
             "install the vendor's torch of the same release, or use its image",
         )
+    if too_old(plugin) is not None:
+        found = f"{PLUGIN} {plugin}, torch {torch}: engines run on {supported()}"
+        return problem(name, found, take_image())
     release = RELEASES.get(minor(plugin) or (0, 0))
     if release is None:
         return warning(
@@ -48,10 +47,12 @@ def check_packages(survey: Survey) -> Result:
 def check_python(survey: Survey) -> Result:
     """The Python of the engines."""
     name, python = "Python", survey.host.python
-    if python not in _PYTHONS:
-        wanted = " or ".join(shown(version) for version in _PYTHONS)
+    if python not in PYTHONS:
+        wanted = " or ".join(shown(version) for version in PYTHONS)
         return problem(
-            name, shown(python), f"use Python {wanted}; Ubuntu 24.04 and its Gaudi images have 3.12"
+            name,
+            f"{shown(python)}; engines run on Python {wanted}",
+            f"{take_image()}: those for Ubuntu 24.04 have Python 3.12, those for Red Hat 9 have 3.11",
         )
     plugin = survey.host.package(PLUGIN)
     release = RELEASES.get(minor(plugin) or (0, 0)) if plugin else None
@@ -76,6 +77,10 @@ def check_compatibility(survey: Survey) -> Result:
     plugin = host.package(PLUGIN)
     software = minor(plugin) if plugin else None
     if software is None:
+        if driver < min(RELEASES):
+            return problem(
+                name, f"the driver {shown(driver)} is too old", f"{take_image()} ({known_releases()})"
+            )
         if driver not in RELEASES:
             return warning(
                 name,

@@ -13,9 +13,10 @@ from typing import Any, Protocol
 
 import torch
 
+from catenary.gaudi_releases import PLUGIN
 from services.engine.device.base import DeviceError
 from services.engine.device.hpu.environment import prepare_environment
-from services.engine.device.hpu.versions import PLUGIN, check_versions, installed
+from services.engine.device.hpu.versions import check_versions, installed
 from services.engine.device.modes import ExecutionMode
 
 

@@ -14,13 +14,11 @@ import torch
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
-from catenary.gaudi_releases import RELEASES
+from catenary.gaudi_releases import PLUGIN, RELEASES, too_old
 from catenary.telemetry import get_logger
 from services.engine.device.base import DeviceError
 
 log = get_logger(__name__)
-
-PLUGIN = "habana-torch-plugin"
 
 _TORCH = {version: release.torches for version, release in RELEASES.items()}
 # A vendor's build of torch names the software it was built for: 2.9.0+hpu_1.23.0-695.
@@ -50,10 +48,9 @@ def check_versions(found: Installed) -> None:
     software, own = _version(found.software, PLUGIN), _version(found.torch, "torch")
     release, torch_release = (software.major, software.minor), (own.major, own.minor)
     known = ", ".join(_text(each) for each in _TORCH)
-    if release < min(_TORCH):
-        raise DeviceError(
-            f"Habana software {found.software} is too old: install {known}, driver and container alike"
-        )
+    refusal = too_old(found.software)
+    if refusal is not None:
+        raise DeviceError(refusal)
     built_for = _BUILT_FOR.search(found.torch)
     if built_for is not None and tuple(map(int, built_for.groups())) != release:
         raise DeviceError(
