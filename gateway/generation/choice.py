@@ -9,7 +9,7 @@ from gateway.errors import internal
 from gateway.generation.plan import GenerationPlan
 from gateway.generation.prompt import Prompt
 from gateway.parsing import Part, TextParser
-from gateway.streaming import ChoiceDelta, SequenceText, TextOptions, TokenLogprob, joined
+from gateway.streaming import ChoiceDelta, Piece, SequenceText, TextOptions, TokenLogprob, joined
 
 _REASONS: dict[int, str] = {
     common_pb2.FINISH_REASON_STOP: "stop",
@@ -30,9 +30,11 @@ class Choice:
         "_ranks",
         "_reports",
         "_scored",
+        "_settles",
         "_single",
         "_tells_ids",
         "_text",
+        "_waiting",
         "finish_reason",
         "index",
         "logprob",
@@ -52,6 +54,9 @@ class Choice:
         self._ranks = plan.ranks
         self._tells_ids = bool(plan.fields.return_token_ids)
         self._single = plan.ends_with_call
+        self._settles = options.settles
+        # Tokens that are not known to be part of the answer yet.
+        self._waiting: tuple[list[int], list[TokenLogprob]] = [], []
         self.index = index
         self.finish_reason: str | None = None
         self.logprob = 0.0
@@ -59,13 +64,15 @@ class Choice:
 
     @property
     def tokens(self) -> int:
-        """Tokens generated."""
-        return self._text.tokens
+        """Tokens generated that are part of the answer for certain."""
+        return self._text.counted
 
     @property
     def reasoning_tokens(self) -> int:
         """How many of them are reasoning."""
-        return 0 if self._parser is None else self._parser.reasoning_tokens(self._text.offsets)
+        if self._parser is None:
+            return 0
+        return min(self.tokens, self._parser.reasoning_tokens(self._text.offsets))
 
     @property
     def stopped(self) -> bool:
@@ -125,44 +132,81 @@ class Choice:
             ended=reason is not None,
             stop_token=stop_token is not None,
         )
+        parts = None
+        if self._parser is not None:
+            parts = self._parse(self._parser, piece.text, ended=reason is not None)
+            if self._settles:
+                piece = self._settled(self._parser, piece.text, ended=reason is not None)
+                ids, logprobs = self._counted(ids, logprobs, piece.count)
         if self._ranks and logprobs is not None:
             self.logprob += sum(logprob.sampled for logprob in logprobs[: piece.count])
-        stop_reason: str | int | None = piece.stop
-        if piece.stop is not None:
-            self.finish_reason = "stop"
-        elif reason is not None:
-            self.finish_reason = "length" if self._prompt_only else _REASONS[reason]
-            if stop_token in (self._plan.fields.stop_token_ids or ()):
-                stop_reason = stop_token
+        stop_reason = self._end(piece.stop, reason, stop_token)
         text, entries, report = piece.text, piece.entries, None
         if not self._opened:
             self._opened = True
             text, entries = self._prompt.text + text, self._prompt.entries() + entries
             report = self._prompt.report()
-        parts = None if self._parser is None else self._parse(self._parser, text)
         told = ids[: piece.count] if self._tells_ids else ()
         return ChoiceDelta(self.index, text, entries, self.finish_reason, stop_reason, told, report, parts)
 
-    def _parse(self, parser: TextParser, text: str) -> list[Part]:
+    def _parse(self, parser: TextParser, text: str, *, ended: bool) -> list[Part]:
         """What new text says; a call makes a good end one of its own."""
+        parser.search_from(self._text.searched)
         parts = parser.feed(text)
-        if self._single and parser.called and self.tokens >= (self._plan.fields.min_tokens or 0):
+        if self._single and parser.called and self._text.tokens >= (self._plan.fields.min_tokens or 0):
             self._called = True
-            self.finish_reason = "stop"
-        if self.finish_reason is not None:
+        if ended or self._called:
             parts += parser.finish()
-            if self.finish_reason == "stop" and parser.called:
-                self.finish_reason = self._plan.parsing.called_reason
         return parts
+
+    def _settled(self, parser: TextParser, text: str, *, ended: bool) -> Piece:
+        """What new text has made certain, where the parser looks for stop strings."""
+        if (stop := parser.stop) is not None:
+            settled = self._text.cut(stop.shown, stop.end, stop.text)
+        else:
+            settled = self._text.settle(parser.settled, ended=ended or self._called)
+        return Piece(text, settled.entries, settled.count, settled.stop)
+
+    def _counted(
+        self, ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None, count: int
+    ) -> tuple[Sequence[int], Sequence[TokenLogprob] | None]:
+        """The next `count` tokens of those that came, now or before."""
+        if not (self._tells_ids or self._ranks):
+            return ids, logprobs
+        waiting_ids, waiting_logprobs = self._waiting
+        waiting_ids += ids
+        waiting_logprobs += logprobs or ()
+        self._waiting = waiting_ids[count:], waiting_logprobs[count:]
+        return waiting_ids[:count], None if logprobs is None else waiting_logprobs[:count]
+
+    def _end(
+        self,
+        stop: str | int | None,
+        reason: common_pb2.FinishReason.ValueType | None,
+        stop_token: int | None,
+    ) -> str | int | None:
+        """Tell why the text has ended, if it has. Returns what stopped it, as far as the request named it."""
+        if stop is not None or self._called:
+            self.finish_reason = "stop"
+        elif reason is not None:
+            self.finish_reason = "length" if self._prompt_only else _REASONS[reason]
+            if stop_token in (self._plan.fields.stop_token_ids or ()):
+                stop = stop_token
+        if self.finish_reason == "stop" and self._parser is not None and self._parser.called:
+            self.finish_reason = self._plan.parsing.called_reason
+        return stop
 
 
 def text_options(plan: GenerationPlan, *, scores_stop_token: bool) -> TextOptions:
     """How the texts of a request end."""
     fields = plan.fields
+    # Where something is read in the texts, that tells which part of them stop strings are looked for in.
+    parsed = plan.parsing.needed
     return TextOptions(
-        fields.stops,
+        () if parsed else fields.stops,
         fields.min_tokens or 0,
         bool(fields.include_stop_str_in_output),
         scores_stop_token,
         keeps_offsets=bool(plan.parsing.reasoning_parser),
+        settles=parsed and bool(fields.stops),
     )

@@ -9,7 +9,7 @@ from catenary.seeds import derive_seed, draw_seed
 from catenary.text import Detokenizer
 from catenary.v1 import common_pb2
 from gateway.generation.priorities import Standing
-from gateway.parsing import ParserChoice, TextParser
+from gateway.parsing import ContentStops, ParserChoice, TextParser
 from gateway.schemas import GenerationFields
 from gateway.text import Model
 
@@ -99,7 +99,10 @@ class GenerationPlan:
         """What reads the text of a choice, if anything is to be read in it."""
         if not self.parsing.needed:
             return None
-        return self.parsing.parser(self.tails[index // self.candidates])
+        stops = None
+        if self.fields.stops:
+            stops = ContentStops(self.fields.stops, include=bool(self.fields.include_stop_str_in_output))
+        return self.parsing.parser(self.tails[index // self.candidates], stops)
 
     def specs(self, traceparent: str | None) -> list[common_pb2.SequenceSpec]:
         """The sequences, those of a prompt one after another."""

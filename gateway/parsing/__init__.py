@@ -16,6 +16,7 @@ from gateway.parsing.parser import TextParser
 from gateway.parsing.response_template import NAME as RESPONSE_TEMPLATE
 from gateway.parsing.response_template import TemplateFormats, read_response_template
 from gateway.parsing.schema_types import parameter_types, to_json
+from gateway.parsing.stops import ContentStops
 from gateway.parsing.tags import TaggedFormat, tag_for, tagged_for, value_begin
 from gateway.parsing.toolset import NAME, ToolSet
 
@@ -26,6 +27,7 @@ __all__ = [
     "RESPONSE_TEMPLATE",
     "TOOL_PARSERS",
     "Content",
+    "ContentStops",
     "IdStyle",
     "ParserChoice",
     "Part",

@@ -13,6 +13,7 @@ from gateway.parsing.parser import TextParser
 from gateway.parsing.reasoning import REASONING, Beginning, ReasoningFormat, beginning, read_reasoning
 from gateway.parsing.response_template import TemplateFormats
 from gateway.parsing.source import Scan, Source
+from gateway.parsing.stops import ContentStops
 from gateway.parsing.syntax import ToolFormat
 from gateway.parsing.toolset import ToolSet
 
@@ -102,16 +103,18 @@ class ParserChoice:
             return None
         return form.closes[0]
 
-    def parser(self, tail: str) -> TextParser:
-        """A parser for one choice. `tail`: the last characters of the prompt."""
+    def parser(self, tail: str, stops: ContentStops | None = None) -> TextParser:
+        """A parser for one choice. `tail`: the prompt's last characters; `stops`: what content ends at."""
         source = Source()
         form = self._calls
         output = Output(
+            source,
             ids=form.ids,
             single=self.tools.single,
             thoughts=self.shows_reasoning,
             contents=not self.required,
             taken=self.taken,
+            stops=stops,
         )
         if self.is_harmony:
             reader = harmony.Harmony(source, output, self.tools, calls=bool(self.tool_parser))

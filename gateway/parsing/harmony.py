@@ -113,7 +113,7 @@ class Harmony(CallReader):
         lead, channel, _ = text.partition(CHANNEL)
         if channel and not before and CHANNEL not in begun and _is_text(lead):
             self.source.release()
-            self.output.content(lead.rstrip())
+            self.output.content(lead.rstrip(), since + len(lead.rstrip()))
             self.source.hold("")
         self.source.hold_on()
         yield from self._message(Header.of(begun + text), since)

@@ -35,47 +35,47 @@ class MarkerSet:
     def seek(self, source: Source, emit: Emit, *, trim: bool = False) -> Scan[Found | None]:
         """Give text to `emit` up to the next marker, without the white space in front of it.
 
-        `trim`: white space at the start is left out too. Returns None at the end of the text."""
-        space = ""
+        What is given ends with the last character that was read. `trim`: white space at the start is left out
+        too. Returns None at the end of the text."""
+        keep = MAX_SPACE if self._markers else 0
+        space = 0  # so much white space comes next, unread
         while True:
-            if source.pos >= len(source.text):
+            start = source.pos + space
+            if start >= len(source.text):
                 if source.ended:
-                    if space and not trim:
-                        emit(space)
+                    last = source.take(space)
+                    if last and not trim:
+                        emit(last)
                     return None
                 yield
                 continue
-            candidate = self._first.search(source.text, source.pos) if self._first else None
+            candidate = self._first.search(source.text, start) if self._first else None
             end = candidate.start() if candidate else len(source.text)
-            if end > source.pos:
-                plain = source.take(end - source.pos)
-                if trim:
-                    plain = plain.lstrip()
-                    trim = not plain
-                space = _show(space + plain, emit, MAX_SPACE if self._markers else 0)
+            if trim:
+                plain = source.text[source.pos : end]
+                source.take(len(plain) - len(plain.lstrip()))
+                trim = source.pos == end
+            plain = source.text[source.pos : end]
+            shown = max(len(plain.rstrip()), len(plain) - keep)
+            if shown:
+                emit(source.take(shown))
+            space = len(plain) - shown
             if candidate is None:
                 continue
-            marker = yield from self._match(source)
+            marker = yield from self._match(source, space)
             if marker:
-                return Found(marker, space)
-            emit(space + source.take(1))
-            space, trim = "", False
+                return Found(marker, source.take(space))
+            emit(source.take(space + 1))
+            space, trim = 0, False
 
-    def _match(self, source: Source) -> Scan[str]:
-        """The marker that comes next, unread; empty if none does."""
+    def _match(self, source: Source, ahead: int) -> Scan[str]:
+        """The marker that comes `ahead` characters further on, unread; empty if none does."""
         while True:
-            here = source.text[source.pos : source.pos + self._length]
+            start = source.pos + ahead
+            here = source.text[start : start + self._length]
             for marker in self._markers:
                 if here.startswith(marker):
                     return marker
             if source.ended or not any(marker.startswith(here) for marker in self._markers):
                 return ""
             yield
-
-
-def _show(text: str, emit: Emit, keep: int) -> str:
-    """Emit all but the white space at the end, of which the last `keep` characters are returned."""
-    shown = max(len(text.rstrip()), len(text) - keep)
-    if shown:
-        emit(text[:shown])
-    return text[shown:]

@@ -8,6 +8,8 @@ from collections.abc import Collection
 from enum import Enum
 
 from gateway.parsing.events import Content, Part, Reasoning, ToolCallArguments, ToolCallStart
+from gateway.parsing.source import Source
+from gateway.parsing.stops import ContentStops, Stop
 
 _ALPHABET = string.ascii_letters + string.digits
 
@@ -42,20 +44,33 @@ class Output:
 
     def __init__(
         self,
+        source: Source,
         *,
         ids: IdStyle = IdStyle.CALL,
         single: bool = False,
         thoughts: bool = True,
         contents: bool = True,
         taken: Collection[str] = (),
+        stops: ContentStops | None = None,
     ) -> None:
-        """`single`: calls behind the first one are left out; `thoughts`: reasoning is shown; `contents`:
-        content is; `taken`: ids of the calls before this answer."""
+        """Parts of the text that comes from `source`.
+
+        Args:
+            source: what is read.
+            ids: what ids of calls look like.
+            single: calls behind the first one are left out.
+            thoughts: reasoning is shown.
+            contents: content is shown.
+            taken: ids of the calls before this answer.
+            stops: what content may end at; nothing behind it is part of the answer.
+        """
+        self._source = source
         self._style = ids
         self._ids = set(taken)
         self._single = single
         self._thoughts = thoughts
         self._contents = contents
+        self._stops = stops
         self._parts: list[Part] = []
         self._texts: list[str] = []
         self._kind: type[Content] | type[Reasoning] | None = None
@@ -66,18 +81,39 @@ class Output:
         self.spans: list[tuple[int, int | None]] = []
         """Where the text is reasoning, markers included: characters from, to (None: it still is)."""
 
-    def content(self, text: str) -> None:
-        """Text for the reader."""
-        if self._contents:
-            self._add(Content, text)
+    @property
+    def stop(self) -> Stop | None:
+        """The stop string at which the answer ended."""
+        return None if self._stops is None else self._stops.found
+
+    @property
+    def settled(self) -> int:
+        """Characters of the text that are certain to be part of the answer."""
+        settled = self._source.settled
+        return settled if self._stops is None else self._stops.settled(settled)
+
+    def search_from(self, place: int) -> None:
+        """Look for stop strings only from this character of the text on."""
+        if self._stops is not None:
+            self._stops.begin = place
+
+    def content(self, text: str, end: int | None = None) -> None:
+        """Text for the reader. It ends with the last character that was read, or else in front of `end`."""
+        if not self._contents:
+            return
+        if self._stops is not None:
+            text = self._stops.read(text, self._source.taken if end is None else end)
+        self._add(Content, text)
 
     def reasoning(self, text: str) -> None:
         """Thoughts."""
-        if self._thoughts:
+        if self._thoughts and self._goes_on():
             self._add(Reasoning, text)
 
     def start(self, name: str, written_id: str = "") -> None:
         """A call begins."""
+        if not self._goes_on():
+            return
         self._flush()
         self.calls += 1
         if not self._muted:
@@ -87,14 +123,15 @@ class Output:
 
     def arguments(self, text: str) -> None:
         """More of the arguments of the call that began last."""
-        if text and not self._muted:
+        if text and not self._muted and self.stop is None:
             if self._kind is not None:
                 self._flush()
             self._texts.append(text)
 
     def complete(self) -> None:
         """The call that began last has all its arguments."""
-        self.complete_calls += 1
+        if self.stop is None:
+            self.complete_calls += 1
 
     def open_span(self, at: int) -> None:
         """Reasoning begins."""
@@ -105,11 +142,23 @@ class Output:
         if self.spans and self.spans[-1][1] is None:
             self.spans[-1] = (self.spans[-1][0], at)
 
+    def finish(self) -> None:
+        """Nothing follows: content that might have begun a stop string is content."""
+        if self._stops is not None:
+            self._add(Content, self._stops.flush())
+
     def drain(self) -> list[Part]:
         """The parts since the last call of it."""
         self._flush()
         parts, self._parts = self._parts, []
         return parts
+
+    def _goes_on(self) -> bool:
+        """Whether what is no content is part of the answer. The content before it ends here."""
+        if self._stops is None:
+            return True
+        self._add(Content, self._stops.flush())
+        return self._stops.found is None
 
     @property
     def _muted(self) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from gateway.parsing.events import Part
 from gateway.parsing.output import Output
 from gateway.parsing.source import Scan, Source
+from gateway.parsing.stops import Stop
 
 
 class TextParser:
@@ -18,6 +19,20 @@ class TextParser:
         self._source = source
         self._output = output
         self._scan = scan
+
+    @property
+    def stop(self) -> Stop | None:
+        """The stop string at which the answer ended."""
+        return self._output.stop
+
+    @property
+    def settled(self) -> int:
+        """Characters of the text that no stop string can cut away any more."""
+        return self._output.settled
+
+    def search_from(self, place: int) -> None:
+        """Look for stop strings only from this character of the text on."""
+        self._output.search_from(place)
 
     @property
     def called(self) -> bool:
@@ -43,4 +58,5 @@ class TextParser:
         """As in `OutputParser`."""
         self._source.ended = True
         next(self._scan, None)
+        self._output.finish()
         return self._output.drain()

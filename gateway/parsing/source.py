@@ -28,7 +28,7 @@ class CutShort(Exception):
 class Source:
     """What has come and was not read yet: `text[pos:]`."""
 
-    __slots__ = ("_held", "_most", "_record", "ended", "pos", "taken", "text")
+    __slots__ = ("_held", "_most", "_record", "_since", "ended", "pos", "taken", "text")
 
     def __init__(self) -> None:
         self.text = ""
@@ -40,6 +40,12 @@ class Source:
         self._record: list[str] | None = None
         self._held = 0
         self._most = MAX_HELD
+        self._since = 0
+
+    @property
+    def settled(self) -> int:
+        """Characters of which it is known what they are: those that were read and are not held."""
+        return self.taken if self._record is None else self._since
 
     def feed(self, text: str) -> None:
         """Append a piece. Scanners leave little unread, so that copying it costs little."""
@@ -117,6 +123,7 @@ class Source:
         """Remember what is read from now on, up to `most` characters; `before`: text that was read already
         and belongs to it."""
         self._record = [before]
+        self._since = self.taken - len(before)
         self._held = 0
         self._most = most
 

@@ -8,7 +8,7 @@ from gateway.streaming.delta import ChoiceDelta, ChoiceResult, PromptReport, joi
 from gateway.streaming.echo import Echo
 from gateway.streaming.entries import LogprobEntry, TokenLogprob
 from gateway.streaming.logprobs import ChatLogprob, TokenNames, chat_logprobs
-from gateway.streaming.sequence_text import SequenceText, TextOptions
+from gateway.streaming.sequence_text import Piece, SequenceText, TextOptions
 from gateway.streaming.sse import SSE_DONE, SSE_HEADERS, sse_error_event, sse_event
 from gateway.streaming.usage import Usage, usage_of
 from gateway.streaming.writer import AnswerHead, AnyWriter
@@ -28,6 +28,7 @@ __all__ = [
     "CompletionWriter",
     "Echo",
     "LogprobEntry",
+    "Piece",
     "PromptReport",
     "SequenceText",
     "TextOptions",

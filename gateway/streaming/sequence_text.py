@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,13 +33,15 @@ class TextOptions:
 
     stops: stop strings; min_tokens: among so many first tokens none is looked for; include_stop: the stop
     string or token is part of the text; scores_stop_token: a stop token that is not shown has a log
-    probability too; keeps_offsets: `SequenceText.offsets` is kept."""
+    probability too; keeps_offsets: `SequenceText.offsets` is kept; settles: another one looks for stop
+    strings in the text, so that counts and log probabilities wait for `SequenceText.settle`."""
 
     stops: Sequence[str] = ()
     min_tokens: int = 0
     include_stop: bool = False
     scores_stop_token: bool = False
     keeps_offsets: bool = False
+    settles: bool = False
 
 
 class _Queued(NamedTuple):
@@ -63,7 +66,9 @@ class SequenceText:
         "_plain",
         "_queue",
         "_scanner",
+        "_settled",
         "offsets",
+        "searched",
         "stopped",
         "tokens",
     )
@@ -74,14 +79,22 @@ class SequenceText:
         self._options = options
         self._scanner = StopScanner(options.stops) if options.stops else None
         # Nothing is looked for in the text, nor kept of it.
-        self._plain = not options.stops and not options.keeps_offsets
+        self._plain = not options.stops and not options.keeps_offsets and not options.settles
         self._queue: deque[_Queued] = deque()
         self._decoded = offset
+        self._settled = 0
+        self.searched = offset
+        """Where stop strings are looked for: from this character on."""
         self.tokens = 0
         """Tokens generated, those without a text of their own included."""
         self.stopped = False
         self.offsets = array("Q")
         """Where the text of each token begins, if that is kept, but for a stop token that is not shown."""
+
+    @property
+    def counted(self) -> int:
+        """How many of the tokens are certain to be part of the answer."""
+        return self._settled if self._options.settles else self.tokens
 
     def feed(
         self,
@@ -129,7 +142,7 @@ class SequenceText:
 
     def _push(self, token_id: int, logprob: TokenLogprob | None, shown: list[str]) -> str | None:
         detokenizer = self._detokenizer
-        if self._options.keeps_offsets:
+        if self._options.keeps_offsets or self._options.settles:
             self.offsets.append(self._decoded)
         if logprob is None:
             return self._read(detokenizer.push(token_id), shown)
@@ -148,6 +161,8 @@ class SequenceText:
             # Text of the guaranteed tokens is not searched, as end-of-sequence tokens are not sampled among
             # them.
             self._decoded += len(text)
+            if self.tokens <= self._options.min_tokens:
+                self.searched = self._decoded
             shown.append(text)
             return None
         held = self._scanner.held
@@ -163,13 +178,33 @@ class SequenceText:
             self._decoded += len(scan.matched)
         return scan.matched
 
-    def _piece(self, shown: list[str], before: int, stop: str | None, *, ended: bool = False) -> Piece:
-        entries = self._entries(ended=ended) if self._queue else ()
-        return Piece("".join(shown), entries, self.tokens - before, stop)
+    def settle(self, place: int, *, ended: bool) -> Piece:
+        """What came to be certain: no stop string cuts the text in front of this character. `ended`: nor
+        behind it."""
+        before = self._settled
+        self._settled = self.tokens if ended else max(before, bisect_right(self.offsets, place))
+        return Piece("", self._entries(place, ended=ended), self._settled - before)
 
-    def _entries(self, *, ended: bool) -> tuple[LogprobEntry, ...]:
-        queue = self._queue
+    def cut(self, shown: int, end: int, stop: str) -> Piece:
+        """The same, where a stop string was found that ends in front of character `end` of the text, of which
+        so many are `shown`."""
+        before = self._settled
+        self.stopped = True
+        self.tokens = self._settled = bisect_left(self.offsets, end)
+        del self.offsets[self.tokens :]
+        return Piece("", self._entries(shown, ended=True), self._settled - before, stop)
+
+    def _piece(self, shown: list[str], before: int, stop: str | None, *, ended: bool = False) -> Piece:
+        if self._options.settles:
+            return Piece("".join(shown))
         end = self._decoded - (self._scanner.held if self._scanner is not None else 0)
+        return Piece("".join(shown), self._entries(end, ended=ended), self.tokens - before, stop)
+
+    def _entries(self, end: int, *, ended: bool) -> tuple[LogprobEntry, ...]:
+        """Those whose text ends in front of character `end`, where one that a stop string cut ends too."""
+        queue = self._queue
+        if not queue:
+            return ()
         entries: list[LogprobEntry] = []
         while queue and (queue[0].end <= end or (ended and not self.stopped)):
             entries.append(queue.popleft().entry)
