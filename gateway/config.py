@@ -169,6 +169,12 @@ class GatewayConfig(ResumeOptions, ServiceConfig):
         description="Directory of what is stored, which gateways of one host may share. Default: "
         "~/.local/state/catenary/gateway-PORT; with port 0 a temporary one.",
     )
+    state_reserve_mib: float = Field(
+        4.0,
+        ge=0,
+        description="MiB of the state directory's disk that are kept, so that things can be deleted, and "
+        "the server be started, when it is full; on a small disk, a 16th of it. 0: none.",
+    )
     store_responses: bool = Field(True, description="Store responses, unless a request says store: false.")
     max_stored_responses: int = Field(10_000, ge=1, description="Most responses that are stored.")
     max_stored_mib: float = Field(1024.0, ge=1, description="Most MiB of responses that are stored.")

@@ -140,7 +140,12 @@ class _Batches:
         directory: Path,
         serves: Callable[[str], bool],
     ) -> None:
-        self.database = Database(directory / "batches.sqlite3", SCHEMA, VERSION)
+        self.database = Database(
+            directory / "batches.sqlite3",
+            SCHEMA,
+            VERSION,
+            reserve_bytes=int(config.state_reserve_mib * _MIB),
+        )
         files = FileStore(self.database, FileLimits(config.max_files, int(config.max_files_mib * _MIB)))
         batches = BatchStore(self.database, lease_s=config.lease_s, max_batches=config.max_batches)
         self.runner = BatchRunner(
@@ -184,4 +189,5 @@ def _response_store(config: GatewayConfig, directory: Path) -> ResponseStore:
         int(config.max_stored_mib * _MIB),
         config.stored_response_days * _DAY_S,
     )
-    return SqliteStore(directory / "responses.sqlite3", limits)
+    reserve_bytes = int(config.state_reserve_mib * _MIB)
+    return SqliteStore(directory / "responses.sqlite3", limits, reserve_bytes=reserve_bytes)

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
+import aiosqlite
+
 from gateway.batches.objects import FileObject, Purpose
 from gateway.errors import ApiError, bad_request
 from gateway.state import Database
@@ -26,7 +28,8 @@ class FileLimits:
 
 
 class FileStore:
-    """Files by id, each for its owner alone. All methods raise ApiError 503 if the store does not answer."""
+    """Files by id, each for its owner alone. All methods raise ApiError: 503 if the store does not answer,
+    507 if the disk is full."""
 
     def __init__(
         self, database: Database, limits: FileLimits, *, clock: Callable[[], float] = time.time
@@ -35,8 +38,11 @@ class FileStore:
         self._limits = limits
         self._clock = clock
 
-    async def begin(self, owner: str, file_id: str) -> None:
-        """Make a file that nobody sees before `finish`. Raises ApiError 400 if there are too many."""
+    async def begin(self, owner: str, file_id: str, size: int = 0) -> None:
+        """Make a file that nobody sees before `finish`, of about `size` bytes as far as that is known.
+
+        Raises ApiError: 400 if there are too many files, 507 if the disk has no room for it."""
+        await self._database.check_room(size)
         async with self._database.transaction() as db:
             await db.execute(
                 "INSERT INTO files (id, owner, purpose, filename, created) VALUES (?, ?, ?, '', ?)",
@@ -51,8 +57,8 @@ class FileStore:
                 )
 
     async def append(self, file_id: str, number: int, data: bytes) -> None:
-        """Add the piece `number` to a file. Raises ApiError 400 if there is no place for it."""
-        async with self._database.transaction() as db:
+        """Add the piece `number` to a file. Raises ApiError: 400 if files are too large in all, 507."""
+        async with self._database.transaction(len(data)) as db:
             await db.execute("INSERT INTO pieces VALUES (?, ?, ?)", (file_id, number, data))
             await db.execute("UPDATE files SET bytes = bytes + ? WHERE id = ?", (len(data), file_id))
             ((_, size),) = await db.execute_fetchall("SELECT files, bytes FROM totals")
@@ -75,8 +81,9 @@ class FileStore:
 
     async def discard(self, file_id: str) -> None:
         """Forget a file that did not become complete."""
-        async with self._database.transaction() as db:
-            await db.execute("DELETE FROM files WHERE id = ? AND ready = 0", (file_id,))
+        await self._database.essential(
+            lambda db: db.execute_fetchall("DELETE FROM files WHERE id = ? AND ready = 0", (file_id,))
+        )
 
     async def get(self, owner: str, file_id: str) -> FileObject:
         """A file. Raises ApiError 404."""
@@ -124,7 +131,8 @@ class FileStore:
 
     async def delete(self, owner: str, file_id: str) -> None:
         """Forget a file. Raises ApiError: 404, or 409 while a batch reads it."""
-        async with self._database.transaction() as db:
+
+        async def delete(db: aiosqlite.Connection) -> None:
             cursor = await db.execute(
                 "DELETE FROM files WHERE id = ? AND owner = ? AND ready = 1", (file_id, owner)
             )
@@ -134,16 +142,21 @@ class FileStore:
             if await db.execute_fetchall(_IN_USE, (file_id,)):
                 raise ApiError(409, "A batch that has not ended reads this file.", code="file_in_use")
 
+        await self._database.essential(delete)
+
     async def sweep(self, upload_s: float) -> None:
         """Forget files that have expired, and uploads that were broken off: none takes `upload_s`."""
         now = self._clock()
-        async with self._database.transaction() as db:
+
+        async def delete(db: aiosqlite.Connection) -> None:
             unused = f"NOT EXISTS ({_IN_USE.replace('?', 'files.id')})"
             await db.execute(f"DELETE FROM files WHERE ready = 1 AND expires < ? AND {unused}", (now,))
             await db.execute(
                 "DELETE FROM files WHERE ready = 0 AND purpose = ? AND created < ?",
                 (Purpose.BATCH.value, now - upload_s),
             )
+
+        await self._database.essential(delete)
 
 
 def file_not_found() -> ApiError:

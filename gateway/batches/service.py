@@ -17,7 +17,7 @@ from gateway.batches.files import FileStore
 from gateway.batches.objects import Batch, Purpose
 from gateway.batches.runner import BatchRunner
 from gateway.batches.store import BatchStore, ClaimedBatch
-from gateway.batches.upload import Upload, read_upload
+from gateway.batches.upload import Upload, declared_bytes, read_upload
 from gateway.errors import ApiError, bad_request
 from gateway.generation import GenerationService
 from gateway.http import send_json
@@ -56,11 +56,12 @@ class BatchService:
     async def upload(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Store the file of a form. Raises ApiError, or ClientGone; nothing is stored then."""
         owner, file_id = owner_of(scope), new_id("file-")
+        request = Request(scope, receive)
         with self._generation.place():
-            await self.files.begin(owner, file_id)
+            await self.files.begin(owner, file_id, declared_bytes(request, self._limits.max_file_bytes))
             try:
                 upload = await read_upload(
-                    Request(scope, receive),
+                    request,
                     lambda number, data: self.files.append(file_id, number, data),
                     max_bytes=self._limits.max_file_bytes,
                     timeout_s=self._limits.upload_s,

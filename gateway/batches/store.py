@@ -127,7 +127,8 @@ class BatchStore:
 
     async def cancel(self, owner: str, batch_id: str) -> Batch:
         """Ask whoever runs a batch to end it; one that has ended stays as it is. Raises ApiError 404."""
-        async with self._database.transaction() as db:
+
+        async def cancel(db: aiosqlite.Connection) -> Batch:
             rows = await db.execute_fetchall(
                 "SELECT 1 FROM batches WHERE id = ? AND owner = ?", (batch_id, owner)
             )
@@ -135,6 +136,8 @@ class BatchStore:
                 raise _not_found()
             running = {BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS}
             return await _move(db, batch_id, running, BatchStatus.CANCELLING, self._clock())
+
+        return await self._database.essential(cancel)
 
     async def claim(self, runner: str) -> ClaimedBatch | None:
         """The oldest batch that has not ended and that no living gateway runs, for `runner`."""
@@ -185,7 +188,7 @@ class BatchStore:
     async def record(self, runner: str, claim: ClaimedBatch, outcomes: Sequence[Outcome]) -> None:
         """Add lines that have no result yet to the files of a batch. Raises LeaseLost."""
         failed = sum(outcome.failed for outcome in outcomes)
-        async with self._database.transaction() as db:
+        async with self._database.transaction(sum(len(outcome.data) for outcome in outcomes)) as db:
             await self._held(db, runner, claim.batch.id)
             for outcome in outcomes:
                 file_id = claim.errors if outcome.failed else claim.output
@@ -230,10 +233,11 @@ class BatchStore:
 
     async def sweep(self) -> None:
         """Forget batches that ended long ago: as long as their files are kept."""
-        async with self._database.transaction() as db:
-            await db.execute(
+        await self._database.essential(
+            lambda db: db.execute_fetchall(
                 f"DELETE FROM batches WHERE status IN {_FINAL} AND expires + keep_s < ?", (self._clock(),)
             )
+        )
 
     async def _held(self, db: aiosqlite.Connection, runner: str, batch_id: str) -> BatchStatus:
         rows = await db.execute_fetchall(

@@ -83,6 +83,13 @@ async def read_upload(request: Request, write: Write, *, max_bytes: int, timeout
     return upload
 
 
+def declared_bytes(request: Request, most: int) -> int:
+    """About how many bytes a file has; 0 if its request does not say it, or says more than `most`."""
+    length = request.headers.get("content-length", "0")
+    declared = int(length[:20]) if length.isdecimal() else 0
+    return declared if declared <= most else 0
+
+
 async def _body(request: Request) -> AsyncIterator[bytes]:
     while True:
         message = await request.receive()

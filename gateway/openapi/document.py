@@ -30,6 +30,7 @@ _FAILURES = {
     500: "A defect of the server",
     503: "Nothing can serve the request now; see Retry-After",
     504: "The server's time limit passed",
+    507: "The server's disk has no room for it",
 }
 
 

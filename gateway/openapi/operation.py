@@ -12,7 +12,7 @@ from gateway.schemas import RequestModel
 JSON = "application/json"
 ALWAYS = (400, 401, 403, 408, 431, 500)
 """Statuses of errors that every route can answer with: a bad head of the request, a key, a host name."""
-STORED = (404, 503)
+STORED = (404, 503, 507)
 """Those of routes to something stored."""
 READS = (413, 415, 429, 503)
 """Those of routes that read a body."""

@@ -104,8 +104,10 @@ class BackgroundRuns:
                     await self._end_abandoned()
                     await self._store.sweep()
             except ApiError:
-                # It was logged where it happened; the next tick tries again.
+                # It was logged where it happened; the next tick tries again. Other gateways could not say
+                # either that they live: they have a lease's time for it before anything of theirs is ended.
                 _log.warning("store of responses not looked after")
+                cared = time.monotonic()
             await asyncio.sleep(_TICK_S)
 
     async def close(self) -> None:
@@ -135,11 +137,21 @@ class BackgroundRuns:
         except Exception:
             _log.exception("background response failed", response=response.id)
             response.fail(internal(), int(time.time()))
-        with suppress(ApiError):
-            data = await request.written(lambda: encode_response(response))
-            if log is not None:
-                log.add([await request.written(lambda: final_event(response, log.number))])
-            await self._logs.finish(response.id, response.status, data)
+        data = await request.written(lambda: encode_response(response))
+        if log is not None:
+            log.add([await request.written(lambda: final_event(response, log.number))])
+        await self._keep_final(response.id, response.status, data)
+
+    async def _keep_final(self, response_id: str, status: Status, data: bytes) -> None:
+        """Store a final response, however long its store does not take it, as while its disk is full."""
+        backoff = Backoff(0.1, 5.0)
+        while True:
+            try:
+                await self._logs.finish(response_id, status, data)
+                return
+            except ApiError:
+                _log.warning("a response that has ended is not stored yet", response=response_id)
+            await asyncio.sleep(backoff.next_delay())
 
     async def _produce(self, request: ResponseRequest, cache_salt: str, log: EventLog | None) -> None:
         response, deadline = request.response, self._generation.deadline()
@@ -152,7 +164,9 @@ class BackgroundRuns:
                     ) as running:
                         await running.begin()
                         response.status = Status.IN_PROGRESS
-                        await self._store.update(response.id, response.status, encode_response(response))
+                        # What counts is its end, which the store may take by then.
+                        with suppress(ApiError):
+                            await self._store.update(response.id, response.status, encode_response(response))
                         await _finish(request, running, log)
                         return
             except ApiError as error:

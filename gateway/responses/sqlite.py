@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import aiosqlite
 
+from gateway.errors import ApiError
 from gateway.responses import sqlite_events, sqlite_items
 from gateway.responses.objects import Status
 from gateway.responses.store import (
@@ -19,7 +22,7 @@ from gateway.responses.store import (
     StoredResponse,
     StoreLimits,
 )
-from gateway.state import Database
+from gateway.state import RESERVE_BYTES, Database
 
 _VERSION = 1
 _SCHEMA = """
@@ -55,7 +58,7 @@ END;
 CREATE TRIGGER IF NOT EXISTS removed AFTER DELETE ON responses BEGIN
   UPDATE totals SET count = count - 1, bytes = bytes - old.bytes;
 END"""
-_COLUMNS = "id, owner, status, previous, response, items, runner"
+_COLUMNS = "responses.id, owner, status, previous, response, items, runner"
 _OPEN = "('queued', 'in_progress')"
 _CHAIN = """
 WITH RECURSIVE chain (id, previous, bytes, depth) AS (
@@ -70,9 +73,16 @@ SELECT id, previous, bytes FROM chain ORDER BY depth DESC"""
 class SqliteStore(ResponseStore):
     """A store that several gateways of one host may share."""
 
-    def __init__(self, path: Path, limits: StoreLimits, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        path: Path,
+        limits: StoreLimits,
+        *,
+        reserve_bytes: int = RESERVE_BYTES,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         schema = "\n\n".join((_SCHEMA, sqlite_events.SCHEMA, sqlite_items.SCHEMA))
-        self._database = Database(path, schema, _VERSION)
+        self._database = Database(path, schema, _VERSION, reserve_bytes=reserve_bytes)
         self._limits = limits
         self._clock = clock
 
@@ -84,7 +94,7 @@ class SqliteStore(ResponseStore):
     ) -> None:
         now = self._clock()
         size = len(record.response) + len(record.items)
-        async with self._database.transaction() as db:
+        async with self._database.transaction(size) as db:
             await db.execute(
                 "INSERT INTO responses (id, owner, status, previous, bytes, used, runner, lease, items, "
                 "response) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -103,7 +113,7 @@ class SqliteStore(ResponseStore):
     async def update(
         self, response_id: str, status: Status, response: bytes, last: EventBatch | None = None
     ) -> bool:
-        async with self._database.transaction() as db:
+        async def write(db: aiosqlite.Connection) -> bool:
             cursor = await db.execute(
                 "UPDATE responses SET status = ?, response = ?, bytes = length(items) + ?, used = ? "
                 f"WHERE id = ? AND status IN {_OPEN}",
@@ -117,8 +127,16 @@ class SqliteStore(ResponseStore):
             await self._forget(db)
             return changed
 
+        if status is Status.CANCELLED:
+            # As with a delete, a full disk must not keep it from being done.
+            return await self._database.essential(write)
+        size = len(response) + (0 if last is None else sum(map(len, last.events)))
+        async with self._database.transaction(size) as db:
+            return await write(db)
+
     async def add_events(self, batches: Mapping[str, EventBatch], dropped: Collection[str]) -> None:
-        async with self._database.transaction() as db:
+        size = sum(len(event) for batch in batches.values() for event in batch.events)
+        async with self._database.transaction(size) as db:
             for response_id, batch in batches.items():
                 if await db.execute_fetchall(
                     f"SELECT 1 FROM responses WHERE id = ? AND status IN {_OPEN}", (response_id,)
@@ -152,11 +170,13 @@ class SqliteStore(ResponseStore):
         return {item_id: data for item_id, data, _ in found}
 
     async def delete(self, owner: str, response_id: str) -> bool:
-        async with self._database.transaction() as db:
+        async def delete(db: aiosqlite.Connection) -> bool:
             cursor = await db.execute(
                 "DELETE FROM responses WHERE id = ? AND owner = ?", (response_id, owner)
             )
             return cursor.rowcount == 1
+
+        return await self._database.essential(delete)
 
     async def renew(self, runner: str, lease_s: float) -> set[str]:
         async with self._database.transaction() as db:
@@ -171,15 +191,14 @@ class SqliteStore(ResponseStore):
 
     async def abandoned(self) -> list[StoredResponse]:
         rows = await self._database.fetch(
-            f"SELECT {_COLUMNS}, next FROM responses LEFT JOIN streams ON streams.response_id = id "
+            f"SELECT {_COLUMNS}, next FROM responses LEFT JOIN streams ON streams.response_id = responses.id "
             f"AND NOT dropped WHERE runner IS NOT NULL AND lease < ? AND status IN {_OPEN}",
             (self._clock(),),
         )
         return [_record(row) for row in rows]
 
     async def sweep(self) -> None:
-        async with self._database.transaction() as db:
-            await self._forget(db)
+        await self._database.essential(self._forget)
 
     async def close(self) -> None:
         await self._database.close()
@@ -188,16 +207,22 @@ class SqliteStore(ResponseStore):
         return self._clock() - self._limits.max_age_s
 
     async def _use(self, ids: list[str], owner: str) -> list[StoredResponse]:
-        found = []
-        async with self._database.transaction() as db:
-            for response_id in ids:
-                rows = await db.execute_fetchall(
-                    f"UPDATE responses SET used = ? WHERE id = ? AND owner = ? AND used >= ? "
-                    f"RETURNING {_COLUMNS}",
-                    (self._clock(), response_id, owner, self._since()),
-                )
-                found += [_record(tuple(row)) for row in rows]
-        return found
+        """Those of the responses that are there, in this order."""
+        rows = await self._database.fetch(
+            f"SELECT {_COLUMNS} FROM json_each(?) JOIN responses ON responses.id = value "
+            "WHERE owner = ? AND used >= ? ORDER BY key",
+            (json.dumps(ids), owner, self._since()),
+        )
+        if rows:
+            # What can be read is read, though it cannot be written down that it was.
+            with suppress(ApiError):
+                async with self._database.transaction() as db:
+                    await db.execute(
+                        "UPDATE responses SET used = ? "
+                        "WHERE id IN (SELECT value FROM json_each(?)) AND owner = ?",
+                        (self._clock(), json.dumps(ids), owner),
+                    )
+        return [_record(row) for row in rows]
 
     async def _forget(self, db: aiosqlite.Connection) -> None:
         await db.execute(f"DELETE FROM responses WHERE used < ? AND status NOT IN {_OPEN}", (self._since(),))

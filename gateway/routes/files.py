@@ -27,7 +27,7 @@ def routes(service: BatchService) -> Routes:
 
     @router.post(
         "/v1/files",
-        operation("Upload a file of requests", FileObject, form=UploadForm, fails=READS),
+        operation("Upload a file of requests", FileObject, form=UploadForm, fails=(*READS, 507)),
     )
     async def upload() -> Response:
         return Deferred(service.upload)

@@ -101,7 +101,7 @@ def _making(router: Routes, service: ResponsesService) -> None:
             ResponsesRequest,
             event=ResponseEvent,
             further=further,
-            fails=ASKS,
+            fails=(*ASKS, 507),
         ),
     )
     async def create() -> Response:

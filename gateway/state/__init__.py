@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from gateway.state.database import Database
 from gateway.state.directory import StateDirectory
+from gateway.state.disk import RESERVE_BYTES
 
-__all__ = ["Database", "StateDirectory"]
+__all__ = ["RESERVE_BYTES", "Database", "StateDirectory"]

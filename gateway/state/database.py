@@ -3,62 +3,80 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aiosqlite
 
 from catenary.runtime import StartRefused
 from catenary.telemetry import get_logger
-from gateway.errors import ApiError, unavailable
+from gateway.errors import SERVER_ERROR, ApiError, unavailable
+from gateway.state.disk import RESERVE_BYTES, Disk
 
 _log = get_logger(__name__)
+_T = TypeVar("_T")
 _BUSY_S = 10.0
-_WAL_BYTES = 16 << 20
+_ANSWER_S = 30.0
+_PAGE = 4096
+# Pages of the write-ahead log, at most and at least, after which they are written to the database. Until then
+# both need room for them, and on a full disk it is the reserve that has it.
+_LOG_PAGES = 512
+_FEWEST_LOG_PAGES = 16
+_SMALL = 64 << 10
+# Pages of what was deleted that are given back in one go, and on a disk that has no room for so many.
+_GIVE_BACK = (1024, 32)
+_FULL_DISK = "disk_full"
+_INCREMENTAL = 2
 
 
 class Database:
     """One connection, used by one task at a time; its statements run in a thread of their own.
 
     Write-ahead log: readers and the writer of other processes do not wait for each other. A commit survives
-    the death of the process; the machine's own may take the last ones."""
+    the death of the process; the machine's own may take the last ones.
 
-    def __init__(self, path: Path, schema: str, version: int) -> None:
+    A disk that is full refuses what would be added, and nothing else: reading needs no room, and `essential`
+    statements have what `Disk` keeps."""
+
+    def __init__(self, path: Path, schema: str, version: int, *, reserve_bytes: int = RESERVE_BYTES) -> None:
         """Nothing is opened yet.
 
         Args:
             path: its file, in a directory that can be written.
             schema: statements that make what is not there yet, with a blank line between two.
             version: of the schema. There is no conversion from another.
+            reserve_bytes: of the disk that are kept for `essential` statements of all databases beside it.
         """
         self._path = path
         self._schema = schema
         self._version = version
-        self._connection = aiosqlite.connect(path, timeout=_BUSY_S, isolation_level=None)
+        self._disk = Disk(path.parent, reserve_bytes)
+        self._connection = self._connect()
         self._lock = asyncio.Lock()
         self._closed = False
 
     async def open(self) -> None:
-        """Open or make the database. Raises StartRefused: no SQLite file, or of another version."""
+        """Open or make the database; its files are for this user alone.
+
+        Raises StartRefused: no SQLite file, another version's, or on a disk that is full or read-only."""
         try:
-            await asyncio.to_thread(_try_to_open, self._path)
-        except sqlite3.Error:
-            raise self._refused() from None
-        await self._connection
-        try:
-            # Before the first table, or it has no effect: pages of what was deleted are given back.
-            await self._connection.execute("PRAGMA auto_vacuum = FULL")
-            await self._connection.execute("PRAGMA journal_mode = WAL")
-            await self._connection.execute("PRAGMA synchronous = NORMAL")
-            await self._connection.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
-            await self._connection.execute("PRAGMA foreign_keys = ON")
-            await self._prepare()
-        except (sqlite3.Error, StartRefused) as error:
-            await self._connection.close()
-            raise error if isinstance(error, StartRefused) else self._refused() from None
+            await self._open()
+        except sqlite3.Error as error:
+            # Opening writes a little.
+            if not await asyncio.to_thread(self._is_full, error):
+                raise self._refused(error) from None
+            await asyncio.to_thread(self._disk.give_up)
+            self._connection = self._connect()
+            try:
+                await self._open()
+            except sqlite3.Error as again:
+                raise self._refused(again) from None
+            await self._empty_log()
+        await asyncio.to_thread(self._disk.keep)
 
     async def close(self) -> None:
         """Close it. Whoever comes later is told that the store does not answer."""
@@ -67,53 +85,190 @@ class Database:
             await self._connection.close()
 
     @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[aiosqlite.Connection]:
+    async def transaction(self, size: int = 0) -> AsyncIterator[aiosqlite.Connection]:
         """Statements that count together or, if an exception leaves the block, not at all.
 
-        Raises ApiError 503 for what SQLite raises: the disk is full, the file is locked for too long."""
-        async with self._lock:
-            self._check_open()
+        Raises ApiError for what SQLite raises: 507 if the disk is full, 503 if the file is locked for too
+        long or cannot be written.
+
+        Args:
+            size: bytes that are added, if they may be many: they are refused before they fill the disk.
+        """
+        async with self._answering():
+            if size >= _SMALL and not await self._has_room(2 * size):
+                raise disk_full()
             try:
                 await self._connection.execute("BEGIN IMMEDIATE")
                 yield self._connection
                 await self._connection.commit()
             except sqlite3.Error as error:
-                _log.error("store failed", reason=str(error))
-                raise _no_answer() from None
+                raise await self._failed(error) from None
             finally:
                 # Does nothing after the commit.
                 with suppress(sqlite3.Error):
                     await self._connection.rollback()
 
+    async def essential(self, statements: Callable[[aiosqlite.Connection], Awaitable[_T]]) -> _T:
+        """Statements that delete or end something, as a transaction. A full disk does not keep them from it,
+        and what they free is given back. They may be run twice. Raises ApiError as `transaction` does."""
+        try:
+            async with self.transaction() as db:
+                done = await statements(db)
+        except ApiError as error:
+            if error.code != _FULL_DISK:
+                raise
+            await asyncio.to_thread(self._disk.give_up)
+            await self._empty_log()
+            async with self.transaction() as db:
+                done = await statements(db)
+        # It is done, whatever comes of this.
+        with suppress(ApiError):
+            await self._give_back()
+        await asyncio.to_thread(self._disk.keep)
+        return done
+
+    async def check_room(self, size: int) -> None:
+        """Raise ApiError 507 if the disk has no room for `size` bytes that are added in pieces."""
+        if size < _SMALL:
+            return
+        async with self._answering():
+            # Pieces are in the log and in the database for a while.
+            if not await self._has_room(size + size // 16 + min(size, 2 * _LOG_PAGES * _PAGE)):
+                raise disk_full()
+
     async def fetch(self, sql: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
-        """All rows of a query. Raises ApiError 503 as `transaction` does."""
-        async with self._lock:
-            self._check_open()
+        """All rows of a query. Raises ApiError as `transaction` does."""
+        async with self._answering():
             try:
                 rows = await self._connection.execute_fetchall(sql, values)
             except sqlite3.Error as error:
-                _log.error("store failed", reason=str(error))
-                raise _no_answer() from None
+                raise await self._failed(error) from None
         return [tuple(row) for row in rows]
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise _no_answer()
+    @asynccontextmanager
+    async def _answering(self) -> AsyncIterator[None]:
+        """Have the connection. Raises ApiError 503: it was closed, or others have it for too long."""
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                await self._lock.acquire()
+        except TimeoutError:
+            _log.error("store failed", store=self._path.name, reason=f"no answer for {_ANSWER_S:g} s")
+            raise _no_answer() from None
+        try:
+            if self._closed:
+                raise _no_answer()
+            yield
+        finally:
+            self._lock.release()
 
-    def _refused(self) -> StartRefused:
-        return StartRefused(f"--state-dir: {self._path} is no database that can be written")
+    async def _has_room(self, size: int) -> bool:
+        """Whether `size` bytes more can be written, and what the log holds be moved into the database."""
+        if await self._measured() >= size:
+            return True
+        # The log's own room is used again.
+        with suppress(sqlite3.Error):
+            await self._connection.execute_fetchall("PRAGMA wal_checkpoint(TRUNCATE)")
+        return await self._measured() >= size
+
+    async def _measured(self) -> int:
+        unused: int = await self._pragma("freelist_count")
+        return unused * _PAGE + await asyncio.to_thread(self._left)
+
+    def _left(self) -> int:
+        log = Path(f"{self._path}-wal")
+        return self._disk.free() - _SMALL - (log.stat().st_size if log.exists() else 0)
+
+    async def _empty_log(self) -> None:
+        async with self._answering():
+            with suppress(sqlite3.Error):
+                await self._connection.execute_fetchall("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    async def _give_back(self) -> None:
+        """Give the pages of what was deleted back to the disk, in steps: others have the database too."""
+        steps, before = list(_GIVE_BACK), None
+        while steps:
+            async with self._answering():
+                try:
+                    unused = await self._pragma("freelist_count")
+                    if not unused or unused == before:
+                        return
+                    await self._connection.execute_fetchall(f"PRAGMA incremental_vacuum({steps[0]})")
+                    await self._connection.execute_fetchall("PRAGMA wal_checkpoint(PASSIVE)")
+                    before = unused
+                except sqlite3.Error:
+                    steps.pop(0)
+
+    async def _failed(self, error: sqlite3.Error) -> ApiError:
+        _log.error("store failed", store=self._path.name, reason=str(error))
+        return disk_full() if await asyncio.to_thread(self._is_full, error) else _no_answer()
+
+    def _is_full(self, error: sqlite3.Error) -> bool:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN):
+            # So says SQLite where it cannot make the file that the processes share.
+            with suppress(OSError):
+                return self._disk.free() < _SMALL
+        return code == sqlite3.SQLITE_FULL
+
+    def _refused(self, error: sqlite3.Error) -> StartRefused:
+        if self._is_full(error):
+            place, name = self._path.parent, self._path.name
+            return StartRefused(
+                f"--state-dir: the disk of {place} is full: {name} cannot be opened ({error})"
+            )
+        if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_NOTADB:
+            return StartRefused(f"--state-dir: {self._path} is no database: move it away ({error})")
+        return StartRefused(f"--state-dir: {self._path} cannot be read and written ({error})")
+
+    def _connect(self) -> aiosqlite.Connection:
+        return aiosqlite.connect(self._path, timeout=_BUSY_S, isolation_level=None)
+
+    async def _open(self) -> None:
+        await asyncio.to_thread(_try_to_open, self._path)
+        await self._connection
+        try:
+            # Before the first table, or it has no effect: pages of what was deleted can be given back.
+            if await self._pragma("auto_vacuum") != _INCREMENTAL:
+                await self._connection.execute(f"PRAGMA auto_vacuum = {_INCREMENTAL}")
+            await self._connection.execute("PRAGMA journal_mode = WAL")
+            await self._connection.execute("PRAGMA synchronous = NORMAL")
+            pages = await asyncio.to_thread(self._log_pages)
+            await self._connection.execute(f"PRAGMA wal_autocheckpoint = {pages}")
+            await self._connection.execute(f"PRAGMA journal_size_limit = {2 * pages * _PAGE}")
+            # Some builds write zeros over what is deleted: on a full disk there is no room for these.
+            await self._connection.execute("PRAGMA secure_delete = FAST")
+            await self._connection.execute("PRAGMA foreign_keys = ON")
+            await self._prepare()
+        except (sqlite3.Error, StartRefused):
+            await self._connection.close()
+            raise
+
+    def _log_pages(self) -> int:
+        with suppress(OSError):
+            if reserve := self._disk.reserve():
+                return max(_FEWEST_LOG_PAGES, min(_LOG_PAGES, reserve // _PAGE // 2))
+        return _LOG_PAGES
 
     async def _prepare(self) -> None:
         await self._connection.execute("BEGIN IMMEDIATE")
-        async with self._connection.execute("PRAGMA user_version") as cursor:
-            row = await cursor.fetchone()
-        found = row[0] if row is not None else 0
+        found = await self._pragma("user_version")
         if found not in (0, self._version):
             raise StartRefused(f"--state-dir: {self._path} was made by another version; move it away")
         for statement in self._schema.split("\n\n"):
             await self._connection.execute(statement)
-        await self._connection.execute(f"PRAGMA user_version = {self._version}")
+        if found != self._version:
+            await self._connection.execute(f"PRAGMA user_version = {self._version}")
         await self._connection.commit()
+
+    async def _pragma(self, name: str) -> Any:
+        ((value,),) = await self._connection.execute_fetchall(f"PRAGMA {name}")
+        return value
+
+
+def disk_full() -> ApiError:
+    """507: the disk has no room for what is to be stored."""
+    message = "The server's disk is full: delete files or stored responses, or try again later."
+    return ApiError(507, message, kind=SERVER_ERROR, code=_FULL_DISK)
 
 
 def _no_answer() -> ApiError:
@@ -121,6 +276,13 @@ def _no_answer() -> ApiError:
 
 
 def _try_to_open(path: Path) -> None:
+    """Look whether it is a database, whose files are for this user alone."""
+    # SQLite gives the log and what the processes share the mode of the database.
+    with suppress(OSError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        for name in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
+            if name.exists() and name.stat().st_mode & 0o077:
+                name.chmod(0o600)
     connection = sqlite3.connect(path, timeout=_BUSY_S)
     try:
         connection.execute("PRAGMA schema_version")

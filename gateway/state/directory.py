@@ -14,7 +14,7 @@ _log = get_logger(__name__)
 
 
 class StateDirectory:
-    """A directory that only this user can read. `path` None: there is none, and nothing can be stored."""
+    """A directory whose files only this user can read. `path` None: there is none, nothing can be stored."""
 
     def __init__(self, path: Path | None, temporary: tempfile.TemporaryDirectory[str] | None = None) -> None:
         self.path = path
@@ -51,5 +51,10 @@ class StateDirectory:
 
 def _made(path: Path) -> Path:
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if path.stat().st_mode & 0o077:
+        # It was there before, and may hold something else that others are to see: its mode is left as it is.
+        _log.warning(
+            "others may list the state directory; the files in it are for this user alone", path=str(path)
+        )
     with tempfile.TemporaryFile(dir=path):
         return path

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from catenary.runtime import StartRefused
+from gateway.errors import ApiError
 from gateway.responses import SqliteStore, StoreLimits
 from gateway.responses.objects import Status
 from gateway.responses.store import ConversationTooLarge, EventBatch, StoredEvents, StoredResponse
@@ -48,6 +49,19 @@ async def test_only_the_owner_sees_a_response(store: SqliteStore) -> None:
     assert not await store.delete("you", "a")
     assert await store.delete("me", "a")
     assert await store.get("me", "a") is None
+
+
+async def test_reading_needs_no_write(store: SqliteStore, clock: Clock) -> None:
+    await store.add(record("a"))
+    await store.add(record("b", previous="a"))
+    # As on a disk that has become read-only, or has no room.
+    await store._database._connection.execute("PRAGMA query_only = ON")
+    clock.now += 1
+    assert await store.get("me", "a") == record("a")
+    assert await store.conversation("me", "b", 1000) == [record("a"), record("b", previous="a")]
+    with pytest.raises(ApiError) as refused:
+        await store.delete("me", "a")
+    assert (refused.value.status, refused.value.code) == (503, "store_unavailable")
 
 
 async def test_a_conversation_is_whole_or_not_there(store: SqliteStore) -> None:
