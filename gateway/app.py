@@ -78,13 +78,14 @@ class GatewayApp:
             client_ca=config.ssl_ca_certs,
         )
         self._tasks: list[asyncio.Task[None]] = []
+        self._leaving = False
         self.address = ""
         """Base URL once started, such as `http://127.0.0.1:8000`."""
 
     @property
     def ready(self) -> bool:
-        """Whether requests can be served."""
-        return self.peers.serve_any and not self._service.draining
+        """Whether requests can be served, and clients should come."""
+        return self.peers.serve_any and not self._leaving
 
     async def start(self) -> None:
         """Listen and begin to connect. Raises StartRefused: the port is in use, a store cannot be opened."""
@@ -109,7 +110,16 @@ class GatewayApp:
             task.result()
 
     async def stop(self, grace_s: float | None = None) -> None:
-        """Refuse new requests, give running ones `grace_s` (default: the option drain_s), then close."""
+        """Tell clients to go elsewhere, serving them for the time of the option drain_notice_s; then refuse
+        new requests, give running ones the time of drain_s, and close.
+
+        With `grace_s`, new requests are refused at once, and running ones have that time."""
+        self._leaving = True
+        self._server.leave()
+        if grace_s is None and self.peers.serve_any:
+            _log.info("leaving", notice_s=self._config.drain_notice_s)
+            await asyncio.sleep(self._config.drain_notice_s)
+        self._server.close_idle()
         await self._stored.pause()
         await self._service.drain(self._config.drain_s if grace_s is None else grace_s)
         self._pooling.cut_off()
@@ -139,9 +149,7 @@ class GatewayApp:
             routes.rerank.routes(self._pooling),
             routes.score.routes(self._pooling),
             routes.models.routes(self.peers.models),
-            routes.health.routes(
-                can_serve=lambda: self.peers.serve_any, draining=lambda: self._service.draining
-            ),
+            routes.health.routes(can_serve=lambda: self.peers.serve_any, draining=lambda: self._leaving),
             routes.metrics.routes(self._metrics),
         ]
         return [*routers, routes.openapi.routes(routers)]

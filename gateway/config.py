@@ -262,7 +262,16 @@ class GatewayConfig(ResumeOptions, ServiceConfig):
         description="Seconds without an answer of any tokenizer after which the gateway is not ready.",
     )
     max_outbound: int = Field(4096, ge=1, description="Submits that may wait to be sent to the router.")
-    drain_s: float = Field(30.0, ge=0, le=3600, description="Seconds that streams get to end at shutdown.")
+    drain_notice_s: float = Field(
+        5.0,
+        ge=0,
+        le=3600,
+        description="Seconds at shutdown in which new requests are still served, while /ready says draining "
+        "and each answer ends its connection, so that clients and load balancers go elsewhere in time.",
+    )
+    drain_s: float = Field(
+        30.0, ge=0, le=3600, description="Seconds that streams then get to end at shutdown."
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -6,15 +6,17 @@ import asyncio
 import errno
 import socket
 import ssl
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import uvicorn
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp
 
 from catenary.runtime import StartRefused
-from gateway.http.protocol import HttpLimits, limited_protocol
+from gateway.http.protocol import HttpLimits, LimitedHttpProtocol, limited_protocol
+from gateway.http.respond import Fields
 
 BACKLOG = 2048
 
@@ -77,18 +79,32 @@ class HttpServer:
         certfile: Path | None = None,
         keyfile: Path | None = None,
         client_ca: Path | None = None,
+        refusal_fields: Callable[[Headers], Fields] | None = None,
     ) -> None:
-        """Raises StartRefused for TLS files that cannot be used."""
+        """Make one, not listening yet. Raises StartRefused for TLS files that cannot be used.
+
+        Args:
+            app: what answers the requests.
+            host: address to listen on.
+            port: port to listen on; 0 takes a free one.
+            limits: of its connections.
+            keep_alive_s: seconds that an idle connection is kept.
+            certfile: certificate chain for HTTPS.
+            keyfile: its private key.
+            client_ca: CA of client certificates, which are then required.
+            refusal_fields: further headers, by a request's, of an answer that is given before `app` sees it.
+        """
         context = None if certfile is None or keyfile is None else _tls_context(certfile, keyfile, client_ca)
         self._host = host
         self._port = port
         self._scheme = "http" if context is None else "https"
         self._socket: socket.socket | None = None
         self._task: asyncio.Task[None] | None = None
+        self._protocol = limited_protocol(limits, refusal_fields)
         self._server = _PromptServer(
             uvicorn.Config(
                 app,
-                http=limited_protocol(limits),
+                http=self._protocol,
                 loop="none",
                 ws="none",
                 lifespan="off",
@@ -113,6 +129,19 @@ class HttpServer:
             await asyncio.sleep(_POLL_S)
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"{self._scheme}://{host}:{self._socket.getsockname()[1]}"
+
+    def leave(self) -> None:
+        """End each connection with its next answer, which says so. Go on listening."""
+        self._protocol.leaving = True
+        for connection in list(self._server.server_state.connections):
+            if isinstance(connection, LimitedHttpProtocol):
+                connection.leave()
+
+    def close_idle(self) -> None:
+        """Close the connections on which nothing is asked."""
+        for connection in list(self._server.server_state.connections):
+            if isinstance(connection, LimitedHttpProtocol) and connection.idle:
+                connection.transport.close()
 
     async def stop(self) -> None:
         """Stop listening, let answers that are being written end for a moment, close all connections."""

@@ -17,7 +17,7 @@ def routes(*, can_serve: Callable[[], bool], draining: Callable[[], bool]) -> Ro
 
     Args:
         can_serve: whether there is a session to the router, an engine that serves a model, and a tokenizer.
-        draining: whether the gateway takes nothing new; /ready then says so, and load balancers turn away.
+        draining: whether the gateway is about to stop; /ready then says so, and load balancers turn away.
     """
     router = Routes()
 

@@ -117,6 +117,8 @@ def plan(config: UpConfig, runtime: RuntimeDirectory, places: Places) -> tuple[C
                 stage=Stage.GATEWAY,
                 # Not on the command line, where every user of the machine could read them.
                 environment={GATEWAY_KEY_ENV: ",".join(config.api_key)} if config.api_key else {},
+                # All of them stop together: no client could go elsewhere meanwhile.
+                default_environment={"CATENARY_GATEWAY_DRAIN_NOTICE_S": "0"},
             )
             for index, port in enumerate(places.gateway_ports)
         ),
