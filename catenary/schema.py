@@ -17,6 +17,9 @@ MAX_BEAM_WIDTH = MAX_TOP_LOGPROBS // 2
 MAX_CACHE_SALT = 128
 """Longest `SequenceSpec.cache_salt`, in characters."""
 
+MAX_EOS_TOKEN_IDS = 64
+"""Most `ModelInfo.eos_token_ids`."""
+
 MAX_LABELS = 1024
 """Most classes of a model (`ModelInfo.labels`)."""
 

@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
+from catenary.addresses import MAX_UNIX_PATH_BYTES
+from catenary.runtime import StartRefused
+
 # Environment variables by which a person may set the secrets; children get them as files instead.
 CLIENT_SECRET_ENV = "CATENARY_CLIENT_SECRET"
 ENGINE_SECRET_ENV = "CATENARY_ENGINE_SECRET"
@@ -22,6 +25,8 @@ PREFIX = "catenary-"
 # Holds the supervisor's process id, and is locked for as long as it lives: the kernel lets go of a lock
 # however a process ends, and a process id may be another's by then.
 LOCK_NAME = "supervisor.pid"
+# The most that comes behind the temporary directory.
+_LONGEST_SOCKET = f"/{PREFIX}xxxxxxxx/tokenizer-9999.sock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +38,13 @@ class RuntimeDirectory:
 
     @classmethod
     def create(cls) -> RuntimeDirectory:
-        """Make a directory with its secrets, locked by this process; remove those of dead ones."""
+        """Make a directory with its secrets, locked by this process; remove those of dead ones.
+
+        Raises StartRefused if there is no place for it.
+        """
+        check_temporary_directory()
         remove_stale()
-        # The system's temporary directory, not the cache: a unix socket's path may have 107 bytes.
+        # The system's temporary directory, not the cache, since a unix socket's path is short.
         path = Path(tempfile.mkdtemp(prefix=PREFIX))
         directory = cls(path, _locked(path))
         directory.write_secret(directory.client_secret, os.environ.get(CLIENT_SECRET_ENV))
@@ -70,6 +79,26 @@ class RuntimeDirectory:
         shutil.rmtree(self.path, ignore_errors=True)
         if self._lock is not None:
             self._lock.close()
+
+
+def check_temporary_directory() -> None:
+    """See that sockets can be made in the temporary directory, by this process and those that it starts.
+
+    Raises StartRefused.
+    """
+    chosen = os.environ.get("TMPDIR")
+    if chosen and not (os.path.isdir(chosen) and os.access(chosen, os.W_OK | os.X_OK)):
+        raise StartRefused(f"TMPDIR: {chosen} is no directory that can be written")
+    try:
+        directory = tempfile.gettempdir()
+    except OSError:
+        raise StartRefused("no temporary directory can be written: set TMPDIR to one that can") from None
+    room = MAX_UNIX_PATH_BYTES - len(os.fsencode(directory))
+    if room < len(_LONGEST_SOCKET):
+        raise StartRefused(
+            f"TMPDIR: {directory} is too long for the sockets in it: choose one of at most "
+            f"{MAX_UNIX_PATH_BYTES - len(_LONGEST_SOCKET)} bytes"
+        )
 
 
 def _locked(directory: Path) -> TextIO:

@@ -159,6 +159,8 @@ class _ConstraintKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Constr
         {"begin": text, "end": text, "schema": a JSON schema | "texts": [text, ...], "without": [text, ...],
         "optional": true}: JSON, or one of the texts, or else any text that has none of `without` in it.
       stop_after_first: true: the output ends with the first tag. Absent: false.
+      only_tags: true, with at_least_one: tags with at most two spaces or newlines between them, and no other
+        text. Absent: false.
       otherwise: a JSON schema: in place of free text the output is tags alone or, without any, a JSON value of it.
     """
 
@@ -181,6 +183,8 @@ CONSTRAINT_KIND_STRUCTURAL_TAG: ConstraintKind.ValueType  # 4
     {"begin": text, "end": text, "schema": a JSON schema | "texts": [text, ...], "without": [text, ...],
     "optional": true}: JSON, or one of the texts, or else any text that has none of `without` in it.
   stop_after_first: true: the output ends with the first tag. Absent: false.
+  only_tags: true, with at_least_one: tags with at most two spaces or newlines between them, and no other
+    text. Absent: false.
   otherwise: a JSON schema: in place of free text the output is tags alone or, without any, a JSON value of it.
 """
 Global___ConstraintKind: _TypeAlias = ConstraintKind  # noqa: Y015

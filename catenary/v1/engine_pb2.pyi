@@ -750,6 +750,7 @@ class GetStatusResponse(_message.Message):
     ATTACHED_ROUTERS_FIELD_NUMBER: _builtins.int
     CORE_RESTARTS_FIELD_NUMBER: _builtins.int
     DEVICE_COUNTERS_FIELD_NUMBER: _builtins.int
+    TROUBLE_FIELD_NUMBER: _builtins.int
     state: Global___EngineState.ValueType
     activity: _builtins.str
     """What a starting engine is doing, for a progress line: "loading weights", "profiling"; and a serving one that still
@@ -761,6 +762,10 @@ class GetStatusResponse(_message.Message):
     """Routers this engine is attached to."""
     core_restarts: _builtins.int
     """Times that the core was started again after it died."""
+    trouble: _builtins.str
+    """The last failure that keeps the engine from serving: why its core died, or why a router refused the engine. Empty
+    once it is mended.
+    """
     @_builtins.property
     def model(self) -> _common_pb2.ModelInfo: ...
     @_builtins.property
@@ -785,10 +790,11 @@ class GetStatusResponse(_message.Message):
         attached_routers: _builtins.int = ...,
         core_restarts: _builtins.int = ...,
         device_counters: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        trouble: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_progress", b"_progress", "capacity", b"capacity", "load", b"load", "model", b"model", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_progress", b"_progress", "activity", b"activity", "attached_routers", b"attached_routers", "capacity", b"capacity", "core_restarts", b"core_restarts", "device_counters", b"device_counters", "load", b"load", "model", b"model", "progress", b"progress", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_progress", b"_progress", "activity", b"activity", "attached_routers", b"attached_routers", "capacity", b"capacity", "core_restarts", b"core_restarts", "device_counters", b"device_counters", "load", b"load", "model", b"model", "progress", b"progress", "state", b"state", "trouble", b"trouble"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__progress: _TypeAlias = _typing.Literal["progress"]  # noqa: Y015
     _WhichOneofArgType__progress: _TypeAlias = _typing.Literal["_progress", b"_progress"]  # noqa: Y015

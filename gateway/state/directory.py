@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Self
 
+from catenary.directories import NoHomeError, expanded
 from catenary.runtime import StartRefused
 from catenary.telemetry import get_logger
 
@@ -37,9 +38,9 @@ class StateDirectory:
             if not port:
                 temporary = tempfile.TemporaryDirectory(prefix="catenary-gateway-")
                 return cls(Path(temporary.name), temporary)
-            base = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser()
+            base = expanded(os.environ.get("XDG_STATE_HOME") or "~/.local/state")
             return cls(_made(base / "catenary" / f"gateway-{port}"))
-        except (OSError, RuntimeError):
+        except (OSError, NoHomeError):
             _log.warning("nothing can be stored: no directory for state can be written; see --state-dir")
             return cls(None)
 

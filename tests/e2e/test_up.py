@@ -30,14 +30,15 @@ STOP_S = 45.0
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     running = Up(tmp_path_factory.mktemp("up"))
     try:
-        running.ready_line = running.line_with("ready in", START_S)  # type: ignore[attr-defined]
+        running.request_line = running.line_with("try it: ", START_S)  # type: ignore[attr-defined]
+        assert f"{running.url}/v1 is served" in running.line_with("ready in", START_S)
         yield running
     finally:
         running.close()
 
 
-def test_ready_line_holds_a_request_that_answers(up: Up) -> None:
-    line: str = up.ready_line  # type: ignore[attr-defined]
+def test_a_request_is_shown_that_answers(up: Up) -> None:
+    line: str = up.request_line  # type: ignore[attr-defined]
     words = shlex.split(line[line.index("curl ") :])
     assert words[1] == f"{up.url}/v1/chat/completions"
     body = words[words.index("-d") + 1]

@@ -52,11 +52,14 @@ async def test_a_crashed_core_ends_its_sequences_and_is_started_again(fake_route
     assert router.tokens[3] == expected_tokens(PROMPT, 5)
     # The attachment outlived the core.
     assert len(fake_router.attachments) == 1
-    assert (await _status(engine, secrets.client)).core_restarts == 1
+    status = await _status(engine, secrets.client)
+    assert (status.core_restarts, status.trouble) == (1, "")
     assert router.load.generated_tokens >= sum(map(len, router.tokens.values()))
 
 
-async def test_heartbeats_go_on_and_submits_are_refused_while_the_core_is_dead(fake_router, start_engine):
+async def test_heartbeats_go_on_and_submits_are_refused_while_the_core_is_dead(
+    fake_router, secrets, start_engine
+):
     faults = ScriptedFaults(fail_restarts=3)
     engine = await start_engine(script=Script(faults=faults), core_restart_backoff_max_s=0.4)
     router = await fake_router.attached()
@@ -67,6 +70,7 @@ async def test_heartbeats_go_on_and_submits_are_refused_while_the_core_is_dead(f
     error = await router.refusal_of(1)
     assert error.code == common_pb2.ERROR_CODE_UNAVAILABLE
     assert error.retryable
+    assert (await _status(engine, secrets.client)).trouble.startswith("the engine's core died: ")
     await eventually(lambda: engine.app.hub.core_restarts == 4, "four starts")
     await eventually(lambda: router.load.state == engine_pb2.ENGINE_STATE_SERVING, "SERVING")
     assert len(router.loads) > before

@@ -17,8 +17,11 @@ from catenary.cli.up.ports import bracketed, loopback_of
 from catenary.cli.up.probe import EngineProbe, EngineProgress, GatewayProbe
 from catenary.cli.up.reporter import Reporter
 from catenary.cli.up.supervisor import Supervisor
+from catenary.directories import expanded
 
 POLL_S = 0.25
+# Where `catenary chat` looks for a server that it is not told of.
+DEFAULT_URL = "http://127.0.0.1:8000"
 SERVING_POLL_S = 2.0
 
 
@@ -42,11 +45,16 @@ class Deployment:
         self._specs = plan(config, runtime, places)
         self._ready = False
         self._told: dict[str, str] = {}
+        self._troubles: dict[str, str] = {}
         self._serving: set[str] = set()
         in_cache = cache / "logs" / str(places.gateway_ports[0])
-        log_dir = config.log_dir.expanduser() if config.log_dir else in_cache
+        self._log_dir = expanded(config.log_dir) if config.log_dir else in_cache
         self._supervisor = Supervisor(
-            self._specs, reporter=reporter, log_dir=log_dir, drain_s=config.drain_s, verbose=config.verbose
+            self._specs,
+            reporter=reporter,
+            log_dir=self._log_dir,
+            drain_s=config.drain_s,
+            verbose=config.verbose,
         )
         scheme = "https" if config.ssl_certfile else "http"
         self._urls = [
@@ -54,9 +62,14 @@ class Deployment:
         ]
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run until `stop` is set."""
-        await self._supervisor.run(stop, self._watch)
+        """Run until `stop` is set, then drain."""
+        await self._supervisor.run(stop, self._watch, self._drains)
         self._reporter.line("stopped")
+
+    def _drains(self) -> None:
+        self._reporter.line(
+            f"stopping: running requests get {self._config.drain_s:g} s to end; Ctrl-C again ends them now"
+        )
 
     async def _watch(self) -> None:
         """Follow the start to the ready line, and the engines for ever."""
@@ -79,6 +92,9 @@ class Deployment:
             await probe.close()
 
     def _tell(self, name: str, progress: EngineProgress) -> None:
+        if progress.trouble and self._troubles.get(name) != progress.trouble:
+            self._reporter.line(f"{name}: {progress.trouble} (log: {self._log_dir / f'{name}.log'})")
+        self._troubles[name] = progress.trouble
         if not self._ready:
             self._reporter.activity(name, progress.activity, progress.fraction)
         elif self._told.get(name) != progress.activity:
@@ -119,15 +135,36 @@ class Deployment:
             if config.first_tokenizer_port:
                 listening.append(f"tokenizer 127.0.0.1:{config.first_tokenizer_port}")
             lines.append(f"gRPC: {', '.join(listening)}, secret in {self._runtime.client_secret}")
-        path, question = _example(models)
-        key = " -H 'Authorization: Bearer '$API_KEY" if config.api_key or config.api_key_file else ""
-        insecure = " -k" if config.ssl_certfile else ""
+        lines.append(f"logs: {self._log_dir}")
+        lines.append(f"try it: {self._request()}")
+        if any(model.generates for model in models):
+            lines.append(f"talk to it: catenary chat{self._chat_options()}")
         lines.append(
-            f"ready in {time.monotonic() - self._started:.1f} s: "
-            f"curl{insecure} {self._urls[0]}{path} -H 'Content-Type: application/json'{key} "
-            f"-d {shlex.quote(json.dumps(question))}"
+            f"ready in {time.monotonic() - self._started:.1f} s: {self._urls[0]}/v1 is served; "
+            "Ctrl-C stops it"
         )
         return lines
+
+    def _request(self) -> str:
+        """A request that the deployment answers, as a command to paste."""
+        path, question = _example(self._places.models)
+        keyed = bool(self._config.api_key or self._config.api_key_file)
+        words = [
+            # A key is not shown: whoever pastes this sets the variable to one.
+            "API_KEY=...; curl" if keyed else "curl",
+            *(("-k",) if self._config.ssl_certfile else ()),
+            f"{self._urls[0]}{path}",
+            "-H 'Content-Type: application/json'",
+            *(('-H "Authorization: Bearer $API_KEY"',) if keyed else ()),
+            f"-d {shlex.quote(json.dumps(question))}",
+        ]
+        return " ".join(words)
+
+    def _chat_options(self) -> str:
+        """The options with which `catenary chat` reaches the deployment."""
+        url = "" if self._urls[0] == DEFAULT_URL else f" --url {self._urls[0]}"
+        key = " --api-key ..." if self._config.api_key or self._config.api_key_file else ""
+        return url + (" --insecure" if self._config.ssl_certfile else "") + key
 
 
 def _example(models: Sequence[ReadyModel]) -> tuple[str, dict[str, object]]:

@@ -11,6 +11,7 @@ from catenary.cli.up.config import UpConfig
 from catenary.cli.up.cpus import BIND_ENV, THREADS_ENV
 from catenary.cli.up.models import ReadyModel
 from catenary.cpus import EngineCpus, Placement, format_cpus
+from catenary.directories import expanded
 from catenary.runtime import module_command
 
 # Where a gateway finds its API keys, and where `catenary up` itself may have found them.
@@ -180,6 +181,7 @@ def _engine(
         "engine-secret-file": runtime.engine_secret,
         "engine-name": name,
         "model": model.directory,
+        "cache-dir": config.cache_dir and expanded(config.cache_dir),
         "role": config.engine_roles[place] if divides else None,
         "task": None if model.task == "auto" else model.task,
         "served-model-name": model.name,

@@ -21,6 +21,8 @@ class EngineProgress:
     serving: bool
     activity: str
     fraction: float | None = None
+    # The failure that keeps it from serving, if it knows one.
+    trouble: str = ""
 
 
 STATE_TEXTS = {
@@ -55,6 +57,7 @@ class EngineProbe:
             serving=serving,
             activity="serving" if serving else status.activity or STATE_TEXTS.get(status.state, "starting"),
             fraction=status.progress if status.HasField("progress") else None,
+            trouble=status.trouble,
         )
 
     async def close(self) -> None:

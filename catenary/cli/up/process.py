@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from catenary.cli.up.child import wrapped
@@ -15,6 +15,24 @@ from catenary.runtime import StartRefused
 
 LINE_LIMIT = 1 << 20
 LOG_LIMIT_BYTES = 16 << 20
+
+
+def reap_orphans(known: Collection[int | None]) -> list[int]:
+    """Wait for children of this process that have ended and are none of `known`; return their process ids.
+
+    The event loop waits for those that it started itself, and would miss one that was waited for here.
+    """
+    listed = [
+        int(word)
+        for file in Path("/proc/self/task").glob("*/children")
+        for word in file.read_text(encoding="ascii").split()
+    ]
+    reaped = []
+    for pid in listed:
+        if pid not in known:
+            with contextlib.suppress(ChildProcessError):
+                reaped += [ended for ended in (os.waitpid(pid, os.WNOHANG)[0],) if ended]
+    return reaped
 
 
 class ChildLog:
@@ -60,6 +78,8 @@ class ChildProcess:
         # Of the running process, or of the one that ended last.
         self.last_line = ""
         self._on_line = on_line
+        # The operating system knows the process already, and this object not yet its id.
+        self.starting = False
         self._process: asyncio.subprocess.Process | None = None
         self._ending = False
 
@@ -73,6 +93,7 @@ class ChildProcess:
         """Start the process and return its exit code (negative: the signal that ended it)."""
         reader_fd, writer_fd = os.pipe()
         self.last_line = ""
+        self.starting = True
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *wrapped(self.spec.command, self.spec.cpus),
@@ -87,6 +108,7 @@ class ChildProcess:
             os.close(reader_fd)
             raise
         finally:
+            self.starting = False
             os.close(writer_fd)
         process = self._process
         if self._ending:

@@ -141,7 +141,7 @@ def check_directories(config: UpConfig, cache: Path) -> None:
     if config.log_dir is None:
         require_writable(cache / "logs", "cache-dir")
     else:
-        require_writable(config.log_dir.expanduser(), "log-dir")
+        require_writable(config.log_dir, "log-dir")
 
 
 async def prepare(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 import signal
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from catenary.backoff import Backoff
 from catenary.cli.up.plan import ChildSpec, Stage
-from catenary.cli.up.process import ChildLog, ChildProcess
+from catenary.cli.up.process import ChildLog, ChildProcess, reap_orphans
 from catenary.cli.up.reporter import Reporter
 from catenary.runtime import StartRefused
 
@@ -28,6 +29,9 @@ REFUSAL_EXIT_CODES = (1, 2)
 REASON_CHARS = 400
 # What our services begin that line with; the child's name says the same.
 _PROGRAM = re.compile(r"(python -m )?(gateway|services\.\w+): ")
+# The first process of a container inherits those whose parent ended, and they stay zombies until it waits.
+INIT_PID = 1
+REAP_S = 5.0
 # What a process gets beyond the drain to end by itself.
 STOP_MARGIN_S = 5.0
 
@@ -66,8 +70,13 @@ class Supervisor:
         """Note that requests are being served: from now on a crash is repaired for ever."""
         self._ready = True
 
-    async def run(self, stop: asyncio.Event, watch: Callable[[], Awaitable[None]]) -> None:
-        """Run the processes, and `watch` beside them, until `stop` is set; then drain.
+    async def run(
+        self,
+        stop: asyncio.Event,
+        watch: Callable[[], Awaitable[None]],
+        drains: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Run the processes, and `watch` beside them, until `stop` is set; then call `drains`, and drain.
 
         Raises StartRefused (in an exception group) if a process cannot be started; nothing is left running.
         """
@@ -75,8 +84,11 @@ class Supervisor:
             async with asyncio.TaskGroup() as group:
                 keepers = {child: group.create_task(self._keep(child)) for child in self.children}
                 watcher = group.create_task(_as_coroutine(watch))
+                reaper = group.create_task(self._reap())
                 await stop.wait()
                 watcher.cancel()
+                reaper.cancel()
+                drains()
                 await self._drain(keepers)
         finally:
             for child in self.children:
@@ -103,6 +115,13 @@ class Supervisor:
             self._reporter.line(f"{end}; starting it again in {delay:g} s (log: {child.log.path})")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), delay)
+
+    async def _reap(self) -> None:
+        """As the first process of a container: take leave of what services had spawned when they ended."""
+        while os.getpid() == INIT_PID:
+            if not any(child.starting for child in self.children):
+                reap_orphans({child.pid for child in self.children})
+            await asyncio.sleep(REAP_S)
 
     def _give_up(self, child: ChildProcess, code: int) -> StartRefused:
         self._reporter.close()

@@ -40,7 +40,7 @@ class StartedEngine(Protocol):
 
 def start(options: CoreOptions, progress: Progress) -> tuple[StartedEngine, Callable[[BlockingLink], Loop]]:
     """Loads the model and makes it ready; and what makes its loop. Raises StartError."""
-    progress("looking for the model", 0.05)
+    progress("loading torch and the model's files", 0.05)
     directory, task = _find(options, progress)
     # Loaded here and not above: torch takes seconds, and its absence has to be reported over the link.
     if task is Task.GENERATE:

@@ -174,7 +174,7 @@ def _runner_maker(
 def _find_model(
     model: str, cache: Path | None, progress: Progress
 ) -> tuple[Path, Mapping[str, Any], DirectoryFacts]:
-    progress("looking for the model", 0.1)
+    progress("reading the model's files", 0.1)
     directory = prepare_model(model, cache_dir=cache, progress=lambda line: progress(line, None))
     config = check_directory(directory)
     facts = read_facts(directory, config)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from catenary.schema import MAX_EOS_TOKEN_IDS
 from services.engine.model.checks import read_json
 from services.engine.model.errors import ModelError
 
@@ -105,6 +106,10 @@ def _token_ids(value: Any, vocab_size: int, directory: Path) -> tuple[int, ...]:
     if value is None:
         return ()
     values = value if isinstance(value, list) else [value]
+    if len(values) > MAX_EOS_TOKEN_IDS:
+        raise ModelError(
+            f"model directory {directory} names {len(values)} eos_token_ids: {MAX_EOS_TOKEN_IDS} at most"
+        )
     for item in values:
         if not isinstance(item, int) or isinstance(item, bool) or not 0 <= item < vocab_size:
             raise ModelError(f"model directory {directory} names an eos_token_id outside its vocabulary")

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
+from catenary.directories import NoHomeError, expanded
 from services.engine.model.errors import ModelError
 from services.engine.model.http import Client, HttpStatus
 
@@ -58,7 +59,10 @@ def endpoint(environment: Mapping[str, str]) -> str:
 def known_directory(hub_id: str, environment: Mapping[str, str]) -> Path | None:
     """Where ModelScope's own library has put this model, None if it has not."""
     configured = environment.get("MODELSCOPE_CACHE", "").strip()
-    root = Path(configured).expanduser() if configured else Path.home() / ".cache" / "modelscope" / "hub"
+    try:
+        root = expanded(configured or "~/.cache/modelscope/hub")
+    except NoHomeError:
+        return None
     group, name = hub_id.split("/")
     for above in (root / "models", root, root / "hub" / "models", root / "hub"):
         for written in (name, name.replace(".", "___")):

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from catenary.directories import NoHomeError, cache_directory
 from catenary.runtime import module_command
 from services.engine.model.checks import check_directory
 from services.engine.model.errors import ModelError
@@ -28,9 +29,11 @@ Progress = Callable[[str], None]
 
 
 def default_cache_dir() -> Path:
-    """`$CATENARY_CACHE`, else `~/.cache/catenary`."""
-    configured = os.environ.get("CATENARY_CACHE")
-    return Path(configured).expanduser() if configured else Path.home() / ".cache" / "catenary"
+    """`$CATENARY_CACHE`, else `~/.cache/catenary`. Raises ModelError for a user without a home directory."""
+    try:
+        return cache_directory()
+    except NoHomeError as error:
+        raise ModelError(str(error)) from None
 
 
 def prepare_model(model: str, *, cache_dir: Path | None = None, progress: Progress = lambda _: None) -> Path:

@@ -72,6 +72,7 @@ class Attachment:
             lease = await self._open(call)
             self.attached, self.router = True, lease.router
             self._hub.routers.join(self._mailbox, lease.router)
+            self._hub.router_refusal = ""
             log.info("attached to a router", router=lease.router, epoch=lease.epoch, lease_s=lease.limit_s)
             await self._serve(call, lease)
         finally:

@@ -84,6 +84,9 @@ class EngineHub:
         self.admission: Admission | None = None
         self.progress = CoreProgress(activity="starting the core")
         self.core_restarts = 0
+        # For operators, each empty once it is mended: why the core died, and why a router refused the engine.
+        self.core_failure = ""
+        self.router_refusal = ""
 
     @property
     def state(self) -> engine_pb2.EngineState.ValueType:
@@ -163,6 +166,7 @@ class EngineHub:
         if self.ready is not None and ready != self.ready:
             self.routers.close("the engine's capacity changed")
         self._core, self.ready = core, ready
+        self.core_failure = ""
         self.admission = Admission(served_model_name, ready.model, ready.capacity, self._limits)
         self._watch.reset()
         self.profiles.core_ready(core)

@@ -106,6 +106,7 @@ class RouterLink:
         try:
             await attachment.run()
         except AttachRefused as exc:
+            self._hub.router_refusal = f"the router at {self._address} refused the engine: {exc}"
             self._say("the router refused this engine", str(exc), wait_s=self._times.refused_backoff_s)
             return self._times.refused_backoff_s
         except AttachLost as exc:

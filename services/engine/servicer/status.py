@@ -38,6 +38,7 @@ class StatusService(engine_pb2_grpc.EngineServiceServicer):
             attached_routers=len(hub.routers),
             core_restarts=hub.core_restarts,
             device_counters=hub.graphs.device,
+            trouble=hub.core_failure or hub.router_refusal,
         )
         if hub.ready is not None:
             response.model.CopyFrom(model_info(self._name, hub.ready))

@@ -57,6 +57,7 @@ class CoreSupervisor:
             finally:
                 await asyncio.shield(core.stop())
             delay = self._backoff.next_delay()
+            self._hub.core_failure = f"the engine's core died: {reason}"
             log.error("engine core is dead, starting another", reason=reason, wait_s=round(delay, 3))
             await asyncio.sleep(delay)
             self._hub.core_restarts += 1

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 
-from catenary.schema import MAX_LABEL_LENGTH, MAX_LABELS, revision_mismatch
+from catenary.schema import MAX_EOS_TOKEN_IDS, MAX_LABEL_LENGTH, MAX_LABELS, revision_mismatch
 from catenary.v1 import common_pb2, engine_pb2
 from services.router.admission import MAX_NAME_LENGTH, Refused
 
 MAX_FACT_LENGTH = 64
-MAX_EOS_TOKEN_IDS = 64
 MAX_TASKS = 8
 MAX_EMBEDDING_WIDTH = 1 << 16
 MAX_EMBEDDING_DIMENSIONS = 64

@@ -186,6 +186,11 @@ def test_an_engine_is_told_what_its_own_model_is_packed_as(runtime: RuntimeDirec
     assert shared == [True, False, False]
 
 
+def test_engines_keep_everything_in_the_chosen_cache(runtime: RuntimeDirectory, tmp_path: Path) -> None:
+    assert option(make_plan(runtime, cache_dir=tmp_path)["engine-0"], "cache-dir") == str(tmp_path)
+    assert option(make_plan(runtime)["engine-0"], "cache-dir") is None
+
+
 def test_ports_for_grpc_clients_can_be_off(runtime: RuntimeDirectory) -> None:
     specs = make_plan(runtime, router_port=0, tokenizer_port=0)
     assert option(specs["router"], "listen") == runtime.socket("router")

@@ -71,6 +71,26 @@ def test_exits_are_described() -> None:
     assert describe_exit(-signal.SIGKILL, "loading") == "was ended by SIGKILL"
 
 
+def test_the_first_process_of_a_container_takes_leave_of_orphans() -> None:
+    code = """
+import ctypes, os, subprocess, sys, time
+from pathlib import Path
+from catenary.cli.up.process import reap_orphans
+PR_SET_CHILD_SUBREAPER = 36
+ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+own = subprocess.Popen(["sleep", "0"])
+# A child that ends before what it has started itself.
+orphan = int(subprocess.check_output(["sh", "-c", "sleep 0 >/dev/null & echo $!"]))
+state = lambda pid: Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+while state(own.pid) != "Z" or state(orphan) != "Z":
+    time.sleep(0.01)
+assert reap_orphans({own.pid, None}) == [orphan]
+assert reap_orphans({own.pid, None}) == []
+assert own.wait() == 0
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
 async def test_killed_child_is_started_again_and_all_end(tmp_path: Path) -> None:
     supervisor, reporter = make(tmp_path, spec("a", SLEEPER), spec("b", SLEEPER, Stage.TOKENIZER))
     stop = asyncio.Event()

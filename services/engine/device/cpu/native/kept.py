@@ -12,6 +12,7 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
+from catenary.directories import NoHomeError, cache_directory
 from catenary.telemetry import get_logger
 from services.engine.device.cpu.native.compiler import BuildError
 
@@ -30,9 +31,9 @@ def kernel_directory(cache: Path | None) -> Path:
     if cache is not None:
         return cache / "native"
     try:
-        return Path(os.environ.get("CATENARY_CACHE") or "~/.cache/catenary").expanduser() / "native"
-    except RuntimeError:
-        raise BuildError("there is no home directory to keep the kernels in: set CATENARY_CACHE") from None
+        return cache_directory() / "native"
+    except NoHomeError as error:
+        raise BuildError(str(error)) from None
 
 
 def seal(library: Path, name: str) -> None:

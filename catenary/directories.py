@@ -1,0 +1,39 @@
+"""A user's directories: where a cache and state are kept for somebody who chose no place."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from pathlib import Path
+
+CACHE_ENV = "CATENARY_CACHE"
+
+
+class NoHomeError(Exception):
+    """The process's user has no home directory, as in a container that runs under any number. One line."""
+
+
+def home_directory() -> Path:
+    """Return `$HOME`; where it is not set or empty, what the passwd file says. Raises NoHomeError."""
+    if home := os.environ.get("HOME"):
+        return Path(home)
+    try:
+        return Path(pwd.getpwuid(os.getuid()).pw_dir)
+    except KeyError:
+        raise NoHomeError(f"user {os.getuid()} has no home directory: set HOME or {CACHE_ENV}") from None
+
+
+def expanded(path: str | Path) -> Path:
+    """Return the path with a leading `~` resolved. Raises NoHomeError where there is none for it."""
+    text = os.fspath(path)
+    if text == "~" or text.startswith("~/"):
+        return home_directory() / text[2:]
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise NoHomeError(f"{text.split('/')[0]}: there is no such user") from None
+
+
+def cache_directory() -> Path:
+    """Return `$CATENARY_CACHE`, else `~/.cache/catenary`. Raises NoHomeError."""
+    return expanded(os.environ.get(CACHE_ENV) or "~/.cache/catenary")

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import os
+import pwd
+from pathlib import Path
+
+import pytest
+
+from catenary.cli.runtime_directory import check_temporary_directory
+from catenary.cli.up.layout import cache_directory as cache_of_up
+from catenary.cli.up.layout import require_writable
+from catenary.directories import NoHomeError, cache_directory, expanded, home_directory
+from catenary.runtime import StartRefused
+from services.engine.model import ModelError, default_cache_dir
+
+
+@pytest.fixture
+def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user number that the passwd file does not know, and no HOME."""
+
+    def unknown(uid: int) -> pwd.struct_passwd:
+        raise KeyError(uid)
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    for name in ("HOME", "CATENARY_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize("home", ["", None])
+def test_an_empty_home_is_none(home: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME", raising=False)
+    if home is not None:
+        monkeypatch.setenv("HOME", home)
+    assert home_directory() == Path(pwd.getpwuid(os.getuid()).pw_dir)
+    assert expanded("~/a") == home_directory() / "a"
+
+
+def test_paths_are_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/h")
+    monkeypatch.delenv("CATENARY_CACHE", raising=False)
+    assert [expanded(text) for text in ("~", "~/a", "/a", "a")] == list(map(Path, ("/h", "/h/a", "/a", "a")))
+    assert cache_directory() == Path("/h/.cache/catenary")
+    monkeypatch.setenv("CATENARY_CACHE", "~/c")
+    assert cache_directory() == Path("/h/c")
+    with pytest.raises(NoHomeError, match="there is no such user"):
+        expanded("~nobody-of-this-name/a")
+
+
+@pytest.mark.usefixtures("homeless")
+def test_a_user_without_a_home_is_told_what_to_set(tmp_path: Path) -> None:
+    with pytest.raises(StartRefused, match="home directory: set HOME or CATENARY_CACHE, or give --cache"):
+        cache_of_up(None)
+    with pytest.raises(StartRefused, match=r"--log-dir: user \d+ has no home directory"):
+        require_writable(Path("~/logs"), "log-dir")
+    with pytest.raises(ModelError, match="has no home directory"):
+        default_cache_dir()
+    assert cache_of_up(tmp_path) == tmp_path
+
+
+def test_a_temporary_directory_that_is_none_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_temporary_directory()
+    for missing in (tmp_path / "none", tmp_path / "file"):
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("TMPDIR", str(missing))
+        with pytest.raises(StartRefused, match="is no directory that can be written"):
+            check_temporary_directory()
+
+
+def test_a_temporary_directory_has_room_for_the_names_of_sockets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 90)
+    long.mkdir()
+    monkeypatch.setenv("TMPDIR", str(long))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    with pytest.raises(
+        StartRefused, match=r"is too long for the sockets in it: choose one of at most \d+ bytes"
+    ):
+        check_temporary_directory()
+
+
+def test_no_temporary_directory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> str:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.delenv("TMPDIR", raising=False)
+    monkeypatch.setattr("tempfile.gettempdir", none)
+    with pytest.raises(StartRefused, match="no temporary directory can be written: set TMPDIR"):
+        check_temporary_directory()
