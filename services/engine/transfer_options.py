@@ -39,8 +39,9 @@ class TransferOptions(BaseModel):
     )
     kv_transfer_directory: Path | None = Field(
         None,
-        description="Directory of the sockets of connector shm, which all engines of a host must see. "
-        "Absent: catenary-kv-UID in the system's directory for temporary files.",
+        description="Directory that all engines of a host see: connector shm has its sockets in kv-UID "
+        "there, which is for the user alone. Absent: catenary-kv-UID in the system's directory for temporary "
+        "files.",
     )
     kv_transfer_timeout_s: float = Field(
         10.0,

@@ -5,6 +5,7 @@ deploy/mutants/mutations.py names for each of its mutations the test here, or el
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -182,6 +183,16 @@ def test_a_mask_and_lengths_are_not_given_to_the_kernel_together(opened: Opener)
     out = device.attend_prefill(tensors[0], tensors[0], tensors[0], tensors[1], 0.35, lengths=tensors[2])
     expected = scaled_dot_product_attention(query, query, query, attn_mask=mask, scale=0.35)
     torch.testing.assert_close(out.cpu(), expected)
+
+
+def test_a_lock_that_somebody_else_made_is_not_written_to(tmp_path: Path) -> None:
+    settings = sim.SimSettings(lock_directory=tmp_path, modules=1)
+    (tmp_path / "precious").write_text("kept")
+    lock = tmp_path / f"catenary-sim-{os.getuid()}-module-0.lock"
+    lock.symlink_to(tmp_path / "precious")
+    with pytest.raises(RuntimeError, match="Device acquire failed"):
+        acquire(settings, {})
+    assert (tmp_path / "precious").read_text() == "kept"
 
 
 def test_a_card_of_another_process_is_named_as_taken(

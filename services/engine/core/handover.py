@@ -236,6 +236,7 @@ def _tls(options: CoreOptions) -> TlsPaths | None:
 
 
 def _directory(options: CoreOptions) -> Path:
+    # One for this user alone: others may write to the temporary directory, and to many a shared volume.
     if options.kv_transfer_directory:
-        return Path(options.kv_transfer_directory).expanduser()
-    return Path(tempfile.gettempdir()) / f"catenary-kv-{os.getuid()}"
+        return Path(options.kv_transfer_directory).expanduser() / f"kv-{os.geteuid()}"
+    return Path(tempfile.gettempdir()) / f"catenary-kv-{os.geteuid()}"

@@ -9,6 +9,7 @@ is the socket alone; those of engines that were killed are removed by whoever st
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
@@ -45,6 +46,7 @@ class ShmConnector(Connector):
     def serve(self, source: BlockSource) -> str:
         directory = self.settings.directory
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_own(directory)
         sweep(directory)
         fresh = directory / secrets.token_hex(8)
         listener = socket.socket(socket.AF_UNIX)
@@ -81,6 +83,16 @@ class ShmConnector(Connector):
             self._path.unlink(missing_ok=True)
         if self._server is not None:
             self._server.close()
+
+
+def _check_own(directory: Path) -> None:
+    """Raises OSError if others made the directory, whose name they can guess, or may change what is in it:
+    they could take sockets away, or put their own there."""
+    status = directory.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+        raise PermissionError(errno.EPERM, f"{directory} is another user's, or a link: remove it")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(errno.EPERM, f"others may write to {directory}: chmod go-w mends that")
 
 
 def sweep(directory: Path) -> int:

@@ -289,6 +289,23 @@ def test_an_engine_that_starts_beside_another_leaves_its_socket(
     serving.server.close()
 
 
+def test_a_directory_that_others_made_or_may_write_to_is_not_taken(tmp_path: Path) -> None:
+    theirs, open_to_all, link = tmp_path / "theirs", tmp_path / "open", tmp_path / "link"
+    for path in (theirs, open_to_all):
+        path.mkdir()
+    open_to_all.chmod(0o777)
+    link.symlink_to(tmp_path)
+    if os.geteuid() == 0:
+        os.chown(theirs, 65534, 65534)
+        with pytest.raises(OSError, match="another user's"):
+            Serving(BUILTIN["shm"], theirs)
+    with pytest.raises(OSError, match="chmod go-w"):
+        Serving(BUILTIN["shm"], open_to_all)
+    with pytest.raises(OSError, match="or a link"):
+        Serving(BUILTIN["shm"], link)
+    assert list(open_to_all.iterdir()) == []
+
+
 def test_what_a_sweep_leaves_alone(tmp_path: Path) -> None:
     (tmp_path / "file.kv").write_text("no socket")
     (tmp_path / "link.kv").symlink_to("/etc/passwd")

@@ -144,6 +144,8 @@ def test_a_connection_that_cannot_be_wrapped_is_a_fault_and_closed(
     accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     accepted.close()
     listener.close()
+    # Of tests that ran before.
+    gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     fault = fault_of(lambda: connector._dialled(dialled, host, time.monotonic() + 5))
     assert fault is (TransferFault.BUSY if host == "127.0.0.1" else TransferFault.UNREACHABLE)

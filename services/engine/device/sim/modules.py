@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TextIO
 
 from services.engine.device.sim.errors import acquire_failed
@@ -35,7 +36,7 @@ def acquire(settings: SimSettings, environment: Mapping[str, str]) -> TextIO:
         raise acquire_failed("no driver is loaded")
     modules = visible_modules(environment, settings)
     for module in modules:
-        file = (settings.lock_directory / f"catenary-sim-{os.getuid()}-module-{module}.lock").open("w")
+        file = _lock_file(settings.lock_directory / f"catenary-sim-{os.getuid()}-module-{module}.lock")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -43,3 +44,15 @@ def acquire(settings: SimSettings, environment: Mapping[str, str]) -> TextIO:
         else:
             return file
     raise acquire_failed(f"module id {','.join(map(str, modules))}")
+
+
+def _lock_file(path: Path) -> TextIO:
+    """Opens or makes it. Raises SimError if it is not this user's: others can guess its name."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise acquire_failed(f"{path}: {error.strerror}") from None
+    if os.fstat(descriptor).st_uid != os.getuid():
+        os.close(descriptor)
+        raise acquire_failed(f"{path} is another user's")
+    return os.fdopen(descriptor, "r+")
