@@ -8,6 +8,7 @@ from catenary.telemetry import get_logger
 from gateway import routes
 from gateway.application import guarded, routed
 from gateway.config import GatewayConfig
+from gateway.cross_origin import CrossOrigin
 from gateway.generation import GenerationService, PromptService
 from gateway.http import HttpLimits, HttpServer
 from gateway.limits import LimitGate, limiter_of
@@ -58,9 +59,10 @@ class GatewayApp:
         self.routers = self._made_routers()
         """All routes, the OpenAPI document's among them."""
         app = routed(self.routers)
+        cross_origin = CrossOrigin(config.cors_allow_origins)
         self._stored.use(app if self._limiter is None else LimitGate(app, self._limiter))
         self._server = HttpServer(
-            guarded(app, config, self._metrics.observe_http, self._limiter),
+            guarded(app, config, self._metrics.observe_http, self._limiter, cross_origin),
             host=config.host,
             port=config.port,
             limits=HttpLimits(
@@ -76,6 +78,7 @@ class GatewayApp:
             certfile=config.ssl_certfile,
             keyfile=config.ssl_keyfile,
             client_ca=config.ssl_ca_certs,
+            refusal_fields=cross_origin.fields,
         )
         self._tasks: list[asyncio.Task[None]] = []
         self._leaving = False

@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
@@ -128,9 +129,10 @@ class GatewayMetrics:
         """Count a sequence that was tried for long enough."""
         self._given_up.labels(cause).inc()
 
-    def page(self) -> bytes:
+    def page(self, accept: str) -> tuple[bytes, str]:
         """The text that Prometheus scrapes."""
-        return generate_latest(self.registry)
+        encode, media_type = choose_encoder(accept)
+        return encode(self.registry), media_type
 
     def _counter(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
         return Counter(name, text, _MODEL + labels, registry=self.registry)

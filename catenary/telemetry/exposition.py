@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
 
 MAX_CONNECTIONS = 16
 REQUEST_BYTES = 8192
@@ -64,9 +64,20 @@ class MetricsServer:
         elif words[1].split(b"?", 1)[0] != b"/metrics":
             status, kind, body = "404 Not Found", "text/plain", b"try /metrics\n"
         else:
-            status, kind, body = "200 OK", CONTENT_TYPE_LATEST, generate_latest(self._registry)
+            encode, kind = choose_encoder(_accept(head))
+            status, body = "200 OK", encode(self._registry)
         header = (
             f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
             "Connection: close\r\n\r\n"
         ).encode()
         return header if words[0] == b"HEAD" else header + body
+
+
+def _accept(head: bytes) -> str:
+    """The media types that a scraper takes."""
+    found = []
+    for line in head.split(b"\r\n")[1:]:
+        name, _, value = line.partition(b":")
+        if name.strip().lower() == b"accept":
+            found.append(value.decode("latin-1").strip())
+    return ",".join(found)

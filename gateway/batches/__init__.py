@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.batches.files import FileLimits, FileStore, file_not_found
 from gateway.batches.job import JobLimits
-from gateway.batches.objects import Batch, FileObject
+from gateway.batches.objects import BATCH_ID, FILE_ID, Batch, FileObject
 from gateway.batches.runner import BatchRunner, RunnerLimits
 from gateway.batches.schema import SCHEMA, VERSION
 from gateway.batches.service import BatchLimits, BatchService
@@ -12,6 +12,8 @@ from gateway.batches.store import BatchStore
 from gateway.batches.upload import UploadForm
 
 __all__ = [
+    "BATCH_ID",
+    "FILE_ID",
     "SCHEMA",
     "VERSION",
     "Batch",

@@ -6,6 +6,10 @@ from enum import StrEnum
 
 import msgspec
 
+FILE_ID = "file-"
+BATCH_ID = "batch_"
+"""How ids of files and of batches begin."""
+
 
 class Purpose(StrEnum):
     """What a file is for."""

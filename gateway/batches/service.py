@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from catenary.telemetry import new_id
 from gateway.auth import cache_salt_of, owner_of
 from gateway.batches.files import FileStore
-from gateway.batches.objects import Batch, Purpose
+from gateway.batches.objects import BATCH_ID, FILE_ID, Batch, Purpose
 from gateway.batches.runner import BatchRunner
 from gateway.batches.store import BatchStore, ClaimedBatch
 from gateway.batches.upload import Upload, declared_bytes, read_upload
@@ -55,7 +55,7 @@ class BatchService:
 
     async def upload(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Store the file of a form. Raises ApiError, or ClientGone; nothing is stored then."""
-        owner, file_id = owner_of(scope), new_id("file-")
+        owner, file_id = owner_of(scope), new_id(FILE_ID)
         request = Request(scope, receive)
         with self._generation.place():
             await self.files.begin(owner, file_id, declared_bytes(request, self._limits.max_file_bytes))
@@ -89,7 +89,7 @@ class BatchService:
                     "Invalid 'input_file_id': the file's purpose is not batch.", "input_file_id"
                 )
             batch = Batch(
-                id=new_id("batch_"),
+                id=new_id(BATCH_ID),
                 endpoint=request.endpoint,
                 input_file_id=file.id,
                 completion_window=request.completion_window,
@@ -97,7 +97,7 @@ class BatchService:
                 expires_at=int(now + request.window_s),
                 metadata=request.metadata,
             )
-            claim = ClaimedBatch(batch, owner, cache_salt_of(scope), new_id("file-"), new_id("file-"))
+            claim = ClaimedBatch(batch, owner, cache_salt_of(scope), new_id(FILE_ID), new_id(FILE_ID))
             after = request.output_expires_after
             await self.batches.add(claim, self._limits.keep_s if after is None else float(after.seconds))
             self._runner.wake()

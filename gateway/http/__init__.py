@@ -9,7 +9,7 @@ from gateway.http.disconnect import ClientGone, ClientWatch, SlowReader
 from gateway.http.parts import PartSender, part_sender
 from gateway.http.protocol import HttpLimits
 from gateway.http.query import Choice, Integer, Parameter, Text, query_of
-from gateway.http.respond import Deferred, error_response, send_error, send_json
+from gateway.http.respond import Deferred, Fields, error_response, send_error, send_json
 from gateway.http.server import HttpServer
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "ClientWatch",
     "Deferred",
     "Deleted",
+    "Fields",
     "HttpLimits",
     "HttpServer",
     "Integer",

@@ -18,7 +18,7 @@ from gateway.errors import ApiError, bad_request, internal
 from gateway.http.disconnect import ClientGone, SlowReader
 from gateway.http.protocol import DROP_EXTENSION
 from gateway.http.request_id import REQUEST_ID, request_id_of
-from gateway.http.respond import send_error
+from gateway.http.respond import Fields, send_error
 
 _log = get_logger(__name__)
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
@@ -40,7 +40,13 @@ class RequestContext:
     The ids that the system uses inside are always its own."""
 
     def __init__(
-        self, app: ASGIApp, *, allowed_hosts: Sequence[str] | None, observe: Observer, stall_s: float
+        self,
+        app: ASGIApp,
+        *,
+        allowed_hosts: Sequence[str] | None,
+        observe: Observer,
+        stall_s: float,
+        answer_fields: Callable[[Headers], Fields] = lambda _: (),
     ) -> None:
         """Wrap `app`.
 
@@ -49,8 +55,10 @@ class RequestContext:
             allowed_hosts: names that are answered; None: localhost and IP addresses; with "*": any.
             observe: is told of each request when it is over.
             stall_s: seconds that a client may leave its answer unread before it is dropped.
+            answer_fields: headers, by a request's, that its answer has besides its own.
         """
         self._app = app
+        self._answer_fields = answer_fields
         self._observe = observe
         self._stall_s = stall_s
         self._names = None if allowed_hosts is None else frozenset(name.lower() for name in allowed_hosts)
@@ -61,7 +69,8 @@ class RequestContext:
         headers = Headers(scope=scope)
         own_id = request_id_of(headers)
         started = time.perf_counter()
-        answer = _Answer(scope, send, own_id, self._stall_s)
+        fields = ((REQUEST_ID.encode(), own_id.encode()), *self._answer_fields(headers))
+        answer = _Answer(scope, send, fields, self._stall_s)
         parent = headers.get("traceparent")
         hidden = scope["path"] in _UNLOGGED
         span = unrecorded(parent) if hidden else start_span("request", parent, server=True)
@@ -132,12 +141,12 @@ class RequestContext:
 
 
 class _Answer:
-    """A request's `send`: adds the request id, and drops a client that leaves its answer unread."""
+    """A request's `send`: adds headers, and drops a client that leaves its answer unread."""
 
-    def __init__(self, scope: Scope, send: Send, request_id: str, stall_s: float) -> None:
+    def __init__(self, scope: Scope, send: Send, fields: Fields, stall_s: float) -> None:
         self._scope = scope
         self._send = send
-        self._request_id = request_id.encode()
+        self._fields = fields
         self._stall_s = stall_s
         self._dropped = False
         self._loop = asyncio.get_running_loop()
@@ -153,7 +162,11 @@ class _Answer:
         if self._dropped:
             raise SlowReader
         if message["type"] == "http.response.start":
-            message["headers"] = [*message.get("headers", ()), (REQUEST_ID.encode(), self._request_id)]
+            own = message.get("headers", ())
+            # An answer to what a browser asks before it calls has those of CORS.
+            names = {name for name, _ in own if name.startswith(b"access-control-")}
+            added = [field for field in self._fields if not names or not field[0].startswith(b"access-")]
+            message["headers"] = [*own, *added]
         self._began = self._loop.time()
         if self._timer is None:
             self._timer = self._loop.call_later(self._stall_s, self._look)

@@ -5,6 +5,16 @@ from __future__ import annotations
 from gateway.openapi.direct import DirectRoutes
 from gateway.openapi.document import document
 from gateway.openapi.operation import ASKS, READS, STORED, Operation, operation
-from gateway.openapi.routing import Routes
+from gateway.openapi.routing import DescribedRoute, Routes
 
-__all__ = ["ASKS", "READS", "STORED", "DirectRoutes", "Operation", "Routes", "document", "operation"]
+__all__ = [
+    "ASKS",
+    "READS",
+    "STORED",
+    "DescribedRoute",
+    "DirectRoutes",
+    "Operation",
+    "Routes",
+    "document",
+    "operation",
+]

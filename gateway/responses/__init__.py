@@ -7,11 +7,13 @@ from gateway.responses.events import ResponseEvent
 from gateway.responses.items import Item
 from gateway.responses.library import Library, page, stored_items
 from gateway.responses.objects import InputTokens, Response
+from gateway.responses.request import ID_PREFIX
 from gateway.responses.service import ResponsesService
 from gateway.responses.sqlite import SqliteStore
 from gateway.responses.store import ResponseStore, StoreLimits
 
 __all__ = [
+    "ID_PREFIX",
     "BackgroundRuns",
     "InputTokens",
     "Item",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.metrics import GatewayMetrics
@@ -13,8 +14,10 @@ def routes(metrics: GatewayMetrics) -> Routes:
     """The route."""
     router = Routes()
 
-    @router.get("/metrics", operation("Prometheus metrics", str, media_type=CONTENT_TYPE_LATEST))
-    async def page() -> Response:
-        return Response(metrics.page(), media_type=CONTENT_TYPE_LATEST)
+    @router.head("/metrics", None)
+    @router.get("/metrics", operation("Prometheus metrics", str, media_type=CONTENT_TYPE_PLAIN_0_0_4))
+    async def page(request: Request) -> Response:
+        content, media_type = metrics.page(request.headers.get("accept", ""))
+        return Response(content, headers={"content-type": media_type})
 
     return router

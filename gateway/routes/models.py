@@ -6,7 +6,6 @@ import msgspec
 from starlette.responses import Response
 
 from catenary.v1 import common_pb2, router_pb2
-from gateway.errors import model_not_found
 from gateway.http import json_response
 from gateway.openapi import Routes, operation
 from gateway.text import ModelBoard, tasks_of
@@ -51,14 +50,17 @@ def routes(models: ModelBoard) -> Routes:
     """The routes. Ids may contain slashes."""
     router = Routes()
 
+    @router.head("/v1/models", None)
     @router.get("/v1/models", operation("List the served models", ModelList))
     async def list_models() -> Response:
         return json_response(ModelList([describe(model) for model in models.served]))
 
+    @router.head("/v1/models/{model_id:path}", None)
     @router.get("/v1/models/{model_id:path}", operation("Describe a served model", ModelCard, fails=(404,)))
     async def get_model(model_id: str) -> Response:
         if not model_id:
-            raise model_not_found(model_id)
+            # Clients join the base URL and the path in their own ways.
+            return await list_models()
         return json_response(describe(models.info(model_id)))
 
     return router

@@ -21,6 +21,7 @@ def routes(routers: Sequence[Routes]) -> Routes:
     def encoded() -> bytes:
         return msgspec.json.encode(document([*routers, router], __version__))
 
+    @router.head("/openapi.json", None)
     @router.get("/openapi.json", operation("This document", dict[str, Any]))
     async def openapi() -> Response:
         return Response(encoded(), media_type="application/json")

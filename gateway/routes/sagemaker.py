@@ -56,6 +56,7 @@ def routes(service: GenerationService, *, can_serve: Callable[[], bool]) -> Rout
     async def invocations() -> Response:
         return Deferred(serve)
 
+    @router.head("/version", None)
     @router.get("/version", operation("Version of the gateway", Version))
     async def version() -> Response:
         return json_response(Version(__version__))

@@ -144,3 +144,27 @@ async def test_the_metrics_page() -> None:
             writer.close()
     finally:
         await server.stop()
+
+
+async def test_a_scraper_gets_the_format_that_it_asks_for() -> None:
+    registry = CollectorRegistry()
+    Counter("asked", "Questions.", registry=registry).inc()
+    server = MetricsServer(registry)
+    port = await server.start("127.0.0.1", 0)
+    try:
+        for accept, kind, end in (
+            (b"", b"text/plain; version=0.0.4", b"\n"),
+            (b"Accept: text/plain\r\n", b"text/plain; version=0.0.4", b"\n"),
+            (
+                b"accept:application/openmetrics-text;version=1.0.0\r\n",
+                b"application/openmetrics-text",
+                b"# EOF\n",
+            ),
+        ):
+            answer = await _ask(port, b"GET /metrics HTTP/1.1\r\n" + accept + b"\r\n")
+            head, _, body = answer.partition(b"\r\n\r\n")
+            assert b"Content-Type: " + kind in head
+            assert b"asked_total 1.0\n" in body
+            assert body.endswith(end)
+    finally:
+        await server.stop()

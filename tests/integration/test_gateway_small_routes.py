@@ -1,0 +1,85 @@
+"""Routes that tell of the server: HEAD, trailing slashes, formats of metrics, paths that are none."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
+from prometheus_client.parser import text_string_to_metric_families as plain_metrics
+
+from tests.support.gateway import MODEL, Stack
+from tests.support.http import call
+
+READ = ["/live", "/health", "/ready", "/ping", "/metrics", "/version", "/openapi.json", "/v1/models"]
+
+
+@pytest.mark.parametrize("path", [*READ, f"/v1/models/{MODEL}", "/v1/models/"])
+async def test_head_answers_like_get_without_a_body(stack: Stack, path: str) -> None:
+    head, get = await call(stack.address, "HEAD", path), await stack.get(path)
+    assert head.status == get.status == 200
+    assert head.body == b""
+    assert head.headers.get("content-type") == get.headers.get("content-type")
+    if path != "/metrics":
+        assert head.headers["content-length"] == get.headers["content-length"]
+    # The connection is good for another request: there was no body.
+    assert (await call(stack.address, "HEAD", "/v1/models/none")).status == 404
+
+
+async def test_models_with_a_slash_behind_are_the_models(stack: Stack) -> None:
+    assert (await stack.get("/v1/models/")).body == (await stack.get("/v1/models")).body
+
+
+ACCEPTED = {
+    "": "text/plain; version=0.0.4; charset=utf-8",
+    "*/*": "text/plain; version=0.0.4; charset=utf-8",
+    "text/plain": "text/plain; version=0.0.4; charset=utf-8",
+    "text/plain;version=0.0.4;q=0.5,*/*;q=0.1": "text/plain; version=0.0.4; charset=utf-8",
+    "text/plain;version=1.0.0": "text/plain; version=1.0.0; charset=utf-8; escaping=underscores",
+    "application/openmetrics-text": "application/openmetrics-text; version=1.0.0; charset=utf-8",
+    "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.3": (
+        "application/openmetrics-text; version=1.0.0; charset=utf-8; escaping=underscores"
+    ),
+    "application/openmetrics-text;version=0.0.1,text/plain;version=0.0.4": (
+        "text/plain; version=0.0.4; charset=utf-8"
+    ),
+    "nonsense;;;,": "text/plain; version=0.0.4; charset=utf-8",
+}
+
+
+@pytest.mark.parametrize("accept", ACCEPTED)
+async def test_metrics_come_in_the_format_that_is_asked_for(stack: Stack, accept: str) -> None:
+    await stack.complete(max_tokens=1)
+    answer = await stack.get("/metrics", {"Accept": accept} if accept else None)
+    assert (answer.status, answer.headers["content-type"]) == (200, ACCEPTED[accept])
+    text = answer.body.decode()
+    read = open_metrics if "openmetrics" in ACCEPTED[accept] else plain_metrics
+    names = {sample.name for family in read(text) for sample in family.samples}
+    assert {"catenary_gateway_live_sequences", "catenary_request_success_total"} <= names
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("POST", "/v1/responses/compact", 404),
+        ("POST", "/v1/responses/resp_1", 405),
+        ("GET", "/v1/responses/compact/cancel", 404),
+        ("GET", "/v1/responses/resp_1/cancel", 405),
+        ("POST", "/v1/files/search", 404),
+        ("POST", "/v1/files/file-1", 405),
+        ("DELETE", "/v1/batches/all", 404),
+        ("DELETE", "/v1/batches/batch_1", 405),
+        ("POST", "/v1/models/tiny", 405),
+        ("POST", "/v1/models", 405),
+        ("GET", "/v1/chat/completions", 405),
+        ("HEAD", "/v1/chat/completions", 405),
+        ("GET", "/v1/chat/completion", 404),
+    ],
+)
+async def test_a_path_that_is_no_route_is_404(stack: Stack, method: str, path: str, status: int) -> None:
+    answer = await call(stack.address, method, path)
+    assert answer.status == status
+    assert ("allow" in answer.headers) == (status == 405)
+    if path == "/v1/models":
+        assert answer.headers["allow"] == "GET, HEAD"
+    if method != "HEAD":
+        code = "unknown_url" if status == 404 else "method_not_allowed"
+        assert answer.json()["error"]["code"] == code
