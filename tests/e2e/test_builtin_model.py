@@ -11,10 +11,12 @@ import pytest
 import torch
 from gguf import GGUFReader
 from gguf.quants import dequantize
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from services.engine.model import prepare_model, read_config, read_facts, resolve_source
+from services.tokenizer.rendering import ChatOptions, ChatTurn, Parsers, Renderer, TurnCall, read_model_files
 
 pytestmark = pytest.mark.model
 
@@ -44,6 +46,14 @@ def halves(weight: torch.Tensor, heads: int) -> torch.Tensor:
     return weight.view(heads, weight.shape[0] // heads // 2, 2, -1).transpose(1, 2).reshape(weight.shape)
 
 
+def template_of_file() -> str:
+    """The chat template in the GGUF file."""
+    file = resolve_source("smollm2").path
+    assert file is not None
+    reader: Any = GGUFReader(file)
+    return bytes(reader.fields["tokenizer.chat_template"].parts[-1]).decode()
+
+
 def test_holds_what_its_gguf_file_holds(model_directory: Path) -> None:
     """Read without transformers, which does the conversion and is the reference of the parity tests."""
     file = resolve_source("smollm2").path
@@ -68,5 +78,34 @@ def test_holds_what_its_gguf_file_holds(model_directory: Path) -> None:
     tokens = [bytes(words.parts[place]).decode() for place in words.data]
     tokenizer = Tokenizer.from_file(str(model_directory / "tokenizer.json"))
     assert [tokenizer.id_to_token(index) for index in range(tokenizer.get_vocab_size())] == tokens
-    template = bytes(reader.fields["tokenizer.chat_template"].parts[-1]).decode()
-    assert (model_directory / "chat_template.jinja").read_text() == template
+    assert (model_directory / "chat_template.jinja").read_text() == template_of_file()
+
+
+def test_shows_tools_and_writes_all_else_as_its_own_template_does(model_directory: Path) -> None:
+    """Its file's template knows no tools. Without tools, prompts are those that this one writes."""
+    files = read_model_files(model_directory)
+    renderer = Renderer(files, max_rendered_chars=100_000)
+    assert renderer.parsers == Parsers(tool="hermes")
+    assert renderer.reads_tools
+    # The service itself goes on rendering small chats.
+    assert renderer.is_simple
+    own = ImmutableSandboxedEnvironment().from_string(template_of_file())
+    call = TurnCall("c", "weather", '{"city": "Ulm"}')
+    user, result = ChatTurn("user", "Is it sunny?"), ChatTurn("tool", "sunny", tool_call_id="c")
+    for turns in (
+        [user],
+        [ChatTurn("system", "Be brief."), user, ChatTurn("assistant", "  No.\n"), user],
+        [user, ChatTurn("assistant", "", tool_calls=(call,)), result],
+    ):
+        for generate in (True, False):
+            messages = [{"role": turn.role, "content": turn.content} for turn in turns]
+            written = own.render(messages=messages, add_generation_prompt=generate)
+            ids = renderer.chat(turns, ChatOptions(add_generation_prompt=generate)).ids
+            assert ids == renderer.tokenize(written, add_special_tokens=False)
+            assert renderer.detokenize(ids, skip_special_tokens=False) == written
+    tools = '[{"type": "function", "function": {"name": "weather", "description": "Tells the weather."}}]'
+    turns = [user, ChatTurn("assistant", None, tool_calls=(call,)), result]
+    shown = renderer.detokenize(renderer.chat(turns, ChatOptions(tools=tools)).ids, skip_special_tokens=False)
+    assert '<tools>\n{"name": "weather", "description": "Tells the weather."}\n</tools>' in shown
+    assert '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</tool_call><|im_end|>' in shown
+    assert shown.endswith("<tool_response>\nsunny\n</tool_response><|im_end|>\n<|im_start|>assistant\n")

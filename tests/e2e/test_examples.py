@@ -31,6 +31,15 @@ async def test_langchain(stack: ProcessStack):
     assert "is_capital=" in output
 
 
+async def test_tools(stack: ProcessStack):
+    command = (sys.executable, "examples/tools_client.py", "--base-url", f"{stack.address}/v1")
+    # Whether so small a model calls anything is its own affair; it is asked, and answers.
+    assert run(*command).strip()
+    called = run(*command, "--required", "Weather in Paris?").splitlines()
+    assert called[0].startswith("get_weather({")
+    assert '-> {"city": ' in called[0]
+
+
 async def test_curl(stack: ProcessStack):
     blocks = run("examples/curl.sh", f"{stack.address}/v1").split("# ")[1:]
     assert [block.splitlines()[0] for block in blocks] == [

@@ -1,6 +1,6 @@
 """Tool calls of the real model with the reference client (facts/openai-api.md, assertions 47 to 51).
 
-The small model's template knows no tools: calls are required, and a grammar writes them."""
+So small a model calls what it likes: calls are required where one is wanted, and a grammar writes them."""
 
 from __future__ import annotations
 
@@ -104,3 +104,44 @@ async def test_50_calls_and_results_go_back(client: openai.AsyncOpenAI) -> None:
     ]
     answer = await ask(client, messages=turns, tools=openai.NOT_GIVEN, max_tokens=4)
     assert answer.choices[0].finish_reason in ("stop", "length")
+
+
+async def test_tools_may_be_called_or_not(client: openai.AsyncOpenAI) -> None:
+    """`auto`, as every agent library asks: an answer is text, calls, or both, and goes back as it is."""
+    for fields in ({}, {"tool_choice": "auto"}, {"parallel_tool_calls": True, "seed": 3, "temperature": 1}):
+        answer = await ask(client, **fields)
+        (choice,) = answer.choices
+        message = choice.message
+        calls = message.tool_calls or []
+        assert message.content or calls
+        assert "<tool_call>" not in (message.content or "")
+        assert choice.finish_reason in (("tool_calls", "length") if calls else ("stop", "length"))
+        turns: list[Any] = [*MESSAGES, message.model_dump(exclude_none=True)]
+        turns += [{"role": "tool", "tool_call_id": call.id, "content": "21"} for call in calls]
+        again = await ask(client, messages=[*turns, *MESSAGES], max_tokens=4)
+        assert again.choices[0].finish_reason in ("stop", "length", "tool_calls")
+
+
+async def test_a_cut_call_goes_back(client: openai.AsyncOpenAI) -> None:
+    """What the service wrote it takes, in both APIs."""
+    cut = await ask(client, tool_choice=NAMED, max_tokens=22)
+    (call,) = cut.choices[0].message.tool_calls
+    with pytest.raises(ValueError, match=r"Expecting|Unterminated|delimiter"):
+        json.loads(call.function.arguments)
+    message = cut.choices[0].message.model_dump(exclude_none=True)
+    result = {"role": "tool", "tool_call_id": call.id, "content": "error: arguments were no JSON"}
+    answer = await ask(client, messages=[*MESSAGES, message, result], max_tokens=4)
+    assert answer.choices[0].finish_reason in ("stop", "length")
+    function = {"call_id": call.id, "name": call.function.name, "arguments": call.function.arguments}
+    items: list[Any] = [
+        *MESSAGES,
+        {"type": "function_call", **function},
+        {"type": "function_call_output", "call_id": call.id, "output": "error: arguments were no JSON"},
+    ]
+    response = await client.responses.create(model=MODEL, input=items, max_output_tokens=4)
+    assert response.status in ("completed", "incomplete")
+    deep = "[" * 200 + "]" * 200
+    items[1] = {"type": "function_call", **function, "arguments": deep}
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.responses.create(model=MODEL, input=items, max_output_tokens=4)
+    assert caught.value.param == "input.1.arguments"

@@ -276,7 +276,6 @@ FAMILIES = {
     "mistral": MISTRAL,
     "deepseek": DEEPSEEK,
     "granite": GRANITE,
-    "content is none": CONTENT_IS_NONE,
 }
 
 

@@ -22,6 +22,8 @@ from services.engine.model.sources import ModelSource, SourceKind, hub_is_offlin
 
 # Part of a cache entry's name: raise it when the converter writes something else.
 _CONVERTER = "2"
+# Where transformers looks for it.
+_TOOLS_TEMPLATE = Path("additional_chat_templates") / "tool_use.jinja"
 _SAMPLE_BYTES = 8 * 2**20
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 
@@ -65,7 +67,8 @@ def _converted(source: ModelSource, cache: Path, progress: Progress) -> Path:
     file = _path_of(source)
     name = re.sub(r"[^\w.-]", "-", source.name)
     models = cache / "models"
-    target = models / f"{name}-{_fingerprint(file)}"
+    tools = b"" if source.tools_template is None else source.tools_template.read_bytes()
+    target = models / f"{name}-{_fingerprint(file, tools)}"
     if target.is_dir():
         return target
     try:
@@ -73,13 +76,13 @@ def _converted(source: ModelSource, cache: Path, progress: Progress) -> Path:
             models / f".{target.name}.lock", lambda: progress(f"waiting for another converter of {name}")
         ):
             if not target.is_dir():
-                _convert(source, target, progress)
+                _convert(source, target, tools, progress)
     except OSError as error:
         raise ModelError(f"model cache {models} cannot be written: {error.strerror}") from None
     return target
 
 
-def _convert(source: ModelSource, target: Path, progress: Progress) -> None:
+def _convert(source: ModelSource, target: Path, tools: bytes, progress: Progress) -> None:
     file = _path_of(source)
     progress(f"converting {file.name} to safetensors, once; this takes half a minute for a small model")
     scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
@@ -91,11 +94,14 @@ def _convert(source: ModelSource, target: Path, progress: Progress) -> None:
             lines = result.stderr.strip().splitlines() or ["no reason given"]
             raise ModelError(f"GGUF file {file} cannot be converted: {lines[-1]}")
         _advise(scratch / "generation_config.json", source.sampling)
+        if tools:
+            (scratch / _TOOLS_TEMPLATE).parent.mkdir()
+            (scratch / _TOOLS_TEMPLATE).write_bytes(tools)
         check_directory(scratch)
         # The cache may be a volume that several users' processes read.
         scratch.chmod(0o755)
-        for entry in scratch.iterdir():
-            entry.chmod(0o644)
+        for entry in scratch.rglob("*"):
+            entry.chmod(0o755 if entry.is_dir() else 0o644)
         scratch.rename(target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -107,9 +113,10 @@ def _advise(generation_config: Path, sampling: Mapping[str, float]) -> None:
     generation_config.write_text(json.dumps(defaults | dict(sampling), indent=2), encoding="utf-8")
 
 
-def _fingerprint(file: Path) -> str:
-    """A short hash of a GGUF file's size, head and tail: its metadata and a sample of its weights."""
-    digest = hashlib.sha256(_CONVERTER.encode())
+def _fingerprint(file: Path, tools: bytes) -> str:
+    """A short hash of a GGUF file's size, head and tail, which are its metadata and a sample of its weights,
+    and of the template for tools that comes with it."""
+    digest = hashlib.sha256(_CONVERTER.encode() + tools)
     size = file.stat().st_size
     digest.update(str(size).encode())
     with file.open("rb") as stream:

