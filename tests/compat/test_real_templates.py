@@ -196,6 +196,21 @@ def test_a_call_and_its_result_show(real: tuple[str, Renderer]) -> None:
     assert "invalid_arguments" not in turn
 
 
+def test_calls_beside_each_other_and_beside_text_show(real: tuple[str, Renderer]) -> None:
+    """Text and thoughts may be left out; no call and no result is, and nothing is refused."""
+    name, renderer = real
+    other = TurnCall("ninelette", "clock", '{"zone": "CET"}')
+    results = RESULT, ChatTurn("tool", "NOON", tool_call_id=other.id)
+    two = ChatTurn("assistant", None, tool_calls=(CALL, other))
+    beside = ChatTurn("assistant", "TEXT", tool_calls=(CALL,), reasoning="THOUGHTS")
+    for turns, words in (
+        ([two, *results], ("Ulm", "CET", "SUNNY", "NOON")),
+        ([beside, RESULT], ("Ulm", "SUNNY")),
+    ):
+        turn = shown(renderer, USER, *turns, tools=TOOLS).rpartition("QUESTION")[2]
+        assert all(word in turn for word in words) == (name not in NO_CALLS)
+
+
 def test_a_cut_call_and_its_result_show(real: tuple[str, Renderer]) -> None:
     name, renderer = real
     cut = ChatTurn("assistant", None, tool_calls=(TurnCall(CALL.id, CALL.name, '{"city": "Ul'),))

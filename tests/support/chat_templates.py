@@ -296,3 +296,13 @@ def family(call: str, *, begins: str = "<|bot|>", thoughts: str = "", told: str 
         "{% else %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
         "{% if add_generation_prompt %}" + begins + opens + "{% endif %}"
     )
+
+
+ONE_CALL_BESIDE_TEXT_OR_THOUGHTS = (
+    "{% for m in messages %}{% if m.tool_calls %}{% if m.content and m.thinking %}"
+    "{{ raise_exception('Not both content and thinking') }}{% endif %}"
+    "<analysis>{{ m.content or m.thinking }}</analysis>"
+    "<call>{{ m.tool_calls[0].function.name }}{{ m.tool_calls[0].function.arguments | tojson }}</call>"
+    "{% else %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}"
+)
+"""As gpt-oss's: a message shows one call, and refuses text beside thoughts."""

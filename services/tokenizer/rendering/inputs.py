@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
 
 from services.tokenizer.rendering.turns import ChatOptions, ChatTurn
 from services.tokenizer.rendering.values import (
@@ -43,6 +46,12 @@ class MessageStyle:
     """Arguments that are no object are shown as the text that they are."""
     reads_reasoning: bool = False
     """Thoughts have the name `reasoning` too."""
+    text_apart: bool = False
+    """Text beside calls is a message before theirs: with it, the template shows no calls."""
+    text_apart_from_thoughts: bool = False
+    """The same where thoughts are beside them as well."""
+    one_call: bool = False
+    """A message has one call, with its results behind it: of more, the template shows not all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +88,80 @@ def read_inputs(
     """A request's parts as plain data. Raises RenderRefused for JSON that is none or has another form."""
     tools, documents, variables = options.tools, options.documents, options.variables
     return ChatInputs(
-        [message_of(turn, style, limits, index) for index, turn in enumerate(turns)],
+        messages_of(turns, style, limits),
         read_objects(tools, param="tools", limits=limits) if tools else None,
         read_objects(documents, param="documents", limits=limits) if documents else None,
         read_object(variables, param="chat_template_kwargs", limits=limits) if variables else {},
     )
 
 
-def message_of(turn: ChatTurn, style: MessageStyle, limits: JsonLimits, index: int = 0) -> dict[str, Any]:
-    """One message. Raises RenderRefused for arguments beyond the limits."""
+def messages_of(turns: Sequence[ChatTurn], style: MessageStyle, limits: JsonLimits) -> list[dict[str, Any]]:
+    """The messages of a chat, in the form and order that a template shows. Raises RenderRefused for arguments
+    beyond the limits."""
+    given = (_Given(turn, place) for place, turn in enumerate(turns))
+    parts = (part for each in given for part in _apart(each, style))
+    return [_message(each, style, limits) for each in (_one_by_one(parts) if style.one_call else parts)]
+
+
+class _Given(NamedTuple):
+    """A message, or a part of one: which it is in the request, and the place of its first call there."""
+
+    turn: ChatTurn
+    place: int
+    position: int = 0
+
+
+def _apart(given: _Given, style: MessageStyle) -> Iterator[_Given]:
+    turn = given.turn
+    apart = style.text_apart or (style.text_apart_from_thoughts and turn.reasoning is not None)
+    if not (apart and turn.content and turn.tool_calls):
+        yield given
+        return
+    yield given._replace(turn=msgspec.structs.replace(turn, tool_calls=(), reasoning=None))
+    yield given._replace(turn=msgspec.structs.replace(turn, content=None))
+
+
+def _one_by_one(messages: Iterable[_Given]) -> Iterator[_Given]:
+    """Each call in a message of its own, with the results that answer it behind it."""
+    calls: _Given | None = None
+    results: list[_Given] = []
+    for given in messages:
+        if calls is not None and given.turn.role == "tool":
+            results.append(given)
+            continue
+        if calls is not None:
+            yield from _each_call(calls, results)
+            calls, results = None, []
+        if len(given.turn.tool_calls) > 1:
+            calls = given
+        else:
+            yield given
+    if calls is not None:
+        yield from _each_call(calls, results)
+
+
+def _each_call(calls: _Given, results: Iterable[_Given]) -> Iterator[_Given]:
+    answers: dict[str | None, list[_Given]] = {}
+    for result in results:
+        answers.setdefault(result.turn.tool_call_id, []).append(result)
+    turn = calls.turn
+    later = Counter(call.id for call in turn.tool_calls)
+    for position, call in enumerate(turn.tool_calls):
+        yield _Given(msgspec.structs.replace(turn, tool_calls=(call,)), calls.place, position)
+        later[call.id] -= 1
+        own = answers.get(call.id, [])
+        # Ids that are there twice have a result each.
+        count = 1 if later[call.id] else len(own)
+        yield from own[:count]
+        answers[call.id] = own[count:]
+        # What was said and thought came before the first call.
+        turn = msgspec.structs.replace(turn, content=None, reasoning=None)
+    for others in answers.values():
+        yield from others
+
+
+def _message(given: _Given, style: MessageStyle, limits: JsonLimits) -> dict[str, Any]:
+    turn = given.turn
     message: dict[str, Any] = {"role": "system" if turn.role == "developer" else turn.role}
     content = "" if turn.content is None and style.no_content is NoContent.EMPTY else turn.content
     if content is not None:
@@ -103,8 +177,8 @@ def message_of(turn: ChatTurn, style: MessageStyle, limits: JsonLimits, index: i
             message["reasoning"] = turn.reasoning
     if turn.tool_calls:
         calls = []
-        for position, call in enumerate(turn.tool_calls):
-            param = f"messages.{index}.tool_calls.{position}.function.arguments"
+        for position, call in enumerate(turn.tool_calls, given.position):
+            param = f"messages.{given.place}.tool_calls.{position}.function.arguments"
             function = {"name": call.name, "arguments": _arguments(call.arguments, style, param, limits)}
             calls.append({"id": call.id, "type": "function", "function": function})
         message["tool_calls"] = calls

@@ -10,7 +10,7 @@ from typing import Any
 
 from jinja2.exceptions import SecurityError
 
-from services.tokenizer.rendering.inputs import ChatInputs, MessageStyle, NoContent, message_of
+from services.tokenizer.rendering.inputs import ChatInputs, MessageStyle, NoContent, messages_of
 from services.tokenizer.rendering.turns import ChatTurn, TurnCall
 from services.tokenizer.rendering.values import JsonLimits
 
@@ -42,6 +42,25 @@ _CALLING = (
     _USER,
     ChatTurn("assistant", None, tool_calls=(_CALL,)),
     ChatTurn("tool", _RESULT, tool_call_id=CALL_ID),
+)
+_SECOND = TurnCall("callsecnd", "catenary_second", _CALL.arguments)
+_SECOND_RESULT = "catenary finding"
+# Conversations whose calls and results some templates show only if they are told of them in another way.
+_REWRITTEN = (
+    ((_USER, ChatTurn("assistant", _ANSWER, tool_calls=(_CALL,)), _CALLING[2]), "text_apart"),
+    (
+        (_USER, ChatTurn("assistant", _ANSWER, tool_calls=(_CALL,), reasoning=THOUGHTS), _CALLING[2]),
+        "text_apart_from_thoughts",
+    ),
+    (
+        (
+            _USER,
+            ChatTurn("assistant", None, tool_calls=(_CALL, _SECOND)),
+            _CALLING[2],
+            ChatTurn("tool", _SECOND_RESULT, tool_call_id=_SECOND.id),
+        ),
+        "one_call",
+    ),
 )
 # No JSON object, as of a call that was cut.
 _BROKEN = '{"catenary broken'
@@ -77,7 +96,14 @@ def detect_style(render: Render) -> MessageStyle:
     showing = (_showing_style(render, styles, *how) for how in _dialogues())
     taking = (style for how in _dialogues() for style in styles if _takes(render, style, *how))
     style = next(filter(None, showing), None) or next(taking, styles[0])
-    return replace(style, takes_any_arguments=_takes_any_arguments(render, style))
+    style = replace(style, takes_any_arguments=_takes_any_arguments(render, style))
+    for turns, apart in _REWRITTEN:
+        # Only where it helps: templates that show no calls lose nothing.
+        flag: dict[str, Any] = {apart: True}
+        changed = replace(style, **flag)
+        if not _shows_all(render, style, turns) and _shows_all(render, changed, turns):
+            style = changed
+    return style
 
 
 def written(render: Render, style: MessageStyle, variables: frozenset[str]) -> Written:
@@ -145,6 +171,18 @@ def _shown_call(render: Render, style: MessageStyle, turns: Sequence[ChatTurn], 
     return turn if VALUE in turn and (NAME in turn or CALL_ID in turn) else ""
 
 
+def _shows_all(render: Render, style: MessageStyle, turns: Sequence[ChatTurn]) -> bool:
+    """Whether all calls and results of a conversation show."""
+    wanted = [turn.content for turn in turns if turn.role == "tool"]
+    calls = [call for turn in turns for call in turn.tool_calls]
+    for tools in (True, False):
+        shown = _render(render, turns, style, tools=tools)
+        told = (shown or "").rpartition(_QUESTION)[2]
+        if all(text in told for text in wanted if text) and told.count(VALUE) >= len(calls):
+            return all(call.name in told or call.id in told for call in calls)
+    return False
+
+
 def _takes_any_arguments(render: Render, style: MessageStyle) -> bool:
     """Whether arguments that are no object are shown as they are."""
     call = TurnCall(CALL_ID, NAME, _BROKEN)
@@ -205,5 +243,5 @@ def _inputs(
     variables: dict[str, Any] | None = None,
 ) -> ChatInputs:
     limits = JsonLimits()
-    messages = [message_of(turn, style, limits) for turn in turns]
+    messages = messages_of(turns, style, limits)
     return ChatInputs(messages, _TOOLS if tools else None, None, variables or {})

@@ -202,6 +202,66 @@ def test_a_call_is_shown_by_templates_that_ask_whether_content_is_none() -> None
     assert "None" not in shown
 
 
+def calls_of(*names: str, content: str | None = None, reasoning: str | None = None) -> ChatTurn:
+    calls = tuple(TurnCall(name, name, f'{{"of": "{name}"}}') for name in names)
+    return ChatTurn("assistant", content, tool_calls=calls, reasoning=reasoning)
+
+
+def results_of(*names: str) -> list[ChatTurn]:
+    return [ChatTurn("tool", f"result of {name}", tool_call_id=name) for name in names]
+
+
+def test_text_beside_a_call_does_not_hide_it() -> None:
+    """Templates that ask whether content is none show text or calls: both are told, one after the other."""
+    renderer = renderer_of(chat_templates.CONTENT_IS_NONE)
+    shown = text(renderer, [*HI, calls_of("f", content="Let me see."), *results_of("f")])
+    assert "<|Assistant|>Let me see.<|im_end|><|Assistant|><tool_call>f" in shown
+    assert shown.index('{"of": "f"}') < shown.index("<output>result of f")
+    # Where a template shows both, a message is what it was.
+    assert "assistant\nLet me see.\n<tool_call>" in text(QWEN, [*HI, calls_of("f", content="Let me see.")])
+
+
+def test_text_and_thoughts_beside_a_call_are_taken() -> None:
+    renderer = renderer_of(chat_templates.ONE_CALL_BESIDE_TEXT_OR_THOUGHTS)
+    both = calls_of("f", content="Let me see.", reasoning="Hm.")
+    shown = text(renderer, [*HI, both, *results_of("f")])
+    assert shown.endswith(
+        '<assistant>Let me see.<analysis>Hm.</analysis><call>f{"of": "f"}</call><tool>result of f'
+    )
+    alone = text(renderer, [*HI, calls_of("f", content="Let me see."), *results_of("f")])
+    assert "<analysis>Let me see.</analysis><call>f" in alone
+
+
+@pytest.mark.parametrize("template", [chat_templates.LLAMA, chat_templates.ONE_CALL_BESIDE_TEXT_OR_THOUGHTS])
+def test_calls_are_told_one_by_one_to_templates_that_show_one(template: str) -> None:
+    """Models call several functions at once, whatever their template shows; that must not end the chat."""
+    renderer = renderer_of(template)
+    after = [ChatTurn("assistant", "So."), ChatTurn("user", "And?")]
+    for order in (("f", "g", "h"), ("h", "f", "g")):
+        shown = text(renderer, [*HI, calls_of("f", "g", "h"), *results_of(*order), *after])
+        places = [
+            place for n in "fgh" for place in (shown.index(f'"of": "{n}"'), shown.index(f"result of {n}"))
+        ]
+        assert places == sorted(places)
+        assert shown.index("So.") > places[-1]
+    # Results that are missing, that nobody asked for, or that are there for one id twice.
+    shown = text(renderer, [*HI, calls_of("f", "g"), *results_of("g", "x"), *after])
+    assert shown.index('"of": "g"') < shown.index("result of g") < shown.index("result of x")
+    twice = [ChatTurn("tool", word, tool_call_id="f") for word in ("first", "second")]
+    shown = text(renderer, [*HI, calls_of("f", "f"), *twice])
+    places = [shown.index("first"), shown.rindex('"of": "f"'), shown.index("second")]
+    assert places == sorted(places)
+
+
+def test_arguments_of_a_call_told_apart_are_named_by_their_place() -> None:
+    deep = "[" * 70 + "]" * 70
+    calls = (TurnCall("a", "f", "{}"), TurnCall("b", "g", deep))
+    for template in (chat_templates.LLAMA, chat_templates.CONTENT_IS_NONE):
+        turns = [*HI, ChatTurn("assistant", "x", tool_calls=calls), *results_of("a")]
+        error = refused(renderer_of(template), turns, ChatOptions())
+        assert error.param == "messages.1.tool_calls.1.function.arguments"
+
+
 def test_thoughts_have_the_name_that_one_template_alone_reads() -> None:
     turn = ChatTurn("assistant", "a", reasoning="hm")
     assert text(renderer_of("{{ messages[0].reasoning }}"), [turn]) == "hm"
