@@ -190,4 +190,6 @@ def _response_store(config: GatewayConfig, directory: Path) -> ResponseStore:
         config.stored_response_days * _DAY_S,
     )
     reserve_bytes = int(config.state_reserve_mib * _MIB)
-    return SqliteStore(directory / "responses.sqlite3", limits, reserve_bytes=reserve_bytes)
+    return SqliteStore(
+        directory / "responses.sqlite3", limits, reserve_bytes=reserve_bytes, lease_s=config.lease_s
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -59,6 +60,7 @@ class BatchJob:
         run_line: RunLine,
         limits: JobLimits,
         clock: Callable[[], float],
+        elapsed: Callable[[], float] = time.monotonic,
     ) -> None:
         """Nothing runs yet.
 
@@ -69,15 +71,18 @@ class BatchJob:
             files: where its input is.
             run_line: what answers a line, when there is a place for it.
             limits: of its input.
-            clock: Unix time.
+            clock: Unix time, which somebody may set: it is asked once.
+            elapsed: seconds that nobody sets.
         """
+        self.batch_id = claim.batch.id
         self._claim = claim
         self._runner = runner
         self._batches = batches
         self._files = files
         self._run_line = run_line
         self._limits = limits
-        self._clock = clock
+        self._elapsed = elapsed
+        self._deadline = elapsed() + claim.batch.expires_at - clock()
         self._stop = asyncio.Event()
         self._cancelled = asyncio.Event()
         self._end = BatchStatus.COMPLETED
@@ -88,7 +93,7 @@ class BatchJob:
         batch = self._claim.batch
         if batch.status is BatchStatus.CANCELLING:
             self._finish_early(BatchStatus.CANCELLED)
-        elif self._clock() >= batch.expires_at:
+        elif self._elapsed() >= self._deadline:
             self._finish_early(BatchStatus.EXPIRED)
         if batch.in_progress_at is None or not self._cancelled.is_set():
             checked = await self._check_lines()
@@ -110,7 +115,7 @@ class BatchJob:
         status = await self._batches.renew(self._runner, self._claim.batch.id)
         if status is BatchStatus.CANCELLING:
             self._finish_early(BatchStatus.CANCELLED)
-        elif self._clock() >= self._claim.batch.expires_at:
+        elif self._elapsed() >= self._deadline:
             self._finish_early(BatchStatus.EXPIRED)
 
     def _finish_early(self, end: BatchStatus) -> None:

@@ -116,7 +116,7 @@ class BatchRunner:
 
     async def _claim_more(self) -> None:
         while len(self._jobs) < self._limits.max_batches:
-            claim = await self._batches.claim(self._runner)
+            claim = await self._batches.claim(self._runner, [job.batch_id for job in self._jobs.values()])
             if claim is None:
                 return
             _log.info("batch claimed", batch=claim.batch.id, status=claim.batch.status.value)

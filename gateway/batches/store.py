@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,14 +21,15 @@ from gateway.batches.objects import (
     encode_batch,
 )
 from gateway.errors import ApiError, bad_request, overloaded
-from gateway.state import Database
+from gateway.state import Database, LeaseClock
 
 _COLUMNS = "batch, total, completed, failed"
 _FINAL = "(" + ", ".join(f"'{status.value}'" for status in sorted(FINAL)) + ")"
 
 _FREE = (
-    f"SELECT id FROM batches WHERE status NOT IN {_FINAL} AND (runner IS NULL OR lease < ?) "
-    "ORDER BY created LIMIT 1"
+    f"SELECT id FROM batches WHERE status NOT IN {_FINAL} "
+    "AND (runner IS NULL OR lease NOT BETWEEN :from AND :to) "
+    "AND id NOT IN (SELECT value FROM json_each(:running)) ORDER BY created LIMIT 1"
 )
 
 
@@ -59,7 +61,13 @@ class BatchStore:
     """Batches by id, each for its owner alone. ApiError 503: the store does not answer."""
 
     def __init__(
-        self, database: Database, *, lease_s: float, max_batches: int, clock: Callable[[], float] = time.time
+        self,
+        database: Database,
+        *,
+        lease_s: float,
+        max_batches: int,
+        clock: Callable[[], float] = time.time,
+        elapsed: Callable[[], float] = time.monotonic,
     ) -> None:
         """Set its limits.
 
@@ -68,7 +76,9 @@ class BatchStore:
             lease_s: seconds for which a gateway has a batch that it has claimed or renewed.
             max_batches: batches of all owners that have not ended.
             clock: Unix time.
+            elapsed: seconds that nobody sets.
         """
+        self._leases = LeaseClock(lease_s, clock, elapsed)
         self._database = database
         self._lease_s = lease_s
         self._max_batches = max_batches
@@ -139,17 +149,19 @@ class BatchStore:
 
         return await self._database.essential(cancel)
 
-    async def claim(self, runner: str) -> ClaimedBatch | None:
-        """The oldest batch that has not ended and that no living gateway runs, for `runner`."""
-        now = self._clock()
+    async def claim(self, runner: str, running: Collection[str] = ()) -> ClaimedBatch | None:
+        """The oldest batch that has not ended and that no living gateway runs, for `runner`. Those of the ids
+        `running` it has."""
+        earliest, latest = self._leases.valid()
+        free = {"from": earliest, "to": latest, "running": json.dumps(list(running))}
         # A look takes no lock; most looks find nothing.
-        if not await self._database.fetch(_FREE, (now,)):
+        if not await self._database.fetch(_FREE, free):
             return None
         async with self._database.transaction() as db:
             rows = await db.execute_fetchall(
-                f"UPDATE batches SET runner = ?, lease = ? WHERE id = ({_FREE}) "
+                f"UPDATE batches SET runner = :runner, lease = :lease WHERE id = ({_FREE}) "
                 f"RETURNING {_COLUMNS}, owner, cache_salt, output, errors",
-                (runner, now + self._lease_s, now),
+                {**free, "runner": runner, "lease": self._clock() + self._lease_s},
             )
         for row in rows:
             return ClaimedBatch(_batch(tuple(row)[:4]), *tuple(row)[4:])

@@ -22,7 +22,7 @@ from gateway.responses.store import (
     StoredResponse,
     StoreLimits,
 )
-from gateway.state import RESERVE_BYTES, Database
+from gateway.state import RESERVE_BYTES, Database, LeaseClock
 
 _VERSION = 1
 _SCHEMA = """
@@ -79,11 +79,14 @@ class SqliteStore(ResponseStore):
         limits: StoreLimits,
         *,
         reserve_bytes: int = RESERVE_BYTES,
+        lease_s: float = 10.0,
         clock: Callable[[], float] = time.time,
+        elapsed: Callable[[], float] = time.monotonic,
     ) -> None:
         schema = "\n\n".join((_SCHEMA, sqlite_events.SCHEMA, sqlite_items.SCHEMA))
         self._database = Database(path, schema, _VERSION, reserve_bytes=reserve_bytes)
         self._limits = limits
+        self._leases = LeaseClock(lease_s, clock, elapsed)
         self._clock = clock
 
     async def open(self) -> None:
@@ -192,8 +195,8 @@ class SqliteStore(ResponseStore):
     async def abandoned(self) -> list[StoredResponse]:
         rows = await self._database.fetch(
             f"SELECT {_COLUMNS}, next FROM responses LEFT JOIN streams ON streams.response_id = responses.id "
-            f"AND NOT dropped WHERE runner IS NOT NULL AND lease < ? AND status IN {_OPEN}",
-            (self._clock(),),
+            f"AND NOT dropped WHERE runner IS NOT NULL AND lease NOT BETWEEN ? AND ? AND status IN {_OPEN}",
+            self._leases.valid(),
         )
         return [_record(row) for row in rows]
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from gateway.state.clock import LeaseClock
 from gateway.state.database import Database
 from gateway.state.directory import StateDirectory
 from gateway.state.disk import RESERVE_BYTES
 
-__all__ = ["RESERVE_BYTES", "Database", "StateDirectory"]
+__all__ = ["RESERVE_BYTES", "Database", "LeaseClock", "StateDirectory"]

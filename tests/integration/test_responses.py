@@ -11,6 +11,8 @@ import openai
 import pytest
 from openai.types.responses import Response, ResponseItemList
 
+from gateway.errors import ApiError
+from gateway.responses.objects import Status
 from tests.support.gateway import MODEL, Stack, saying, script
 from tests.support.http import Answer, call
 from tests.support.responses import RESPONSES, events_of
@@ -295,3 +297,28 @@ async def test_one_key_never_sees_what_belongs_to_another(start_stack: StartStac
     goes_on = await stack.post(counted, {"input": "x", "previous_response_id": made["id"]}, theirs)
     assert goes_on.status == 400
     assert (await stack.get(path, mine)).json() == made
+
+
+async def test_a_store_that_refuses_for_a_while_loses_no_background_response(
+    start_stack: StartStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack = await start_stack(script(saying(HELLO)))
+    store, refused = stack.gateway._stored._store, []
+    assert store is not None
+    update = store.update
+
+    async def now_and_then(response_id: str, status: Status, *rest: Any) -> bool:
+        refused.append(status)
+        # Once when it is at work, three times when it has ended.
+        if len(refused) <= 4:
+            raise ApiError(507, "full", code="disk_full")
+        return await update(response_id, status, *rest)
+
+    monkeypatch.setattr(store, "update", now_and_then)
+    made = (await stack.post(RESPONSES, {"input": "hi", "background": True, "stream": False})).json()
+    path = f"{RESPONSES}/{made['id']}"
+    while made["status"] in ("queued", "in_progress"):
+        await asyncio.sleep(0.02)
+        made = (await stack.get(path)).json()
+    assert (made["status"], made["output"][0]["content"][0]["text"]) == ("completed", HELLO)
+    assert refused == [Status.IN_PROGRESS, *[Status.COMPLETED] * 4]

@@ -28,9 +28,15 @@ class World:
         self.now = 1000.0
         self.database = database
         self.files = FileStore(database, FileLimits(100, 1 << 20), clock=self.clock)
-        self.batches = BatchStore(database, lease_s=10, max_batches=10, clock=self.clock)
+        self.set = 0.0
+        self.batches = BatchStore(
+            database, lease_s=10, max_batches=10, clock=self.clock, elapsed=self.elapsed
+        )
 
     def clock(self) -> float:
+        return self.now + self.set
+
+    def elapsed(self) -> float:
         return self.now
 
     async def begin(self, count: int, batch_id: str = "b") -> None:
@@ -63,6 +69,7 @@ class World:
             run_line=run_line,
             limits=LIMITS,
             clock=self.clock,
+            elapsed=self.elapsed,
         )
 
     async def completed(self, count: int) -> None:
@@ -186,6 +193,36 @@ async def test_lines_that_were_not_run_say_why(world: World, end: BatchStatus) -
     assert batch.status is end
     assert await world.lines(batch.output_file_id) == ["c0"]
     assert await world.lines(batch.error_file_id) == ["c1", "c2", "c3", "c4"]
+
+
+@pytest.mark.parametrize("step", [25 * 3600, -25 * 3600])
+async def test_a_clock_that_is_set_expires_nothing_that_runs(world: World, step: int) -> None:
+    await world.begin(2)
+    go = asyncio.Event()
+
+    async def later(claim: ClaimedBatch, line: BatchLine) -> LineResult:
+        await go.wait()
+        return await answer(claim, line)
+
+    job = await world.job("g", later)
+    work = asyncio.create_task(job.run())
+    world.set += step
+    assert await world.batches.claim("g", [job.batch_id]) is None
+    assert await world.batches.claim("h") is None
+    await job.check()
+    go.set()
+    await work
+    assert (await world.batches.get("me", "b")).status is BatchStatus.COMPLETED
+
+
+async def test_a_batch_of_a_gateway_that_died_is_taken_over_after_the_clock_was_set(world: World) -> None:
+    await world.begin(1)
+    await world.job("g", never)
+    world.set -= 25 * 3600
+    assert await world.batches.claim("h") is None
+    world.now += 11
+    assert await world.batches.claim("h", ["b"]) is None
+    assert await world.batches.claim("h")
 
 
 async def test_a_batch_cancelled_before_it_began(world: World) -> None:

@@ -30,7 +30,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 async def store(tmp_path: Path, clock: Clock) -> AsyncIterator[SqliteStore]:
-    opened = SqliteStore(tmp_path / "r.sqlite3", StoreLimits(5, 1000, 100.0), clock=clock)
+    opened = SqliteStore(tmp_path / "r.sqlite3", StoreLimits(5, 1000, 100.0), clock=clock, elapsed=clock)
     await opened.open()
     yield opened
     await opened.close()
@@ -134,6 +134,23 @@ async def test_leases(store: SqliteStore, clock: Clock) -> None:
     assert await store.renew("g", 10) == set()
 
 
+async def test_a_clock_that_is_set_ends_nobodys_responses(tmp_path: Path, clock: Clock) -> None:
+    elapsed = Clock()
+    store = SqliteStore(tmp_path / "r", StoreLimits(5, 1000, 1e9), clock=clock, elapsed=elapsed)
+    await store.open()
+    await store.add(record("lives", status=Status.IN_PROGRESS, runner="g"), 10)
+    await store.add(record("died", status=Status.IN_PROGRESS, runner="h"), 10)
+    for step in (25 * 3600, -50 * 3600):
+        clock.now += step
+        assert await store.abandoned() == []
+        await store.renew("g", 10)
+    for time_of in (clock, elapsed):
+        time_of.now += 11
+    await store.renew("g", 10)
+    assert [item.id for item in await store.abandoned()] == ["died"]
+    await store.close()
+
+
 async def test_what_is_worked_on_is_not_forgotten(store: SqliteStore, clock: Clock) -> None:
     for index in range(5):
         await store.add(record(str(index), status=Status.QUEUED, runner="g"), 10)
@@ -144,7 +161,7 @@ async def test_what_is_worked_on_is_not_forgotten(store: SqliteStore, clock: Clo
 
 
 async def test_two_gateways_share_a_file(store: SqliteStore, tmp_path: Path, clock: Clock) -> None:
-    other = SqliteStore(tmp_path / "r.sqlite3", StoreLimits(5, 1000, 100.0), clock=clock)
+    other = SqliteStore(tmp_path / "r.sqlite3", StoreLimits(5, 1000, 100.0), clock=clock, elapsed=clock)
     await other.open()
     await store.add(record("a"))
     assert await other.get("me", "a") == record("a")
