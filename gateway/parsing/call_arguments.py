@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 
-from gateway.parsing.call_objects import CallReader
+from gateway.parsing.call_objects import CallReader, nowhere
 from gateway.parsing.json_text import peek_run
 from gateway.parsing.markers import MarkerSet
 from gateway.parsing.python_text import python_value
@@ -15,7 +16,10 @@ from gateway.parsing.syntax import TaggedArguments
 
 _NAME_CHARS = re.compile(r"[\w.-]*")
 _KEY_CHARS = re.compile(r"\w*")
+_NO_KEY = re.compile(r"[<>\n]")
 _MAX_NAME = 256
+_MAX_BLANK = 64
+"""White space between two tags."""
 
 
 class PythonReader(CallReader):
@@ -57,52 +61,98 @@ class PythonReader(CallReader):
 
 
 class TaggedReader(CallReader):
-    """A tag for each parameter. Types come from the tool's schema."""
+    """A tag for each parameter. Types come from the tool's schema.
+
+    A value may have any text in it, tags of the format too. It ends at its closing tag where that stands as
+    the format has it: at the end of the text, before the next parameter or the call's end, or as the last of
+    its line. If it began on a line of its own, tags within its lines are text. Without a closing tag it ends
+    before a call's whole end and, if values have no opening tag, before a parameter that the function has and
+    that was not given yet."""
 
     def tagged_arguments(self, name: str, tags: TaggedArguments) -> Scan[None]:
         """All parameters of a call of `name`. Where neither a parameter nor an end comes, they end too."""
         emit = self.output.arguments
-        ends = MarkerSet((tags.value_close, tags.key_open, *tags.ends))
         key = yield from self._tag(tags)
         if not key and not (yield from self.at(tags.ends)):
             raise Malformed
         self.begin(name)
-        lead = "{"
+        lead, given = "{", set[str]()
         while key:
-            emit(lead + json.dumps(key, ensure_ascii=False) + ": ")
-            yield from self._tag_value(name, key, tags, ends)
+            # A repeated one would make two members of one name.
+            show: Emit = nowhere if key in given else emit
+            given.add(key)
+            show(lead + json.dumps(key, ensure_ascii=False) + ": ")
+            yield from self._tag_value(name, key, tags, given, show)
             lead = ", "
             key = yield from self._tag(tags)
         emit("{}" if lead == "{" else "}")
         self.output.complete()
 
     def _tag(self, tags: TaggedArguments) -> Scan[str]:
-        """The next parameter's name; empty if none comes."""
+        """The next parameter's name; empty if none comes. Raises CutShort if the text ends in it."""
         source = self.source
         yield from source.skip_space()
-        if not (yield from source.accept(tags.key_open)):
-            return ""
-        key = yield from read_until(source, (tags.key_close,))
-        yield from source.accept(tags.key_close)
-        return key
+        key = yield from self._key_ahead(tags, 0)
+        if key is None:
+            raise CutShort
+        if key:
+            source.take(len(tags.key_open) + len(key) + len(tags.key_close))
+        return key.strip()
 
-    def _tag_value(self, name: str, key: str, tags: TaggedArguments, ends: MarkerSet) -> Scan[None]:
-        source, emit = self.source, self.output.arguments
+    def _key_ahead(self, tags: TaggedArguments, at: int) -> Scan[str | None]:
+        """The name in the tag that comes `at` characters further on, unread, with the white space around it;
+        empty if none does. None: the text ends before that is certain."""
+        source = self.source
+        if not (yield from source.matching(tags.key_open, at)):
+            rest = source.text[source.pos + at :]
+            return None if rest and source.ended and tags.key_open.startswith(rest) else ""
+        at += len(tags.key_open)
+        while True:
+            rest = source.text[source.pos + at : source.pos + at + _MAX_NAME + len(tags.key_close)]
+            if (end := rest.find(tags.key_close)) >= 0:
+                key = rest[:end]
+                return "" if _NO_KEY.search(key) or not key.strip() else key
+            odd = _NO_KEY.search(rest)
+            if len(rest) > _MAX_NAME or (odd and not tags.key_close.startswith(rest[odd.start() :])):
+                return ""
+            if source.ended:
+                return None
+            yield
+
+    def _tag_value(
+        self, name: str, key: str, tags: TaggedArguments, given: Collection[str], emit: Emit
+    ) -> Scan[None]:
+        source = self.source
         if tags.value_open:
             yield from source.skip_space()
             if not (yield from source.accept(tags.value_open)):
+                if source.ended and tags.value_open.startswith(source.text[source.pos :]):
+                    raise CutShort
                 # It had no value. What comes instead is content.
                 emit("null")
                 return
-        if tags.padded:
-            yield from source.accept("\n")
+        padded = tags.padded and (yield from source.accept("\n"))
         types = self.tools.types(name, key)
         pieces: list[str] = []
+        last: list[str] = []
         if is_text(types):
             emit('"')
-        found = yield from ends.seek(source, _escaped(emit) if is_text(types) else pieces.append)
-        if found is None:
+        now = _escaped(emit) if is_text(types) else pieces.append
+
+        def show(text: str) -> None:
+            # What was held back at the text's end may be the half of a tag.
+            (last.append if source.ended else now)(text)
+
+        ends = MarkerSet((tags.value_close, tags.key_open, *tags.ends))
+        begin = source.taken
+        while (found := (yield from ends.seek(source, show))) is not None:
+            apart = not padded or found.space.endswith("\n") or source.taken == begin
+            if (yield from self._ends_value(found.marker, name, tags, given, apart=apart)):
+                break
+            show(found.space + source.take(len(found.marker)))
+        else:
             raise CutShort
+        now("".join(last))
         space = found.space[:-1] if tags.padded and found.space.endswith("\n") else found.space
         if is_text(types):
             emit(json.dumps(space)[1:])
@@ -110,6 +160,56 @@ class TaggedReader(CallReader):
             emit(to_json("".join(pieces) + space, types))
         if found.marker == tags.value_close:
             source.take(len(found.marker))
+
+    def _ends_value(
+        self, marker: str, name: str, tags: TaggedArguments, given: Collection[str], *, apart: bool
+    ) -> Scan[bool]:
+        """Whether a value ends at the marker that comes next. `apart`: it begins a line, or the value did not
+        begin on one of its own."""
+        source = self.source
+        if marker != tags.value_close:
+            if not apart:
+                return False
+            if marker == tags.key_open:
+                return (yield from self._new_parameter(name, tags, given, 0))
+            return (yield from self._call_ends(tags, 0))
+        blank = yield from source.blank(len(marker), _MAX_BLANK)
+        behind = len(marker) + len(blank)
+        if self._text_ends(behind):
+            return True
+        if apart:
+            return "\n" in blank or (yield from self.at((tags.key_open, *tags.ends), behind))
+        return "\n" in blank and (
+            (yield from self._new_parameter(name, tags, given, behind))
+            or (yield from self._call_ends(tags, behind))
+        )
+
+    def _new_parameter(self, name: str, tags: TaggedArguments, given: Collection[str], at: int) -> Scan[bool]:
+        """Whether a parameter that the function has and that was not given yet comes `at` characters further
+        on."""
+        if tags.value_open:
+            return False
+        key = yield from self._key_ahead(tags, at)
+        if not key or key.strip() in given or not self.tools.knows(name, key.strip()):
+            return False
+        at += len(tags.key_open) + len(key) + len(tags.key_close)
+        return not tags.padded or "\n" in (yield from self.source.blank(at, _MAX_BLANK))
+
+    def _call_ends(self, tags: TaggedArguments, at: int) -> Scan[bool]:
+        """Whether the end of the call comes `at` characters further on, and behind it the text's end or what
+        goes on with a call."""
+        for place, end in enumerate(tags.ends):
+            if (yield from self.source.matching(end, at)):
+                at += len(end)
+                at += len((yield from self.source.blank(at, _MAX_BLANK)))
+                # Values with an opening tag have a closing one too: without it, only the text's end tells.
+                more = () if tags.value_open else (*tags.ends[place + 1 :], *self.markers)
+                return self._text_ends(at) or (yield from self.at(more, at))
+        return False
+
+    def _text_ends(self, at: int) -> bool:
+        source = self.source
+        return source.ended and source.pos + at >= len(source.text)
 
 
 def read_until(source: Source, literals: tuple[str, ...]) -> Scan[str]:

@@ -23,13 +23,23 @@ class CallReader:
         self.tools = tools
         self.known_only = False
         """Only functions that exist are called, as where calls have no marker."""
+        self.markers: tuple[str, ...] = ()
+        """What a call may begin with."""
+        self.drafts = False
+        """All that is read stays held: it is a call only if it is one to its end."""
 
     def begin(self, name: str, written_id: str = "") -> None:
         """A call begins: what was read of it is content no longer. Raises Malformed for a bad name."""
         if not self.tools.accepts(name, known=self.known_only):
             raise Malformed
-        self.source.release()
+        if not self.drafts:
+            self.source.release()
         self.output.start(name, written_id)
+
+    def hold_again(self) -> None:
+        """Behind a call, hold what may be another one."""
+        if not self.drafts:
+            self.source.hold("")
 
     def json_arguments(self, name: str, written_id: str = "", ends: tuple[str, ...] = ()) -> Scan[None]:
         """A JSON object, streamed. One of `ends`, which is not read, stands for an empty one."""
@@ -44,10 +54,10 @@ class CallReader:
         yield from json_value(self.source, self.output.arguments)
         self.output.complete()
 
-    def at(self, literals: tuple[str, ...]) -> Scan[bool]:
-        """Whether one of these comes next, unread."""
+    def at(self, literals: tuple[str, ...], ahead: int = 0) -> Scan[bool]:
+        """Whether one of these comes next, or `ahead` characters further on, unread."""
         for literal in literals:
-            if (yield from self.source.matching(literal)):
+            if (yield from self.source.matching(literal, ahead)):
                 return True
         return False
 
@@ -62,10 +72,10 @@ class CallReader:
             raise Malformed
         while (yield from source.skip_space()) != "]":
             yield from call()
-            source.hold("")
+            self.hold_again()
             yield from self.comma("]")
         source.take(1)
-        if self.output.calls > calls:
+        if self.output.calls > calls and not self.drafts:
             source.release()
 
     def comma(self, end: str) -> Scan[None]:
@@ -97,7 +107,7 @@ class CallReader:
                 yield from json_value(source, pieces.append)
                 held = "".join(pieces)
             else:
-                yield from json_value(source, _nowhere)
+                yield from json_value(source, nowhere)
             yield from self.comma("}")
         source.take(1)
         if not begun:
@@ -141,5 +151,5 @@ def _sendable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _nowhere(text: str) -> None:
+def nowhere(text: str) -> None:
     """Values that say nothing."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gateway.parsing.call_arguments import PythonReader, TaggedReader, read_until
 from gateway.parsing.markers import MarkerSet
 from gateway.parsing.output import Output
-from gateway.parsing.source import CutShort, Malformed, Scan, Source
+from gateway.parsing.source import MAX_DRAFT, CutShort, Malformed, Scan, Source
 from gateway.parsing.syntax import (
     Branch,
     CallList,
@@ -32,9 +32,11 @@ class Calls(PythonReader, TaggedReader):
     def __init__(self, source: Source, output: Output, tools: ToolSet, form: ToolFormat) -> None:
         super().__init__(source, output, tools)
         self._form = form
+        self.markers = tuple(form.calls)
         self._markers = MarkerSet(form.markers)
         self._name = ""
         self._id = ""
+        self._to_draft = MAX_DRAFT
 
     def read(self, *, trim: bool) -> Scan[None]:
         """To the end of the text. `trim`: white space at the start is left out, as behind a reasoning."""
@@ -86,6 +88,41 @@ class Calls(PythonReader, TaggedReader):
             self.output.content(held)
             return False
         return True
+
+    def draft(self, marker: str) -> Scan[bool]:
+        """Read a call of a function that exists, from its marker (one of `markers`) to its end.
+
+        Returns whether there is one; else the marker alone was read. For text where it may be just a word."""
+        source = self.source
+        if self._to_draft <= 0:
+            source.take(len(marker))
+            return False
+        source.hold("", MAX_DRAFT)
+        self.output.draft()
+        calls = self.output.calls
+        self.drafts = self.known_only = True
+        self._name = self._id = ""
+        try:
+            source.take(len(marker))
+            yield from self._steps(self._form.calls[marker])
+            found = self.output.calls > calls
+        except Malformed:
+            found = False
+        except CutShort:
+            # What is cut may be what stands behind it.
+            found = self.output.calls > calls and self.output.complete_calls == self.output.calls
+            if found:
+                source.take(len(source.text) - source.pos)
+        self.drafts = self.known_only = False
+        held = source.release()
+        if found:
+            self.output.keep()
+        else:
+            self.output.discard()
+            source.unread(held[len(marker) :])
+            # Text is read again only so often.
+            self._to_draft -= len(held)
+        return found
 
     def _steps(self, steps: Steps) -> Scan[None]:
         for step in steps:
@@ -139,6 +176,6 @@ class Calls(PythonReader, TaggedReader):
             yield from self.source.skip_space()
             for separator in sequence.separators:
                 yield from self.source.accept(separator)
-            self.source.hold("")
+            self.hold_again()
             if (yield from self.source.skip_space()) != "{":
                 return

@@ -10,7 +10,7 @@ from gateway.parsing.calls import Calls
 from gateway.parsing.formats import FORMATS
 from gateway.parsing.output import IdStyle, Output
 from gateway.parsing.parser import TextParser
-from gateway.parsing.reasoning import REASONING, Beginning, ReasoningFormat, beginning, read_reasoning
+from gateway.parsing.reasoning import REASONING, Beginning, ReasoningFormat, beginning
 from gateway.parsing.response_template import TemplateFormats
 from gateway.parsing.source import Scan, Source
 from gateway.parsing.stops import ContentStops
@@ -122,13 +122,13 @@ class ParserChoice:
         return TextParser(source, output, self._read(source, output, form, tail))
 
     def _read(self, source: Source, output: Output, form: ToolFormat, tail: str) -> Scan[None]:
-        thoughts = self._thoughts
+        thoughts, calls = self._thoughts, Calls(source, output, self.tools, form)
         trim = False
         if thoughts is not None:
             start = beginning(thoughts, tail, continues=self.continues)
-            interrupts = form.markers if form.ends_reasoning else ()
-            trim = yield from read_reasoning(source, output, thoughts, start, interrupts)
-        yield from Calls(source, output, self.tools, form).read(trim=trim)
+            reader = reasoning.Thoughts(source, output, thoughts, calls)
+            trim = yield from reader.read(start, form.markers if form.ends_reasoning else ())
+        yield from calls.read(trim=trim)
 
 
 def id_style(tool_parser: str) -> IdStyle:

@@ -72,6 +72,8 @@ class Output:
         self._contents = contents
         self._stops = stops
         self._parts: list[Part] = []
+        # What was there before a draft, and its numbers of calls, of complete ones, and its ids.
+        self._before: tuple[list[Part], int, int, set[str]] | None = None
         self._texts: list[str] = []
         self._kind: type[Content] | type[Reasoning] | None = None
         self.calls = 0
@@ -133,6 +135,25 @@ class Output:
         if self.stop is None:
             self.complete_calls += 1
 
+    def draft(self) -> None:
+        """What follows is told only once it is kept."""
+        self._flush()
+        self._before = self._parts, self.calls, self.complete_calls, set(self._ids)
+        self._parts = []
+
+    def keep(self) -> None:
+        """Tell what was drafted."""
+        if self._before is not None:
+            self._flush()
+            self._parts = self._before[0] + self._parts
+            self._before = None
+
+    def discard(self) -> None:
+        """Forget what was drafted."""
+        if self._before is not None:
+            self._parts, self.calls, self.complete_calls, self._ids = self._before
+            self._texts, self._kind, self._before = [], None, None
+
     def open_span(self, at: int) -> None:
         """Reasoning begins."""
         self.spans.append((at, None))
@@ -150,6 +171,10 @@ class Output:
     def drain(self) -> list[Part]:
         """The parts since the last call of it."""
         self._flush()
+        if self._before is not None:
+            parts = self._before[0].copy()
+            self._before[0].clear()
+            return parts
         parts, self._parts = self._parts, []
         return parts
 

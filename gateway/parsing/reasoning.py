@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 
+from gateway.parsing.calls import Calls
 from gateway.parsing.markers import MarkerSet
 from gateway.parsing.output import Output
 from gateway.parsing.source import Scan, Source
@@ -76,37 +77,64 @@ def beginning(form: ReasoningFormat, tail: str, *, continues: bool) -> Beginning
     return Beginning.UNKNOWN
 
 
-def read_reasoning(
-    source: Source, output: Output, form: ReasoningFormat, start: Beginning, interrupts: tuple[str, ...]
-) -> Scan[bool]:
-    """Read thoughts to their end, or to one of `interrupts`, which is not read.
+class Thoughts:
+    """Reads the reasoning in front of an answer."""
 
-    White space around them belongs to the markers. Returns whether there were any."""
-    if start is Beginning.ANSWER or (start is Beginning.UNKNOWN and not (yield from _opens(source, form))):
-        return False
-    output.open_span(0)
-    closing = MarkerSet((*form.closes, *interrupts))
-    found = yield from closing.seek(source, output.reasoning, trim=True)
-    if found is None:
-        return True
-    if found.marker in form.closes:
-        source.take(len(found.marker))
-    output.close_span(source.taken)
-    return True
+    def __init__(self, source: Source, output: Output, form: ReasoningFormat, calls: Calls) -> None:
+        """`calls` reads those that a model makes before its thoughts have ended."""
+        self._source = source
+        self._output = output
+        self._form = form
+        self._calls = calls
+        self._spoken = False
+        self._lead = ""
 
+    def read(self, start: Beginning, interrupts: tuple[str, ...]) -> Scan[bool]:
+        """Read thoughts to their end, or to one of `interrupts`, which is not read.
 
-def _opens(source: Source, form: ReasoningFormat) -> Scan[bool]:
-    """Read the opening marker, if the answer begins with one."""
-    while True:
-        ahead = source.text[source.pos :]
-        space = len(ahead) - len(ahead.lstrip())
-        if space > _MAX_SPACE:
+        A whole call of a function that exists is a call, with more thoughts behind it; its marker alone is a
+        word of theirs. White space around them belongs to the markers. Returns whether there were any."""
+        source, output, form = self._source, self._output, self._form
+        if start is Beginning.ANSWER or (start is Beginning.UNKNOWN and not (yield from self._opens())):
             return False
-        here = ahead[space:]
-        for marker in form.opens:
-            if here.startswith(marker):
-                source.take(space + len(marker))
+        output.open_span(0)
+        drafted = () if interrupts else self._calls.markers
+        closing = MarkerSet((*form.closes, *interrupts, *drafted))
+        trim = True
+        while (found := (yield from closing.seek(source, self._emit, trim=trim))) is not None:
+            if found.marker not in drafted:
+                if found.marker in form.closes:
+                    source.take(len(found.marker))
+                output.close_span(source.taken)
                 return True
-        if source.ended or not any(marker.startswith(here) for marker in form.opens):
-            return False
-        yield
+            begin = source.taken
+            trim = yield from self._calls.draft(found.marker)
+            if trim:
+                output.close_span(begin)
+                output.open_span(source.taken)
+                self._lead = "\n" if self._spoken else ""
+            else:
+                self._emit(found.space + found.marker)
+        return True
+
+    def _emit(self, text: str) -> None:
+        """Thoughts behind a call begin on a line of their own."""
+        self._output.reasoning(self._lead + text)
+        self._lead, self._spoken = "", True
+
+    def _opens(self) -> Scan[bool]:
+        """Read the opening marker, if the answer begins with one."""
+        source, opens = self._source, self._form.opens
+        while True:
+            ahead = source.text[source.pos :]
+            space = len(ahead) - len(ahead.lstrip())
+            if space > _MAX_SPACE:
+                return False
+            here = ahead[space:]
+            for marker in opens:
+                if here.startswith(marker):
+                    source.take(space + len(marker))
+                    return True
+            if source.ended or not any(marker.startswith(here) for marker in opens):
+                return False
+            yield

@@ -15,6 +15,8 @@ Emit: TypeAlias = Callable[[str], None]
 
 MAX_HELD = 1 << 16
 """Characters that may wait for the name of a call, or for the end of a value whose type shows there."""
+MAX_DRAFT = 1 << 18
+"""Characters of a call in the reasoning, which waits for its end."""
 
 
 class Malformed(Exception):
@@ -109,14 +111,24 @@ class Source:
         self.take(count)
         return True
 
-    def matching(self, literal: str) -> Scan[int]:
-        """The length of `literal` if it comes next, else 0. Waits only while it may."""
+    def matching(self, literal: str, at: int = 0) -> Scan[int]:
+        """The length of `literal` if it comes `at` characters further on, else 0. Waits only while it may."""
         while True:
-            here = self.text[self.pos : self.pos + len(literal)]
+            start = self.pos + at
+            here = self.text[start : start + len(literal)]
             if len(here) == len(literal):
                 return len(here) if here == literal else 0
             if self.ended or not literal.startswith(here):
                 return 0
+            yield
+
+    def blank(self, at: int, most: int) -> Scan[str]:
+        """The white space `at` characters further on, up to `most` of it, unread."""
+        while True:
+            ahead = self.text[self.pos + at : self.pos + at + most]
+            space = ahead[: len(ahead) - len(ahead.lstrip())]
+            if len(space) < len(ahead) or len(space) == most or self.ended:
+                return space
             yield
 
     def hold(self, before: str, most: int = MAX_HELD) -> None:
@@ -130,6 +142,12 @@ class Source:
     def hold_on(self) -> None:
         """What is held may grow to the usual limit."""
         self._most = MAX_HELD
+
+    def unread(self, text: str) -> None:
+        """Have the last characters that were read come next again."""
+        self.text = text + self.text[self.pos :]
+        self.pos = 0
+        self.taken -= len(text)
 
     def release(self) -> str:
         """Forget what was held, and return it; empty if nothing was."""

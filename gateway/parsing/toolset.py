@@ -29,6 +29,11 @@ class ToolSet:
             return name in self.allowed
         return name in self.schemas if known else NAME.fullmatch(name) is not None
 
+    def knows(self, function: str, parameter: str) -> bool:
+        """Whether the function has a parameter of this name, or its schema does not list them."""
+        properties = self.schemas.get(function, {}).get("properties")
+        return parameter in properties if isinstance(properties, Mapping) else True
+
     def types(self, function: str, parameter: str) -> frozenset[str]:
         """JSON types of a parameter; empty where nothing is said."""
         return parameter_types(self.schemas.get(function, {}), parameter)
