@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -16,6 +17,17 @@ class GatewayConfig(ResumeOptions, ServiceConfig):
     """The gateway: the OpenAI API over HTTP."""
 
     model_config = settings("CATENARY_GATEWAY_")
+
+    headings: ClassVar[Mapping[str, str]] = {
+        "host": "Where it listens, and whom it asks",
+        "api_key": "Keys and limits of keys",
+        "cors_allow_origins": "Browsers, TLS",
+        "max_body_mib": "Connections, and what a request may hold",
+        "state_dir": "Stored responses",
+        "batches": "Files and batches",
+        "max_constraint_bytes": "Structured output",
+        "render_timeout_s": "Times and buffers",
+    }
 
     host: str = Field("127.0.0.1", description="Address to listen on for HTTP.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")

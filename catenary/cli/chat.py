@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import ssl
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from ipaddress import ip_address
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx2
 from pydantic import Field
@@ -16,6 +20,8 @@ from catenary.config import ServiceConfig, load, settings
 
 HELP = "/quit ends the conversation, /new starts another, Ctrl-C stops an answer"
 CONNECT_TIMEOUT_S = 10.0
+# A line that is meant as a command: one word behind a slash, which is no path.
+COMMAND = re.compile(r"/[A-Za-z?]+")
 
 
 class ChatConfig(ServiceConfig):
@@ -23,7 +29,7 @@ class ChatConfig(ServiceConfig):
 
     model_config = settings(prefix="CATENARY_CHAT_")
 
-    url: str = Field(default="http://127.0.0.1:8000", description="Base URL of the server.")
+    base_url: str = Field(default="http://127.0.0.1:8000", description="Base URL of the server.")
     model: str | None = Field(default=None, description="Model to talk to (default: the server's first).")
     api_key: str | None = Field(
         default=None, description="API key to send; other users of this machine can read a flag."
@@ -44,20 +50,47 @@ def run_chat(argv: Sequence[str]) -> int:
     config = load(ChatConfig, argv, prog="catenary chat")
     headers = {"Authorization": f"Bearer {config.api_key}"} if config.api_key else {}
     timeout = httpx2.Timeout(None, connect=CONNECT_TIMEOUT_S)
-    base = config.url.rstrip("/").removesuffix("/v1")
+    base = config.base_url.rstrip("/").removesuffix("/v1")
     try:
         verify = trusted(config)
-        with httpx2.Client(base_url=base, headers=headers, timeout=timeout, verify=verify) as client:
+        # This machine is never on the other side of a proxy.
+        proxied = not is_this_machine(base)
+        with httpx2.Client(
+            base_url=base, headers=headers, timeout=timeout, verify=verify, trust_env=proxied
+        ) as client:
             model = config.model or first_model(client)
             print(f"{model} at {base}. {HELP}", file=sys.stderr)
             converse(client, config, model)
     except ChatError as error:
         print(f"catenary chat: {error}", file=sys.stderr)
         return 1
-    except httpx2.HTTPError as error:
-        print(f"catenary chat: no answer from {base}: {error}", file=sys.stderr)
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        print(f"catenary chat: no answer from {base}{through_proxy(base)}: {error}", file=sys.stderr)
+        return 1
+    except (ImportError, ValueError) as error:
+        # A proxy of a kind that httpx2 has no support for, or that is no URL.
+        print(f"catenary chat: {base} cannot be reached{through_proxy(base)}: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def is_this_machine(url: str) -> bool:
+    """Whether the URL's host is this machine's loopback."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def through_proxy(url: str) -> str:
+    """Return which variable of the environment sends requests for `url` through a proxy, as a remark."""
+    if is_this_machine(url):
+        return ""
+    scheme = urlsplit(url).scheme
+    names = (f"{scheme}_proxy", f"{scheme}_proxy".upper(), "all_proxy", "ALL_PROXY")
+    name = next((name for name in names if os.environ.get(name)), None)
+    return f" (through the proxy of {name})" if name else ""
 
 
 def trusted(config: ChatConfig) -> ssl.SSLContext | bool:
@@ -99,6 +132,8 @@ def converse(client: httpx2.Client, config: ChatConfig, model: str) -> None:
             messages = list(opening)
         elif text in ("/help", "/?"):
             print(HELP)
+        elif COMMAND.fullmatch(text):
+            print(f"{text} is no command. {HELP}")
         elif text:
             messages.append({"role": "user", "content": text})
             if answer := show_answer(client, config, model, messages):

@@ -26,8 +26,9 @@ usage: catenary COMMAND [OPTIONS]
   doctor       check whether this host is set up for Gaudi cards, and say what to do
   vllm-serve   up, with the options of vllm serve
   gaudi-start  up, with the letters of start_gaudi_vllm_server.sh
+  completion   a script that completes commands and options in bash or zsh
 
-  catenary COMMAND --help lists a command's options
+  catenary COMMAND --help, or catenary help COMMAND, lists a command's options
   catenary --version
 
 Each service also runs alone: python -m gateway, services.router, services.tokenizer, services.engine
@@ -47,7 +48,10 @@ _COMMANDS = {
     "doctor": "catenary.cli.doctor:run_doctor",
     "vllm-serve": "catenary.cli.vllm_serve:run_vllm_serve",
     "gaudi-start": "catenary.cli.gaudi_start:run_gaudi_start",
+    "completion": "catenary.cli.completion:run_completion",
 }
+# What other servers call our commands.
+_ELSEWHERE = {"serve": "up", "run": "up", "start": "up", "server": "up", "ps": "fleet", "status": "fleet"}
 _INTERRUPTED = 130
 _NOBODY_READS = 141
 
@@ -77,7 +81,9 @@ def _run(arguments: list[str]) -> int:
         run: Callable[[Sequence[str]], int] = resolve_name(_COMMANDS[command])
         return run(rest)
     match command:
-        case "--version" | "-V" | "version":
+        case "help" if rest and rest[0] in _COMMANDS:
+            return _run([rest[0], "--help"])
+        case "--version" | "-V" | "-v" | "version":
             print(f"catenary {__version__}")
             return 0
         case "--help" | "-h" | "help":
@@ -87,7 +93,8 @@ def _run(arguments: list[str]) -> int:
             print(USAGE, end="", file=sys.stderr)
             return 2
         case _:
-            close = difflib.get_close_matches(command, _COMMANDS, n=1)
+            known = _ELSEWHERE.get(command)
+            close = [known] if known else difflib.get_close_matches(command, _COMMANDS, n=1)
             hint = f" (did you mean {close[0]}?)" if close else ""
             print(f"catenary: unknown command {command!r}{hint}; see catenary --help", file=sys.stderr)
             return 2

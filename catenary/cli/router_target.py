@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from catenary.cli.router_options import RouterAccess, RouterOptions, RoutersOptions
-from catenary.cli.runtime_directory import RuntimeDirectory, running
+from catenary.cli.runtime_directory import RuntimeDirectory, choices, running
 from catenary.rpc import CLIENT_SECRET_ENV, TlsFiles, parse_address, read_secret
 from catenary.runtime import StartRefused
 
@@ -53,11 +53,10 @@ def _router_here() -> str:
 
 
 def _routers_here() -> list[str]:
-    runs = [run.sockets("router") for run in running()]
+    runs = list(running())
     if len(runs) == 1:
-        return runs[0]
-    if found := [address for sockets in runs for address in sockets]:
-        raise StartRefused(
-            f"--router: more than one catenary up runs on this machine: choose one of {', '.join(found)}"
-        )
+        return runs[0].sockets("router")
+    if runs:
+        found = choices((run, address) for run in runs for address in run.sockets("router"))
+        raise StartRefused(f"--router: more than one catenary up runs on this machine: choose one of {found}")
     raise StartRefused("no catenary up of yours runs on this machine: give --router the address of a router")

@@ -9,7 +9,7 @@ import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
@@ -25,6 +25,7 @@ PREFIX = "catenary-"
 # Holds the supervisor's process id, and is locked for as long as it lives: the kernel lets go of a lock
 # however a process ends, and a process id may be another's by then.
 LOCK_NAME = "supervisor.pid"
+ABOUT_NAME = "about.txt"
 # The most that comes behind the temporary directory.
 _LONGEST_SOCKET = f"/{PREFIX}xxxxxxxx/tokenizer-9999.sock"
 
@@ -68,6 +69,18 @@ class RuntimeDirectory:
         Before there are any, that of a single one."""
         found = [path.stem for path in self.path.glob(f"{service}*.sock")] or [service]
         return [self.socket(name) for name in sorted(found, key=lambda name: (len(name), name))]
+
+    def describe(self, text: str) -> None:
+        """Write what a person tells this run from others by: its port, its models, when it began."""
+        (self.path / ABOUT_NAME).write_text(text, encoding="utf-8")
+
+    @property
+    def about(self) -> str:
+        """What `describe` wrote, empty if it has not yet."""
+        try:
+            return (self.path / ABOUT_NAME).read_text(encoding="utf-8")
+        except OSError:
+            return ""
 
     def write_secret(self, path: Path, value: str | None) -> None:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -130,6 +143,12 @@ def running() -> Iterator[RuntimeDirectory]:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 yield RuntimeDirectory(path)
+
+
+def choices(addresses: Iterable[tuple[RuntimeDirectory, str]]) -> str:
+    """Return addresses of several runs, each with what its run is about, for a person to choose from."""
+    shown = (f"{address} ({run.about})" if run.about else address for run, address in addresses)
+    return ", ".join(shown)
 
 
 def _own_directories(parent: Path) -> Iterator[Path]:

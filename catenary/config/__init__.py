@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from catenary.config.describe import options_markdown
-from catenary.config.load import Given, load
-from catenary.config.parser import parse_flags
+from catenary.config.load import Given, check_variables, load
+from catenary.config.parser import build_parser, parse_flags
 from catenary.config.settings import EMPTY_KEY, ConfigError, ServiceConfig, env_name, flag_name, settings
 from catenary.config.unknown import unknown_variables
 
@@ -13,6 +13,8 @@ __all__ = [
     "ConfigError",
     "Given",
     "ServiceConfig",
+    "build_parser",
+    "check_variables",
     "env_name",
     "flag_name",
     "load",

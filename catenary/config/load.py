@@ -73,6 +73,25 @@ def _from_environment(cls: type[ServiceConfig]) -> dict[str, Given]:
     }
 
 
+def check_variables(cls: type[ServiceConfig], environment: Mapping[str, str]) -> None:
+    """Check the variables of a class each for itself, as a program does that starts this one later.
+
+    Raises ConfigError, one line that names the variable. What options say of one another is not looked at.
+    """
+    for name, field in cls.model_fields.items():
+        value = environment.get(env_name(cls, name))
+        if not value:
+            continue
+        try:
+            cls.__pydantic_validator__.validate_assignment(cls.model_construct(), name, value)
+        except ValidationError as error:
+            mine = [problem for problem in error.errors(include_url=False) if problem["loc"][:1] == (name,)]
+            if mine:
+                shown = "" if is_secret(name, field) else f" {value[:100]!r}"
+                reason = str(mine[0]["msg"]).removeprefix("Value error, ").replace("\n", " ")
+                raise ConfigError(f"{env_name(cls, name)}{shown}: {reason}") from None
+
+
 def _from_yaml(cls: type[ServiceConfig], path: Path) -> dict[str, Given]:
     try:
         with path.open("rb") as file:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import inspect
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -29,27 +30,42 @@ def build_parser(cls: type[ServiceConfig], *, prog: str) -> argparse.ArgumentPar
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=100),
+        usage=f"{prog} [{cls.positional.upper()}] [OPTIONS]" if cls.positional else f"{prog} [OPTIONS]",
     )
     parser.add_argument(
         "--config",
         metavar="FILE",
         help=f"YAML file of options, keys named like the flags. [env {env_name(cls, 'config')}]",
     )
-    for name, field in cls.model_fields.items():
-        _add_option(parser, cls, name, field)
+    for heading, names in _groups(cls).items():
+        group = parser.add_argument_group(heading)
+        for name in names:
+            _add_option(group, cls, name, cls.model_fields[name])
     return parser
 
 
+def _groups(cls: type[ServiceConfig]) -> dict[str, list[str]]:
+    """The fields by heading: what the class itself declares first, then what its bases share with others."""
+    headings = {name: text for base in cls.__mro__ for name, text in getattr(base, "headings", {}).items()}
+    groups: dict[str, list[str]] = {}
+    heading = "Options"
+    for name in cls.model_fields:
+        heading = headings.get(name, heading)
+        groups.setdefault(heading, []).append(name)
+    own = inspect.get_annotations(cls)
+    return dict(sorted(groups.items(), key=lambda item: item[1][0] not in own))
+
+
 def _add_option(
-    parser: argparse.ArgumentParser, cls: type[ServiceConfig], name: str, field: FieldInfo
+    group: argparse._ArgumentGroup, cls: type[ServiceConfig], name: str, field: FieldInfo
 ) -> None:
     flag = flag_name(name)
-    text = f"{field.description} [default: {default_text(name, field)}] [env {env_name(cls, name)}]".replace(
-        "%", "%%"
-    )
+    default = default_text(name, field)
+    shown = {"none": "", "required": " [required]"}.get(default, f" [default: {default}]")
+    text = f"{field.description}{shown} [env {env_name(cls, name)}]".replace("%", "%%")
     if is_boolean(field):
-        parser.add_argument(flag, dest=name, nargs="?", const="true", metavar="BOOL", help=text)
-        parser.add_argument(
+        group.add_argument(flag, dest=name, nargs="?", const="true", metavar="BOOL", help=text)
+        group.add_argument(
             "--no-" + flag.removeprefix("--"),
             dest=name,
             action="store_const",
@@ -58,12 +74,14 @@ def _add_option(
         )
     else:
         action = "append" if is_list(field) else "store"
-        parser.add_argument(flag, dest=name, action=action, metavar=placeholder(field), help=text)
+        group.add_argument(flag, dest=name, action=action, metavar=placeholder(field), help=text)
 
 
 def _unknown(cls: type[ServiceConfig], word: str) -> str:
     if not word.startswith("-"):
         return "unexpected argument; options are written as --name value (see --help)"
+    if word in ("-v", "-V"):
+        return f"unknown option {word}: catenary --version is the version, --log-level debug says more"
     if place := cls.elsewhere_for(word):
         return f"unknown option {word}; {place}"
     close = difflib.get_close_matches(word, [flag_name(name) for name in cls.model_fields], n=1)
@@ -79,8 +97,14 @@ def parse_flags(cls: type[ServiceConfig], argv: Sequence[str] | None, *, prog: s
         ConfigError: an unknown flag, or one without its value.
     """
     namespace, unknown = build_parser(cls, prog=prog).parse_known_args(argv)
+    given: dict[str, Any] = vars(namespace)
+    # A word behind an unknown flag is that flag's value, if it is one at all.
+    words = [] if any(word.startswith("-") for word in unknown) else unknown
+    if cls.positional and words and cls.positional not in given:
+        several = is_list(cls.model_fields[cls.positional])
+        given[cls.positional], unknown = (words, []) if several else (words[0], words[1:])
     if unknown:
         # Without its value: a mistyped --api-key=... must not end in a log.
-        raise ConfigError(_unknown(cls, unknown[0].split("=", 1)[0]))
-    given: dict[str, Any] = vars(namespace)
+        flag = next((word for word in unknown if word.startswith("-")), unknown[0])
+        raise ConfigError(_unknown(cls, flag.split("=", 1)[0]))
     return {name: ",".join(value) if isinstance(value, list) else str(value) for name, value in given.items()}

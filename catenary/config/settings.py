@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Union, get_args, get_origin
 
 from pydantic import Field, field_validator
@@ -46,6 +47,12 @@ class ServiceConfig(BaseSettings):
     """
 
     model_config = settings("CATENARY_")
+
+    # The options' groups in --help: the field that a group begins with, and its heading.
+    headings: ClassVar[Mapping[str, str]] = {"log_level": "Logs"}
+
+    # The field that words without a flag set, as in `catenary up MODEL`; empty: there are none.
+    positional: ClassVar[str] = ""
 
     # For programs that start others: how to set an option that is one of theirs.
     elsewhere: ClassVar[str] = ""

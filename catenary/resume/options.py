@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from pydantic import BaseModel, Field
 
 from catenary.resume.poison import PoisonedRequests
@@ -10,6 +13,10 @@ from catenary.resume.policy import ResumePolicy
 
 class ResumeOptions(BaseModel):
     """A part of the gateway's options, and of the router's, which resumes plain `Generate` calls alone."""
+
+    headings: ClassVar[Mapping[str, str]] = {
+        "failover_wait_s": "Failover",
+    }
 
     failover_wait_s: float = Field(
         15.0,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from pydantic import Field, field_validator
 
@@ -36,6 +38,12 @@ class RpcConfig(ServiceConfig):
     """Base of the configuration of every service that listens for gRPC."""
 
     model_config = settings("CATENARY_")
+
+    headings: ClassVar[Mapping[str, str]] = {
+        "listen": "gRPC: addresses, secrets, TLS",
+        "max_message_mib": "gRPC: limits of messages, calls and connections",
+        "metrics_host": "Metrics",
+    }
 
     listen: tuple[str, ...] = Field(
         ("127.0.0.1:7070",),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -21,6 +22,10 @@ _PADDING_OPTIONS = (
 
 class BucketingOptions(ServiceConfig):
     """Strategy, file, padding and axes. Whoever plans or serves with buckets has these options."""
+
+    headings: ClassVar[Mapping[str, str]] = {
+        "bucketing_strategy": "Buckets",
+    }
 
     bucketing_strategy: Literal["linear", "exponential", "padding", "file", "lin", "exp", "pad"] = Field(
         "exponential", description="How the static shapes of the forwards are spaced."

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, field_serializer, field_validator, model_validator
 
@@ -24,6 +25,17 @@ class EngineConfig(
     """Options of `python -m services.engine`: flags, CATENARY_ENGINE_* variables, a YAML file, defaults."""
 
     model_config = settings(prefix="CATENARY_ENGINE_")
+
+    headings: ClassVar[Mapping[str, str]] = {
+        "listen": "gRPC: addresses, secrets, TLS",
+        "router": "Routers",
+        "model": "Model and device",
+        "kv_cache_gib": "KV cache",
+        "max_num_seqs": "Scheduling",
+        "trace_steps": "Traces and profiles",
+        "compile": "Graphs and warm-up",
+        "scripted": "Tests",
+    }
 
     listen: tuple[str, ...] = Field(
         ("127.0.0.1:0",),

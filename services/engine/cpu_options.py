@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, Field, field_validator
 
@@ -11,6 +12,10 @@ from catenary.cpus import parse_binding
 
 class CpuOptions(BaseModel):
     """A part of the engine's options."""
+
+    headings: ClassVar[Mapping[str, str]] = {
+        "device_threads": "CPU",
+    }
 
     device_threads: int = Field(
         0,

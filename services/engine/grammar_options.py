@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
 
 class GrammarOptions(BaseModel):
     """A part of the engine's options."""
+
+    headings: ClassVar[Mapping[str, str]] = {
+        "grammar_backend": "Structured output",
+    }
 
     grammar_backend: Literal["llguidance", "xgrammar"] = Field(
         "llguidance",

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
 
 class HpuOptions(BaseModel):
     """A part of the engine's options."""
+
+    headings: ClassVar[Mapping[str, str]] = {
+        "layers_per_graph": "Gaudi",
+    }
 
     layers_per_graph: int = Field(
         1,

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from pydantic import BaseModel, Field
 
 
 class ServicerOptions(BaseModel):
     """A part of the engine's options."""
+
+    headings: ClassVar[Mapping[str, str]] = {
+        "stall_limit_s": "Health, links to routers",
+        "max_stop_token_ids": "What a request may hold",
+        "publish_kv": "KV events",
+    }
 
     stall_limit_s: float = Field(
         30.0, gt=0, le=86_400, description="An engine with work and no step for so long reports STALLED."

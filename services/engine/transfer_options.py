@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
@@ -12,6 +13,10 @@ from catenary.rpc import TcpAddress, parse_address
 
 class TransferOptions(BaseModel):
     """A part of the engine's options."""
+
+    headings: ClassVar[Mapping[str, str]] = {
+        "role": "Prefill and decode on different engines",
+    }
 
     role: Literal["both", "prefill", "decode"] = Field(
         "both",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Self
+from collections.abc import Mapping
+from typing import ClassVar, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -34,6 +35,13 @@ class RouterConfig(ResumeOptions, RpcConfig):
     """Flags, CATENARY_ROUTER_ variables or YAML."""
 
     model_config = settings("CATENARY_ROUTER_")
+
+    headings: ClassVar[Mapping[str, str]] = {
+        "placement": "Placement",
+        "max_live_sequences": "Admission",
+        "max_engines": "Engines and sessions",
+        "handover_min_tokens": "Prefill and decode on different engines",
+    }
 
     placement: str = Field(
         "cost", description="How an engine is chosen: " + ", ".join(sorted(POLICIES)) + "."

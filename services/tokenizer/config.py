@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -17,6 +19,14 @@ class TokenizerConfig(RpcConfig):
     """Flags, CATENARY_TOKENIZER_ variables or YAML."""
 
     model_config = settings("CATENARY_TOKENIZER_")
+
+    headings: ClassVar[Mapping[str, str]] = {
+        "listen": "gRPC: addresses, secrets, TLS",
+        "model_dir": "Model",
+        "workers": "Workers",
+        "max_text_bytes": "What a request may hold",
+        "max_constraint_bytes": "Structured output",
+    }
 
     listen: tuple[str, ...] = Field(
         ("127.0.0.1:7071",),

@@ -80,7 +80,7 @@ def test_openai_client(up: Up) -> None:
 
 
 def test_chat_in_the_terminal(up: Up) -> None:
-    command = [sys.executable, "-m", "catenary.cli.main", "chat", "--url", up.url, "--temperature", "0"]
+    command = [sys.executable, "-m", "catenary.cli.main", "chat", "--base-url", up.url, "--temperature", "0"]
     done = subprocess.run(
         [*command, "--max-tokens", "24"],
         input=f"{QUESTION}\n/quit\n",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import Field
 
 from catenary.cli.router_options import RouterOptions
@@ -13,11 +15,13 @@ class DrainConfig(RouterOptions):
 
     model_config = settings(prefix="CATENARY_DRAIN_")
 
+    positional: ClassVar[str] = "engine"
+
     engine: str = Field(
         min_length=1,
         max_length=256,
         description="Engine: its name (all engines of that name) or its instance id, as catenary fleet shows "
-        "them. It may stand in front of the options, without --engine.",
+        "them. It may stand without --engine.",
     )
     deadline: float | None = Field(
         None,

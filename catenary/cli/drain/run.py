@@ -19,10 +19,7 @@ _MARGIN_S = 30.0
 
 def run_drain(argv: Sequence[str]) -> int:
     """Run `catenary drain`: 0 once the engine has left, 1 with one line on stderr if that fails."""
-    words = list(argv)
-    if words and not words[0].startswith("-"):
-        words.insert(0, "--engine")
-    config = load_options(DrainConfig, words, prog=_NAME)
+    config = load_options(DrainConfig, argv, prog=_NAME)
     # Not before: a wrong option is to be refused without waiting for gRPC to load.
     from rich.console import Console
 

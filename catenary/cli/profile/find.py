@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from catenary.cli.profile.config import ProfileConfig
-from catenary.cli.runtime_directory import RuntimeDirectory, running
+from catenary.cli.runtime_directory import RuntimeDirectory, choices, running
 from catenary.rpc import CLIENT_SECRET_ENV, TlsFiles, parse_address, read_secret
 from catenary.runtime import StartRefused
 
@@ -39,7 +39,7 @@ def _engine_here(name: str) -> str:
     if len(having) == 1:
         return having[0].socket(name)
     if having:
-        found = ", ".join(run.socket(name) for run in having)
+        found = choices((run, run.socket(name)) for run in having)
         raise StartRefused(f"--engine: more than one catenary up runs on this machine: choose one of {found}")
     raise StartRefused(
         f"no catenary up of yours runs on this machine with an {name}: give --engine the address of an "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -26,6 +27,17 @@ class UpConfig(ServiceConfig):
         "options of one service are variables, as CATENARY_ENGINE_MAX_NUM_SEQS=8 for the engine's "
         "--max-num-seqs (docs/configuration.md); catenary vllm-serve takes those of vllm serve"
     )
+
+    positional: ClassVar[str] = "model"
+
+    headings: ClassVar[Mapping[str, str]] = {
+        "model": "What is served",
+        "host": "Where it is served",
+        "engines": "How many processes, on which CPUs",
+        "api_key": "Who may ask",
+        "cache_dir": "Where things are kept",
+        "verbose": "Running",
+    }
 
     @classmethod
     def elsewhere_for(cls, flag: str) -> str:

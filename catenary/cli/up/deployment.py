@@ -162,7 +162,7 @@ class Deployment:
 
     def _chat_options(self) -> str:
         """The options with which `catenary chat` reaches the deployment."""
-        url = "" if self._urls[0] == DEFAULT_URL else f" --url {self._urls[0]}"
+        url = "" if self._urls[0] == DEFAULT_URL else f" --base-url {self._urls[0]}"
         key = " --api-key ..." if self._config.api_key or self._config.api_key_file else ""
         return url + (" --insecure" if self._config.ssl_certfile else "") + key
 

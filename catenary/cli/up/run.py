@@ -26,7 +26,7 @@ from catenary.cli.up.models import (
 from catenary.cli.up.plan import GATEWAY_KEYS, MODULE_ENV, MODULES_ENV, Places
 from catenary.cli.up.ports import PortClaims
 from catenary.cli.up.reporter import Reporter, make_reporter
-from catenary.config import EMPTY_KEY, unknown_variables
+from catenary.config import EMPTY_KEY, check_variables, unknown_variables
 from catenary.cpus import read_topology
 from catenary.migration import load_moved
 from catenary.runtime import StartRefused, run
@@ -48,6 +48,7 @@ async def up(config: UpConfig, stop: asyncio.Event, warnings: Sequence[str] = ()
     started = time.monotonic()
     wanted = wanted_models(config)
     ports = check_places(config)
+    check_services(os.environ)
     modules = modules_of(config, os.environ)
     cpus = cpus_of(config, read_topology(), os.environ)
     cache = cache_directory(config.cache_dir)
@@ -68,6 +69,8 @@ async def up(config: UpConfig, stop: asyncio.Event, warnings: Sequence[str] = ()
             reporter.line(line)
         places = Places(models, ports, cpus=cpus, modules=modules)
         runtime = RuntimeDirectory.create()
+        names = ", ".join(model.name for model in models)
+        runtime.describe(f"port {ports[0]}, {names}, since {time.strftime('%H:%M:%S')}")
         try:
             await Deployment(config, runtime, places, reporter, cache, started).run(stop)
         finally:
@@ -84,6 +87,16 @@ def unknown(environment: Mapping[str, str]) -> tuple[str, ...]:
         return ()
     # Only now: these take a quarter of a second to load.
     return unknown_variables(environment, (UpConfig, *service_classes()))
+
+
+def check_services(environment: Mapping[str, str]) -> None:
+    """Look at the variables that are options of one service, before a model is prepared for them.
+
+    Raises ConfigError for one that no service would start with.
+    """
+    if any(name.startswith(SERVICE_PREFIXES) for name in environment):
+        for cls in service_classes():
+            check_variables(cls, environment)
 
 
 def check_places(config: UpConfig) -> tuple[int, ...]:

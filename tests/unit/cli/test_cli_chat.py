@@ -56,6 +56,45 @@ def test_conversation_keeps_the_history(monkeypatch: pytest.MonkeyPatch) -> None
     assert seen == [["be brief", "one"], ["be brief", "one", "yes", "two"], ["be brief", "three"]]
 
 
+def test_a_mistyped_command_is_no_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[str] = []
+
+    def handler(request: httpx2.Request) -> httpx2.Response:
+        seen.append(json.loads(request.content)["messages"][-1]["content"])
+        return stream(delta("yes"))
+
+    lines = iter(["/foo", "/hlep", "/etc/hosts", "/ is a slash", "/quit"])
+    monkeypatch.setattr("builtins.input", lambda _: next(lines))
+    converse(client_for(handler), ChatConfig(), "m")
+    assert seen == ["/etc/hosts", "/ is a slash"]
+    assert capsys.readouterr().out.startswith("/foo is no command. /quit ends")
+
+
+@pytest.mark.parametrize("variable", ["HTTP_PROXY", "http_proxy", "ALL_PROXY"])
+def test_loopback_is_never_reached_through_a_proxy(
+    variable: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for proxy in ("http://127.0.0.1:9", "socks5://127.0.0.1:9", "nonsense"):
+        monkeypatch.setenv(variable, proxy)
+        assert run_chat(["--base-url", "http://127.0.0.1:1"]) == 1
+        error = capsys.readouterr().err
+        assert error.startswith("catenary chat: no answer from http://127.0.0.1:1: ")
+        assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("proxy", ["http://127.0.0.1:9", "socks5://127.0.0.1:9", "nonsense"])
+def test_a_proxy_that_is_used_is_named(
+    proxy: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    assert run_chat(["--base-url", "http://server.test:1"]) == 1
+    error = capsys.readouterr().err
+    assert " (through the proxy of ALL_PROXY): " in error
+    assert error.count("\n") == 1
+
+
 def test_ctrl_c_keeps_what_came(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def interrupted(client: httpx2.Client, body: dict[str, object]) -> object:
         yield "half"
