@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from catenary.config import ServiceConfig, settings
 from catenary.resume import ResumeOptions
@@ -39,6 +39,13 @@ class GatewayConfig(ResumeOptions, ServiceConfig):
         ("127.0.0.1:7071",),
         description="gRPC addresses of tokenizer services; a name stands for all that it resolves to. The "
         "least busy one is asked.",
+    )
+
+    model_alias: tuple[str, ...] = Field(
+        (),
+        max_length=256,
+        description="Further names of models, each as ALIAS=MODEL. Requests may use them, /v1/models lists "
+        "them, and answers have the name that was asked for.",
     )
 
     client_secret_file: Path | None = Field(
@@ -284,6 +291,21 @@ class GatewayConfig(ResumeOptions, ServiceConfig):
     drain_s: float = Field(
         30.0, ge=0, le=3600, description="Seconds that streams then get to end at shutdown."
     )
+
+    @property
+    def aliases(self) -> dict[str, str]:
+        """The model of each alias."""
+        return dict(text.split("=", 1) for text in self.model_alias)
+
+    @field_validator("model_alias")
+    @classmethod
+    def _aliases(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        pairs = [text.partition("=") for text in value]
+        if not all(alias and model for alias, _, model in pairs):
+            raise ValueError("model-alias is ALIAS=MODEL")
+        if len({alias for alias, _, _ in pairs}) < len(pairs):
+            raise ValueError("model-alias has an alias twice")
+        return value
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

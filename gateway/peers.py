@@ -46,6 +46,7 @@ class Peers:
                 self.tokenizers.fetch,
                 lambda: self.session.connected > 0,
                 lambda name: self.session.awaits(name),
+                config.aliases,
             )
             self.session = Routers(
                 config.router,

@@ -74,7 +74,7 @@ class PromptService:
         fields = endpoint.parse(body, self._service.limits)
         plan, _ = await self._service.prepare(endpoint, fields, cache_salt="")
         return [
-            RenderedRequest(plan.request_id, plan.model.name, ids, limit)
+            RenderedRequest(plan.request_id, plan.model.asked, ids, limit)
             for ids, limit in zip(plan.prompts, plan.max_tokens, strict=True)
         ]
 

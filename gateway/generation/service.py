@@ -223,10 +223,11 @@ class GenerationService:
             ClientGone: the client of `watch` hung up; also at those.
         """
         # An unknown model is no label of a metric.
-        timer = RequestTimer(self._metrics, self._models.require(fields.model).name)
+        name = self._models.require(fields.model).name
+        timer = RequestTimer(self._metrics, name)
         with timer.failures():
             standing = self._standing(fields)
-            self._session.check(fields.model, standing.priority_class, standing.tenant)
+            self._session.check(name, standing.priority_class, standing.tenant)
             plan, rendered = await self.prepare(endpoint, fields, cache_salt=cache_salt, watch=watch)
             await current_allowance().spend(plan.prompt_tokens)
             with (
@@ -272,7 +273,7 @@ class GenerationService:
             current_allowance().charge(usage.completion_tokens)
             if timer.accepted or left:
                 timer.finished(generation.finish_reasons, usage, plan.count)
-            told["gen_ai.request.model"] = plan.model.name
+            told["gen_ai.request.model"] = plan.model.asked
             told["gen_ai.response.id"] = plan.request_id
             told["gen_ai.usage.input_tokens"] = usage.prompt_tokens
             told["gen_ai.usage.output_tokens"] = usage.completion_tokens
@@ -306,7 +307,7 @@ def answer_head(plan: GenerationPlan) -> AnswerHead:
     return AnswerHead(
         answer_id=plan.request_id,
         created=int(time.time()),
-        model=plan.model.name,
+        model=plan.model.asked,
         vocabulary=plan.model.vocabulary,
         tokens_as_ids=bool(plan.fields.return_tokens_as_token_ids),
         with_usage=plan.fields.wants_usage,

@@ -81,7 +81,7 @@ class EmbeddingEndpoint(PooledEndpoint[EmbeddingFields]):
             Embedding("embedding", index, b64encode(vector).decode() if encoded else unpack(vector))
             for index, vector in enumerate(pooled.vectors)
         ]
-        answer = EmbeddingList("list", pooled.model.name, data, usage_of(pooled.prompt_tokens))
+        answer = EmbeddingList("list", pooled.model.asked, data, usage_of(pooled.prompt_tokens))
         return msgspec.json.encode(answer)
 
 

@@ -39,11 +39,11 @@ class ModelList(msgspec.Struct):
     object: str = "list"
 
 
-def describe(model: router_pb2.ServedModel) -> ModelCard:
-    """A model as the API shows it."""
+def describe(name: str, model: router_pb2.ServedModel) -> ModelCard:
+    """A model as the API shows it under one of its names; its `root` is the model's own."""
     info = model.info
     tasks = [_TASKS[task] for task in sorted(tasks_of(info)) if task in _TASKS]
-    return ModelCard(info.name, "model", model.created, OWNER, info.name, None, info.max_model_len, tasks)
+    return ModelCard(name, "model", model.created, OWNER, info.name, None, info.max_model_len, tasks)
 
 
 def routes(models: ModelBoard) -> Routes:
@@ -53,7 +53,7 @@ def routes(models: ModelBoard) -> Routes:
     @router.head("/v1/models", None)
     @router.get("/v1/models", operation("List the served models", ModelList))
     async def list_models() -> Response:
-        return json_response(ModelList([describe(model) for model in models.served]))
+        return json_response(ModelList([describe(*named) for named in models.names]))
 
     @router.head("/v1/models/{model_id:path}", None)
     @router.get("/v1/models/{model_id:path}", operation("Describe a served model", ModelCard, fails=(404,)))
@@ -61,6 +61,6 @@ def routes(models: ModelBoard) -> Routes:
         if not model_id:
             # Clients join the base URL and the path in their own ways.
             return await list_models()
-        return json_response(describe(models.info(model_id)))
+        return json_response(describe(model_id, models.info(model_id)))
 
     return router

@@ -64,7 +64,7 @@ class RerankEndpoint(PooledEndpoint[RerankRequest]):
         results = [Ranked(index, scores[index]) for index in order[: fields.top_n or None]]
         for result in results if shown else ():
             result.document = RankedDocument(fields.documents[result.index])
-        answer_id, model = pooled.request_id, pooled.model.name
+        answer_id, model = pooled.request_id, pooled.model.asked
         if not self._cohere:
             return msgspec.json.encode(Ranking(answer_id, model, results, usage_of(pooled.prompt_tokens)))
         meta = RankingMeta(ApiVersion("2"), BilledTokens(pooled.prompt_tokens))

@@ -45,7 +45,7 @@ class ScoreEndpoint(PooledEndpoint[ScoreRequest]):
             pooled.request_id,
             "list",
             pooled.created,
-            pooled.model.name,
+            pooled.model.asked,
             [Score(index, "score", score) for index, score in enumerate(scores)],
             usage_of(pooled.prompt_tokens),
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from catenary.backoff import Backoff
@@ -43,6 +43,13 @@ class Model:
     vocabulary: Vocabulary
     info: common_pb2.ModelInfo = field(default_factory=common_pb2.ModelInfo)
     """What the router tells of it."""
+    alias: str = ""
+    """The name by which it was asked for, if that is not its own."""
+
+    @property
+    def asked(self) -> str:
+        """The name by which it was asked for: answers have it."""
+        return self.alias or self.name
 
     @property
     def tasks(self) -> frozenset[int]:
@@ -59,7 +66,11 @@ class ModelBoard:
     """The router's last word on the models, with the vocabulary of each."""
 
     def __init__(
-        self, fetch: Fetch, is_online: Callable[[], bool], is_awaited: Callable[[str], bool]
+        self,
+        fetch: Fetch,
+        is_online: Callable[[], bool],
+        is_awaited: Callable[[str], bool],
+        aliases: Mapping[str, str] | None = None,
     ) -> None:
         """Knows nothing yet.
 
@@ -67,7 +78,10 @@ class ModelBoard:
             fetch: gets the vocabulary of a model.
             is_online: whether the routers' word is fresh, that is, a session is up.
             is_awaited: whether requests for a model that nobody serves now are to be taken all the same.
+            aliases: further names of models, and the name of each one's model. A served model's own name
+                comes before an alias.
         """
+        self._aliases = dict(aliases or {})
         self._fetch = fetch
         self._is_online = is_online
         self._is_awaited = is_awaited
@@ -80,14 +94,26 @@ class ModelBoard:
         """All models that the router knows, by name."""
         return [self._served[name] for name in sorted(self._served)]
 
+    @property
+    def names(self) -> list[tuple[str, router_pb2.ServedModel]]:
+        """Each name by which requests may ask for a model, with the model: aliases behind the model's own."""
+        found = []
+        for model in self.served:
+            own = model.info.name
+            more = [
+                alias for alias, name in self._aliases.items() if name == own and alias not in self._served
+            ]
+            found += [(name, model) for name in (own, *more)]
+        return found
+
     def update(self, models: Sequence[router_pb2.ServedModel]) -> None:
         """Take the router's list."""
         self._served = {model.info.name: model for model in models}
         self._changed.set()
 
     def info(self, name: str) -> router_pb2.ServedModel:
-        """A model by name. Raises ApiError 404."""
-        found = self._served.get(name)
+        """A model by one of its names. Raises ApiError 404."""
+        found = self._find(name)
         if found is None:
             raise model_not_found(name)
         return found
@@ -105,7 +131,7 @@ class ModelBoard:
         if tasks is not None and own.isdisjoint(tasks):
             raise bad_request(_INSTEAD[min(own)], "model", "unsupported_value")
         online = self._is_online() and served.serving_engines
-        if not online and not self._is_awaited(name):
+        if not online and not self._is_awaited(served.info.name):
             raise unavailable("No engine is serving the model at the moment.")
         return self.known(name)
 
@@ -115,13 +141,15 @@ class ModelBoard:
         vocabulary = self._usable(served)
         if vocabulary is None:
             raise unavailable("The model's tokenizer is not loaded yet.", code="tokenizer_unavailable")
-        return Model(name, served.info.max_model_len, served.info.vocab_size, vocabulary, served.info)
+        info = served.info
+        alias = "" if name == info.name else name
+        return Model(info.name, info.max_model_len, info.vocab_size, vocabulary, info, alias)
 
     def serves(self, name: str) -> bool:
         """Whether requests for a model can be answered now."""
         if not self._is_online():
             return False
-        served = self._served.get(name)
+        served = self._find(name)
         return served is not None and bool(served.serving_engines) and self._usable(served) is not None
 
     @property
@@ -149,6 +177,9 @@ class ModelBoard:
             if self._usable(model) is None:
                 await self._load(model)
         return all(self._usable(model) for model in self._served.values())
+
+    def _find(self, name: str) -> router_pb2.ServedModel | None:
+        return self._served.get(name) or self._served.get(self._aliases.get(name, ""))
 
     def _usable(self, model: router_pb2.ServedModel) -> Vocabulary | None:
         vocabulary = self._vocabularies.get(model.info.name)

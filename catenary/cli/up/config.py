@@ -63,6 +63,11 @@ class UpConfig(ServiceConfig):
     served_model_name: str | None = Field(
         default=None, min_length=1, max_length=256, description="Name that requests use for a single model."
     )
+    model_alias: tuple[str, ...] = Field(
+        default=(),
+        max_length=256,
+        description="Further names that requests may use: ALIAS for a single model; of several, ALIAS=NAME.",
+    )
     max_model_len: int | None = Field(
         default=None,
         ge=1,

@@ -12,7 +12,8 @@ from catenary.runtime import StartRefused
 TASKS = ("auto", "generate", "embed", "score", "classify")
 QUANTIZATIONS = ("none", "int8", "int4")
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+# Not the beginning of a path. Lists of options are divided at commas.
+_NAME = re.compile(r"(?!~|/|\.\.?/)[^\s=,][^=,\x00-\x1f\x7f]{0,255}(?<!\s)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,24 @@ def tasks_of(config: UpConfig, names: tuple[str, ...]) -> tuple[str, ...]:
             raise StartRefused(f"--task: a task is one of {', '.join(TASKS)}")
         tasks[name] = task
     return tuple(tasks.values())
+
+
+def aliases_of(config: UpConfig, names: tuple[str, ...]) -> tuple[str, ...]:
+    """The further names of models by `--model-alias`, each as ALIAS=NAME. Raises StartRefused."""
+    found: dict[str, str] = {}
+    for text in config.model_alias:
+        alias, equals, name = text.partition("=")
+        if not equals and len(names) > 1:
+            raise StartRefused("--model-alias: with several models, write ALIAS=NAME")
+        name = name if equals else names[0]
+        if name not in names:
+            raise StartRefused(f"--model-alias: no model has the name {name!r}")
+        if not _NAME.fullmatch(alias):
+            raise StartRefused(f"--model-alias: {alias!r} is no name")
+        if alias in found or alias in names:
+            raise StartRefused(f"--model-alias: the name {alias!r} is there twice")
+        found[alias] = name
+    return tuple(f"{alias}={name}" for alias, name in found.items())
 
 
 def quantizations_of(config: UpConfig, names: tuple[str, ...]) -> tuple[str | None, ...]:

@@ -9,7 +9,7 @@ from enum import IntEnum
 from catenary.cli.runtime_directory import CLIENT_SECRET_ENV, ENGINE_SECRET_ENV, RuntimeDirectory
 from catenary.cli.up.config import UpConfig
 from catenary.cli.up.cpus import BIND_ENV, THREADS_ENV
-from catenary.cli.up.models import ReadyModel
+from catenary.cli.up.models import ReadyModel, aliases_of
 from catenary.cpus import EngineCpus, Placement, format_cpus
 from catenary.directories import expanded
 from catenary.runtime import module_command
@@ -108,6 +108,7 @@ def plan(config: UpConfig, runtime: RuntimeDirectory, places: Places) -> tuple[C
                         "port": port,
                         "router": routers,
                         "tokenizer": tuple(runtime.socket(name) for name in tokenizers),
+                        "model-alias": aliases_of(config, tuple(model.name for model in models)),
                         "api-key-file": config.api_key_file,
                         "cors-allow-origins": config.cors_allow_origins,
                         "ssl-certfile": config.ssl_certfile,

@@ -18,6 +18,7 @@ from catenary.cli.up.model import prepare_model, served_name
 from catenary.cli.up.models import (
     ReadyModel,
     WantedModel,
+    aliases_of,
     generates,
     quantizations_of,
     tasks_of,
@@ -169,6 +170,7 @@ async def prepare(
         )
         reporter.done("model", f"prepared {model.source}")
     names = tuple(served_name(model.source, model.name) for model in wanted)
+    aliases_of(config, names)
     return tuple(
         ReadyModel(directory, name, task, generates(directory, task), quantization)
         for directory, name, task, quantization in zip(

@@ -38,10 +38,10 @@ def _tokenizer(launch: Launch, option: str, value: str) -> None:
 
 
 def _names(launch: Launch, option: str, value: str) -> None:
-    names = value.split(",")
-    if len(names) != 1:
-        raise refuse(option, " ".join(names), "a model has one name here")
-    launch.ask(f"{UP}SERVED_MODEL_NAME", names[0])
+    first, *others = value.split(",")
+    launch.ask(f"{UP}SERVED_MODEL_NAME", first)
+    if aliases := dict.fromkeys(other for other in others if other != first):
+        launch.ask(f"{UP}MODEL_ALIAS", ",".join(aliases))
 
 
 def _task(launch: Launch, option: str, value: str) -> None:
@@ -56,7 +56,7 @@ OPTIONS: tuple[ServeOption, ...] = (
     sets(MODEL, "`--model`, or the word without a name", _SETS, MODEL_OPTION),
     supported(
         _names,
-        "`--served-model-name`; one name",
+        "`--served-model-name`, `--model-alias` for further names; answers have the name asked for",
         f"{_TEST}test_names_and_lengths",
         "--served-model-name",
         kind=Kind.WORDS,

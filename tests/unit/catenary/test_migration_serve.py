@@ -92,7 +92,10 @@ def test_names_and_lengths() -> None:
     assert variables("--kv-cache-memory-bytes", "2G") == {"CATENARY_ENGINE_KV_CACHE_GIB": "2.000000"}
     assert variables("--max-num-batched-tokens", "8K") == {"CATENARY_ENGINE_MAX_NUM_BATCHED_TOKENS": "8192"}
     assert variables("--served-model-name", "m") == {"CATENARY_UP_SERVED_MODEL_NAME": "m"}
-    assert refusal("--served-model-name", "a", "b") == "--served-model-name a b: a model has one name here"
+    assert variables("--served-model-name", "a", "org/b:8b", "c d", "a") == {
+        "CATENARY_UP_SERVED_MODEL_NAME": "a",
+        "CATENARY_UP_MODEL_ALIAS": "org/b:8b,c d",
+    }
     for bad in ("long", "1.5", "", "-7", "1e3", "9" * 30):
         assert refusal(f"--max-model-len={bad}").startswith("--max-model-len")
 

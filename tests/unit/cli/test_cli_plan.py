@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from catenary.cli.runtime_directory import CLIENT_SECRET_ENV, ENGINE_SECRET_ENV, RuntimeDirectory
 from catenary.cli.up import UpConfig
 from catenary.cli.up.model import served_name
-from catenary.cli.up.models import ReadyModel, quantizations_of, tasks_of, wanted_models
+from catenary.cli.up.models import ReadyModel, aliases_of, quantizations_of, tasks_of, wanted_models
 from catenary.cli.up.plan import ChildSpec, Places, Stage, child_environment, plan, without_secrets
 from catenary.cli.up.run import check_places
 from catenary.cpus import EngineCpus, Placement
@@ -97,6 +97,14 @@ def test_how_models_are_named(tmp_path: Path) -> None:
         (None, str(odd)),
         (None, "./x=y"),
     ]
+    named = ("org/think", "a b", "llama3:8b", "m@v2", "ä", "x", "Qwen/Qwen3-8B:latest")
+    for name in named:
+        (wanted_model,) = wanted_models(UpConfig(model=(f"{name}=smollm2",)))
+        assert (wanted_model.name, wanted_model.source) == (name, "smollm2")
+    (path,) = wanted_models(UpConfig(model=("org/think=/models/a=b",)))
+    assert (path.name, path.source) == ("org/think", "/models/a=b")
+    for path_text in ("/models/x=y", "../x=y", "~/x=y", " x=y", "x =y", "=y"):
+        assert wanted_models(UpConfig(model=(path_text,)))[0].name is None
     assert wanted_models(UpConfig(model=("a",), served_model_name="b"))[0].name == "b"
     cases: tuple[tuple[dict[str, Any], str], ...] = (
         ({"model": ("a", "b"), "served_model_name": "c"}, "--model NAME=SOURCE"),
@@ -105,6 +113,31 @@ def test_how_models_are_named(tmp_path: Path) -> None:
     for options, text in cases:
         with pytest.raises(StartRefused, match=text):
             wanted_models(UpConfig(**options))
+
+
+def test_further_names_of_models() -> None:
+    def aliases(*given: str, names: tuple[str, ...] = ("a",)) -> tuple[str, ...]:
+        return aliases_of(UpConfig(model_alias=given), names)
+
+    assert aliases() == ()
+    assert aliases("org/b:8b", "c d", "e=a") == ("org/b:8b=a", "c d=a", "e=a")
+    assert aliases("x=b", "y=a", names=("a", "b")) == ("x=b", "y=a")
+    for given, text in (
+        (("x",), "write ALIAS=NAME"),
+        (("x=c",), "no model has the name 'c'"),
+        (("a=b",), "'a' is there twice"),
+        (("x=a", "x=b"), "'x' is there twice"),
+        (("=a",), "is no name"),
+        (("./x=a",), "is no name"),
+    ):
+        with pytest.raises(StartRefused, match=text):
+            aliases(*given, names=("a", "b"))
+
+
+def test_a_gateway_knows_the_further_names(runtime: RuntimeDirectory) -> None:
+    specs = make_plan(runtime, model_alias=("other",))
+    assert option(specs["gateway-0"], "model-alias") == "other=m"
+    assert specs["gateway-0"].default_environment == {"CATENARY_GATEWAY_DRAIN_NOTICE_S": "0"}
 
 
 def test_several_routers_know_all_engines_and_gateways(runtime: RuntimeDirectory) -> None:
