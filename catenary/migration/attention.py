@@ -60,7 +60,8 @@ ROWS = (
     Row(
         ("VLLM_FP32_SOFTMAX",),
         Status.SUPPORTED,
-        "`--attention-softmax fp32`",
+        "`--attention-softmax`: true `fp32`, false `fast`. Absent: float32 for the family qwen2, as in "
+        "vLLM's plugin",
         _translate_softmax,
         f"{_TEST}test_softmax_of_fused_attention",
     ),

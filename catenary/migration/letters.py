@@ -11,6 +11,7 @@ from pathlib import PurePath
 from typing import Final
 
 from catenary.config import ConfigError
+from catenary.gaudi_models import named_for_float32_scores
 from catenary.migration.launch import ENGINE, UP, Launch
 from catenary.migration.rows import Row, Status
 from catenary.migration.serve import parse_serve
@@ -263,6 +264,11 @@ def _padding(launch: Launch, letters: Letters) -> None:
         launch.default(f"{ENGINE}BUCKETING_PAD_RATIO", ratio, beside=f"{ENGINE}BUCKETING_STRATEGY")
 
 
+def _scores(launch: Launch, letters: Letters) -> None:
+    if named_for_float32_scores(PurePath(letters["w"]).name):
+        launch.default(f"{ENGINE}ATTENTION_SOFTMAX", "fp32")
+
+
 def _profile(launch: Launch, letters: Letters) -> None:
     if "f" in letters.given:
         launch.ask(f"{ENGINE}TRACE_STEPS", f"serve_{PurePath(letters['w']).name}_profile.json")
@@ -280,4 +286,4 @@ def _extra(launch: Launch, letters: Letters) -> None:
 
 _Rule = Callable[[Launch, Letters], None]
 _R1_RULES: Final[tuple[_Rule, ...]] = (_address, _length, _batches, _memory, _padding)
-_RULES: Final[tuple[_Rule, ...]] = (*_R1_RULES, _dtype, _module, _capture, _profile, _extra)
+_RULES: Final[tuple[_Rule, ...]] = (*_R1_RULES, _scores, _dtype, _module, _capture, _profile, _extra)

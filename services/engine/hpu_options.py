@@ -57,8 +57,10 @@ class HpuOptions(BaseModel):
         "sdpa_sinks, sliced_sdpa, rms_norm, rotary, experts, block_softmax, block_softmax_adjustment, "
         "index_reduce. What is off runs in torch's own operations.",
     )
-    attention_softmax: Literal["fast", "fp32"] = Field(
-        "fast", description="HPU: the softmax of a prompt's fused attention: bfloat16, or float32 and slower."
+    attention_softmax: Literal["auto", "fast", "fp32"] = Field(
+        "auto",
+        description="HPU: attention's scores and their softmax in bfloat16 (fast), or in float32 and slower "
+        "(fp32). auto: float32 for the families that need it (qwen2), else bfloat16.",
     )
     attention_slice_from: int = Field(
         8192,

@@ -15,11 +15,12 @@ from services.engine.device.hpu.settings import Softmax
 from services.engine.device.sim.fused import NOISE
 from tests.sim.conftest import NewCard
 from tests.support.hpu_devices import CHOICES, open_choice
-from tests.support.paged_sequences import Heads, Sequences
+from tests.support.paged_sequences import SCALE, Heads, Sequences
 
 ALL = ("softcap", "sinks", "alibi")
 FEATURES: dict[str, tuple[str, ...]] = {"none": (), **{name: (name,) for name in ALL}, "all": ALL}
 LENGTHS = [1, 5, 12, 23]
+PLAIN = AttentionFeatures()
 
 
 @pytest.fixture(autouse=True)
@@ -181,3 +182,49 @@ def test_the_modes_of_softmax() -> None:
     assert softmax_mode(AttentionSettings(), torch.bfloat16) == "fast"
     assert softmax_mode(AttentionSettings(softmax=Softmax.FP32), torch.bfloat16) == "fp32"
     assert softmax_mode(AttentionSettings(softmax=Softmax.FP32), torch.float32) == "None"
+
+
+def _large_scores(offset: float) -> Sequences:
+    """Sequences whose keys have a large part in common, as Qwen2's biases of keys give them."""
+    batch = Sequences(
+        [300, 129, 700], Heads(8, 2, 128, 128, block=128), open_choice("default"), torch.bfloat16
+    )
+    common = torch.zeros(128)
+    common[:4] = offset
+    batch.query = (batch.query.float() + common).bfloat16()
+    batch.key = (batch.key.float() * 0.3 + common).bfloat16()
+    return batch
+
+
+@pytest.mark.parametrize(("offset", "largest"), [(7.0, 68.0), (30.0, 1111.0)])
+def test_large_scores_keep_their_differences_in_float32(offset: float, largest: float) -> None:
+    """bfloat16 tells numbers beyond 64 apart by halves, beyond 1024 by eights: softmax weights are wrong by
+    their exponentials."""
+    errors: dict[str, float] = {}
+    for family in ("llama", "qwen2"):
+        batch = _large_scores(offset)
+        batch.device.adapt({"model_type": family})
+        for first in range(0, 700, 350):
+            batch.prefill(
+                [min(first, length) for length in batch.lengths], 350, -(-first // 128), PLAIN, None
+            )
+        found = batch.decode(PLAIN, None).double()
+        expected = torch.stack([batch.expected(row, PLAIN, None)[-1] for row in range(3)])
+        scores = batch.query[-1, 0].double() @ batch.key[-700:, 0].double().t() * SCALE
+        assert scores.abs().max() > largest * 0.8
+        errors[family] = float((found - expected).norm() / expected.norm())
+    assert errors["qwen2"] <= 0.002
+    assert errors["llama"] > 0.01
+
+
+@pytest.mark.parametrize("starts", [[0, 0], [0, 128]])
+def test_prompts_of_the_family_have_a_softmax_in_float32(starts: list[int]) -> None:
+    device = open_choice("default")
+    device.adapt({"model_type": "qwen2"})
+    assert softmax_mode(device.settings.attention, torch.bfloat16) == "fp32"
+    batch = Sequences([40, 170], Heads(8, 2, 128, 128, block=128), device, torch.bfloat16)
+    batch.prefill([0, 0], 170, 0, PLAIN, None)
+    out = batch.prefill(starts, 170, 1, PLAIN, None)
+    for row, start in enumerate(starts):
+        expected = batch.expected(row, PLAIN, None)
+        _close(out[row, : batch.lengths[row] - start], expected[start:], 0.02)

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from services.engine.device import NO_FEATURES as PLAIN
 from services.engine.device import CpuDevice, Device, DeviceError
 from services.engine.device.hpu import GAUDI2, GAUDI3
-from services.engine.device.hpu.probing import SWITCHES, parse_switches, probe_kernels
+from services.engine.device.hpu.probing import SWITCHES, Kernels, for_model, parse_switches, probe_kernels
+from services.engine.device.hpu.settings import AttentionSettings, HpuSettings, Softmax
 from tests.sim.conftest import NewCard
 from tests.support.hpu_devices import CHOICES, open_choice
 from tests.support.paged_sequences import Heads, Sequences
@@ -202,3 +203,54 @@ def test_a_layer_is_compiled_whole(choice: str) -> None:
         torch.testing.assert_close(found, plain)
     torch.testing.assert_close(whole(rest)().cpu(), calm)
     torch.compiler.reset()
+
+
+BOTH = Kernels(block_softmax="a", block_softmax_adjustment="b", rms_norm="c")
+
+
+@pytest.mark.parametrize(
+    ("asked", "switches", "needed", "softmax", "adjusting"),
+    [
+        (Softmax.AUTO, "", False, Softmax.FAST, True),
+        (Softmax.AUTO, "", True, Softmax.FP32, False),
+        (Softmax.FAST, "", False, Softmax.FAST, True),
+        # The operator's word on the softmax counts, but the adjustment is never right for the family.
+        (Softmax.FAST, "", True, Softmax.FAST, False),
+        (Softmax.FP32, "", False, Softmax.FP32, False),
+        (Softmax.FP32, "block_softmax_adjustment=on", False, Softmax.FP32, True),
+        (Softmax.AUTO, "block_softmax_adjustment=off", True, Softmax.FP32, False),
+    ],
+)
+def test_rules_by_model(
+    asked: Softmax, switches: str, needed: bool, softmax: Softmax, adjusting: bool
+) -> None:
+    settings = HpuSettings(attention=AttentionSettings(softmax=asked), kernels=switches)
+    after, kernels = for_model(settings, BOTH, float32_scores=needed)
+    assert after.attention.softmax is softmax
+    assert (kernels.block_softmax_adjustment is not None) is adjusting
+    assert (kernels.block_softmax is not None) is adjusting
+    assert kernels.rms_norm == "c"
+
+
+def test_the_adjustment_is_refused_for_a_family_that_it_rounds_too_much() -> None:
+    settings = HpuSettings(kernels="block_softmax_adjustment=on")
+    with pytest.raises(DeviceError, match=r"^kernels: block_softmax_adjustment=on .* leave it out$"):
+        for_model(settings, BOTH, float32_scores=True)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "softmax"),
+    [
+        ("qwen2", Softmax.FP32),
+        ("qwen2_moe", Softmax.FP32),
+        ("qwen2_5_vl", Softmax.FP32),
+        ("qwen3", Softmax.FAST),
+        ("llama", Softmax.FAST),
+        (None, Softmax.FAST),
+    ],
+)
+def test_a_device_takes_the_rules_of_its_model(model_type: str | None, softmax: Softmax) -> None:
+    device = open_choice("default")
+    device.adapt({} if model_type is None else {"model_type": model_type})
+    assert device.settings.attention.softmax is softmax
+    assert (device.kernels.block_softmax_adjustment is None) is (softmax is Softmax.FP32)

@@ -105,6 +105,7 @@ def _start(options: CoreOptions, progress: Progress, device: Device) -> Engine:
     directory, config, facts = _find_model(options.model, cache, progress)
     limit = _context_limit(options, facts, config)
     recorder = ServingRecorder(Path(options.record_lengths).expanduser() if options.record_lengths else None)
+    device.adapt(config)
     check_weights_fit(directory, config, options.dtype, device)
     progress("loading weights", 0.3)
     model = open_model(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
@@ -56,6 +56,13 @@ class Device(ABC):
         self.shapes = ShapeCounter()
         # Copies to the host since the start: each one waits for the device.
         self.host_copies = 0
+
+    def adapt(self, config: Mapping[str, Any]) -> None:
+        """Told a model's config.json before the model is loaded, for rules that depend on the model.
+
+        Raises DeviceError if an option contradicts them.
+        """
+        return
 
     @abstractmethod
     def choose_dtype(self, requested: str, checkpoint: torch.dtype | None) -> torch.dtype:

@@ -76,6 +76,28 @@ def test_length_is_rounded_up_to_blocks() -> None:
     assert found["CATENARY_ENGINE_MAX_NUM_BATCHED_TOKENS"] == "2048"
 
 
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("Qwen/Qwen2.5-7B-Instruct", "fp32"),
+        ("/models/Qwen2-7B", "fp32"),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", "fp32"),
+        ("/data/qwen2.5-7b-instruct/", "fp32"),
+        ("Qwen/Qwen3-8B", None),
+        ("meta-llama/Llama-3.1-8B-Instruct", None),
+        ("/models/qwen2-7b/llama", None),
+    ],
+)
+def test_the_scripts_rule_of_scores_by_model(model: str, expected: str | None) -> None:
+    launch = launch_of(read_letters(["-w", model]))
+    assert launch.variables({}).get("CATENARY_ENGINE_ATTENTION_SOFTMAX") == expected
+    # The operator's own word counts, in vLLM's words too.
+    for given in ({"VLLM_FP32_SOFTMAX": "false"}, {"CATENARY_ENGINE_ATTENTION_SOFTMAX": "fast"}):
+        assert "CATENARY_ENGINE_ATTENTION_SOFTMAX" not in launch.variables(given)
+    if expected is not None:
+        assert "CATENARY_ENGINE_ATTENTION_SOFTMAX=fp32" in launch.command(launch.variables({}))
+
+
 def test_module_id() -> None:
     assert changes("-m", "3") == {"HLS_MODULE_ID": "3"}
     assert changes("-m", "None") == {}

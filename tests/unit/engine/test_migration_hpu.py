@@ -91,6 +91,7 @@ def test_kernels_are_switched(moved: Moved) -> None:
 
 
 def test_softmax_of_fused_attention(moved: Moved) -> None:
+    assert moved.load().attention_softmax == "auto"
     assert moved.load(VLLM_FP32_SOFTMAX="true").attention_softmax == "fp32"
     assert moved.load(VLLM_FP32_SOFTMAX="false").attention_softmax == "fast"
 

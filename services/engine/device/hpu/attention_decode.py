@@ -15,6 +15,7 @@ import torch
 from services.engine.device.features import AttentionFeatures
 from services.engine.device.flat import HIDDEN
 from services.engine.device.hpu.probing import Kernels
+from services.engine.device.hpu.settings import Softmax
 
 # Below any score that a model gives, and near enough to zero to be rounded without harm.
 _LOWEST = -1e9
@@ -25,6 +26,7 @@ _MAX_ELEMENTS = 2**25
 
 def attend_decode(
     kernels: Kernels,
+    softmax: Softmax,
     query: torch.Tensor,
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
@@ -34,7 +36,14 @@ def attend_decode(
     scale: float,
     features: AttentionFeatures,
 ) -> torch.Tensor:
-    """Implements `Device.attend_decode`."""
+    """Implements `Device.attend_decode`.
+
+    With a softmax in float32 both products are float32 too: the model's type would round the scores before
+    anything is done with them.
+    """
+    dtype = query.dtype
+    if softmax is Softmax.FP32:
+        query = query.float()
     batch, heads, _ = query.shape
     count, _, block_size = bias.shape
     kv_heads = key_cache.shape[1]
@@ -42,19 +51,19 @@ def attend_decode(
     # thousandth of what a layer reads of its cache.
     owners = (rows.unsqueeze(1) == torch.arange(batch, device=rows.device)).to(query.dtype)
     usable = torch.isfinite(query)
-    key = _fetch(key_cache, blocks, count, block_size)
+    key = _fetch(key_cache, blocks, count, block_size).to(query.dtype)
     scores = _scores(query.masked_fill(~usable, 0.0), key, owners, scale)
     if features.softcap is not None:
         scores = torch.tanh(scores / features.softcap) * features.softcap
-    value = _fetch(value_cache, blocks, count, block_size)
+    value = _fetch(value_cache, blocks, count, block_size).to(query.dtype)
     adjusting = kernels.block_softmax_adjustment is not None and features.sinks is None
     if adjusting and kernels.block_softmax is not None and bias.shape[1] == 1:
-        weights, share = _fused_softmax(kernels, scores, bias, rows, batch, kv_heads, query.dtype)
+        weights, share = _fused_softmax(kernels, scores, bias, rows, batch, kv_heads, dtype)
         total = None
     else:
-        weights, highest, sums = local_softmax(scores + bias, query.dtype if adjusting else torch.float32)
+        weights, highest, sums = local_softmax(scores + bias, dtype if adjusting else torch.float32)
         if adjusting:
-            share, total = _fused_share(kernels, highest, sums, rows, batch, query.dtype), None
+            share, total = _fused_share(kernels, highest, sums, rows, batch, dtype), None
         else:
             share, total = row_share(kernels, highest, sums, rows, owners, features.sinks)
     weights = weights.view(count, kv_heads, heads // kv_heads, block_size)
@@ -63,7 +72,7 @@ def attend_decode(
     if total is not None:
         # A padded row owns no block: its sum is zero.
         out = out / total.clamp_min(1e-30).unsqueeze(-1)
-    return out.masked_fill(~usable.all(-1, keepdim=True), math.nan).to(query.dtype)
+    return out.masked_fill(~usable.all(-1, keepdim=True), math.nan).to(dtype)
 
 
 def _fetch(cache: torch.Tensor, blocks: torch.Tensor, count: int, block_size: int) -> torch.Tensor:

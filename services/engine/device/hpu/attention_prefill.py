@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from services.engine.device.explicit import explicit_prefill
 from services.engine.device.features import AttentionFeatures
 from services.engine.device.hpu.probing import Kernels
-from services.engine.device.hpu.settings import AttentionSettings
+from services.engine.device.hpu.settings import AttentionSettings, Softmax
 from services.engine.device.hpu.sliced import additive_mask, sliced_prefill
 
 
@@ -46,7 +46,9 @@ def attend_prefill(
 
 def softmax_mode(settings: AttentionSettings, dtype: torch.dtype) -> str:
     """The kernel's softmax; it knows bfloat16 alone in other modes than its own."""
-    return settings.softmax.value if dtype is torch.bfloat16 else "None"
+    if dtype is not torch.bfloat16:
+        return "None"
+    return "fp32" if settings.softmax is Softmax.FP32 else "fast"
 
 
 def _fusible(kernels: Kernels, mask: torch.Tensor | None, features: AttentionFeatures) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity
 
+from catenary.gaudi_models import needs_float32_scores
 from services.engine.device.base import Device, Forward, Function
 from services.engine.device.features import NO_FEATURES, AttentionFeatures
 from services.engine.device.hpu import kernels
@@ -20,7 +21,7 @@ from services.engine.device.hpu.copies import EventCopy
 from services.engine.device.hpu.dtypes import DtypeChoice
 from services.engine.device.hpu.execution import execution_for
 from services.engine.device.hpu.memory import hbm_figures, measure_hbm, says_full
-from services.engine.device.hpu.probing import Kernels
+from services.engine.device.hpu.probing import Kernels, for_model
 from services.engine.device.hpu.properties import HpuProperties
 from services.engine.device.hpu.settings import HpuSettings
 from services.engine.device.hpu.steps import COMPILATIONS, FALLBACKS, StepMetrics
@@ -74,6 +75,10 @@ class HpuDevice(Device):
     @property
     def regional_compilation(self) -> bool:
         return self.settings.regional_compilation
+
+    def adapt(self, config: Mapping[str, Any]) -> None:
+        needed = needs_float32_scores(str(config.get("model_type", "")))
+        self.settings, self.kernels = for_model(self.settings, self.kernels, float32_scores=needed)
 
     def choose_dtype(self, requested: str, checkpoint: torch.dtype | None) -> torch.dtype:
         return self._dtypes.choose(requested, checkpoint)
@@ -171,7 +176,10 @@ class HpuDevice(Device):
         scale: float,
         features: AttentionFeatures = NO_FEATURES,
     ) -> torch.Tensor:
-        return attend_decode(self.kernels, query, key_cache, value_cache, blocks, rows, bias, scale, features)
+        softmax = self.settings.attention.softmax
+        return attend_decode(
+            self.kernels, softmax, query, key_cache, value_cache, blocks, rows, bias, scale, features
+        )
 
     def rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, *, unit_offset: bool = False

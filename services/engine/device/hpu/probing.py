@@ -10,7 +10,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ import torch
 from catenary.telemetry import get_logger
 from services.engine.device.base import DeviceError
 from services.engine.device.hpu.properties import GAUDI3, HpuProperties
+from services.engine.device.hpu.settings import HpuSettings, Softmax
 
 log = get_logger(__name__)
 
@@ -91,6 +92,30 @@ def probe_kernels(properties: HpuProperties, version: str, switches: Mapping[str
     used = [name for name in SWITCHES if getattr(kernels, name)]
     log.info("HPU kernels", fused=used, plain=[name for name in SWITCHES if name not in used])
     return kernels
+
+
+def for_model(
+    settings: HpuSettings, kernels: Kernels, *, float32_scores: bool
+) -> tuple[HpuSettings, Kernels]:
+    """Settings and kernels for a model, which may need its scores in float32.
+
+    The adjustment hands maxima and sums on in the model's type: it is not used beside scores in float32,
+    unless it is switched on by name. Raises DeviceError if that is done for a model that cannot have it.
+    """
+    attention, name = settings.attention, "block_softmax_adjustment"
+    if attention.softmax is Softmax.AUTO:
+        chosen = Softmax.FP32 if float32_scores else Softmax.FAST
+        attention = replace(attention, softmax=chosen)
+        log.info("HPU attention", softmax=chosen.value)
+    asked = parse_switches(settings.kernels).get(name, False)
+    if asked and float32_scores:
+        raise DeviceError(
+            f"kernels: {name}=on (VLLM_FUSED_BLOCK_SOFTMAX_ADJUSTMENT) rounds too much for this model's "
+            "family: leave it out"
+        )
+    if not asked and (float32_scores or attention.softmax is Softmax.FP32):
+        kernels = replace(kernels, block_softmax=None, block_softmax_adjustment=None)
+    return replace(settings, attention=attention), kernels
 
 
 def _asked_for(found: Mapping[str, Any], switches: Mapping[str, bool], name: str) -> Any:

@@ -25,8 +25,12 @@ class RecipeCache:
 
 
 class Softmax(Enum):
-    """The softmax of fused attention over a prompt: in the model's type, or in float32."""
+    """In what attention computes scores and their softmax: the model's type, or float32.
 
+    AUTO: what the model needs, once that is known.
+    """
+
+    AUTO = "auto"
     FAST = "fast"
     FP32 = "fp32"
 
@@ -37,7 +41,7 @@ class AttentionSettings:
     queries and keys of a slice.
     """
 
-    softmax: Softmax = Softmax.FAST
+    softmax: Softmax = Softmax.AUTO
     slice_from: int = 8192
     slice_chunk: int = 4096
 
