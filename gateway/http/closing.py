@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -90,6 +91,27 @@ class LingeringTransport(asyncio.Transport):
     def resume_reading(self) -> None:
         """See asyncio.ReadTransport."""
         self._transport.resume_reading()
+
+
+def closed_unless_asked(cycle: RequestResponseCycle, app: ASGIApp) -> ASGIApp:
+    """`app`, whose answer ends the connection if the client was not told to send its body.
+
+    A client with `Expect: 100-continue` that gets an answer at once may send the body or leave it out: nobody
+    could tell whether its next bytes are that body or another request."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_closing(message: Message) -> None:
+            if (
+                message["type"] == "http.response.start"
+                and cycle.waiting_for_100_continue
+                and cycle.more_body
+            ):
+                cycle.keep_alive = False
+            await send(message)
+
+        await app(scope, receive, send_closing)
+
+    return answer
 
 
 class HalfClosed:

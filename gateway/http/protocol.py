@@ -15,7 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from catenary.telemetry import bind_request, get_logger
 from gateway.errors import ApiError, bad_request, timed_out
-from gateway.http.closing import HalfClosed, LingeringTransport
+from gateway.http.closing import HalfClosed, LingeringTransport, closed_unless_asked
 from gateway.http.parts import WRITE_EXTENSION
 from gateway.http.request_id import request_id_of
 from gateway.http.respond import Fields, error_bytes
@@ -295,6 +295,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if cycle.scope["http_version"] == "1.0":
             cycle.waiting_for_100_continue = False
             app = unchunked(cycle, app)
+        if cycle.waiting_for_100_continue:
+            app = closed_unless_asked(cycle, app)
         super()._start_asgi_task(cycle, app)
 
     def _write_part(self, cycle: RequestResponseCycle, part: bytes) -> bool:

@@ -275,3 +275,22 @@ async def test_a_byte_order_mark_before_json_is_skipped(stack: Stack) -> None:
         connection = await stack.open_raw(request_bytes("POST", COMPLETIONS, mark + body))
         assert (await asyncio.wait_for(connection.answer(), 10)).status == status, mark
         connection.close()
+
+
+async def test_a_client_that_was_not_told_to_send_its_body_is_closed(stack: Stack) -> None:
+    """Its next bytes could be the body or another request."""
+    body = {"model": MODEL, "prompt": "x", "max_tokens": 2}
+    head, _, data = request_bytes("POST", "/nope", body, {"Expect": "100-continue"}).partition(b"\r\n\r\n")
+    refused = await stack.open_raw(head + b"\r\n\r\n")
+    answer = await asyncio.wait_for(refused.answer(), 5)
+    assert (answer.status, answer.headers["connection"]) == (404, "close")
+    await refused.send(request_bytes("GET", "/live"))
+    assert await closed(refused)
+    refused.close()
+    taken = await stack.open_raw(head.replace(b"/nope", COMPLETIONS.encode()) + b"\r\n\r\n")
+    assert (await asyncio.wait_for(taken.head(), 5))[0] == 100
+    await taken.send(data)
+    answer = await asyncio.wait_for(taken.answer(), 5)
+    assert answer.status == 200
+    assert "connection" not in answer.headers
+    taken.close()

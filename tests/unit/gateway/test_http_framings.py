@@ -133,3 +133,33 @@ async def test_garbage_behind_a_whole_request_does_not_cost_its_answer() -> None
     assert connection.statuses == [200]
     assert connection.transport.state == "lingering"
     connection.close()
+
+
+async def test_empty_lines_do_not_keep_an_idle_connection() -> None:
+    connection = MemoryConnection()
+    await connection.send(AFTER)
+    for _ in range(3):
+        await connection.send(b"\r\n")
+    assert connection.protocol.timeout_keep_alive_task is not None
+    await connection.send(AFTER)
+    assert connection.statuses == [200, 200]
+    connection.close()
+
+
+async def test_a_refused_client_that_sends_on_is_cut_at_the_limit() -> None:
+    connection = MemoryConnection(max_discarded_bytes=1000)
+    await connection.send(b"GET /x HTTP/1.1\r\nBad Field: 1\r\n\r\n" + AFTER)
+    assert (connection.statuses, connection.transport.state) == ([400], "lingering")
+    await connection.send(AFTER * 10)
+    assert connection.transport.state == "lingering"
+    await connection.send(AFTER * 30)
+    assert connection.transport.state == "closed"
+    assert connection.requests == []
+    connection.close()
+
+
+async def test_without_lingering_a_refusal_closes_at_once() -> None:
+    connection = MemoryConnection(linger_s=0.0)
+    await connection.send(b"\x00")
+    assert (connection.statuses, connection.transport.state) == ([400], "closed")
+    connection.close()
