@@ -143,6 +143,12 @@ async def test_it_serves_in_little_memory_and_drains_on_sigterm(stack: Stack, ru
         job = asyncio.create_task(call(address, "POST", "/v1/completions", {**body, "n": 1}))
         await eventually(lambda: stack.engine.app.hub.load().running, "a running sequence")
         process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(10):
+            while await status_of(address, "/ready") != 503:  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.01)
+        # The time of drain-notice-s: clients go elsewhere, and none is refused.
+        late = await call(address, "POST", "/v1/completions", {**body, "n": 1, "max_tokens": 2})
+        assert (late.status, late.headers["connection"]) == (200, "close")
         assert (await job).events[-1] == "[DONE]"
         assert await asyncio.to_thread(process.wait, 20) == 0
     assert "secret-prompt" not in log.read_text()

@@ -7,6 +7,8 @@ import shutil
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.support.framing_readers import by_h11, by_node
 from tests.support.framings import CHUNKED, FRAMINGS, Framing
@@ -98,6 +100,33 @@ def test_what_is_served_has_the_same_body_for_other_readers(framing: Framing) ->
     if (read := re.match(r"200/(\d+)", framing.ours)) is not None:
         assert framing.node == read[1]
         assert framing.h11 in (read[1], "refused")
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> tuple[bytes, list[int]]:
+    """A framing of the table with some bytes changed, and where it is cut."""
+    data = bytearray(draw(st.sampled_from(FRAMINGS)).data)
+    for _ in range(draw(st.integers(0, 3))):
+        at = draw(st.integers(0, len(data) - 1))
+        byte = draw(st.sampled_from(b"\r\n :;,=0159afx\t\0\x80-+"))
+        change = draw(st.sampled_from(["replace", "insert", "delete"]))
+        data[at : at + (change != "insert")] = b"" if change == "delete" else bytes([byte])
+    return bytes(data), sorted(draw(st.lists(st.integers(1, max(1, len(data) - 1)), max_size=5, unique=True)))
+
+
+@given(damaged())
+async def test_a_request_is_read_alike_wherever_it_is_cut(case: tuple[bytes, list[int]]) -> None:
+    data, cuts = case
+    found = []
+    ends = [*cuts, len(data)]
+    for parts in ([data], [data[start:end] for start, end in zip([0, *cuts], ends, strict=True)]):
+        connection = MemoryConnection()
+        for part in parts:
+            await connection.send(part)
+        # Whether a second request is read at all depends on when it comes.
+        found.append((connection.statuses[:1], connection.requests[:1]))
+        connection.close()
+    assert found[0] == found[1]
 
 
 def test_the_table_is_wide_enough() -> None:
