@@ -25,6 +25,7 @@ ToolParser = Literal[
     "pythonic",
     "qwen3_coder",
     "qwen3_xml",
+    "seed_oss",
 ]
 """`none`: calls are not looked for. openai is gpt-oss."""
 
@@ -39,6 +40,7 @@ ReasoningParser = Literal[
     "mistral",
     "openai_gptoss",
     "qwen3",
+    "seed_oss",
 ]
 """`none`: reasoning stays in the content."""
 

@@ -89,6 +89,22 @@ _QWEN_CODER = ToolFormat(
         "<function=": _QWEN_FUNCTION,
     },
 )
+_SEED = ToolFormat(
+    "seed_oss",
+    calls={
+        "<seed:tool_call>": (
+            Literal("<function="),
+            Word(WordKind.NAME, (">",)),
+            Literal(">"),
+            TaggedArguments(
+                "<parameter=", ">", "", "</parameter>", ends=("</function>", "</seed:tool_call>")
+            ),
+            Literal("</function>", optional=True),
+            Literal("</seed:tool_call>", optional=True),
+        )
+    },
+    ends_reasoning=True,
+)
 _DEEPSEEK_V3 = ToolFormat(
     "deepseek_v3",
     calls={
@@ -169,6 +185,7 @@ FORMATS: Mapping[str, ToolFormat] = MappingProxyType(
                 _MISTRAL,
                 _PYTHONIC,
                 _QWEN_CODER,
+                _SEED,
                 _DEEPSEEK_V3,
                 _DEEPSEEK_V31,
                 _GRANITE,

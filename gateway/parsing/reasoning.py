@@ -43,6 +43,8 @@ _GRANITE = ReasoningFormat(
 )
 _MISTRAL = ReasoningFormat("mistral", ("[THINK]",), ("[/THINK]",))
 
+_SEED = ReasoningFormat("seed_oss", ("<seed:think>",), ("</seed:think>",))
+
 HARMONY = "gptoss"
 
 REASONING: Mapping[str, ReasoningFormat] = MappingProxyType(
@@ -55,6 +57,7 @@ REASONING: Mapping[str, ReasoningFormat] = MappingProxyType(
         "kimi_k2": _THINK,
         "granite": _GRANITE,
         "mistral": _MISTRAL,
+        "seed_oss": _SEED,
     }
 )
 """Reasoning formats by the parsers' names."""

@@ -70,6 +70,14 @@ _TAGGED = {
         "\n</parameter>\n",
         ("<parameter=", "</parameter>", "</function>", "</tool_call>"),
     ),
+    "seed_oss": TaggedFormat(
+        "<seed:tool_call>",
+        "<seed:tool_call>\n<function=NAME>\n",
+        "</function>\n</seed:tool_call>",
+        "<parameter=KEY>",
+        "</parameter>\n",
+        ("<parameter=", "</parameter>", "</function>", "</seed:tool_call>"),
+    ),
     "glm45": TaggedFormat(
         "<tool_call>",
         "<tool_call>NAME\n",

@@ -24,7 +24,7 @@ EXPECTED = {
     "Apertus-8B-Instruct": ("", ""),
     "Apriel-1.6-15b-Thinker-fixed": ("", ""),
     "Bielik-11B-v3.0-Instruct": ("hermes", "qwen3"),
-    "ByteDance-Seed-OSS": ("", ""),
+    "ByteDance-Seed-OSS": ("seed_oss", "seed_oss"),
     "Cohere2MoE": ("", ""),
     "CohereForAI-c4ai-command-r-plus-tool_use": ("", ""),
     "CohereForAI-c4ai-command-r7b-12-2024-tool_use": ("", ""),

@@ -193,6 +193,43 @@ QWEN_CODER = [
     ),
 ]
 
+SEED = [
+    Output(
+        "seed_oss",
+        "<seed:think>\nhm\n</seed:think>\nLet me see.\n<seed:tool_call>\n<function=get_weather>\n"
+        "<parameter=city>Rome</parameter>\n<parameter=days>3</parameter>\n</function>\n</seed:tool_call>",
+        "Let me see.",
+        (ROME,),
+        "hm",
+        "seed_oss",
+    ),
+    Output(
+        "seed_oss",
+        "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Paris</parameter>\n</function>\n</seed:tool_call>"
+        "<seed:tool_call><function=now></function></seed:tool_call>",
+        "",
+        (PARIS, Call("now", {})),
+    ),
+    Output(
+        "seed_oss",
+        '<seed:tool_call>\n<function=place_order>\n<parameter=items>["a"]</parameter>\n'
+        "<parameter=price>7</parameter>\n<parameter=comment>a\nb</parameter>\n</function>\n</seed:tool_call>",
+        "",
+        (Call("place_order", {"items": ["a"], "price": 7, "comment": "a\nb"}),),
+    ),
+    # The thoughts are left open.
+    Output(
+        "seed_oss",
+        "hm\n<seed:tool_call><function=now></function></seed:tool_call>",
+        "",
+        (Call("now", {}),),
+        "hm",
+        "seed_oss",
+        "<seed:think>",
+    ),
+    Output("seed_oss", "Use <tool_call> or <function=f>.", "Use <tool_call> or <function=f>."),
+]
+
 GRANITE = [
     Output("granite", f'<|tool_call|>[{{"name": "get_weather", "arguments": {P}}}]', "", (PARIS,)),
     Output(

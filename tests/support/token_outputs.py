@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from tests.support.model_outputs import GRANITE, HERMES, LLAMA, MISTRAL, PHI, PYTHONIC, QWEN_CODER
+from tests.support.model_outputs import GRANITE, HERMES, LLAMA, MISTRAL, PHI, PYTHONIC, QWEN_CODER, SEED
 from tests.support.parsed import PARIS, ROME, Call, Output, P, R
 
 
@@ -218,6 +218,7 @@ OUTPUTS = [
     *MISTRAL,
     *PYTHONIC,
     *QWEN_CODER,
+    *SEED,
     *DEEPSEEK_V3,
     *DEEPSEEK_V31,
     *GRANITE,

@@ -97,6 +97,10 @@ _CALLS = (
         "qwen3_coder",
         "<tool_call> <function=@name> <parameter=@key> @value </parameter> </function> </tool_call>",
     ),
+    _sign(
+        "seed_oss",
+        "<seed:tool_call> <function=@name> <parameter=@key>@value</parameter> </function> </seed:tool_call>",
+    ),
     _sign("glm45", "<tool_call> @name <arg_key>@key</arg_key> <arg_value>@value</arg_value> </tool_call>"),
     _sign("granite", r"<\|tool_call\|> (?:\[ @call \]|@call)"),
     _sign("phi4_mini_json", r"functools \[ @call \]"),
@@ -126,8 +130,10 @@ _TOLD = (
 _THOUGHTS = (
     _sign("gptoss", r"<\|channel\|>analysis<\|message\|> @thoughts"),
     _sign("mistral", r"\[THINK\] @thoughts \[/THINK\]"),
+    _sign("seed_oss", "<seed:think> @thoughts </seed:think>"),
 )
 _TOLD_THOUGHTS = (
+    _sign("seed_oss", "<seed:think> $"),
     _sign("mistral", r"\[THINK\].*\[/THINK\]"),
     _sign("granite", "Here is my thought process:"),
 )

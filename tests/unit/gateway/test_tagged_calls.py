@@ -45,7 +45,11 @@ GLM = (
     "<tool_call>look\n<arg_key>city</arg_key>\n<arg_value>%s</arg_value>\n"
     "<arg_key>days</arg_key>\n<arg_value>%s</arg_value>\n</tool_call>"
 )
-FORMATS = {"qwen3_coder": QWEN, "glm45": GLM}
+SEED = (
+    "<seed:tool_call>\n<function=look>\n<parameter=city>%s</parameter>\n<parameter=days>%s</parameter>\n"
+    "</function>\n</seed:tool_call>"
+)
+FORMATS = {"qwen3_coder": QWEN, "glm45": GLM, "seed_oss": SEED}
 BOTH = pytest.mark.parametrize("parser", FORMATS)
 
 
@@ -86,7 +90,7 @@ def test_what_is_allowed(parser: str) -> None:
         (good + " and " + good, True, False, False),
         (call % ("Paris", "100"), False, False, False),
         (call % ("Paris", '"5"'), False, False, False),
-        (call % ("</tool_call>", "5"), False, False, False),
+        (call % (call.rpartition("\n")[2], "5"), False, False, False),
         (call.replace("look", "see") % ("Paris", "5"), False, False, False),
         (call.replace("days", "hours") % ("Paris", "5"), False, False, False),
     ):
@@ -142,7 +146,7 @@ def test_other_functions_stay_free(parser: str) -> None:
         {"type": "string", "enum": ["a", ""]},
         {"enum": ["1", 1]},
         {"enum": ["5", 5, None]},
-        {"enum": ["</tool_call>"]},
+        {"enum": ["</tool_call>", "</seed:tool_call>"]},
         {"$ref": "#/$defs/name"},
         {"minimum": 3},
         False,

@@ -152,11 +152,18 @@ FAMILIES = {
         "",
     ),
     "SmolLM 2": (tiny.CHATML_TEMPLATE, "", ""),
+    "Seed-OSS": (
+        family(
+            "<seed:tool_call>\n<function={{ f.name }}>\n{% for k, v in f.arguments.items() %}"
+            "<parameter={{ k }}>{{ v }}</parameter>\n{% endfor %}</function>\n</seed:tool_call>",
+            thoughts=THINK.replace("think>", "seed:think>"),
+        ),
+        "seed_oss",
+        "seed_oss",
+    ),
     # Formats that no parser reads, with the markers of some that are read.
     "tags of its own around a coder's": (
-        family(
-            CODER.replace("tool_call>", "seed:tool_call>"), thoughts=THINK.replace("think>", "seed:think>")
-        ),
+        family(CODER.replace("tool_call>", "own:tool_call>"), thoughts=THINK.replace("think>", "own:think>")),
         "",
         "",
     ),
