@@ -17,7 +17,8 @@ _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 class Detokenizer(ABC):
     """Decodes one sequence.
 
-    The texts of all `push` calls and of `flush`, joined, equal the decoding of all ids at once. A character
+    The texts of all `push` calls and of `flush`, joined, equal the decoding of all ids at once, where bytes
+    that are no text are U+FFFD as in UTF-8 that is read with replacements. A character
     whose bytes are spread over tokens appears with the last of them. Bytes that begin a character at the
     end of the prompt count: the first token may complete it. No other part of the prompt is ever repeated.
 
@@ -107,19 +108,25 @@ class ByteDetokenizer(Detokenizer):
 
 
 class WindowDetokenizer(Detokenizer):
-    """For any other decoder: decodes a short window again with each token and shows what is new in it."""
+    """For any other decoder: decodes a short window again with each token and shows what is new in it.
+
+    Tokens that stand for single bytes are read by themselves, as UTF-8: a decoder makes the bytes of a whole
+    run U+FFFD if one of them is wrong, characters included that were shown long before."""
 
     __slots__ = (
+        "_byte_of",
         "_bytes_of",
         "_decode",
         "_glue",
         "_glued",
         "_hidden",
         "_ids",
-        "_late",
+        "_opening",
+        "_own",
         "_read",
-        "_unfinished",
-        "_unproven",
+        "_run",
+        "_waiting",
+        "_waits",
     )
 
     def __init__(
@@ -129,6 +136,7 @@ class WindowDetokenizer(Detokenizer):
         bytes_of: Callable[[int], bytes],
         prompt: Sequence[int],
         glued: Container[int] = (),
+        byte_of: Callable[[int], bytes] | None = None,
     ) -> None:
         """Begin where `prompt` ends.
 
@@ -138,73 +146,122 @@ class WindowDetokenizer(Detokenizer):
             bytes_of: bytes of a token by itself.
             prompt: the prompt's ids, of which only the last few are looked at.
             glued: tokens that stand as they are, without a space, behind another one of them.
+            byte_of: the byte that a token stands for; empty for one that is text. None: a text that ends
+                with U+FFFD may have begun a character, for some tokens more.
         """
         self._decode = decode
         self._hidden = is_hidden
         self._bytes_of = bytes_of
+        self._byte_of = byte_of or _no_bytes
+        self._waits = byte_of is None
+        self._waiting = False
         self._glued = glued
         self._glue = bool(prompt) and prompt[-1] in glued
+        # What was shown last stays as context: some decoders treat the first token of a text apart.
         self._ids = [token_id for token_id in prompt[-CONTEXT_TOKENS:] if not is_hidden(token_id)]
+        run: list[int] = []
+        while len(run) < len(self._ids) and self._byte_of(self._ids[-1 - len(run)]):
+            run.insert(0, self._ids[-1 - len(run)])
+        # Reads the bytes that the text ends with; None: it does not end with any.
+        self._run = ByteDetokenizer(self._byte_of, run) if run else None
+        # The bytes that a text begins with, of which the decoder may drop a space.
+        self._opening: list[int] | None = None if self._ids else []
+        if run:
+            del self._ids[:-1]
         self._read = len(self._ids)
-        while self._read and decode(self._ids[: self._read]).endswith(_REPLACEMENT):
+        while self._waits and self._read and decode(self._ids[: self._read]).endswith(_REPLACEMENT):
             self._read -= 1
-        # Bytes that begin a character at the prompt's end, until a token goes on with them.
-        self._unproven = b"".join(map(bytes_of, self._ids[self._read :]))
-        # Whether the text of the last token, and of the one before, waits for more bytes.
-        self._unfinished = self._late = bool(self._unproven)
+        # The bytes that the last token stands for in the text.
+        self._own = b""
 
     def push(self, token_id: int) -> str:
         if self._hidden(token_id):
             return ""
+        if self._byte_of(token_id):
+            return self._push_byte(token_id)
+        lead = ""
+        if self._run is not None:
+            lead = self._run.flush()
+            self._run = None
+        self._opening = None
         self._ids.append(token_id)
-        self._late = self._unfinished
-        text = self._new_text()
-        self._unfinished = text.endswith(_REPLACEMENT) and len(self._ids) - self._read <= CONTEXT_TOKENS
-        if not text or self._unfinished:
+        text, late = self._new_text(), self._waiting
+        self._waiting = self._waits and text.endswith(_REPLACEMENT) and self._waits_on()
+        if self._waiting or late:
+            self._own = self._bytes_of(token_id)
+        if self._waiting:
             return ""
-        # The tokens shown last stay as context: some decoders treat the first token of a text apart.
-        del self._ids[: self._read]
-        self._read = len(self._ids)
-        if token_id not in self._glued:
-            self._glue = False
-        elif self._glue:
-            return self._bytes_of(token_id).decode("utf-8", "replace")
-        else:
-            self._glue = True
+        if text:
+            del self._ids[: self._read]
+            self._read = len(self._ids)
+            if token_id not in self._glued:
+                self._glue = False
+            elif self._glue:
+                text = self._bytes_of(token_id).decode("utf-8", "replace")
+            else:
+                self._glue = True
+        if not late:
+            # A decoder may write a token otherwise than it reads by itself: it drops the first one's space.
+            self._own = text.encode()
+        return lead + text
+
+    def _new_text(self) -> str:
+        shown = self._decode(self._ids[: self._read])
+        return self._decode(self._ids)[len(shown) :]
+
+    def _waits_on(self) -> bool:
+        return len(self._ids) - self._read <= CONTEXT_TOKENS
+
+    def _push_byte(self, token_id: int) -> str:
+        run = self._run
+        if run is None:
+            run = self._run = ByteDetokenizer(self._byte_of, ())
+        text = run.push(token_id)
+        self._own = run.last_bytes(token_id, text) or b""
+        self._glue = False
+        self._ids, self._read = [token_id], 1
+        if self._opening is not None:
+            self._opening.append(token_id)
+            if text and text != _REPLACEMENT:
+                whole = self._decode(self._opening)
+                if not text.startswith(_REPLACEMENT) and whole != text:
+                    text, self._own = whole, whole.encode()
+            if text or not run.begun:
+                self._opening = None
         return text
 
     def flush(self) -> str:
-        text = self._new_text()
-        self._read = len(self._ids)
+        run, self._run = self._run, None
+        if run is not None:
+            return run.flush()
+        text = self._new_text() if self._waiting else ""
+        self._read, self._waiting = len(self._ids), False
         return text
 
     def last_bytes(self, token_id: int, text: str) -> bytes | None:
-        if self._hidden(token_id):
-            return None
-        unproven, self._unproven = self._unproven, b""
-        if self._late or self._unfinished:
-            return unproven + self._bytes_of(token_id)
-        # A decoder may write a token otherwise than it reads by itself, as it drops the first one's space.
-        return text.encode()
+        return None if self._hidden(token_id) else self._own
 
     @property
     def begun(self) -> bytes:
-        if self._unproven or not self._unfinished:
-            return b""
-        return b"".join(map(self._bytes_of, self._ids[self._read :]))
+        if self._waiting:
+            return b"".join(map(self._bytes_of, self._ids[self._read :]))
+        return b"" if self._run is None else self._run.begun
 
     def hides(self, token_id: int) -> bool:
         return self._hidden(token_id)
 
     def fork(self) -> Self:
-        other = type(self)(self._decode, self._hidden, self._bytes_of, (), self._glued)
+        other = type(self)(self._decode, self._hidden, self._bytes_of, (), self._glued, self._byte_of)
+        other._waits, other._waiting = self._waits, self._waiting
         other._ids, other._read, other._glue = list(self._ids), self._read, self._glue
-        other._unproven, other._unfinished, other._late = self._unproven, self._unfinished, self._late
+        other._run = None if self._run is None else self._run.fork()
+        other._opening = None if self._opening is None else list(self._opening)
+        other._own = self._own
         return other
 
-    def _new_text(self) -> str:
-        shown = self._decode(self._ids[: self._read])
-        return self._decode(self._ids)[len(shown) :]
+
+def _no_bytes(_: int) -> bytes:
+    return b""
 
 
 def _unfinished(data: bytes) -> bytes:

@@ -40,6 +40,7 @@ class Vocabulary:
         self.sha256 = sha256
         self.traits = TokenizerTraits() if traits is None else traits
         self._byte_level = _is_byte_level(decoder)
+        self._single_bytes = self._find_bytes() if _falls_back(decoder) else {}
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = frozenset(special_ids) | {index for index, token in added.items() if token.special}
         self._added = frozenset(added)
@@ -84,7 +85,8 @@ class Vocabulary:
         if self._byte_level:
             return ByteDetokenizer(self._reader(shown), prompt)
         glued = frozenset() if spaced else self._added
-        return WindowDetokenizer(self._decode, self._hider(shown), self.token_bytes, prompt, glued)
+        single = self._single_byte if self._single_bytes else None
+        return WindowDetokenizer(self._decode, self._hider(shown), self.token_bytes, prompt, glued, single)
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text by itself; text that spells a control token is that token."""
@@ -121,8 +123,18 @@ class Vocabulary:
         return [self._tokenizer.id_to_token(token_id) or "" for token_id in ids]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Visible text of `ids`, all at once."""
+        """Visible text of `ids`, all at once, as the tokenizer file's decoder has it."""
         return self._decode([token_id for token_id in ids if token_id not in self._special])
+
+    def _single_byte(self, token_id: int) -> bytes:
+        """The byte that a token of byte fallback stands for; empty for any other token."""
+        return self._single_bytes.get(token_id, b"")
+
+    def _find_bytes(self) -> dict[int, bytes]:
+        ids = ((self._tokenizer.token_to_id(f"<0x{byte:02X}>"), bytes((byte,))) for byte in range(256))
+        found = {token_id: byte for token_id, byte in ids if token_id is not None}
+        # A file that lacks some cannot spell all texts, U+FFFD among them.
+        return found if len(found) == 256 else {}
 
     def _decode(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))
@@ -147,6 +159,15 @@ def _is_byte_level(decoder: Any) -> bool:
         inner = decoder.get("decoders") or []
         return len(inner) == 1 and _is_byte_level(inner[0])
     return decoder.get("type") == "ByteLevel"
+
+
+def _falls_back(decoder: Any) -> bool:
+    """Whether a decoder reads tokens like `<0x0A>` as bytes."""
+    if not isinstance(decoder, dict):
+        return False
+    if decoder.get("type") == "Sequence":
+        return any(map(_falls_back, decoder.get("decoders") or []))
+    return decoder.get("type") == "ByteFallback"
 
 
 def _byte_alphabet() -> dict[str, int]:

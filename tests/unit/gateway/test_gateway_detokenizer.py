@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import groupby
 
 import pytest
 from hypothesis import given
@@ -118,28 +119,86 @@ SENTENCEPIECE = {
 PIECES = Vocabulary(json.dumps(SENTENCEPIECE).encode(), sha256="y")
 
 
-@given(
-    st.lists(
-        st.one_of(
-            st.sampled_from([[1], [2], [3], [4], [0]]),
-            st.sampled_from("é世🌶").map(lambda c: [5 + b for b in c.encode()]),
-        ),
-        max_size=12,
-    )
+GEMMA = json.loads(json.dumps(SENTENCEPIECE))
+GEMMA["decoder"]["decoders"].pop()
+METASPACE = json.loads(json.dumps(SENTENCEPIECE))
+METASPACE["decoder"] = {
+    "type": "Sequence",
+    "decoders": [
+        {"type": "ByteFallback"},
+        {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first"},
+    ],
+}
+FALLBACKS = [Vocabulary(json.dumps(each).encode(), sha256="y") for each in (SENTENCEPIECE, GEMMA, METASPACE)]
+# Whole characters, and bytes that are none, many of them in a row.
+byte_runs = st.one_of(
+    st.sampled_from("é世🌶 a\ufffd").map(lambda char: [5 + byte for byte in char.encode()]),
+    st.lists(st.sampled_from([0x20, 0x41, 0x80, 0x9F, 0xC3, 0xE4, 0xF0, 0xFF]), max_size=12).map(
+        lambda values: [5 + value for value in values]
+    ),
 )
-def test_sentencepiece_vocabularies_decode_alike(parts: list[list[int]]) -> None:
-    ids = [token_id for part in parts for token_id in part]
-    detokenizer = PIECES.detokenizer([])
+fallback_ids = st.lists(st.one_of(st.sampled_from([[1], [2], [3], [4], [0]]), byte_runs), max_size=12).map(
+    lambda parts: [token_id for part in parts for token_id in part]
+)
+
+
+def whole(vocabulary: Vocabulary, ids: list[int]) -> str:
+    """The decoding of all ids at once, with the bytes of U+FFFD in place of those that are no text: a decoder
+    replaces all bytes in a row for one that is wrong."""
+    valid: list[int] = []
+    for single, tokens in groupby(filter(None, ids), key=lambda token_id: token_id >= 5):
+        run = list(tokens)
+        if single:
+            text = bytes(token_id - 5 for token_id in run).decode("utf-8", "replace")
+            run = [5 + byte for byte in text.encode()]
+        valid += run
+    return vocabulary.decode(valid)
+
+
+@given(st.sampled_from(FALLBACKS), fallback_ids)
+def test_vocabularies_with_byte_fallback_decode_alike(vocabulary: Vocabulary, ids: list[int]) -> None:
+    detokenizer = vocabulary.detokenizer([])
     assert isinstance(detokenizer, WindowDetokenizer)
     shown, data = "", b""
     for token_id in ids:
+        begun = detokenizer.begun
         text = detokenizer.push(token_id)
+        assert text or not begun or detokenizer.begun or token_id == 0
         shown += text
         data += detokenizer.last_bytes(token_id, text) or b""
         detokenizer = detokenizer.fork()
     shown += detokenizer.flush()
-    assert shown == PIECES.decode(ids)
-    assert data.decode() == shown
+    assert shown == whole(vocabulary, ids)
+    assert data.decode("utf-8", "replace") == shown
+
+
+@given(st.sampled_from(FALLBACKS), fallback_ids)
+def test_text_without_broken_bytes_is_what_the_decoder_has(vocabulary: Vocabulary, ids: list[int]) -> None:
+    detokenizer = vocabulary.detokenizer([])
+    shown = "".join(map(detokenizer.push, ids)) + detokenizer.flush()
+    if "\ufffd" not in shown:
+        assert shown == vocabulary.decode(ids)
+
+
+@given(st.sampled_from(FALLBACKS), fallback_ids, fallback_ids)
+def test_a_text_goes_on_from_any_prompt(vocabulary: Vocabulary, prompt: list[int], ids: list[int]) -> None:
+    """What it shows is the end of the whole, but for a character that the prompt began and nothing ends."""
+    detokenizer = vocabulary.detokenizer(prompt)
+    shown = "".join(map(detokenizer.push, ids)) + detokenizer.flush()
+    if any(prompt[-6:]):
+        assert whole(vocabulary, [*prompt, *ids]).endswith(shown)
+
+
+def test_broken_bytes_take_back_nothing_and_characters_appear_with_their_last_byte() -> None:
+    detokenizer = PIECES.detokenizer([])
+    ids = [5 + byte for byte in "世🌶".encode() + b"\xff" + "é".encode()]
+    assert [detokenizer.push(token_id) for token_id in ids] == [
+        *("", "", "世"),
+        *("", "", "", "🌶"),
+        "\ufffd",
+        *("", "é"),
+    ]
+    assert detokenizer.push(2) == " world"
 
 
 def test_bytes_complete_what_the_prompt_began() -> None:
