@@ -122,6 +122,25 @@ async def test_tools_may_be_called_or_not(client: openai.AsyncOpenAI) -> None:
         assert again.choices[0].finish_reason in ("stop", "length", "tool_calls")
 
 
+async def test_tools_may_be_called_or_not_elsewhere(client: openai.AsyncOpenAI) -> None:
+    """The same streamed, and in responses."""
+    calls, reason = await streamed(client, tool_choice="auto")
+    assert reason in (("tool_calls", "length") if calls else ("stop", "length"))
+    functions: list[Any] = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    fields: dict[str, Any] = {"model": MODEL, "input": MESSAGES, "tools": functions, "max_output_tokens": 60}
+    response = await client.responses.create(**fields)
+    assert response.status in ("completed", "incomplete")
+    assert {item.type for item in response.output} <= {"message", "function_call"}
+    results: list[Any] = [
+        {"type": "function_call_output", "call_id": item.call_id, "output": "21"}
+        for item in response.output
+        if item.type == "function_call"
+    ]
+    fields |= {"input": [*results, *MESSAGES], "previous_response_id": response.id, "max_output_tokens": 4}
+    again = await client.responses.create(**fields)
+    assert again.status in ("completed", "incomplete")
+
+
 async def test_a_cut_call_goes_back(client: openai.AsyncOpenAI) -> None:
     """What the service wrote it takes, in both APIs."""
     cut = await ask(client, tool_choice=NAMED, max_tokens=22)

@@ -143,6 +143,20 @@ def test_tools_that_the_model_never_sees_are_not_offered() -> None:
     assert choose_parser(chat(tools=[ADD], chat_template="{{ tools }}"), traits).tool_parser == "hermes"
 
 
+@pytest.mark.parametrize(
+    ("reads_tools", "said"),
+    [(False, "knows no tools"), (True, "--tool-parser NAME")],
+    ids=["no tools", "format"],
+)
+def test_without_a_parser_the_refusal_says_why(reads_tools: bool, said: str) -> None:
+    for asked in ({"tools": [ADD]}, {"tools": [ADD], "tool_choice": "auto"}):
+        with pytest.raises(ApiError) as caught:
+            choose_parser(chat(**asked), TokenizerTraits(reads_tools=reads_tools))
+        assert (caught.value.status, caught.value.param) == (400, "tools")
+        assert said in caught.value.message
+        assert ("knows no tools" in caught.value.message) == (not reads_tools)
+
+
 def test_the_parser_knows_what_may_be_called() -> None:
     traits = TokenizerTraits(tool_parser="hermes", reasoning_parser="qwen3", reads_tools=True)
     some = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}}
