@@ -1269,6 +1269,8 @@ class ModelInfo(_message.Message):
     EMBEDDING_DIMENSIONS_FIELD_NUMBER: _builtins.int
     ANY_DIMENSIONS_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
+    DEFAULT_TEMPERATURE_FIELD_NUMBER: _builtins.int
+    DEFAULT_TOP_P_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name that requests use; 1 to 256 characters."""
     max_model_len: _builtins.int
@@ -1283,6 +1285,11 @@ class ModelInfo(_message.Message):
     """Numbers of a vector (EMBED); 0 for a model that makes none."""
     any_dimensions: _builtins.bool
     """Any width from 1 on may be asked for."""
+    default_temperature: _builtins.float
+    """What a sequence takes that leaves the parameter out, from the model's generation_config.json, as written there;
+    absent: the file says nothing, and it is 1.
+    """
+    default_top_p: _builtins.float
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The model's own end-of-sequence tokens; at most 64."""
@@ -1315,11 +1322,20 @@ class ModelInfo(_message.Message):
         embedding_dimensions: _abc.Iterable[_builtins.int] | None = ...,
         any_dimensions: _builtins.bool = ...,
         labels: _abc.Iterable[_builtins.str] | None = ...,
+        default_temperature: _builtins.float | None = ...,
+        default_top_p: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_default_temperature", b"_default_temperature", "_default_top_p", b"_default_top_p", "default_temperature", b"default_temperature", "default_top_p", b"default_top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["any_dimensions", b"any_dimensions", "dtype", b"dtype", "embedding_dimensions", b"embedding_dimensions", "embedding_width", b"embedding_width", "eos_token_ids", b"eos_token_ids", "labels", b"labels", "max_model_len", b"max_model_len", "name", b"name", "tasks", b"tasks", "tokenizer_sha256", b"tokenizer_sha256", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_default_temperature", b"_default_temperature", "_default_top_p", b"_default_top_p", "any_dimensions", b"any_dimensions", "default_temperature", b"default_temperature", "default_top_p", b"default_top_p", "dtype", b"dtype", "embedding_dimensions", b"embedding_dimensions", "embedding_width", b"embedding_width", "eos_token_ids", b"eos_token_ids", "labels", b"labels", "max_model_len", b"max_model_len", "name", b"name", "tasks", b"tasks", "tokenizer_sha256", b"tokenizer_sha256", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__default_temperature: _TypeAlias = _typing.Literal["default_temperature"]  # noqa: Y015
+    _WhichOneofArgType__default_temperature: _TypeAlias = _typing.Literal["_default_temperature", b"_default_temperature"]  # noqa: Y015
+    _WhichOneofReturnType__default_top_p: _TypeAlias = _typing.Literal["default_top_p"]  # noqa: Y015
+    _WhichOneofArgType__default_top_p: _TypeAlias = _typing.Literal["_default_top_p", b"_default_top_p"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__default_temperature) -> _WhichOneofReturnType__default_temperature | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__default_top_p) -> _WhichOneofReturnType__default_top_p | None: ...
 
 Global___ModelInfo: _TypeAlias = ModelInfo  # noqa: Y015
