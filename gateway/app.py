@@ -58,7 +58,7 @@ class GatewayApp:
         )
         self.routers = self._made_routers()
         """All routes, the OpenAPI document's among them."""
-        app = routed(self.routers)
+        app = routed(self.routers, lenient=config.unknown_fields == "ignore")
         cross_origin = CrossOrigin(config.cors_allow_origins)
         self._stored.use(app if self._limiter is None else LimitGate(app, self._limiter))
         self._server = HttpServer(

@@ -17,6 +17,7 @@ from gateway.config import GatewayConfig
 from gateway.cross_origin import CrossOrigin
 from gateway.errors import ApiError, internal
 from gateway.http import Observer, RequestContext, error_response
+from gateway.ignored import IgnoredFieldsLayer
 from gateway.limits import Limiter, LimitGate
 from gateway.openapi import DescribedRoute, DirectRoutes, Routes
 from gateway.responses import ID_PREFIX as RESPONSE_ID
@@ -25,15 +26,17 @@ _ID_PREFIXES = {"response_id": RESPONSE_ID, "file_id": FILE_ID, "batch_id": BATC
 """How the ids begin that stand in paths."""
 
 
-def routed(routers: Sequence[Routes]) -> ASGIApp:
-    """The routes; what they raise becomes the API's errors."""
+def routed(routers: Sequence[Routes], *, lenient: bool = False) -> ASGIApp:
+    """The routes; what they raise becomes the API's errors.
+
+    `lenient`: fields of requests that no route knows are ignored, and named in a header."""
     described = [route for router in routers for route in router.all]
     app = Starlette(
         routes=described,
         exception_handlers={ApiError: _on_api_error, HTTPException: _on_http_error, Exception: _on_defect},
     )
     app.router.redirect_slashes = False
-    return DirectRoutes(described, app)
+    return IgnoredFieldsLayer(DirectRoutes(described, app), lenient=lenient)
 
 
 def guarded(

@@ -105,6 +105,11 @@ class GatewayConfig(ResumeOptions, ServiceConfig):
     ssl_keyfile: Path | None = Field(None, description="Private key for HTTPS.")
     ssl_ca_certs: Path | None = Field(None, description="CA of client certificates; they are then required.")
 
+    unknown_fields: Literal["refuse", "ignore"] = Field(
+        "refuse",
+        description="Fields of a request that no route knows: refuse it, or ignore them and name them in the "
+        "answer's header x-catenary-ignored. Known fields that are not supported are refused either way.",
+    )
     max_body_mib: float = Field(8.0, gt=0, le=1024, description="Largest request body in MiB.")
     max_body_values: int = Field(
         100_000,

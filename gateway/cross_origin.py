@@ -11,11 +11,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.errors import ApiError
 from gateway.http import Fields, send_error
+from gateway.ignored import IGNORED
 from gateway.limits import LIMIT_HEADERS
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _METHODS = ("GET", "HEAD", "POST", "DELETE", "OPTIONS")
-_EXPOSED = ", ".join(("x-request-id", "retry-after", "retry-after-ms", *LIMIT_HEADERS)).encode()
+_EXPOSED = ", ".join(("x-request-id", "retry-after", "retry-after-ms", IGNORED, *LIMIT_HEADERS)).encode()
 
 
 class CrossOrigin:

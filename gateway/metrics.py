@@ -156,6 +156,8 @@ class RequestTimer:
         self._generated = metrics.generated_tokens.of(model)
         self.accepted = False
         """Whether an engine has answered: a request that was refused before has no latency and no tokens."""
+        self.told_error = False
+        """Whether the client was told an error, in a stream that goes on to its end after it."""
 
     @contextmanager
     def failures(self) -> Iterator[None]:
@@ -193,18 +195,23 @@ class RequestTimer:
 
     def failed(self, reason: str) -> None:
         """The request ended with an error, or its client left."""
+        self.told_error = True
         known = reason if reason in ERROR_CODES else "internal_error"
         self._metrics.failures.labels(self._model, known).inc()
 
-    def finished(self, reasons: Iterable[str | None], usage: Usage, choices: int) -> None:
-        """A request that was accepted, or whose client left, is over (reason None: a choice was aborted)."""
+    def finished(self, reasons: Iterable[str], usage: Usage, choices: int) -> None:
+        """A request that was accepted, or whose client left, is over.
+
+        Tokens are those of accepted requests alone, as `accept` counts them: of a request that no engine has
+        answered, none is known to have been computed."""
         now = time.perf_counter()
         metrics, model = self._metrics, self._model
         for reason in reasons:
-            metrics.success.labels(model, reason or "abort").inc()
+            metrics.success.labels(model, reason).inc()
         metrics.end_to_end.labels(model).observe(now - self._started)
-        metrics.request_prompt.labels(model).observe(usage.prompt_tokens)
-        metrics.request_generated.labels(model).observe(usage.completion_tokens)
+        if self.accepted:
+            metrics.request_prompt.labels(model).observe(usage.prompt_tokens)
+            metrics.request_generated.labels(model).observe(usage.completion_tokens)
         later = usage.completion_tokens - choices
         if self._first is not None and later > 0:
             metrics.per_token.labels(model).observe(

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from starlette.types import ASGIApp, Message
+from starlette.types import ASGIApp, Message, Scope
 
 from catenary.telemetry import bind_request, get_logger, new_id, start_span
 from gateway.auth import identify
 from gateway.caller import Caller, calling
 from gateway.errors import internal
+from gateway.ignored import ignored_header
 from gateway.limits import COUNTED, Tried
 
 _log = get_logger(__name__)
@@ -20,12 +21,14 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class InnerAnswer:
-    """An answer; `retry_after_s` None: the server did not say when to come back."""
+    """An answer. `retry_after_s` None: the server did not say when to come back. `headers`: those that a
+    batch tells of it."""
 
     status: int
     request_id: str
     body: bytes
     retry_after_s: float | None
+    headers: dict[str, str]
 
 
 async def call_inside(
@@ -44,7 +47,7 @@ async def call_inside(
     data = msgspec.json.encode(body)
     request_id = new_id("req-")
     answer = _Answer()
-    scope = {
+    scope: Scope = {
         "type": "http",
         "asgi": {"version": "3.0"},
         "http_version": "1.1",
@@ -72,7 +75,8 @@ async def call_inside(
             answer.body = answer.body or bytearray(internal().body())
         finally:
             span.end({"http.response.status_code": answer.status, "catenary.request_id": request_id})
-    return InnerAnswer(answer.status, request_id, bytes(answer.body), answer.retry_after_s)
+    told = {name.decode(): value.decode() for name, value in ignored_header(scope)}
+    return InnerAnswer(answer.status, request_id, bytes(answer.body), answer.retry_after_s, told)
 
 
 class _Receive:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -160,11 +160,12 @@ async def _checked(number: int, data: bytes | None, endpoint: str, max_values: i
 
 @dataclass(frozen=True, slots=True)
 class LineResult:
-    """The answer to a line: a status and a JSON body. `request_id` is in the log."""
+    """The answer to a line: a status, a JSON body, and headers that say more. `request_id` is in the log."""
 
     status: int
     request_id: str
     body: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def failed(self) -> bool:
@@ -178,6 +179,7 @@ def result_line(custom_id: str, result: LineResult, new_id: Callable[[str], str]
         "status_code": result.status,
         "request_id": result.request_id,
         "body": msgspec.Raw(result.body),
+        **({"headers": result.headers} if result.headers else {}),
     }
     return _line(custom_id, response, None, new_id)
 

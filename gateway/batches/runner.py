@@ -70,7 +70,7 @@ class BatchRunner:
             files: their files.
             limits: its own.
             job_limits: those of each batch.
-            serves: whether requests for a model can be answered now.
+            serves: whether requests for a model can be answered now; "" is the only one that is served.
             clock: Unix time.
         """
         self._batches = batches
@@ -172,11 +172,11 @@ class BatchRunner:
         while True:
             # Not while it waits: it may be the limits of its key that hold it back.
             async with self._places:
-                served = self._serves(str(line.body.get("model")))
+                served = self._serves(str(line.body.get("model") or ""))
                 answer = await self._call(claim, line, tried)
             lost += served and answer.status == _AWAY and _LIMITS_AWAY not in answer.body
             if lost >= _MOST_LOST or not self._comes_back(answer):
-                return LineResult(answer.status, answer.request_id, answer.body)
+                return LineResult(answer.status, answer.request_id, answer.body, answer.headers)
             await asyncio.sleep(max(backoff.next_delay(), answer.retry_after_s or 0.0))
 
     def _comes_back(self, answer: InnerAnswer) -> bool:

@@ -78,7 +78,7 @@ class BatchService:
     async def create(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Begin a batch. Raises ApiError, or ClientGone."""
         with self._generation.place():
-            body: dict[str, Any] = await self._generation.read(scope, receive)
+            body: dict[str, Any] = await self._generation.read_object(scope, receive)
             request = parse_request(BatchRequest, body, self._generation.limits)
             if request.endpoint not in ENDPOINTS:
                 raise bad_request(f"Invalid 'endpoint': must be one of {', '.join(ENDPOINTS)}.", "endpoint")

@@ -25,8 +25,8 @@ def wanted_of(fields: StructuredFields) -> Wanted | None:
     if fields.response_format is not None and fields.response_format.type != "text":
         return _of_format(fields.response_format)
     outputs = fields.structured_outputs
-    if outputs is not None:
-        return _of_outputs(outputs)
+    if outputs is not None and (wanted := _of_outputs(outputs)) is not None:
+        return wanted
     return _of_kinds(
         "guided_",
         json_=fields.guided_json,

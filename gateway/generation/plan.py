@@ -13,6 +13,15 @@ from gateway.parsing import ContentStops, ParserChoice, TextParser
 from gateway.schemas import GenerationFields
 from gateway.text import Model
 
+# A nucleus that the best token fills by itself: the probability of that is at least one by the size of the
+# vocabulary, at most 2^24.
+_SMALLEST_NUCLEUS = 2.0**-24
+
+
+def _nucleus(top_p: float | None) -> float | None:
+    """OpenAI's range begins at 0, an engine's above it."""
+    return _SMALLEST_NUCLEUS if top_p == 0 else top_p
+
 
 @dataclass(frozen=True, slots=True)
 class GenerationPlan:
@@ -151,7 +160,7 @@ class GenerationPlan:
         draws = not fields.searches
         return common_pb2.SamplingParams(
             temperature=fields.temperature if draws else None,
-            top_p=fields.top_p if draws else None,
+            top_p=_nucleus(fields.top_p) if draws else None,
             top_k=fields.top_k if draws else None,
             min_p=fields.min_p if draws else None,
             presence_penalty=fields.presence_penalty,

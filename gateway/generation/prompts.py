@@ -10,7 +10,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from catenary.v1 import tokenizer_pb2
-from gateway.errors import bad_request, unavailable
+from gateway.errors import bad_request
 from gateway.generation.chat_input import to_chat_input
 from gateway.generation.endpoint import Endpoint, T
 from gateway.generation.prompt_answers import RenderedRequest, Tokens, TokensText
@@ -49,12 +49,12 @@ class PromptService:
         fields: TokenizeRequest | TokenizeChatRequest
         if "messages" in body:
             fields = parse_request(TokenizeChatRequest, body, limits)
-            model = self._model(fields.model)
+            model = self._models.known(fields.model)
             chat = tokenizer_pb2.RenderRequest(model=model.name, chat=to_chat_input(fields, model.traits))
             (ids,) = (await self._tokenizers.render(chat)).prompts
         else:
             fields = parse_request(TokenizeRequest, body, limits)
-            model = self._model(fields.model)
+            model = self._models.known(fields.model)
             text = tokenizer_pb2.TokenizeRequest(
                 model=model.name, text=fields.prompt, add_special_tokens=fields.add_special_tokens
             )
@@ -65,7 +65,7 @@ class PromptService:
     async def detokenize(self, body: dict[str, Any]) -> TokensText:
         """Text of ids, control tokens shown. Raises ApiError."""
         fields = parse_request(DetokenizeRequest, body, self._service.limits)
-        model = self._model(fields.model)
+        model = self._models.known(fields.model)
         request = tokenizer_pb2.DetokenizeRequest(model=model.name, token_ids=fields.tokens)
         return TokensText(await self._tokenizers.detokenize(request))
 
@@ -77,20 +77,6 @@ class PromptService:
             RenderedRequest(plan.request_id, plan.model.asked, ids, limit)
             for ids, limit in zip(plan.prompts, plan.max_tokens, strict=True)
         ]
-
-    def _model(self, name: str | None) -> Model:
-        if name is not None:
-            return self._models.known(name)
-        served = self._models.served
-        if not served:
-            raise unavailable("No model is being served yet.")
-        if len(served) > 1:
-            raise bad_request(
-                "Missing required parameter: 'model', of which several are served.",
-                "model",
-                "missing_required_parameter",
-            )
-        return self._models.known(served[0].info.name)
 
 
 async def _spellings(model: Model, ids: list[int]) -> list[str]:

@@ -17,7 +17,7 @@ from catenary.telemetry import SpanNotes, current_traceparent, get_logger, new_i
 from gateway.auth import cache_salt_of, salted
 from gateway.caller import current_caller
 from gateway.config import GatewayConfig
-from gateway.errors import overloaded, unavailable
+from gateway.errors import bad_request, overloaded, unavailable
 from gateway.generation.answer import collect, send_stream
 from gateway.generation.endpoint import Endpoint, T
 from gateway.generation.generation import Generation
@@ -142,6 +142,21 @@ class GenerationService:
                 await _answer(writer, running, send, parts)
 
     async def read(self, scope: Scope, receive: Receive) -> dict[str, Any]:
+        """A request's body, of one that asks a model: if it names none, it is the only one that is served.
+
+        Raises ApiError, or ClientGone."""
+        body = await self.read_object(scope, receive)
+        if body.get("model") in (None, ""):
+            body["model"] = self._models.only()
+            if body["model"] is None:
+                raise bad_request(
+                    "Missing required parameter: 'model', as several are served.",
+                    "model",
+                    "missing_required_parameter",
+                )
+        return body
+
+    async def read_object(self, scope: Scope, receive: Receive) -> dict[str, Any]:
         """A request's body. Raises ApiError, or ClientGone."""
         return await read_json_object(Request(scope, receive), self._body)
 
@@ -261,23 +276,28 @@ class GenerationService:
             scores_stop_token=scores_stop_token,
         )
         self._generations.add(generation)
-        left = False
+        left = failed = False
         try:
             yield generation
         except ClientGone:
             left = True
             raise
+        except Exception:
+            failed = True
+            raise
         finally:
             self._generations.discard(generation)
             usage = generation.usage()
             current_allowance().charge(usage.completion_tokens)
+            ending = "error" if failed or timer.told_error else "abort"
+            reasons = [reason or ending for reason in generation.finish_reasons]
             if timer.accepted or left:
-                timer.finished(generation.finish_reasons, usage, plan.count)
+                timer.finished(reasons, usage, plan.count)
             told["gen_ai.request.model"] = plan.model.asked
             told["gen_ai.response.id"] = plan.request_id
             told["gen_ai.usage.input_tokens"] = usage.prompt_tokens
             told["gen_ai.usage.output_tokens"] = usage.completion_tokens
-            told["gen_ai.response.finish_reasons"] = [each or "abort" for each in generation.finish_reasons]
+            told["gen_ai.response.finish_reasons"] = reasons
 
     @contextmanager
     def place(self) -> Iterator[None]:

@@ -19,6 +19,7 @@ from gateway.http.disconnect import ClientGone, SlowReader
 from gateway.http.protocol import DROP_EXTENSION
 from gateway.http.request_id import REQUEST_ID, request_id_of
 from gateway.http.respond import Fields, send_error
+from gateway.ignored import ignored_header
 
 _log = get_logger(__name__)
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
@@ -166,7 +167,7 @@ class _Answer:
             # An answer to what a browser asks before it calls has those of CORS.
             names = {name for name, _ in own if name.startswith(b"access-control-")}
             added = [field for field in self._fields if not names or not field[0].startswith(b"access-")]
-            message["headers"] = [*own, *added]
+            message["headers"] = [*own, *added, *ignored_header(self._scope)]
         self._began = self._loop.time()
         if self._timer is None:
             self._timer = self._loop.call_later(self._stall_s, self._look)

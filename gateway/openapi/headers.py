@@ -12,6 +12,7 @@ from gateway.caller import (
     PRIORITY_CLASSES,
     SESSION_ID,
 )
+from gateway.ignored import IGNORED
 from gateway.limits import LIMIT_HEADERS, LIMITED
 
 Described = dict[str, dict[str, Any]]
@@ -44,6 +45,12 @@ def _limit(header: str) -> dict[str, Any]:
 
 
 _ANSWER: Described = {header: _limit(header) for header in LIMIT_HEADERS}
+_IGNORED: Described = {
+    IGNORED: {
+        "description": "Fields of the request that were taken and have no effect",
+        "schema": {"type": "string"},
+    }
+}
 
 
 def request_headers(path: str) -> list[dict[str, Any]]:
@@ -55,4 +62,6 @@ def request_headers(path: str) -> list[dict[str, Any]]:
 
 def answer_headers(path: str, status: int) -> Described:
     """The headers of its answers with this status."""
-    return _ANSWER if path in LIMITED and status in (200, 429) else {}
+    if path not in LIMITED or status not in (200, 429):
+        return {}
+    return _ANSWER | _IGNORED if status == 200 else _ANSWER

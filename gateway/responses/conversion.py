@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.errors import ApiError
+from gateway.ignored import current_ignored
 from gateway.responses import items
 from gateway.responses.turns import Origin, chat_messages
-from gateway.schemas import ResponsesRequest, ResponseTool
+from gateway.schemas import OTHER_TOOLS, ResponsesRequest, ResponseTool
 
 PREVIOUS = "previous_response_id"
 INSTRUCTIONS = "instructions"
@@ -38,11 +39,19 @@ _SAME = (
 
 
 @dataclass(frozen=True, slots=True)
+class Origins:
+    """Where in a response's request its chat came from: each message, and each tool by its place."""
+
+    messages: Sequence[Origin]
+    tools: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ChatBody:
-    """The body of a chat, and where in the response's request each of its messages came from."""
+    """The body of a chat, and where it came from."""
 
     body: dict[str, Any]
-    origins: tuple[Origin, ...]
+    origins: Origins
 
 
 def chat_body(
@@ -71,7 +80,7 @@ def chat_body(
     values = {name: getattr(request, name) for name in _SAME} | {
         "messages": messages,
         "max_completion_tokens": request.max_output_tokens,
-        "tools": [chat_tool(tool) for tool in request.tools] if request.tools else None,
+        "tools": [chat_tool(tool) for tool in request.functions.values()] or None,
         "tool_choice": _tool_choice(request.tool_choice),
         "response_format": _response_format(request),
         "reasoning_effort": request.reasoning.effort if request.reasoning is not None else None,
@@ -81,7 +90,7 @@ def chat_body(
     if request.truncation == "auto":
         values["truncation"] = request.truncation
     body = extensions | {name: value for name, value in values.items() if value is not None}
-    return ChatBody(body, tuple(origins))
+    return ChatBody(body, Origins(origins, list(request.functions)))
 
 
 def chat_tool(tool: ResponseTool) -> dict[str, Any]:
@@ -99,9 +108,20 @@ def _tool_choice(choice: Any) -> Any:
     if kind == "allowed_tools":
         inner = {name: value for name, value in choice.items() if name != "type"}
         if isinstance(inner.get("tools"), list):
-            inner["tools"] = [_tool_choice(tool) for tool in inner["tools"]]
+            inner["tools"] = [
+                _tool_choice(tool) for place, tool in enumerate(inner["tools"]) if _offered(tool, place)
+            ]
         return {"type": kind, "allowed_tools": inner}
     return choice
+
+
+def _offered(tool: Any, place: int) -> bool:
+    """Whether an allowed tool is a function, or anything else that the chat is to judge."""
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    if not isinstance(kind, str) or kind not in OTHER_TOOLS:
+        return True
+    current_ignored().note("tool_choice", "tools", place)
+    return False
 
 
 def _response_format(request: ResponsesRequest) -> dict[str, Any] | None:
@@ -114,7 +134,7 @@ def _response_format(request: ResponsesRequest) -> dict[str, Any] | None:
     return {"type": chosen.type, "json_schema": schema}
 
 
-def of_response(error: ApiError, origins: Sequence[Origin]) -> ApiError:
+def of_response(error: ApiError, origins: Origins) -> ApiError:
     """An error of the chat as one of the response: its fields under the names that the client used."""
     if error.param is None:
         return error
@@ -131,12 +151,15 @@ def of_response(error: ApiError, origins: Sequence[Origin]) -> ApiError:
     )
 
 
-def _origin(param: str, origins: Sequence[Origin]) -> str:
+def _origin(param: str, origins: Origins) -> str:
     parts = param.split(".")
-    if parts[0] == "messages" and len(parts) > 1 and parts[1].isdecimal() and int(parts[1]) < len(origins):
-        return _item(origins[int(parts[1])], parts[2:])
+    place = int(parts[1]) if len(parts) > 1 and parts[1].isdecimal() else -1
+    if parts[0] == "messages" and 0 <= place < len(origins.messages):
+        return _item(origins.messages[place], parts[2:])
+    if parts[0] == "tools" and 0 <= place < len(origins.tools):
+        parts[1] = str(origins.tools[place])
     if parts[0] in ("tools", "tool_choice"):
-        return ".".join(part for part in parts if part != "function")
+        return ".".join(part for part in parts if part not in ("function", "allowed_tools"))
     for count in (2, 1):
         if (name := _RENAMED.get(".".join(parts[:count]))) is not None:
             return ".".join([name, *parts[count:]])

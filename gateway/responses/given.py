@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from msgspec import UNSET
+
 from gateway.responses import items
 from gateway.schemas import response_items as schema
 
@@ -33,7 +35,8 @@ def _item(item: schema.WholeItem, item_id: str) -> items.Item:
     status = item.status or items.COMPLETED
     if isinstance(item, schema.MessageItem):
         kind = items.OutputText if item.role == "assistant" else items.InputText
-        return items.Message(item_id, item.role, [kind(part.text) for part in item.content], status)
+        parts = [kind(part.text) for part in item.content]
+        return items.Message(item_id, item.role, parts, status, UNSET if item.phase is None else item.phase)
     if isinstance(item, schema.FunctionCallItem):
         return items.FunctionCall(item_id, item.call_id, item.name, item.arguments, status)
     if isinstance(item, schema.FunctionCallOutputItem):

@@ -46,6 +46,8 @@ class Message(msgspec.Struct, tag_field="type", tag="message"):
     role: str
     content: list[InputText | OutputText]
     status: str = COMPLETED
+    phase: str | msgspec.UnsetType = msgspec.UNSET
+    """What a client called a model's message (`commentary`, `final_answer`): told again, and no more."""
 
 
 class FunctionCall(msgspec.Struct, tag_field="type", tag="function_call"):

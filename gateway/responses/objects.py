@@ -80,7 +80,7 @@ class Response(msgspec.Struct, kw_only=True):
     incomplete_details: IncompleteDetails | None = None
     instructions: str | None
     max_output_tokens: int | None
-    max_tool_calls: None = None
+    max_tool_calls: int | None = None
     model: str
     output: list[OutputItem] = []
     parallel_tool_calls: bool
@@ -90,12 +90,14 @@ class Response(msgspec.Struct, kw_only=True):
     safety_identifier: str | None
     service_tier: str
     store: bool
-    temperature: float | None
+    temperature: float
+    presence_penalty: float
+    frequency_penalty: float
     text: dict[str, Any]
     tool_choice: Any
     tools: list[dict[str, Any]]
     top_logprobs: int
-    top_p: float | None
+    top_p: float
     truncation: str
     usage: ResponseUsage | None = None
     user: str | None

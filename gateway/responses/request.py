@@ -12,14 +12,23 @@ from catenary.telemetry import new_id
 from gateway.errors import ApiError, bad_request
 from gateway.generation import Endpoint
 from gateway.responses import items
-from gateway.responses.conversion import chat_body, of_response
+from gateway.responses.conversion import Origins, chat_body, of_response
 from gateway.responses.given import given_items
 from gateway.responses.objects import Response, Status
-from gateway.responses.turns import Origin
-from gateway.schemas import CHAT_PARAMETERS, ChatRequest, RequestLimits, ResponsesRequest, parse_request
+from gateway.schemas import (
+    CHAT_PARAMETERS,
+    ChatRequest,
+    ReasoningOptions,
+    RequestLimits,
+    ResponsesRequest,
+    parse_request,
+)
+from gateway.text import Model
 
 ID_PREFIX = "resp_"
 _CUT = "truncate_prompt_tokens"
+# Temperature and top_p that leave the model's probabilities as they are.
+_UNCHANGED = 1.0
 
 T = TypeVar("T")
 
@@ -29,7 +38,7 @@ class ResponseRequest:
     """A request on its way. `response` fills up; `given` is the request's own input."""
 
     chat: ChatRequest
-    origins: tuple[Origin, ...]
+    origins: Origins
     given: list[items.Item]
     response: Response
     owner: str
@@ -38,6 +47,15 @@ class ResponseRequest:
     def renamed(self, error: ApiError) -> ApiError:
         """An error of the chat as one of this request."""
         return of_response(error, self.origins)
+
+    def settle(self, model: Model) -> None:
+        """Tell in the response the sampling that it is made with, where the request leaves it to the model's
+        generation_config.json."""
+        info = model.info
+        if self.chat.temperature is None and info.HasField("default_temperature"):
+            self.response.temperature = info.default_temperature
+        if self.chat.top_p is None and info.HasField("default_top_p"):
+            self.response.top_p = info.default_top_p
 
     async def written(self, write: Callable[[], T]) -> T:
         """What `write` makes of the response; beside the loop if that may take long."""
@@ -86,14 +104,19 @@ def response_request(
         chat = endpoint.parse(made.body, limits)
     except ApiError as error:
         raise of_response(error, made.origins) from None
-    response = _response(request, store=store)
+    response = _response(request, chat, store=store)
     return ResponseRequest(chat, made.origins, given, response, owner, bool(request.stream))
 
 
-def _response(request: ResponsesRequest, *, store: bool) -> Response:
+def _or(asked: float | None, default: float) -> float:
+    return default if asked is None else asked
+
+
+def _response(request: ResponsesRequest, chat: ChatRequest, *, store: bool) -> Response:
     text = request.text
     form = text.format if text is not None else None
-    effort = request.reasoning.effort if request.reasoning is not None else None
+    thought = request.reasoning or ReasoningOptions()
+    effort, summary = thought.effort, thought.summary or thought.generate_summary
     tier = request.service_tier
     return Response(
         id=new_id(ID_PREFIX),
@@ -106,19 +129,22 @@ def _response(request: ResponsesRequest, *, store: bool) -> Response:
         parallel_tool_calls=request.parallel_tool_calls is not False,
         previous_response_id=request.previous_response_id,
         prompt_cache_key=request.prompt_cache_key,
-        reasoning={"effort": effort, "summary": None},
+        max_tool_calls=request.max_tool_calls,
+        reasoning={"effort": effort, "summary": summary},
         safety_identifier=request.safety_identifier,
         service_tier="default" if tier in (None, "auto") else tier,
         store=store,
-        temperature=request.temperature,
+        temperature=_or(chat.temperature, _UNCHANGED),
+        presence_penalty=_or(chat.presence_penalty, 0.0),
+        frequency_penalty=_or(chat.frequency_penalty, 0.0),
         text={
             "format": {"type": "text"} if form is None else form.model_dump(exclude_none=True, by_alias=True),
-            "verbosity": "medium",
+            "verbosity": (text and text.verbosity) or "medium",
         },
         tool_choice="auto" if request.tool_choice is None else request.tool_choice,
-        tools=[tool.model_dump() for tool in request.tools or ()],
+        tools=[tool.model_dump() for tool in request.functions.values()],
         top_logprobs=request.top_logprobs or 0,
-        top_p=request.top_p,
+        top_p=_or(chat.top_p, _UNCHANGED),
         truncation=request.truncation or "disabled",
         user=request.user,
         metadata=request.metadata or {},

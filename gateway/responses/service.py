@@ -72,7 +72,10 @@ class ResponsesService:
         self, request: ResponseRequest, salt: str, deadline: float, watch: ClientWatch, send: Send
     ) -> None:
         if request.response.background and self._background is not None:
-            await self._generation.prepare(self._endpoint, request.chat, cache_salt=salt, watch=watch)
+            plan, _ = await self._generation.prepare(
+                self._endpoint, request.chat, cache_salt=salt, watch=watch
+            )
+            request.settle(plan.model)
             await self._background.start(request, salt)
             if not request.stream:
                 await send_json(send, encode_response(request.response))
@@ -80,6 +83,7 @@ class ResponsesService:
         async with self._generation.run(
             self._endpoint, request.chat, cache_salt=salt, deadline=deadline, watch=watch
         ) as running:
+            request.settle(running.generation.plan.model)
             await running.begin()
             await self._answer(request, running, send)
 

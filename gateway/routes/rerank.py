@@ -47,7 +47,7 @@ class RerankEndpoint(PooledEndpoint[RerankRequest]):
 
     async def work(self, fields: RerankRequest, model: Model) -> Work:
         documents: Sequence[str] = fields.documents
-        if (most := fields.max_tokens_per_doc) is not None:
+        if most := fields.max_tokens_per_doc:
             documents = await asyncio.to_thread(_shortened, documents, model, most)
         return compare(
             [fields.query] * len(documents),

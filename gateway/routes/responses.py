@@ -12,6 +12,7 @@ from gateway.auth import owner_of
 from gateway.errors import bad_request, context_length_exceeded
 from gateway.generation import fitted
 from gateway.http import Choice, Deferred, Deleted, Integer, Page, Text, json_response, query_of
+from gateway.ignored import current_ignored
 from gateway.openapi import ASKS, STORED, Routes, operation
 from gateway.parsing import ParserChoice
 from gateway.responses import InputTokens, Item, Library, ResponseEvent, ResponsesService, page, stored_items
@@ -19,6 +20,7 @@ from gateway.responses import Response as ResponseObject
 from gateway.routes.chat_completions import ChatEndpoint
 from gateway.schemas import (
     CHAT_PARAMETERS,
+    INCLUDABLE,
     OUTPUT_LOGPROBS,
     ChatMessage,
     ChatRequest,
@@ -31,7 +33,7 @@ from gateway.schemas import (
 from gateway.text import Model, Rendered, TokenizerPool
 
 _JSON = "application/json"
-_INCLUDE = Choice("include", (OUTPUT_LOGPROBS,), optional=True)
+_INCLUDE = Choice("include", INCLUDABLE, optional=True)
 _STREAM = Choice("stream", ("false", "true"))
 _STARTING_AFTER = Integer("starting_after", -1, 0, 999_999_999, optional=True)
 _OBFUSCATION = Choice("include_obfuscation", ("false",))
@@ -172,9 +174,7 @@ def _stored(router: Routes, service: ResponsesService, library: Library) -> None
 
 
 def _check_include(name: str | None) -> None:
+    if name is not None and name not in INCLUDABLE:
+        raise unsupported_parameter("include")
     if name not in (None, OUTPUT_LOGPROBS):
-        raise bad_request(
-            f"The parameter 'include' is not supported by this server for anything but {OUTPUT_LOGPROBS}.",
-            "include",
-            "unsupported_parameter",
-        )
+        current_ignored().note("include")

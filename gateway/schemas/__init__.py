@@ -19,7 +19,15 @@ from gateway.schemas.pooling import (
     RerankRequest,
     ScoreRequest,
 )
-from gateway.schemas.responses import CHAT_PARAMETERS, OUTPUT_LOGPROBS, ResponseChat, ResponsesRequest
+from gateway.schemas.responses import (
+    CHAT_PARAMETERS,
+    INCLUDABLE,
+    OTHER_TOOLS,
+    OUTPUT_LOGPROBS,
+    ReasoningOptions,
+    ResponseChat,
+    ResponsesRequest,
+)
 from gateway.schemas.responses import FunctionTool as ResponseTool
 from gateway.schemas.structured import ResponseFormat, StructuredFields, StructuredOutputs, TagStructure
 from gateway.schemas.tokenize import DetokenizeRequest, TokenizeRequest
@@ -30,8 +38,10 @@ from gateway.schemas.validation import parse_request
 __all__ = [
     "CHAT_PARAMETERS",
     "DEFAULT_MAX_TOKENS",
+    "INCLUDABLE",
     "MAX_EXPIRY_S",
     "MIN_EXPIRY_S",
+    "OTHER_TOOLS",
     "OUTPUT_LOGPROBS",
     "BatchRequest",
     "CallMode",
@@ -46,6 +56,7 @@ __all__ = [
     "FunctionTool",
     "GenerationFields",
     "PooledFields",
+    "ReasoningOptions",
     "RequestLimits",
     "RequestModel",
     "RerankRequest",

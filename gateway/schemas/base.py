@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.config import JsonDict
 from pydantic_core.core_schema import ValidationInfo
 
 from gateway.errors import ApiError, bad_request
+from gateway.schemas.ignored import Tree
 from gateway.schemas.limits import RequestLimits
 
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 MAX_FIELDS = 256
+MODEL: Any = Field("", description="Name of a served model. Default: the only one.")
+"""The model of a request. Before a request is read, the one that it leaves out is filled in."""
 DEPRECATED: JsonDict = {"deprecated": True}
 """For the schema of a field that has a newer name. pydantic's own mark warns whoever reads the field."""
 
@@ -43,6 +46,11 @@ class RequestModel(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, hide_input_in_errors=True)
     unsupported: ClassVar[Mapping[str, Sequence[Any]]] = {}
     """Parameters that `parse_request` refuses by name, each with the values that ask for nothing."""
+
+    ignored: ClassVar[Tree] = {}
+    """Fields that `parse_request` takes, and that have no effect."""
+    opaque: ClassVar[bool] = False
+    """Whether fields that are not known are nobody's concern."""
 
     def check(self, limits: RequestLimits) -> None:
         """Checks across fields and against the operator's limits. Raises ApiError."""

@@ -9,6 +9,7 @@ from gateway.errors import bad_request
 from gateway.schemas.base import INT32_MAX
 from gateway.schemas.chat_input import ChatInputFields
 from gateway.schemas.generation import GenerationFields
+from gateway.schemas.ignored import CHAT_FIELDS, tree_of
 from gateway.schemas.limits import RequestLimits
 from gateway.schemas.tools import ToolFields
 from gateway.schemas.unsupported import CHAT
@@ -18,6 +19,7 @@ class ChatRequest(GenerationFields, ToolFields, ChatInputFields):
     """A chat to go on with."""
 
     unsupported = CHAT
+    ignored = tree_of(CHAT_FIELDS)
 
     max_completion_tokens: int | None = Field(
         None,
@@ -46,5 +48,5 @@ class ChatRequest(GenerationFields, ToolFields, ChatInputFields):
         super().check(limits)
         self.check_chat_input()
         self.check_tools(limits)
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise bad_request("'top_logprobs' is only allowed when 'logprobs' is true.", "top_logprobs")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gateway.schemas.chat_input import ChatInputFields
+from gateway.schemas.ignored import CHAT_EMBEDDING_FIELDS, tree_of
 from gateway.schemas.limits import RequestLimits
 from gateway.schemas.pooling import EmbeddingFields, EmbeddingRequest
 
@@ -15,6 +16,8 @@ class ChatEmbeddingRequest(EmbeddingFields, ChatInputFields):
         for name, neutral in EmbeddingRequest.unsupported.items()
         if name not in ChatInputFields.model_fields
     } | {"input": ()}
+
+    ignored = tree_of(CHAT_EMBEDDING_FIELDS)
 
     def check(self, limits: RequestLimits) -> None:
         super().check(limits)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field, PlainValidator
+from pydantic import BeforeValidator, Field, PlainValidator
 from pydantic_core.core_schema import ValidationInfo
 
 from gateway.errors import bad_request
 from gateway.schemas.base import INT32_MAX, limits_of
 from gateway.schemas.generation import GenerationFields
+from gateway.schemas.ignored import COMPLETION_FIELDS, tree_of
 from gateway.schemas.limits import RequestLimits
 from gateway.schemas.prompts import PROMPTS_SCHEMA, read_prompts
 from gateway.schemas.unsupported import COMPLETION
@@ -21,15 +22,21 @@ def _read_prompt(value: Any, info: ValidationInfo) -> list[str] | list[list[int]
     return read_prompts(value, limits_of(info).max_prompts, "prompts")
 
 
+def _none_for_false(value: Any) -> Any:
+    """Chats switch log probabilities off with false."""
+    return None if value is False else value
+
+
 class CompletionRequest(GenerationFields):
     """A text to go on with."""
 
     unsupported = COMPLETION
+    ignored = tree_of(COMPLETION_FIELDS)
 
     prompt: Annotated[list[str] | list[list[int]], PlainValidator(_read_prompt), PROMPTS_SCHEMA] = Field(
         description="Prompts, as text or as token ids. Text that spells a control token is that token.",
     )
-    logprobs: int | None = Field(
+    logprobs: Annotated[int | None, BeforeValidator(_none_for_false)] = Field(
         None, ge=0, le=5, description="Report the log probability of each token and of so many alternatives."
     )
     max_tokens: int | None = Field(

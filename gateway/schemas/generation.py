@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from catenary.schema import MAX_CACHE_SALT
 from gateway.errors import bad_request
-from gateway.schemas.base import INT32_MAX, at_most, within
+from gateway.schemas.base import INT32_MAX, MODEL, at_most, within
 from gateway.schemas.limits import RequestLimits
 from gateway.schemas.output import OutputFields
 from gateway.schemas.sampling import SamplingFields
@@ -17,13 +17,16 @@ from gateway.schemas.structured import StructuredFields
 
 
 def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
+    """A stop of no characters asks for nothing: it is what a form field that was left empty sends."""
+    if isinstance(value, list):
+        return [item for item in value if item != ""]
+    return [value] if value and isinstance(value, str) else None if value == "" else value
 
 
 class GenerationFields(SamplingFields, OutputFields, StructuredFields):
     """Parameters that chat and plain completions share."""
 
-    model: str = Field(min_length=1, description="Name of a served model.")
+    model: str = MODEL
     max_tokens: int | None = Field(None, ge=1, le=INT32_MAX, description="Most tokens to generate.")
     min_tokens: int | None = Field(
         None, ge=0, le=INT32_MAX, description="Tokens before a stop is looked for."
@@ -126,8 +129,6 @@ class GenerationFields(SamplingFields, OutputFields, StructuredFields):
 
     def _check_stops(self, limits: RequestLimits) -> None:
         for stop in self.stops:
-            if not stop:
-                raise bad_request("Invalid 'stop': strings must not be empty.", "stop")
             if len(stop) > limits.max_stop_length:
                 raise bad_request(
                     f"Invalid 'stop': strings must have at most {limits.max_stop_length} characters.", "stop"

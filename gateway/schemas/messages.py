@@ -14,8 +14,9 @@ MAX_ID = 256
 # What clients send back with an assistant's message, and what of it asks for nothing.
 _NEUTRAL_FIELDS: dict[str, tuple[Any, ...]] = {
     "audio": (None,),
-    "annotations": (None, []),
 }
+# Labels that a server put on an answer: they say nothing about what comes next.
+_LABELS = frozenset({"annotations"})
 # What is the same as to leave the field out.
 _ABSENT: dict[str, tuple[Any, ...]] = {
     "content": (None,),
@@ -30,6 +31,7 @@ _ABSENT: dict[str, tuple[Any, ...]] = {
 _OTHER_PARTS = frozenset(
     {"image_url", "input_image", "input_audio", "audio_url", "video_url", "file", "image", "audio", "video"}
 )
+_MAY_SAY_NOTHING = ("assistant", "tool", "function")
 _ASSISTANTS = ("tool_calls", "function_call", "reasoning", "reasoning_content", "refusal")
 
 
@@ -78,6 +80,12 @@ def _read_message(value: Any) -> Any:
                     "unsupported_parameter",
                     name,
                 )
+        elif name in _LABELS and (item is None or isinstance(item, list)):
+            continue
+        elif name == "content" and item == [] and message.get("role") in _MAY_SAY_NOTHING:
+            # A tool that gave nothing is told as nothing; beside calls no text is needed.
+            if message["role"] == "tool":
+                kept[name] = ""
         elif not any(item == absent and type(item) is type(absent) for absent in _ABSENT.get(name, ())):
             kept[name] = item
     return kept

@@ -8,16 +8,31 @@ from pydantic import Field
 
 from catenary.schema import MAX_TOP_LOGPROBS
 from gateway.errors import bad_request
+from gateway.ignored import current_ignored
 from gateway.schemas.base import INT32_MAX, MAX_FIELDS, RequestModel, at_most
 from gateway.schemas.limits import RequestLimits
 
 
-class StreamOptions(RequestModel):
+class ObfuscationOptions(RequestModel):
+    """What OpenAI's streams have on every route."""
+
+    include_obfuscation: bool | None = Field(None, description="Accepted; events are not padded.")
+
+    def check_asked(self, *, stream: bool) -> None:
+        """Raises ApiError if something is asked of a stream that there is not to be."""
+        if not stream and any(value for _, value in self):
+            raise bad_request("'stream_options' is only allowed when 'stream' is true.", "stream_options")
+        if self.include_obfuscation:
+            current_ignored().note("stream_options", "include_obfuscation")
+
+
+class StreamOptions(ObfuscationOptions):
     """What a stream reports besides text."""
 
     include_usage: bool | None = Field(None, description="Send one more chunk with the usage before [DONE].")
-    continuous_usage_stats: bool | None = Field(None, description="Send the usage so far with every chunk.")
-    include_obfuscation: bool | None = Field(None, description="Only false is supported.")
+    continuous_usage_stats: bool | None = Field(
+        None, description="With include_usage: send the request's usage so far with every chunk."
+    )
 
 
 class OutputFields(RequestModel):
@@ -64,18 +79,11 @@ class OutputFields(RequestModel):
     @property
     def wants_running_usage(self) -> bool:
         """Whether every chunk has the usage so far."""
-        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+        return self.wants_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     def check(self, limits: RequestLimits) -> None:
         if self.stream_options is not None:
-            if not self.stream:
-                raise bad_request("'stream_options' is only allowed when 'stream' is true.", "stream_options")
-            if self.stream_options.include_obfuscation:
-                raise bad_request(
-                    "The parameter 'stream_options.include_obfuscation' is not supported by this server yet.",
-                    "stream_options.include_obfuscation",
-                    "unsupported_parameter",
-                )
+            self.stream_options.check_asked(stream=bool(self.stream))
         if self.prompt_logprobs is not None and self.stream:
             raise bad_request("'prompt_logprobs' is not allowed when 'stream' is true.", "prompt_logprobs")
         if self.truncate_prompt_tokens == 0:

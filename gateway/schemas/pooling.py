@@ -8,18 +8,18 @@ from pydantic import Field, PlainValidator, WithJsonSchema
 from pydantic_core.core_schema import ValidationInfo
 
 from gateway.errors import bad_request
-from gateway.schemas.base import INT32_MAX, FieldError, RequestModel, limits_of, plain_object
+from gateway.schemas.base import INT32_MAX, MODEL, FieldError, RequestModel, limits_of
+from gateway.schemas.ignored import EVERYWHERE, tree_of
 from gateway.schemas.limits import RequestLimits
 from gateway.schemas.prompts import PROMPTS_SCHEMA, read_prompts
 
 _OFF: tuple[Any, ...] = ()
 _KNOWN: dict[str, tuple[Any, ...]] = {
-    "request_id": _OFF,
     "cache_salt": _OFF,
     "mm_processor_kwargs": ({},),
     "chat_template": _OFF,
     "chat_template_kwargs": ({},),
-    "instruction": _OFF,
+    "instruction": ("",),
     "softmax": _OFF,
     "activation": _OFF,
     "use_activation": (True,),
@@ -37,7 +37,7 @@ _EMBEDDING: dict[str, tuple[Any, ...]] = {
 }
 _RERANK: dict[str, tuple[Any, ...]] = {
     **_KNOWN,
-    "rank_fields": _OFF,
+    "rank_fields": ([],),
     "max_chunks_per_doc": _OFF,
 }
 _SCORE: dict[str, tuple[Any, ...]] = {**_KNOWN, "normalize": (True,)}
@@ -50,29 +50,29 @@ def _read_input(value: Any, info: ValidationInfo) -> list[str] | list[list[int]]
     return read_prompts(value, limits_of(info).max_embedding_inputs, "inputs")
 
 
-def _read_text(value: Any) -> str:
-    """A text, or an object with one."""
+def _read_text(value: Any, at: str) -> str:
+    """A text, or an object with one. `at`: its place among several, for errors."""
     if isinstance(value, dict):
-        found = plain_object(value)
-        if set(found) != {"text"}:
-            raise FieldError("Invalid '{param}': an object must have a 'text' and nothing else.")
-        value = found["text"]
+        if set(value) != {"text"}:
+            raise FieldError("Invalid '{param}': an object must have a 'text' and nothing else.", at=at)
+        value = value["text"]
     if not isinstance(value, str):
-        raise FieldError("Invalid type for '{param}': expected a string.", "invalid_type")
+        raise FieldError("Invalid type for '{param}': expected a string.", "invalid_type", at)
     if not value:
-        raise FieldError("Invalid '{param}': texts must not be empty.")
+        raise FieldError("Invalid '{param}': texts must not be empty.", at=at)
     return value
 
 
 def _read_texts(value: Any, info: ValidationInfo) -> list[str]:
-    if not isinstance(value, list):
+    listed = isinstance(value, list)
+    if not listed:
         value = [value]
     if not value:
         raise FieldError("Invalid '{param}': must not be empty.")
     most = limits_of(info).max_pairs
     if len(value) > most:
         raise FieldError(f"Invalid '{{param}}': at most {most} texts are allowed.")
-    return [_read_text(item) for item in value]
+    return [_read_text(item, str(place) if listed else "") for place, item in enumerate(value)]
 
 
 def _read_documents(value: Any, info: ValidationInfo) -> list[str]:
@@ -87,7 +87,9 @@ Texts = Annotated[list[str], PlainValidator(_read_texts), PROMPTS_SCHEMA]
 class PooledFields(RequestModel):
     """Parameters that all routes share which compute vectors or scores."""
 
-    model: str = Field(min_length=1, description="Name of a served model.")
+    ignored = tree_of(EVERYWHERE)
+
+    model: str = MODEL
     truncate_prompt_tokens: int | None = Field(
         None,
         ge=-1,
@@ -144,7 +146,10 @@ class RerankRequest(PooledFields):
     )
     top_n: int | None = Field(None, ge=0, le=INT32_MAX, description="So many of the best; 0: all.")
     max_tokens_per_doc: int | None = Field(
-        None, ge=1, le=INT32_MAX, description="Keep so many tokens of a longer document, from its start."
+        None,
+        ge=0,
+        le=INT32_MAX,
+        description="Keep so many tokens of a longer document, from its start; 0: all.",
     )
     return_documents: bool | None = Field(None, description="Send the documents' texts with the results.")
 

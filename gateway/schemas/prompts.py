@@ -17,10 +17,12 @@ def read_prompts(value: Any, most: int, what: str) -> list[str] | list[list[int]
 
     Raises FieldError.
     """
+    given = value
     if isinstance(value, str):
         value = [value]
     if not isinstance(value, list):
         raise FieldError("Invalid type for '{param}': expected " + _KINDS + ".", "invalid_type")
+    listed = not isinstance(given, str)
     kinds = set(map(type, value))
     if kinds == {int}:
         value, kinds = [value], {list}
@@ -31,5 +33,6 @@ def read_prompts(value: Any, most: int, what: str) -> list[str] | list[list[int]
     if kinds not in ({str}, {list}) and value:
         raise FieldError("Invalid type for '{param}': expected " + _KINDS + ".", "invalid_type")
     if not value or not all(value):
-        raise FieldError(f"Invalid '{{param}}': {what} must not be empty.")
+        empty = next((str(place) for place, item in enumerate(value) if not item), "")
+        raise FieldError(f"Invalid '{{param}}': {what} must not be empty.", at=empty if listed else "")
     return list(value)

@@ -15,12 +15,10 @@ _KINDS = ("message", "function_call", "function_call_output", "reasoning", _REFE
 _MAX_NAME = 256
 # What clients send back with items that they got, and what of it asks for nothing.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "phase": (None,),
     "caller": (None,),
     "namespace": (None,),
     "async": (None, False),
     "encrypted_content": (None,),
-    "annotations": (None, []),
     "created_by": (None,),
 }
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -66,8 +64,10 @@ def _read_part(value: Any) -> Any:
             "Invalid '{param}': only content of type input_text and output_text is supported by this server.",
             "unsupported_parameter",
         )
-    # Log probabilities of an earlier answer say nothing about what comes next.
-    part.pop("logprobs", None)
+    # Log probabilities and labels of an earlier answer say nothing about what comes next.
+    for name in ("logprobs", "annotations"):
+        if isinstance(part.get(name), list | None):
+            part.pop(name, None)
     return part
 
 
@@ -102,6 +102,9 @@ class MessageItem(RequestModel):
     content: Content = Field(min_length=1, json_schema_extra=_CONTENT_SCHEMA)
     id: str | None = Field(None, max_length=_MAX_NAME)
     status: Status | None = None
+    phase: str | None = Field(
+        None, max_length=_MAX_NAME, description="An assistant's label; kept, and not shown to the model."
+    )
 
 
 class FunctionCallItem(RequestModel):
@@ -157,8 +160,9 @@ class ItemReference(RequestModel):
 
 
 WholeItem = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem
-UNION_TAGS = frozenset(f"<{kind}>" for kind in _KINDS)
-"""What stands in an error's location behind the index of an item, and is no field."""
+FUNCTION_TAG, OTHER_TAG = "<tool>", "<other tool>"
+UNION_TAGS = frozenset({FUNCTION_TAG, OTHER_TAG, *(f"<{kind}>" for kind in _KINDS)})
+"""What stands in an error's location behind the index of an item or a tool, and is no field."""
 
 
 def _kind(value: Any) -> str:

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, FailFast, Field
+from pydantic import BeforeValidator, ConfigDict, Discriminator, FailFast, Field, Tag
 from pydantic_core.core_schema import ValidationInfo
 
 from catenary.schema import MAX_TOP_LOGPROBS
 from gateway.errors import bad_request
+from gateway.ignored import current_ignored
 from gateway.schemas.base import (
+    DEPRECATED,
     INT32_MAX,
     MAX_FIELDS,
+    MODEL,
     FieldError,
     RequestModel,
     at_most,
@@ -21,8 +24,16 @@ from gateway.schemas.base import (
     within,
 )
 from gateway.schemas.chat import ChatRequest
+from gateway.schemas.ignored import RESPONSE_FIELDS, tree_of
 from gateway.schemas.limits import RequestLimits
-from gateway.schemas.response_items import InputItem, read_item, without_neutral
+from gateway.schemas.output import ObfuscationOptions
+from gateway.schemas.response_items import (
+    FUNCTION_TAG,
+    OTHER_TAG,
+    InputItem,
+    read_item,
+    without_neutral,
+)
 from gateway.schemas.unsupported import RESPONSES, drop_neutral, unsupported_parameter
 
 OUTPUT_LOGPROBS = "message.output_text.logprobs"
@@ -37,12 +48,45 @@ _TOOL = {
     "defer_loading": (None, False),
     "output_schema": (None,),
 }
-_TEXT = {"verbosity": ("medium",)}
+# Tools that OpenAI's servers run, or that a model must have been trained for: they are not offered.
+OTHER_TOOLS = frozenset(
+    {
+        "apply_patch",
+        "code_interpreter",
+        "computer",
+        "computer_use_preview",
+        "custom",
+        "file_search",
+        "image_generation",
+        "local_shell",
+        "mcp",
+        "namespace",
+        "shell",
+        "tool_search",
+        "web_search",
+        "web_search_2025_08_26",
+        "web_search_preview",
+        "web_search_preview_2025_03_11",
+    }
+)
+_ENCRYPTED = "reasoning.encrypted_content"
+# What can be included of items that never occur here, and of reasoning, which is never encrypted.
+_NOTHING_TO_INCLUDE = frozenset(
+    {
+        _ENCRYPTED,
+        "code_interpreter_call.outputs",
+        "computer_call_output.output.image_url",
+        "file_search_call.results",
+        "message.input_image.image_url",
+        "web_search_call.action.sources",
+        "web_search_call.results",
+    }
+)
+INCLUDABLE = (OUTPUT_LOGPROBS, *sorted(_NOTHING_TO_INCLUDE))
+"""What `include` may name. Only the first has an effect."""
 _REASONING: dict[str, tuple[str, ...]] = {
     "context": ("auto",),
-    "generate_summary": (),
     "mode": ("standard",),
-    "summary": (),
 }
 CHAT_PARAMETERS = frozenset(
     {
@@ -73,6 +117,8 @@ CHAT_PARAMETERS = frozenset(
         "stop",
         "stop_token_ids",
         "structured_outputs",
+        "think",
+        "thinking",
         "top_k",
         "truncate_prompt_tokens",
     }
@@ -81,6 +127,8 @@ CHAT_PARAMETERS = frozenset(
 
 
 def _read_input(value: Any, info: ValidationInfo) -> Any:
+    if value is None:
+        return []
     if isinstance(value, str):
         return [{"type": "message", "role": "user", "content": value}]
     if not isinstance(value, list):
@@ -102,13 +150,16 @@ def _parts(item: Any) -> int:
 
 
 def _read_tool(value: Any) -> Any:
-    kind = value.get("type") if isinstance(value, dict) else None
+    tool = plain_object(value)
+    kind = tool.get("type")
+    if isinstance(kind, str) and kind in OTHER_TOOLS:
+        return tool
     if isinstance(kind, str) and kind != "function":
         raise FieldError(
             "Invalid '{param}': only tools of type 'function' are supported by this server.",
             "unsupported_parameter",
         )
-    return without_neutral(plain_object(value), _TOOL)
+    return without_neutral(tool, _TOOL)
 
 
 def _known(prefix: str, known: Mapping[str, Sequence[Any]]) -> BeforeValidator:
@@ -129,6 +180,26 @@ class FunctionTool(RequestModel):
     strict: bool | None = Field(None, description="Hold the arguments to the schema.")
 
 
+class OtherTool(RequestModel):
+    """A tool that is not offered to the model, whatever else is said of it."""
+
+    model_config = ConfigDict(extra="ignore")
+    opaque = True
+
+    type: str
+
+
+def _tool_tag(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return OTHER_TAG if isinstance(kind, str) and kind in OTHER_TOOLS else FUNCTION_TAG
+
+
+Tool = Annotated[
+    Annotated[FunctionTool, Tag(FUNCTION_TAG)] | Annotated[OtherTool, Tag(OTHER_TAG)],
+    Discriminator(_tool_tag),
+]
+
+
 class TextFormat(RequestModel):
     """The form of the answer."""
 
@@ -144,41 +215,48 @@ class TextOptions(RequestModel):
     """What the text of the answer is to be like."""
 
     format: Annotated[TextFormat | None, at_most(MAX_FIELDS)] = None
+    verbosity: Literal["low", "medium", "high"] | None = Field(
+        None, description="Told again; no model is known to heed it."
+    )
 
 
 class ReasoningOptions(RequestModel):
     """How much the model is to think."""
 
     effort: str | None = Field(None, max_length=32)
+    summary: Literal["auto", "concise", "detailed"] | None = Field(
+        None, description="Told again; no summaries are made."
+    )
+    generate_summary: Literal["auto", "concise", "detailed"] | None = Field(
+        None, description="The older name of summary.", json_schema_extra=DEPRECATED
+    )
 
 
 class ResponseChat(ChatRequest):
     """The chat that answers a request."""
 
+    effort_param = "reasoning.effort"
+
     truncation: Literal["auto"] | None = None
-
-
-class StreamOptions(RequestModel):
-    """What a stream has besides the events."""
-
-    include_obfuscation: bool | None = Field(None, description="Only false is supported.")
 
 
 class ResponsesRequest(RequestModel):
     """What a response is made from. Parameters of a chat that are not named here go on to the chat."""
 
     unsupported = RESPONSES
+    ignored = tree_of(RESPONSE_FIELDS)
 
-    model: str = Field(min_length=1, description="Name of a served model.")
+    model: str = MODEL
     input: Annotated[
         list[Annotated[InputItem, BeforeValidator(read_item)]],
         FailFast(),
         BeforeValidator(_read_input),
         within("max_messages"),
     ] = Field(
-        min_length=1,
-        description="A text, or items: messages, calls of functions, their outputs, reasoning.",
-        json_schema_extra={"anyOf": [{"type": "string"}, {"type": "array"}]},
+        default_factory=list,
+        description="A text, or items: messages, calls of functions, their outputs, reasoning. It may be "
+        "left out beside instructions or a previous response.",
+        json_schema_extra={"anyOf": [{"type": "string"}, {"type": "array"}, {"type": "null"}]},
     )
     instructions: str | None = Field(None, description="A system message in front of everything.")
     previous_response_id: str | None = Field(
@@ -186,25 +264,31 @@ class ResponsesRequest(RequestModel):
     )
     max_output_tokens: int | None = Field(None, ge=1, le=INT32_MAX, description="Most tokens to generate.")
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False, description="0 is greedy.")
-    top_p: float | None = Field(None, gt=0, le=1, allow_inf_nan=False, description="Nucleus mass.")
+    top_p: float | None = Field(
+        None, ge=0, le=1, allow_inf_nan=False, description="Nucleus mass; 0: the best token alone."
+    )
     top_logprobs: int | None = Field(
         None, ge=0, le=MAX_TOP_LOGPROBS, description="Report so many alternatives for each token."
     )
     include: Annotated[list[str] | None, at_most(_MAX_INCLUDE)] = Field(
-        None, description=f"Only {OUTPUT_LOGPROBS} is supported."
+        None, description=f"Only {OUTPUT_LOGPROBS} has an effect."
     )
     tools: Annotated[
-        list[Annotated[FunctionTool, BeforeValidator(_read_tool), at_most(MAX_FIELDS)]] | None,
+        list[Annotated[Tool, BeforeValidator(_read_tool), at_most(MAX_FIELDS)]] | None,
         FailFast(),
         within("max_tools"),
-    ] = Field(None, description="Functions that the model may ask for.")
+    ] = Field(
+        None,
+        description="Functions that the model may ask for. Tools of other types are taken and not offered.",
+    )
+    max_tool_calls: int | None = Field(
+        None, ge=0, le=INT32_MAX, description="Of built-in tools, of which there are none; told again."
+    )
     tool_choice: Annotated[str | dict[str, Any] | None, at_most(MAX_FIELDS)] = Field(
         None, description="none, auto, required, or a function by name."
     )
     parallel_tool_calls: bool | None = Field(None, description="Whether several calls may come at once.")
-    text: Annotated[TextOptions | None, _known("text.", _TEXT), at_most(MAX_FIELDS)] = Field(
-        None, description="Form of the answer."
-    )
+    text: Annotated[TextOptions | None, at_most(MAX_FIELDS)] = Field(None, description="Form of the answer.")
     reasoning: Annotated[ReasoningOptions | None, _known("reasoning.", _REASONING), at_most(MAX_FIELDS)] = (
         Field(None, description="How much to think.")
     )
@@ -215,7 +299,7 @@ class ResponsesRequest(RequestModel):
     store: bool | None = Field(None, description="Keep the response, to be read or gone on from later.")
     background: bool | None = Field(None, description="Answer at once and go on; read the response later.")
     stream: bool | None = Field(None, description="Send server-sent events.")
-    stream_options: Annotated[StreamOptions | None, at_most(MAX_FIELDS)] = Field(
+    stream_options: Annotated[ObfuscationOptions | None, at_most(MAX_FIELDS)] = Field(
         None, description="Only with stream."
     )
     metadata: Annotated[dict[str, str] | None, at_most(16)] = Field(
@@ -229,22 +313,42 @@ class ResponsesRequest(RequestModel):
     service_tier: str | None = Field(None, max_length=32, description="As in chats.")
 
     @property
+    def functions(self) -> dict[int, FunctionTool]:
+        """The tools that are offered, by their places."""
+        tools = enumerate(self.tools or ())
+        return {place: tool for place, tool in tools if isinstance(tool, FunctionTool)}
+
+    @property
     def wants_logprobs(self) -> bool:
         """Whether the answer's tokens are to be listed."""
         return OUTPUT_LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
 
     def check(self, limits: RequestLimits) -> None:
-        for index, name in enumerate(self.include or ()):
-            if name != OUTPUT_LOGPROBS:
-                raise unsupported_parameter(f"include.{index}")
+        if not self.input and self.instructions is None and self.previous_response_id is None:
+            raise bad_request("Missing required parameter: 'input'.", "input", "missing_required_parameter")
         if self.stream_options is not None:
-            if not self.stream:
-                raise bad_request("'stream_options' is only allowed when 'stream' is true.", "stream_options")
-            if self.stream_options.include_obfuscation:
-                raise unsupported_parameter("stream_options.include_obfuscation")
+            self.stream_options.check_asked(stream=bool(self.stream))
         if self.background and self.store is False:
             raise bad_request("'background' needs 'store': such a response can only be read later.", "store")
         self._check_metadata()
+        self._note_ignored()
+
+    def _note_ignored(self) -> None:
+        """Note what has no effect. Raises ApiError for what nobody knows."""
+        ignored = current_ignored()
+        for place, name in enumerate(self.include or ()):
+            if name in _NOTHING_TO_INCLUDE:
+                ignored.note("include", place)
+            elif name != OUTPUT_LOGPROBS:
+                raise unsupported_parameter(f"include.{place}")
+        for place, tool in enumerate(self.tools or ()):
+            if isinstance(tool, OtherTool):
+                ignored.note("tools", place)
+        if self.text is not None and self.text.verbosity not in (None, "medium"):
+            ignored.note("text", "verbosity")
+        for name in ("summary", "generate_summary"):
+            if getattr(self.reasoning, name, None) is not None:
+                ignored.note("reasoning", name)
 
     def _check_metadata(self) -> None:
         for key, value in (self.metadata or {}).items():

@@ -13,7 +13,8 @@ from gateway.errors import bad_request
 from gateway.schemas.base import INT32_MAX, INT64_MAX, FieldError, RequestModel, limits_of, within
 from gateway.schemas.limits import RequestLimits
 
-_TOKEN_ID = re.compile(r"[0-9]{1,9}")
+# As JSON writes numbers: one id has one name.
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,8}")
 _BIAS_SCHEMA = WithJsonSchema(
     {"anyOf": [{"type": "object", "additionalProperties": {"type": "number"}}, {"type": "null"}]}
 )
@@ -31,14 +32,14 @@ def _read_bias(value: Any, info: ValidationInfo) -> dict[int, float] | None:
     biases: dict[int, float] = {}
     for key, bias in value.items():
         if not _TOKEN_ID.fullmatch(key):
-            raise FieldError("Invalid '{param}': its keys must be token ids.")
+            raise FieldError(
+                "Invalid '{param}': its keys must be token ids, without signs and leading zeros."
+            )
         if isinstance(bias, bool) or not isinstance(bias, int | float):
             raise FieldError("Invalid type for '{param}': its values must be numbers.", "invalid_type")
         if bias not in BIAS:
             raise FieldError("Invalid '{param}': its values must be between -100 and 100.")
         biases[int(key)] = float(bias)
-    if len(biases) != len(value):
-        raise FieldError("Invalid '{param}': it names a token twice.")
     return biases
 
 
@@ -47,7 +48,7 @@ class SamplingFields(RequestModel):
 
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False, description="0 is greedy.")
     top_p: float | None = Field(
-        None, gt=TOP_P.low, le=TOP_P.high, allow_inf_nan=False, description="Nucleus mass."
+        None, ge=0, le=TOP_P.high, allow_inf_nan=False, description="Nucleus mass; 0: the best token alone."
     )
     top_k: int | None = Field(None, ge=-1, le=INT32_MAX, description="Keep the k best tokens; 0 and -1: all.")
     min_p: float | None = Field(
@@ -91,7 +92,7 @@ class SamplingFields(RequestModel):
     n: int | None = Field(None, ge=1, le=128, description="Choices per prompt.")
     best_of: int | None = Field(
         None,
-        ge=1,
+        ge=0,
         le=20,
         description="Samples per prompt, of which the n most probable ones are returned; beams of a search.",
     )
@@ -122,7 +123,7 @@ class SamplingFields(RequestModel):
             raise bad_request(f"Invalid 'n': must be at most {limits.max_n}.", "n")
         if self.samples > limits.max_n:
             raise bad_request(f"Invalid 'best_of': must be at most {limits.max_n}.", "best_of")
-        if self.samples < self.choices:
+        if self.best_of and self.samples < self.choices:
             raise bad_request("Invalid 'best_of': must be at least 'n'.", "best_of")
         if any(token_id < 0 for token_id in self.allowed_token_ids or ()):
             raise bad_request("Invalid 'allowed_token_ids': ids must not be negative.", "allowed_token_ids")

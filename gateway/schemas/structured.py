@@ -30,7 +30,14 @@ def _bounded(value: Any, info: ValidationInfo) -> Any:
     return value
 
 
+def _none_for_empty(value: Any) -> Any:
+    """An empty text is a field that was left empty. An empty object is a schema that allows any JSON, and an
+    empty array of choices may be a mistake that must be told."""
+    return None if value == "" else value
+
+
 def _object_or_text(value: Any, info: ValidationInfo) -> Any:
+    value = _none_for_empty(value)
     if value is not None and not isinstance(value, dict | str):
         raise FieldError("Invalid type for '{param}': expected an object, or its text.", "invalid_type")
     return _short(_bounded(value, info), info)
@@ -57,6 +64,8 @@ Schema = Annotated[dict[str, Any], BeforeValidator(_bounded)]
 """A JSON schema. What it says is judged by the tokenizer service, which compiles it."""
 Source = Annotated[str, BeforeValidator(_short)]
 """A schema, regular expression or grammar as a text."""
+Text = Annotated[Source | None, BeforeValidator(_none_for_empty)]
+"""The same, which may be left out or empty."""
 
 
 class JsonSchemaFormat(RequestModel):
@@ -119,11 +128,11 @@ class StructuredOutputs(RequestModel):
     """vLLM's way: exactly one kind."""
 
     json_: ObjectOrText = Field(None, alias="json", description="A JSON schema, as an object or as text.")
-    regex: Source | None = Field(None, description="A regular expression that the whole answer matches.")
+    regex: Text = Field(None, description="A regular expression that the whole answer matches.")
     choice: Annotated[list[str] | None, FailFast(), within("max_constraint_choices")] = Field(
         None, min_length=1, description="The answer is one of these texts."
     )
-    grammar: Source | None = Field(None, description="A grammar in Lark's or GBNF's notation.")
+    grammar: Text = Field(None, description="A grammar in Lark's or GBNF's notation.")
     json_object: bool | None = Field(None, description="true: the answer is a JSON object.")
     structural_tag: ObjectOrText = Field(
         None, description="Tags, as in response_format, as an object or as text."
@@ -141,11 +150,11 @@ class StructuredFields(RequestModel):
         None, description="What the answer must be, as vLLM has it: exactly one kind."
     )
     guided_json: ObjectOrText = Field(None, description="structured_outputs.json by its older name.")
-    guided_regex: Source | None = Field(None, description="structured_outputs.regex by its older name.")
+    guided_regex: Text = Field(None, description="structured_outputs.regex by its older name.")
     guided_choice: Annotated[list[str] | None, FailFast(), within("max_constraint_choices")] = Field(
         None, min_length=1, description="structured_outputs.choice by its older name."
     )
-    guided_grammar: Source | None = Field(None, description="structured_outputs.grammar by its older name.")
+    guided_grammar: Text = Field(None, description="structured_outputs.grammar by its older name.")
     guided_json_object: bool | None = Field(
         None, description="structured_outputs.json_object by its older name."
     )
@@ -154,9 +163,9 @@ class StructuredFields(RequestModel):
         super().check(limits)
         if self.response_format is not None:
             self.response_format.check(limits)
-        if self.structured_outputs is not None and len(self._kinds()) != 1:
+        if len(self._kinds()) > 1:
             raise bad_request(
-                "'structured_outputs' must have exactly one of json, regex, choice, grammar, json_object and "
+                "'structured_outputs' may have only one of json, regex, choice, grammar, json_object and "
                 "structural_tag.",
                 "structured_outputs",
             )
@@ -174,13 +183,15 @@ class StructuredFields(RequestModel):
         outputs = self.structured_outputs
         kinds = ("json_", "regex", "choice", "grammar", "json_object", "structural_tag")
         # A false json_object asks for nothing.
-        return [kind for kind in kinds if getattr(outputs, kind) not in (None, False)]
+        return (
+            [] if outputs is None else [kind for kind in kinds if getattr(outputs, kind) not in (None, False)]
+        )
 
     def _asking(self) -> list[str]:
         asking = []
         if self.response_format is not None and self.response_format.type != "text":
             asking.append("response_format")
-        if self.structured_outputs is not None:
+        if self._kinds():
             asking.append("structured_outputs")
         guided = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_json_object")
         return asking + [name for name in guided if getattr(self, name) not in (None, False)]

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 from pydantic import Field, PlainValidator, WithJsonSchema
 from pydantic_core.core_schema import ValidationInfo
 
-from gateway.schemas.base import INT32_MAX, FieldError, RequestModel, limits_of
+from gateway.schemas.base import INT32_MAX, MODEL, FieldError, RequestModel, limits_of
+from gateway.schemas.ignored import EVERYWHERE, tree_of
 from gateway.schemas.unsupported import TOKENIZE
 
 
@@ -15,8 +16,9 @@ class TokenizeRequest(RequestModel):
     """A text to tokenize. Text that spells a control token is that token."""
 
     unsupported = TOKENIZE
+    ignored = tree_of(EVERYWHERE)
 
-    model: str | None = Field(None, min_length=1, description="Served model. Default: the only one.")
+    model: str = MODEL
     prompt: str = Field(description="The text; it may be empty.")
     add_special_tokens: bool | None = Field(
         None, description="Add what the tokenizer puts around a text, as its BOS. Default: true."
@@ -39,7 +41,9 @@ def _read_ids(value: Any, info: ValidationInfo) -> list[int]:
 class DetokenizeRequest(RequestModel):
     """Token ids to text."""
 
-    model: str | None = Field(None, min_length=1, description="Served model. Default: the only one.")
+    ignored = tree_of(EVERYWHERE)
+
+    model: str = MODEL
     tokens: Annotated[
         list[int],
         PlainValidator(_read_ids),

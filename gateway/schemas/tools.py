@@ -143,7 +143,10 @@ class ToolFields(ToolListFields):
         choice = given or ToolChoice(CallMode.AUTO if offered else CallMode.NONE)
         if choice.mode is CallMode.NONE:
             return
-        if offered is None or (not offered and choice != ToolChoice(CallMode.AUTO)):
+        if not offered and choice == ToolChoice(CallMode.AUTO):
+            # Without tools that is what happens anyway, and clients that offer tools at times send it always.
+            return
+        if not offered:
             raise bad_request(f"'{param}' is only allowed when '{of}' are given.", param)
         if not self.schemas.keys() >= set(choice.names or ()):
             raise bad_request(f"Invalid '{param}': '{of}' has no such function.", param)

@@ -16,34 +16,62 @@ _OFF: tuple[Any, ...] = ()
 
 _SAMPLING: dict[str, Sequence[Any]] = {
     "logits_processors": ([],),
-    "token_ids_logprob": _OFF,
+    "token_ids_logprob": ([],),
     "thinking_token_budget": _OFF,
 }
 _OUTPUT: dict[str, Sequence[Any]] = {
-    "guided_decoding_backend": ("auto",),
-    "guided_whitespace_pattern": _OFF,
-    "structural_tag": _OFF,
+    "guided_whitespace_pattern": ("",),
+    "structural_tag": ("",),
 }
 _SYSTEM: dict[str, Sequence[Any]] = {
-    "request_id": _OFF,
-    "kv_transfer_params": _OFF,
-    "vllm_xargs": _OFF,
-    "prompt_embeds": _OFF,
+    "kv_transfer_params": ({},),
+    "vllm_xargs": ({},),
+    "prompt_embeds": ("", []),
 }
 
-COMMON: Mapping[str, Sequence[Any]] = {**_SAMPLING, **_OUTPUT, **_SYSTEM}
+# Other servers' ways to change an answer, each with the values that leave it as it is.
+_OTHERS: dict[str, Sequence[Any]] = {
+    "custom_logit_processor": ("",),
+    "custom_params": ({},),
+    "dry_multiplier": (0,),
+    "dynatemp_range": (0,),
+    "ebnf": ("",),
+    "grammar": ("",),
+    "json_schema": (),
+    "lora": ([],),
+    "lora_path": ("",),
+    "min_keep": (0,),
+    "mirostat": (0,),
+    "n_predict": (-1,),
+    "n_probs": (0,),
+    "no_stop_trim": (False,),
+    "parse_tool_calls": (True,),
+    "post_sampling_probs": (False,),
+    "reasoning_format": ("auto", "deepseek"),
+    "regex": ("",),
+    "repeat_penalty": (1,),
+    "return_hidden_states": (False,),
+    "samplers": ([],),
+    "separate_reasoning": (True,),
+    "session_params": ({},),
+    "stop_regex": ("", []),
+    "stream_reasoning": (True,),
+    "t_max_predict_ms": (0,),
+    "tfs_z": (1,),
+    "top_n_sigma": (-1,),
+    "typical_p": (1,),
+    "xtc_probability": (0,),
+}
+
+COMMON: Mapping[str, Sequence[Any]] = {**_SAMPLING, **_OUTPUT, **_SYSTEM, **_OTHERS}
 
 CHAT: Mapping[str, Sequence[Any]] = {
     **COMMON,
     "audio": _OFF,
-    "modalities": (["text"],),
-    "prediction": _OFF,
+    "modalities": (["text"], []),
     "reasoning": _OFF,
-    "verbosity": ("medium",),
-    "store": (False,),
     "moderation": _OFF,
     "web_search_options": _OFF,
-    "prompt_cache_retention": ("in_memory", "in-memory"),
     "mm_processor_kwargs": ({},),
     "media_io_kwargs": ({},),
     "echo": (False,),
@@ -51,13 +79,13 @@ CHAT: Mapping[str, Sequence[Any]] = {
 
 COMPLETION: Mapping[str, Sequence[Any]] = {
     **COMMON,
-    "suffix": _OFF,
-    "store": (False,),
+    "suffix": ("",),
 }
 
 TOKENIZE: Mapping[str, Sequence[Any]] = {"mm_processor_kwargs": ({},), "media_io_kwargs": ({},)}
 
 RESPONSES: Mapping[str, Sequence[Any]] = {
+    **_OTHERS,
     "access_programs": _OFF,
     "add_generation_prompt": (True,),
     "add_special_tokens": (False,),
@@ -69,13 +97,10 @@ RESPONSES: Mapping[str, Sequence[Any]] = {
     "early_stopping": (False,),
     "image": _OFF,
     "length_penalty": (1,),
-    "max_tool_calls": _OFF,
     "moderation": _OFF,
     "n": (1,),
     "personality": _OFF,
     "prompt": _OFF,
-    "prompt_cache_options": _OFF,
-    "prompt_cache_retention": ("in_memory", "in-memory"),
     "enable_response_messages": (False,),
     "previous_input_messages": _OFF,
     "prompt_logprobs": _OFF,
@@ -84,8 +109,8 @@ RESPONSES: Mapping[str, Sequence[Any]] = {
     "use_beam_search": (False,),
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
-    "request_id": _OFF,
-    "vllm_xargs": _OFF,
+    "vllm_xargs": ({},),
+    "thinking_token_budget": _OFF,
 }
 
 
@@ -97,7 +122,7 @@ def drop_neutral(
     for name, value in body.items():
         if name not in known:
             kept[name] = value
-        elif value is not None and not _among(value, known[name]):
+        elif value is not None and not among(value, known[name]):
             raise unsupported_parameter(prefix + name)
     return kept
 
@@ -109,6 +134,7 @@ def unsupported_parameter(param: str) -> ApiError:
     )
 
 
-def _among(value: Any, neutral: Sequence[Any]) -> bool:
+def among(value: Any, neutral: Sequence[Any]) -> bool:
+    """Whether a JSON value is one of some."""
     # 0 == False in Python; in JSON they are different things.
     return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral)

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from gateway.errors import ApiError, bad_request
+from gateway.ignored import current_ignored, field_path
 from gateway.schemas.base import MAX_FIELDS, FieldError, RequestModel
+from gateway.schemas.ignored import without_ignored
 from gateway.schemas.limits import RequestLimits
 from gateway.schemas.response_items import UNION_TAGS
 from gateway.schemas.unsupported import drop_neutral
 
 T = TypeVar("T", bound=RequestModel)
 
-MAX_PARAM_LENGTH = 100
 _MAX_DEPTH = 6
-_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 # pydantic's kinds of error, in our words. Values that the caller sent are never repeated.
 _RANGES = {
@@ -44,12 +44,38 @@ def parse_request(model: type[T], body: dict[str, Any], limits: RequestLimits) -
     """Validate `body` as `model`. Raises ApiError 400."""
     if len(body) > MAX_FIELDS:
         raise bad_request(f"The request has more than {MAX_FIELDS} parameters.")
+    body = drop_neutral(without_ignored(body, model.ignored), model.unsupported)
     try:
-        request = model.model_validate(drop_neutral(body, model.unsupported), context=limits)
+        request = _validated(model, body, limits)
     except ValidationError as error:
         raise _first(error) from None
     request.check(limits)
     return request
+
+
+def _validated(model: type[T], body: dict[str, Any], limits: RequestLimits) -> T:
+    """The request. Fields that nobody knows are refused, or, where the operator says so, noted as ignored."""
+    ignored = current_ignored()
+    if not ignored.lenient:
+        return model.model_validate(body, context=limits)
+    request = model.model_validate(body, context=limits, extra="allow")
+    unknown = list(_unknown(request, ()))
+    if not unknown:
+        return request
+    for path in unknown:
+        ignored.note(*path)
+    return model.model_validate(body, context=limits, extra="ignore")
+
+
+def _unknown(value: Any, path: tuple[int | str, ...]) -> Iterator[tuple[int | str, ...]]:
+    """The paths of what a request has beyond the fields of its models."""
+    if isinstance(value, list):
+        for place, item in enumerate(value):
+            yield from _unknown(item, (*path, place))
+    elif isinstance(value, RequestModel) and not value.opaque:
+        yield from ((*path, name) for name in value.model_extra or ())
+        for name, field in type(value).model_fields.items():
+            yield from _unknown(getattr(value, name), (*path, field.alias or name))
 
 
 def _first(error: ValidationError) -> ApiError:
@@ -81,12 +107,10 @@ def _first(error: ValidationError) -> ApiError:
 
 
 def _param(location: tuple[int | str, ...]) -> str:
-    """`messages.0.content`: the field's path, with nothing in it that could not be a name."""
+    """The path of the field that an error is about."""
     fields = [
         str(part)
         for index, part in enumerate(location)
         if not (part in UNION_TAGS and index and isinstance(location[index - 1], int))
     ]
-    parts = fields[:_MAX_DEPTH]
-    shown = [part if _NAME.fullmatch(part) else "?" for part in parts]
-    return ".".join(shown)[:MAX_PARAM_LENGTH]
+    return field_path(fields, _MAX_DEPTH)

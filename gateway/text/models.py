@@ -118,6 +118,14 @@ class ModelBoard:
             raise model_not_found(name)
         return found
 
+    def only(self) -> str | None:
+        """The name of the model that is served, for a request that names none; None: there are several.
+
+        Raises ApiError 503 if none is served yet."""
+        if not self._served:
+            raise unavailable("No model is being served yet.")
+        return next(iter(self._served)) if len(self._served) == 1 else None
+
     def require(self, name: str, tasks: Collection[int] | None = _GENERATE) -> Model:
         """A model for one of these tasks, or for any (None): by default, to generate with.
 
@@ -146,10 +154,10 @@ class ModelBoard:
         return Model(info.name, info.max_model_len, info.vocab_size, vocabulary, info, alias)
 
     def serves(self, name: str) -> bool:
-        """Whether requests for a model can be answered now."""
-        if not self._is_online():
+        """Whether requests for a model can be answered now. "": the only one that is served."""
+        if not self._is_online() or not self._served:
             return False
-        served = self._find(name)
+        served = self._find(name or self.only() or "")
         return served is not None and bool(served.serving_engines) and self._usable(served) is not None
 
     @property

@@ -65,10 +65,12 @@ async def test_truncation(stack: Stack) -> None:
 
 
 async def test_bad_input_is_refused_and_harms_nobody(stack: Stack) -> None:
-    shapes = ("", [], [""], [[]], ["a", 1], [1, "a"], [[1], "a"], None, 5, {"a": 1}, [None], [[["a"]]])
+    shapes = ("", [], ["a", 1], [1, "a"], [[1], "a"], None, 5, {"a": 1}, [None], [[["a"]]])
     ids = ([-1], [[-1]], [VOCAB_SIZE], [[5], [VOCAB_SIZE]], [2**31], [[2**63]], [True], [[True]], [1.0])
     for value in (*shapes, *ids):
         await refused(stack, EMBEDDINGS, {"input": value}, "input")
+    for empty, place in (([""], 0), ([[]], 0), (["a", "b", ""], 2), ([[5], []], 1)):
+        await refused(stack, EMBEDDINGS, {"input": empty}, f"input.{place}")
     infinite = await stack.post(EMBEDDINGS, b'{"model": "tiny", "input": [1e400]}')
     assert infinite.status == 400
     assert (await embed(stack, "QZX"))["data"][0]["embedding"] == vector("QZX")

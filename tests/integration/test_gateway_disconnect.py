@@ -65,6 +65,13 @@ async def test_hang_up_while_queued(start_stack: StartStack, stream: bool) -> No
     await eventually(lambda: engine_load(stack) == (1, 0), "an empty queue", timeout_s=2)
     first.close()
     await stack.idle()
+    page = (await stack.get("/metrics")).body.decode()
+    assert 'request_success_total{finished_reason="abort",model_name="tiny"} 2.0' in page
+    # Of the second request no engine had computed anything: it counts neither here nor there.
+    for prefix in ("catenary_", "vllm:"):
+        assert f'{prefix}prompt_tokens_total{{model_name="tiny"}} 1.0' in page
+        assert f'{prefix}request_prompt_tokens_sum{{model_name="tiny"}} 1.0' in page
+        assert f'{prefix}request_prompt_tokens_count{{model_name="tiny"}} 1.0' in page
 
 
 @pytest.mark.parametrize("stream", [False, True])

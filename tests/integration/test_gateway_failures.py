@@ -84,7 +84,12 @@ async def test_an_engine_error_in_the_middle(start_stack: StartStack) -> None:
     assert "".join(event["choices"][0]["text"] for event in events[:-2]) == "abc"
     whole = await stack.complete()
     assert whole.status == 500
-    assert "failures_total" in (await stack.get("/metrics")).body.decode()
+    await stack.idle()
+    page = (await stack.get("/metrics")).body.decode()
+    assert "failures_total" in page
+    for prefix in ("catenary_", "vllm:"):
+        assert f'{prefix}request_success_total{{finished_reason="error",model_name="tiny"}} 2.0' in page
+    assert 'finished_reason="abort"' not in page
 
 
 @pytest.mark.parametrize("stream", [False, True])

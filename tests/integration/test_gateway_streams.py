@@ -271,7 +271,7 @@ async def test_openapi_describes_the_requests(stack: Stack) -> None:
     body = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]
     reference = body["content"]["application/json"]["schema"]["$ref"]
     schema = document["components"]["schemas"][reference.removeprefix("#/components/schemas/")]
-    assert set(schema["required"]) == {"model", "messages"}
+    assert set(schema["required"]) == {"messages"}
     assert {"temperature", "stop", "logprobs", "seed"} <= set(schema["properties"])
 
 

@@ -167,13 +167,18 @@ async def test_tool_choice_is_checked_before_admission(start_parsing: StartStack
     for fields, param in (
         ({**TOOLS, "tool_choice": unknown}, "tool_choice"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": "auto"}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [strict]}, "tools"),
         ({**TOOLS, "guided_regex": "a"}, "guided_regex"),
         ({**TOOLS, "response_format": BAD_FORMAT}, "response_format.json_schema.schema"),
     ):
         answer = await ask(stack, stream=stream, **fields)
         assert (answer.status, answer.json()["error"]["param"]) == (400, param), answer.body
+    nothing: list[dict[str, Any]] = [{}, {"tools": []}, {"tools": None}, {"functions": []}]
+    auto = {"tool_choice": "auto", "function_call": "auto"}
+    for fields in nothing:
+        answer = await ask(stack, stream=stream, **fields, **auto, max_tokens=1)
+        assert answer.status == 200, answer.body
     await stack.alive()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from catenary.v1 import common_pb2
 from tests.support.engines import ScriptedEngine
 from tests.support.gateway import MODEL, tokenizer_process
-from tests.support.http import request_bytes
+from tests.support.http import call, request_bytes
 from tests.support.pooling import EMBEDDINGS, TEXTS, embed, embedding, vector
 from tests.support.secrets import TestSecrets
 from tests.support.stack_fixtures import StartStack
@@ -75,7 +75,13 @@ async def test_calls_go_to_the_tokenizer_that_has_the_model(start_stack: StartSt
                 assert (await stack.chat(max_tokens=2)).status == 200
             wrong = await stack.chat(model="vectors")
             assert wrong.json()["error"]["param"] == "model"
-            missing = await stack.post("/tokenize", {"model": None, "prompt": "x"})
-            assert "several are served" in missing.json()["error"]["message"]
+            for path in (EMBEDDINGS, "/v1/chat/completions", "/v1/responses", "/rerank", "/tokenize"):
+                for body in ({}, {"model": None}, {"model": ""}):
+                    missing = await call(stack.address, "POST", path, body)
+                    error = missing.json()["error"]
+                    assert (missing.status, error["param"], error["code"]) == (
+                        *(400, "model", "missing_required_parameter"),
+                    )
+                    assert "several are served" in error["message"]
         finally:
             await engine.stop()

@@ -49,7 +49,14 @@ async def test_long_documents_are_cut_for_a_ranking(stack: Stack) -> None:
     assert answer["usage"]["total_tokens"] == 7 + 3 + 2 + 3
     fits = (await stack.post("/v1/rerank", {**body, "documents": ["Q" * 100]})).json()
     assert fits["usage"]["total_tokens"] == 7 + 3
-    for bad in (0, -1, 1.5, "3"):
+    # 0 cuts nothing.
+    whole = (await stack.post("/v1/rerank", {**body, "max_tokens_per_doc": 0})).json()
+    assert whole == {
+        **(await stack.post("/v1/rerank", {**body, "max_tokens_per_doc": None})).json(),
+        "id": whole["id"],
+    }
+    assert whole["usage"]["total_tokens"] == 7 + 2 + 3 + 3
+    for bad in (-1, 1.5, "3"):
         await refused(stack, "/v1/rerank", {**body, "max_tokens_per_doc": bad}, "max_tokens_per_doc")
 
 
@@ -57,9 +64,12 @@ async def test_bad_rerank_requests(stack: Stack) -> None:
     changes: list[tuple[dict[str, Any], str]] = [
         ({"documents": []}, "documents"),
         ({"documents": "text"}, "documents"),
-        ({"documents": ["a", 1]}, "documents"),
-        ({"documents": [{"text": "a", "x": 1}]}, "documents"),
-        ({"documents": [""]}, "documents"),
+        ({"documents": ["a", 1]}, "documents.1"),
+        ({"documents": [{"text": "a", "x": 1}]}, "documents.0"),
+        ({"documents": [""]}, "documents.0"),
+        ({"documents": ["a", "b", "", "c"]}, "documents.2"),
+        ({"documents": ["a", {"text": ""}]}, "documents.1"),
+        ({"documents": ["a", None]}, "documents.1"),
         ({"query": ""}, "query"),
         ({"query": ["a"]}, "query"),
         ({"top_n": -1}, "top_n"),

@@ -43,7 +43,9 @@ async def test_a_response(client: openai.AsyncOpenAI) -> None:
         *("completed", "response", None, None),
     )
     assert made.output[0].id.startswith("msg_")
-    assert (made.metadata, made.temperature, made.top_p) == ({"a": "b"}, 0.5, None)
+    assert (made.metadata, made.temperature, made.top_p) == ({"a": "b"}, 0.5, 1.0)
+    told = made.model_dump()
+    assert (told["presence_penalty"], told["frequency_penalty"]) == (0.0, 0.0)
     # C12
     usage = made.usage
     assert usage is not None

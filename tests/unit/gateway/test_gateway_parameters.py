@@ -67,8 +67,8 @@ def spec_of(**fields: Any) -> common_pb2.SequenceSpec:
 BAD: list[tuple[str, Any]] = [
     *[(name, value) for name in ("presence_penalty", "frequency_penalty") for value in (2.1, -2.1, "1", NAN)],
     *[("logit_bias", {key: 1}) for key in ("AI", "1.5", "", "-1", " 1", "1e2", "٣", "9" * 30)],
+    *[("logit_bias", {key: 1}) for key in ("05", "00", "007", "+5", "-0", "5 ", "5\n", "0x5", "\uff11")],
     *[("logit_bias", {"1": value}) for value in (101, -100.5, NAN, INFINITY, "1", True, None)],
-    ("logit_bias", {"1": 1, "01": 1}),
     ("logit_bias", [1]),
     ("logit_bias", "x"),
     ("logit_bias", {str(key): 0 for key in range(1025)}),
@@ -77,7 +77,7 @@ BAD: list[tuple[str, Any]] = [
     *[("min_tokens", value) for value in (-1, 10**12, 2**63, 1.5)],
     *[("prompt_logprobs", value) for value in (-1, 21, True, 1.5, "1", 2**63)],
     *[("truncate_prompt_tokens", value) for value in (0, -2, 1.5, 2**63, "5")],
-    *[("best_of", value) for value in (0, -1, 21, 10**6, 1.5, "2", 17)],
+    *[("best_of", value) for value in (-1, 21, 10**6, 1.5, "2", 17)],
     *[("cache_salt", value) for value in ("", "a" * 129, "a" * 10_000_000, 5)],
     *[("priority", value) for value in (101, -101, 2**31, 1.5, "1", True)],
     *[("service_tier", value) for value in ("scale", "", 5, ["auto"])],
@@ -120,6 +120,15 @@ BAD_TOGETHER: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("name", "fields"), BAD_TOGETHER)
 def test_what_does_not_go_together_is_named(parse: Any, name: str, fields: dict[str, Any]) -> None:
     assert refused(parse, **fields) == name
+
+
+def test_no_nucleus_leaves_the_best_token_alone() -> None:
+    """An engine takes no 0. A nucleus below any best token's probability holds that token and no other."""
+    for parse in (chat, completion):
+        assert parse(top_p=0).top_p == 0
+    assert 0 < spec_of(top_p=0).sampling.top_p <= 1 / (1 << 24)
+    assert spec_of(top_p=0.5).sampling.top_p == 0.5
+    assert not spec_of().sampling.HasField("top_p")
 
 
 def test_what_does_not_go_together_in_completions() -> None:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import ApiError
+from gateway.ignored import IgnoredFields, noting
 from gateway.schemas import ChatRequest, CompletionRequest, RequestLimits, parse_request
 from gateway.schemas.unsupported import CHAT, COMPLETION
 
@@ -46,7 +47,7 @@ BAD_COMMON = [
     ("temperature", "0"),
     ("temperature", float("nan")),
     ("temperature", float("inf")),
-    ("top_p", 0),
+    ("top_p", -0.1),
     ("top_p", 1.1),
     ("top_p", -1),
     ("top_k", -2),
@@ -68,8 +69,6 @@ BAD_COMMON = [
     ("seed", 2**63),
     ("seed", -(2**63) - 1),
     ("seed", 1.5),
-    ("stop", ""),
-    ("stop", [""]),
     ("stop", ["a"] * 5),
     ("stop", ["a"] * 100),
     ("stop", "a" * 513),
@@ -85,7 +84,6 @@ BAD_COMMON = [
     ("user", 5),
     ("metadata", "x"),
     ("ignore_eos", 1),
-    ("model", ""),
     ("model", None),
     ("model", 7),
 ]
@@ -107,6 +105,7 @@ GOOD_COMMON = [
     {"temperature": 1e-6},
     {"temperature": 2.0},
     {"top_p": 1},
+    {"top_p": 0},
     {"top_k": -1},
     {"top_k": 0},
     {"min_p": 0},
@@ -143,11 +142,62 @@ NEUTRAL = [
     ("store", False),
     ("skip_special_tokens", True),
     ("service_tier", "auto"),
+    ("service_tier", "default"),
+    ("stop", ""),
+    ("stop", [""]),
+    ("stop", ["", ""]),
+    ("best_of", 0),
+    ("best_of", 1),
+    ("n", 1),
+    ("temperature", 1),
+    ("stream_options", {}),
+    ("stream_options", {"include_usage": False}),
+    ("stream_options", {"include_usage": None, "continuous_usage_stats": False}),
+    ("logprobs", False),
+    ("logprobs", None),
+    ("prompt_logprobs", None),
+    ("echo", False),
+    ("use_beam_search", False),
+    ("length_penalty", 1.0),
+    ("early_stopping", False),
+    ("structured_outputs", {}),
+    ("guided_regex", ""),
+    ("guided_decoding_backend", "auto"),
+    ("bad_words", []),
+    ("stop_token_ids", []),
+    ("min_tokens", 0),
+    ("metadata", {}),
+    ("user", ""),
+    ("vllm_xargs", {}),
+    ("kv_transfer_params", {}),
+    ("logits_processors", []),
+    ("prompt_embeds", []),
+    ("typical_p", 1.0),
+    ("mirostat", 0),
+    ("repeat_penalty", 1),
+    ("dry_multiplier", 0.0),
+    ("reasoning_format", "auto"),
+    ("n_predict", -1),
+    ("grammar", ""),
+    ("separate_reasoning", True),
 ]
 CHAT_NEUTRAL = [
     ("tools", None),
     ("tools", []),
     ("tool_choice", "none"),
+    ("tool_choice", "auto"),
+    ("functions", []),
+    ("function_call", "none"),
+    ("function_call", "auto"),
+    ("top_logprobs", 0),
+    ("top_logprobs", None),
+    ("documents", []),
+    ("modalities", []),
+    ("verbosity", "medium"),
+    ("parallel_tool_calls", False),
+    ("reasoning_effort", "none"),
+    ("thinking", None),
+    ("chat_template_kwargs", {}),
     ("modalities", ["text"]),
     ("reasoning_effort", None),
     ("parallel_tool_calls", True),
@@ -158,20 +208,41 @@ CHAT_NEUTRAL = [
 @pytest.mark.parametrize("parse", [chat, completion])
 @pytest.mark.parametrize(("name", "value"), NEUTRAL)
 def test_values_that_ask_for_nothing_are_taken(parse: Any, name: str, value: Any) -> None:
-    parse(**{name: value})
+    with noting(IgnoredFields()) as ignored:
+        fields = parse(**{name: value})
+    assert (fields.stops, fields.samples, fields.top_count, fields.wants_usage) == ((), 1, None, False)
+    assert ignored.names == []
 
 
 @pytest.mark.parametrize(("name", "value"), CHAT_NEUTRAL)
 def test_chat_values_that_ask_for_nothing_are_taken(name: str, value: Any) -> None:
-    chat(**{name: value})
+    with noting(IgnoredFields()) as ignored:
+        fields = chat(**{name: value})
+    assert (fields.tools_json, fields.top_count, fields.template_variables(frozenset())) == ("", None, {})
+    assert ignored.names == []
+
+
+def test_an_empty_suffix_asks_for_nothing() -> None:
+    assert completion(suffix="").prompt == ["x"]
+    assert refused(completion, suffix="x")["code"] == "unsupported_parameter"
+
+
+def test_usage_in_each_chunk_needs_usage_at_all() -> None:
+    for options, wanted in (
+        ({"include_usage": False, "continuous_usage_stats": True}, False),
+        ({"continuous_usage_stats": True}, False),
+        ({"include_usage": True, "continuous_usage_stats": True}, True),
+    ):
+        assert chat(stream=True, stream_options=options).wants_running_usage is wanted
+    assert refused(chat, stream_options={"continuous_usage_stats": True})["param"] == "stream_options"
 
 
 @pytest.mark.parametrize("parse", [chat, completion])
-@pytest.mark.parametrize("name", ["store", "token_ids_logprob", "logits_processors", "kv_transfer_params"])
+@pytest.mark.parametrize(
+    "name", ["token_ids_logprob", "logits_processors", "kv_transfer_params", "repeat_penalty"]
+)
 @pytest.mark.parametrize("value", [0.5, True, {"1": 5}, {"type": "json_object"}, "x", False])
 def test_known_parameters_are_refused_by_name(parse: Any, name: str, value: Any) -> None:
-    if (name, value) == ("store", False):
-        return
     error = refused(parse, **{name: value})
     assert (error["param"], error["code"]) == (name, "unsupported_parameter")
     assert name in error["message"]
@@ -249,12 +320,47 @@ def test_messages_that_clients_send_back_are_taken() -> None:
     assert [message.texts for message in request.messages] == [("x",), ("x",), ("a", "a")]
 
 
-BAD_PROMPTS = ["", [], [[]], [""], ["a", ""], [1, "a"], [True], [1.0], 5, None, {}, [[1], "a"], ["a"] * 129]
+def test_a_tool_that_gave_nothing_says_nothing() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    asked = {"role": "assistant", "content": [], "tool_calls": [call]}
+    gave = {"role": "tool", "tool_call_id": "c", "content": []}
+    called = {"role": "function", "name": "f", "content": []}
+    request = chat(messages=[*MESSAGES, asked, gave, called])
+    assert [message.texts for message in request.messages] == [("x",), (), ("",), ()]
+    for message in (
+        {"role": "user", "content": []},
+        {"role": "assistant", "content": []},
+        {"role": "system", "content": []},
+    ):
+        assert refused(chat, messages=[message])["param"] == "messages.0.content"
+    assert refused(chat, messages=[{"role": "tool", "tool_call_id": "c"}])["param"] == "messages.0.content"
+
+
+def test_labels_of_an_answer_that_comes_back_are_dropped() -> None:
+    cited = {
+        "role": "assistant",
+        "content": "x",
+        "annotations": [{"type": "url_citation", "url_citation": {}}],
+    }
+    assert chat(messages=[cited]) == chat(messages=[{"role": "assistant", "content": "x"}])
+    assert refused(chat, messages=[{**cited, "annotations": "x"}])["param"] == "messages.0.annotations"
+
+
+BAD_PROMPTS = ["", [], [1, "a"], [True], [1.0], 5, None, {}, [[1], "a"], ["a"] * 129]
 
 
 @pytest.mark.parametrize("prompt", BAD_PROMPTS)
 def test_bad_prompts_are_named(prompt: Any) -> None:
     assert refused(completion, prompt=prompt)["param"] == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "place"), [([[]], 0), ([""], 0), (["a", ""], 1), (["a", "b", "", ""], 2), ([[1], []], 1)]
+)
+def test_an_empty_prompt_among_others_is_named_by_its_place(prompt: Any, place: int) -> None:
+    found = refused(completion, prompt=prompt)
+    assert found["param"] == f"prompt.{place}"
+    assert found["message"] == f"Invalid 'prompt.{place}': prompts must not be empty."
 
 
 @pytest.mark.parametrize(

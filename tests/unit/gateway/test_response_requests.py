@@ -2,26 +2,46 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from catenary.telemetry import new_id
+from catenary.text import Vocabulary
+from catenary.v1 import common_pb2
 from gateway.errors import ApiError
+from gateway.ignored import IgnoredFields, noting
 from gateway.responses import items
-from gateway.responses.conversion import chat_body, of_response
+from gateway.responses.conversion import Origins, chat_body, of_response
 from gateway.responses.given import given_items
-from gateway.responses.request import read_request
+from gateway.responses.request import ResponseRequest, read_request, response_request
 from gateway.responses.turns import Origin, chat_messages
+from gateway.routes.responses import ResponsesEndpoint
 from gateway.schemas import RequestLimits
+from gateway.text.models import Model
+from tests.support.tiny_tokenizer import tokenizer_json
 
 LIMITS = RequestLimits()
+VOCABULARY = Vocabulary(json.dumps(tokenizer_json()).encode(), sha256="x")
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
 
 
 def chat(**fields: Any) -> dict[str, Any]:
     request, passed_on = read_request({"model": "m", "input": "x", **fields}, LIMITS)
     return chat_body(request, [], given_items(request.input, new_id, {}), passed_on).body
+
+
+def made(**fields: Any) -> tuple[ResponseRequest, list[str]]:
+    """A request on its way, and the names of what was ignored of it."""
+    with noting(IgnoredFields()) as ignored:
+        request, passed_on = read_request({"model": "m", "input": "x", **fields}, LIMITS)
+        endpoint = ResponsesEndpoint()
+        found = response_request(
+            request, passed_on, [], {}, endpoint=endpoint, limits=LIMITS, owner="", store=False
+        )
+        found.chat.template_variables(frozenset())
+    return found, ignored.names
 
 
 def messages(*conversation: dict[str, Any]) -> list[dict[str, Any]]:
@@ -110,8 +130,9 @@ def test_parameters_by_their_names_in_chats() -> None:
 
 USER = {"role": "user", "content": "x"}
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
-    ({"input": []}, "input", "invalid_value"),
-    ({"input": None}, "input", "invalid_type"),
+    ({"input": []}, "input", "missing_required_parameter"),
+    ({"input": None}, "input", "missing_required_parameter"),
+    ({"input": {}}, "input", "invalid_type"),
     ({"input": [5]}, "input.0", "invalid_type"),
     ({"input": [{"role": "user"}]}, "input.0.content", "missing_required_parameter"),
     ({"input": [{"role": "king", "content": "x"}]}, "input.0.role", "invalid_value"),
@@ -137,24 +158,24 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "unsupported_parameter",
     ),
     ({"input": [{**USER, "<message>": 1}]}, "input.0.?", "unknown_parameter"),
-    ({"tools": [{"type": "web_search"}]}, "tools.0", "unsupported_parameter"),
+    ({"tools": [{"type": "web_surf"}]}, "tools.0", "unsupported_parameter"),
     ({"tools": [{**TOOL, "defer_loading": True}]}, "tools.0", "unsupported_parameter"),
     ({"tools": [{**TOOL, "x": True}]}, "tools.0.x", "unknown_parameter"),
     ({"tools": [5]}, "tools.0", "invalid_type"),
     ({"tools": [{"type": "function"}]}, "tools.0.name", "missing_required_parameter"),
     ({"text": {"format": {"type": "xml"}}}, "text.format.type", "invalid_value"),
-    ({"text": {"verbosity": "high"}}, "text.verbosity", "unsupported_parameter"),
+    ({"text": {"verbosity": "huge"}}, "text.verbosity", "invalid_value"),
     ({"truncation": "some"}, "truncation", "invalid_value"),
     ({"truncation": "auto", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens", "invalid_value"),
-    ({"include": ["file_search_call.results"]}, "include.0", "unsupported_parameter"),
-    ({"reasoning": {"summary": "auto"}}, "reasoning.summary", "unsupported_parameter"),
+    ({"include": ["file_search_call.secrets"]}, "include.0", "unsupported_parameter"),
+    ({"reasoning": {"summary": "always"}}, "reasoning.summary", "invalid_value"),
     ({"conversation": "c"}, "conversation", "unsupported_parameter"),
     ({"prompt": {"id": "p"}}, "prompt", "unsupported_parameter"),
-    ({"max_tool_calls": 3}, "max_tool_calls", "unsupported_parameter"),
+    ({"max_tool_calls": -3}, "max_tool_calls", "invalid_value"),
     ({"max_output_tokens": 0}, "max_output_tokens", "invalid_value"),
     ({"temperature": float("nan")}, "temperature", "invalid_value"),
     ({"top_logprobs": 21}, "top_logprobs", "invalid_value"),
-    ({"stream_options": {}}, "stream_options", "invalid_value"),
+    ({"stream_options": {"include_obfuscation": True}}, "stream_options", "invalid_value"),
     ({"background": True, "store": False}, "store", "invalid_value"),
     ({"metadata": {"k" * 65: "v"}}, "metadata", "invalid_value"),
     ({"messages": [USER]}, "messages", "unknown_parameter"),
@@ -168,6 +189,155 @@ def test_refusals_name_the_field(fields: dict[str, Any], param: str, code: str) 
         chat(**fields)
     found = caught.value
     assert (found.status, found.param, found.code) == (400, param, code)
+
+
+REFUSED_BY_THE_CHAT: list[tuple[dict[str, Any], str, str]] = [
+    ({"tool_choice": "king"}, "tool_choice", "invalid_value"),
+    ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
+    ({"tools": [], "tool_choice": {"type": "function", "name": "f"}}, "tool_choice", "invalid_value"),
+    ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice", "invalid_value"),
+    ({"tools": [TOOL], "tool_choice": {"type": "web_search_preview"}}, "tool_choice.type", "invalid_value"),
+    (
+        {
+            "tools": [TOOL, {"type": "mcp"}],
+            "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp"}]},
+        },
+        "tool_choice.tools",
+        "invalid_value",
+    ),
+    ({"tools": [{"type": "mcp"}, {**TOOL, "name": "a b"}]}, "tools.1.name", "invalid_value"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "code"), REFUSED_BY_THE_CHAT)
+def test_refusals_of_the_chat_name_the_field_of_the_response(
+    fields: dict[str, Any], param: str, code: str
+) -> None:
+    with pytest.raises(ApiError) as caught:
+        made(**fields)
+    assert (caught.value.status, caught.value.param, caught.value.code) == (400, param, code)
+
+
+ASKS_FOR_NOTHING: list[dict[str, Any]] = [
+    {"tools": [], "tool_choice": "auto"},
+    {"tools": None, "tool_choice": "auto"},
+    {"tool_choice": "auto", "parallel_tool_calls": True},
+    {"tool_choice": "none"},
+    {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True, "include": []},
+    {"include": None, "reasoning": {}, "text": {}, "metadata": {}, "stream_options": {}},
+    {"reasoning": {"effort": None, "summary": None, "generate_summary": None}},
+    {"text": {"format": {"type": "text"}, "verbosity": "medium"}},
+    {"max_tool_calls": None, "conversation": None, "prompt": None, "context_management": []},
+    {"prompt_cache_retention": "in_memory", "truncation": "disabled", "service_tier": "auto"},
+    {"background": False, "store": None, "top_logprobs": 0, "stream": False},
+]
+
+
+@pytest.mark.parametrize("fields", ASKS_FOR_NOTHING)
+def test_values_that_ask_for_nothing_are_taken(fields: dict[str, Any]) -> None:
+    found, ignored = made(**fields)
+    assert (found.chat.tools_json, found.chat.logprobs, ignored) == ("", None, [])
+
+
+IGNORED: list[tuple[dict[str, Any], list[str]]] = [
+    ({"include": ["reasoning.encrypted_content"]}, ["include.0"]),
+    ({"include": ["message.output_text.logprobs", "file_search_call.results"]}, ["include.1"]),
+    ({"reasoning": {"summary": "auto"}}, ["reasoning.summary"]),
+    ({"reasoning": {"generate_summary": "concise"}}, ["reasoning.generate_summary"]),
+    ({"reasoning": {"effort": "high", "summary": "detailed"}}, ["reasoning.summary", "reasoning.effort"]),
+    ({"reasoning": {"effort": "none"}}, []),
+    ({"text": {"verbosity": "low"}}, ["text.verbosity"]),
+    ({"client_metadata": {"a": "b"}}, ["client_metadata"]),
+    ({"prompt_cache_retention": "24h"}, ["prompt_cache_retention"]),
+    ({"tools": [{"type": "web_search", "external_web_access": False}, TOOL]}, ["tools.0"]),
+    ({"tools": [{"type": "custom", "name": "p", "format": {"type": "grammar"}}]}, ["tools.0"]),
+    ({"tools": [{"type": "local_shell"}, {"type": "image_generation"}]}, ["tools.0", "tools.1"]),
+    ({"tools": [{"type": "namespace", "name": "n", "tools": [TOOL]}], "tool_choice": "auto"}, ["tools.0"]),
+    ({"tools": [{**TOOL, "cache_control": {"type": "ephemeral"}}]}, ["tools.0.cache_control"]),
+    (
+        {"input": [{"role": "user", "content": [{"type": "input_text", "text": "x", "cache_control": {}}]}]},
+        ["input.0.content.0.cache_control"],
+    ),
+    (
+        {
+            "tools": [TOOL, {"type": "mcp"}],
+            "tool_choice": {
+                "type": "allowed_tools",
+                "mode": "auto",
+                "tools": [{"type": "mcp"}, {"type": "function", "name": "f"}],
+            },
+        },
+        ["tools.1", "tool_choice.tools.0"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "names"), IGNORED)
+def test_what_changes_no_answer_is_taken_and_named(fields: dict[str, Any], names: list[str]) -> None:
+    found, ignored = made(**fields)
+    assert ignored == names
+    offered = [tool["name"] for tool in found.response.tools]
+    assert offered == ["f"] * sum(tool.get("type") == "function" for tool in fields.get("tools", ()))
+
+
+def test_what_was_asked_is_told_again() -> None:
+    response = made()[0].response
+    assert (response.temperature, response.top_p) == (1.0, 1.0)
+    assert (response.presence_penalty, response.frequency_penalty) == (0.0, 0.0)
+    response = made(
+        temperature=0.5,
+        top_p=0,
+        presence_penalty=0.5,
+        frequency_penalty=-2,
+        max_tool_calls=3,
+        reasoning={"effort": "low", "summary": "auto"},
+        text={"verbosity": "high"},
+    )[0].response
+    assert (response.temperature, response.top_p) == (0.5, 0)
+    assert (response.presence_penalty, response.frequency_penalty) == (0.5, -2)
+    assert (response.max_tool_calls, response.reasoning) == (3, {"effort": "low", "summary": "auto"})
+    assert response.text["verbosity"] == "high"
+
+
+@pytest.mark.parametrize(("asked", "told"), [({}, (0.6, 0.9)), ({"temperature": 0, "top_p": 1}, (0, 1))])
+def test_the_models_own_sampling_is_told_where_the_request_leaves_it_to_the_model(
+    asked: dict[str, Any], told: tuple[float, float]
+) -> None:
+    info = common_pb2.ModelInfo(name="m", default_temperature=0.6, default_top_p=0.9)
+    request = made(**asked)[0]
+    request.settle(Model("m", 100, 512, VOCABULARY, info))
+    assert (request.response.temperature, request.response.top_p) == told
+
+
+def test_an_input_may_be_left_out_where_something_else_is_said() -> None:
+    for nothing in ({"input": []}, {"input": None}):
+        assert chat(instructions="be", **nothing)["messages"] == [{"role": "system", "content": "be"}]
+        assert chat(previous_response_id="resp_1", **nothing)["messages"] == []
+
+
+def test_labels_of_what_was_said_before_are_taken_and_told_again() -> None:
+    said = {
+        "type": "message",
+        "id": "msg_1",
+        "role": "assistant",
+        "status": "completed",
+        "phase": "final_answer",
+        "content": [
+            {
+                "type": "output_text",
+                "text": "x",
+                "annotations": [{"type": "url_citation", "url": "http://x/"}],
+                "logprobs": [{"token": "x", "logprob": 0, "bytes": [], "top_logprobs": []}],
+            }
+        ],
+    }
+    assert messages(said) == [{"role": "assistant", "content": "x"}]
+    for phase, told in (("commentary", '"phase":"commentary"'), (None, "")):
+        request, _ = read_request({"model": "m", "input": [{**said, "phase": phase}]}, LIMITS)
+        written = items.encode_items(given_items(request.input, new_id, {})).decode()
+        assert told in written
+        assert ("phase" in written) is bool(told)
+        assert items.encode_items(items.decode_items(written.encode())).decode() == written
 
 
 @pytest.mark.parametrize(
@@ -184,7 +354,7 @@ def test_refusals_name_the_field(fields: dict[str, Any], param: str, code: str) 
         ("max_completion_tokens", "max_output_tokens"),
         ("response_format.json_schema.schema", "text.format.schema"),
         ("response_format", "text.format"),
-        ("tools.0.function.name", "tools.0.name"),
+        ("tools.0.function.name", "tools.2.name"),
         ("tool_choice.function.name", "tool_choice.name"),
         ("top_logprobs", "top_logprobs"),
     ],
@@ -193,7 +363,7 @@ def test_errors_of_the_chat_name_our_fields(chats: str, ours: str) -> None:
     error = ApiError(400, f"Invalid '{chats}': no.", param=chats, code="c")
     before = Origin("previous_response_id", ("previous_response_id",))
     given = Origin("input.2", ("input.1", "input.2"))
-    found = of_response(error, (Origin("instructions"), before, given))
+    found = of_response(error, Origins((Origin("instructions"), before, given), (2,)))
     assert (found.param, found.message, found.code) == (ours, f"Invalid '{ours}': no.", "c")
 
 

@@ -58,7 +58,6 @@ def test_what_is_wanted_of_calls() -> None:
         # facts/openai-api.md, assertion 48.
         ({"tools": [ADD], "tool_choice": {"type": "function", "function": {"name": "nope"}}}, "tool_choice"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": "auto"}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": NAMED}, "tool_choice"),
         ({"tools": [ADD], "tool_choice": "sometimes"}, "tool_choice"),
@@ -89,13 +88,13 @@ def test_what_is_wanted_of_calls() -> None:
         ({"functions": [{**FUNCTION, "strict": True}]}, "functions.0.strict"),
         ({"functions": [{"name": "a b"}]}, "functions.0.name"),
         ({"functions": [FUNCTION], "parallel_tool_calls": True}, "parallel_tool_calls"),
-        ({"functions": [FUNCTION], "tool_choice": "auto"}, "tool_choice"),
-        ({"tools": [ADD], "function_call": "auto"}, "function_call"),
+        ({"functions": [FUNCTION], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [ADD], "function_call": {"name": "add"}}, "function_call"),
         ({"functions": [FUNCTION], "function_call": "required"}, "function_call"),
         ({"functions": [FUNCTION], "function_call": {"name": "nope"}}, "function_call"),
         ({"functions": [FUNCTION], "function_call": {"name": "add", "x": 1}}, "function_call"),
         ({"functions": [], "function_call": {"name": "add"}}, "function_call"),
-        ({"function_call": "auto"}, "function_call"),
+        ({"function_call": {"name": "add"}}, "function_call"),
     ],
 )
 def test_bad_tools_are_refused_by_name(fields: dict[str, Any], param: str) -> None:

@@ -1,0 +1,223 @@
+"""Fields of other servers and clients that change no answer: they are taken, and named in a header.
+
+One declaration: `parse_request` reads it, and docs/fields.md is made from it. A field belongs here if an
+answer without it has the same text, in the same form. What would change either stands in `unsupported.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.ignored import current_ignored
+from gateway.schemas.unsupported import among
+
+EACH = "*"
+_MAX_ITEMS = 1 << 14
+Tree = Mapping[str, Any]
+"""Names of fields, and what is looked for below each (`*`: each item); of a field that is ignored itself, the
+values that ask for nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class IgnoredField:
+    """Fields at `paths` (`messages.*.cache_control`), of the project `of`, for the reason `why`.
+
+    neutral: values that ask for nothing, and are not told; null never is."""
+
+    paths: tuple[str, ...]
+    of: str
+    why: str
+    neutral: tuple[Any, ...] = ()
+
+
+EVERYWHERE = (
+    IgnoredField(
+        ("request_id", "rid"),
+        "vLLM, SGLang",
+        "names the request in logs; here the header `x-request-id` does",
+    ),
+    IgnoredField(
+        ("data_parallel_rank", "routed_dp_rank"), "vLLM, SGLang", "chooses an engine; the router does"
+    ),
+    IgnoredField(("log_metrics", "custom_labels"), "SGLang", "for its metrics"),
+    IgnoredField(
+        (
+            *("litellm_call_id", "litellm_metadata", "litellm_session_id", "litellm_trace_id"),
+            *("tags", "num_retries", "cache_control_injection_points"),
+        ),
+        "LiteLLM",
+        "for its own proxy",
+    ),
+    IgnoredField(("chat_id", "session_id"), "Open WebUI", "its own books; `x-session-id` names a session"),
+    IgnoredField(("client_metadata",), "Codex", "its own books"),
+    IgnoredField(
+        ("usage", "transforms", "provider", "route"), "OpenRouter", "its choice of a host, and its bill"
+    ),
+    IgnoredField(
+        ("prompt_cache_retention", "prompt_cache_options"),
+        "OpenAI",
+        "how long a cache keeps a prompt",
+        ("in_memory", "in-memory", {}),
+    ),
+)
+GENERATION = (
+    *EVERYWHERE,
+    IgnoredField(
+        ("cache_prompt", "id_slot", "slot_id", "n_cache_reuse", "n_keep", "n_discard"),
+        "llama.cpp",
+        "its slots and their caches; prompts are always cached, and nothing is ever discarded",
+    ),
+    IgnoredField(
+        ("timings_per_token", "return_progress"), "llama.cpp", "reports on the work; `/metrics` has them"
+    ),
+    IgnoredField(
+        ("guided_decoding_backend",),
+        "vLLM",
+        "which library follows a constraint; the server's choice",
+        ("auto",),
+    ),
+    IgnoredField(("prediction",), "OpenAI", "a guess at the answer that may make it quicker, never another"),
+)
+_STORE = IgnoredField(
+    ("store",), "OpenAI", "keeps the answer for its dashboard; only responses are stored", (False,)
+)
+_TOOLS = IgnoredField(
+    (
+        *("tools.*.cache_control", "tools.*.function.cache_control", "functions.*.cache_control"),
+        *("tools.*.provider_specific_fields", "tools.*.function.provider_specific_fields"),
+    ),
+    "LiteLLM, OpenRouter",
+    "marks for caches and for other hosts",
+)
+_MESSAGES = IgnoredField(
+    (
+        *("cache_control", "messages.*.cache_control", "messages.*.content.*.cache_control"),
+        *("messages.*.tool_calls.*.cache_control", "messages.*.provider_specific_fields"),
+        *(
+            "messages.*.content.*.provider_specific_fields",
+            "messages.*.tool_calls.*.provider_specific_fields",
+        ),
+        "messages.*.tool_calls.*.function.provider_specific_fields",
+        "messages.*.tool_calls.*.extra_content",
+    ),
+    "LiteLLM, OpenRouter",
+    "marks for caches and for other hosts",
+)
+_SIGNED = IgnoredField(
+    ("messages.*.thinking_blocks", "messages.*.reasoning_details"),
+    "LiteLLM, OpenRouter",
+    "reasoning in the form of its maker, which also stands in `reasoning_content`",
+)
+_ITEMS = IgnoredField(
+    (
+        *("cache_control", "input.*.cache_control", "input.*.content.*.cache_control"),
+        *("input.*.output.*.cache_control", "input.*.provider_specific_fields", "tools.*.cache_control"),
+    ),
+    "LiteLLM, OpenRouter",
+    "marks for caches and for other hosts",
+)
+_VERBOSITY = IgnoredField(
+    ("verbosity",), "OpenAI", "a wish that OpenAI's own models were trained to heed", ("medium",)
+)
+_TEXT_VERBOSITY = IgnoredField(("text.verbosity",), _VERBOSITY.of, f"{_VERBOSITY.why}; told again")
+
+COMPLETION_FIELDS = (*GENERATION, _STORE)
+CHAT_FIELDS = (*GENERATION, _STORE, _VERBOSITY, _MESSAGES, _SIGNED, _TOOLS)
+RESPONSE_FIELDS = (*GENERATION, _ITEMS)
+CHAT_EMBEDDING_FIELDS = (*EVERYWHERE, _MESSAGES, _SIGNED, _TOOLS)
+
+
+def tree_of(fields: Sequence[IgnoredField]) -> Tree:
+    """The same fields, to be looked for from the body down."""
+    root: dict[str, Any] = {}
+    for field in fields:
+        for path in field.paths:
+            *way, name = path.split(".")
+            node = root
+            for part in way:
+                node = node.setdefault(part, {})
+            node[name] = field.neutral
+    return root
+
+
+def without_ignored(body: dict[str, Any], tree: Tree) -> dict[str, Any]:
+    """`body` without the fields of `tree`, which are noted as ignored unless they are null."""
+    found: dict[str, Any] = _without(body, tree, ())
+    return found
+
+
+def _without(value: Any, tree: Tree, path: tuple[int | str, ...]) -> Any:
+    if isinstance(value, list):
+        below = tree.get(EACH)
+        # Longer lists are refused by what reads them, and nothing is to walk through them before.
+        if below is None or len(value) > _MAX_ITEMS:
+            return value
+        items = [_without(item, below, (*path, place)) for place, item in enumerate(value)]
+        return items if any(map(_is_not, items, value)) else value
+    if not isinstance(value, dict):
+        return value
+    kept = value
+    for name, below in tree.items():
+        if name not in value:
+            continue
+        if not isinstance(below, tuple):
+            made = _without(value[name], below, (*path, name))
+            if made is not value[name]:
+                kept = {**kept, name: made}
+            continue
+        kept = {other: item for other, item in kept.items() if other != name}
+        if value[name] is not None and not among(value[name], below):
+            current_ignored().note(*path, name)
+    return kept
+
+
+def _is_not(one: Any, other: Any) -> bool:
+    return one is not other
+
+
+_SOMETIMES = (
+    (
+        "`reasoning_effort`, `reasoning.effort`, `thinking`, `think`, "
+        "`chat_template_kwargs.enable_thinking`, `chat_template_kwargs.thinking`",
+        "vLLM, SGLang, LiteLLM",
+        "where the model's chat template reads neither efforts nor a switch for thinking",
+    ),
+    (
+        "`stream_options.include_obfuscation: true`",
+        "OpenAI",
+        "nothing is added to events to hide their sizes",
+    ),
+)
+_IN_RESPONSES = (
+    (
+        "`include.N`: `reasoning.encrypted_content`, and everything of built-in tools",
+        "OpenAI",
+        "reasoning is told in the open; the others never occur",
+    ),
+    ("`reasoning.summary`, `reasoning.generate_summary`", "OpenAI", "no summaries are made; told again"),
+    ("`tools.N`, `tool_choice.tools.N` of a type other than `function`", "OpenAI, Codex", "not offered"),
+)
+
+
+def fields_markdown() -> str:
+    """The tables of docs/fields.md."""
+    generation = [field for field in GENERATION if field not in EVERYWHERE]
+    sections: list[tuple[str, list[tuple[str, str, str]]]] = [
+        ("Every route that asks a model", _rows(EVERYWHERE)),
+        ("Chats, completions and responses", _rows(generation)),
+        ("Chats and completions", _rows([_STORE])),
+        ("Chats", _rows([_VERBOSITY, _MESSAGES, _SIGNED, _TOOLS])),
+        ("Responses", [*_rows([_ITEMS, _TEXT_VERBOSITY]), *_IN_RESPONSES]),
+        ("By the model or the value", list(_SOMETIMES)),
+    ]
+    parts = []
+    for title, rows in sections:
+        lines = [f"## {title}", "", "| field | sent by | why nothing is lost |", "| --- | --- | --- |"]
+        lines += [f"| {' | '.join(row)} |" for row in rows]
+        parts.append("\n".join(lines) + "\n")
+    return "\n".join(parts)
+
+
+def _rows(fields: Sequence[IgnoredField]) -> list[tuple[str, str, str]]:
+    return [(", ".join(f"`{path}`" for path in field.paths), field.of, field.why) for field in fields]
