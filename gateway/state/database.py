@@ -192,7 +192,8 @@ class Database:
                     unused = await self._pragma("freelist_count")
                     if not unused or unused == before:
                         return
-                    await self._connection.execute_fetchall(f"PRAGMA incremental_vacuum({steps[0]})")
+                    # As a script: of a statement without columns no more than the first page would be done.
+                    await self._connection.executescript(f"PRAGMA incremental_vacuum({steps[0]})")
                     await self._connection.execute_fetchall("PRAGMA wal_checkpoint(PASSIVE)")
                     before = unused
                 except sqlite3.Error:
