@@ -11,7 +11,7 @@ from gateway.parsing.json_text import peek_run
 from gateway.parsing.markers import MarkerSet
 from gateway.parsing.python_text import python_value
 from gateway.parsing.schema_types import is_text, to_json
-from gateway.parsing.source import CutShort, Emit, Malformed, Scan, Source
+from gateway.parsing.source import MAX_DRAFT, CutShort, Emit, Malformed, Scan, Source
 from gateway.parsing.syntax import TaggedArguments
 
 _NAME_CHARS = re.compile(r"[\w.-]*")
@@ -26,10 +26,30 @@ class PythonReader(CallReader):
     """`[f(a=1, b="x"), g()]`."""
 
     def python_calls(self) -> Scan[None]:
-        """The list. Arguments have names: what a position means, no schema says."""
+        """The list. Arguments have names: what a position means, no schema says.
+
+        A call is told once it has ended: what is no literal further on makes all of it text."""
         yield from self.listed(self._python_call)
 
     def _python_call(self) -> Scan[None]:
+        source, output, drafts = self.source, self.output, self.drafts
+        if drafts:
+            yield from self._python_arguments()
+            return
+        self.drafts = True
+        source.hold_on(MAX_DRAFT)
+        output.draft()
+        try:
+            yield from self._python_arguments()
+        except Malformed:
+            output.discard()
+            raise
+        finally:
+            self.drafts = False
+            output.keep()
+        source.release()
+
+    def _python_arguments(self) -> Scan[None]:
         source = self.source
         name = yield from peek_run(source, _NAME_CHARS, _MAX_NAME)
         source.take(len(name))
@@ -43,18 +63,18 @@ class PythonReader(CallReader):
     def _keywords(self) -> Scan[None]:
         source, emit = self.source, self.output.arguments
         emit("{")
-        lead = ""
+        given: set[str] = set()
         while (yield from source.skip_space()) != ")":
             key = yield from peek_run(source, _KEY_CHARS, _MAX_NAME)
-            if not key:
+            if not key or key in given:
                 raise Malformed
             source.take(len(key))
             if (yield from source.skip_space()) != "=":
                 raise Malformed
             source.take(1)
-            emit(lead + json.dumps(key) + ": ")
+            emit((", " if given else "") + json.dumps(key) + ": ")
             yield from python_value(source, emit)
-            lead = ", "
+            given.add(key)
             yield from self.comma(")")
         source.take(1)
         emit("}")

@@ -27,34 +27,43 @@ _ESCAPES = {
     "t": "\\t",
     "b": "\\b",
     "f": "\\f",
+    "a": "\\u0007",
+    "v": "\\u000b",
     "\\": "\\\\",
     '"': '\\"',
     "'": "'",
 }
 _CODES = {"x": 2, "u": 4, "U": 8}
+_OCTAL = re.compile(r"[0-7]{1,3}")
+_BASED = re.compile(r"[-+]?0(?:[xX][0-9a-fA-F]+|[oO][0-7]+|[bB][01]+)")
+# What may stand in front of a string that is a literal: it is raw, or nothing is said.
+_PREFIXES = frozenset("rRuU")
 _CLOSERS = {"[": "]", "(": ")", "{": "}"}
 
 
-def python_value(source: Source, emit: Emit) -> Scan[None]:
+def python_value(source: Source, emit: Emit, depth: int = 0) -> Scan[None]:
     """Read a literal and give JSON to `emit`: strings, numbers, True, False, None, lists, tuples, dicts.
 
-    Raises Malformed for anything else, calls and operators included, CutShort if the text ends in it."""
+    `depth`: containers around it. Raises Malformed for anything else, as f-strings, calls and operators are,
+    and CutShort if the text ends in it."""
     stack: list[str] = []
     while True:
-        closed = yield from _item(source, emit, stack)
+        closed = yield from _item(source, emit, stack, depth)
         while closed:
             if not stack:
                 return
             closed = yield from _separator(source, emit, stack)
 
 
-def _item(source: Source, emit: Emit, stack: list[str]) -> Scan[bool]:
+def _item(source: Source, emit: Emit, stack: list[str], depth: int) -> Scan[bool]:
     char = yield from source.skip_space()
+    if char in _CLOSERS and len(stack) + depth >= MAX_DEPTH:
+        raise Malformed
+    if char == "(":
+        yield from _parenthesis(source, emit, len(stack) + depth + 1)
+        return True
     if char in _CLOSERS:
-        if len(stack) >= MAX_DEPTH:
-            raise Malformed
-        emit("{" if char == "{" else "[")
-        source.take(1)
+        emit(source.take(1))
         stack.append(_CLOSERS[char])
         return (yield from _next_item(source, emit, stack))
     if char in "'\"":
@@ -62,6 +71,28 @@ def _item(source: Source, emit: Emit, stack: list[str]) -> Scan[bool]:
     else:
         yield from _word(source, emit)
     return True
+
+
+def _parenthesis(source: Source, emit: Emit, depth: int) -> Scan[None]:
+    """A tuple, or one value in parentheses."""
+    source.take(1)
+    first: list[str] = []
+    if (yield from source.skip_space()) != ")":
+        yield from python_value(source, first.append, depth)
+        if (yield from source.skip_space()) == ")":
+            source.take(1)
+            emit("".join(first))
+            return
+    emit("[" + "".join(first))
+    while (char := (yield from source.skip_space())) != ")":
+        if char != "," or not first:
+            raise Malformed
+        source.take(1)
+        if (yield from source.skip_space()) != ")":
+            emit(", ")
+            yield from python_value(source, emit, depth)
+    source.take(1)
+    emit("]")
 
 
 def _next_item(source: Source, emit: Emit, stack: list[str]) -> Scan[bool]:
@@ -101,17 +132,46 @@ def _key(source: Source, emit: Emit) -> Scan[None]:
     emit(": ")
 
 
-def python_string(source: Source, emit: Emit) -> Scan[None]:
-    """A string in either kind of quotes, as a JSON string. Raises Malformed for an escape that is none."""
-    quote = source.take(1)
+def python_string(source: Source, emit: Emit, *, raw: bool = False) -> Scan[None]:
+    """A string in any kind of quotes, and those right behind it, as one JSON string. `raw`: the first one has
+    no escapes. Raises Malformed for an escape that is none."""
     emit('"')
+    yield from _quoted(source, emit, raw=raw)
+    while (raw_next := (yield from _another(source))) is not None:
+        yield from _quoted(source, emit, raw=raw_next)
+    emit('"')
+
+
+def _another(source: Source) -> Scan[bool | None]:
+    """Read up to the quotes of a further string; returns whether it is raw. None: none follows."""
+    while (char := (yield from source.peek())).isspace():
+        source.take(1)
+    if char in ("'", '"'):
+        return False
+    if char not in _PREFIXES or not char:
+        return None
+    for quote in ("'", '"'):
+        if (yield from source.matching(char + quote)):
+            source.take(1)
+            return char in "rR"
+    return None
+
+
+def _quoted(source: Source, emit: Emit, *, raw: bool) -> Scan[None]:
+    """What stands between the quotes that come next."""
+    quote = yield from source.next()
+    if (yield from source.matching(quote * 3)):
+        quote *= 3
+    source.take(len(quote))
     while True:
         char = yield from source.next()
-        if char == quote:
-            source.take(1)
-            emit('"')
+        if char == quote[0] and (yield from source.accept(quote)):
             return
-        if char == "\\":
+        if char == "\\" and raw:
+            # It stays, and so does what stands behind it.
+            emit(json.dumps((yield from source.ahead(2)), ensure_ascii=False)[1:-1])
+            source.take(2)
+        elif char == "\\":
             yield from _escape(source, emit)
         elif plain := _PLAIN.match(source.text, source.pos):
             emit(source.take(plain.end() - source.pos))
@@ -132,6 +192,14 @@ def _escape(source: Source, emit: Emit) -> Scan[None]:
         char = chr(int(digits, 16))
         emit(json.dumps(char, ensure_ascii=not char.isprintable())[1:-1])
         return
+    if kind in "01234567":
+        octal = _OCTAL.match((yield from source.ahead(4)), 1)
+        digits = octal[0] if octal else ""
+        source.take(1 + len(digits))
+        emit(json.dumps(chr(int(digits, 8)))[1:-1])
+        return
+    if kind == "N":
+        raise Malformed
     source.take(2)
     if kind != "\n":
         # Python keeps the backslash of an escape that it does not know.
@@ -141,10 +209,16 @@ def _escape(source: Source, emit: Emit) -> Scan[None]:
 def _word(source: Source, emit: Emit) -> Scan[None]:
     """A number or a keyword, shown whole."""
     word = yield from peek_run(source, _WORD_CHARS, _MAX_WORD)
+    if word in _PREFIXES and source.text[source.pos + 1] in "'\"":
+        source.take(1)
+        yield from python_string(source, emit, raw=word in "rR")
+        return
     if word in _KEYWORDS:
         shown = _KEYWORDS[word]
     elif _NUMBER.fullmatch(word) and any(char.isdigit() for char in word):
         shown = _json_number(word)
+    elif _BASED.fullmatch(word):
+        shown = str(int(word, 0))
     else:
         raise Malformed
     source.take(len(word))

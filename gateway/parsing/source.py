@@ -139,9 +139,9 @@ class Source:
         self._held = 0
         self._most = most
 
-    def hold_on(self) -> None:
-        """What is held may grow to the usual limit."""
-        self._most = MAX_HELD
+    def hold_on(self, most: int = MAX_HELD) -> None:
+        """What is held may grow to this limit."""
+        self._most = most
 
     def unread(self, text: str) -> None:
         """Have the last characters that were read come next again."""
