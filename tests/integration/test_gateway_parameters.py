@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import openai
 import pytest
 
 from catenary.v1 import common_pb2
 from gateway.link import Routers
 from services.engine.scripted import best_alternatives, sampled_logprob
 from tests.compat.answers import choices_of, joined
+from tests.support.batches import COMPLETIONS, ended, line, results, started
 from tests.support.gateway import CHAT, Stack, saying, script
 from tests.support.http import Answer
+from tests.support.responses import RESPONSES, events_of
 from tests.support.stack_fixtures import StartStack
 from tests.support.tiny_tokenizer import IM_START_ID, VOCAB_SIZE, byte_id, byte_ids
 
@@ -148,6 +152,31 @@ async def test_special_tokens_are_hidden_or_shown(start_stack: StartStack, strea
     entries = (await stack.chat(logprobs=True, top_logprobs=1)).json()["choices"][0]["logprobs"]["content"]
     assert [(entry["token"], entry["bytes"]) for entry in entries] == [("<|im_start|>", None), ("a", [97])]
     assert entries[0]["top_logprobs"][0]["bytes"] is None
+
+
+@pytest.mark.parametrize("field", [{"skip_special_tokens": False}, {"keep_special_tokens": True}])
+async def test_special_tokens_are_shown_on_every_route(
+    start_stack: StartStack, field: dict[str, bool]
+) -> None:
+    stack = await start_stack(script(saying([IM_START_ID, *byte_ids("a")])), batch_model_wait_s=0.5)
+    shown = "<|im_start|>a"
+    chat: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], **field}
+    text: dict[str, Any] = {"prompt": "x", **field}
+    for stream in (False, True):
+        assert joined(await stack.post(CHAT, {**chat, "stream": stream}))[0] == shown
+        for url in (COMPLETIONS, "/invocations"):
+            assert joined(await stack.post(url, {**text, "stream": stream}))[0] == shown
+        assert joined(await stack.post("/invocations", {**chat, "stream": stream}))[0] == shown
+    response: dict[str, Any] = {"input": "x", **field}
+    made = (await stack.post(RESPONSES, response)).json()
+    assert made["output"][0]["content"][0]["text"] == shown
+    events = events_of(await stack.post(RESPONSES, {**response, "stream": True}))
+    assert "".join(event["delta"] for event in events if event["type"].endswith("text.delta")) == shown
+    async with openai.AsyncOpenAI(base_url=f"{stack.address}/v1", api_key="k", max_retries=0) as client:
+        for url, body in ((CHAT, chat), (COMPLETIONS, text), (RESPONSES, response)):
+            batch = await ended(client, await started(client, [line("a", body, url)], url))
+            (answer,) = (await results(client, batch.output_file_id)).values()
+            assert shown in json.dumps(answer)
 
 
 @STREAM
