@@ -154,5 +154,10 @@ class GatewayApp:
             routes.models.routes(self.peers.models),
             routes.health.routes(can_serve=lambda: self.peers.serve_any, draining=lambda: self._leaving),
             routes.metrics.routes(self._metrics),
+            routes.home.routes(
+                self.peers.models,
+                can_serve=can_serve,
+                keyed=bool(self._config.api_key or self._config.operator_key or self._config.api_key_file),
+            ),
         ]
         return [*routers, routes.openapi.routes(routers)]

@@ -49,13 +49,13 @@ def owner_name(key: bytes) -> str:
 
 
 class AuthGate:
-    """ASGI middleware: without a valid key only the health routes answer. It looks at the very path that the
-    router sees, never at one rebuilt from the Host header."""
+    """ASGI middleware: without a valid key only the page at / and the health routes answer. It looks at the
+    very path that the router sees, never at one rebuilt from the Host header."""
 
     def __init__(self, app: ASGIApp, keys: ApiKeys, *, metrics_public: bool) -> None:
         self._app = app
         self._keys = keys
-        self._open = HEALTH_PATHS | ({"/metrics"} if metrics_public else frozenset())
+        self._open = HEALTH_PATHS | {"/"} | ({"/metrics"} if metrics_public else frozenset())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not self._keys or scope["path"] in self._open:

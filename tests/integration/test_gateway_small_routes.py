@@ -8,8 +8,9 @@ from prometheus_client.parser import text_string_to_metric_families as plain_met
 
 from tests.support.gateway import MODEL, Stack
 from tests.support.http import call
+from tests.support.stack_fixtures import StartStack
 
-READ = ["/live", "/health", "/ready", "/ping", "/metrics", "/version", "/openapi.json", "/v1/models"]
+READ = ["/", "/live", "/health", "/ready", "/ping", "/metrics", "/version", "/openapi.json", "/v1/models"]
 
 
 @pytest.mark.parametrize("path", [*READ, f"/v1/models/{MODEL}", "/v1/models/"])
@@ -83,3 +84,25 @@ async def test_a_path_that_is_no_route_is_404(stack: Stack, method: str, path: s
     if method != "HEAD":
         code = "unknown_url" if status == 404 else "method_not_allowed"
         assert answer.json()["error"]["code"] == code
+
+
+async def test_the_address_itself_is_a_page_that_says_what_this_is(stack: Stack) -> None:
+    page = await stack.get("/")
+    assert page.status == 200
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    text = page.body.decode()
+    assert "It is ready." in text
+    assert f"<code>{MODEL}</code>" in text
+    assert "no API key is needed" in text
+    for path in ("/v1/models", "/openapi.json", "/metrics", "/v1/chat/completions"):
+        assert path in text
+
+
+async def test_the_page_of_a_gateway_with_keys_names_no_model(start_stack: StartStack) -> None:
+    stack = await start_stack(api_key=("k-one",))
+    page = await stack.get("/")
+    assert page.status == 200
+    assert MODEL not in page.body.decode()
+    assert "and an API key" in page.body.decode()
+    assert (await stack.get("/v1/models")).status == 401
