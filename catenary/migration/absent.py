@@ -2,7 +2,38 @@
 
 from __future__ import annotations
 
-from catenary.migration.rows import equivalent, unneeded
+from catenary.config import ConfigError
+from catenary.migration.rows import Row, Status, equivalent, unneeded
+from catenary.migration.variables import Variables
+
+# What would switch on something that is not done, by what it is and what to do instead.
+_FP8 = "FP8 is not done yet", "to compute in bfloat16"
+_CARDS = (
+    "an engine on several cards is not done yet",
+    "to serve on one; catenary up --engines N makes several",
+)
+_TURNED_ON = {
+    "QUANT_CONFIG": _FP8,
+    "VLLM_REQUANT_FP8_INC": _FP8,
+    "VLLM_DYNAMIC_KV_QUANT": ("KV in FP8 is not done yet", "to keep it in bfloat16"),
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": ("LoRA adapters are not done yet", "to serve the model itself"),
+    "VLLM_EP_SIZE": _CARDS,
+    "VLLM_DP_SIZE": _CARDS,
+}
+_NUMBERS = ("VLLM_EP_SIZE", "VLLM_DP_SIZE")
+
+
+def _refuse_what_is_not_done(variables: Variables) -> None:
+    for name, (reason, effect) in _TURNED_ON.items():
+        if name == "QUANT_CONFIG":
+            on = variables.text(name) is not None
+        elif name in _NUMBERS:
+            on = (variables.integer(name) or 0) > 1
+        else:
+            on = bool(variables.boolean(name))
+        if on:
+            raise ConfigError(f"{name}: {reason}; unset it {effect}")
+
 
 ROWS = (
     equivalent("`--device hpu`", "VLLM_TARGET_DEVICE", "VLLM_PLATFORM"),
@@ -23,28 +54,33 @@ ROWS = (
         "VLLM_WEIGHT_LOAD_FORCE_SYNC",
     ),
     unneeded(
-        "an engine has one card so far",
+        "an engine has one card so far, and servers are apart from one another",
+        "HCCL_COMM_ID",
+        "LIBFABRIC_ROOT",
         "VLLM_ROW_PARALLEL_CHUNKS",
         "VLLM_ROW_PARALLEL_CHUNK_THRESHOLD",
-        "VLLM_EP_SIZE",
         "VLLM_DP_*",
         "VLLM_PP_LAYER_PARTITION",
         "VLLM_SKIP_P2P_CHECK",
         "VLLM_PARALLEL_COMPILATION_*",
     ),
+    Row(
+        tuple(_TURNED_ON),
+        Status.REFUSED,
+        "refused if it is on, since an engine without it is not what was asked for: FP8 with INC, FP8 KV, "
+        "adapters and engines on several cards are not done yet. The line says what to unset",
+        _refuse_what_is_not_done,
+    ),
     unneeded(
-        "quantized models are refused so far, FP8 among them",
-        "QUANT_CONFIG",
+        "they matter for quantized models alone, which are refused so far",
         "INC_MEASUREMENT_DUMP_PATH_PREFIX",
         "INC_FORCE_NAIVE_SCALING",
-        "VLLM_REQUANT_FP8_INC",
         "VLLM_ENABLE_RUNTIME_DEQUANT",
         "VLLM_SCALE_ADJUSTMENT",
         "VLLM_HPU_FORCE_CHANNEL_FP8",
         "VLLM_HPU_CONVERT_TO_FP8UZ",
         "VLLM_HPU_MARK_SCALES_AS_CONST",
         "VLLM_DISABLE_MARK_SCALES_AS_CONST",
-        "VLLM_DYNAMIC_KV_QUANT",
         "VLLM_DMOE_DYNAMIC_SCALE",
     ),
     unneeded(
@@ -75,7 +111,7 @@ ROWS = (
     ),
     unneeded("state-space models are refused so far", "VLLM_COMPACT_GDN", "VLLM_USE_HYBRID_CACHE"),
     unneeded("ALiBi's biases are always float32", "VLLM_ALIBI_USE_FLOAT32_BIASES"),
-    unneeded("LoRA adapters are refused so far", "VLLM_ALLOW_RUNTIME_LORA_UPDATING", "VLLM_LORA_*"),
+    unneeded("LoRA adapters are refused so far", "VLLM_LORA_*"),
     unneeded(
         "that attention was an experiment, which vLLM has removed",
         "VLLM_UNIFIED_ATTN",

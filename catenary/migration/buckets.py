@@ -14,6 +14,7 @@ STRATEGY, OLD_SWITCH, FILE = (
     "VLLM_EXPONENTIAL_BUCKETING",
     "VLLM_BUCKETING_FROM_FILE",
 )
+STRATEGY_VARIABLES = (STRATEGY, OLD_SWITCH, FILE)
 _STRATEGIES = {"exp": "exponential", "lin": "linear", "pad": "padding"}
 _SHORT = {long: short for short, long in _STRATEGIES.items()}
 # Options by axis, each with the names that its variables may have; the first one set counts.
@@ -50,7 +51,7 @@ def _strategy(variables: Variables) -> str:
         chosen, origin = forced, OLD_SWITCH
     own = {"bucketing_strategy", "bucketing_file"} & variables.own.keys()
     if own:
-        given = [name for name in (STRATEGY, OLD_SWITCH, FILE) if variables.text(name)]
+        given = [name for name in STRATEGY_VARIABLES if variables.text(name)]
         if given:
             variables.warn(f"{', '.join(given)}: the option {min(own)} wins")
         strategy = str(variables.own.get("bucketing_strategy", "file"))
@@ -61,6 +62,33 @@ def _strategy(variables: Variables) -> str:
         return "file"
     if asked is not None or switch is not None:
         variables.give("bucketing_strategy", chosen, origin)
+        return chosen
+    return _strategy_of_settings(variables) or chosen
+
+
+def _strategy_of_settings(variables: Variables) -> str | None:
+    """The strategy that takes what is set, where none is named and the default would not; gives its option.
+
+    Recipes for long contexts set ranges for a vLLM whose default is linear.
+    """
+    idle = [
+        (name, setting)
+        for option, axes in _AXES.items()
+        for setting in _SETTINGS
+        for name in (axis_variable(axis, setting) for axis in axes)
+        if (text := variables.text(name)) is not None
+        and name != _PREFILL_ROWS
+        and _taken("exponential", option, setting, int(text) if text.isdigit() else 0)
+    ]
+    if not idle:
+        return None
+    pads = [name for name, setting in idle if setting.startswith("PAD")]
+    name, chosen = (pads[0], "padding") if pads else (idle[0][0], "linear")
+    variables.give("bucketing_strategy", chosen, name)
+    variables.warn(
+        f"{name} chooses the {chosen} strategy, as {STRATEGY}={_SHORT[chosen]} does; {STRATEGY}=exp leaves "
+        "the buckets to the exponential one"
+    )
     return chosen
 
 
@@ -146,8 +174,9 @@ def _axis_rows() -> list[Row]:
             Row(
                 ranges,
                 Status.SUPPORTED,
-                f"`--{option}`: {meaning}. Strategies `lin` and `pad`; `exp` spaces its buckets by "
-                "itself, as in vLLM, and takes only `VLLM_PROMPT_QUERY_BUCKET_MIN=1`",
+                f"`--{option}`: {meaning}. Chooses strategy `lin` where none is named. `pad` takes it too; "
+                "`exp`, if named, spaces its buckets by itself and takes only "
+                "`VLLM_PROMPT_QUERY_BUCKET_MIN=1`",
                 translate_buckets,
                 f"{_TEST}test_axis_variables_move_the_buckets_of_linear",
             )
@@ -156,7 +185,8 @@ def _axis_rows() -> list[Row]:
             Row(
                 pads,
                 Status.SUPPORTED,
-                f"`--{option}`, `pad_max` and `pad_percent` (0 to 50). Strategy `pad`",
+                f"`--{option}`, `pad_max` and `pad_percent` (0 to 50). Chooses strategy `pad` where none is "
+                "named",
                 translate_buckets,
                 f"{_TEST}test_axis_variables_bound_the_padding",
             )

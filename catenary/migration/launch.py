@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Mapping
 
+from catenary.migration.buckets import STRATEGY_VARIABLES
 from catenary.migration.translation import translate
 
 UP, ENGINE, GATEWAY = "CATENARY_UP_", "CATENARY_ENGINE_", "CATENARY_GATEWAY_"
@@ -51,7 +52,12 @@ class Launch:
             for name, value in {**environment, **self._asked}.items()
             if name.startswith(prefix) and value
         }
-        taken = {name.upper() for name in translate(environment, own).options}
+        # Ranges that would choose a strategy where none is named leave that of the script, which takes them.
+        taken = {
+            name.upper()
+            for name, item in translate(environment, own).options.items()
+            if name != "bucketing_strategy" or item.origin in STRATEGY_VARIABLES
+        }
         kept = {
             name: value
             for name, (value, beside) in self._defaults.items()

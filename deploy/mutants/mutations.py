@@ -33,7 +33,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "        return self._module(*self._inputs, cache_tensors_list=self._kept)",
         new="            own.copy_(given)\n"
         "        step = torch.randint(2**31, ()).item()\n"
-        "        return self._module(*self._inputs, cache_tensors_list=[*self._kept, step])",
+        "        return self._module(*self._inputs, cache_tensors_list=[step])",
         test=f"{_TRAPS}::test_a_bucket_is_captured_once_whatever_its_inputs_are",
     ),
     Mutation(
@@ -43,7 +43,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         old="            own.copy_(given)\n"
         "        return self._module(*self._inputs, cache_tensors_list=self._kept)",
         new="            own.copy_(given)\n"
-        "        return self._module(*self._inputs, cache_tensors_list=[*self._kept, *tensors])",
+        "        return self._module(*self._inputs, cache_tensors_list=list(tensors))",
         test=f"{_TRAPS}::test_a_bucket_is_captured_once_whatever_its_inputs_are",
     ),
     Mutation(
@@ -59,9 +59,9 @@ MUTATIONS: tuple[Mutation, ...] = (
         reason="4.2: without the tensor cache a graph frees what it writes and was not told to keep",
         file=f"{_HPU}/execution/graph.py",
         old='        """Records the forward, which runs once."""\n'
-        "        return self._module(*self._inputs, cache_tensors_list=self._kept)",
+        "        result = self._module(*self._inputs, cache_tensors_list=self._kept)",
         new='        """Records the forward, which runs once."""\n'
-        "        return self._module(*self._inputs, cache_tensors_list=[])",
+        "        result = self._module(*self._inputs, cache_tensors_list=[])",
         test=f"{_TRAPS}::test_buffers_that_a_graph_writes_stay_usable",
     ),
     Mutation(
@@ -93,7 +93,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         trap="graph-memory-ignored",
         reason="2.1: nothing keeps graphs inside of a reserve: without one the KV leaves them no memory",
         file="services/engine/core/sizing.py",
-        old="prior = GraphReserve(options.graph_reserved_mem if device.budgets_graphs else 0.0)",
+        old="prior = GraphReserve(options.graph_reserved_mem if device.reserves_graphs else 0.0)",
         new="prior = GraphReserve(0.0)",
         test=f"{_SERVED}::test_memory_for_graphs_is_set_aside_before_the_kv",
     ),
@@ -166,6 +166,54 @@ MUTATIONS: tuple[Mutation, ...] = (
         old="    if mask is None and lengths is not None:",
         new="    if lengths is not None:",
         test=f"{_TRAPS}::test_a_mask_and_lengths_are_not_given_to_the_kernel_together",
+    ),
+    Mutation(
+        trap="pageable-results",
+        reason="BRG: a copy to memory that is not pinned ends some time after its event",
+        file=f"{_HPU}/device.py",
+        old="host = memory[:count].view(tensor.dtype).view(tensor.shape)",
+        new="host = torch.empty(tensor.shape, dtype=tensor.dtype)",
+        test="tests/sim/test_hpu_parts.py::test_a_copy_to_the_host_is_void_until_it_is_waited_for",
+    ),
+    Mutation(
+        trap="rounded-scores",
+        reason="3.3: scores in the hundreds, as Qwen2 has them, lose their differences in bfloat16",
+        file=f"{_HPU}/attention_decode.py",
+        old="    if softmax is Softmax.FP32:\n        query = query.float()",
+        new="    if softmax is Softmax.FP32:\n        query = query.clone()",
+        test="tests/sim/test_hpu_attention.py::test_large_scores_keep_their_differences_in_float32",
+    ),
+    Mutation(
+        trap="adjustment-for-qwen2",
+        reason="3.3: the adjustment is never right for the family qwen2",
+        file=f"{_HPU}/probing.py",
+        old="    if not asked and (float32_scores or attention.softmax is Softmax.FP32):",
+        new="    if False:",
+        test="tests/sim/test_hpu_kernels.py::test_rules_by_model",
+    ),
+    Mutation(
+        trap="buffers-hashed",
+        reason="BRG: every tensor of a call is hashed in each replay, of the persistent buffers too",
+        file=f"{_HPU}/execution/graph.py",
+        old="kept = Kept(buffers) if self._objects else buffers",
+        new="kept = buffers",
+        test=f"{_TRAPS}::test_a_replay_hashes_its_inputs_alone",
+    ),
+    Mutation(
+        trap="compile-without-reserve",
+        reason="2.1: recipes and workspaces of the compiled mode lie in HBM as graphs do",
+        file=f"{_HPU}/device.py",
+        old="return self.mode.captures",
+        new="return self.budgets_graphs",
+        test="tests/sim/test_hpu_memory.py::test_the_modes_that_keep_recipes_leave_them_memory",
+    ),
+    Mutation(
+        trap="early-bridge",
+        reason="BRG: torch imports it by an entry point, before versions are checked and variables are set",
+        file="services/engine/__init__.py",
+        old='os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"',
+        new='os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "1"',
+        test="tests/sim/test_hpu_opening.py::test_torch_does_not_load_a_bridge_by_itself",
     ),
     Mutation(
         trap="second-process",

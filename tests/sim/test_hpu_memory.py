@@ -108,3 +108,24 @@ def test_a_bucket_list_that_does_not_cover_every_step(start: Start, tmp_path: Pa
     assert len(core.outputs[key].token_ids) == 4
     assert core.engine.graphs.first_seen == 0
     core.engine.close()
+
+
+@pytest.mark.parametrize(
+    ("mode", "share"),
+    [(ExecutionMode.GRAPH, 0.1), (ExecutionMode.COMPILE, 0.1), (ExecutionMode.EAGER, 0.0)],
+)
+def test_the_modes_that_keep_recipes_leave_them_memory(
+    start: Start, mode: ExecutionMode, share: float
+) -> None:
+    """vLLM's plugin takes VLLM_GRAPH_RESERVED_MEM in both modes."""
+    with structlog.testing.capture_logs() as logs:
+        core = start(mode, 64, warmup="skip", gpu_memory_utilization=0.5)
+    core.engine.close()
+    found = {
+        name: float(str(line["event"]).split(" MiB")[0].split()[-1])
+        for line in logs
+        for name in ("usable", "graphs")
+        if str(line["event"]).startswith(f"{name} ")
+    }
+    assert found["usable"] > 10
+    assert found.get("graphs", 0.0) == pytest.approx(found["usable"] * share, abs=0.01)

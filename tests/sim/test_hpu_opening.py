@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +104,52 @@ def test_a_library_of_the_driver_that_is_missing(host: Host, monkeypatch: pytest
     with pytest.raises(DeviceError) as caught:
         bridge.load_bridge(ExecutionMode.EAGER)
     assert str(caught.value).startswith(text)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        AssertionError("Stock PyTorch is not supported in Lazy mode"),
+        AssertionError("Compile-time\nmajor version 2.9 is not 2.10"),
+        RuntimeError("synStatus 26"),
+        ImportError("no module"),
+    ],
+)
+def test_what_the_bridge_checks_by_itself_is_one_line(
+    error: Exception, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(name: str) -> None:
+        raise error
+
+    monkeypatch.setattr(bridge, "installed", lambda: Installed("1.24.0", "2.10.0"))
+    monkeypatch.setattr("importlib.import_module", broken)
+    with pytest.raises(DeviceError) as caught:
+        bridge.load_bridge(ExecutionMode.COMPILE)
+    assert str(caught.value).startswith(
+        f"Habana's bridge cannot be loaded ({' '.join(str(error).split())}): the image and"
+    )
+
+
+def test_torch_does_not_load_a_bridge_by_itself(tmp_path: Path) -> None:
+    """BRG: it is an entry point of torch.backends, and reads its environment when it is imported."""
+    (tmp_path / "bridge_of_this_test.py").write_text(
+        "def load():\n    raise SystemExit('loaded too early')\n"
+    )
+    info = tmp_path / "bridge_of_this_test-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: bridge-of-this-test\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[torch.backends]\nother = bridge_of_this_test:load\n")
+    code = (
+        "import importlib.metadata as m, services.engine.core.process, torch; "
+        "print([e.name for e in m.entry_points(group='torch.backends')])"
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{Path.cwd()}:{tmp_path}", "PT_HPU_LAZY_MODE": "0"}
+    environment.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "other" in done.stdout
 
 
 def driver_files(root: Path, *, cards: int) -> Path:

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from services.engine.device import DeviceError, ExecutionMode, HpuSettings, RecipeCache, StepLog
-from services.engine.device.hpu import collector, steps, topology
+from services.engine.device.hpu import HpuDevice, collector, steps, topology
 from services.engine.device.hpu.dtypes import DtypeChoice
 from services.engine.device.hpu.environment import spawn_children
+from services.engine.device.sim.copies import HostCopies
 from tests.support.sim_device import Host
 
 
@@ -116,34 +117,6 @@ def test_cards_by_hl_smi(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     assert topology.bus_ids() == {}
 
 
-def test_cards_by_pyhlml(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Library:
-        open = 0
-
-        def hlmlInit(self) -> None:
-            self.open += 1
-
-        def hlmlShutdown(self) -> None:
-            self.open -= 1
-
-        def hlmlDeviceGetCount(self) -> int:
-            return 2
-
-        def hlmlDeviceGetHandleByIndex(self, index: int) -> int:
-            return index
-
-        def hlmlDeviceGetModuleID(self, handle: int) -> int:
-            return 7 - handle
-
-        def hlmlDeviceGetPCIInfo(self, handle: int) -> Any:
-            return type("Info", (), {"bus_id": f"0000:0{handle}:00.0".encode()})
-
-    library = Library()
-    monkeypatch.setitem(__import__("sys").modules, "pyhlml", library)
-    assert topology.bus_ids() == {7: "0000:00:00.0", 6: "0000:01:00.0"}
-    assert library.open == 0
-
-
 def test_collection_thresholds_are_multiplied_once(monkeypatch: pytest.MonkeyPatch) -> None:
     before = gc.get_threshold()
     monkeypatch.setattr(collector, "_ORIGINAL", (700, 10, 10))
@@ -186,8 +159,51 @@ def test_a_copy_to_the_host_is_void_until_it_is_waited_for(host: Host) -> None:
     x = device.to_device(torch.arange(4))
     copy = device.begin_to_host(x + 1)
     assert copy.wait().tolist() == [1, 2, 3, 4]
+    assert copy.wait().tolist() == [1, 2, 3, 4]
     assert device.host_copies == 1
     assert device.to_host(x).tolist() == [0, 1, 2, 3]
+
+
+def test_copies_to_the_host_go_to_pinned_memory_that_is_used_again(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = host.open()
+    assert isinstance(device, HpuDevice)
+    pinned: list[int] = []
+    pin = HostCopies.pin
+
+    def counted(copies: HostCopies, tensor: torch.Tensor) -> torch.Tensor:
+        pinned.append(tensor.numel())
+        return pin(copies, tensor)
+
+    monkeypatch.setattr(HostCopies, "pin", counted)
+    results = []
+    for number in range(6):
+        x = device.to_device(torch.full((3, 5), number))
+        # Two on their way at once; what the first brought stays when its memory is used again.
+        first, second = device.begin_to_host(x), device.begin_to_host(x.t() > 2)
+        results += [first.wait(), second.wait()]
+    assert [result.flatten().tolist()[0] for result in results[::2]] == list(range(6))
+    assert [bool(result.all()) for result in results[1::2]] == [False] * 3 + [True] * 3
+    assert {result.shape for result in results[1::2]} == {(5, 3)}
+    assert pinned == [128, 64]
+    assert device.begin_to_host(torch.zeros(0, device=device.torch_device)).wait().tolist() == []
+
+
+def test_where_memory_cannot_be_pinned_each_copy_is_waited_for(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = host.open()
+
+    def refuse(copies: HostCopies, tensor: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("no allocator")
+
+    monkeypatch.setattr(HostCopies, "pin", refuse)
+    x = device.to_device(torch.arange(4))
+    assert device.begin_to_host(x + 1).wait().tolist() == [1, 2, 3, 4]
+    monkeypatch.setattr(HostCopies, "pin", lambda copies, tensor: tensor.clone())
+    other = host.open()
+    assert other.begin_to_host(other.to_device(torch.arange(3))).wait().tolist() == [0, 1, 2]
 
 
 def test_memory_of_a_piece_of_work(host: Host) -> None:

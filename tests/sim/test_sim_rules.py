@@ -206,7 +206,8 @@ def test_empty_tensors_hold_rubbish(new_card: NewCard) -> None:
 def test_a_copy_that_does_not_wait_brings_rubbish_until_its_event(new_card: NewCard) -> None:
     """Facts 3.5: the copy of the sampled tokens is waited for once, by its event."""
     new_card()
-    copy = torch.ones(3, device="hpu").to("cpu", non_blocking=True)
+    copy = torch.empty(3).pin_memory("hpu")
+    copy.copy_(torch.ones(3, device="hpu"), non_blocking=True)
     event = torch.hpu.Event()  # type: ignore[attr-defined]
     event.record()
     later = torch.ones(3, device="hpu").to("cpu", non_blocking=True)
@@ -217,6 +218,19 @@ def test_a_copy_that_does_not_wait_brings_rubbish_until_its_event(new_card: NewC
     assert event.query()
     torch.hpu.synchronize()  # type: ignore[attr-defined]
     assert later.tolist() == [1, 1, 1]
+
+
+def test_an_event_says_nothing_of_a_copy_to_memory_that_is_not_pinned(new_card: NewCard) -> None:
+    """BRG: it lands in a buffer of the bridge, whose content moves on after the event."""
+    new_card()
+    copy = torch.ones(3, device="hpu").to("cpu", non_blocking=True)
+    assert not copy.is_pinned("hpu")
+    event = torch.hpu.Event()  # type: ignore[attr-defined]
+    event.record()
+    event.synchronize()
+    assert copy.isnan().all()
+    torch.hpu.synchronize()  # type: ignore[attr-defined]
+    assert copy.tolist() == [1, 1, 1]
 
 
 def test_host_memory_may_change_only_after_the_device_has_read_it(new_card: NewCard) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from services.engine.device import HIDDEN, Device, DeviceError, ExecutionMode, open_device, sim
+from services.engine.device.sim.graphs import key
 from services.engine.device.sim.modules import acquire
 from services.engine.model.attention import LayerCache, LayerSpec
 from services.engine.sampling.chunks import largest
@@ -202,3 +203,34 @@ def test_a_card_of_another_process_is_named_as_taken(
     taken = acquire(sim.SimSettings(lock_directory=tmp_path, modules=1), {})
     with taken, pytest.raises(DeviceError, match="is taken by another process, and none can be shared"):
         opened(ExecutionMode.EAGER)
+
+
+@pytest.mark.parametrize("objects", [True, False])
+def test_a_replay_hashes_its_inputs_alone(
+    objects: bool, opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BRG hashes every tensor of a call: not those that live as long as the engine, hundreds of them."""
+    if not objects:
+        # A bridge that looks at its arguments in another way gets the tensors as a list each time.
+        monkeypatch.setattr("services.engine.device.sim.graphs.extract_tensors", lambda value: [])
+    device = opened(ExecutionMode.GRAPH)
+    caches = [device.zeros((4,), torch.float32) for _ in range(20)]
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        for cache in caches:
+            cache.add_(x.sum())
+        return x * 2
+
+    replay = device.capture(forward, [staged(0)])
+    hashed: list[torch.Tensor] = []
+    view_hash = key.view_hash
+    monkeypatch.setattr(key, "view_hash", lambda tensor: hashed.append(tensor) or view_hash(tensor))
+    before = sim.card().counters.replays
+    for count in range(1, 4):
+        replay(staged(count))
+    assert sim.card().counters.replays == before + 3
+    assert len(hashed) == (3 if objects else 3 * 21)
+    # What the graph writes was kept for all of them.
+    assert {float(cache[0]) for cache in caches} == {
+        float(1 + sum(sum((2 * c, 2 * c + 1)) for c in (1, 2, 3)))
+    }

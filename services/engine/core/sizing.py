@@ -85,7 +85,7 @@ def size_engine(
     rough, step = divide(plan(activations=0, reserve=GraphReserve())), step_limits(options, model)
     buckets = make_buckets(options, rough, step)
     activations = _activations(options, device, model, buckets, make_runner)
-    prior = GraphReserve(options.graph_reserved_mem if device.budgets_graphs else 0.0)
+    prior = GraphReserve(options.graph_reserved_mem if device.reserves_graphs else 0.0)
     measured = history.read() if device.budgets_graphs else None
     try:
         memory = plan(activations=activations, reserve=GraphReserve(prior.share, measured))

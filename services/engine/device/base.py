@@ -81,6 +81,11 @@ class Device(ABC):
         """True if captures take device memory that has to be set aside."""
         return self.mode is ExecutionMode.GRAPH
 
+    @property
+    def reserves_graphs(self) -> bool:
+        """True if what is captured or compiled takes device memory that KV must leave to it."""
+        return self.budgets_graphs
+
     @abstractmethod
     def measure(self, work: Callable[[], object]) -> MemoryUse:
         """Runs `work`, waits for the device and tells what memory that took."""

@@ -76,6 +76,13 @@ def test_length_is_rounded_up_to_blocks() -> None:
     assert found["CATENARY_ENGINE_MAX_NUM_BATCHED_TOKENS"] == "2048"
 
 
+def test_ranges_go_with_the_scripts_strategy() -> None:
+    found = variables(VLLM_DECODE_BLOCK_BUCKET_STEP="256")
+    assert found["CATENARY_ENGINE_BUCKETING_STRATEGY"] == "padding"
+    named = variables(VLLM_DECODE_BLOCK_BUCKET_STEP="256", VLLM_BUCKETING_STRATEGY="lin")
+    assert "CATENARY_ENGINE_BUCKETING_STRATEGY" not in named
+
+
 @pytest.mark.parametrize(
     ("model", "expected"),
     [

@@ -7,7 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from catenary.migration import R1_SCRIPT, SCRIPT, SERVE_OPTIONS, VARIABLES, Row, Status, row_of, translate
+from catenary.cli.gaudi_start import run_gaudi_start
+from catenary.cli.up import run_up
+from catenary.cli.vllm_serve import run_vllm_serve
+from catenary.config import ConfigError
+from catenary.migration import (
+    R1_SCRIPT,
+    SCRIPT,
+    SERVE_OPTIONS,
+    VARIABLES,
+    Row,
+    Status,
+    load_moved,
+    row_of,
+    translate,
+)
+from services.engine.config import EngineConfig
 
 ROOT = Path(__file__).resolve().parents[3]
 OPTIONS = tuple(option.row for option in SERVE_OPTIONS)
@@ -29,6 +44,7 @@ VLLM_FUSEDSDPA_SLIDE_THLD VLLM_WEIGHT_LOAD_FORCE_SYNC VLLM_HANDLE_TOPK_DUPLICATE
 PT_HPU_LAZY_MODE PT_HPU_ENABLE_LAZY_COLLECTIVES PT_HPU_WEIGHT_SHARING PT_HPUGRAPH_DISABLE_TENSOR_CACHE
 PT_HPU_METRICS_GC_DETAILS PT_HPU_SDPA_QKV_SLICE_MODE_FWD PT_HPU_SDPA_BC_FACTOR PT_HPU_POOL_STRATEGY
 RUNTIME_SCALE_PATCHING QUANT_CONFIG HABANA_VISIBLE_MODULES HLS_MODULE_ID HABANA_PROFILE MAX_EXPERTS_PER_SLICE
+HCCL_COMM_ID LIBFABRIC_ROOT
 HF_HOME HF_ENDPOINT HF_TOKEN HF_HUB_OFFLINE MODELSCOPE_CACHE MODELSCOPE_DOMAIN MODELSCOPE_API_TOKEN
 """
 
@@ -94,3 +110,40 @@ def test_unknown_variables_are_named_with_the_nearest_known_one() -> None:
 def test_nothing_set_is_nothing_said() -> None:
     translation = translate({"PATH": "/bin", "HOME": "/root", "CATENARY_ENGINE_MODEL": "m"})
     assert (dict(translation.options), translation.warnings) == ({}, ())
+
+
+@pytest.mark.parametrize(
+    ("name", "on", "off"),
+    [
+        ("QUANT_CONFIG", "/calibration/maxabs_quant_g3.json", ""),
+        ("VLLM_REQUANT_FP8_INC", "true", "false"),
+        ("VLLM_DYNAMIC_KV_QUANT", "1", "0"),
+        ("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "True", "False"),
+        ("VLLM_EP_SIZE", "8", "1"),
+        ("VLLM_DP_SIZE", "2", "1"),
+    ],
+)
+def test_what_would_switch_on_what_is_not_done_is_refused(
+    name: str, on: str, off: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        translate({name: on})
+    assert str(caught.value).startswith(f"{name}: ")
+    assert "not done yet; unset it to " in str(caught.value)
+    assert on not in str(caught.value).split()
+    assert (dict(translate({name: off}).options), translate({name: off}).warnings) == ({}, ())
+    # At every front door, and before anything is started.
+    monkeypatch.setenv(name, on)
+    doors = {
+        "catenary gaudi-start": lambda: run_gaudi_start(["-w", "m", "--dry-run"]),
+        "catenary vllm-serve": lambda: run_vllm_serve(["m", "--dry-run"]),
+        "catenary up": lambda: run_up([]),
+        "services.engine": lambda: load_moved(EngineConfig, [], prog="services.engine"),
+    }
+    for program, start in doors.items():
+        try:
+            code: object = start()
+        except SystemExit as end:
+            code = end.code
+        assert code == 2
+        assert capsys.readouterr().err == f"{program}: {caught.value}\n"

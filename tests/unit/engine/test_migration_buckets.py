@@ -142,7 +142,10 @@ def test_largest_prefill_batch_bounds_the_scheduler(moved: Moved) -> None:
 
 def test_exponential_takes_only_what_it_does_in_vllm(moved: Moved) -> None:
     config = moved.load(
-        VLLM_PROMPT_QUERY_BUCKET_MIN="1", VLLM_DECODE_BS_BUCKET_STEP="8", VLLM_PROMPT_CTX_BUCKET_MAX="9"
+        VLLM_BUCKETING_STRATEGY="exp",
+        VLLM_PROMPT_QUERY_BUCKET_MIN="1",
+        VLLM_DECODE_BS_BUCKET_STEP="8",
+        VLLM_PROMPT_CTX_BUCKET_MAX="9",
     )
     assert queries(plan_of(config))[0] == 1
     assert [line.split()[0] for line in moved.warnings] == [
@@ -150,6 +153,58 @@ def test_exponential_takes_only_what_it_does_in_vllm(moved: Moved) -> None:
         "VLLM_DECODE_BS_BUCKET_STEP",
     ]
     assert all("the exponential strategy spaces its buckets by itself" in line for line in moved.warnings)
+
+
+# The long-context recipe of the README for Gaudi: 32K of context on an 8B model.
+LONG = {
+    "VLLM_GRAPH_RESERVED_MEM": "0.02",
+    "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",
+    "VLLM_PROMPT_SEQ_BUCKET_MIN": "1024",
+    "VLLM_PROMPT_SEQ_BUCKET_STEP": "1024",
+    "VLLM_PROMPT_SEQ_BUCKET_MAX": "2048",
+    "VLLM_DECODE_BLOCK_BUCKET_MIN": "256",
+    "VLLM_DECODE_BLOCK_BUCKET_STEP": "256",
+    "VLLM_DECODE_BLOCK_BUCKET_MAX": "1024",
+}
+
+
+def test_a_recipe_of_ranges_chooses_the_strategy_that_takes_them(moved: Moved) -> None:
+    config = moved.load(**LONG)
+    assert config.bucketing_strategy == "linear"
+    assert queries(plan_of(config)) == [1024, 2048]
+    assert {bucket.context_blocks for bucket in plan_of(config).decode} >= {256, 512, 768, 1024}
+    assert moved.warnings == (
+        "VLLM_PROMPT_SEQ_BUCKET_MIN chooses the linear strategy, as VLLM_BUCKETING_STRATEGY=lin does; "
+        "VLLM_BUCKETING_STRATEGY=exp leaves the buckets to the exponential one",
+    )
+
+
+def test_a_named_strategy_is_kept_whatever_the_ranges(moved: Moved) -> None:
+    assert moved.load(**LONG, VLLM_BUCKETING_STRATEGY="exp").bucketing_strategy == "exponential"
+    assert len(moved.warnings) == 6
+    assert moved.load(**LONG, **PAD).bucketing_strategy == "padding"
+    assert moved.load(**LONG, VLLM_EXPONENTIAL_BUCKETING="true").bucketing_strategy == "exponential"
+    assert moved.load("--bucketing-strategy", "exponential", **LONG).bucketing_strategy == "exponential"
+    assert moved.load("--bucketing-strategy", "padding", **LONG).bucketing_strategy == "padding"
+
+
+@pytest.mark.parametrize(
+    ("variables", "strategy"),
+    [
+        ({}, "exponential"),
+        # These two the default takes by itself.
+        ({"VLLM_PROMPT_QUERY_BUCKET_MIN": "1"}, "exponential"),
+        ({"VLLM_PROMPT_BS_BUCKET_MAX": "4"}, "exponential"),
+        ({"VLLM_PROMPT_QUERY_BUCKET_MIN": "128"}, "linear"),
+        ({"VLLM_DECODE_BS_BUCKET_STEP": "8"}, "linear"),
+        ({"VLLM_PROMPT_CTX_BUCKET_MAX": "9"}, "linear"),
+        ({"VLLM_DECODE_BLOCK_BUCKET_PAD_MAX": "64"}, "padding"),
+        ({"VLLM_DECODE_BS_BUCKET_STEP": "8", "VLLM_DECODE_BS_BUCKET_PAD_PERCENT": "20"}, "padding"),
+    ],
+)
+def test_single_ranges_choose_a_strategy(moved: Moved, variables: dict[str, str], strategy: str) -> None:
+    assert moved.load(**variables).bucketing_strategy == strategy
+    assert bool(moved.warnings) is (strategy != "exponential")
 
 
 def test_older_name_counts_where_the_newer_is_not_set(moved: Moved) -> None:

@@ -82,7 +82,7 @@ class MetricsModule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Bridge:
-    """The loaded bridge. `wrap_in_hpu_graph` is there for the mode GRAPH alone."""
+    """The loaded bridge. `wrap_in_hpu_graph` and its module are there for the mode GRAPH alone."""
 
     version: str
     hpu: HpuModule
@@ -90,6 +90,7 @@ class Bridge:
     mark_step: Callable[[], None]
     wrap_in_hpu_graph: Callable[..., Any] | None
     setting: Callable[[str, Any], AbstractContextManager[Any]] | None
+    graphs: Any = None
 
     def total(self, metric: str) -> int:
         """TotalNumber of a metric since the start of the process."""
@@ -118,6 +119,7 @@ def load_bridge(mode: ExecutionMode) -> Bridge:
         mark_step=core.mark_step,
         wrap_in_hpu_graph=root.hpu.wrap_in_hpu_graph if mode is ExecutionMode.GRAPH else None,
         setting=_settings(),
+        graphs=_import("habana_frameworks.torch.hpu.graphs") if mode is ExecutionMode.GRAPH else None,
     )
 
 
@@ -134,8 +136,9 @@ def _settings() -> Callable[[str, Any], AbstractContextManager[Any]] | None:
 def _import(name: str) -> Any:
     try:
         return importlib.import_module(name)
-    except (ImportError, OSError) as error:
-        # A library of the driver that is not there, or of another release, shows as either.
+    except (ImportError, OSError, RuntimeError, AssertionError) as error:
+        # A library of the driver that is not there, or of another release, shows as any of the first three.
+        # What the bridge checks by itself, such as the torch it was built for, is an assertion.
         reason = " ".join(str(error).split())
         raise DeviceError(
             f"Habana's bridge cannot be loaded ({reason}): the image and the host's driver must be of one "

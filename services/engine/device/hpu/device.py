@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from services.engine.device.hpu.attention_decode import attend_decode
 from services.engine.device.hpu.attention_prefill import attend_prefill
 from services.engine.device.hpu.bridge import Bridge
 from services.engine.device.hpu.buffers import PersistentBuffers
-from services.engine.device.hpu.copies import EventCopy
+from services.engine.device.hpu.copies import EventCopy, PinnedMemory
 from services.engine.device.hpu.dtypes import DtypeChoice
 from services.engine.device.hpu.execution import execution_for
 from services.engine.device.hpu.memory import hbm_figures, measure_hbm, says_full
@@ -28,7 +29,7 @@ from services.engine.device.hpu.steps import COMPILATIONS, FALLBACKS, StepMetric
 from services.engine.device.memory import MemoryFigures, MemoryUse
 from services.engine.device.modes import ExecutionMode
 from services.engine.device.profiling import Event, torch_activities
-from services.engine.device.work import HostCopy
+from services.engine.device.work import FinishedCopy, HostCopy
 
 
 class HpuDevice(Device):
@@ -63,6 +64,7 @@ class HpuDevice(Device):
         self._execution = execution_for(mode, bridge, settings, self._buffers)
         self._steps = StepMetrics(bridge.metrics, settings.log_compilations, settings.log_fallbacks)
         self._dtypes = DtypeChoice()
+        self._pinned = PinnedMemory()
 
     @property
     def loading_device(self) -> torch.device:
@@ -75,6 +77,11 @@ class HpuDevice(Device):
     @property
     def regional_compilation(self) -> bool:
         return self.settings.regional_compilation
+
+    @property
+    def reserves_graphs(self) -> bool:
+        # The bridge keeps recipes and their workspaces in HBM, captured or not.
+        return self.mode.captures
 
     def adapt(self, config: Mapping[str, Any]) -> None:
         needed = needs_float32_scores(str(config.get("model_type", "")))
@@ -146,11 +153,17 @@ class HpuDevice(Device):
 
     def begin_to_host(self, tensor: torch.Tensor) -> HostCopy:
         self.host_copies += 1
+        tensor = tensor.contiguous()
         self.flush()
-        host = tensor.to("cpu", non_blocking=True)
+        count = tensor.numel() * tensor.itemsize
+        memory = self._pinned.take(count)
+        if memory is None:
+            return FinishedCopy(tensor.cpu())
+        host = memory[:count].view(tensor.dtype).view(tensor.shape)
+        host.copy_(tensor, non_blocking=True)
         event = self._bridge.hpu.Event()
         event.record()
-        return EventCopy(host, event)
+        return EventCopy(host, event, partial(self._pinned.give, memory))
 
     def attend_prefill(
         self,

@@ -45,10 +45,11 @@ def sliced_prefill(
             end = min(start + chunk, context + last)
             part = _slice(
                 kernel,
-                query[..., first:last, :],
-                key[..., start:end, :],
-                value[..., start:end, :],
-                additive_mask(mask[..., first:last, start:end], query.dtype),
+                # The kernel reads whole rows one after the other.
+                query[..., first:last, :].contiguous(),
+                key[..., start:end, :].contiguous(),
+                value[..., start:end, :].contiguous(),
+                additive_mask(mask[..., first:last, start:end], query.dtype).contiguous(),
                 scale,
                 mode,
             )

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import subprocess
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
-from typing import Any
 
 from catenary.telemetry import get_logger
 from services.engine.device.base import DeviceError
@@ -44,12 +42,13 @@ def choose_module(local_rank: int, environment: MutableMapping[str, str] = os.en
 
 
 def bus_ids() -> BusIds:
-    """The cards by module id, from pyhlml or hl-smi; empty where neither is there."""
-    for source in (_from_pyhlml, _from_hl_smi):
-        found = source()
-        if found:
-            return found
-    return {}
+    """The cards by module id, from hl-smi: pyhlml knows no module ids. Empty where it is not there."""
+    try:
+        result = subprocess.run(_QUERY, capture_output=True, text=True, timeout=_QUERY_S, check=True)
+        rows = (line.split(",") for line in result.stdout.splitlines() if "," in line)
+        return {int(module): bus_id.strip() for module, bus_id in rows}
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return {}
 
 
 def near_cpus(bus_id: str, root: Path = Path("/")) -> set[int]:
@@ -84,39 +83,6 @@ def parse_cpus(text: str) -> set[int]:
         first, _, last = part.partition("-")
         cpus.update(range(int(first), int(last or first) + 1))
     return cpus
-
-
-def _from_pyhlml() -> BusIds:
-    try:
-        pyhlml: Any = importlib.import_module("pyhlml")
-        pyhlml.hlmlInit()
-    except Exception:
-        # Without the library, the driver or the right to, hl-smi may still know.
-        return {}
-    try:
-        handles = [pyhlml.hlmlDeviceGetHandleByIndex(index) for index in range(pyhlml.hlmlDeviceGetCount())]
-        return {
-            int(pyhlml.hlmlDeviceGetModuleID(handle)): _text(pyhlml.hlmlDeviceGetPCIInfo(handle).bus_id)
-            for handle in handles
-        }
-    except Exception as error:
-        log.debug("pyhlml does not tell where cards are", reason=str(error))
-        return {}
-    finally:
-        pyhlml.hlmlShutdown()
-
-
-def _from_hl_smi() -> BusIds:
-    try:
-        result = subprocess.run(_QUERY, capture_output=True, text=True, timeout=_QUERY_S, check=True)
-        rows = (line.split(",") for line in result.stdout.splitlines() if "," in line)
-        return {int(module): bus_id.strip() for module, bus_id in rows}
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return {}
-
-
-def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value
 
 
 def _number(text: str, variable: str) -> int:

@@ -1,7 +1,12 @@
-"""Copies that do not wait. Those to the host have brought their data once the device has been waited for."""
+"""Copies that do not wait, and pinned memory.
+
+Copies to pinned memory have brought their data once their event has passed. Others land in a buffer of the
+bridge, and are there for sure once the whole device has been waited for.
+"""
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, field
 
 import torch
@@ -16,7 +21,20 @@ class HostCopies:
 
     begun: int = 0
     _waiting: list[tuple[int, torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    _pinned: set[int] = field(default_factory=set)
     _lent: list[tuple[int, torch.Tensor, torch.Tensor]] = field(default_factory=list)
+
+    def pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same in pinned memory."""
+        pinned = tensor.clone()
+        address = pinned.untyped_storage().data_ptr()
+        self._pinned.add(address)
+        weakref.finalize(pinned.untyped_storage(), self._pinned.discard, address)
+        return pinned
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        """Whether the card reads and writes its memory by itself."""
+        return tensor.untyped_storage().data_ptr() in self._pinned
 
     def begin(self, target: torch.Tensor, data: torch.Tensor) -> None:
         """`target` holds rubbish until a wait."""
@@ -42,7 +60,7 @@ class HostCopies:
                 raise changed_while_read()
         left = []
         for number, target, data in self._waiting:
-            if upto is None or number <= upto:
+            if upto is None or (number <= upto and self.is_pinned(target)):
                 # Begun in inference mode, as a rule, and waited for outside of it.
                 with torch.inference_mode():
                     target.copy_(data)

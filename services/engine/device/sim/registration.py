@@ -39,6 +39,9 @@ def register(module: ModuleType) -> None:
     library.impl("arange.start_step", _arange, "PrivateUse1")
     library.impl("linspace", _linspace, "PrivateUse1")
     library.impl("eye.m", _eye, "PrivateUse1")
+    # Torch has no pinned memory for a device of Python code.
+    library.impl("_pin_memory", _pin_memory, "CPU")
+    library.impl("is_pinned", _is_pinned, "CPU")
 
 
 def _empty_strided(size: Any, stride: Any, *, dtype: Any = None, **_: Any) -> SimTensor:
@@ -47,6 +50,14 @@ def _empty_strided(size: Any, stride: Any, *, dtype: Any = None, **_: Any) -> Si
 
 def _empty(size: Any, *, dtype: Any = None, memory_format: Any = None, **_: Any) -> SimTensor:
     return _rubbish(torch.empty(size, dtype=dtype, memory_format=memory_format))
+
+
+def _pin_memory(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
+    return card().copies.pin(tensor)
+
+
+def _is_pinned(tensor: torch.Tensor, device: Any = None) -> bool:
+    return card().copies.is_pinned(tensor)
 
 
 def _rubbish(raw: torch.Tensor) -> SimTensor:

@@ -43,6 +43,13 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
     return []
 
 
+def extract_tensors(value: Any) -> list[torch.Tensor]:
+    """The same, and those that an object has as attributes."""
+    if isinstance(value, (torch.Tensor, dict, list, tuple)):
+        return tensors_of(value)
+    return [tensor for item in getattr(value, "__dict__", {}).values() for tensor in extract_tensors(item)]
+
+
 def copy_to(target: Any, source: Any) -> None:
     """Copies a call's tensors into those that were captured; everything else stays as captured.
 

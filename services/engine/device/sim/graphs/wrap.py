@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from services.engine.device.sim.graphs.graph import HPUGraph
-from services.engine.device.sim.graphs.key import copy_to, input_hash, tensors_of
+from services.engine.device.sim.graphs.key import copy_to, extract_tensors, input_hash, tensors_of
 
 Function = Callable[..., Any]
 _TENSOR_CACHE_OFF = "PT_HPUGRAPH_DISABLE_TENSOR_CACHE"
@@ -54,7 +54,7 @@ class _Wrapped:
         if kwargs.pop("bypass_hpu_graphs", False):
             return self._function(*args, **kwargs)
         key = input_hash((args, kwargs), torch.is_autocast_enabled("hpu"))
-        kept = tensors_of(kwargs.pop("cache_tensors_list", []))
+        kept = extract_tensors(kwargs.pop("cache_tensors_list", []))
         captured = self._cache.get(key)
         if captured is None:
             if self._options.max_graphs is not None and len(self._cache) == self._options.max_graphs:

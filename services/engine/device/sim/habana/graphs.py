@@ -7,7 +7,15 @@ from typing import Any, Final
 from services.engine.device.sim import graphs
 from services.engine.device.sim.card import card
 
-NAMES: Final = ("HPUGraph", "graph", "make_graphed_callables", "wrap_in_hpu_graph", "wrap_in_hpu_graph_func")
+NAMES: Final = (
+    "HPUGraph",
+    "extract_tensors",
+    "graph",
+    "input_hash",
+    "make_graphed_callables",
+    "wrap_in_hpu_graph",
+    "wrap_in_hpu_graph_func",
+)
 
 
 def __getattr__(name: str) -> Any:
