@@ -260,6 +260,11 @@ class GatewayConfig(ResumeOptions, ServiceConfig):
         20_000, ge=1, le=1 << 20, description="JSON values in a schema, the inner ones counted too."
     )
     max_constraint_choices: int = Field(1000, ge=1, le=100_000, description="Texts of a choice.")
+    open_objects: bool = Field(
+        False,
+        description="Objects of a JSON schema that list `properties`, and say nothing of others, may have "
+        "any others, as the specification has it. Without: they have none.",
+    )
 
     render_timeout_s: float = Field(30.0, gt=0, description="Seconds for a tokenizer to render a prompt.")
     request_timeout_s: float = Field(

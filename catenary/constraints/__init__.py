@@ -10,15 +10,20 @@ from __future__ import annotations
 from catenary.constraints.compiling import check_grammar, explain, parser_limits
 from catenary.constraints.control_tokens import control_tokens
 from catenary.constraints.convert import to_llguidance
+from catenary.constraints.json_schema import clean_schema, read_schema
 from catenary.constraints.kinds import ConstraintError, ConstraintKind, ConstraintLimits
+from catenary.constraints.regex import read_regex
 
 __all__ = [
     "ConstraintError",
     "ConstraintKind",
     "ConstraintLimits",
     "check_grammar",
+    "clean_schema",
     "control_tokens",
     "explain",
     "parser_limits",
+    "read_regex",
+    "read_schema",
     "to_llguidance",
 ]

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from catenary.constraints.kinds import ConstraintError, ConstraintLimits
 from catenary.constraints.lark import lark_text
 
-_ROOT = re.compile(r"^[ \t]*root[ \t]*::=", re.MULTILINE)
 _HEAD = re.compile(r"([A-Za-z][A-Za-z0-9_-]*)[ \t]*::=")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _SPACE = re.compile(r"(?:[ \t\r\n]+|#[^\n]*)*")
@@ -55,11 +54,6 @@ class _Group:
 
 
 _Item = _Text | _Class | _Rule | _Repeat | _Group
-
-
-def is_gbnf(source: str) -> bool:
-    """Whether a grammar is in this notation: it has a rule `root ::=`, or any with `::=` and none of Lark."""
-    return _ROOT.search(source) is not None or "::=" in source
 
 
 def gbnf_to_lark(source: str, limits: ConstraintLimits) -> str:

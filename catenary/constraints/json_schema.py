@@ -7,9 +7,12 @@ from typing import Any
 
 import msgspec
 
+from catenary.constraints.closing import close_objects
 from catenary.constraints.keywords import (
     ANNOTATIONS,
+    COUNTS,
     EXTENSION,
+    FORMATS,
     MAX_DIVISOR,
     NEUTRAL,
     SCHEMA_LISTS,
@@ -18,12 +21,19 @@ from catenary.constraints.keywords import (
     VALUES,
 )
 from catenary.constraints.kinds import ConstraintError, ConstraintLimits
+from catenary.constraints.property_names import limit_names
 from catenary.constraints.references import check_references
-from catenary.constraints.regex import check_regex
+from catenary.constraints.regex import read_regex
 from catenary.json_bounds import json_levels
 
 _GUIDANCE = "x-guidance"
 _SHOWN = re.compile(r"[A-Za-z0-9_$.-]{1,64}")
+
+# A text that begins with a day does not begin with the 29th of February of a common year, to which
+# llguidance, that knows how long each month is, gives 29 days in any year.
+_LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
+_DAY = f"^(?:[0-9]{{4}}-(?:0[13-9]|1[0-2]|02-[01]|02-2[0-8])|{_LEAP_YEAR}-02-29)"
+_DAYS = ("date", "date-time")
 
 
 def read_schema(source: str, limits: ConstraintLimits) -> dict[str, Any]:
@@ -53,6 +63,10 @@ def clean_schema(schema: Any, limits: ConstraintLimits) -> dict[str, Any]:
         raise ConstraintError("The JSON schema is false, which allows no value.")
     root: dict[str, Any] = {} if cleaned is True else cleaned
     check_references(root, limits)
+    if limits.closed_objects:
+        close_objects(root)
+        # It may have more parts now.
+        check_references(root, limits)
     return root | {_GUIDANCE: {"whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{1,{limits.max_whitespace}}}"}}
 
 
@@ -78,11 +92,17 @@ class _Cleaner:
             raise ConstraintError(
                 "Every part of a JSON schema that must be a schema is an object or a boolean."
             )
-        return {
+        found = {name: _whole(item) if name in COUNTS else item for name, item in value.items()}
+        if "string" not in _types(found):
+            found.pop("format", None)
+        found = {
             name: self._keyword(name, item)
-            for name, item in value.items()
+            for name, item in found.items()
             if self._counts(name, item, is_root)
         }
+        _read_nullable(found)
+        _read_format(found)
+        return limit_names(found)
 
     def _counts(self, name: str, value: Any, is_root: bool) -> bool:
         """Whether the keyword must be honoured; it is then one that can be."""
@@ -107,8 +127,7 @@ class _Cleaner:
             if name == "patternProperties":
                 if len(value) > self._limits.max_patterns:
                     raise self._too_many(name, self._limits.max_patterns)
-                for pattern in value:
-                    self._check_pattern(name, pattern)
+                return {self._pattern(name, key): self.schema(item) for key, item in value.items()}
             return {key: self.schema(item) for key, item in value.items()}
         if name in SCHEMA_LISTS or (name == "items" and isinstance(value, list)):
             if len(value) > self._limits.max_alternatives:
@@ -116,21 +135,15 @@ class _Cleaner:
             return [self.schema(item) for item in value]
         if name in SCHEMAS:
             return self.schema(value)
-        self._check(name, value)
-        return value
-
-    def _check(self, name: str, value: Any) -> None:
         if name in ("enum", "required") and len(value) > self._limits.max_alternatives:
             raise self._too_many(name, self._limits.max_alternatives)
-        if name == "pattern":
-            self._check_pattern(name, value)
         if name == "multipleOf":
             self._add_divisor(value)
+        return self._pattern(name, value) if name == "pattern" else value
 
-    def _check_pattern(self, name: str, pattern: str) -> None:
+    def _pattern(self, name: str, pattern: str) -> str:
         try:
-            if pattern:
-                check_regex(pattern, self._limits)
+            return read_regex(pattern, self._limits) if pattern else pattern
         except ConstraintError as error:
             raise ConstraintError(f"The JSON schema's '{name}' cannot be honoured: {error}") from None
 
@@ -150,3 +163,34 @@ class _Cleaner:
     @staticmethod
     def _too_many(name: str, limit: int) -> ConstraintError:
         return ConstraintError(f"The JSON schema's '{name}' has more than {limit} entries.")
+
+
+def _whole(value: Any) -> Any:
+    """The specification counts 2.0 as an integer."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _read_nullable(schema: dict[str, Any]) -> None:
+    """OpenAPI 3.0's `nullable`: beside a type it allows null as well; an `enum` must list it all the same."""
+    kinds = schema.get("type")
+    if schema.pop("nullable", False) and kinds is not None:
+        named = kinds if isinstance(kinds, list) else [kinds]
+        schema["type"] = named if "null" in named else [*named, "null"]
+
+
+def _types(schema: dict[str, Any]) -> tuple[Any, ...]:
+    """What `type` names, which may be malformed; of strings alone if there is none."""
+    kinds = schema.get("type", "string")
+    return tuple(kinds) if isinstance(kinds, list) else (kinds,)
+
+
+def _read_format(schema: dict[str, Any]) -> None:
+    """Drop a format that is not of the specification, and have days be those of the calendar."""
+    name = schema.get("format")
+    if name is not None and name not in FORMATS:
+        del schema["format"]
+    elif name in _DAYS:
+        if "pattern" in schema:
+            schema["allOf"] = [*schema.get("allOf", ()), {"pattern": _DAY}]
+        else:
+            schema["pattern"] = _DAY

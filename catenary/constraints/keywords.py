@@ -5,8 +5,45 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from catenary.schema_notes import ANNOTATIONS, EXTENSION, SCHEMA_LISTS, SCHEMA_OBJECTS, SCHEMAS
+
+__all__ = [
+    "ANNOTATIONS",
+    "COUNTS",
+    "EXTENSION",
+    "FORMATS",
+    "MAX_DIVISOR",
+    "NEUTRAL",
+    "SCHEMAS",
+    "SCHEMA_LISTS",
+    "SCHEMA_OBJECTS",
+    "UNREADABLE_FORMATS",
+    "VALUES",
+]
+
 TYPES = ("null", "boolean", "object", "array", "number", "string", "integer")
 FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
+UNREADABLE_FORMATS = (
+    "idn-email",
+    "idn-hostname",
+    "iri",
+    "iri-reference",
+    "json-pointer",
+    "regex",
+    "relative-json-pointer",
+    "uri-reference",
+    "uri-template",
+)
+"""Formats of the specification that are not honoured. Any other name is an annotation."""
+
+COUNTS = (
+    "minProperties",
+    "maxProperties",
+    "minItems",
+    "maxItems",
+    "minLength",
+    "maxLength",
+)
 MAX_COUNT = 1_000_000
 MAX_NUMBER = 10**18
 
@@ -82,7 +119,12 @@ VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "minLength": (_is_count, f"an integer from 0 to {MAX_COUNT}"),
     "maxLength": (_is_count, f"an integer from 0 to {MAX_COUNT}"),
     "pattern": (_is_string, "a string"),
-    "format": (lambda value: value in FORMATS, f"one of {', '.join(FORMATS)}"),
+    "format": (
+        lambda value: isinstance(value, str) and value not in UNREADABLE_FORMATS,
+        f"a string; of the specification's formats it may be {', '.join(FORMATS)}",
+    ),
+    "nullable": (lambda value: isinstance(value, bool), "true or false"),
+    "propertyNames": (_is_schema, "a schema"),
     "minimum": (_is_number, f"a number from -{MAX_NUMBER} to {MAX_NUMBER}"),
     "maximum": (_is_number, f"a number from -{MAX_NUMBER} to {MAX_NUMBER}"),
     "exclusiveMinimum": (_is_bound, f"a number from -{MAX_NUMBER} to {MAX_NUMBER}"),
@@ -97,40 +139,9 @@ VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 }
 """Keywords that are honoured: what their values must be, as a test and in words."""
 
-ANNOTATIONS = frozenset(
-    {
-        "$anchor",
-        "$comment",
-        "$schema",
-        "contentEncoding",
-        "contentMediaType",
-        "contentSchema",
-        "default",
-        "deprecated",
-        "description",
-        "discriminator",
-        "example",
-        "examples",
-        "externalDocs",
-        "readOnly",
-        "title",
-        "writeOnly",
-        "xml",
-    }
-)
-"""Keywords that allow and forbid nothing, by the specification."""
-
-EXTENSION = "x-"
-"""What names of vendors' annotations begin with."""
-
 NEUTRAL: Mapping[str, bool] = {
     "uniqueItems": False,
-    "nullable": False,
     "unevaluatedProperties": True,
     "unevaluatedItems": True,
 }
 """Keywords that are not honoured, but ask for nothing with this value."""
-
-SCHEMA_OBJECTS = ("properties", "patternProperties", "$defs", "definitions")
-SCHEMA_LISTS = ("prefixItems", "anyOf", "oneOf", "allOf")
-SCHEMAS = ("additionalProperties", "items", "additionalItems")

@@ -15,6 +15,7 @@ class ConstraintKind(IntEnum):
     REGEX = 2
     GRAMMAR = 3
     STRUCTURAL_TAG = 4
+    GBNF = 5
 
 
 class ConstraintError(ValueError):
@@ -39,6 +40,7 @@ class ConstraintLimits:
         max_tags: structures of a tag, and triggers.
         max_tag_chars: characters of the beginning of a structure, and of its end.
         max_whitespace: characters of white space between two JSON tokens.
+        closed_objects: objects that list their properties, and say nothing of others, have no others.
     """
 
     max_bytes: int = MAX_CONSTRAINT_BYTES
@@ -53,3 +55,4 @@ class ConstraintLimits:
     max_tags: int = 256
     max_tag_chars: int = 1024
     max_whitespace: int = 32
+    closed_objects: bool = False

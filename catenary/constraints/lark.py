@@ -9,7 +9,7 @@ from json import JSONDecodeError, JSONDecoder
 
 from catenary.constraints.json_schema import clean_schema
 from catenary.constraints.kinds import ConstraintError, ConstraintLimits
-from catenary.constraints.regex import check_regex
+from catenary.constraints.regex import read_regex
 
 # One token; what is in none of these is one character. None can backtrack, and none is tried twice at one
 # text: a quote or a slash that is not closed is refused.
@@ -23,7 +23,8 @@ _NUMBER = re.compile(r"[0-9]+")
 
 
 def read_lark(source: str, limits: ConstraintLimits) -> str:
-    """The grammar for llguidance: as it is, but that JSON schemas in it (`%json {...}`) are checked.
+    """The grammar for llguidance: as it is, but for the JSON schemas (`%json {...}`) and the character
+    classes in it.
 
     Raises:
         ConstraintError: it is empty, too large, nested too deep, or a part cannot be honoured. Names without
@@ -51,7 +52,8 @@ def _read(source: str, limits: ConstraintLimits) -> Iterator[str]:
             schema, position = _schema(source, position, limits)
             text = f"%json {schema}"
         elif kind == "regex":
-            check_regex(text[1 : text.rindex("/")], limits)
+            end = text.rindex("/")
+            text = f"/{read_regex(text[1:end], limits)}{text[end:]}"
         elif kind == "repetition" and any(
             len(number) > 9 or int(number) > limits.max_regex_size for number in _NUMBER.findall(text)
         ):

@@ -21,7 +21,7 @@ def check_references(root: dict[str, Any], limits: ConstraintLimits) -> None:
             the schema asks for itself without an end, so that no finite value satisfies it.
     """
     schemas = _all_schemas(root)
-    targets = {id(schema): _target(root, schema["$ref"]) for schema in schemas if "$ref" in schema}
+    targets = {id(schema): find_target(root, schema["$ref"]) for schema in schemas if "$ref" in schema}
     known = {id(schema) for schema in schemas}
     for target in targets.values():
         if isinstance(target, dict) and id(target) not in known:
@@ -52,7 +52,8 @@ def _all_schemas(root: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def _target(root: dict[str, Any], reference: str) -> Any:
+def find_target(root: dict[str, Any], reference: str) -> Any:
+    """What a reference leads to: a schema or a boolean. Raises ConstraintError if it leads to neither."""
     if reference != "#" and not reference.startswith("#/"):
         raise ConstraintError("The JSON schema's '$ref' must be '#' or begin with '#/'.")
     found: Any = root

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from catenary.constraints.character_class import read_class
 from catenary.constraints.kinds import ConstraintError, ConstraintLimits
 
 _LOOK_AROUND = ("(?=", "(?!", "(?<=", "(?<!")
@@ -14,8 +15,10 @@ _REFERENCES = frozenset("123456789k")
 _BRACED = frozenset("pPux")
 
 
-def check_regex(source: str, limits: ConstraintLimits) -> None:
-    """Check an expression in the syntax that Rust's `regex` and Python's `re` share.
+def read_regex(source: str, limits: ConstraintLimits) -> str:
+    """The expression, with the meaning that Python's `re` and ECMA-262 share, as Rust's `regex` reads it.
+
+    Character classes are written anew, for Rust has nested ones, `[:alpha:]`, `&&`, `--` and `~~` in them.
 
     Raises:
         ConstraintError: it is empty, uses look-around, a back reference or a word boundary, is too deep,
@@ -23,7 +26,7 @@ def check_regex(source: str, limits: ConstraintLimits) -> None:
     """
     if not source:
         raise ConstraintError("A regular expression must not be empty.")
-    _Scanner(source, limits).run()
+    return _Scanner(source, limits).run()
 
 
 @dataclass(slots=True)
@@ -32,6 +35,8 @@ class _Group:
 
     size: int = 0
     last: int = 0
+    # The last item is a repetition: a second may not follow, but a `?` may, which changes no language.
+    repeated: bool = False
 
 
 class _Scanner:
@@ -41,34 +46,54 @@ class _Scanner:
         self._groups = [_Group()]
         self._position = 0
 
-    def run(self) -> None:
+    def run(self) -> str:
+        written: list[str] = []
         while self._position < len(self._source):
-            self._step(self._source[self._position])
+            start = self._position
+            translated = self._step(self._source[start])
+            written.append(translated or self._source[start : self._position])
             if self._groups[-1].size > self._limits.max_regex_size:
                 raise ConstraintError(
                     "The regular expression stands for too many characters with its repetitions written out; "
                     f"at most {self._limits.max_regex_size} are allowed."
                 )
+        return "".join(written)
 
-    def _step(self, char: str) -> None:
+    def _step(self, char: str) -> str | None:
+        """Take the next part. Returns it as Rust reads it, None where that is the same."""
         match char:
             case "\\":
                 self._escape()
             case "[":
-                self._position = _end_of_class(self._source, self._position)
+                translated, self._position = read_class(self._source, self._position)
                 self._item(1)
+                return translated
             case "(":
                 self._open()
             case ")":
                 self._close()
             case "{":
                 self._repeat()
+            case "*" | "+" | "?":
+                self._position += 1
+                self._repeats()
             case _:
                 self._position += 1
-                self._item(0 if char in "|*+?^$" else 1)
+                self._item(0 if char in "|^$" else 1)
+        return None
+
+    def _repeats(self) -> None:
+        """Note a repetition, and take the `?` behind it. Rust reads a second one as one of the first's, which
+        in Python is possessive or an error."""
+        group = self._groups[-1]
+        if group.repeated:
+            raise ConstraintError("The regular expression repeats a repetition, or has a possessive one.")
+        group.repeated = True
+        self._position += self._source.startswith("?", self._position)
 
     def _item(self, size: int) -> None:
         group = self._groups[-1]
+        group.repeated = False
         group.size += size
         if size:
             group.last = size
@@ -91,6 +116,8 @@ class _Scanner:
         rest = self._source[self._position : self._position + 4]
         if rest.startswith(_LOOK_AROUND):
             raise ConstraintError("Look-around is not supported in regular expressions.")
+        if rest.startswith("(?>"):
+            raise ConstraintError("Atomic groups are not supported in regular expressions.")
         if rest.startswith("(?P="):
             raise ConstraintError("Back references are not supported in regular expressions.")
         if len(self._groups) > self._limits.max_depth:
@@ -117,24 +144,4 @@ class _Scanner:
         group.size += group.last * (max(1, times) - 1)
         group.last *= max(1, times)
         self._position = found.end()
-
-
-def _end_of_class(source: str, start: int) -> int:
-    """Index behind the character class that begins at `start`."""
-    depth, position = 0, start
-    while position < len(source):
-        match source[position]:
-            case "\\":
-                position += 1
-            case "[":
-                depth += 1
-                if source[position + 1 : position + 2] == "^":
-                    position += 1
-                if source[position + 1 : position + 2] == "]":
-                    position += 1
-            case "]":
-                depth -= 1
-                if not depth:
-                    return position + 1
-        position += 1
-    raise ConstraintError("The regular expression has a character class that is not closed.")
+        self._repeats()

@@ -149,7 +149,7 @@ class _ConstraintKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Constr
     CONSTRAINT_KIND_REGEX: _ConstraintKind.ValueType  # 2
     """A regular expression that the whole output matches."""
     CONSTRAINT_KIND_GRAMMAR: _ConstraintKind.ValueType  # 3
-    """A context-free grammar in Lark's or, if it has a rule `root ::=`, in GBNF's notation."""
+    """A context-free grammar in Lark's notation, with a rule `start`."""
     CONSTRAINT_KIND_STRUCTURAL_TAG: _ConstraintKind.ValueType  # 4
     """A JSON object: free text in which tags may stand whose content is constrained.
       triggers: texts; after one of them only one of the tags that begin with it may follow.
@@ -163,6 +163,8 @@ class _ConstraintKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Constr
         text. Absent: false.
       otherwise: a JSON schema: in place of free text the output is tags alone or, without any, a JSON value of it.
     """
+    CONSTRAINT_KIND_GBNF: _ConstraintKind.ValueType  # 5
+    """A context-free grammar in GBNF's notation, with a rule `root`."""
 
 class ConstraintKind(_ConstraintKind, metaclass=_ConstraintKindEnumTypeWrapper):
     """What kind of text `Constraint.source` is."""
@@ -173,7 +175,7 @@ CONSTRAINT_KIND_JSON_SCHEMA: ConstraintKind.ValueType  # 1
 CONSTRAINT_KIND_REGEX: ConstraintKind.ValueType  # 2
 """A regular expression that the whole output matches."""
 CONSTRAINT_KIND_GRAMMAR: ConstraintKind.ValueType  # 3
-"""A context-free grammar in Lark's or, if it has a rule `root ::=`, in GBNF's notation."""
+"""A context-free grammar in Lark's notation, with a rule `start`."""
 CONSTRAINT_KIND_STRUCTURAL_TAG: ConstraintKind.ValueType  # 4
 """A JSON object: free text in which tags may stand whose content is constrained.
   triggers: texts; after one of them only one of the tags that begin with it may follow.
@@ -187,6 +189,8 @@ CONSTRAINT_KIND_STRUCTURAL_TAG: ConstraintKind.ValueType  # 4
     text. Absent: false.
   otherwise: a JSON schema: in place of free text the output is tags alone or, without any, a JSON value of it.
 """
+CONSTRAINT_KIND_GBNF: ConstraintKind.ValueType  # 5
+"""A context-free grammar in GBNF's notation, with a rule `root`."""
 Global___ConstraintKind: _TypeAlias = ConstraintKind  # noqa: Y015
 
 class _ModelTask:
@@ -588,11 +592,16 @@ class Constraint(_message.Message):
     KIND_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
     AFTER_FIELD_NUMBER: _builtins.int
+    CLOSED_OBJECTS_FIELD_NUMBER: _builtins.int
     kind: Global___ConstraintKind.ValueType
     source: _builtins.str
     after: _builtins.str
     """The constraint holds behind the first place where this text was generated, and anything may stand before it: the
     end of a reasoning that comes first. Absent: from the first token on.
+    """
+    closed_objects: _builtins.bool
+    """In all JSON schemas of the source: an object with `properties`, of which neither `additionalProperties` nor
+    `patternProperties` says what others it may have, has no others. Absent: it may have any, as the specification says.
     """
     def __init__(
         self,
@@ -600,10 +609,11 @@ class Constraint(_message.Message):
         kind: Global___ConstraintKind.ValueType = ...,
         source: _builtins.str = ...,
         after: _builtins.str | None = ...,
+        closed_objects: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "after", b"after"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "after", b"after", "kind", b"kind", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "after", b"after", "closed_objects", b"closed_objects", "kind", b"kind", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__after: _TypeAlias = _typing.Literal["after"]  # noqa: Y015
     _WhichOneofArgType__after: _TypeAlias = _typing.Literal["_after", b"_after"]  # noqa: Y015

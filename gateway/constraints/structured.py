@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import msgspec
 
+from catenary.schema_notes import without_notes
 from catenary.v1.common_pb2 import (
+    CONSTRAINT_KIND_GBNF,
     CONSTRAINT_KIND_GRAMMAR,
-    CONSTRAINT_KIND_JSON_SCHEMA,
     CONSTRAINT_KIND_REGEX,
     CONSTRAINT_KIND_STRUCTURAL_TAG,
+    ConstraintKind,
 )
 from gateway.constraints.wanted import Wanted
 from gateway.errors import bad_request
 from gateway.schemas import ResponseFormat, StructuredFields, StructuredOutputs, TagStructure
 
 _ANY_OBJECT = {"type": "object"}
+# Behind blank lines and comments, the first rule of a grammar in GBNF.
+_GBNF = re.compile(r"(?:\s|#[^\n]*(?:\n|$))*[A-Za-z][A-Za-z0-9_-]*[ \t]*::=")
 
 
 def wanted_of(fields: StructuredFields) -> Wanted | None:
@@ -40,9 +45,9 @@ def wanted_of(fields: StructuredFields) -> Wanted | None:
 def _of_format(format_: ResponseFormat) -> Wanted:
     if format_.json_schema is not None:
         schema = format_.json_schema.schema_
-        return Wanted.json(CONSTRAINT_KIND_JSON_SCHEMA, schema, "response_format.json_schema.schema")
+        return Wanted.schema(schema, "response_format.json_schema.schema")
     if format_.type == "json_object":
-        return Wanted.json(CONSTRAINT_KIND_JSON_SCHEMA, _ANY_OBJECT, "response_format")
+        return Wanted.schema(_ANY_OBJECT, "response_format")
     tags: dict[str, Any] = {
         "triggers": format_.triggers,
         "structures": [_structure(structure) for structure in format_.structures or ()],
@@ -53,7 +58,7 @@ def _of_format(format_: ResponseFormat) -> Wanted:
 
 
 def _structure(structure: TagStructure) -> dict[str, Any]:
-    body = {} if structure.schema_ is None else {"schema": structure.schema_}
+    body = {} if structure.schema_ is None else {"schema": without_notes(structure.schema_)}
     return {"begin": structure.begin, **body, "end": structure.end}
 
 
@@ -79,9 +84,16 @@ def _of_tag(tag: dict[str, Any] | str, param: str) -> Wanted:
             raise bad_request(f"Invalid '{param}': it is not a JSON object.", param) from None
     if tag.get("type", "structural_tag") != "structural_tag":
         raise bad_request(f"Invalid '{param}.type': must be 'structural_tag'.", f"{param}.type")
-    return Wanted.json(
-        CONSTRAINT_KIND_STRUCTURAL_TAG, {name: tag[name] for name in tag if name != "type"}, param
-    )
+    fields = {name: value for name, value in tag.items() if name != "type"}
+    if isinstance(structures := tag.get("structures"), list):
+        fields["structures"] = [_without_notes(structure) for structure in structures]
+    return Wanted.json(CONSTRAINT_KIND_STRUCTURAL_TAG, fields, param)
+
+
+def _without_notes(structure: Any) -> Any:
+    if not isinstance(structure, dict) or "schema" not in structure:
+        return structure
+    return structure | {"schema": without_notes(structure["schema"])}
 
 
 def _of_kinds(
@@ -94,16 +106,22 @@ def _of_kinds(
     json_object: bool | None,
 ) -> Wanted | None:
     if json_ is not None:
-        return Wanted.json(CONSTRAINT_KIND_JSON_SCHEMA, json_, prefix + "json")
+        return Wanted.schema(json_, prefix + "json")
     if regex is not None:
         return Wanted(CONSTRAINT_KIND_REGEX, regex, prefix + "regex")
     if choice is not None:
         return Wanted(CONSTRAINT_KIND_GRAMMAR, choice_grammar(choice), prefix + "choice")
     if grammar is not None:
-        return Wanted(CONSTRAINT_KIND_GRAMMAR, grammar, prefix + "grammar")
+        return Wanted(grammar_kind(grammar), grammar, prefix + "grammar")
     if json_object:
-        return Wanted.json(CONSTRAINT_KIND_JSON_SCHEMA, _ANY_OBJECT, prefix + "json_object")
+        return Wanted.schema(_ANY_OBJECT, prefix + "json_object")
     return None
+
+
+def grammar_kind(source: str) -> ConstraintKind.ValueType:
+    """The notation of a client's grammar, which its first rule shows: GBNF writes `name ::=`, as Lark never
+    does."""
+    return CONSTRAINT_KIND_GRAMMAR if _GBNF.match(source) is None else CONSTRAINT_KIND_GBNF
 
 
 def choice_grammar(choices: list[str]) -> str:

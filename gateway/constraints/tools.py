@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from catenary.schema_notes import without_notes
 from catenary.v1.common_pb2 import CONSTRAINT_KIND_GRAMMAR, CONSTRAINT_KIND_STRUCTURAL_TAG
 from gateway.constraints.tagged import tagged_parameters
 from gateway.constraints.wanted import Wanted
@@ -30,8 +31,11 @@ class CallableFunction:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """Of the arguments, which are an object in any case."""
-        return dict(_NOTHING) if self.parameters is None else _OBJECT | dict(self.parameters)
+        """Of the arguments, which are an object in any case; without annotations."""
+        if self.parameters is None:
+            return dict(_NOTHING)
+        schema: dict[str, Any] = without_notes(dict(self.parameters))
+        return _OBJECT | schema
 
 
 def wanted_calls(

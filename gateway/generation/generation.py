@@ -14,6 +14,9 @@ from gateway.generation.prompt import Prompt, read_prompts
 from gateway.link import Batch, Inbox, SequenceEnded, SequenceFeed, Session
 from gateway.streaming import ChoiceDelta, Usage, usage_of
 
+# What an engine, which knows no fields of requests, calls the constraint.
+_CONSTRAINT = "constraint"
+
 
 class _Sequence:
     """A sequence on the session. `choices`: the texts that come of it, of a beam search several."""
@@ -163,6 +166,8 @@ class Generation:
         batch = feed.take()
         end = batch.end
         if end is not None and end.error is not None:
+            if end.error.param == _CONSTRAINT:
+                end.error.param = self.plan.constraint_param
             raise end.error
         if not prompt.known:
             if not prompt.add(batch.prompt, last=bool(batch.ids) or end is not None):

@@ -29,8 +29,9 @@ class GenerationPlan:
 
     A prompt has `samples` sequences, or one for a beam search, and `candidates` texts come of them, of which
     `n` are answered: choice p * n + i is the i-th of prompt p. max_tokens: of each prompt's sequences, at
-    least 1; bad_words: tokens in a row that are not generated; standing: how they wait for an engine;
-    parsing: what is read in the texts; tails: each prompt's last characters, if anything is."""
+    least 1; constraint_param: the field that the constraint came in; bad_words: tokens in a row that are not
+    generated; standing: how they wait for an engine; parsing: what is read in the texts; tails: each prompt's
+    last characters, if anything is."""
 
     request_id: str
     model: Model
@@ -41,6 +42,7 @@ class GenerationPlan:
     fields: GenerationFields
     cache_salt: str = ""
     constraint: common_pb2.Constraint | None = None
+    constraint_param: str | None = None
     bad_words: Sequence[Sequence[int]] = ()
     standing: Standing = field(default_factory=Standing)
     parsing: ParserChoice = field(default_factory=ParserChoice)

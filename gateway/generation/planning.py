@@ -24,6 +24,7 @@ def make_plan(
     param: str,
     cache_salt: str,
     constraint: common_pb2.Constraint | None = None,
+    constraint_param: str | None = None,
     standing: Standing | None = None,
     max_scored_prompt_tokens: int | None = None,
     parsing: ParserChoice | None = None,
@@ -40,6 +41,7 @@ def make_plan(
         param: name of the field that the prompts came from.
         cache_salt: cached KV is shared only with requests that have the same one.
         constraint: what the text of every choice must be; it was checked.
+        constraint_param: the field of the request that it came from.
         standing: how the sequences wait for an engine.
         max_scored_prompt_tokens: prompt tokens whose log probabilities one answer may tell; None: any number.
         parsing: what is read in the texts; None: nothing.
@@ -67,6 +69,7 @@ def make_plan(
         fields=fields,
         cache_salt=cache_salt,
         constraint=constraint,
+        constraint_param=constraint_param,
         bad_words=bad_words,
         standing=standing or Standing(),
         parsing=parsing or ParserChoice(),

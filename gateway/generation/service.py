@@ -181,6 +181,7 @@ class GenerationService:
         keep = truncation(fields, model.max_model_len)
         wanted = endpoint.constraint(fields, model)
         if wanted is not None:
+            wanted = wanted.opened() if self._config.open_objects else wanted
             check = wanted.check(model.name, self._tokenizers, self.limits)
             await (check if watch is None else watch.run(check))
         with span_here("render"):
@@ -197,6 +198,7 @@ class GenerationService:
             param=endpoint.prompt_param,
             cache_salt=salted(cache_salt, fields.cache_salt),
             constraint=None if wanted is None else wanted.message(_thoughts_end(parsing, rendered)),
+            constraint_param=None if wanted is None else wanted.param,
             standing=self._standing(fields),
             max_scored_prompt_tokens=self.limits.max_scored_prompt_tokens,
             parsing=parsing,

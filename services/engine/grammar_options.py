@@ -39,6 +39,13 @@ class GrammarOptions(BaseModel):
         le=3_600,
         description="A sequence whose constraint is not compiled after so long is refused.",
     )
+    grammar_number_digits: int = Field(
+        40,
+        ge=16,
+        le=1_000_000,
+        description="Most digits of a number in constrained JSON, before its point and behind it, so that a "
+        "model cannot write digits for ever. An exponent has at most 3.",
+    )
     grammar_cache: int = Field(
         128, ge=0, le=100_000, description="Compiled constraints that are kept for the next that are equal."
     )

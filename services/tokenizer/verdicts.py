@@ -74,7 +74,7 @@ class ConstraintVerdicts:
 
     async def _judge(self, constraint: common_pb2.Constraint, param: str) -> _Verdict:
         """Retried once on a crash: a worker may die of something else."""
-        task = ConstraintTask(constraint.kind, constraint.source, param)
+        task = ConstraintTask(constraint.kind, constraint.source, param, constraint.closed_objects)
         sized = SizedTask(task, len(constraint.source), self._config.constraint_timeout_s)
         try:
             async with asyncio.timeout(self._config.queue_timeout_s):
@@ -102,7 +102,8 @@ class ConstraintVerdicts:
 
 
 def _key(constraint: common_pb2.Constraint) -> bytes:
-    return hashlib.sha256(f"{constraint.kind}:{constraint.source}".encode()).digest()
+    form = f"{constraint.kind}:{constraint.closed_objects}:{constraint.source}"
+    return hashlib.sha256(form.encode()).digest()
 
 
 def _invalid(message: str, param: str) -> RpcError:

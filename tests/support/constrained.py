@@ -7,8 +7,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from catenary.constraints import ConstraintKind
-from services.engine.constraints import Vocabulary
+from services.engine.constraints import Bits, Restriction, Vocabulary
 from services.engine.link import ConstraintOptions
 from tests.support.tiny_tokenizer import EOS_ID, VOCAB_SIZE, tokenizer_json, write_tiny_model
 from tests.support.torch_engine import LocalCore, Output, save_tiny_model
@@ -49,6 +51,18 @@ def regex(source: str, after: str | None = None) -> ConstraintOptions:
 def schema(value: Any, after: str | None = None) -> ConstraintOptions:
     """JSON of this schema."""
     return ConstraintOptions(ConstraintKind.JSON_SCHEMA, json.dumps(value), after)
+
+
+def next_tokens(one: Restriction, backend: Any, vocabulary: Vocabulary) -> list[int]:
+    """What may be sampled next, by the masks of a backend: at least one."""
+    bits: Bits = np.zeros((1, vocabulary.words), dtype=np.int32)
+    if one.active:
+        backend.fill([(one.matcher, 0)], bits)
+    one.narrow(bits[0], mask_stops=False)
+    flat = np.unpackbits(bits.view(np.uint8), axis=1, count=WIDTH, bitorder="little")
+    allowed: list[int] = np.nonzero(flat[0])[0].tolist()
+    assert allowed
+    return allowed
 
 
 def text_of(core: LocalCore, output: Output) -> str:

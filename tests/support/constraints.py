@@ -39,9 +39,16 @@ BYTES = LLTokenizer(TokenizerWrapper(_Bytes()))
 class Language:
     """The texts that a constraint allows. Raises ConstraintError for one that is refused."""
 
-    def __init__(self, kind: ConstraintKind, source: Any, control: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        kind: ConstraintKind,
+        source: Any,
+        control: Mapping[str, int] | None = None,
+        *,
+        closed: bool = False,
+    ) -> None:
         text = source if isinstance(source, str) else json.dumps(source, ensure_ascii=False)
-        self._grammar = to_llguidance(kind, text, control=control)
+        self._grammar = to_llguidance(kind, text, control=control, closed=closed)
         check_grammar(self._grammar, BYTES)
 
     def __contains__(self, text: str | list[str | int]) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, ParamSpec, TypeVar
 
+from services.engine.constraints.json_watch import JsonTokens, json_parts
 from services.engine.constraints.matching import ConstraintRefused, GrammarBackend
 from services.engine.constraints.restriction import CompiledConstraint, Restriction, Taken
 from services.engine.constraints.vocabulary import Vocabulary
@@ -24,7 +25,7 @@ _STACK_BYTES: Final = 16 * 2**20
 
 class ConstraintCompiler:
     """A few threads with at most `queue` tasks, and the last `cached` compiled constraints, as far as their
-    sources have no more than `cached_bytes` together.
+    sources have no more than `cached_bytes` together. `number_digits`: as `JsonTokens` has it.
 
     Used by the loop's thread alone, which never waits here: results are futures. A task cannot be stopped, so
     those of sequences that were aborted count until they end.
@@ -39,6 +40,7 @@ class ConstraintCompiler:
         queue: int,
         cached: int,
         cached_bytes: int,
+        number_digits: int = 40,
     ) -> None:
         self.backend = backend
         self.vocabulary = vocabulary
@@ -46,6 +48,7 @@ class ConstraintCompiler:
         self._cached = cached
         self._cached_bytes = cached_bytes
         self._bytes = 0
+        self._json = JsonTokens(vocabulary, number_digits)
         self._pool = ThreadPoolExecutor(threads, "constraints")
         self._compiled: OrderedDict[ConstraintOptions, CompiledConstraint] = OrderedDict()
         self._compiling: dict[ConstraintOptions, Future[CompiledConstraint]] = {}
@@ -124,7 +127,9 @@ class ConstraintCompiler:
         begun = time.perf_counter()
         try:
             grammar = self.backend.compile(options)
-            return CompiledConstraint(grammar, options.after, self.vocabulary)
+            parts = json_parts(options)
+            json = None if parts is None else (parts, self._json)
+            return CompiledConstraint(grammar, options.after, self.vocabulary, json)
         finally:
             with self._lock:
                 self.compiled += 1

@@ -61,7 +61,9 @@ class GuidanceBackend:
     def compile(self, options: ConstraintOptions) -> Grammar:
         vocabulary = self._vocabulary
         try:
-            source = to_llguidance(options.kind, options.source, control=vocabulary.control)
+            source = to_llguidance(
+                options.kind, options.source, control=vocabulary.control, closed=options.closed
+            )
         except ConstraintError as error:
             raise ConstraintRefused(str(error)) from None
         # Its own messages show the grammar, which is nothing for a log.

@@ -26,7 +26,8 @@ class Marker:
             wrong = []
             for token_id, rest in found:
                 if rest not in fits:
-                    fits[rest] = grammar.matcher().accept(vocabulary.tokens(rest))
+                    spelled = vocabulary.tokens(rest)
+                    fits[rest] = spelled is not None and grammar.matcher().accept(spelled)
                 if not fits[rest]:
                     wrong.append(token_id)
             if wrong:

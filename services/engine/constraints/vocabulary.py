@@ -44,6 +44,7 @@ class Vocabulary:
         self.closing = frozenset(self.guide.eos_tokens)
         # Ids that no text spells, by the text that stands for each.
         self.control = {text: token for text, token in added.items() if self.guide.is_special_token(token)}
+        self.control_ids = frozenset(self.control.values())
         self.bits = lru_cache(256)(self._bits)
 
     @property
@@ -70,9 +71,26 @@ class Vocabulary:
         """The tokens that have a logit; None if all have."""
         return None if self.size == self.width else bits_of(range(self.width), self.words)
 
-    def tokens(self, text: bytes) -> list[int]:
-        """Tokens that make up this text, in any way."""
-        return list(self.guide.tokenize_bytes(text))
+    @cached_property
+    def _spelled(self) -> dict[bytes, int]:
+        """A token for each text that one spells."""
+        return {
+            text: token for token, text in enumerate(self.texts) if text and token not in self.control_ids
+        }
+
+    def tokens(self, text: bytes) -> list[int] | None:
+        """A few tokens that spell these bytes, in some way; None: there are none.
+
+        Not those of the model's tokenizer, which makes control tokens of their names and changes characters.
+        """
+        ways: list[list[int] | None] = [[], *([None] * len(text))]
+        for start in range(len(text)):
+            way = ways[start]
+            for end in range(start + 1, len(text) + 1) if way is not None else ():
+                token, there = self._spelled.get(text[start:end]), ways[end]
+                if token is not None and way is not None and (there is None or len(way) + 1 < len(there)):
+                    ways[end] = [*way, token]
+        return ways[-1]
 
     def _bits(self, token_ids: frozenset[int]) -> Bits:
         return bits_of(token_ids, self.words)

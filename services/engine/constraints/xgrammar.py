@@ -9,7 +9,15 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from catenary.constraints import ConstraintError, ConstraintKind, to_llguidance
+from catenary.constraints import (
+    ConstraintError,
+    ConstraintKind,
+    ConstraintLimits,
+    clean_schema,
+    read_regex,
+    read_schema,
+    to_llguidance,
+)
 from services.engine.constraints.matching import Bits, ConstraintRefused, Grammar, GrammarBackend, Matcher
 from services.engine.constraints.vocabulary import Vocabulary
 from services.engine.constraints.xgrammar_schema import honoured
@@ -80,32 +88,35 @@ class XgrammarBackend:
 
     def compile(self, options: ConstraintOptions) -> Grammar:
         try:
-            checked = to_llguidance(options.kind, options.source)
+            # What it refuses is refused here too.
+            to_llguidance(options.kind, options.source, closed=options.closed)
         except ConstraintError as error:
             raise ConstraintRefused(str(error)) from None
         try:
-            compiled = self._compile(options, checked)
+            compiled = self._compile(options)
         except RuntimeError:
             raise ConstraintRefused("The constraint cannot be compiled by xgrammar.") from None
         return XgrammarGrammar(self._library, compiled, self._words)
 
-    def _compile(self, options: ConstraintOptions, checked: str) -> Any:
+    def _compile(self, options: ConstraintOptions) -> Any:
         compiler, source = self._compiler, options.source
+        limits = ConstraintLimits(closed_objects=options.closed)
         match options.kind:
             case ConstraintKind.JSON_SCHEMA:
-                # Without what says nothing about a value.
-                schema = honoured(json.loads(checked)["grammars"][0]["json_schema"])
+                schema = honoured(read_schema(source, limits))
                 return compiler.compile_json_schema(
                     json.dumps(schema, ensure_ascii=False),
                     max_whitespace_cnt=_MOST_WHITE_SPACE,
                     strict_mode=False,
                 )
             case ConstraintKind.REGEX:
-                return compiler.compile_regex(source)
+                return compiler.compile_regex(read_regex(source, limits))
             case ConstraintKind.GRAMMAR:
-                return compiler.compile_grammar(source) if "::=" in source else compiler.compile_lark(source)
+                return compiler.compile_lark(source)
+            case ConstraintKind.GBNF:
+                return compiler.compile_grammar(source)
             case ConstraintKind.STRUCTURAL_TAG:
-                return compiler.compile_structural_tag(_tag(json.loads(source)))
+                return compiler.compile_structural_tag(_tag(json.loads(source), limits))
 
     def fill(self, matchers: Sequence[tuple[Matcher, int]], bits: Bits) -> None:
         found = [(cast(XgrammarMatcher, matcher), row) for matcher, row in matchers]
@@ -115,7 +126,7 @@ class XgrammarBackend:
             self._batch.batch_fill_next_token_bitmask(list(inner), bits, list(rows))
 
 
-def _tag(given: dict[str, Any]) -> dict[str, Any]:
+def _tag(given: dict[str, Any], limits: ConstraintLimits) -> dict[str, Any]:
     """A structural tag of the contract as one of xgrammar."""
     tags: list[dict[str, Any]] = []
     for structure in given["structures"]:
@@ -123,7 +134,8 @@ def _tag(given: dict[str, Any]) -> dict[str, Any]:
             raise ConstraintRefused("Values with tags of their own are not supported by xgrammar.")
         content: dict[str, Any] = {"type": "any_text"}
         if structure.get("schema") is not None:
-            content = {"type": "json_schema", "json_schema": honoured(structure["schema"])}
+            schema = honoured(clean_schema(structure["schema"], limits))
+            content = {"type": "json_schema", "json_schema": schema}
         tags.append({"begin": structure["begin"], "content": content, "end": structure.get("end", "")})
     if given.get("only_tags", False):
         only = {"type": "tags_with_separator", "tags": tags, "separator": "\n", "at_least_one": True}

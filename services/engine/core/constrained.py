@@ -129,12 +129,11 @@ class ConstrainedSequences:
     def follow(self, outcome: Outcome) -> Outcome | None:
         """What a token of a constrained sequence comes to; None if the sequence failed by it."""
         sequence, token_id = outcome.sequence, outcome.token_id
-        stopped = isinstance(outcome, Finished) and outcome.reason is FinishReason.STOP
         taken = Taken.GOES_ON
-        if token_id is not None and not stopped:
+        if token_id is not None:
             taken = self._constraints.take(sequence, token_id)
         if taken is Taken.ENDED:
-            # Not by the scheduler's rules: it may be told to ignore the model's ids, or to go on for longer.
+            # The scheduler, which does not know what is complete, ends no constrained sequence by a stop id.
             self._scheduler.end(sequence.key, FinishReason.STOP)
             outcome = Finished(sequence, token_id, FinishReason.STOP, token_id)
         elif taken is Taken.FAILED and not sequence.finished:

@@ -72,5 +72,6 @@ def open_grammars(options: CoreOptions, directory: Path, width: int, facts: Dire
         queue=options.grammar_queue,
         cached=options.grammar_cache,
         cached_bytes=options.grammar_cache_kib << 10,
+        number_digits=options.grammar_number_digits,
     )
     return Grammars(compiler, options.grammar_queue, options.grammar_timeout_s)

@@ -60,6 +60,7 @@ class CoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     grammar_timeout_s: float
     grammar_cache: int
     grammar_cache_kib: int
+    grammar_number_digits: int
     async_stepping: bool
     trace_steps: str | None
     profile_steps: str | None

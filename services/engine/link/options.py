@@ -52,6 +52,8 @@ class ConstraintOptions(Struct, frozen=True, array_like=True):
     kind: ConstraintKind
     source: str
     after: str | None = None
+    # As `closed_objects` of `catenary.v1.Constraint`.
+    closed: bool = False
 
 
 class BeamOptions(Struct, frozen=True, array_like=True):

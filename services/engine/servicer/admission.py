@@ -135,4 +135,4 @@ def _constraint(spec: common_pb2.SequenceSpec) -> ConstraintOptions | None:
     if given.HasField("after") and not 1 <= len(given.after) <= MAX_CONSTRAINT_AFTER:
         message = f"The text that a constraint begins after has 1 to {MAX_CONSTRAINT_AFTER} characters."
         raise Inadmissible(message, "constraint")
-    return ConstraintOptions(kind, given.source, given.after or None)
+    return ConstraintOptions(kind, given.source, given.after or None, given.closed_objects)

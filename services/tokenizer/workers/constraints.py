@@ -27,7 +27,7 @@ class ConstraintChecker:
         self._memory_bytes = memory_bytes
         self._vocabulary = _read(tokenizer_json)
 
-    def check(self, kind: int, source: str, param: str) -> None:
+    def check(self, kind: int, source: str, param: str, *, closed: bool = False) -> None:
         """Raises RenderRefused with `param`: INVALID_ARGUMENT, or UNSUPPORTED whatever the constraint."""
         if self._vocabulary is None:
             message = "The output of this model cannot be constrained."
@@ -35,7 +35,8 @@ class ConstraintChecker:
         tokenizer, control = self._vocabulary
         try:
             with bounded_memory(self._memory_bytes):
-                check_grammar(to_llguidance(ConstraintKind(kind), source, control=control), tokenizer)
+                grammar = to_llguidance(ConstraintKind(kind), source, control=control, closed=closed)
+                check_grammar(grammar, tokenizer)
         except ConstraintError as error:
             raise RenderRefused(str(error), param=param) from None
         except MemoryError:

@@ -95,11 +95,13 @@ class DetokenizeTask(msgspec.Struct, frozen=True, tag="detokenize"):
 
 
 class ConstraintTask(msgspec.Struct, frozen=True, tag="constraint"):
-    """Compile a constraint: a value of ConstraintKind and a source; `param` is the field it comes from."""
+    """Compile a constraint: a value of ConstraintKind, a source, and whether its objects are closed; `param`
+    is the field it comes from."""
 
     kind: int
     source: str
     param: str
+    closed: bool = False
 
 
 class TokenLists(msgspec.Struct, frozen=True, tag="tokens"):

@@ -81,8 +81,8 @@ class TaskTools:
                 return TokenLists([renderer.tokenize(text, add_special_tokens=add_special_tokens)])
             case DetokenizeTask(token_ids, skip_special_tokens):
                 return Text(renderer.detokenize(token_ids, skip_special_tokens=skip_special_tokens))
-            case ConstraintTask(kind, source, param):
-                self._checker.check(kind, source, param)
+            case ConstraintTask(kind, source, param, closed):
+                self._checker.check(kind, source, param, closed=closed)
                 return Compiled()
 
 

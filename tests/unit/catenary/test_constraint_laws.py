@@ -130,7 +130,7 @@ def test_gbnf_means_what_the_regular_expression_means(data: st.DataObject) -> No
     word = '"a" | "b" [0-9]+ | [à-ü]'
     source = f'root ::= word ("," word){{0,2}} tail?\nword ::= {word}\ntail ::= "." | "," "."'
     judge = re.compile(r"(a|b[0-9]+|[à-ü])(,(a|b[0-9]+|[à-ü])){0,2}(\.|,\.)?")
-    language = Language(ConstraintKind.GRAMMAR, source)
+    language = Language(ConstraintKind.GBNF, source)
     for text in (data.draw(st.from_regex(judge, fullmatch=True)), data.draw(st.text("ab1é,.", max_size=8))):
         assert (text in language) == (judge.fullmatch(text) is not None)
 

@@ -27,6 +27,10 @@ def grammar(source: str) -> ConstraintOptions:
     return ConstraintOptions(ConstraintKind.GRAMMAR, source)
 
 
+def gbnf(source: str) -> ConstraintOptions:
+    return ConstraintOptions(ConstraintKind.GBNF, source)
+
+
 def nested(depth: int) -> str:
     return '{"properties":{"a":' * depth + "{}" + "}}" * depth
 
@@ -39,14 +43,14 @@ REFUSED = {
     "look-behind": regex("(?<=a)b"),
     "a back reference": regex("(a)\\1"),
     "a count of 99999": regex("a{99999}"),
-    "nested counts": regex("a{1,1000}{1,1000}"),
+    "nested counts": regex("(a{1,1000}){1,1000}"),
     "counts of anything": regex("(.*){1,30000}"),
     "30000 parentheses": regex("(" * 30_000 + "a"),
     "matched parentheses": regex("(" * 30_000 + "a" + ")" * 30_000),
     "a grammar of nothing": grammar(""),
-    "a rule that is itself": grammar("root ::= root"),
-    "rules in a circle": grammar("root ::= a\na ::= root"),
-    "no root": grammar('rout::="x"'),
+    "a rule that is itself": gbnf("root ::= root"),
+    "rules in a circle": gbnf("root ::= a\na ::= root"),
+    "no root": gbnf('rout::="x"'),
     "5000 schemas deep": json_of(nested(5000)),
     "100000 brackets": json_of("[" * 100_000),
     "a megabyte": regex("a" * 2**20),

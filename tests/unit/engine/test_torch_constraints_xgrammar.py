@@ -91,7 +91,7 @@ def test_other_kinds_of_constraints(core: LocalCore) -> None:
         r"[0-9]{2}(,[0-9]{2}){2}": ConstraintOptions(
             ConstraintKind.GRAMMAR, 'start: item ("," item){2}\nitem: /[0-9]{2}/\n'
         ),
-        r"x+y": ConstraintOptions(ConstraintKind.GRAMMAR, 'root ::= "x" rest\nrest ::= "y" | "x" rest\n'),
+        r"x+y": ConstraintOptions(ConstraintKind.GBNF, 'root ::= "x" rest\nrest ::= "y" | "x" rest\n'),
         r"<f>\s*(true|false)\s*</f>": ConstraintOptions(ConstraintKind.STRUCTURAL_TAG, json.dumps(tag)),
     }
     for pattern, constraint in cases.items():

@@ -37,7 +37,7 @@ def both(**fields: Any) -> Wanted | None:
 
 def language(wanted: Wanted | None) -> Language:
     assert wanted is not None
-    return Language(ConstraintKind(wanted.kind), wanted.source)
+    return Language(ConstraintKind(wanted.kind), wanted.source, closed=wanted.closed)
 
 
 def refused(**fields: Any) -> ApiError:
@@ -117,7 +117,10 @@ def test_json_kinds(fields: dict[str, Any], kind: int, source: Any, param: str) 
     wanted = both(**fields)
     assert wanted is not None
     assert (wanted.kind, json.loads(wanted.source), wanted.param) == (kind, source, param)
-    assert wanted.message() == common_pb2.Constraint(kind=wanted.kind, source=wanted.source)
+    plain = common_pb2.Constraint(kind=wanted.kind, source=wanted.source)
+    assert wanted.opened().message() == plain
+    plain.closed_objects = True
+    assert wanted.message() == plain
     assert wanted.message("</think>").after == "</think>"
 
 
@@ -128,7 +131,7 @@ def test_json_kinds(fields: dict[str, Any], kind: int, source: Any, param: str) 
         ({"guided_regex": "a+"}, 2, "a+", "guided_regex"),
         (
             {"structured_outputs": {"grammar": 'root ::= "a"'}},
-            3,
+            5,
             'root ::= "a"',
             "structured_outputs.grammar",
         ),
@@ -144,6 +147,103 @@ def test_json_kinds(fields: dict[str, Any], kind: int, source: Any, param: str) 
 )
 def test_text_kinds(fields: dict[str, Any], kind: int, source: str, param: str) -> None:
     assert both(**fields) == Wanted(common_pb2.ConstraintKind.ValueType(kind), source, param)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "kind"),
+    [
+        ('root ::= "a"', 5),
+        ('# of x\n\n  value::= "a"\nroot ::= value', 5),
+        ('start: "a"', 3),
+        ('start: "a ::= b"', 3),
+        ('// b ::= c\nstart: "a"', 3),
+        ('# b ::= c\nstart: "a"', 3),
+        ('%import common.INT\nstart: "::=" INT', 3),
+        ('?start: x\nx: "root ::= a"', 3),
+        ("", 3),
+    ],
+)
+def test_the_first_rule_tells_the_notation_of_a_grammar(grammar: str, kind: int) -> None:
+    for fields in ({"guided_grammar": grammar}, {"structured_outputs": {"grammar": grammar}}):
+        wanted = both(**fields)
+        assert wanted is not None
+        assert (wanted.kind, wanted.source) == (kind, grammar)
+
+
+def test_no_other_text_is_taken_for_a_grammar_of_gbnf() -> None:
+    odd = "root ::= a"
+    choice = language(both(guided_choice=[odd, "b"]))
+    assert odd in choice
+    assert "b" in choice
+    assert odd in language(both(guided_grammar=f'start: "{odd}"'))
+    function = CallableFunction("f", {"properties": {odd: {"enum": [odd], "description": odd}}})
+    for parser in ("", "pythonic", "hermes"):
+        found = language(wanted_calls((function,), parser, required=True, single=True))
+        arguments = json.dumps({odd: odd})
+        call = (
+            HERMES % ("f", arguments)
+            if parser == "hermes"
+            else f'[{{"name": "f", "parameters": {arguments}}}]'
+        )
+        assert call in found
+
+
+def test_annotations_are_no_part_of_a_constraint() -> None:
+    """So that one compiled grammar serves all wordings."""
+
+    def schema(text: str) -> dict[str, Any]:
+        inner = {"type": "string", "title": text, "default": text, "x-order": text, "examples": [text]}
+        return {
+            "title": text,
+            "$schema": text,
+            "type": "object",
+            "properties": {"description": inner, "title": {"enum": [{"title": "t"}], "description": text}},
+            "required": ["title"],
+            "$defs": {"default": {"anyOf": [inner, {"items": inner, "type": "array"}]}},
+            "description": text,
+            "strict": True,
+        }
+
+    def wanted(text: str) -> list[Wanted | None]:
+        value = schema(text)
+        tag = {"triggers": ["<t"], "structures": [{"begin": "<t>", "schema": value, "end": "</t>"}]}
+        function = CallableFunction("f", value, strict=True)
+        return [
+            both(guided_json=value),
+            both(guided_json=json.dumps(value)),
+            both(response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": value}}),
+            both(response_format={"type": "structural_tag", **tag}),
+            both(structured_outputs={"structural_tag": tag}),
+            *(
+                wanted_calls((function,), parser, required=True, single=True)
+                for parser in ("", "hermes", "glm45")
+            ),
+        ]
+
+    first = wanted("a")
+    assert first == wanted("b ::= c")
+    for one in first:
+        assert one is not None
+        assert "b ::= c" not in one.source
+    assert json.loads(first[0].source if first[0] else "")["properties"] == {
+        "description": {"type": "string"},
+        "title": {"enum": [{"title": "t"}]},
+    }
+
+
+def test_objects_that_list_their_properties_are_closed_unless_the_server_says_otherwise() -> None:
+    wanted = both(guided_json={"type": "object", "properties": {"a": {"type": "integer"}}})
+    assert '{"a": 1}' in language(wanted)
+    assert '{"b": 1}' not in language(wanted)
+    assert wanted is not None
+    assert '{"b": 1}' in language(wanted.opened())
+    assert '{"b": 1}' in language(both(guided_json={"type": "object"}))
+    call = '{"name": "f", "parameters": {"a": 1, "b": 2}}'
+    function = CallableFunction("f", {"properties": {"a": {"type": "integer"}}})
+    calls = wanted_calls((function,), "", required=True, single=True)
+    assert calls is not None
+    assert f"[{call}]" not in language(calls)
+    assert f"[{call}]" in language(calls.opened())
 
 
 @given(st.lists(st.text(min_size=1, max_size=6), min_size=1, max_size=5), st.text(max_size=6))
