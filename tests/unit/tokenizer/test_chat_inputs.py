@@ -155,6 +155,15 @@ WALKS = (
     "{% endfor %}{{ m.content }}{% endfor %}"
 )
 
+CUT_RENDERERS = {
+    template: renderer_of(template)
+    for template in (WALKS, chat_templates.DEEPSEEK, chat_templates.QWEN, chat_templates.GRANITE)
+}
+
+
+def calls_with(arguments: str) -> ChatTurn:
+    return ChatTurn("assistant", None, tool_calls=(TurnCall("c", "f", arguments),))
+
 
 @pytest.mark.parametrize("arguments", NO_OBJECTS)
 def test_arguments_of_a_cut_call_are_taken_as_they_are(arguments: str) -> None:
@@ -192,6 +201,24 @@ def test_cut_arguments_write_no_control_token(template: str, arguments: str) -> 
     cut = [*HI, ChatTurn("assistant", None, tool_calls=(TurnCall("c", "f", arguments),))]
     shown = [[i for i in renderer.chat(each, ChatOptions()).ids if i in CONTROL_IDS] for each in (turns, cut)]
     assert shown[0] == shown[1]
+
+
+@given(
+    said=st.lists(
+        st.one_of(
+            st.sampled_from([*tiny.ADDED_TOKENS, '{"x": ', "}", '"', "\\u003c", "|im_end|>"]),
+            st.text(max_size=4),
+        )
+    ).map("".join)
+)
+@settings(max_examples=60, deadline=None)
+def test_any_text_is_taken_for_arguments_and_writes_no_control_token(said: str) -> None:
+    for renderer in CUT_RENDERERS.values():
+        shown = [
+            [i for i in renderer.chat([*HI, calls_with(arguments)], ChatOptions()).ids if i in CONTROL_IDS]
+            for arguments in ("{}", said)
+        ]
+        assert shown[0] == shown[1]
 
 
 def test_a_call_is_shown_by_templates_that_ask_whether_content_is_none() -> None:
