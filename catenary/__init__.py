@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from catenary.client import AsyncClient, Client
-    from catenary.llm import LLM, SamplingParams
+    from catenary.llm import LLM, BeamSearchParams, PoolingParams, SamplingParams
 
 # Before anything that an older Python cannot import. Gaudi images for Ubuntu 22.04 have 3.10.
 if sys.version_info < (3, 11):  # noqa: UP036
@@ -36,11 +36,21 @@ __version__ = "0.1.0"
 _EXPORTS = {
     "AsyncClient": "catenary.client",
     "Client": "catenary.client",
+    "BeamSearchParams": "catenary.llm",
     "LLM": "catenary.llm",
+    "PoolingParams": "catenary.llm",
     "SamplingParams": "catenary.llm",
 }
 
-__all__ = ["LLM", "AsyncClient", "Client", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncClient",
+    "BeamSearchParams",
+    "Client",
+    "PoolingParams",
+    "SamplingParams",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from gateway.app import GatewayApp
 from gateway.config import GatewayConfig
-from gateway.errors import ApiError, from_wire, unavailable
+from gateway.errors import ApiError, bad_request, from_wire, unavailable
 from gateway.metrics import GatewayMetrics
 
-__all__ = ["ApiError", "GatewayApp", "GatewayConfig", "GatewayMetrics", "from_wire", "unavailable"]
+__all__ = [
+    "ApiError",
+    "GatewayApp",
+    "GatewayConfig",
+    "GatewayMetrics",
+    "bad_request",
+    "from_wire",
+    "unavailable",
+]

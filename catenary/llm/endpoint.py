@@ -1,19 +1,29 @@
-"""Prompts of an offline batch, as a request."""
+"""Prompts, documents and pairs of an offline batch, as requests."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from pydantic import Field
 
+from catenary.parameters import TEMPERATURE
 from catenary.schema import MAX_TOP_LOGPROBS
+from catenary.v1 import common_pb2
+from gateway import bad_request
+from gateway.pooling import Pooled, PooledEndpoint, Work, compare, vector_width
 from gateway.routes.completions import CompletionEndpoint
-from gateway.schemas import CompletionRequest, RequestLimits, parse_request
+from gateway.schemas import CompletionRequest, PooledFields, RequestLimits, parse_request
+from gateway.text import Model
+
+LIMITS = RequestLimits(max_n=128)
+"""What a request may ask for. Whoever makes requests is the program itself."""
 
 
 class OfflineRequest(CompletionRequest):
-    """A completion for which the API's bounds of log probabilities are not meant."""
+    """A completion for which the API's bounds of temperatures and log probabilities are not meant."""
 
+    temperature: float | None = Field(None, ge=TEMPERATURE.low, allow_inf_nan=False)
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
 
 
@@ -26,3 +36,67 @@ class OfflineEndpoint(CompletionEndpoint):
 
     def parse(self, body: dict[str, Any], limits: RequestLimits) -> OfflineRequest:
         return parse_request(OfflineRequest, body, limits)
+
+
+class DocumentFields(PooledFields):
+    """A document, as a text or as token ids, and what is to become of it."""
+
+    prompt: str | list[int] = Field(min_length=1)
+    dimensions: int | None = Field(None, ge=1)
+    raw: bool = False
+
+
+class PairFields(PooledFields):
+    """As many first texts as second ones, to be compared."""
+
+    first: list[str] = Field(min_length=1)
+    second: list[str] = Field(min_length=1)
+    raw: bool = False
+
+
+class DocumentEndpoint(PooledEndpoint[DocumentFields]):
+    """One document; of a model that may be for any of these tasks."""
+
+    id_prefix = "offline-"
+
+    def __init__(self, tasks: tuple[int, ...]) -> None:
+        self.tasks = tasks  # type: ignore[misc]
+
+    def parse(self, body: dict[str, Any], limits: RequestLimits) -> DocumentFields:
+        return parse_request(DocumentFields, body, limits)
+
+    async def work(self, fields: DocumentFields, model: Model) -> Work:
+        task = model.info.tasks[0]
+        if fields.dimensions is not None and task != common_pb2.MODEL_TASK_EMBED:
+            raise bad_request("Only vectors have 'dimensions'; scores and classes have none.", "dimensions")
+        prompt = fields.prompt
+        return Work(
+            task,
+            "prompt",
+            texts=[prompt] if isinstance(prompt, str) else (),
+            ids=[] if isinstance(prompt, str) else [prompt],
+            dimensions=vector_width(fields.dimensions, model),
+            truncate=fields.truncate_prompt_tokens,
+            raw=fields.raw,
+        )
+
+    def write(self, fields: DocumentFields, pooled: Pooled) -> bytes:
+        raise NotImplementedError("an offline answer is not written as JSON")
+
+
+class PairEndpoint(PooledEndpoint[PairFields]):
+    """Pairs, by a model that scores them or by their vectors."""
+
+    id_prefix = "offline-"
+    tasks = (common_pb2.MODEL_TASK_EMBED, common_pb2.MODEL_TASK_SCORE)
+
+    def parse(self, body: dict[str, Any], limits: RequestLimits) -> PairFields:
+        return parse_request(PairFields, body, limits)
+
+    async def work(self, fields: PairFields, model: Model) -> Work:
+        truncate = fields.truncate_prompt_tokens
+        found = compare(fields.first, fields.second, model, param="second", truncate=truncate)
+        return replace(found, raw=fields.raw)
+
+    def write(self, fields: PairFields, pooled: Pooled) -> bytes:
+        raise NotImplementedError("an offline answer is not written as JSON")

@@ -2,51 +2,46 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+import importlib
+import random
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
+from catenary.llm.calls import Prompt, listed, prompt_body
 from catenary.llm.endpoint import OfflineEndpoint
-from catenary.llm.local_engine import EngineStartError
-from catenary.llm.outputs import EmbeddingOutput, EmbeddingRequestOutput, RequestOutput
-from catenary.llm.progress import BatchProgress, StartProgress
-from catenary.llm.results import request_output
-from catenary.llm.sampling_params import SamplingParams
-from catenary.llm.stack import LocalStack
-from catenary.loop_thread import LoopThread
-from gateway import ApiError
+from catenary.llm.outputs import BeamSearchOutput, RequestOutput
+from catenary.llm.pooled import PooledCalls
+from catenary.llm.results import beam_output, request_output
+from catenary.llm.sampling_params import BeamSearchParams, SamplingParams
+from catenary.v1 import common_pb2
 from gateway.generation import collect
-from gateway.pooling import unpack
 from gateway.routes.chat_completions import ChatEndpoint
-from gateway.routes.embeddings import EmbeddingEndpoint
-
-T = TypeVar("T")
-
-Prompt = str | Sequence[int] | Mapping[str, Any]
-"""A text, token ids, or vLLM's `{"prompt": text}` or `{"prompt_token_ids": ids}`."""
 
 Message = Mapping[str, Any]
+Chat = str | Sequence[Message]
+"""Messages as in the API, or one text, which a user says."""
 
-# Requests in the stack at a time, as a multiple of what runs at once: enough that no step lacks a sequence.
-_AHEAD = 4
+_GENERATE = (common_pb2.MODEL_TASK_GENERATE,)
 
 
-class LLM:
+class LLM(PooledCalls):
     """A model in this process, for batches: no server, no network.
 
-    Close it, or use it as a context manager, to give the memory back. Several threads may call it. Ctrl-C
-    ends what a call has begun.
+    The engine ends, and its memory is given back, when this is closed, left as a context manager, or garbage,
+    and when the program ends. Several threads may call it. Ctrl-C ends what a call has begun.
     """
 
     def __init__(
         self,
         model: str = "smollm2",
         *,
-        chat_template: Path | None = None,
+        chat_template: str | Path | None = None,
         progress: bool = True,
+        use_tqdm_on_load: bool = True,
+        seed: int | None = None,
         **options: Any,
     ) -> None:
         """Load a model.
@@ -54,21 +49,37 @@ class LLM:
         Args:
             model: as of `catenary up`: an alias, a directory, a GGUF file or a hub's id.
             chat_template: a file with a template in place of the model's own.
-            progress: show bars while loading and generating, on a terminal.
+            progress: show on stderr what is done while loading and generating: bars on a terminal, else
+                lines.
+            use_tqdm_on_load: the same while loading.
+            seed: draws the seeds of prompts that are given none, so that a program's second run repeats its
+                first.
             options: of the engine, by their names in docs/configuration.md (dtype, device, max_model_len,
-                max_num_seqs, kv_cache_gib, ...).
+                max_num_seqs, kv_cache_gib, ...); and those of vLLM's LLM, with the meaning that
+                docs/migration.md gives the same options of `vllm serve`.
 
         Raises:
+            TypeError: an option is not known; the message names one that is near.
             ValueError: an option or the model cannot work; one line that says why.
             RuntimeError: the engine did not start.
         """
-        self._progress = progress
-        self._loop = LoopThread("catenary-llm")
-        try:
-            self._stack = self._run(self._open(model, options, chat_template))
-        except BaseException:
-            self._loop.close()
-            raise
+        template = None if chat_template is None else Path(chat_template)
+        loading = progress and use_tqdm_on_load
+        super().__init__(model, options, template, progress=progress, loading=loading)
+        self._seeds = None if seed is None else random.Random(seed)
+        self._tokenizer: Any = None
+
+    def get_tokenizer(self) -> Any:
+        """The model's tokenizer as transformers has it: `encode`, `decode`, `apply_chat_template`."""
+        if self._tokenizer is None:
+            # Imported when it is asked for: it takes as long as torch.
+            transformers: Any = importlib.import_module("transformers")
+            stack = self._stack
+            tokenizer = transformers.AutoTokenizer.from_pretrained(stack.directory, local_files_only=True)
+            if stack.chat_template is not None:
+                tokenizer.chat_template = stack.chat_template.read_text(encoding="utf-8")
+            self._tokenizer = tokenizer
+        return self._tokenizer
 
     def generate(
         self,
@@ -90,14 +101,14 @@ class LLM:
             ValueError: a prompt or parameter cannot be honoured; nothing is generated then, or no more.
             RuntimeError: the engine failed.
         """
-        listed = _listed(prompts)
-        bodies = [_prompt_body(prompt) for prompt in listed]
+        self._require("generate", _GENERATE)
+        bodies = [prompt_body(prompt) for prompt in listed(prompts)]
         texts = [body["prompt"] if isinstance(body["prompt"], str) else None for body in bodies]
         return self._generate(bodies, texts, _each(sampling_params, len(bodies)), use_tqdm, on_output)
 
     def chat(
         self,
-        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        messages: Chat | Sequence[Chat],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool | None = None,
@@ -106,40 +117,39 @@ class LLM:
         """Go on with chats, rendered by the model's template; as `generate` otherwise.
 
         Args:
-            messages: one chat, or several, as in the API.
+            messages: one chat, or several, as in the API; a text is a chat in which a user says it.
             sampling_params: as of `generate`.
             use_tqdm: as of `generate`.
             chat: what else the template sees, by the API's names: tools, documents, chat_template_kwargs,
                 add_generation_prompt, continue_final_message.
         """
-        if not messages:
-            return []
-        chats: Sequence[Any] = [messages] if isinstance(messages[0], Mapping) else messages
-        rendered = self._run(self._render([list(one) for one in chats], chat))
+        self._require("chat", _GENERATE)
+        rendered = self._run(self._render(_chats(messages), chat))
         bodies = [{"prompt": ids} for ids in rendered]
         return self._generate(bodies, [None] * len(bodies), _each(sampling_params, len(bodies)), use_tqdm)
 
-    def embed(
+    def beam_search(
         self,
         prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
         *,
-        dimensions: int | None = None,
-        truncate_prompt_tokens: int | None = None,
         use_tqdm: bool | None = None,
-    ) -> list[EmbeddingRequestOutput]:
-        """Vectors of texts, in order, of a model that makes such. Raises as `generate` does."""
-        bodies = []
-        for prompt in _listed(prompts):
-            body: dict[str, Any] = {"input": _prompt_body(prompt)["prompt"], "dimensions": dimensions}
-            bodies.append(body | {"truncate_prompt_tokens": truncate_prompt_tokens})
-        return self._run(self._many([partial(self._embed, body) for body in bodies], use_tqdm))
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """Search for the most probable continuations of texts; the beams of each prompt, in order.
 
-    def close(self) -> None:
-        """End the engine and give its memory back. Idempotent."""
-        if self._loop.closed:
-            return
-        self._loop.run(self._stack.stop())
-        self._loop.close()
+        Args:
+            prompts: one or several.
+            params: of the search.
+            use_tqdm: as of `generate`.
+            concurrency_limit: prompts that are searched at a time, None: as many as the engine takes.
+
+        Raises as `generate` does.
+        """
+        self._require("beam_search", _GENERATE)
+        bodies = [prompt_body(prompt) | params.body() for prompt in listed(prompts)]
+        requests = [partial(self._search, body) for body in bodies]
+        return self._run(self._many(requests, use_tqdm, at_once=concurrency_limit))
 
     def __enter__(self) -> Self:
         return self
@@ -164,19 +174,15 @@ class LLM:
             return output
 
         requests = [
-            partial(one, {"max_tokens": 16} | body if param is None else body | param.body(), text)
+            partial(one, self._seeded(body | ({"max_tokens": 16} if param is None else param.body())), text)
             for body, text, param in zip(bodies, texts, params, strict=True)
         ]
         return self._run(self._many(requests, use_tqdm))
 
-    async def _open(self, model: str, options: Mapping[str, Any], chat_template: Path | None) -> LocalStack:
-        stack = await asyncio.to_thread(LocalStack, model, options, chat_template)
-        with StartProgress(shown=self._progress) as progress:
-            try:
-                await stack.start(progress.tell)
-            except EngineStartError as error:
-                raise RuntimeError(str(error)) from None
-        return stack
+    def _seeded(self, body: dict[str, Any]) -> dict[str, Any]:
+        if self._seeds is None or "seed" in body:
+            return body
+        return body | {"seed": self._seeds.getrandbits(63)}
 
     async def _render(self, chats: Sequence[list[Message]], chat: Mapping[str, Any]) -> list[list[int]]:
         service, endpoint = self._stack.generations, ChatEndpoint()
@@ -195,63 +201,22 @@ class LLM:
             await running.begin()
             return request_output(running.generation, await collect(running.generation), prompt)
 
-    async def _embed(self, body: dict[str, Any]) -> EmbeddingRequestOutput:
-        stack, endpoint = self._stack, EmbeddingEndpoint()
-        fields = endpoint.parse({"model": stack.name, **body}, stack.generations.limits)
-        pooled = await stack.poolings.run(endpoint, fields, deadline=stack.generations.deadline())
-        vector = EmbeddingOutput(list(unpack(pooled.vectors[0])))
-        return EmbeddingRequestOutput(pooled.request_id, list(pooled.documents[0].token_ids), vector)
-
-    async def _many(self, requests: Sequence[Callable[[], Awaitable[T]]], use_tqdm: bool | None) -> list[T]:
-        """The results of all, in order; some run at a time. The first error ends the others."""
-        room = asyncio.Semaphore(_AHEAD * self._stack.max_running)
-        shown = self._progress if use_tqdm is None else use_tqdm
-        with BatchProgress(len(requests), shown=shown) as progress:
-
-            async def one(request: Callable[[], Awaitable[T]]) -> T:
-                async with room:
-                    result = await request()
-                progress.advance()
-                return result
-
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(one(request)) for request in requests]
-        return [task.result() for task in tasks]
-
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        try:
-            return self._loop.run(work)
-        except (ApiError, BaseExceptionGroup) as error:
-            raise _plain(error) from None
+    async def _search(self, body: dict[str, Any]) -> BeamSearchOutput:
+        found = await self._complete(body, None)
+        return beam_output(found, self._stack.vocabulary)
 
 
-def _plain(error: BaseException) -> BaseException:
-    """What a caller of a function expects in place of an HTTP status; of several errors the first."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    if not isinstance(error, ApiError):
-        return error
-    return ValueError(error.message) if error.status < 500 else RuntimeError(error.message)
+def _chats(messages: Chat | Sequence[Chat]) -> list[list[Message]]:
+    """Each chat as messages. Raises ValueError for what is neither one nor several."""
+    if isinstance(messages, Mapping):
+        raise ValueError("messages must be a list of objects with role and content, several such, or a text")
+    if isinstance(messages, str) or (messages and isinstance(messages[0], Mapping)):
+        return [_messages(messages)]
+    return [_messages(chat) for chat in messages]
 
 
-def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str | Mapping):
-        return [prompts]
-    items: Iterable[Any] = prompts
-    listed = list(items)
-    if listed and all(isinstance(item, int) for item in listed):
-        return [listed]
-    return listed
-
-
-def _prompt_body(prompt: Prompt) -> dict[str, Any]:
-    if isinstance(prompt, Mapping):
-        if "prompt_token_ids" in prompt:
-            return {"prompt": list(prompt["prompt_token_ids"])}
-        if isinstance(prompt.get("prompt"), str):
-            return {"prompt": prompt["prompt"]}
-        raise ValueError("a prompt that is an object has either prompt, a text, or prompt_token_ids")
-    return {"prompt": prompt if isinstance(prompt, str) else list(prompt)}
+def _messages(chat: Any) -> list[Message]:
+    return [{"role": "user", "content": chat}] if isinstance(chat, str) else list(chat)
 
 
 def _each(

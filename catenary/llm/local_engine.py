@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import count
-from typing import Any
 
 from catenary.llm.thread_core import thread_core
 from catenary.v1 import common_pb2
@@ -136,11 +135,3 @@ class LocalEngine:
                     refused = self._feeds.pop(message.refusal.handle, None)
                     if refused is not None:
                         refused.finish(SequenceEnded(error=from_wire(message.refusal.error)))
-
-
-def make_config(options: Mapping[str, Any]) -> EngineConfig:
-    """The engine's options by their names in docs/configuration.md. Raises ValueError, one line for each."""
-    unknown = sorted(set(options) - set(EngineConfig.model_fields))
-    if unknown:
-        raise ValueError(f"the engine has no option {', '.join(unknown)}")
-    return EngineConfig(**options)

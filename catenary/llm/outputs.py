@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +55,98 @@ class RequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingOutput:
-    """A vector of length 1."""
+    """A vector, of length 1 unless the model's files or the request say other."""
 
     embedding: list[float]
 
+    @property
+    def hidden_size(self) -> int:
+        """Numbers of the vector."""
+        return len(self.embedding)
+
 
 @dataclass(frozen=True, slots=True)
-class EmbeddingRequestOutput:
-    """What came of a document."""
+class ClassificationOutput:
+    """One probability for each class, in the order of the model's labels."""
 
+    probs: list[float]
+
+    @property
+    def num_classes(self) -> int:
+        """Classes that the model tells apart."""
+        return len(self.probs)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringOutput:
+    """How well two texts belong together."""
+
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingOutput:
+    """The model's numbers for a document: float32, one dimension, on the CPU."""
+
+    data: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Pooled:
     request_id: str
     prompt_token_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequestOutput(_Pooled):
+    """What came of a document: its vector."""
+
     outputs: EmbeddingOutput
     finished: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ClassificationRequestOutput(_Pooled):
+    """What came of a document: its classes."""
+
+    outputs: ClassificationOutput
+    finished: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringRequestOutput(_Pooled):
+    """What came of a pair. `prompt_token_ids` are those of both texts."""
+
+    outputs: ScoringOutput
+    finished: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingRequestOutput(_Pooled):
+    """What came of a document."""
+
+    outputs: PoolingOutput
+    finished: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearchSequence:
+    """A finished beam.
+
+    `tokens` and `text` begin with the prompt. `logprobs` has an entry for each generated token, and
+    `cum_logprob` is their sum, without the penalty of the length that beams are sorted by.
+    """
+
+    tokens: list[int]
+    logprobs: list[dict[int, Logprob]]
+    cum_logprob: float
+    text: str
+    finish_reason: str
+    stop_reason: int | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearchOutput:
+    """The beams of a prompt, the best first."""
+
+    sequences: list[BeamSearchSequence]

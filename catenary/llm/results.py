@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from catenary.llm.outputs import CompletionOutput, Logprob, RequestOutput
+from catenary.llm.outputs import (
+    BeamSearchOutput,
+    BeamSearchSequence,
+    CompletionOutput,
+    Logprob,
+    RequestOutput,
+)
 from catenary.text import Vocabulary
 from gateway.generation import Generation
 from gateway.streaming import ChoiceResult, TokenLogprob
@@ -30,6 +36,24 @@ def request_output(
         ),
         outputs=[_completion(result, vocabulary) for result in results],
         num_cached_tokens=None if details is None else details.cached_tokens,
+    )
+
+
+def beam_output(found: RequestOutput, vocabulary: Vocabulary) -> BeamSearchOutput:
+    """The beams of a prompt, each with the prompt in front, as vLLM's."""
+    prompt = found.prompt_token_ids
+    return BeamSearchOutput(
+        [
+            BeamSearchSequence(
+                tokens=prompt + one.token_ids,
+                logprobs=one.logprobs or [],
+                cum_logprob=one.cumulative_logprob or 0.0,
+                text=vocabulary.decode(prompt) + one.text,
+                finish_reason=one.finish_reason,
+                stop_reason=one.stop_reason,
+            )
+            for one in found.outputs
+        ]
     )
 
 

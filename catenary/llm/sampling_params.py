@@ -1,19 +1,51 @@
-"""How an offline batch is sampled: vLLM's names and defaults."""
+"""How an offline batch is computed: vLLM's names and defaults."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
+
+from catenary.llm.endpoint import LIMITS, OfflineEndpoint
+from catenary.parameters import LENGTH_PENALTY, Numbers, UnknownNameError, check_number, near
+from catenary.schema import MAX_BEAM_WIDTH
+from gateway import ApiError
+
+C = TypeVar("C", bound=type)
+
+_COUNT = Numbers(1, 2**31 - 1, whole=True)
+_CUT = Numbers(-1, 2**31 - 1, whole=True)
 
 
+def _names_what_is_near(cls: C) -> C:
+    """Have the class refuse an argument that it does not know with the one that is meant, perhaps."""
+    init: Callable[..., None] = cls.__init__  # type: ignore[misc]
+    names = [field.name for field in fields(cls)]
+
+    @wraps(init)
+    def checked(self: Any, *arguments: Any, **given: Any) -> None:
+        for name in given:
+            if name not in names:
+                raise UnknownNameError(f"{cls.__name__} has no parameter {name!r}{near(name, names)}")
+        init(self, *arguments, **given)
+
+    cls.__init__ = checked  # type: ignore[misc]
+    return cls
+
+
+@_names_what_is_near
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """Parameters of a prompt. They are checked when it is submitted, as those of a request over HTTP are: see
-    docs/api.md for their meaning and limits. None takes the default of the model or of the API.
+    """Parameters of a prompt. See docs/api.md for their meaning and limits: they are checked as those of a
+    request over HTTP are, but for a temperature, which may be any number of at least 0. None takes the
+    default of the model or of the API.
 
     `logprobs` is the number of alternatives to report for each token, `prompt_logprobs` the same for tokens
     of the prompt. `structured_outputs` is an object with one of json, regex, choice, grammar, json_object.
+
+    Raises ValueError at once for a value that cannot be honoured by any model, and TypeError for a name that
+    is not known.
     """
 
     n: int = 1
@@ -41,15 +73,100 @@ class SamplingParams:
     truncate_prompt_tokens: int | None = None
     structured_outputs: Mapping[str, Any] | None = None
 
+    def __post_init__(self) -> None:
+        try:
+            OfflineEndpoint().parse({"model": "any", "prompt": [0], **self.body()}, LIMITS)
+        except ApiError as error:
+            raise ValueError(error.message) from None
+
     def body(self) -> dict[str, Any]:
         """The parameters that are set, as in the body of a request."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         given = {name: value for name, value in values.items() if value is not None}
-        if self.logit_bias is not None:
+        if isinstance(self.logit_bias, Mapping):
             given["logit_bias"] = {str(token): bias for token, bias in self.logit_bias.items()}
-        for name in ("allowed_token_ids", "bad_words", "stop_token_ids"):
-            if name in given:
-                given[name] = list(given[name])
-        if self.stop is not None and not isinstance(self.stop, str):
-            given["stop"] = list(self.stop)
+        for name in ("allowed_token_ids", "bad_words", "stop_token_ids", "stop"):
+            if isinstance(value := given.get(name), Sequence) and not isinstance(value, str):
+                given[name] = list(value)
+        if isinstance(self.structured_outputs, Mapping):
+            given["structured_outputs"] = dict(self.structured_outputs)
         return given
+
+
+@_names_what_is_near
+@dataclass(frozen=True, slots=True)
+class BeamSearchParams:
+    """Parameters of a beam search.
+
+    Args:
+        beam_width: beams that are kept and given back; an engine's max_beam_width limits it too.
+        max_tokens: most tokens to generate.
+        ignore_eos: go on after the model's end-of-sequence token.
+        temperature: 0 or 1: beams are ranked by the model's own probabilities.
+        length_penalty: beams are sorted by their log probability over the number of generated tokens to the
+            power of this.
+        include_stop_str_in_output: the text has that of the end-of-sequence token.
+    """
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    length_penalty: float = 1.0
+    include_stop_str_in_output: bool = False
+
+    def __post_init__(self) -> None:
+        check_number("beam_width", self.beam_width, Numbers(1, MAX_BEAM_WIDTH, whole=True))
+        check_number("max_tokens", self.max_tokens, _COUNT)
+        check_number("length_penalty", self.length_penalty, LENGTH_PENALTY)
+        if self.temperature not in (0, 1):
+            reason = "beams are ranked by the model's own probabilities"
+            raise ValueError(f"temperature must be 0 or 1, not {self.temperature!r}: {reason}")
+
+    def body(self) -> dict[str, Any]:
+        """The search as in the body of a request."""
+        return {
+            "use_beam_search": True,
+            "n": self.beam_width,
+            "max_tokens": self.max_tokens,
+            "ignore_eos": self.ignore_eos,
+            "length_penalty": self.length_penalty,
+            "include_stop_str_in_output": self.include_stop_str_in_output,
+            "logprobs": 0,
+        }
+
+
+@_names_what_is_near
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingParams:
+    """Parameters of a document.
+
+    Args:
+        dimensions: leading numbers of a vector to keep, if the model allows; None: all.
+        use_activation: False: leave out the model's last step, so that vectors are not scaled to length 1,
+            and scores and classes are logits.
+        truncate_prompt_tokens: keep so many tokens of a longer text, -1: as many as the model takes.
+        task: embed, classify or score, which must be the model's; None: what the model is for.
+    """
+
+    dimensions: int | None = None
+    use_activation: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    task: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.dimensions is not None:
+            check_number("dimensions", self.dimensions, _COUNT)
+        if self.truncate_prompt_tokens is not None:
+            check_number("truncate_prompt_tokens", self.truncate_prompt_tokens, _CUT)
+            if self.truncate_prompt_tokens == 0:
+                raise ValueError("truncate_prompt_tokens must be at least 1, or -1, not 0")
+        if self.use_activation not in (None, True, False):
+            raise ValueError(f"use_activation must be True, False or None, not {self.use_activation!r}")
+
+    def body(self) -> dict[str, Any]:
+        """What is set, as in the body of a request."""
+        found = {"dimensions": self.dimensions, "truncate_prompt_tokens": self.truncate_prompt_tokens}
+        return {name: value for name, value in found.items() if value is not None} | {
+            "raw": self.use_activation is False
+        }

@@ -6,10 +6,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from catenary.llm.local_engine import LocalEngine, make_config
+from catenary.llm.endpoint import LIMITS
+from catenary.llm.local_engine import LocalEngine
+from catenary.llm.options import make_config, read_options
 from catenary.llm.tokenizers import LocalTokenizers
 from catenary.telemetry import log_as_the_program_does
-from catenary.v1 import router_pb2
+from catenary.text import Vocabulary
+from catenary.v1 import common_pb2, router_pb2
 from gateway import GatewayConfig, GatewayMetrics
 from gateway.generation import GenerationService
 from gateway.pooling import PoolingService
@@ -25,35 +28,48 @@ Progress = Callable[[str, float | None], None]
 class LocalStack:
     """What serves the requests of an offline batch. Made and used inside of one event loop."""
 
-    def __init__(self, model: str, options: Mapping[str, Any], chat_template: Path | None) -> None:
-        """Brings the model to this disk; nothing is loaded before `start`.
+    def __init__(
+        self,
+        model: str,
+        options: Mapping[str, Any],
+        chat_template: Path | None,
+        on_progress: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Brings the model to this disk, of which `on_progress` is told; nothing is loaded before `start`.
 
-        Raises ValueError (one line) for options or a model that cannot work.
+        `options`: as `read_options` takes them. Raises ValueError (one line) for options or a model that
+        cannot work.
         """
         log_as_the_program_does()
-        self.name = resolve_source(model).name
-        directory = prepare_model(model)
-        self._engine = LocalEngine(make_config({**options, "model": str(directory)}), self.name)
-        self._tokenizers = LocalTokenizers(directory, self.name, chat_template)
-        config = GatewayConfig(
+        # What can be known at once is looked at before anything is fetched or converted.
+        chosen = read_options(model, options)
+        config = make_config({**chosen.engine, "model": model})
+        self.name = config.served_model_name or resolve_source(model).name
+        self.directory = prepare_model(model, cache_dir=config.cache_dir, progress=on_progress)
+        self.chat_template = chat_template or chosen.chat_template
+        self._engine = LocalEngine(config.model_copy(update={"model": str(self.directory)}), self.name)
+        self._tokenizers = LocalTokenizers(self.directory, self.name, self.chat_template)
+        gateway = GatewayConfig(
             request_timeout_s=_LONG_S,
             stream_buffer_tokens=_MANY,
             max_requests=_MANY,
-            max_n=128,
+            max_n=LIMITS.max_n,
         )
         self.max_running = 0
         """Sequences that run at once, known once started."""
+        self.task = common_pb2.MODEL_TASK_GENERATE
+        """What the model is for, known once started."""
         self._models = ModelBoard(self._tokenizers.fetch, lambda: True, lambda _: False)
         metrics = GatewayMetrics()
         self.generations = GenerationService(
-            config,
+            gateway,
             session=self._engine,
             models=self._models,
             tokenizers=self._tokenizers,
             metrics=metrics,
         )
         self.poolings = PoolingService(
-            config,
+            gateway,
             places=self.generations,
             session=self._engine,
             models=self._models,
@@ -65,8 +81,14 @@ class LocalStack:
         """Load the model. Raises EngineStartError."""
         info = await self._engine.start(on_progress)
         self.max_running = self._engine.max_running
+        self.task = info.tasks[0]
         self._models.update([router_pb2.ServedModel(info=info, serving_engines=1)])
         await self._models.refresh()
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """What decodes the model's tokens, once started."""
+        return self._models.known(self.name).vocabulary
 
     async def stop(self) -> None:
         """End the engine. Idempotent."""

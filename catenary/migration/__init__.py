@@ -11,7 +11,7 @@ from catenary.migration.loading import load_moved
 from catenary.migration.markdown import tables_markdown
 from catenary.migration.rows import Row, Status
 from catenary.migration.serve import OPTIONS as SERVE_OPTIONS
-from catenary.migration.serve import parse_serve
+from catenary.migration.serve import ServeOption, parse_serve
 from catenary.migration.translation import VARIABLES, row_of, translate
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "VARIABLES",
     "Launch",
     "Row",
+    "ServeOption",
     "Status",
     "launch_of",
     "load_moved",

@@ -19,7 +19,7 @@ from gateway.pooling.answers import (
 from gateway.pooling.endpoint import PooledEndpoint
 from gateway.pooling.scores import compare, scores_of, unpack
 from gateway.pooling.service import PoolingService
-from gateway.pooling.work import Pooled, Work
+from gateway.pooling.work import Pooled, Work, vector_width
 
 __all__ = [
     "ApiVersion",
@@ -41,4 +41,5 @@ __all__ = [
     "scores_of",
     "unpack",
     "usage_of",
+    "vector_width",
 ]

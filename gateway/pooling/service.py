@@ -149,6 +149,7 @@ def _specs(
                 task=work.task,
                 dimensions=work.dimensions,
                 second_start=document.second_start or None,
+                raw=work.raw or None,
             ),
         )
         for index, document in enumerate(documents)

@@ -24,6 +24,7 @@ from gateway.pooling import (
     Work,
     unpack,
     usage_of,
+    vector_width,
 )
 from gateway.schemas import (
     ChatEmbeddingRequest,
@@ -52,7 +53,7 @@ class EmbeddingEndpoint(PooledEndpoint[EmbeddingFields]):
         asked = Work(
             common_pb2.MODEL_TASK_EMBED,
             "input",
-            dimensions=_dimensions(fields.dimensions, model),
+            dimensions=vector_width(fields.dimensions, model),
             truncate=fields.truncate_prompt_tokens,
         )
         if isinstance(fields, ChatEmbeddingRequest):
@@ -83,20 +84,6 @@ class EmbeddingEndpoint(PooledEndpoint[EmbeddingFields]):
         ]
         answer = EmbeddingList("list", pooled.model.asked, data, usage_of(pooled.prompt_tokens))
         return msgspec.json.encode(answer)
-
-
-def _dimensions(wanted: int | None, model: Model) -> int | None:
-    """The width to ask the engine for. Raises ApiError 400."""
-    info = model.info
-    if wanted is None or wanted == info.embedding_width:
-        return None
-    if wanted in info.embedding_dimensions or (info.any_dimensions and wanted < info.embedding_width):
-        return wanted
-    if info.any_dimensions:
-        allowed = f"1 to {info.embedding_width}"
-    else:
-        allowed = ", ".join(map(str, (*info.embedding_dimensions, info.embedding_width)))
-    raise bad_request(f"Invalid 'dimensions': this model's vectors can have {allowed} numbers.", "dimensions")
 
 
 def routes(service: PoolingService) -> Routes:

@@ -18,6 +18,7 @@ _TASKS = {
     "embed": "embed",
     "embedding": "embed",
     "score": "score",
+    "classify": "classify",
     # A pooling runner does what the checkpoint is for.
     "pooling": "auto",
 }
@@ -80,7 +81,7 @@ OPTIONS: tuple[ServeOption, ...] = (
     sets(f"{UP}CHAT_TEMPLATE", "`--chat-template`; a file", _SETS, "--chat-template"),
     supported(
         _task,
-        "`--task`; `embedding` and `pooling` too. `classify` and `reward` are refused",
+        "`--task`; `embedding` and `pooling` too. `reward` is refused",
         f"{_TEST}test_tasks",
         "--task",
         "--runner",

@@ -108,6 +108,7 @@ def _start(options: CoreOptions, progress: Progress, device: Device) -> Engine:
     device.adapt(config)
     check_weights_fit(directory, config, options.dtype, device)
     progress("loading weights", 0.3)
+    device.tell = lambda text: progress(text, 0.3)
     model = open_model(
         directory,
         device,

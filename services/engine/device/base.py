@@ -56,6 +56,8 @@ class Device(ABC):
         self.shapes = ShapeCounter()
         # Copies to the host since the start: each one waits for the device.
         self.host_copies = 0
+        # Told in words what takes long while a model is loaded.
+        self.tell: Callable[[str], None] = lambda _: None
 
     def adapt(self, config: Mapping[str, Any]) -> None:
         """Told a model's config.json before the model is loaded, for rules that depend on the model.

@@ -81,7 +81,8 @@ def test_tasks() -> None:
         assert variables("m", "--task", word)["CATENARY_UP_TASK"] == "embed"
     unchanged = variables("m", "--task", "auto", "--runner", "pooling", "--convert", "none")
     assert "CATENARY_UP_TASK" not in unchanged
-    assert "served to auto, embed, generate, score" in refusal("m", "--task", "classify")
+    assert variables("m", "--task", "classify")["CATENARY_UP_TASK"] == "classify"
+    assert "served to auto, classify, embed, generate, score" in refusal("m", "--task", "reward")
 
 
 def test_names_and_lengths() -> None:

@@ -173,7 +173,7 @@ def test_kernels_are_kept_in_the_cache_of_the_options(
 ) -> None:
     asked: list[Path | None] = []
 
-    def open_library(cache: Path | None) -> Any:
+    def open_library(cache: Path | None, progress: Any) -> Any:
         asked.append(cache)
         raise BuildError("no C++ compiler is here")
 

@@ -76,6 +76,7 @@ def _start(
     config = check_directory(directory)
     check_weights_fit(directory, config, options.dtype, device)
     progress("loading weights", 0.3)
+    device.tell = lambda text: progress(text, 0.3)
     embedder = open_embedder(
         directory,
         device,

@@ -115,7 +115,7 @@ class CpuDevice(InductorDevice):
         raise self._unmet(reason)
 
     def _open_native(self) -> tuple[Library, Team]:
-        library = open_library(cache=self._settings.cache)
+        library = open_library(cache=self._settings.cache, progress=self.tell)
         # The stream's thread is the first of them and not bound itself: those of OpenMP, which it starts,
         # would all be where it is. It starts the others, which have its slices then.
         return library, self._stream.submit(Team, library, self._threads, self._settings.cpus or ()).result()

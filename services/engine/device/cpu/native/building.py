@@ -11,7 +11,7 @@ import hashlib
 import platform
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -40,17 +40,23 @@ BUILT = SOURCES / "built"
 _OPTIONS = ("-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden")
 _LINK = ("-shared", "-pthread")
 _UNFINISHED = ".building-"
+_ONCE = (
+    "compiling the CPU's kernels, once for this machine (about a minute of one core, longer on a busy one)"
+)
+
+Progress = Callable[[str], None]
 
 
-def build(level: Level, directory: Path) -> Path:
+def build(level: Level, directory: Path, progress: Progress = lambda _: None) -> Path:
     """The library of `level`: one that is ready here, else built now and kept in `directory`.
 
-    One that is damaged counts as none. Several processes may call this at once: one builds. Raises BuildError
-    if there is none and it cannot be built.
+    `progress` is told what goes on while it is built, on the caller's thread. A library that is damaged
+    counts as none. Several processes may call this at once: one builds. Raises BuildError if there is none
+    and it cannot be built.
     """
     stem = f"{level.name}-{_hash_of_sources(level)}"
     try:
-        return _build_here(level, stem, directory)
+        return _build_here(level, stem, directory, progress)
     except BuildError:
         # Another compiler's, of these sources: an image has what its own build made.
         ready = _ready(directory, f"{stem}-*.so")
@@ -59,7 +65,7 @@ def build(level: Level, directory: Path) -> Path:
         return ready[0]
 
 
-def _build_here(level: Level, stem: str, directory: Path) -> Path:
+def _build_here(level: Level, stem: str, directory: Path, progress: Progress) -> Path:
     compiler = find_compiler()
     if compiler is None:
         raise BuildError("no C++ compiler is here: install g++, or set CXX to its command")
@@ -74,9 +80,10 @@ def _build_here(level: Level, stem: str, directory: Path) -> Path:
                 f"{directory} is another user's, or others may write to it: no code is kept there "
                 "(chmod go-w mends the latter)"
             )
+        progress(_ONCE)
         with _locked(directory):
             if not sound([directory], name):
-                _compile(compiler, level, directory / name)
+                _compile(compiler, level, directory / name, progress)
                 drop_the_oldest(directory)
     except OSError as error:
         raise BuildError(f"{directory} cannot keep the kernels: {error.strerror}") from error
@@ -114,7 +121,7 @@ def _locked(directory: Path) -> Iterator[None]:
         yield
 
 
-def _compile(compiler: Sequence[str], level: Level, library: Path) -> None:
+def _compile(compiler: Sequence[str], level: Level, library: Path, progress: Progress) -> None:
     log.info(
         "building the CPU's kernels, once for this machine: 30 to 60 s on one core, shared by all of them",
         level=level.name,
@@ -131,7 +138,10 @@ def _compile(compiler: Sequence[str], level: Level, library: Path) -> None:
             return made
 
         with ThreadPoolExecutor(max(1, read_topology().limit)) as pool:
-            objects = list(pool.map(compile_one, _sources("*.cpp")))
+            sources, objects = _sources("*.cpp"), []
+            for made in pool.map(compile_one, sources):
+                objects.append(made)
+                progress(f"{_ONCE}: {len(objects)} of {len(sources)} files")
         linked = Path(scratch) / library.name
         run([*compiler, *_LINK, *map(str, objects), "-o", str(linked)])
         seal(linked, library.name)

@@ -41,7 +41,12 @@ class Library:
         return function
 
 
-def open_library(level: Level | None = None, *, cache: Path | None = None) -> Library:
-    """The kernels of `level` (None: the best that this CPU has), built if need be. Raises BuildError."""
+def open_library(
+    level: Level | None = None, *, cache: Path | None = None, progress: Callable[[str], None] = lambda _: None
+) -> Library:
+    """The kernels of `level` (None: the best that this CPU has), built if need be. Raises BuildError.
+
+    `progress` is told what goes on while they are built.
+    """
     chosen = level or best_level()
-    return Library(chosen, build(chosen, kernel_directory(cache)))
+    return Library(chosen, build(chosen, kernel_directory(cache), progress))

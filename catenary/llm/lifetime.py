@@ -1,0 +1,118 @@
+"""How long an offline engine lives: until it is closed, is garbage, or the program ends."""
+
+from __future__ import annotations
+
+import atexit
+import concurrent.futures.thread as executors
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from catenary.llm.stack import LocalStack
+from catenary.loop_thread import LoopThread
+
+# A step of an engine takes less. One that goes on is left alone: its thread does not hold the interpreter.
+_PATIENCE_S = 10.0
+# A thread that uses no engine for so long, while the interpreter waits to end, is taken to use none any more.
+_QUIET_S = 2.0
+_PAUSE_S = 0.05
+
+
+class Lifetime:
+    """A stack and the loop that it runs on. The end of the program ends it in order."""
+
+    def __init__(self, loop: LoopThread, stack: LocalStack) -> None:
+        self.loop = loop
+        self.stack = stack
+        self._process = os.getpid()
+        _alive.add(self)
+
+    def close(self, patience_s: float | None = None) -> None:
+        """End the engine and give its memory back; after `patience_s` leave it as it is. Idempotent."""
+        _alive.discard(self)
+        if self.loop.closed:
+            return
+        try:
+            self.loop.run(self.stack.stop(), timeout_s=patience_s)
+        finally:
+            self.loop.close()
+
+    def abandon(self) -> None:
+        """Begin to end it, without waiting: a finalizer may run on any thread, the loop's too."""
+        _alive.discard(self)
+        self.loop.end_with(self.stack.stop)
+
+    def end_with_program(self) -> None:
+        """End it while the interpreter ends. A forked process has no thread of it, and leaves it alone."""
+        if os.getpid() == self._process:
+            with suppress(Exception):
+                self.close(_PATIENCE_S)
+
+
+class _Use:
+    """How many calls of engines run now, and when the last one ended."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running = 0
+        self._ended_s = 0.0
+        self._over = False
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """A call, from its begin to its end. Raises RuntimeError once the program ends."""
+        with self._lock:
+            if self._over:
+                raise RuntimeError("the program has ended, and its engines: join the threads that use an LLM")
+            self._running += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._running -= 1
+                self._ended_s = time.monotonic()
+
+    def end(self, begun_s: float) -> bool:
+        """Take no further call, if there has been none for a while since `begun_s`; whether that is so."""
+        with self._lock:
+            quiet_s = time.monotonic() - max(begun_s, self._ended_s)
+            self._over = not self._running and (quiet_s >= _QUIET_S or not _other_threads())
+            return self._over
+
+
+_alive: set[Lifetime] = set()
+_use = _Use()
+in_use = _use.call
+
+
+def _end_all() -> None:
+    """End every engine, once the program's threads use none.
+
+    An engine computes on threads of executors, and those end before the interpreter waits for the program's
+    own threads: one that still generates would find no engine. A second Ctrl-C ends the waiting.
+    """
+    begun_s = time.monotonic()
+    with suppress(KeyboardInterrupt):
+        while not _use.end(begun_s):
+            time.sleep(_PAUSE_S)
+    for lifetime in list(_alive):
+        lifetime.end_with_program()
+
+
+def _other_threads() -> list[threading.Thread]:
+    """The threads that the interpreter is going to wait for, but for the workers of executors."""
+    apart = (threading.current_thread(), threading.main_thread())
+    return [
+        thread
+        for thread in threading.enumerate()
+        if not thread.daemon and thread not in apart and thread not in executors._threads_queues
+    ]
+
+
+# What `concurrent.futures` registers itself with, and has before: calls come in reverse order. There is no
+# public way to be called before the threads of executors end; without this one engines still end, only later.
+_register = getattr(threading, "_register_atexit", atexit.register)
+with suppress(RuntimeError):  # imported while the interpreter ends
+    _register(_end_all)

@@ -1,0 +1,199 @@
+"""Calls of models that embed, score or classify."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import chain
+from typing import Any
+
+from catenary.llm.calls import Calls, Prompt, listed, prompt_body
+from catenary.llm.endpoint import DocumentEndpoint, PairEndpoint
+from catenary.llm.outputs import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
+from catenary.llm.sampling_params import PoolingParams
+from catenary.v1 import common_pb2
+from gateway.pooling import Pooled, scores_of, unpack
+
+EMBED = (common_pb2.MODEL_TASK_EMBED,)
+# A score is the probability of the one class that its model has.
+CLASSIFY = (common_pb2.MODEL_TASK_CLASSIFY, common_pb2.MODEL_TASK_SCORE)
+SCORE = (common_pb2.MODEL_TASK_SCORE, common_pb2.MODEL_TASK_EMBED)
+_TASKS = {"embed": EMBED, "classify": CLASSIFY, "score": SCORE[:1], None: EMBED + CLASSIFY}
+_PER_TOKEN = ("token_embed", "token_classify")
+# Pairs of one request: in it, a query that comes with many documents is embedded once.
+_PAIRS = 64
+
+
+class PooledCalls(Calls):
+    """What an LLM does with models that do not generate."""
+
+    def encode(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | None = None,
+        *,
+        pooling_task: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool | None = None,
+    ) -> list[PoolingRequestOutput]:
+        """The model's numbers for texts, in order: a vector, a score, or one number for each class.
+
+        Args:
+            prompts: one or several.
+            pooling_params: for all.
+            pooling_task: embed, classify or score: refuse a model that is for something else.
+            truncate_prompt_tokens: as in PoolingParams.
+            use_tqdm: show what is done; None: as the LLM was told.
+
+        Raises:
+            ValueError: a prompt or parameter cannot be honoured.
+            RuntimeError: the engine failed.
+        """
+        params = pooling_params or PoolingParams()
+        task = pooling_task or params.task
+        if task in _PER_TOKEN:
+            raise ValueError(f"pooling_task {task!r}: a number or vector for each token is not done yet")
+        if task not in _TASKS:
+            raise ValueError(f"pooling_task must be embed, classify or score, not {task!r}")
+        self._require("encode", _TASKS[task])
+        found = self._documents(prompts, params, truncate_prompt_tokens, use_tqdm)
+        # Loaded by the engine by now, and by nothing before.
+        torch: Any = importlib.import_module("torch")
+        return [
+            PoolingRequestOutput(*_head(one), PoolingOutput(torch.tensor(unpack(one.vectors[0]))))
+            for one in found
+        ]
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | None = None,
+        *,
+        dimensions: int | None = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """Vectors of texts, in order. `dimensions` as in PoolingParams, all else as of `encode`."""
+        self._require("embed", EMBED)
+        params = pooling_params or PoolingParams()
+        if dimensions is not None:
+            params = replace(params, dimensions=dimensions)
+        found = self._documents(prompts, params, truncate_prompt_tokens, use_tqdm)
+        return [
+            EmbeddingRequestOutput(*_head(one), EmbeddingOutput(list(unpack(one.vectors[0]))))
+            for one in found
+        ]
+
+    def classify(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | None = None,
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool | None = None,
+    ) -> list[ClassificationRequestOutput]:
+        """Probabilities of the model's classes for texts, in order. Arguments as of `encode`."""
+        self._require("classify", CLASSIFY)
+        found = self._documents(prompts, pooling_params or PoolingParams(), truncate_prompt_tokens, use_tqdm)
+        return [
+            ClassificationRequestOutput(*_head(one), ClassificationOutput(list(unpack(one.vectors[0]))))
+            for one in found
+        ]
+
+    def score(
+        self,
+        text_1: str | Sequence[str],
+        text_2: str | Sequence[str],
+        pooling_params: PoolingParams | None = None,
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool | None = None,
+    ) -> list[ScoringRequestOutput]:
+        """How well texts belong together: one with each of several, or each with the one at its place.
+
+        By a model that scores pairs, or by the cosine of two vectors of one that embeds. Arguments and errors
+        as of `encode`.
+        """
+        self._require("score", SCORE)
+        params = pooling_params or PoolingParams()
+        if params.dimensions is not None:
+            raise ValueError("dimensions has no meaning for a score")
+        if params.use_activation is False and self._stack.task == common_pb2.MODEL_TASK_EMBED:
+            raise ValueError("use_activation=False has no meaning where scores are cosines of vectors")
+        body = _body(params, truncate_prompt_tokens)
+        requests = [
+            partial(self._pair, body | {"first": first, "second": second})
+            for first, second in _pairs(_texts("text_1", text_1), _texts("text_2", text_2))
+        ]
+        return list(chain.from_iterable(self._run(self._many(requests, use_tqdm))))
+
+    def _documents(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: PoolingParams,
+        truncate: int | None,
+        use_tqdm: bool | None,
+    ) -> list[Pooled]:
+        body = _body(params, truncate)
+        requests = [partial(self._document, body | prompt_body(prompt)) for prompt in listed(prompts)]
+        return self._run(self._many(requests, use_tqdm))
+
+    async def _document(self, body: dict[str, Any]) -> Pooled:
+        stack, endpoint = self._stack, DocumentEndpoint((self._stack.task,))
+        fields = endpoint.parse({"model": stack.name, **body}, stack.generations.limits)
+        return await stack.poolings.run(endpoint, fields, deadline=stack.generations.deadline())
+
+    async def _pair(self, body: dict[str, Any]) -> list[ScoringRequestOutput]:
+        stack, endpoint = self._stack, PairEndpoint()
+        fields = endpoint.parse({"model": stack.name, **body}, stack.generations.limits)
+        pooled = await stack.poolings.run(endpoint, fields, deadline=stack.generations.deadline())
+        pairs = [(place,) for place in range(len(pooled.documents))]
+        places: Sequence[tuple[int, ...]] = pooled.work.compared or pairs
+        return [
+            ScoringRequestOutput(
+                f"{pooled.request_id}-{index}",
+                [token for place in found for token in pooled.documents[place].token_ids],
+                ScoringOutput(score),
+            )
+            for index, (found, score) in enumerate(zip(places, scores_of(pooled), strict=True))
+        ]
+
+
+def _body(params: PoolingParams, truncate: int | None) -> dict[str, Any]:
+    if truncate is not None:
+        params = replace(params, truncate_prompt_tokens=truncate)
+    return params.body()
+
+
+def _head(pooled: Pooled) -> tuple[str, list[int]]:
+    return pooled.request_id, list(pooled.documents[0].token_ids)
+
+
+def _texts(name: str, given: str | Sequence[str]) -> list[str]:
+    texts = [given] if isinstance(given, str) else list(given)
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"{name} must be a text or several")
+    return texts
+
+
+def _pairs(first: list[str], second: list[str]) -> Iterator[tuple[list[str], list[str]]]:
+    """Parts of the pairs, in order."""
+    if len(first) not in (1, len(second)):
+        raise ValueError(
+            f"one text_1 goes with any number of text_2, several with as many: there are {len(first)} and "
+            f"{len(second)}"
+        )
+    first = first * len(second) if len(first) == 1 else first
+    for begin in range(0, len(second), _PAIRS):
+        yield first[begin : begin + _PAIRS], second[begin : begin + _PAIRS]

@@ -1,0 +1,209 @@
+"""Calls of an offline LLM beside generate and chat: tiny random models, against transformers in float32."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from catenary import LLM, BeamSearchParams, PoolingParams, SamplingParams
+from tests.support.tiny_llm import OPTIONS, chat_model, classifier, encoder
+from tests.support.tiny_tokenizer import byte_ids
+
+TOLERANCE = 1e-5
+TEXTS = ["A cat sleeps.", "QZX", "the rain in Spain", "x" * 40]
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    with LLM(str(chat_model(tmp_path_factory.mktemp("chat"))), **OPTIONS, max_num_seqs=8) as made:
+        yield made
+
+
+def logits_of(directory: Path, texts: list[Any], llm: LLM) -> torch.Tensor:
+    """What transformers gives for texts, or pairs of them, in one row each."""
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(directory, dtype="float32").eval()
+    tokenizer = llm.get_tokenizer()
+    rows = []
+    for text in texts:
+        pair = text if isinstance(text, tuple) else (text,)
+        encoded = tokenizer(*pair, return_tensors="pt")
+        with torch.inference_mode():
+            rows.append(model(input_ids=encoded["input_ids"]).logits[0])
+    return torch.stack(rows)
+
+
+def close(found: list[float], expected: torch.Tensor, tolerance: float = TOLERANCE) -> None:
+    torch.testing.assert_close(torch.tensor(found), expected, atol=tolerance, rtol=0)
+
+
+def test_the_tokenizer_is_that_of_transformers(llm: LLM) -> None:
+    tokenizer = llm.get_tokenizer()
+    assert tokenizer is llm.get_tokenizer()
+    ids = tokenizer.encode("QZX")
+    assert ids == byte_ids("QZX") == llm.generate("QZX", SamplingParams(max_tokens=1))[0].prompt_token_ids
+    assert tokenizer.decode(ids) == "QZX"
+    chat = [{"role": "user", "content": "hi"}]
+    text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    params = SamplingParams(max_tokens=1)
+    rendered = llm.chat(chat, params)[0].prompt_token_ids
+    assert tokenizer.encode(text) == rendered
+    # One text is what a user says.
+    assert llm.chat("hi", params)[0].prompt_token_ids == rendered
+    assert [one.prompt_token_ids for one in llm.chat(["hi", chat], params)] == [rendered] * 2
+    with pytest.raises(ValueError, match="messages must be a list"):
+        llm.chat(chat[0], params)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("length_penalty", [1.0, 0.0])
+def test_beams_are_those_of_transformers(llm: LLM, length_penalty: float) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(llm._stack.directory, dtype="float32").eval()
+    tokenizer = llm.get_tokenizer()
+    params = BeamSearchParams(beam_width=3, max_tokens=6, length_penalty=length_penalty)
+    prompts = ["QZX", {"prompt_token_ids": byte_ids("abc")}]
+    for prompt, found in zip(("QZX", "abc"), llm.beam_search(prompts, params), strict=True):
+        ids = tokenizer.encode(prompt) if prompt == "QZX" else byte_ids(prompt)
+        wanted = model.generate(
+            torch.tensor([ids]),
+            num_beams=3,
+            num_return_sequences=3,
+            max_new_tokens=6,
+            do_sample=False,
+            length_penalty=length_penalty,
+            pad_token_id=0,
+            eos_token_id=2,
+        )
+        assert len(found.sequences) == 3
+        for beam, expected in zip(found.sequences, wanted.tolist(), strict=True):
+            assert beam.tokens == expected[: len(beam.tokens)]
+            with torch.inference_mode():
+                scores = model(torch.tensor([beam.tokens])).logits[0].log_softmax(-1)
+            new = beam.tokens[len(ids) :]
+            steps = [float(scores[len(ids) + place - 1, token]) for place, token in enumerate(new)]
+            assert beam.cum_logprob == pytest.approx(sum(steps), abs=1e-4)
+            told = [entry[token].logprob for entry, token in zip(beam.logprobs, new, strict=True)]
+            assert told == pytest.approx(steps, abs=1e-4)
+            assert beam.text.startswith(prompt)
+            assert beam.finish_reason in ("stop", "length")
+
+
+@pytest.mark.parametrize(("labels", "kind"), [(3, "softmax"), (3, "sigmoid"), (1, "sigmoid")])
+def test_classes(labels: int, kind: str, tmp_path: Path) -> None:
+    changes = {"problem_type": "multi_label_classification"} if (labels, kind) == (3, "sigmoid") else {}
+    directory = classifier(tmp_path, labels, **changes)
+    with LLM(str(directory), **OPTIONS) as llm:
+        logits = logits_of(directory, TEXTS, llm)
+        task = "classify" if labels > 1 else "score"
+        wanted = logits.softmax(-1) if kind == "softmax" else logits.sigmoid()
+        found = llm.classify(TEXTS)
+        for one, text, row in zip(found, TEXTS, wanted, strict=True):
+            close(one.outputs.probs, row)
+            assert one.outputs.num_classes == labels
+            assert one.prompt_token_ids == llm.get_tokenizer().encode(text)
+        raw = llm.classify({"prompt": TEXTS[0]}, PoolingParams(use_activation=False))
+        close(raw[0].outputs.probs, logits[0], 1e-4)
+        (encoded,) = llm.encode(llm.get_tokenizer().encode("QZX"), pooling_task=task)
+        assert (encoded.outputs.data.dtype, encoded.outputs.data.shape) == (torch.float32, (labels,))
+        close(encoded.outputs.data.tolist(), wanted[1])
+        with pytest.raises(ValueError, match=r"LLM\.generate: this model (classifies|scores)"):
+            llm.generate("x")
+        with pytest.raises(ValueError, match=r"LLM\.embed: this model"):
+            llm.embed("x")
+        with pytest.raises(ValueError, match="have 'dimensions'"):
+            llm.encode("x", PoolingParams(dimensions=4))
+
+
+def test_scores_of_pairs(tmp_path: Path) -> None:
+    directory = classifier(tmp_path, 1)
+    with LLM(str(directory), **OPTIONS) as llm:
+        query, documents = TEXTS[0], TEXTS * 20
+        wanted = logits_of(directory, [(query, text) for text in TEXTS], llm)[:, 0]
+        (one,) = llm.score(query, TEXTS[1])
+        close([one.outputs.score], wanted[1:2].sigmoid())
+        # More than one request holds.
+        many = llm.score(query, documents)
+        close([found.outputs.score for found in many], wanted.sigmoid().repeat(20))
+        each = llm.score([query, query], TEXTS[:2], use_tqdm=False)
+        close([found.outputs.score for found in each], wanted[:2].sigmoid())
+        raw = llm.score(query, TEXTS, PoolingParams(use_activation=False))
+        close([found.outputs.score for found in raw], wanted, 1e-4)
+        assert len({found.request_id for found in many}) == len(documents)
+        assert one.prompt_token_ids == llm.get_tokenizer()(query, TEXTS[1])["input_ids"]
+        for first, second in ((TEXTS[:2], TEXTS[:3]), ([], "x"), ("x", [])):
+            with pytest.raises(ValueError, match=r"text_\d"):
+                llm.score(first, second)
+
+
+def test_vectors_and_their_cosines(tmp_path: Path) -> None:
+    directory = encoder(tmp_path)
+    with LLM(str(directory), **OPTIONS, embedding_dimensions="any", max_model_len=32) as llm:
+        model = transformers.AutoModel.from_pretrained(directory, dtype="float32").eval()
+        tokenizer = llm.get_tokenizer()
+        with torch.inference_mode():
+            states = [model(torch.tensor([tokenizer.encode(text)])).last_hidden_state for text in TEXTS[:3]]
+        means = [state[0].mean(0) for state in states]
+        unit = torch.nn.functional.normalize(torch.stack(means), dim=-1)
+        found = llm.embed(TEXTS[:3])
+        assert [one.outputs.hidden_size for one in found] == [48] * 3
+        for one, row in zip(found, unit, strict=True):
+            close(one.outputs.embedding, row)
+        (short,) = llm.embed(TEXTS[0], dimensions=5)
+        close(short.outputs.embedding, torch.nn.functional.normalize(means[0][:5], dim=-1))
+        (raw,) = llm.encode(TEXTS[0], PoolingParams(use_activation=False, task="embed"))
+        close(raw.outputs.data.tolist(), means[0], 1e-4)
+        scores = llm.score(TEXTS[0], TEXTS[:3])
+        close([one.outputs.score for one in scores], unit @ unit[0])
+        assert scores[1].prompt_token_ids == tokenizer.encode(TEXTS[0]) + tokenizer.encode(TEXTS[1])
+        assert len(llm.encode(TEXTS[3], truncate_prompt_tokens=-1)[0].prompt_token_ids) == 32
+        refused: list[tuple[Any, str]] = [
+            (lambda: llm.embed(TEXTS[3]), "at most 32 fit"),
+            (lambda: llm.encode("x", pooling_task="token_embed"), "each token is not done yet"),
+            (lambda: llm.encode("x", pooling_task="reward"), "must be embed, classify or score"),
+            (lambda: llm.encode("x", pooling_task="classify"), "LLM.encode: this model makes embeddings"),
+            (lambda: llm.classify("x"), "LLM.classify: this model makes embeddings"),
+            (lambda: llm.chat("x"), "LLM.chat: this model makes embeddings"),
+            (lambda: llm.beam_search("x", BeamSearchParams(2, 2)), "LLM.beam_search: this model"),
+            (lambda: llm.score("a", "b", PoolingParams(use_activation=False)), "cosines"),
+            (lambda: llm.score("a", "b", PoolingParams(dimensions=2)), "dimensions"),
+        ]
+        for call, text in refused:
+            with pytest.raises(ValueError, match=text):
+                call()
+
+
+def test_a_seed_of_the_llm_repeats_a_program(llm: LLM, tmp_path: Path) -> None:
+    directory = str(llm._stack.directory)
+    params = SamplingParams(max_tokens=8, temperature=1.0, ignore_eos=True)
+
+    def program() -> list[list[int]]:
+        with LLM(directory, seed=7, **OPTIONS) as made:
+            return [made.generate("QZX", params)[0].outputs[0].token_ids for _ in range(3)]
+
+    first = program()
+    assert program() == first
+    assert len({tuple(ids) for ids in first}) > 1
+
+
+def test_progress_in_a_pipe_is_lines(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    with LLM(str(llm._stack.directory), **OPTIONS | {"progress": True}) as made:
+        made.generate("x", SamplingParams(max_tokens=1))
+    told = capsys.readouterr()
+    lines = told.err.splitlines()
+    assert lines[0] == f"catenary: loading {llm._stack.directory}"
+    assert "catenary: loading weights" in lines
+    assert lines[-1] == "catenary: ready"
+    assert len(set(lines)) == len(lines)
+    with LLM(str(llm._stack.directory), **OPTIONS | {"progress": True}, use_tqdm_on_load=False):
+        assert capsys.readouterr().err == ""
+
+
+def test_a_start_that_fails_leaves_no_thread(llm: LLM) -> None:
+    before = set(threading.enumerate())
+    with pytest.raises(RuntimeError, match="max-model-len"):
+        LLM(str(llm._stack.directory), **OPTIONS, max_model_len=10**6)
+    assert not {thread.name for thread in set(threading.enumerate()) - before if "catenary" in thread.name}
