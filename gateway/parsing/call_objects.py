@@ -108,6 +108,9 @@ class CallReader:
                 held = "".join(pieces)
             else:
                 yield from json_value(source, nowhere)
+            if begun and (yield from source.skip_space()) not in ",}":
+                # The call is told: a brace that is missing breaks nothing.
+                return
             yield from self.comma("}")
         source.take(1)
         if not begun:

@@ -172,7 +172,7 @@ class Calls(PythonReader, TaggedReader):
 
     def _sequence(self, sequence: CallSequence) -> Scan[None]:
         while True:
-            yield from self.call_object(needs_arguments=True)
+            yield from self.call_object(needs_arguments=not sequence.bare)
             yield from self.source.skip_space()
             for separator in sequence.separators:
                 yield from self.source.accept(separator)

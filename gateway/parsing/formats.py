@@ -28,10 +28,22 @@ def _deepseek(words: str) -> str:
 
 DEEPSEEK_CALL = _deepseek("tool call begin")
 DEEPSEEK_SEPARATOR = _deepseek("tool sep")
-_DEEPSEEK_FRAMES = (_deepseek("tool calls begin"), _deepseek("tool calls end"))
 DEEPSEEK_END = _deepseek("tool call end")
+_DEEPSEEK_FRAMES = (_deepseek("tool calls begin"), _deepseek("tool calls end"), DEEPSEEK_END)
 
-_HERMES = ToolFormat("hermes", calls={"<tool_call>": (CallObject(), Literal("</tool_call>", optional=True))})
+_HERMES = ToolFormat(
+    "hermes",
+    # What models add to the one object: a fence, a list, further objects, a brace too much.
+    calls={
+        "<tool_call>": (
+            Literal("```json", optional=True),
+            Branch({"[": (CallList(),), "": (CallSequence((",",), bare=True),)}),
+            Literal("}", optional=True),
+            Literal("```", optional=True),
+            Literal("</tool_call>", optional=True),
+        )
+    },
+)
 _LLAMA = ToolFormat(
     "llama3_json",
     calls={"<|python_tag|>": (CallSequence((";", ",")),)},
@@ -125,8 +137,8 @@ _DEEPSEEK_V31 = ToolFormat(
     "deepseek_v31",
     calls={
         DEEPSEEK_CALL: (
-            Word(WordKind.NAME, (DEEPSEEK_SEPARATOR,)),
-            Literal(DEEPSEEK_SEPARATOR),
+            Word(WordKind.NAME, (DEEPSEEK_SEPARATOR, "{", DEEPSEEK_END)),
+            Literal(DEEPSEEK_SEPARATOR, optional=True),
             JsonArguments((DEEPSEEK_END,)),
             Literal(DEEPSEEK_END, optional=True),
         )
@@ -158,13 +170,13 @@ _KIMI = ToolFormat(
     "kimi_k2",
     calls={
         "<|tool_call_begin|>": (
-            Word(WordKind.ID, ("<|tool_call_argument_begin|>",)),
-            Literal("<|tool_call_argument_begin|>"),
+            Word(WordKind.ID, ("<|tool_call_argument_begin|>", "{", "<|tool_call_end|>")),
+            Literal("<|tool_call_argument_begin|>", optional=True),
             JsonArguments(("<|tool_call_end|>",)),
             Literal("<|tool_call_end|>", optional=True),
         )
     },
-    frames=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+    frames=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_end|>"),
     ids=IdStyle.OWN,
     ends_reasoning=True,
 )

@@ -56,9 +56,12 @@ class CallList:
 
 @dataclass(frozen=True, slots=True)
 class CallSequence:
-    """Call objects, all with arguments, one after the other, maybe with one of `separators` between them."""
+    """Call objects, one after the other, maybe with one of `separators` between them.
+
+    `bare`: they may be without arguments."""
 
     separators: tuple[str, ...]
+    bare: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,41 @@ EMPTY = [
     ),
 ]
 
-OUTPUTS = [*HARMONY, *EMPTY]
+_J = '{"name": "now", "arguments": {}}'
+HERMES = [
+    Output("hermes", f"<tool_call>{text}</tool_call>{behind}", behind, calls)
+    for text, behind, calls in (
+        (f"{_J}\n{_J}", "", (NOW, NOW)),
+        (f"{_J},{_J}", "Done", (NOW, NOW)),
+        (f"[{_J}, {_J}]", "", (NOW, NOW)),
+        (f"```json\n{_J}\n```", "", (NOW,)),
+        (_J[:-1] + "\n", "", (NOW,)),
+        (_J[:-1] + ",}", "", (NOW,)),
+        (_J + "}", "", (NOW,)),
+        ('{"name": "now"}', "", (NOW,)),
+        ('{"name": "now", "arguments": "{}"}', "", (NOW,)),
+        ('{"arguments": null, "name": "now"}', "", (NOW,)),
+    )
+]
+LISTS = [
+    Output("mistral", f"[TOOL_CALLS] [{_J[:-1]}]", "", (NOW,)),
+    Output("phi4_mini_json", f"functools[{_J}, {_J[:-1]}]", "", (NOW, NOW)),
+    Output("granite", f"<|tool_call|>[{_J},]", "", (NOW,)),
+]
+# Without a separator, without an end, with ends too many.
+_V31 = f"{DEEPSEEK_CALL}now"
+MARKED = [
+    Output("kimi_k2", "<|tool_call_begin|>functions.now:0{}<|tool_call_end|>", "", (NOW,)),
+    Output("kimi_k2", "<|tool_call_begin|>functions.now:0<|tool_call_end|>", "", (NOW,)),
+    Output("kimi_k2", "<|tool_call_begin|>now<|tool_call_argument_begin|>{}", "", (NOW,)),
+    Output("kimi_k2", _KIMI % "{}" + "<|tool_call_end|>Done", "Done", (NOW,)),
+    Output("kimi_k2", _KIMI % "{}<|tool_calls_section_end|>", "", (NOW,)),
+    Output("deepseek_v31", _V31 + "{}" + DEEPSEEK_END, "", (NOW,)),
+    Output("deepseek_v31", _V31 + DEEPSEEK_END, "", (NOW,)),
+    Output("deepseek_v31", _V31 + DEEPSEEK_SEPARATOR + "{}" + DEEPSEEK_END * 2 + "Done", "Done", (NOW,)),
+]
+
+OUTPUTS = [*HARMONY, *EMPTY, *HERMES, *LISTS, *MARKED]
 
 
 @pytest.mark.parametrize("output", OUTPUTS, ids=lambda output: f"{output.parser}-{output.text!r}")
