@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -128,6 +130,44 @@ async def test_many_writes_on_a_disk_that_others_fill_do_not_wedge_it(small_disk
     async with database_in(disk.path) as database:
         await files_in(database).delete("me", "a")
         await stored(files_in(database), "b", 200_000)
+
+
+KILLED = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from gateway.batches import SCHEMA, VERSION, FileLimits, FileStore
+from gateway.state import Database
+
+async def main():
+    database = Database(Path(sys.argv[1]) / "batches.sqlite3", SCHEMA, VERSION)
+    await database.open()
+    files = FileStore(database, FileLimits(1000, 1 << 40))
+    await files.begin("me", "done")
+    await files.append("done", 0, bytes(1 << 20))
+    await files.finish("me", "done", "x", None)
+    await files.begin("me", "half")
+    for number in range(20):
+        await files.append("half", number, bytes(60_000))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_gateway_killed_at_an_upload_starts_on_a_full_disk(small_disk: MountDisk) -> None:
+    disk = small_disk(6 * MIB)
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", KILLED, str(disk.path))
+    assert await process.wait() == -signal.SIGKILL
+    disk.fill()
+    async with database_in(disk.path) as database:
+        files = files_in(database)
+        assert await ids(files) == ["done"]
+        assert sum([len(piece) async for piece in files.content("done")]) == MIB
+        disk.fill()
+        await files.sweep(-1.0)
+        assert disk.free > MIB
+        await files.delete("me", "done")
+        assert disk.free > 2 * MIB
 
 
 async def test_a_start_on_a_full_disk_without_a_reserve_names_the_disk(small_disk: MountDisk) -> None:
