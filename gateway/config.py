@@ -114,7 +114,8 @@ class GatewayConfig(ResumeOptions, ServiceConfig):
     max_body_values: int = Field(
         100_000,
         ge=1000,
-        description="Most strings, arrays and objects in a request's body, names of fields included.",
+        description="Most strings, arrays and objects in a request's body, names of fields included. Of "
+        "values of all kinds it may have ten times as many.",
     )
     max_header_kib: int = Field(32, ge=1, le=1024, description="Largest request head in KiB.")
     max_headers: int = Field(128, ge=8, description="Most header fields of a request.")

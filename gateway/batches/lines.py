@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from gateway.batches.objects import BatchProblem
-from gateway.http import decode_json, too_many_values
+from gateway.http import NUMBERS, decode_json, too_many_values
 from gateway.turns import Turns
 
 MAX_CUSTOM_ID = 512
@@ -153,7 +153,9 @@ async def _checked(number: int, data: bytes | None, endpoint: str, max_values: i
         raise LineError("line_too_long", "This line is longer than a request's body may be.")
     if await too_many_values(data, max_values):
         raise LineError(
-            "line_too_long", f"This line has more than the limit of {max_values} strings, arrays and objects."
+            "line_too_long",
+            f"This line has more than the limit of {max_values} strings, arrays and objects, or of "
+            f"{NUMBERS * max_values} values in all.",
         )
     return read_line(number, data, endpoint)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.http.answers import Deleted, Page, Status, Version, json_response, page_of
-from gateway.http.body import BodyLimits, decode_json, read_json_object, too_many_values
+from gateway.http.body import NUMBERS, BodyLimits, decode_json, read_json_object, too_many_values
 from gateway.http.context import HEALTH_PATHS, Observer, RequestContext
 from gateway.http.disconnect import ClientGone, ClientWatch, SlowReader
 from gateway.http.parts import PartSender, part_sender
@@ -14,6 +14,7 @@ from gateway.http.server import HttpServer
 
 __all__ = [
     "HEALTH_PATHS",
+    "NUMBERS",
     "BodyLimits",
     "Choice",
     "ClientGone",

@@ -17,6 +17,9 @@ from gateway.turns import Turns
 _MIB = 1 << 20
 _BOM = b"\xef\xbb\xbf"
 _SLICE = 32 << 10
+# Numbers cost little: prompts of token ids may have many.
+NUMBERS = 10
+"""Times as many values of all kinds as strings, arrays and objects a body may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,8 @@ async def read_json_object(request: Request, limits: BodyLimits) -> dict[str, An
         del data[: len(_BOM)]
     if await too_many_values(data, limits.max_values):
         raise bad_request(
-            f"The request body has more than the limit of {limits.max_values} strings, arrays and objects.",
+            f"The request body has more than the limit of {limits.max_values} strings, arrays and objects, "
+            f"or of {NUMBERS * limits.max_values} values in all.",
             code="invalid_json",
         )
     try:
@@ -54,15 +58,16 @@ async def read_json_object(request: Request, limits: BodyLimits) -> dict[str, An
 
 
 async def too_many_values(data: bytes | bytearray, most: int) -> bool:
-    """Whether JSON has more than `most` strings, arrays and objects: names of fields are strings, too.
+    """Whether JSON has more than `most` strings, arrays and objects, or `NUMBERS` times as many values of all
+    kinds. Names of fields are strings, too.
 
     Each costs the parser, which holds up the loop, many times as much as a number or as the bytes of a long
     string. So this looks at the text first, in turns. JSON that is broken has any answer."""
     # Each of them takes two bytes at least.
     if len(data) < 2 * most:
         return False
-    turns, found, inside, start = Turns(), 0, False, 0
-    while start < len(data) and found <= most:
+    turns, found, commas, inside, start = Turns(), 0, 0, False, 0
+    while start < len(data) and found <= most and commas < NUMBERS * most:
         piece = bytes(data[start : start + _SLICE])
         if (len(piece) - len(piece.rstrip(b"\\"))) % 2:
             # What its last backslash escapes belongs to it.
@@ -72,9 +77,10 @@ async def too_many_values(data: bytes | bytearray, most: int) -> bool:
         outside = b"".join(parts[inside::2])
         begun = len(parts) // 2 if not inside else (len(parts) - 1) // 2
         found += begun + outside.count(b"[") + outside.count(b"{")
+        commas += outside.count(b",")
         inside ^= len(parts) % 2 == 0
         await turns.between()
-    return found > most
+    return found > most or commas >= NUMBERS * most
 
 
 def decode_json(data: bytes | bytearray) -> Any:

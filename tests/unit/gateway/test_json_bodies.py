@@ -34,8 +34,9 @@ def test_strings_arrays_and_objects_are_counted_exactly(value: Any, piece: int, 
     text, most = json.dumps(value, indent=2 if indent else None).encode(), count(value)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(body, "_SLICE", piece)
-        assert not asyncio.run(too_many_values(text, most))
-        if most:
+        patch.setattr(body, "NUMBERS", 1000)
+        assert not asyncio.run(too_many_values(text, max(most, 1)))
+        if most > 1:
             assert asyncio.run(too_many_values(text, most - 1))
 
 
@@ -51,6 +52,12 @@ async def test_a_byte_order_mark_is_skipped() -> None:
     assert await read(b'\xef\xbb\xbf{"a": 1}') == {"a": 1}
     with pytest.raises(ApiError):
         await read(b'\xef\xbb\xbf\xef\xbb\xbf{"a": 1}')
+
+
+async def test_numbers_count_a_tenth() -> None:
+    assert await read(b'{"a": [%s]}' % b",".join([b"1"] * 90))
+    with pytest.raises(ApiError, match="or of 100 values in all"):
+        await read(b'{"a": [%s]}' % b",".join([b"1"] * 101))
 
 
 async def test_a_body_of_many_values_is_refused_before_it_is_decoded() -> None:
