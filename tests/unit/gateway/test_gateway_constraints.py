@@ -160,7 +160,6 @@ def test_text_kinds(fields: dict[str, Any], kind: int, source: str, param: str) 
         ('# b ::= c\nstart: "a"', 3),
         ('%import common.INT\nstart: "::=" INT', 3),
         ('?start: x\nx: "root ::= a"', 3),
-        ("", 3),
     ],
 )
 def test_the_first_rule_tells_the_notation_of_a_grammar(grammar: str, kind: int) -> None:
