@@ -289,3 +289,38 @@ def test_where_nothing_can_follow_the_sequence_fails_alone(core: LocalCore) -> N
     # The end is not among the allowed ids, and the text needs none.
     assert ended(core.outputs[fine]) == "stop"
     assert re.fullmatch("[x-z]{4}", text_of(core, core.outputs[fine]))
+
+
+def test_no_stop_id_of_a_request_cuts_a_constrained_text(core: LocalCore) -> None:
+    """Not one that spells a part of it, nor the model's own in a text that spells its name."""
+    texts = ["a<|im_end|>b", "<|im_end|>", "banana"]
+    options: list[dict[str, Any]] = [
+        {},
+        {"stop_token_ids": byte_ids("an")},
+        {"ignore_eos": True, "stop_token_ids": byte_ids("<")},
+        {"logit_bias": ((EOS_ID, 60.0),)},
+    ]
+    keys = {
+        core.submit(
+            byte_ids("q"), constraint=schema({"const": text}), max_tokens=60, temperature=1.0, **one
+        ): json.dumps(text)
+        for text in texts
+        for one in options
+    }
+    core.run(2000)
+    for key, text in keys.items():
+        assert (ended(core.outputs[key]), text_of(core, core.outputs[key])) == ("stop", text)
+
+
+def test_thoughts_are_not_ended_by_what_ends_an_answer(core: LocalCore) -> None:
+    options: dict[str, Any] = {"constraint": regex("[0-9]{2}", "</think>"), "max_tokens": 40}
+    liked = ((EOS_ID, 80.0),)
+    key = core.submit(
+        byte_ids("t"), ignore_eos=False, logit_bias=liked, stop_token_ids=byte_ids("e"), **options
+    )
+    thinks = core.submit(byte_ids("t"), ignore_eos=False, logit_bias=((4, 80.0), *liked), **options)
+    core.run()
+    assert ended(core.outputs[key]) in ("length", "stop")
+    assert EOS_ID not in core.outputs[key].token_ids[:-1]
+    assert ended(core.outputs[thinks]) == "stop"
+    assert re.fullmatch("</think>[0-9]{2}", text_of(core, core.outputs[thinks]))

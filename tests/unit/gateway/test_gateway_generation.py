@@ -9,7 +9,7 @@ import pytest
 
 from catenary.text import Vocabulary
 from catenary.v1 import common_pb2
-from gateway.errors import ApiError
+from gateway.errors import ApiError, bad_request
 from gateway.generation.answer import collect
 from gateway.generation.generation import Generation
 from gateway.generation.planning import make_plan
@@ -42,7 +42,7 @@ class PlayedSession:
         self.aborted.append(handle)
 
 
-def generation(session: PlayedSession, **fields: Any) -> Generation:
+def generation(session: PlayedSession, *, constraint_param: str | None = None, **fields: Any) -> Generation:
     body = {"model": "m", "prompt": [byte_ids("ab")], **fields}
     request = parse_request(CompletionRequest, body, RequestLimits())
     plan = make_plan(
@@ -53,6 +53,7 @@ def generation(session: PlayedSession, **fields: Any) -> Generation:
         default_max_tokens=16,
         param="prompt",
         cache_salt="",
+        constraint_param=constraint_param,
     )
     played: Any = session
     return Generation(plan, played, max_unread_tokens=100, deadline=1e12, on_tokens=lambda *_: None)
@@ -103,6 +104,21 @@ async def test_more_beams_than_there_are_cannot_be_had(found: int, status: int) 
     with pytest.raises(ApiError) as caught:
         await collect(running)
     assert (caught.value.status, caught.value.param) == (status, "n" if status == 400 else None)
+
+
+@pytest.mark.parametrize(
+    ("told", "named"), [("constraint", "response_format"), ("logit_bias", "logit_bias"), (None, None)]
+)
+async def test_an_error_of_the_constraint_names_the_field_that_it_came_in(
+    told: str | None, named: str | None
+) -> None:
+    session = PlayedSession()
+    running = generation(session, constraint_param="response_format")
+    end = SequenceEnded(common_pb2.FINISH_REASON_ERROR, error=bad_request("It cannot be followed.", told))
+    await started(running, session, end)
+    with pytest.raises(ApiError) as caught:
+        await running.next()
+    assert (caught.value.status, caught.value.param) == (400, named)
 
 
 async def test_choices_wait_for_what_the_first_tells_of_the_prompt() -> None:
