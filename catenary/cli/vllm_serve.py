@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Sequence
 
@@ -32,8 +31,6 @@ def run_vllm_serve(argv: Sequence[str]) -> int:
         parse_serve([word for word in words if word != "--dry-run"], launch)
         if not launch.asked(f"{UP_PREFIX}MODEL"):
             raise ConfigError("a model is missing: a directory or an id")
-        gaudi = importlib.util.find_spec("habana_frameworks") is not None
-        launch.default(f"{UP_PREFIX}DEVICE", "hpu" if gaudi else "cpu")
         if not launch.asked(f"{UP_PREFIX}HOST") and not os.environ.get(f"{UP_PREFIX}HOST"):
             launch.notes.append("listening on this machine alone; --host 0.0.0.0 is vLLM's default")
         return launch

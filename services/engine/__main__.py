@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from catenary.config import unknown_variables
+from catenary.devices import described
 from catenary.migration import load_moved
 from catenary.runtime import run
 from catenary.telemetry import configure_logging, configure_tracing, get_logger
@@ -21,6 +22,8 @@ def main() -> None:
     configure_tracing("engine")
     for line in (*warnings, *unknown_variables(os.environ, [EngineConfig])):
         log.warning(line)
+    if chosen := described(config.device):
+        log.info(chosen)
     run(lambda stop: serve(config, stop))
 
 

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, field_serializer, field_validator, model_validator
 
 from catenary.config import settings
+from catenary.devices import choose_device
 from catenary.rpc import RpcConfig, TlsFiles, parse_address
 from catenary.schema import MAX_BEAM_WIDTH
 from services.engine.bucketing_options import BucketingOptions
@@ -96,9 +97,10 @@ class EngineConfig(
         description="What computes the model: our decoder, or transformers' own module. auto: the decoder "
         "where it knows everything that the model's config asks for. Encoders are transformers' own.",
     )
-    device: Literal["cpu", "cuda", "hpu", "sim"] = Field(
-        "cpu",
-        description="Device that computes. sim: an HPU simulated on the CPU that keeps its rules.",
+    device: Literal["auto", "cpu", "cuda", "hpu", "sim"] = Field(
+        "auto",
+        description="Device that computes. auto: hpu, cuda or cpu, by what is there. sim: an HPU simulated "
+        "on the CPU that keeps its rules.",
     )
 
     gpu_memory_utilization: float = Field(
@@ -291,6 +293,11 @@ class EngineConfig(
                 "for KV makes no step"
             )
         return self
+
+    @field_validator("device")
+    @classmethod
+    def _the_device_is_one(cls, device: str) -> str:
+        return choose_device() if device == "auto" else device
 
     @model_validator(mode="after")
     def _one_way_to_execute(self) -> Self:

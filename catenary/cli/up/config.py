@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -11,6 +12,7 @@ from pydantic import Field, field_validator
 from catenary.cli.up.elsewhere import variables_of
 from catenary.config import ServiceConfig, settings
 from catenary.cpus import parse_binding
+from catenary.devices import choose_device
 from catenary.parsers import ReasoningParser, ToolParser
 
 
@@ -94,8 +96,10 @@ class UpConfig(ServiceConfig):
     reasoning_parser: ReasoningParser | None = Field(
         default=None, description="Parser of reasoning; none: no. Default: told by the chat template."
     )
-    device: Literal["cpu", "cuda", "hpu", "sim"] = Field(
-        default="cpu", description="Device of the engines. sim: an HPU simulated on the CPU."
+    device: Literal["auto", "cpu", "cuda", "hpu", "sim"] = Field(
+        default="auto",
+        description="Device of the engines. auto: hpu, cuda or cpu, by what is there. sim: an HPU simulated "
+        "on the CPU.",
     )
 
     host: str = Field(default="127.0.0.1", description="Address that the gateways listen on.")
@@ -174,6 +178,15 @@ class UpConfig(ServiceConfig):
     drain_s: float = Field(
         default=30.0, ge=0, le=3600, description="Seconds that running requests get to end at shutdown."
     )
+
+    @field_validator("device")
+    @classmethod
+    def _the_device_is_one(cls, device: str) -> str:
+        if device != "auto":
+            return device
+        # What was said to the engines themselves counts.
+        given = os.environ.get("CATENARY_ENGINE_DEVICE", "auto")
+        return given if given in ("cpu", "cuda", "hpu", "sim") else choose_device()
 
     @field_validator("cpu_bind")
     @classmethod

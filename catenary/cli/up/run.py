@@ -29,6 +29,7 @@ from catenary.cli.up.ports import PortClaims
 from catenary.cli.up.reporter import Reporter, make_reporter
 from catenary.config import EMPTY_KEY, check_variables, unknown_variables
 from catenary.cpus import read_topology
+from catenary.devices import described as described_device
 from catenary.migration import load_moved
 from catenary.runtime import StartRefused, run
 
@@ -55,6 +56,8 @@ async def up(config: UpConfig, stop: asyncio.Event, warnings: Sequence[str] = ()
     cache = cache_directory(config.cache_dir)
     check_directories(config, cache)
     reporter = make_reporter()
+    if line := described_device(config.device):
+        reporter.line(line)
     for line in warnings:
         reporter.line(f"warning: {line}")
     try:

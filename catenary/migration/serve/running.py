@@ -52,7 +52,7 @@ OPTIONS: tuple[ServeOption, ...] = (
     sets_engine("async_stepping", _SETS, "--async-scheduling", kind=Kind.FLAG),
     sets(
         f"{UP}DEVICE",
-        "`--device`; absent: `hpu` where the Gaudi software is installed, else `cpu`",
+        "`--device`; absent: `auto`, which is hpu, cuda or cpu by what is there",
         _SETS,
         "--device",
     ),
