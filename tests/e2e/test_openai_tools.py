@@ -77,9 +77,9 @@ async def test_48_bad_choices_are_refused(client: openai.AsyncOpenAI) -> None:
         with pytest.raises(openai.BadRequestError) as caught:
             await ask(client, **fields)
         assert caught.value.param == "tool_choice"
-    with pytest.raises(openai.BadRequestError) as caught:
-        await ask(client, tools=openai.NOT_GIVEN, tool_choice="auto")
-    assert caught.value.param == "tool_choice"
+    # Asks for nothing, and many clients send it always.
+    answer = await ask(client, tools=openai.NOT_GIVEN, tool_choice="auto", max_tokens=4)
+    assert answer.choices[0].message.tool_calls is None
 
 
 async def test_49_51_a_required_call_and_at_most_one(client: openai.AsyncOpenAI) -> None:
