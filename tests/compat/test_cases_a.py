@@ -53,11 +53,12 @@ async def test_c04_stop_in_all_its_forms(start_stack: StartStack, path: str, str
     stack = await start_stack(script(saying([*byte_ids("ab"), *byte_ids("STOP"), *byte_ids("c")])))
     for stop in ("STOP", ["STOP"], ["zz", "STOP", "yy", "xx"]):
         assert joined(await stack.post(path, body(path, stop=stop, stream=stream))) == ("ab", "stop")
-    for stop in ([], None):
+    # An empty one asks for nothing.
+    for stop in ([], None, "", [""]):
         assert joined(await stack.post(path, body(path, stop=stop, stream=stream))) == ("abSTOPc", "stop")
-    for stop in ("", [""], ["a", ""], ["a"] * 5):
+    for stop in (["a"] * 5, ["a", 5], 5):
         answer = await stack.post(path, body(path, stop=stop, stream=stream))
-        assert (answer.status, answer.json()["error"]["param"]) == (400, "stop")
+        assert (answer.status, answer.json()["error"]["param"].split(".")[0]) == (400, "stop")
 
 
 @BOTH

@@ -33,7 +33,7 @@ BAD: list[tuple[dict[str, Any], int, str, str]] = [
     ({"input": "x", "model": "nope"}, 404, "model", "model_not_found"),
     ({"input": "x", "stop": ["a"] * 5}, 400, "stop", "invalid_value"),
     ({"input": "x", "logit_bias": {"AI": 1}}, 400, "logit_bias", "invalid_value"),
-    ({"input": "x", "tools": [{"type": "mcp"}]}, 400, "tools.0", "unsupported_parameter"),
+    ({"input": "x", "tools": [{"type": "abacus"}]}, 400, "tools.0", "unsupported_parameter"),
     (
         {"input": "x", "previous_response_id": "resp_x"},
         400,
@@ -77,7 +77,7 @@ async def test_urls_that_are_not_there(start_stack: StartStack) -> None:
         (f"{RESPONSES}/resp_x?stream=false&stream=false", 400, "invalid_value"),
         (f"{RESPONSES}/resp_x?starting_after=3", 400, "invalid_value"),
         (f"{RESPONSES}/resp_x?x=3", 400, "unknown_parameter"),
-        (f"{RESPONSES}/resp_x?include=reasoning.encrypted_content", 400, "unsupported_parameter"),
+        (f"{RESPONSES}/resp_x?include=reasoning.secrets", 400, "unsupported_parameter"),
         (f"{RESPONSES}/resp_x/input_items?limit=0", 400, "invalid_value"),
         (f"{RESPONSES}/resp_x/input_items?limit=101", 400, "invalid_value"),
         (f"{RESPONSES}/resp_x/input_items?order=up", 400, "invalid_value"),

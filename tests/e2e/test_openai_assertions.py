@@ -91,14 +91,15 @@ async def test_16_18_19_values_at_the_edges(client: openai.AsyncOpenAI) -> None:
         {"top_p": 1.0, "temperature": 1},
         {"extra_body": {"top_k": 0}},
         {"extra_body": {"top_k": -1}},
+        {"top_p": 0, "temperature": 1, "seed": 1},
     ]
     answers = await asyncio.gather(*(chat(client, **fields) for fields in fine))
     assert all(answer.usage.completion_tokens for answer in answers)
     greedy = await chat(client)
-    for index in (2, 5, 6):
+    for index in (2, 5, 6, 7):
         assert answers[index].choices[0].message.content == greedy.choices[0].message.content
     bad: list[dict[str, Any]] = [{"seed": 2**63}, {"temperature": 2.01}, {"temperature": -0.1}]
-    bad += [{"top_p": 0}, {"top_p": 1.01}, {"extra_body": {"top_k": -2}}]
+    bad += [{"top_p": -0.1}, {"top_p": 1.01}, {"extra_body": {"top_k": -2}}]
     for fields in bad:
         name = next(iter(fields.get("extra_body", fields)))
         assert (await refused(chat(client, **fields))).param == name

@@ -125,7 +125,7 @@ def test_the_reply_goes_on_with_the_last_message(client: OpenAI, reference: Refe
         ),
         ({"messages": ROUND_TRIP, "chat_template": "{{ 1 }}"}, "chat_template"),
         ({"messages": ROUND_TRIP, "documents": [{"text": "x"}]}, "documents"),
-        ({"messages": ROUND_TRIP, "reasoning_effort": "high"}, "reasoning_effort"),
+        ({"messages": ROUND_TRIP, "reasoning_effort": "highest"}, "reasoning_effort"),
     ],
 )
 def test_what_cannot_be_rendered_is_named(client: OpenAI, body: dict[str, Any], param: str) -> None:

@@ -108,6 +108,8 @@ class Fuzzed:
         """The fields that a JSON body of an operation must have."""
         content = operation.definition.raw.get("requestBody", {}).get("content", {})
         schema: dict[str, Any] = content.get("application/json", {}).get("schema", {})
+        # Of several forms, the first.
+        schema = schema.get("anyOf", [schema])[0]
         if "$ref" in schema:
             schema = self.document["components"]["schemas"][schema["$ref"].rsplit("/", 1)[1]]
         # Two of the names that a score's sides can have.
