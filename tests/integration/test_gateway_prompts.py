@@ -169,8 +169,8 @@ async def test_developer_is_system(stack: Stack) -> None:
 BAD_MESSAGES: list[Any] = [None, "x", [], [123], [{}], [{"role": 123, "content": "x"}]]
 BAD_MESSAGES += [[{"role": "user", "content": 123}], [{"role": "alien", "content": "x"}]]
 BAD_MESSAGES += [
-    [{"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": text}}]}]
-    for text in ("[]", "{", '{"a":' * 70 + "1" + "}" * 70)
+    [{"role": "assistant", "tool_calls": [{"id": "c", "function": function}]}]
+    for function in ({"arguments": "{}"}, {"name": "f", "arguments": '{"a":' * 70 + "1" + "}" * 70})
 ]
 
 
@@ -179,6 +179,13 @@ async def test_bad_messages(stack: Stack, path: str) -> None:
     for messages in BAD_MESSAGES:
         error = await refused(stack, path, messages=messages)
         assert error["param"].split(".")[0] == "messages"
+
+
+@pytest.mark.parametrize("arguments", ["[]", "{", '{"x": NaN}', "", "null"])
+async def test_any_text_of_arguments_is_taken(stack: Stack, arguments: str) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    messages = [USER, {"role": "assistant", "tool_calls": [call]}]
+    assert (await answered(stack, RENDER_CHAT, messages=messages))["token_ids"]
 
 
 async def test_variables_of_transformers_are_no_variables_of_the_template(
