@@ -64,6 +64,19 @@ def test_library_is_built_once_by_all_who_ask_at_once(tmp_path: Path, compiler: 
     assert sorted(path.name for path in paths[0].parent.iterdir()) == [".lock", paths[0].name]
 
 
+def test_whoever_waits_is_told_how_far_it_is(tmp_path: Path, compiler: Path) -> None:
+    told: list[str] = []
+    build(PORTABLE, tmp_path / "kept", told.append)
+    total = len(told) - 1
+    once = told[0]
+    assert once.startswith("compiling the CPU's kernels, once for this machine (about a minute")
+    assert told[1:] == [f"{once}: {done} of {total} files" for done in range(1, total + 1)]
+    assert total > 1
+    told.clear()
+    build(PORTABLE, tmp_path / "kept", told.append)
+    assert told == []
+
+
 def test_another_compiler_builds_anew(
     tmp_path: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,13 +178,14 @@ def test_refusals_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_user_without_a_home_keeps_them_where_told(
     tmp_path: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def homeless(_: Path) -> Path:
-        raise RuntimeError("Could not determine home directory.")
+    def homeless(_: int) -> None:
+        raise KeyError("uid not found")
 
     monkeypatch.delenv("CATENARY_CACHE")
-    monkeypatch.setattr(Path, "expanduser", homeless)
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", homeless)
     assert build(PORTABLE, kernel_directory(tmp_path)).parent == tmp_path / "native"
-    with pytest.raises(BuildError, match="set CATENARY_CACHE"):
+    with pytest.raises(BuildError, match="set HOME or CATENARY_CACHE"):
         open_library(PORTABLE)
 
 
