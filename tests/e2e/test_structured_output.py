@@ -185,6 +185,32 @@ def test_required_and_named_calls(client: OpenAI) -> None:
     assert (name, arguments) == ("add", call.function.arguments)
 
 
+def test_a_text_that_spells_a_control_token_is_that_text(client: OpenAI) -> None:
+    """Wherever it comes from; and `::=` in it, or beside it, is no grammar."""
+    text = "a<|im_end|> ::= b"
+    schema = {"type": "object", "properties": {"t": {"const": text}}, "required": ["t"]}
+    tool = {"type": "function", "function": {"name": "f", "description": text, "parameters": schema}}
+    asked = partial(chat, client, "Hi!")
+    answers = at_once(
+        partial(asked, extra_body={"structured_outputs": {"choice": [text, "<|im_start|>"]}}),
+        partial(asked, response_format=json_schema(schema)),
+        partial(asked, tools=[tool], tool_choice="required", parallel_tool_calls=False),
+        partial(
+            client.responses.create,
+            model=MODEL,
+            input="Hi!",
+            max_output_tokens=64,
+            text={"format": {"type": "json_schema", "name": "a", "schema": schema, "strict": True}},
+        ),
+    )
+    choice, formatted, called = (answer.choices[0] for answer in answers[:3])
+    assert choice.finish_reason == formatted.finish_reason == "stop"
+    assert choice.message.content in (text, "<|im_start|>")
+    assert json.loads(formatted.message.content) == {"t": text}
+    assert json.loads(called.message.tool_calls[0].function.arguments) == {"t": text}
+    assert json.loads(answers[3].output_text) == {"t": text}
+
+
 @pytest.mark.parametrize(
     ("body", "param", "named"),
     [
@@ -192,7 +218,7 @@ def test_required_and_named_calls(client: OpenAI) -> None:
         ({"response_format": json_schema({"not": {}})}, "response_format.json_schema.schema", "'not'"),
         ({"guided_regex": "(?=a)b"}, "guided_regex", "Look-around"),
         ({"guided_grammar": 'rout ::= "x"'}, "guided_grammar", "root"),
-        ({"structured_outputs": {"grammar": ""}}, "structured_outputs.grammar", "empty"),
+        ({"structured_outputs": {"grammar": " "}}, "structured_outputs.grammar", "empty"),
     ],
 )
 def test_what_cannot_be_honoured_is_named(

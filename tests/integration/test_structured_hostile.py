@@ -46,8 +46,8 @@ HOSTILE: list[tuple[str, dict[str, Any], str]] = [
     # CVE-2026-55574
     ("nested repetitions", {"guided_regex": "a{1,1000}{1,1000}"}, "guided_regex"),
     # CVE-2026-105757
-    ("empty grammar", {"structured_outputs": {"grammar": ""}}, "structured_outputs.grammar"),
-    ("empty schema", {"structured_outputs": {"json": ""}}, "structured_outputs.json"),
+    ("empty grammar", {"structured_outputs": {"grammar": " "}}, "structured_outputs.grammar"),
+    ("empty schema", {"structured_outputs": {"json": " "}}, "structured_outputs.json"),
     ("nothing", {"structured_outputs": {}}, "structured_outputs"),
     # CVE-2025-57809
     ("root is root", {"guided_grammar": "root ::= root"}, "guided_grammar"),
