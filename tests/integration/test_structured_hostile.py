@@ -48,7 +48,6 @@ HOSTILE: list[tuple[str, dict[str, Any], str]] = [
     # CVE-2026-105757
     ("empty grammar", {"structured_outputs": {"grammar": " "}}, "structured_outputs.grammar"),
     ("empty schema", {"structured_outputs": {"json": " "}}, "structured_outputs.json"),
-    ("nothing", {"structured_outputs": {}}, "structured_outputs"),
     # CVE-2025-57809
     ("root is root", {"guided_grammar": "root ::= root"}, "guided_grammar"),
     ("root is a is root", {"guided_grammar": "root ::= a\na ::= root"}, "guided_grammar"),
@@ -81,6 +80,7 @@ HOSTILE: list[tuple[str, dict[str, Any], str]] = [
     ("5000 choices", {"guided_choice": ["a"] * 5000}, "guided_choice"),
 ]
 HARMLESS: list[tuple[str, dict[str, Any]]] = [
+    ("nothing", {"structured_outputs": {}}),
     ("(a|a)*b", {"guided_regex": "(a|a)*b"}),
     ("(a+)+b", {"guided_regex": "(a+)+b"}),
     ("(.*){1,1000}", {"guided_regex": "(.*){1,1000}"}),
