@@ -129,6 +129,8 @@ class ConstraintCompiler:
             grammar = self.backend.compile(options)
             parts = json_parts(options)
             json = None if parts is None else (parts, self._json)
+            if json is not None:
+                self._json.prepare()
             return CompiledConstraint(grammar, options.after, self.vocabulary, json)
         finally:
             with self._lock:

@@ -66,6 +66,10 @@ class JsonTokens:
         self.vocabulary = vocabulary
         self.digits = digits
 
+    def prepare(self) -> None:
+        """Makes the tables, which takes up to a second for a large vocabulary: not between two steps."""
+        _ = self._digit_sets, self.wide, self.quoted, self.vocabulary.order
+
     @cached_property
     def _digit_sets(self) -> list[Bits]:
         """At index n the tokens that begin with more than n digits; behind the last there are none."""
