@@ -160,6 +160,15 @@ def test_stop_ids_and_min_tokens() -> None:
     assert engine.load() == SchedulerLoad(0, 0, 0, 0)
 
 
+def test_a_constrained_sequence_is_ended_by_its_constraint_alone() -> None:
+    engine = scheduler()
+    one = sequence(1, 3, SequenceParams(max_tokens=3, stop_ids=frozenset({5})))
+    one.constrained = True
+    engine.add(one)
+    assert [step(engine, token=5)[1] for _ in range(2)] == [[Advanced(one, 5)]] * 2
+    assert step(engine, token=5)[1] == [Finished(one, 5, FinishReason.LENGTH)]
+
+
 def test_the_context_ends_a_sequence() -> None:
     engine = scheduler(model_len=10)
     one = sequence(1, 8, SequenceParams(max_tokens=50))
