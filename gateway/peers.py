@@ -39,6 +39,7 @@ class Peers:
                 config.tokenizer,
                 dial,
                 render_timeout_s=config.render_timeout_s,
+                wait_s=config.failover_wait_s,
                 silence_s=config.tokenizer_silence_s,
                 max_message_mib=config.max_message_mib,
             )

@@ -30,7 +30,9 @@ class LocalTokenizers(TokenizerPool):
 
     def __init__(self, directory: Path, name: str, chat_template: Path | None) -> None:
         """Raises ModelFilesError (ValueError for options) if the model's files cannot be used."""
-        super().__init__([], _no_channel, render_timeout_s=_LONG_S, silence_s=_LONG_S, max_message_mib=1)
+        super().__init__(
+            [], _no_channel, render_timeout_s=_LONG_S, wait_s=0, silence_s=_LONG_S, max_message_mib=1
+        )
         config = TokenizerConfig(
             model_dir=directory,
             served_model_name=name,
@@ -45,10 +47,9 @@ class LocalTokenizers(TokenizerPool):
     def answering(self) -> bool:
         return True
 
-    def _can_render(self, model: str) -> bool:
-        return True
-
-    async def _anywhere(self, call: Callable[[TokenizerTarget], Awaitable[T]], model: str) -> T:
+    async def _anywhere(
+        self, call: Callable[[TokenizerTarget], Awaitable[T]], model: str, *, waits: bool = True
+    ) -> T:
         try:
             return await call(cast("TokenizerTarget", self._local))
         except RpcError as failure:
@@ -83,6 +84,9 @@ class _Local:
     ) -> tokenizer_pb2.RenderResponse:
         response: tokenizer_pb2.RenderResponse = await self.stub.Render(request, timeout=timeout_s)
         return response
+
+    async def unary(self, method: Callable[..., Awaitable[Any]], request: Any, timeout_s: float) -> Any:
+        return await method(request, timeout=timeout_s)
 
 
 class _Stub:

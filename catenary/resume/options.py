@@ -22,8 +22,8 @@ class ResumeOptions(BaseModel):
         15.0,
         ge=0,
         le=3600,
-        description="Seconds that a request (in a router: a plain Generate call) waits for an engine, or a "
-        "router, in place of a lost one.",
+        description="Seconds that a request (in a router: a plain Generate call) waits for an engine, a "
+        "router or (in a gateway) a tokenizer in place of a lost one.",
     )
     failover_attempts: int = Field(
         8,

@@ -1,4 +1,4 @@
-"""The tokenizer services: any of several, each call to the least busy, again elsewhere if one is away."""
+"""The tokenizer services, as one: prompts, token ids, constraints and tokenizer files from any of several."""
 
 from __future__ import annotations
 
@@ -7,22 +7,17 @@ import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-import grpc
-
-from catenary.rpc import RpcError, error_of
 from catenary.telemetry import get_logger
 from catenary.text import TokenizerTraits, Vocabulary
-from catenary.v1 import common_pb2, tokenizer_pb2
-from gateway.errors import ApiError, from_wire, internal, timed_out, unavailable
+from catenary.v1 import tokenizer_pb2
+from gateway.errors import internal
+from gateway.text.calls import TokenizerCalls
 from gateway.text.rendered import Rendered
 from gateway.text.target import TokenizerTarget
 from gateway.text.targets import Dial, TokenizerTargets
 
 _log = get_logger(__name__)
 MAX_TOKENIZER_BYTES = 256 << 20
-TRIES = 3
-_RETRY_PAUSE_S = 0.1
-_AWAY = (common_pb2.ERROR_CODE_UNAVAILABLE, common_pb2.ERROR_CODE_DRAINING)
 
 T = TypeVar("T")
 
@@ -36,6 +31,7 @@ class TokenizerPool:
         dial: Dial,
         *,
         render_timeout_s: float,
+        wait_s: float,
         silence_s: float,
         max_message_mib: int,
     ) -> None:
@@ -44,13 +40,15 @@ class TokenizerPool:
         Args:
             targets: addresses of services; a name may stand for several.
             dial: makes a channel to (address, name).
-            render_timeout_s: for an answer.
+            render_timeout_s: for an answer of a service.
+            wait_s: how long a request waits while no service answers.
             silence_s: how long a service may leave questions unanswered before it counts as away.
             max_message_mib: of the channels that `dial` makes.
         """
         self._render_timeout_s = render_timeout_s
         self._services = TokenizerTargets(targets, dial, silence_s=silence_s, max_message_mib=max_message_mib)
         self._targets = self._services.all
+        self._calls = TokenizerCalls(self._services, wait_s=wait_s)
 
     @property
     def answering(self) -> bool:
@@ -63,9 +61,6 @@ class TokenizerPool:
 
     async def render(self, request: tokenizer_pb2.RenderRequest) -> Rendered:
         """The request's prompts, in order. Raises ApiError."""
-        if not self._can_render(request.model):
-            # Rather than wait for one that is frozen until the time is up.
-            raise _away()
 
         async def call(target: TokenizerTarget) -> tokenizer_pb2.RenderResponse:
             return await target.render(request, self._render_timeout_s)
@@ -86,31 +81,25 @@ class TokenizerPool:
 
     async def tokenize(self, request: tokenizer_pb2.TokenizeRequest) -> list[int]:
         """Token ids of a text. Raises ApiError."""
-        if not self.answering:
-            raise _away()
 
         async def call(target: TokenizerTarget) -> tokenizer_pb2.TokenizeResponse:
-            return await target.stub.Tokenize(request, timeout=self._render_timeout_s)
+            return await target.unary(target.stub.Tokenize, request, self._render_timeout_s)
 
         return list((await self._anywhere(call, request.model)).token_ids)
 
     async def detokenize(self, request: tokenizer_pb2.DetokenizeRequest) -> str:
         """Text of ids. Raises ApiError."""
-        if not self.answering:
-            raise _away()
 
         async def call(target: TokenizerTarget) -> tokenizer_pb2.DetokenizeResponse:
-            return await target.stub.Detokenize(request, timeout=self._render_timeout_s)
+            return await target.unary(target.stub.Detokenize, request, self._render_timeout_s)
 
         return (await self._anywhere(call, request.model)).text
 
     async def check_constraint(self, request: tokenizer_pb2.CheckConstraintRequest) -> None:
         """Raises ApiError: 400 with the request's `param` if the constraint cannot be honoured."""
-        if not self.answering:
-            raise _away()
 
         async def call(target: TokenizerTarget) -> tokenizer_pb2.CheckConstraintResponse:
-            return await target.stub.CheckConstraint(request, timeout=self._render_timeout_s)
+            return await target.unary(target.stub.CheckConstraint, request, self._render_timeout_s)
 
         await self._anywhere(call, request.model)
 
@@ -128,60 +117,18 @@ class TokenizerPool:
                     return bytes(data), part.digest
             raise ValueError("tokenizer file was cut short")
 
-        data, digest = await self._anywhere(call, model)
+        data, digest = await self._anywhere(call, model, waits=False)
         return await asyncio.to_thread(_load, data, digest)
 
     async def close(self) -> None:
         """Close all channels."""
         await self._services.close()
 
-    def _can_render(self, model: str) -> bool:
-        return any(target.answering and target.has(model) for target in self._targets)
-
-    async def _anywhere(self, call: Callable[[TokenizerTarget], Awaitable[T]], model: str) -> T:
-        """`call` on the least busy of the targets that have the model and answer; on others, in turn, if that
-        one is away, or has another model after all.
-
-        Calls may be repeated."""
-        # The sort is stable: of targets that are alike, the one that was not asked for longest comes first.
-        order = sorted(
-            (target for target in self._targets if target.has(model)),
-            key=lambda target: (not target.prompt, target.calls),
-        )
-        if not order:
-            raise _away()
-        self._targets.remove(order[0])
-        self._targets.append(order[0])
-        strangers: set[TokenizerTarget] = set()
-        for attempt in range(max(TRIES, len(order))):
-            target = order[attempt % len(order)]
-            if target.dropped or target in strangers:
-                continue
-            target.calls += 1
-            try:
-                result = await call(target)
-                target.heard()
-                return result
-            except (grpc.aio.AioRpcError, RpcError) as failure:
-                error = failure.error if isinstance(failure, RpcError) else error_of(failure)
-                if error.code == common_pb2.ERROR_CODE_MODEL_NOT_FOUND and len(strangers) + 1 < len(order):
-                    strangers.add(target)
-                elif error.code not in _AWAY:
-                    raise self._api_error(error, model) from None
-            finally:
-                target.calls -= 1
-            if (attempt + 1) % len(order) == 0:
-                await asyncio.sleep(_RETRY_PAUSE_S)
-        raise _away()
-
-    def _api_error(self, error: common_pb2.Error, model: str) -> ApiError:
-        if error.code == common_pb2.ERROR_CODE_TIMEOUT:
-            return timed_out(f"The prompt was not rendered within {self._render_timeout_s:g} seconds.")
-        return from_wire(error, model=model)
-
-
-def _away() -> ApiError:
-    return unavailable("No tokenizer service is reachable.", code="tokenizer_unavailable")
+    async def _anywhere(
+        self, call: Callable[[TokenizerTarget], Awaitable[T]], model: str, *, waits: bool = True
+    ) -> T:
+        """See TokenizerCalls."""
+        return await self._calls.anywhere(call, model, waits=waits)
 
 
 def _load(data: bytes, digest: tokenizer_pb2.TokenizerDigest) -> Vocabulary:

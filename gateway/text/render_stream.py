@@ -57,7 +57,7 @@ class RenderStream:
             async with asyncio.timeout(timeout_s):
                 return await answer
         except TimeoutError:
-            raise refuse(common_pb2.ERROR_CODE_TIMEOUT, "The service did not answer in time.") from None
+            raise overdue(timeout_s) from None
         finally:
             if self._waiting.pop(number, None) is not None:
                 self._give_up(number)
@@ -118,3 +118,11 @@ class RenderStream:
             answer.set_exception(RpcError(message.error))
         else:
             answer.set_result(message.rendered)
+
+
+def overdue(timeout_s: float) -> RpcError:
+    """The refusal of a request to which no service has answered in time."""
+    return refuse(
+        common_pb2.ERROR_CODE_TIMEOUT,
+        f"The tokenizer did not answer within {timeout_s:g} seconds (render-timeout-s).",
+    )

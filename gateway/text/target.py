@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from catenary.rpc import RpcError, error_of
 from catenary.telemetry import get_logger
-from catenary.v1 import tokenizer_pb2, tokenizer_pb2_grpc
-from gateway.text.render_stream import RenderStream
+from catenary.v1 import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
+from gateway.text.render_stream import RenderStream, overdue
+
+R = TypeVar("R")
 
 _log = get_logger(__name__)
 SERVICE = "catenary.v1.TokenizerService"
 _PERIOD_S = 2.0
 _FEWEST_CHECKS = 5
+# Questions without an answer after which calls are better made elsewhere.
+_HESITATION = 2
+# One that was lost is asked so often whether it is back: requests may wait for it.
+_RETURN_PERIOD_S = 0.2
+# By which gRPC's deadline may come before that of the loop's clock.
+_CLOCK_SLACK_S = 0.05
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 # Larger requests are calls of their own: they would hold up others, and one that is too large for a message
 # would end the stream.
@@ -30,12 +41,19 @@ class TokenizerTarget:
     asked nothing meanwhile."""
 
     def __init__(
-        self, address: str, channel: grpc.aio.Channel, *, silence_s: float, max_message_mib: int
+        self,
+        address: str,
+        channel: grpc.aio.Channel,
+        *,
+        silence_s: float,
+        max_message_mib: int,
+        on_change: Callable[[], None],
     ) -> None:
-        """`max_message_mib`: of the channel."""
+        """`max_message_mib`: of the channel. `on_change`: called when it begins to answer, or does not."""
         self.stub = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
-        self.calls = 0
-        """Calls under way."""
+        self._on_change = on_change
+        # Calls under way, each with its model; a timeout that comes when the call is given up.
+        self._calls: dict[asyncio.Timeout, str] = {}
         self.dropped = False
         """Nothing may be asked here any more; the channel is closed once no calls are under way."""
         self._models: frozenset[str] | None = None
@@ -47,6 +65,9 @@ class TokenizerTarget:
         self._period_s = min(_PERIOD_S, silence_s / _FEWEST_CHECKS)
         self._most_misses = math.ceil(silence_s / self._period_s)
         self._misses = self._most_misses
+        self._silences = 0
+        self._unanswered = False
+        self._doubted = asyncio.Event()
 
     @property
     def answering(self) -> bool:
@@ -57,6 +78,40 @@ class TokenizerTarget:
     def prompt(self) -> bool:
         """Whether it answered when it was asked last."""
         return not self._misses
+
+    @property
+    def hesitates(self) -> bool:
+        """Whether it has left several questions in a row without any answer. One that says that it does not
+        serve may still answer calls that it has."""
+        return self._silences >= min(_HESITATION, self._most_misses)
+
+    @property
+    def silent(self) -> bool:
+        """Whether it has left so many of them that it counts as away."""
+        return self._silences >= self._most_misses
+
+    @property
+    def calls(self) -> int:
+        """How many calls are under way."""
+        return len(self._calls)
+
+    @asynccontextmanager
+    async def calling(self, model: str) -> AsyncIterator[None]:
+        """A call of this service is made inside. Raises TimeoutError if it is given up."""
+        async with asyncio.timeout(None) as patience:
+            self._calls[patience] = model
+            try:
+                yield
+            finally:
+                self._calls.pop(patience, None)
+
+    def give_up(self, is_lost: Callable[[str], bool]) -> None:
+        """Give up the calls for the models of which `is_lost` is true."""
+        now = asyncio.get_running_loop().time()
+        for patience, model in list(self._calls.items()):
+            if is_lost(model):
+                del self._calls[patience]
+                patience.reschedule(now)
 
     def has(self, model: str) -> bool:
         """Whether it serves the model, by its last word; True of one that has not said what it serves."""
@@ -69,29 +124,55 @@ class TokenizerTarget:
         stream = self._stream
         if stream is not None and not stream.ended and request.ByteSize() <= LARGEST_STREAMED:
             return await stream.render(request, timeout_s)
+        return await self.unary(self.stub.Render, request, timeout_s)
+
+    async def unary(self, method: Callable[..., Awaitable[R]], request: Any, timeout_s: float) -> R:
+        """What a method of `stub` answers. Raises RpcError."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
         try:
-            return await self.stub.Render(request, timeout=timeout_s)
+            return await method(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as failure:
-            raise RpcError(error_of(failure)) from None
+            error = error_of(failure)
+        if error.code == common_pb2.ERROR_CODE_TIMEOUT and loop.time() > deadline - _CLOCK_SLACK_S:
+            raise overdue(timeout_s)
+        raise RpcError(error)
 
     def heard(self) -> None:
         """It answered, to whatever question."""
         if not self.answering:
             _log.info("tokenizer service answers", address=self._address)
-        self._misses = 0
+        was_prompt, self._misses, self._silences = self.prompt, 0, 0
+        if not was_prompt:
+            self._on_change()
+
+    def failed(self) -> None:
+        """A call failed as if it were away: others are asked first, until it has said that it is not."""
+        if self.prompt:
+            self._missed()
+        self._doubted.set()
 
     async def watch(self) -> None:
         """Ask, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             due = loop.time() + self._period_s
-            if await self._serves():
-                self.heard()
-                if self._stream is None or self._stream.ended:
-                    self._stream = RenderStream(self.stub, self._max_answer_bytes)
-            else:
+            self._unanswered = False
+            if not await self._ask():
+                self._silences = self._silences + 1 if self._unanswered else 0
                 self._missed()
-            await asyncio.sleep(max(0.0, due - loop.time()))
+            while (left := due - loop.time()) > 0:
+                self._doubted.clear()
+                try:
+                    async with asyncio.timeout(left if self.prompt else min(left, _RETURN_PERIOD_S)):
+                        await self._doubted.wait()
+                except TimeoutError:
+                    pass
+                else:
+                    await asyncio.sleep(min(left, _RETURN_PERIOD_S))
+                if not self.prompt and due > loop.time():
+                    # Not a miss of its own, which count as time.
+                    await self._ask()
 
     async def drop(self) -> None:
         """Ask nothing more, once `watch` has ended. What waits on the stream is away; calls of their own go
@@ -105,6 +186,15 @@ class TokenizerTarget:
         await self.drop()
         await self._channel.close()
 
+    async def _ask(self) -> bool:
+        """Whether it serves now."""
+        serves = await self._serves()
+        if serves:
+            if self._stream is None or self._stream.ended:
+                self._stream = RenderStream(self.stub, self._max_answer_bytes)
+            self.heard()
+        return serves
+
     async def _serves(self) -> bool:
         request = health_pb2.HealthCheckRequest(service=SERVICE)
         try:
@@ -115,7 +205,9 @@ class TokenizerTarget:
                     tokenizer_pb2.ListTokenizersRequest(), timeout=self._period_s
                 )
                 self._models = frozenset(tokenizer.model for tokenizer in listed.tokenizers)
-        except grpc.aio.AioRpcError:
+        except grpc.aio.AioRpcError as failure:
+            if failure.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                self._unanswered = True
             return False
         return serving
 
@@ -124,3 +216,4 @@ class TokenizerTarget:
         self._misses = min(self._misses + 1, self._most_misses)
         if was_answering and not self.answering:
             _log.warning("tokenizer service does not answer", address=self._address)
+        self._on_change()

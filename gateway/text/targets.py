@@ -36,6 +36,8 @@ class TokenizerTargets:
         self._known: dict[str, TokenizerTarget] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._dropped: list[TokenizerTarget] = []
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when one begins to answer, or does not."""
         self.all: list[TokenizerTarget] = []
         """Those that are known now, in an order that is the owner's to change."""
         for address in self._addresses.literal:
@@ -72,7 +74,11 @@ class TokenizerTargets:
     def _add(self, address: str, name: str) -> None:
         channel = self._dial(address, name)
         target = TokenizerTarget(
-            address, channel, silence_s=self._silence_s, max_message_mib=self._max_message_mib
+            address,
+            channel,
+            silence_s=self._silence_s,
+            max_message_mib=self._max_message_mib,
+            on_change=lambda: self.on_change(),
         )
         self._known[address] = target
         self.all.append(target)

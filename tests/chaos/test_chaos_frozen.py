@@ -107,16 +107,13 @@ async def test_a_frozen_tokenizer(frozen: ProcessStack) -> None:
 
     frozen.tokenizer.send(signal.SIGSTOP)
     await health_is(frozen, 503, timeout_s=NOTICED_S)
-    started = time.monotonic()
-    refused = await ask(frozen, "text")
-    assert (refused.status, refused.json()["error"]["code"]) == (503, "tokenizer_unavailable")
-    assert "retry-after" in refused.headers
-    assert time.monotonic() - started < 4
+    waiting = asyncio.create_task(ask(frozen, "text"))
     # Token ids need no tokenizer.
     await serves_exactly(frozen)
     await stream.exact()
 
     frozen.tokenizer.send(signal.SIGCONT)
     await health_is(frozen, 200, timeout_s=NOTICED_S)
-    assert (await ask(frozen, "text")).json()["choices"][0]["text"] == before
+    for answer in (await waiting, await ask(frozen, "text")):
+        assert answer.json()["choices"][0]["text"] == before
     await frozen.idle()

@@ -192,13 +192,14 @@ async def test_a_tokenizer_that_goes_away_is_503(run_dir: Path) -> None:
     own.mkdir()
     with tokenizer_process(own) as (target, process):
         absent = f"unix:{run_dir}/absent.sock"
-        async with running_stack(run_dir, target, extra_tokenizers=(absent,)) as stack:
+        async with running_stack(run_dir, target, extra_tokenizers=(absent,), failover_wait_s=0.5) as stack:
             for _ in range(4):
                 assert (await stack.complete("text", max_tokens=1)).status == 200
             process.terminate()
             await eventually(lambda: process.poll() is not None, "the end of the tokenizer")
             answer = await stack.complete("text", max_tokens=1)
             assert (answer.status, answer.json()["error"]["code"]) == (503, "tokenizer_unavailable")
+            assert int(answer.headers["retry-after"]) >= 1
             assert (await stack.complete([7, 8], max_tokens=1)).status == 200
 
 

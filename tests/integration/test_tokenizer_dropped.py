@@ -1,4 +1,4 @@
-"""A tokenizer service that is gone and that its name knows no more: calls to it end as those to one away."""
+"""Tokenizer services that are gone, that their name knows no more, or that freeze: what becomes of calls."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from catenary.rpc import open_channel
+from catenary.rpc import open_channel, refuse
+from catenary.rpc.errors import ERROR_TRAILER
+from catenary.v1 import common_pb2, tokenizer_pb2_grpc
 from catenary.v1 import tokenizer_pb2 as pb
-from catenary.v1 import tokenizer_pb2_grpc
 from gateway.errors import ApiError
 from gateway.text.pool import TokenizerPool
 from gateway.text.targets import TokenizerTargets
@@ -33,8 +34,12 @@ class Service(tokenizer_pb2_grpc.TokenizerServiceServicer, health_pb2_grpc.Healt
         self.asked = 0
         self.answer = asyncio.Event()
         self.failing = False
+        self.overdue = False
+        self.thawed = asyncio.Event()
+        self.thawed.set()
 
     async def Check(self, request: Any, context: Any) -> health_pb2.HealthCheckResponse:
+        await self.thawed.wait()
         status = health_pb2.HealthCheckResponse.ServingStatus
         return health_pb2.HealthCheckResponse(status=status.SERVING if self.serving else status.NOT_SERVING)
 
@@ -43,6 +48,10 @@ class Service(tokenizer_pb2_grpc.TokenizerServiceServicer, health_pb2_grpc.Healt
 
     async def Tokenize(self, request: Any, context: Any) -> pb.TokenizeResponse:
         self.asked += 1
+        if self.overdue:
+            error = refuse(common_pb2.ERROR_CODE_TIMEOUT, "the service's own limit")
+            context.set_trailing_metadata(((ERROR_TRAILER, error.error.SerializeToString()),))
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "late")
         await self.answer.wait()
         if self.failing:
             self.failing = False
@@ -53,7 +62,7 @@ class Service(tokenizer_pb2_grpc.TokenizerServiceServicer, health_pb2_grpc.Healt
 class Fleet:
     """Services of one name, a pool that asks them, and the channels that it dialled."""
 
-    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, *, wait_s: float = 0.2) -> None:
         self.services = [Service(number) for number in range(2)]
         self.named = {f"127.0.0.{number}:7071": number for number in range(2)}
         self.channels: dict[int, grpc.aio.Channel] = {}
@@ -65,7 +74,9 @@ class Fleet:
         monkeypatch.setattr("gateway.text.pool.TokenizerTargets", targets)
         monkeypatch.setattr("catenary.rpc.named._LOOK_UP_S", 0.02)
         monkeypatch.setattr("catenary.rpc.named._LOOK_UP_ALONE_S", 0.02)
-        self.pool = TokenizerPool([NAME], self._dial, render_timeout_s=20, silence_s=0.25, max_message_mib=1)
+        self.pool = TokenizerPool(
+            [NAME], self._dial, render_timeout_s=20, wait_s=wait_s, silence_s=0.25, max_message_mib=1
+        )
 
     def _socket(self, number: int) -> str:
         return f"unix:{self._directory}/{number}.sock"
@@ -162,3 +173,54 @@ async def test_nobody_is_asked_again_at_one_that_was_dropped(
         with pytest.raises(ApiError) as away:
             await last
         assert (away.value.status, fleet.services[other].asked) == (503, 0)
+
+
+async def test_calls_at_a_service_that_freezes_are_made_at_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Fleet(tmp_path, monkeypatch).running() as fleet:
+        call, busy, other = await fleet.tokenizing()
+        fleet.services[other].answer.set()
+        fleet.services[busy].thawed.clear()
+        assert await call == [other]
+        assert await fleet.pool.tokenize(REQUEST) == [other]
+
+
+async def test_requests_wait_for_a_service_and_are_refused_after_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Fleet(tmp_path, monkeypatch, wait_s=20).running() as fleet:
+        call, busy, _ = await fleet.tokenizing()
+        for service in fleet.services:
+            service.thawed.clear()
+        await eventually(lambda: not fleet.pool.answering, "two frozen services")
+        late = asyncio.create_task(fleet.pool.tokenize(REQUEST))
+        fleet.services[busy].answer.set()
+        fleet.services[busy].thawed.set()
+        assert await asyncio.gather(call, late) == [[busy], [busy]]
+
+
+async def test_a_wait_for_a_service_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Fleet(tmp_path, monkeypatch, wait_s=0.2).running() as fleet:
+        for service in fleet.services:
+            service.thawed.clear()
+        await eventually(lambda: not fleet.pool.answering, "two frozen services")
+        with pytest.raises(ApiError, match=r"0\.2 seconds \(failover-wait-s\)") as away:
+            await fleet.pool.tokenize(REQUEST)
+        assert (away.value.status, away.value.code) == (503, "tokenizer_unavailable")
+        assert away.value.retry_after_ms
+
+
+async def test_a_timeout_names_the_limit_that_has_passed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Fleet(tmp_path, monkeypatch).running() as fleet:
+        fleet.pool._render_timeout_s = 0.3
+        with pytest.raises(ApiError, match=r"within 0\.3 seconds \(render-timeout-s\)") as late:
+            await fleet.pool.tokenize(REQUEST)
+        assert late.value.status == 504
+        for service in fleet.services:
+            service.overdue = True
+        with pytest.raises(ApiError, match="the service's own limit") as late:
+            await fleet.pool.tokenize(REQUEST)
+        assert late.value.status == 504

@@ -48,7 +48,7 @@ async def running_pool(names: Names, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
     monkeypatch.setattr("catenary.rpc.named._LOOK_UP_S", 0.02)
     monkeypatch.setattr("catenary.rpc.named._LOOK_UP_ALONE_S", 0.02)
     pool = TokenizerPool(
-        [f"dns:///{NAME}"], names.dial, render_timeout_s=20, silence_s=0.5, max_message_mib=1
+        [f"dns:///{NAME}"], names.dial, render_timeout_s=20, wait_s=0, silence_s=0.5, max_message_mib=1
     )
     running = asyncio.create_task(pool.run())
     try:

@@ -145,7 +145,13 @@ class UpConfig(ServiceConfig):
         "8 cores on one of them, and one of each further 16, for all engines together.",
     )
     gateways: int = Field(default=1, ge=1, le=64, description="Number of gateways.")
-    tokenizers: int = Field(default=1, ge=1, le=64, description="Number of tokenizer services of each model.")
+    tokenizers: int | None = Field(
+        default=None,
+        ge=1,
+        le=64,
+        description="Number of tokenizer services of each model. Absent: two from 8 cores on, so that one "
+        "takes over from the other; with fewer one, for which requests wait while it is started again.",
+    )
 
     api_key: tuple[str, ...] = Field(
         default=(),

@@ -1,4 +1,4 @@
-"""Which CPUs the engines of a deployment compute on."""
+"""Which CPUs the engines of a deployment compute on, and what a machine has room for beside them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from catenary.runtime import StartRefused
 
 BIND_ENV = "CATENARY_ENGINE_CPU_BIND"
 THREADS_ENV = "CATENARY_ENGINE_DEVICE_THREADS"
+CORES_FOR_TWO_TOKENIZERS = 8
 
 
 def cpus_of(config: UpConfig, topology: Topology, environment: Mapping[str, str]) -> Placement | None:
@@ -26,6 +27,13 @@ def cpus_of(config: UpConfig, topology: Topology, environment: Mapping[str, str]
         return place(topology, config.engines * len(config.model), binding, config.cpu_reserve)
     except ValueError as error:
         raise StartRefused(f"--cpu-bind, --cpu-reserve: {error}") from None
+
+
+def tokenizers_of(config: UpConfig, topology: Topology) -> int:
+    """Return how many tokenizer services each model gets."""
+    if config.tokenizers is not None:
+        return config.tokenizers
+    return 2 if min(topology.count, topology.limit) >= CORES_FOR_TWO_TOKENIZERS else 1
 
 
 def described(placement: Placement) -> str:

@@ -60,12 +60,14 @@ class ChildSpec:
 class Places:
     """What was found out before the start: the models, the ports, the CPUs of engines that compute on them.
 
-    `modules` are the ids of the Gaudi cards that the engines may take, empty if they are not limited.
+    `tokenizers`: services of each model. `modules` are the ids of the Gaudi cards that the engines may take,
+    empty if they are not limited.
     """
 
     models: tuple[ReadyModel, ...]
     gateway_ports: tuple[int, ...]
     cpus: Placement | None = None
+    tokenizers: int = 1
     modules: tuple[str, ...] = ()
 
     def is_meant(self, model: ReadyModel) -> bool:
@@ -90,7 +92,7 @@ def plan(config: UpConfig, runtime: RuntimeDirectory, places: Places) -> tuple[C
     rpc = logging | {"client-secret-file": runtime.client_secret, "drain-s": config.drain_s}
     models = places.models
     # Of each model in turn.
-    served = [model for model in models for _ in range(config.tokenizers)]
+    served = [model for model in models for _ in range(places.tokenizers)]
     tokenizers = tuple(f"tokenizer-{index}" for index in range(len(served)))
     routers = tuple(runtime.socket(name) for name in router_names(config))
     specs = (
@@ -149,7 +151,7 @@ def _router(config: UpConfig, runtime: RuntimeDirectory, rpc: Mapping[str, objec
 def _tokenizer(
     config: UpConfig, runtime: RuntimeDirectory, places: Places, rpc: Mapping[str, object], index: int
 ) -> ChildSpec:
-    name, (number, place) = f"tokenizer-{index}", divmod(index, config.tokenizers)
+    name, (number, place) = f"tokenizer-{index}", divmod(index, places.tokenizers)
     model = places.models[number]
     listen = [runtime.socket(name)]
     if config.first_tokenizer_port and not place:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from catenary.cli.runtime_directory import RuntimeDirectory
 from catenary.cli.up.config import UpConfig
-from catenary.cli.up.cpus import cpus_of, described
+from catenary.cli.up.cpus import cpus_of, described, tokenizers_of
 from catenary.cli.up.elsewhere import service_classes
 from catenary.cli.up.layout import cache_directory, require_writable
 from catenary.cli.up.model import prepare_model, served_name
@@ -52,7 +52,8 @@ async def up(config: UpConfig, stop: asyncio.Event, warnings: Sequence[str] = ()
     ports = check_places(config)
     check_services(os.environ)
     modules = modules_of(config, os.environ)
-    cpus = cpus_of(config, read_topology(), os.environ)
+    topology = read_topology()
+    cpus = cpus_of(config, topology, os.environ)
     cache = cache_directory(config.cache_dir)
     check_directories(config, cache)
     reporter = make_reporter()
@@ -71,7 +72,7 @@ async def up(config: UpConfig, stop: asyncio.Event, warnings: Sequence[str] = ()
             reporter.line(f"warning: {line}")
         if cpus is not None and (line := described(cpus)):
             reporter.line(line)
-        places = Places(models, ports, cpus=cpus, modules=modules)
+        places = Places(models, ports, cpus=cpus, tokenizers=tokenizers_of(config, topology), modules=modules)
         runtime = RuntimeDirectory.create()
         names = ", ".join(model.name for model in models)
         runtime.describe(f"port {ports[0]}, {names}, since {time.strftime('%H:%M:%S')}")

@@ -9,11 +9,12 @@ from pydantic import ValidationError
 
 from catenary.cli.runtime_directory import CLIENT_SECRET_ENV, ENGINE_SECRET_ENV, RuntimeDirectory
 from catenary.cli.up import UpConfig
+from catenary.cli.up.cpus import tokenizers_of
 from catenary.cli.up.model import served_name
 from catenary.cli.up.models import ReadyModel, aliases_of, quantizations_of, tasks_of, wanted_models
 from catenary.cli.up.plan import ChildSpec, Places, Stage, child_environment, plan, without_secrets
 from catenary.cli.up.run import check_places
-from catenary.cpus import EngineCpus, Placement
+from catenary.cpus import EngineCpus, Placement, Topology
 from catenary.runtime import StartRefused
 
 
@@ -25,7 +26,7 @@ def runtime(tmp_path: Path) -> RuntimeDirectory:
 def make_plan(runtime: RuntimeDirectory, **options: object) -> dict[str, ChildSpec]:
     config = UpConfig(**options)  # type: ignore[arg-type]
     ports = tuple(range(8000, 8000 + config.gateways))
-    places = Places((ReadyModel(Path("/models/m"), "m"),), ports)
+    places = Places((ReadyModel(Path("/models/m"), "m"),), ports, tokenizers=config.tokenizers or 1)
     return {spec.name: spec for spec in plan(config, runtime, places)}
 
 
@@ -45,6 +46,17 @@ def test_default_is_one_of_each(runtime: RuntimeDirectory, monkeypatch: pytest.M
     assert option(specs["engine-0"], "model") == "/models/m"
     assert option(specs["gateway-0"], "port") == "8000"
     assert specs["engine-0"].status_target == runtime.socket("engine-0")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "cores", "limit", "expected"),
+    [(None, 7, 64, 1), (None, 8, 64, 2), (None, 64, 4, 1), (None, 64, 64, 2), (1, 64, 64, 1), (3, 2, 2, 3)],
+)
+def test_one_tokenizer_takes_over_from_another_where_there_is_room_for_two(
+    wanted: int | None, cores: int, limit: int, expected: int
+) -> None:
+    topology = Topology((tuple((core,) for core in range(cores)),), limit)
+    assert tokenizers_of(UpConfig(tokenizers=wanted), topology) == expected
 
 
 def test_options_reach_their_service_and_unset_ones_do_not(runtime: RuntimeDirectory) -> None:
