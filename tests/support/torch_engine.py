@@ -76,7 +76,7 @@ def save_tiny_model(kind: str, directory: Path, **overrides: Any) -> Path:
 
 def core_options(**overrides: Any) -> CoreOptions:
     """The engine's defaults, as its core gets them, with changes."""
-    options = decode_options(EngineConfig().model_dump_json().encode())
+    options = decode_options(EngineConfig(device="cpu").model_dump_json().encode())
     return msgspec.structs.replace(options, **overrides)
 
 
