@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from catenary.cgroups import cpu_limit
 from catenary.cpus.notation import parse_cpus
 
 _CPUS = Path("sys/devices/system/cpu")
 _NODES = Path("sys/devices/system/node")
-_QUOTA = Path("sys/fs/cgroup/cpu.max")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,5 @@ def _nodes(root: Path) -> Mapping[int, int]:
 
 
 def _limit(root: Path, cpus: int) -> int:
-    try:
-        quota, period = (root / _QUOTA).read_text(encoding="ascii").split()
-        return max(1, min(cpus, int(quota) // int(period)))
-    except (OSError, ValueError):  # no cgroup v2 here, or the quota is "max"
-        return cpus
+    quota = cpu_limit(root)
+    return cpus if quota is None else max(1, min(cpus, int(quota)))

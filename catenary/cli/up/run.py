@@ -64,6 +64,7 @@ async def up(config: UpConfig, stop: asyncio.Event, warnings: Sequence[str] = ()
     try:
         models = await unless_stopped(prepare(config, wanted, cache, reporter), stop)
         if models is None:
+            reporter.line("stopped before anything was served")
             return 0
         # Not before: a wrong option or model is to be refused without waiting for gRPC to load.
         from catenary.cli.up.deployment import Deployment
@@ -189,7 +190,8 @@ async def unless_stopped(work: Coroutine[Any, Any, T], stop: asyncio.Event) -> T
     stopped = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
+        # Work that the same signal has ended has no failure to tell.
+        return task.result() if task.done() and not stop.is_set() else None
     finally:
         task.cancel()
         stopped.cancel()

@@ -15,6 +15,7 @@ from catenary.backoff import Backoff
 from catenary.cli.up.plan import ChildSpec, Stage
 from catenary.cli.up.process import ChildLog, ChildProcess, reap_orphans
 from catenary.cli.up.reporter import Reporter
+from catenary.memory_deaths import MemoryWatch
 from catenary.runtime import StartRefused
 
 FIRST_DELAY_S = 0.5
@@ -36,14 +37,18 @@ REAP_S = 5.0
 STOP_MARGIN_S = 5.0
 
 
-def describe_exit(code: int, last_line: str = "") -> str:
-    """Return how a process ended and why: the signal, or the code and the process's last line."""
+def describe_exit(code: int, last_line: str = "", memory: MemoryWatch | None = None) -> str:
+    """Return how a process ended and why: the signal, or the code and the process's last line.
+
+    `memory`, from before its start, tells whether it was for want of memory.
+    """
+    why = memory.explain(code) if memory is not None else ""
     if code >= 0:
-        return f"ended with exit code {code}" + (f": {shown_reason(last_line)}" if last_line else "")
+        return f"ended with exit code {code}" + (f": {shown_reason(last_line)}" if last_line else "") + why
     try:
-        return f"was ended by {signal.Signals(-code).name}"
+        return f"was ended by {signal.Signals(-code).name}{why}"
     except ValueError:
-        return f"was ended by signal {-code}"
+        return f"was ended by signal {-code}{why}"
 
 
 def shown_reason(line: str) -> str:
@@ -99,6 +104,7 @@ class Supervisor:
         failures, backoff = 0, Backoff(FIRST_DELAY_S, LONGEST_DELAY_S, jitter=0)
         while not self._stopping.is_set():
             started = time.monotonic()
+            memory = MemoryWatch()
             code = await child.run()
             if self._stopping.is_set():
                 return
@@ -108,10 +114,10 @@ class Supervisor:
                 backoff.reset()
             failures += 1
             if not self._ready and (_refused(child, code) or failures >= START_ATTEMPTS):
-                raise self._give_up(child, code)
+                raise self._give_up(child, code, memory)
             delay = backoff.next_delay()
             # One that ends well has no last words: its last line is any line of its log.
-            end = f"{child.spec.name} {describe_exit(code, child.last_line if code else '')}"
+            end = f"{child.spec.name} {describe_exit(code, child.last_line if code else '', memory)}"
             self._reporter.line(f"{end}; starting it again in {delay:g} s (log: {child.log.path})")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), delay)
@@ -123,10 +129,10 @@ class Supervisor:
                 reap_orphans({child.pid for child in self.children})
             await asyncio.sleep(REAP_S)
 
-    def _give_up(self, child: ChildProcess, code: int) -> StartRefused:
+    def _give_up(self, child: ChildProcess, code: int, memory: MemoryWatch) -> StartRefused:
         self._reporter.close()
         refused = _refused(child, code)
-        reason = shown_reason(child.last_line) if refused else describe_exit(code, child.last_line)
+        reason = shown_reason(child.last_line) if refused else describe_exit(code, child.last_line, memory)
         return StartRefused(f"{child.spec.name}: {reason} (log: {child.log.path})")
 
     async def _drain(self, keepers: dict[ChildProcess, asyncio.Task[None]]) -> None:

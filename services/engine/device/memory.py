@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import resource
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
-_CGROUP_USED = Path("/sys/fs/cgroup/memory.current")
+from catenary.cgroups import memory_limits
+
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 
@@ -29,14 +31,28 @@ class MemoryUse:
     peak: int
 
 
-def host_memory() -> MemoryFigures:
-    """The machine's memory, or the container's if that is less."""
-    figures = psutil.virtual_memory()
-    total, free = int(figures.total), int(figures.available)
-    limit, used = read_bytes(_CGROUP_LIMIT), read_bytes(_CGROUP_USED)
-    if limit is not None and used is not None:
-        total, free = min(total, limit), min(free, max(0, limit - used))
+def host_memory(root: Path = Path("/")) -> MemoryFigures:
+    """The machine's memory, or less: what the control groups of this process, as containers have them, and
+    its limit of address space leave."""
+    total, free = _machine_memory()
+    for group in memory_limits(root):
+        total, free = min(total, group.limit), min(free, group.left)
+    space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if space != resource.RLIM_INFINITY:
+        taken = int(psutil.Process().memory_info().vms)
+        total, free = min(total, space), min(free, max(0, space - taken))
     return MemoryFigures(total=total, free=free)
+
+
+def _machine_memory() -> tuple[int, int]:
+    """All of the machine's memory, and what is free of it."""
+    try:
+        figures = psutil.virtual_memory()
+        return int(figures.total), int(figures.available)
+    except (OSError, KeyError, ValueError):
+        # No /proc/meminfo, or one without the numbers, as some sandboxes have it.
+        page = os.sysconf("SC_PAGE_SIZE")
+        return os.sysconf("SC_PHYS_PAGES") * page, os.sysconf("SC_AVPHYS_PAGES") * page
 
 
 def resident_bytes() -> int:
@@ -61,11 +77,3 @@ def peak_resident_bytes() -> int:
     except (OSError, ValueError):
         pass
     return resident_bytes()
-
-
-def read_bytes(path: Path) -> int | None:
-    """A file that holds one number; None if it is missing or says "max"."""
-    try:
-        return int(path.read_text().strip())
-    except (OSError, ValueError):
-        return None

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from catenary.directories import NoHomeError, cache_directory
+from catenary.memory_deaths import MemoryWatch
 from catenary.runtime import module_command
 from services.engine.model.checks import check_directory
 from services.engine.model.errors import ModelError
@@ -89,10 +90,13 @@ def _convert(source: ModelSource, target: Path, tools: bytes, progress: Progress
     try:
         # A process of its own gives the converter's memory back, and keeps torch out of this one.
         command = [*module_command("services.engine.model.gguf"), str(file), str(scratch)]
+        memory = MemoryWatch()
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode != 0:
-            lines = result.stderr.strip().splitlines() or ["no reason given"]
-            raise ModelError(f"GGUF file {file} cannot be converted: {lines[-1]}")
+            lines = result.stderr.strip().splitlines() or [f"the converter ended with {result.returncode}"]
+            raise ModelError(
+                f"GGUF file {file} cannot be converted: {lines[-1]}{memory.explain(result.returncode)}"
+            )
         _advise(scratch / "generation_config.json", source.sampling)
         if tools:
             (scratch / _TOOLS_TEMPLATE).parent.mkdir()

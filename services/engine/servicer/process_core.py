@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 from catenary.loop_thread import in_daemon_thread
+from catenary.memory_deaths import MemoryWatch
 from catenary.runtime import module_command
 from catenary.telemetry import get_logger
 from catenary.v1 import common_pb2
@@ -77,6 +78,7 @@ class ProcessCore(Core):
         self._stop_s = stop_s
         self._spawn = spawn
         self._process: CoreLife | None = None
+        self._memory: MemoryWatch | None = None
         self._exit: asyncio.Future[int] | None = None
         self._link: AsyncLink | None = None
         self._sender: asyncio.Task[None] | None = None
@@ -89,6 +91,7 @@ class ProcessCore(Core):
         ours, theirs = socket.socketpair()
         with theirs:
             self._link = await AsyncLink.open(ours)
+            self._memory = MemoryWatch()
             self._process = self._spawn(theirs.fileno())
         self._exit = in_daemon_thread(self._process.wait, name="engine-core-exit")
         self._sender = asyncio.create_task(self._send(self._link))
@@ -195,8 +198,10 @@ class ProcessCore(Core):
             return "the core process closed its link but did not end"
         status = self._exit.result()
         if status < 0:
-            return f"the core process was killed by {_signal_name(-status)}"
-        return f"the core process ended with status {status}"
+            how = f"the core process was killed by {_signal_name(-status)}"
+        else:
+            how = f"the core process ended with status {status}"
+        return how + (self._memory.explain(status) if self._memory is not None else "")
 
     async def _send(self, link: AsyncLink) -> None:
         while True:

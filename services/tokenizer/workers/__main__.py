@@ -41,7 +41,10 @@ def _end_with_parent() -> None:
 
 def _load(setup: WorkerSetup, frames: BlockingFrames) -> TaskTools | None:
     if setup.memory_bytes:
-        resource.setrlimit(resource.RLIMIT_AS, (setup.memory_bytes, setup.memory_bytes))
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        # Nobody may raise a limit that the service was started with.
+        bound = setup.memory_bytes if hard == resource.RLIM_INFINITY else min(setup.memory_bytes, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
     try:
         tools = TaskTools(setup)
     except ModelFilesError as error:

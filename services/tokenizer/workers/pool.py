@@ -189,5 +189,5 @@ def _start_failure(failures: BaseExceptionGroup[BaseException]) -> BaseException
     if isinstance(cause, TimeoutError):
         return ModelFilesError("a worker did not load the model's files in time")
     if isinstance(cause, WorkerLost):
-        return ModelFilesError("a worker died while it loaded the model's files")
+        return ModelFilesError(f"a worker died while it loaded the model's files{cause}")
     return cause

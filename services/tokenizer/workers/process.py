@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 import services
+from catenary.memory_deaths import MemoryWatch
 from catenary.runtime import module_command
 from services.tokenizer.rendering import ModelFilesError
 from services.tokenizer.workers.frames import AsyncFrames, LinkClosed
@@ -29,9 +30,12 @@ _ENVIRONMENT = [
     "TMPDIR",
 ]
 
+# A process whose link is closed is about to end.
+_EXIT_GRACE_S = 1.0
+
 
 class WorkerLost(Exception):
-    """The process ended, crashed or was killed."""
+    """The process ended, crashed or was killed. The text continues a sentence about why, if that is known."""
 
 
 class WorkerProcess:
@@ -54,6 +58,7 @@ class WorkerProcess:
 
         Raises ModelFilesError if the files are at fault, WorkerLost if the process died.
         """
+        memory = MemoryWatch()
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
@@ -69,6 +74,8 @@ class WorkerProcess:
         worker = cls(process, await AsyncFrames.over(ours))
         try:
             greeting = await worker._greet(setup)
+        except WorkerLost:
+            raise WorkerLost(memory.explain(await worker._end_status())) from None
         except BaseException:
             await asyncio.shield(worker.kill())
             raise
@@ -98,6 +105,13 @@ class WorkerProcess:
             self._process.kill()
         self._frames.close()
         await self._process.wait()
+
+    async def _end_status(self) -> int:
+        """The exit status of a process whose link is closed; one that does not end of itself is killed."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._process.wait(), _EXIT_GRACE_S)
+        await asyncio.shield(self.kill())
+        return self._process.returncode or 0
 
     async def _greet(self, setup: bytes) -> Greeting:
         try:

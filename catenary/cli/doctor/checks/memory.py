@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from catenary.cgroups import memory_limits
 from catenary.cli.doctor.result import Result, not_applicable, ok, warning
 from catenary.cli.doctor.survey import Survey
 from catenary.cli.doctor.versions import minor, shown
@@ -65,9 +66,8 @@ def check_memory(survey: Survey) -> Result:
     if total is None:
         return not_applicable(name, "/proc/meminfo cannot be read")
     bytes_there = total * 1024
-    limit = host.text("/sys/fs/cgroup/memory.max")
-    limited = limit is not None and limit.isdigit() and int(limit) < bytes_there
-    usable = int(limit or 0) if limited else bytes_there
+    usable = min([bytes_there, *(group.limit for group in memory_limits(host.root))])
+    limited = usable < bytes_there
     found = f"{usable / _GIB:.0f} GiB" + (" by the container's limit" if limited else "")
     wanted = len(survey.cards) * _MEMORY_GIB
     if usable / _GIB < wanted:
