@@ -40,7 +40,7 @@ def run_drain(argv: Sequence[str]) -> int:
     if not left:
         print(f"{_NAME}: {config.engine} has not left in time", file=sys.stderr)
         return 1
-    print(f"{config.engine} has left")
+    print(f"{config.engine} has left; its supervisor decides whether it starts again (catenary up does)")
     return 0
 
 

@@ -7,6 +7,7 @@ import json
 import shlex
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from catenary.cli.runtime_directory import RuntimeDirectory
@@ -86,6 +87,8 @@ class Deployment:
                 progress = await probe.read()
                 if progress.serving:
                     self._serving.add(spec.model_name)
+                if len(self._places.models) > 1:
+                    progress = replace(progress, activity=f"{progress.activity} ({spec.model_name})")
                 self._tell(spec.name, progress)
                 await asyncio.sleep(SERVING_POLL_S if progress.serving else POLL_S)
         finally:
