@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Final
 
 from services.engine.memory import ModelShape, active_parameters, read_shape
+
+# Files of older checkpoints that say how weights are packed, and whose they are.
+_PACKING_FILES: Final = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +30,8 @@ class ModelSizes:
     vocab_size: int
 
 
-def find_shape(model: str) -> tuple[ModelShape, Path]:
-    """The sizes in a model's config, by alias, directory, file or hub id, and where its directory is.
+def find_shape(model: str) -> tuple[ModelShape, Path | None]:
+    """The sizes in a model's config, by alias, directory, file or hub id, and its directory if it has one.
 
     Raises ValueError, one line.
     """
@@ -36,8 +41,25 @@ def find_shape(model: str) -> tuple[ModelShape, Path]:
         config, name, directory = find_config(model, progress=lambda line: print(line, file=sys.stderr))
     except ModelError as error:
         raise ValueError(str(error)) from None
+    packed = config if directory is None else _with_packing(config, directory)
     # A directory's name may hold anything; it is shown in one line.
-    return read_shape(config, "".join(c if c.isprintable() else "?" for c in name)), directory
+    return read_shape(packed, "".join(c if c.isprintable() else "?" for c in name)), directory
+
+
+def _with_packing(config: Mapping[str, Any], directory: Path) -> Mapping[str, Any]:
+    """The config with what older checkpoints say of packed weights in a file of its own."""
+    from services.engine.model import ModelError, read_json
+
+    for name in _PACKING_FILES:
+        if not config.get("quantization_config") and (directory / name).is_file():
+            try:
+                packed = read_json(directory / name)
+            except ModelError as error:
+                raise ValueError(str(error)) from None
+            own = packed.get("quantization") or packed
+            method = {"quant_method": _PACKING_FILES[name]}
+            return {**config, "quantization_config": method | own if isinstance(own, dict) else method}
+    return config
 
 
 def read_sizes(model: str) -> ModelSizes:

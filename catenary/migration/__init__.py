@@ -7,7 +7,7 @@ from catenary.migration.launch import UP as UP_PREFIX
 from catenary.migration.launch import Launch
 from catenary.migration.letters import R1_SCRIPT, SCRIPT, launch_of
 from catenary.migration.letters import read as read_letters
-from catenary.migration.loading import load_moved
+from catenary.migration.loading import Shared, load_moved, load_shared
 from catenary.migration.markdown import tables_markdown
 from catenary.migration.rows import Row, Status
 from catenary.migration.serve import OPTIONS as SERVE_OPTIONS
@@ -24,9 +24,11 @@ __all__ = [
     "Launch",
     "Row",
     "ServeOption",
+    "Shared",
     "Status",
     "launch_of",
     "load_moved",
+    "load_shared",
     "parse_serve",
     "read_letters",
     "row_of",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from catenary.config import Given, ServiceConfig, load
 from catenary.migration.translation import translate
@@ -38,3 +39,44 @@ def load_moved(
         }
 
     return load(cls, argv, prog=prog, fallback=fallback), warnings
+
+
+@dataclass(frozen=True, slots=True)
+class Shared(Generic[T]):
+    """A program's options, with the variable of each that comes from another program's, and the warnings."""
+
+    config: T
+    origins: Mapping[str, str]
+    warnings: tuple[str, ...]
+
+
+def load_shared(
+    cls: type[T], argv: Sequence[str] | None, *, prog: str, prefix: str, apart: Collection[str] = ()
+) -> Shared[T]:
+    """Read options as `load_moved` does for another program, whose variables begin with `prefix`.
+
+    Its variables count between our own and vLLM's, for every option that both have but those `apart`.
+    """
+    origins: dict[str, str] = {}
+    warnings: tuple[str, ...] = ()
+
+    def fallback(own: Mapping[str, Any]) -> Mapping[str, Given]:
+        nonlocal warnings
+        theirs = {
+            name.removeprefix(prefix).lower(): Given(value, name)
+            for name, value in os.environ.items()
+            if name.startswith(prefix) and value
+        }
+        known = {name: item.value for name, item in theirs.items()} | dict(own)
+        translation = translate(os.environ, known)
+        warnings = translation.warnings
+        found = {
+            name: item
+            for name, item in {**translation.options, **theirs}.items()
+            if name in cls.model_fields and name not in own and name not in apart
+        }
+        origins.update({name: item.origin for name, item in found.items()})
+        return found
+
+    config = load(cls, argv, prog=prog, fallback=fallback)
+    return Shared(config, origins, warnings)

@@ -15,7 +15,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
+from services.engine.memory import read_shape
 from services.engine.model import prepare_model, read_config, read_facts, resolve_source
+from services.engine.model.gguf_header import read_gguf_config
 from services.tokenizer.rendering import ChatOptions, ChatTurn, Parsers, Renderer, TurnCall, read_model_files
 
 pytestmark = pytest.mark.model
@@ -39,6 +41,13 @@ def test_samples_as_its_authors_advise() -> None:
     directory = prepare_model("smollm2")
     facts = read_facts(directory, read_config(directory))
     assert (facts.temperature, facts.top_p) == (0.2, 0.9)
+
+
+def test_its_metadata_say_what_its_conversion_says(model_directory: Path) -> None:
+    file = resolve_source("smollm2").path
+    assert file is not None
+    converted = read_shape(read_config(model_directory), "m")
+    assert read_shape(read_gguf_config(file), "m") == converted
 
 
 def halves(weight: torch.Tensor, heads: int) -> torch.Tensor:

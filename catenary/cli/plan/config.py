@@ -7,7 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from catenary.cli.drawing import PictureFile
-from catenary.config import settings
+from catenary.config import flag_name, settings
 from services.engine.bucketing_options import BucketingOptions
 
 _FREE_EXCLUDES = ("device_memory_gib", "weights_gib", "profile_gib")
@@ -47,8 +47,10 @@ class PlanConfig(BucketingOptions):
         description="Matrix speed of a card in TFLOPS, bfloat16. Absent: the card's.",
     )
     tensor_parallel_size: int = Field(1, ge=1, le=1024, description="Cards that share the weights.")
-    dtype: Literal["auto", "bfloat16", "float16", "float32", "fp8", "int4"] = Field(
-        "auto", description="How weights are kept. auto, float16 and float32: bfloat16, as on the card."
+    dtype: Literal["auto", "bfloat16", "float16", "float32", "fp8", "int8", "int4"] = Field(
+        "auto",
+        description="How weights are kept. auto: as a quantized checkpoint packs them, else bfloat16. "
+        "float16 and float32: bfloat16, as on the card.",
     )
     kv_cache_dtype: Literal["auto", "fp8"] = Field("auto", description="How KV is kept. auto: bfloat16.")
 
@@ -71,16 +73,27 @@ class PlanConfig(BucketingOptions):
         None,
         ge=0,
         le=1_048_576,
-        description="Memory for graphs, measured. Absent: graph_reserved_mem of what is usable.",
+        description="Memory for graphs, measured, in place of graph_reserved_mem.",
     )
     gpu_memory_utilization: float = Field(
         0.9, gt=0, le=1, description="Share of the free memory for graphs and KV together."
     )
-    graph_reserved_mem: float = Field(
-        0.1, ge=0, lt=1, description="Share of the usable memory that is set aside for graphs."
+    graph_reserved_mem: float | None = Field(
+        None,
+        ge=0,
+        lt=1,
+        description="Share of the usable memory that is set aside for graphs. Absent: as much as the plan's "
+        "own graphs are expected to take, and leaves a sequence its KV.",
     )
     graph_prompt_ratio: float = Field(
         0.3, ge=0, le=1, description="Share of the graph memory that prefill graphs get first."
+    )
+
+    kv_cache_gib: float | None = Field(
+        None,
+        gt=0,
+        le=1_048_576,
+        description="Size of the KV pool. Absent: what gpu_memory_utilization leaves beside the graphs.",
     )
 
     max_model_len: int | None = Field(
@@ -89,13 +102,27 @@ class PlanConfig(BucketingOptions):
     allow_long_max_model_len: bool = Field(
         False, description="Take a max_model_len beyond the context that the model was trained for."
     )
+    expected_len: int | None = Field(
+        None,
+        ge=2,
+        description="Tokens of an ordinary sequence, prompt and completion, that the absent max_num_seqs is "
+        "chosen for. Absent: max_model_len where that is given, else 4096, or the model's context if that "
+        "is less.",
+    )
     max_num_seqs: int | None = Field(
         None,
         ge=1,
         le=4096,
-        description="Sequences that run at once. Absent: as many of full length as the KV holds, up to 256.",
+        description="Sequences that run at once. Absent: as many of expected_len as the KV holds, up to 256.",
     )
     max_num_batched_tokens: int = Field(4096, ge=1, le=1_048_576, description="Tokens of one step.")
+    max_capture_tokens: int | None = Field(
+        None,
+        ge=1,
+        le=16_777_216,
+        description="Prefills of more tokens than this, context included, run without a graph. Absent: "
+        "max_num_batched_tokens.",
+    )
     max_prefill_batch: int = Field(
         4, ge=1, le=256, description="Sequences whose prompts are computed together in one forward."
     )
@@ -122,15 +149,23 @@ class PlanConfig(BucketingOptions):
         if self.device == "custom" and self.free_gib is None:
             for name in ("device_memory_gib", "memory_tb_s", "compute_tflops"):
                 if getattr(self, name) is None:
-                    raise ValueError(f"device custom needs {name}")
+                    raise ValueError(f"device custom needs {flag_name(name)}")
         if self.free_gib is not None:
             for name in _FREE_EXCLUDES:
                 if getattr(self, name) is not None:
-                    raise ValueError(f"free_gib takes the place of {name}: give one of them")
+                    raise ValueError(f"--free-gib takes the place of {flag_name(name)}: give one of them")
         return self
 
     @model_validator(mode="after")
     def _options_agree(self) -> Self:
+        if self.expected_len is not None and self.expected_len > (self.max_model_len or self.expected_len):
+            raise ValueError(
+                f"--expected-len {self.expected_len} is more than --max-model-len {self.max_model_len}"
+            )
+        if self.expected_len is not None and self.max_num_seqs is not None:
+            raise ValueError("--expected-len chooses --max-num-seqs: give one of them")
+        if self.graph_gib is not None and self.graph_reserved_mem is not None:
+            raise ValueError("--graph-gib takes the place of --graph-reserved-mem: give one of them")
         if self.max_num_seqs is not None and self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "

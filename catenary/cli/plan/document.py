@@ -8,7 +8,7 @@ from typing import Any
 from catenary.cli.plan.choices import Choice
 from catenary.cli.plan.planning import Planned
 from catenary.cli.plan.recommend import gib, recommend
-from catenary.cli.plan.traps import find_traps
+from catenary.cli.plan.traps import find_traps, unserved
 from catenary.gaudi_releases import supported
 from services.engine.bucketing import Bucket
 from services.engine.memory import active_parameters
@@ -32,7 +32,9 @@ def document(found: Planned) -> dict[str, Any]:
         "software": None if config.device == "custom" else supported(),
         "tensor_parallel_size": config.tensor_parallel_size,
         "weight_dtype": found.scheme.value,
+        "not_served": unserved(found),
         "measured": list(found.measured),
+        "variables": dict(found.origins),
         "device_memory_gib": gib(memory.total),
         "weights_gib": gib(memory.weights),
         "profile_gib": gib(memory.activations),
@@ -48,6 +50,8 @@ def document(found: Planned) -> dict[str, Any]:
         "kv_tokens": found.kv.num_blocks * limits.block_size,
         "max_model_len": limits.max_model_len,
         "max_num_seqs": limits.max_num_seqs,
+        "expected_len": found.ordinary,
+        "graph_reserved_mem": found.draft.reserve,
         "largest_max_model_len": found.longest,
         "largest_max_num_seqs": found.most_seqs,
         "prompt_buckets": _triples(found.plan.prefill),
@@ -64,7 +68,7 @@ def document(found: Planned) -> dict[str, Any]:
         "prefill_tokens_per_second_bound": prefill_bound(found),
         "choices": [_choice(choice) for choice in found.choices],
         "recommended": {
-            "engine": dict(settings.engine),
+            "engine": None if unserved(found) else dict(settings.engine),
             "vllm": dict(settings.vllm),
             "variables": dict(settings.variables),
         },

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 from catenary.cli.model_sizes import find_shape
 from catenary.cli.plan.autocalc import Autocalc, AutocalcInputs, autocalc
 from catenary.cli.plan.cards import CARDS, Card
-from catenary.cli.plan.choices import Choice, find_choices
+from catenary.cli.plan.choices import Choice, Subject, advise, find_choices
 from catenary.cli.plan.config import PlanConfig
-from catenary.cli.plan.dividing import GIB, block_bytes_of, divide_kv, divide_memory
+from catenary.cli.plan.dividing import (
+    GIB,
+    LEAST_RESERVE,
+    MOST_RESERVE,
+    DoesNotFitError,
+    Loaded,
+    expected_length,
+    fitting_reserve,
+    load,
+)
 from catenary.cli.plan.graphs import GraphEstimate, estimate_graphs
 from services.engine.bucketing import BucketLimits, BucketPlan, build_plan
 from services.engine.memory import (
@@ -22,15 +33,33 @@ from services.engine.memory import (
     count_weights,
     estimate_activations,
     heads_per_card,
+    stored_scheme,
 )
 
 _DEFAULT_CONTEXT: Final = 4096
+# Where the search for a graph reserve begins.
+_FIRST_RESERVE: Final = 0.1
 _MEASURABLE: Final = ("device_memory_gib", "weights_gib", "profile_gib", "free_gib", "graph_gib")
-_COMPUTED = {
-    "auto": WeightScheme.BFLOAT16,
-    "float16": WeightScheme.BFLOAT16,
-    "float32": WeightScheme.BFLOAT16,
-}
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A plan with one share of the memory for graphs."""
+
+    reserve: float
+    memory: MemoryPlan
+    kv: KvPlan
+    limits: BucketLimits
+    plan: BucketPlan
+    graphs: GraphEstimate
+
+    @property
+    def wanted_reserve(self) -> float:
+        """The share that its graphs are expected to take, in hundredths of what is usable: the middle of the
+        estimate on a logarithmic scale."""
+        low, high = self.graphs.bytes.low, self.graphs.bytes.high
+        share = math.sqrt(low * high) / self.memory.usable if self.memory.usable else LEAST_RESERVE
+        return min(max(math.ceil(share * 100) / 100, LEAST_RESERVE), MOST_RESERVE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,24 +68,49 @@ class Planned:
 
     `peak`: activations of the largest forward, context included; `model_limit`: tokens of the model's
     context; `measured`: quantities that were given and not estimated; `rules`: what vLLM's container would
-    choose; `choices`: what would fit otherwise.
+    choose; `choices`: what would fit otherwise; `origins`: options that come from variables of other
+    programs, and their variables; `ordinary`: tokens of a sequence that max-num-seqs is chosen for, None if
+    that was given.
     """
 
     config: PlanConfig
     shape: ModelShape
     card: Card
     scheme: WeightScheme
-    memory: MemoryPlan
-    kv: KvPlan
-    limits: BucketLimits
-    plan: BucketPlan
-    graphs: GraphEstimate
+    draft: Draft
     peak: int
     block_bytes: int
     model_limit: int
+    ordinary: int | None
     measured: tuple[str, ...]
     rules: Autocalc | None
     choices: tuple[Choice, ...]
+    origins: Mapping[str, str]
+
+    @property
+    def memory(self) -> MemoryPlan:
+        """How the card is divided."""
+        return self.draft.memory
+
+    @property
+    def kv(self) -> KvPlan:
+        """The KV pool."""
+        return self.draft.kv
+
+    @property
+    def limits(self) -> BucketLimits:
+        """The engine's limits."""
+        return self.draft.limits
+
+    @property
+    def plan(self) -> BucketPlan:
+        """The buckets."""
+        return self.draft.plan
+
+    @property
+    def graphs(self) -> GraphEstimate:
+        """What their graphs take."""
+        return self.draft.graphs
 
     @property
     def most_seqs(self) -> int:
@@ -77,17 +131,86 @@ class Planned:
         return count.bytes(self.scheme) - skipped
 
 
-def make_plan(config: PlanConfig) -> Planned:
-    """Does all the work. Raises ValueError, one line, for what cannot be done or does not fit."""
+def make_plan(config: PlanConfig, origins: Mapping[str, str] | None = None) -> Planned:
+    """Does all the work. Every figure is one of the settings that are recommended.
+
+    Raises ValueError, one line, for what cannot be done or does not fit.
+    """
     shape, directory = find_shape(config.model)
-    file_bytes = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
-    card = _card(config)
-    scheme = _COMPUTED.get(config.dtype) or WeightScheme(config.dtype)
+    files = () if directory is None else directory.glob("*.safetensors")
+    scheme = _scheme(config, shape)
     heads, kv_heads = heads_per_card(shape, config.tensor_parallel_size)
-    block_bytes = block_bytes_of(config, shape)
-    memory = divide_memory(config, shape, card, scheme, file_bytes=file_bytes)
     limit = _context_limit(config, shape)
-    kv, seqs = divide_kv(config, memory, block_bytes, limit)
+    file_bytes = sum(file.stat().st_size for file in files)
+    subject = Subject(config, shape, _card(config), scheme, file_bytes, limit)
+    try:
+        loaded, draft = _draft_of(subject)
+    except DoesNotFitError as error:
+        raise ValueError(f"{error}: {advise(subject)}") from None
+    return Planned(
+        config=config,
+        shape=shape,
+        card=subject.card,
+        scheme=scheme,
+        draft=draft,
+        peak=_peak(shape, heads, kv_heads, draft.plan, draft.limits),
+        block_bytes=loaded.block_bytes,
+        model_limit=limit,
+        ordinary=None if config.max_num_seqs is not None else expected_length(config, draft.kv),
+        measured=tuple(name for name in _MEASURABLE if getattr(config, name) is not None),
+        rules=_rules(config, shape, subject.card, draft.limits, draft.memory),
+        choices=find_choices(subject, draft.reserve),
+        origins=origins or {},
+    )
+
+
+def _draft_of(subject: Subject) -> tuple[Loaded, Draft]:
+    """The plan with the reserve that was given, or that its own graphs need. Raises DoesNotFitError."""
+    config = subject.config
+
+    def settled(config: PlanConfig) -> tuple[Loaded, Draft]:
+        loaded = load(
+            config,
+            subject.shape,
+            subject.card,
+            subject.scheme,
+            file_bytes=subject.file_bytes,
+            limit=subject.limit,
+        )
+        given = loaded.given_reserve()
+        if given is not None:
+            return loaded, _drafted(subject, loaded, given)
+        most = fitting_reserve(loaded, MOST_RESERVE)
+        return loaded, _settle(lambda reserve: _drafted(subject, loaded, reserve), most)
+
+    loaded, draft = settled(config)
+    if config.max_model_len is None and draft.kv.max_model_len < subject.limit:
+        # The largest prefill is no longer than a sequence may be: planned again as it will be served.
+        update = {"max_model_len": draft.kv.max_model_len, "expected_len": expected_length(config, draft.kv)}
+        loaded, draft = settled(config.model_copy(update=update))
+    return loaded, draft
+
+
+def _settle(make: Callable[[float], Draft], most: float) -> Draft:
+    """The draft whose graphs take the reserve that it has, of at most `most`.
+
+    A larger reserve leaves less KV, so fewer sequences and fewer graphs: where that goes round in a circle,
+    the largest reserve of the circle has room for its graphs.
+    """
+    drafts: dict[float, Draft] = {}
+    reserve = min(_FIRST_RESERVE, most)
+    while reserve not in drafts:
+        drafts[reserve] = make(reserve)
+        reserve = min(drafts[reserve].wanted_reserve, most)
+    tried = list(drafts)
+    return drafts[max(tried[tried.index(reserve) :])]
+
+
+def _drafted(subject: Subject, loaded: Loaded, reserve: float) -> Draft:
+    config, shape = loaded.config, subject.shape
+    memory, kv = loaded.divide(reserve)
+    seqs = loaded.sequences(kv)
+    memory, kv = loaded.divide(reserve, seqs)
     limits = BucketLimits(
         block_size=config.block_size,
         max_model_len=kv.max_model_len,
@@ -108,26 +231,17 @@ def make_plan(config: PlanConfig) -> Planned:
         plan,
         layers=shape.layers,
         hidden=shape.hidden,
-        max_capture_tokens=config.max_num_batched_tokens,
-        fp8=scheme is WeightScheme.FP8,
+        max_capture_tokens=config.max_capture_tokens or config.max_num_batched_tokens,
+        fp8=subject.scheme is WeightScheme.FP8,
     )
-    return Planned(
-        config=config,
-        shape=shape,
-        card=card,
-        scheme=scheme,
-        memory=memory,
-        kv=kv,
-        limits=limits,
-        plan=plan,
-        graphs=graphs,
-        peak=_peak(shape, heads, kv_heads, plan, limits),
-        block_bytes=block_bytes,
-        model_limit=limit,
-        measured=tuple(name for name in _MEASURABLE if getattr(config, name) is not None),
-        rules=_rules(config, shape, card, limits, memory),
-        choices=find_choices(config, shape, card, limit, file_bytes=file_bytes),
-    )
+    return Draft(reserve, memory, kv, limits, plan, graphs)
+
+
+def _scheme(config: PlanConfig, shape: ModelShape) -> WeightScheme:
+    """How weights are kept on the card: packed ones as they are packed, others in bfloat16."""
+    if config.dtype in ("fp8", "int8", "int4"):
+        return WeightScheme(config.dtype)
+    return stored_scheme(shape) if config.dtype == "auto" and shape.quantized else WeightScheme.BFLOAT16
 
 
 def _context_limit(config: PlanConfig, shape: ModelShape) -> int:

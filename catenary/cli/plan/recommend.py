@@ -12,8 +12,6 @@ from catenary.cli.plan.planning import Planned
 from services.engine.bucketing import AXIS_OPTIONS, long_name
 from services.engine.memory import WeightScheme
 
-_LEAST_RESERVE = 0.01
-_MOST_RESERVE = 0.5
 _VLLM_STRATEGIES = {"linear": "lin", "exponential": "exp", "padding": "pad"}
 # Options that have one name and meaning in both.
 _SHARED_OPTIONS = (
@@ -42,9 +40,9 @@ class Recommendation:
 
 
 def recommend(found: Planned) -> Recommendation:
-    """The plan's settings, with a graph reserve that fits what its graphs are expected to take."""
+    """The plan's settings: a plan with exactly these has the same figures."""
     config, limits = found.config, found.limits
-    reserve = f"{reserve_for(found):g}"
+    reserve = _exact(found.draft.reserve)
     strategy = long_name(config.bucketing_strategy)
     engine = {
         "model": config.model,
@@ -54,9 +52,9 @@ def recommend(found: Planned) -> Recommendation:
         "max-num-batched-tokens": str(limits.max_num_batched_tokens),
         "max-prefill-batch": str(limits.max_prefill_seqs),
         "block-size": str(limits.block_size),
-        "gpu-memory-utilization": f"{config.gpu_memory_utilization:g}",
+        "gpu-memory-utilization": _exact(config.gpu_memory_utilization),
         "graph-reserved-mem": reserve,
-        "graph-prompt-ratio": f"{config.graph_prompt_ratio:g}",
+        "graph-prompt-ratio": _exact(config.graph_prompt_ratio),
         "recipe-cache": "~/.cache/catenary/recipes",
         "bucketing-strategy": strategy,
     }
@@ -68,6 +66,10 @@ def recommend(found: Planned) -> Recommendation:
         "VLLM_SKIP_WARMUP": "false",
         "PT_HPU_RECIPE_CACHE_CONFIG": "/var/cache/recipes,false,16384",
     }
+    if config.max_capture_tokens is not None:
+        engine["max-capture-tokens"] = str(config.max_capture_tokens)
+    if config.kv_cache_gib is not None:
+        engine["kv-cache-gib"] = _exact(config.kv_cache_gib)
     if config.allow_long_max_model_len:
         engine["allow-long-max-model-len"] = "true"
         variables["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1"
@@ -96,8 +98,13 @@ def recommend(found: Planned) -> Recommendation:
 def _vllm_options(found: Planned, engine: Mapping[str, str]) -> dict[str, str]:
     options = {name: engine[name] for name in _SHARED_OPTIONS}
     options |= {"tensor-parallel-size": str(found.config.tensor_parallel_size), "dtype": "bfloat16"}
-    if found.config.kv_cache_dtype == "fp8" or found.scheme is WeightScheme.FP8:
+    converted = found.scheme is WeightScheme.FP8 and not found.shape.quantized
+    if found.config.kv_cache_dtype == "fp8" or converted:
         options["quantization"] = "inc"
+    if found.config.kv_cache_gib is not None:
+        options["num-gpu-blocks-override"] = str(found.kv.num_blocks)
+    if found.config.max_capture_tokens is not None:
+        options["max-seq-len-to-capture"] = str(found.config.max_capture_tokens)
     if found.config.kv_cache_dtype == "fp8":
         options["kv-cache-dtype"] = "fp8_inc"
     return options
@@ -106,19 +113,14 @@ def _vllm_options(found: Planned, engine: Mapping[str, str]) -> dict[str, str]:
 def _padding_options(config: PlanConfig) -> dict[str, str]:
     caps = ("max_rows", "max_tokens", "max_context", "max_blocks")
     given = {name: getattr(config, f"bucketing_pad_{name}") for name in caps}
-    return {"bucketing-pad-ratio": f"{config.bucketing_pad_ratio:g}"} | {
+    return {"bucketing-pad-ratio": _exact(config.bucketing_pad_ratio)} | {
         f"bucketing-pad-{name.replace('_', '-')}": str(cap) for name, cap in given.items() if cap is not None
     }
 
 
-def reserve_for(found: Planned) -> float:
-    """A graph reserve in hundredths of what is usable: the middle of the estimate, on a logarithmic scale."""
-    if "graph_gib" in found.measured:
-        share = found.memory.graphs / found.memory.usable
-    else:
-        low, high = found.graphs.bytes.low, found.graphs.bytes.high
-        share = math.sqrt(low * high) / found.memory.usable if found.memory.usable else _LEAST_RESERVE
-    return min(max(math.ceil(share * 100) / 100, _LEAST_RESERVE), _MOST_RESERVE)
+def _exact(value: float) -> str:
+    """The shortest text that is read as the same number."""
+    return str(value).removesuffix(".0")
 
 
 def gib(count: float) -> float:

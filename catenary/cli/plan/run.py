@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Sequence
 
-from catenary.cli.output import load_options, write_file
+from catenary.cli.output import write_file
 from catenary.cli.plan.config import PlanConfig
+from catenary.migration import ENGINE_PREFIX, load_shared
 
 _NAME = "catenary plan"
+# An engine's device is a kind of device, a plan's a card; logs are each program's own.
+_NOT_SHARED = ("device", "log_level", "log_format")
 
 
 def run_plan(argv: Sequence[str]) -> int:
     """Run `catenary plan`; 2 with one line on stderr for what cannot be done or does not fit."""
-    config = load_options(PlanConfig, argv, prog=_NAME)
+    words = ["--format=json" if word == "--json" else word for word in argv]
+    found_options = load_shared(PlanConfig, words, prog=_NAME, prefix=ENGINE_PREFIX, apart=_NOT_SHARED)
+    config = found_options.config
+    for line in found_options.warnings:
+        print(f"warning: {line}", file=sys.stderr)
     # Not before: a wrong option is to be refused without waiting for the engine's packages.
     from catenary.cli.plan.document import as_json
     from catenary.cli.plan.picture import draw
@@ -21,8 +29,9 @@ def run_plan(argv: Sequence[str]) -> int:
     from catenary.cli.plan.show import as_table
 
     try:
-        found = make_plan(config)
-        print(as_json(found) if config.format == "json" else as_table(found))
+        found = make_plan(config, found_options.origins)
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        print(as_json(found) if config.format == "json" else as_table(found, width=width))
         if config.plot is not None:
             write_file(config.plot, draw(found, config.plot.suffix.lower()), "--plot")
     except ValueError as error:

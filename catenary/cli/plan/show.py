@@ -3,63 +3,94 @@
 from __future__ import annotations
 
 import io
-from typing import Any
+import shlex
+from collections.abc import Iterator
+from typing import Any, Final
 
 from catenary.cli.plan.dividing import GIB
 from catenary.cli.plan.document import decode_bound, prefill_bound
 from catenary.cli.plan.planning import Planned
 from catenary.cli.plan.recommend import Recommendation, recommend
-from catenary.cli.plan.traps import find_traps
+from catenary.cli.plan.traps import counted, find_traps, unserved
+from catenary.config import flag_name
 from catenary.gaudi_releases import supported
 from services.engine.memory import count_weights
 
 _MIB = 2**20
+# Wider than any line.
+_NO_WRAP: Final = 100_000
 
 
-def as_table(found: Planned) -> str:
-    """Tables and lines for people."""
+def as_table(found: Planned, *, width: int | None) -> str:
+    """Tables and lines for people. Lines are broken at `width` columns; None breaks none."""
     # Not at the top: --json and --help need no tables.
     from rich.console import Console
 
     text = io.StringIO()
-    console = Console(file=text, width=118, highlight=False, soft_wrap=False)
-    limits, config = found.limits, found.config
-    weights = count_weights(found.shape, config.tensor_parallel_size)
-    console.print(
-        f"{found.shape.name} on {config.tensor_parallel_size} x {found.card.name}: {weights.total / 1e9:.2f} "
-        f"billion parameters a card in {found.scheme.value}; {limits.max_num_seqs} sequences of up to "
-        f"{limits.max_model_len} tokens, {limits.max_num_batched_tokens} tokens a step",
-        markup=False,
-    )
-    console.print(_memory_table(found))
-    console.print(_bucket_table(found))
-    if found.choices:
-        console.print(_choice_table(found))
-    _estimates(found, console)
-    settings = recommend(found)
-    console.print("\nSettings for Catenary:", markup=False)
-    console.print(command(settings), markup=False, soft_wrap=True)
-    if config.device != "custom":
-        console.print(f"Needs {supported()}.", markup=False, soft_wrap=True)
-    console.print("\nThe same for vLLM:", markup=False)
-    console.print(vllm_lines(found.config.model, settings), markup=False, soft_wrap=True)
+    console = Console(file=text, width=width or _NO_WRAP, highlight=False)
+
+    def say(line: str, *, whole: bool = False) -> None:
+        console.print(line, markup=False, soft_wrap=whole or width is None)
+
+    settings, missing = recommend(found), unserved(found)
+    say(_headline(found))
+    if missing:
+        say(f"Catenary cannot serve this yet ({', '.join(missing)}): figures and lines for vLLM only.")
+    for option, variable in found.origins.items():
+        say(f"{flag_name(option)} {getattr(found.config, option)}: from {variable}")
+    for table in _tables(found):
+        console.print(table)
+    for line in _estimates(found):
+        say(line)
+    if not missing:
+        say("\nSettings for Catenary:")
+        say(command(settings), whole=True)
+        if found.config.device != "custom":
+            say(f"Needs {supported()}.", whole=True)
+    say("\nThe same for vLLM:")
+    say(vllm_lines(found.config.model, settings), whole=True)
     for trap in find_traps(found):
-        console.print(f"\nwarning ({trap.name}): {trap.text}", markup=False)
-    return text.getvalue().rstrip()
+        if trap.name != "not-served":
+            say(f"\nwarning ({trap.name}): {trap.text}")
+    # Rich pads the cells of tables to the end of their columns.
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()).rstrip()
+
+
+def _headline(found: Planned) -> str:
+    limits, cards = found.limits, found.config.tensor_parallel_size
+    weights = count_weights(found.shape, cards)
+    return (
+        f"{found.shape.name} on {cards} x {found.card.name}: {weights.total / 1e9:.2f} billion parameters a "
+        f"card in {found.scheme.value}; {counted(limits.max_num_seqs, 'sequence')} of up to "
+        f"{limits.max_model_len} tokens, {limits.max_num_batched_tokens} tokens a step"
+    )
+
+
+def _tables(found: Planned) -> Iterator[Any]:
+    yield _memory_table(found)
+    yield _bucket_table(found)
+    if found.choices:
+        yield _choice_table(found)
 
 
 def command(settings: Recommendation) -> str:
     """The engine's command line."""
     return "python -m services.engine " + " ".join(
-        f"--{name} {value}" for name, value in settings.engine.items()
+        f"--{name} {_word(value)}" for name, value in settings.engine.items()
     )
 
 
 def vllm_lines(model: str, settings: Recommendation) -> str:
     """The variables, and the command line of `vllm serve`."""
-    exports = "\n".join(f"export {name}={value}" for name, value in settings.variables.items())
-    options = " ".join(f"--{name} {value}" for name, value in settings.vllm.items())
-    return f"{exports}\nvllm serve {model} {options}"
+    exports = "\n".join(f"export {name}={_word(value)}" for name, value in settings.variables.items())
+    options = " ".join(f"--{name} {_word(value)}" for name, value in settings.vllm.items())
+    return f"{exports}\nvllm serve {_word(model)} {options}"
+
+
+def _word(value: str) -> str:
+    """A value as a shell reads it; a home directory at its beginning stays one."""
+    home, rest = ("~/", value[2:]) if value.startswith("~/") else ("", value)
+    return home + shlex.quote(rest)
 
 
 def _memory_table(found: Planned) -> Any:
@@ -84,7 +115,7 @@ def _memory_table(found: Planned) -> Any:
         ),
         ("free", memory.available, origin("free_gib", "the card without both")),
         ("usable", memory.usable, f"gpu-memory-utilization {config.gpu_memory_utilization:g}"),
-        ("graphs", memory.graphs, origin("graph_gib", f"graph-reserved-mem {config.graph_reserved_mem:g}")),
+        ("graphs", memory.graphs, origin("graph_gib", f"graph-reserved-mem {found.draft.reserve:g}")),
         (
             "KV",
             memory.kv,
@@ -124,16 +155,27 @@ def _choice_table(found: Planned) -> Any:
     return table
 
 
-def _estimates(found: Planned, console: Any) -> None:
+def _estimates(found: Planned) -> list[str]:
     graphs, limits = found.graphs, found.limits
     lines = [
-        f"the KV holds {found.kv.num_blocks * limits.block_size} tokens: {found.most_seqs} sequences of "
-        f"{limits.max_model_len} (largest max-num-seqs), one of up to {found.longest} (largest "
-        "max-model-len)",
+        f"the KV holds {found.kv.num_blocks * limits.block_size} tokens: "
+        f"{counted(found.most_seqs, 'sequence')} of {limits.max_model_len}, or one of up to {found.longest} "
+        "(largest max-model-len)"
+    ]
+    if found.ordinary is not None:
+        lines.append(
+            f"max-num-seqs {limits.max_num_seqs}: as many sequences of {found.ordinary} tokens, prompt and "
+            "completion (--expected-len), as fit together, down to a size of bucket and at most 256"
+        )
+    shapes = len(found.plan.prefill) + len(found.plan.decode)
+    cold = graphs.cold_s
+    lines += [
         f"graphs: {graphs.prefill} prefill and {graphs.decode} decode, {graphs.bytes.low / GIB:.2f} to "
-        f"{graphs.bytes.high / GIB:.2f} GiB; {graphs.kept_bytes / GIB:.2f} GiB if captures keep what lies "
-        "between",
-        f"warm-up: {_time(graphs.cold_s.low)} to {_time(graphs.cold_s.high)} cold, "
+        f"{graphs.bytes.high / GIB:.2f} GiB",
+        f"warm-up of {counted(shapes, 'shape')}: {_time(cold.low)} at {cold.low / shapes:.2g} s a shape (the "
+        f"published pace of an 8B model, for this number of layers) to {_time(cold.high)} at "
+        f"{cold.high / shapes:.2g} s (that of a 405B model on 8 cards). The compiler's release decides: the "
+        "first shapes in a start's log show it; "
         f"{_time(graphs.cached_s.low)} to {_time(graphs.cached_s.high)} with a recipe cache",
     ]
     decode, prefill = decode_bound(found), prefill_bound(found)
@@ -148,8 +190,7 @@ def _estimates(found: Planned, console: Any) -> None:
             f"{rules.gpu_memory_utilization:g}, VLLM_GRAPH_RESERVED_MEM {rules.graph_reserved_mem:g}, "
             f"VLLM_DECODE_BLOCK_BUCKET_MAX {rules.decode_block_max}"
         )
-    for line in lines:
-        console.print(line, markup=False)
+    return lines
 
 
 def _listed(values: list[int]) -> str:

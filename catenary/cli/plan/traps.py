@@ -27,23 +27,56 @@ class Trap:
     text: str
 
 
+def counted(number: int, noun: str) -> str:
+    """A number and its noun, in the plural where it is not one."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def find_traps(found: Planned) -> list[Trap]:
     """All that apply, in the order in which an operator would meet them."""
     return [trap for check in _CHECKS for trap in check(found)]
 
 
-def _not_served(found: Planned) -> Iterator[Trap]:
+def unserved(found: Planned) -> list[str]:
+    """What of this plan the engine does not serve yet; empty if it serves it."""
     config, shape = found.config, found.shape
+    packed = f"checkpoints quantized with {shape.quantization.method}" if shape.quantization else ""
+    asked = config.dtype in ("fp8", "int8", "int4")
     missing = [
-        (config.tensor_parallel_size > 1, f"tensor-parallel-size {config.tensor_parallel_size}"),
-        (found.scheme in (WeightScheme.FP8, WeightScheme.INT4), f"weights in {found.scheme.value}"),
+        (config.tensor_parallel_size > 1, f"an engine on {config.tensor_parallel_size} cards"),
+        (shape.quantized, packed),
+        (asked, f"weights in {config.dtype}"),
         (config.kv_cache_dtype == "fp8", "KV in fp8"),
-        (shape.quantized, "quantized checkpoints"),
         (shape.recurrent, "recurrent layers"),
     ]
-    for applies, what in missing:
-        if applies:
-            yield Trap("not-served", f"the engine does not serve {what} yet: this is arithmetic only")
+    return [what for applies, what in missing if applies]
+
+
+def _not_served(found: Planned) -> Iterator[Trap]:
+    for what in unserved(found):
+        yield Trap("not-served", f"Catenary does not serve {what} yet: this is arithmetic only")
+
+
+def _packed(found: Planned) -> Iterator[Trap]:
+    """What was taken from a quantized checkpoint's config."""
+    packed = found.shape.quantization
+    if packed is None:
+        return
+    bits = "an unknown number of bits" if packed.bits is None else f"{packed.bits} bits"
+    kept = f"planned in {found.scheme.value}"
+    if found.config.dtype == "auto" and (packed.bits is None or packed.bits > 8):
+        kept += ", which is not too little; name what they are kept in with --dtype"
+    yield Trap(
+        "quantized-checkpoint",
+        f"the checkpoint's config says that its linear layers are packed with {packed.method} in {bits}: "
+        f"{kept}",
+    )
+    if packed.bits == 8 and not packed.floating and found.scheme is WeightScheme.INT8:
+        yield Trap(
+            "int8-expands",
+            "vLLM on Gaudi expands INT8 weights to bfloat16 when it loads them: there, plan with "
+            "--dtype bfloat16",
+        )
 
 
 def _software(found: Planned) -> Iterator[Trap]:
@@ -125,9 +158,9 @@ def _lengths(found: Planned) -> Iterator[Trap]:
     if config.max_num_seqs is not None and config.max_num_seqs > found.most_seqs:
         yield Trap(
             "preemption",
-            f"the KV holds {found.most_seqs} sequences of {limits.max_model_len} tokens and max-num-seqs is "
-            f"{config.max_num_seqs}: if they grow that long, the last ones lose their KV and are computed "
-            "again",
+            f"the KV holds {counted(found.most_seqs, 'sequence')} of {limits.max_model_len} tokens and "
+            f"max-num-seqs is {config.max_num_seqs}: if they grow that long, the last ones lose their KV and "
+            "are computed again",
         )
     if limits.max_model_len >= LONG_CONTEXT and config.bucketing_strategy in ("linear", "lin"):
         yield Trap(
@@ -164,8 +197,9 @@ def _buckets(found: Planned) -> Iterator[Trap]:
         yield Trap(
             "eager-prefills",
             f"{found.graphs.eager_prefills} of {len(plan.prefill)} prefill buckets have more tokens with "
-            f"their context than --max-capture-tokens ({found.config.max_num_batched_tokens}) and run "
-            "without a graph: such prefills are bound by compute, and their graphs would be very large",
+            "their context than --max-capture-tokens "
+            f"({found.config.max_capture_tokens or found.config.max_num_batched_tokens}) and run without a "
+            "graph: such prefills are bound by compute, and their graphs would be very large",
         )
 
 
@@ -184,14 +218,16 @@ def _memory(found: Planned) -> Iterator[Trap]:
         yield Trap(
             "graphs-beyond-reserve",
             f"the graphs take at least {graphs.bytes.low / GIB:.2f} GiB and {memory.graphs / GIB:.2f} GiB "
-            "are set aside: those that do not fit run eagerly; raise graph-reserved-mem or have fewer "
-            "buckets",
+            "are set aside: those that do not fit run eagerly; raise graph-reserved-mem to "
+            f"{found.draft.wanted_reserve:g} (max-model-len leaves no room for more if it is not given) or "
+            "have fewer buckets",
         )
     elif graphs.bytes.high < memory.graphs / 2:
         yield Trap(
             "reserve-too-large",
             f"{memory.graphs / GIB:.2f} GiB are set aside for graphs that take at most "
-            f"{graphs.bytes.high / GIB:.2f} GiB: a lower graph-reserved-mem gives the rest to KV",
+            f"{graphs.bytes.high / GIB:.2f} GiB: graph-reserved-mem {found.draft.wanted_reserve:g} gives the "
+            "rest to KV",
         )
 
 
@@ -216,6 +252,7 @@ def _times(found: Planned) -> Iterator[Trap]:
 
 _CHECKS: Final[tuple[Callable[[Planned], Iterator[Trap]], ...]] = (
     _not_served,
+    _packed,
     _software,
     _model,
     _latent,

@@ -7,13 +7,14 @@ from services.engine.memory.estimate import ModelFigures, estimate_activations, 
 from services.engine.memory.history import GraphHistory, history_key
 from services.engine.memory.kv import KvPlan, plan_kv
 from services.engine.memory.plan import GraphReserve, MemoryPlan, plan_memory
-from services.engine.memory.shape import ModelShape, read_shape
+from services.engine.memory.shape import ModelShape, Quantization, read_shape
 from services.engine.memory.table import memory_table
 from services.engine.memory.weights import (
     WeightScheme,
     active_parameters,
     count_weights,
     heads_per_card,
+    stored_scheme,
 )
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "MemoryPlan",
     "ModelFigures",
     "ModelShape",
+    "Quantization",
     "WeightScheme",
     "active_parameters",
     "count_weights",
@@ -35,4 +37,5 @@ __all__ = [
     "plan_kv",
     "plan_memory",
     "read_shape",
+    "stored_scheme",
 ]

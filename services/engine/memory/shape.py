@@ -14,6 +14,11 @@ _UNGATED: Final = frozenset({"gpt2", "gpt_bigcode", "opt", "starcoder2", "phi", 
 _QUERY_BIAS: Final = frozenset({"qwen2", "qwen2_moe", "gpt_oss"})
 _HEAD_NORMS: Final = frozenset({"qwen3", "qwen3_moe", "gemma3_text"})
 _ROUTER_BIAS: Final = frozenset({"deepseek_v3", "glm4_moe", "gpt_oss", "ernie4_5_moe"})
+# Where a checkpoint says how its weights are packed, and under which names the bits of a weight.
+_PACKINGS: Final = ("quantization_config", "compression_config", "quantization")
+_BITS: Final = ("bits", "weight_bits", "w_bit", "num_bits")
+# Methods and algorithms whose names say it.
+_NAMED_BITS: Final = {"mxfp4": 4, "nvfp4": 4, "w4a": 4, "mxfp8": 8, "fp8": 8, "int8": 8, "int4": 4}
 # No model comes near these: larger numbers are mistakes, and loops run over the parts.
 _MOST: Final = 2**40
 _MOST_PARTS: Final = 65_536
@@ -32,11 +37,21 @@ class LatentAttention:
 
 
 @dataclass(frozen=True, slots=True)
+class Quantization:
+    """How a checkpoint packs its linear layers. `bits` of a weight, None if the config does not say;
+    `floating`: they are floating point numbers, as FP8 is."""
+
+    method: str
+    bits: int | None
+    floating: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ModelShape:
     """Sizes of a decoder. `inner` is a dense MLP's width, `expert_inner` one expert's.
 
     `max_position` None: the config names no limit. `dense_layers`: those without experts. `recurrent`: some
-    layers keep a state that is not in KV blocks. `quantized`: the checkpoint's weights are.
+    layers keep a state that is not in KV blocks. `quantization`: the checkpoint's own, if it has one.
     """
 
     name: str
@@ -66,7 +81,12 @@ class ModelShape:
     dense_layers: int
     latent: LatentAttention | None
     recurrent: bool
-    quantized: bool
+    quantization: Quantization | None
+
+    @property
+    def quantized(self) -> bool:
+        """True if the checkpoint's weights are."""
+        return self.quantization is not None
 
     @property
     def kv_values_per_token(self) -> int:
@@ -134,7 +154,7 @@ def read_shape(config: Mapping[str, Any], name: str) -> ModelShape:
         dense_layers=_dense_layers(text, layers) if experts else layers,
         latent=_latent(number) if "kv_lora_rank" in text else None,
         recurrent=_is_recurrent(text),
-        quantized=any(config.get(key) for key in ("quantization_config", "compression_config")),
+        quantization=_quantization(config, text),
     )
 
 
@@ -176,6 +196,35 @@ def _latent(number: _Numbers) -> LatentAttention:
         rotary_dim=number("qk_rope_head_dim"),
         value_dim=number("v_head_dim"),
     )
+
+
+def _quantization(config: Mapping[str, Any], text: Mapping[str, Any]) -> Quantization | None:
+    """What the config says of packed weights; a model with several parts may say it in the text's."""
+    packed = next((part[key] for part in (config, text) for key in _PACKINGS if part.get(key)), None)
+    if packed is None:
+        return None
+    block: Mapping[str, Any] = packed if isinstance(packed, dict) else {}
+    method = str(block.get("quant_method") or block.get("quant_algo") or "unknown")[:40]
+    weights = _first_group(block) or block
+    given = [weights.get(key) for key in _BITS]
+    bits = next((value for value in given if type(value) is int and 1 <= value <= 16), None)
+    words = " ".join(str(block.get(key) or "") for key in ("quant_method", "quant_algo", "format")).lower()
+    if bits is None:
+        bits = next((count for name, count in _NAMED_BITS.items() if name in words), None)
+    if bits is None:
+        bits = 4 if block.get("load_in_4bit") else 8 if block.get("load_in_8bit") else None
+    kind = str(weights.get("type") or "")
+    return Quantization(method, bits, kind.startswith("float") or "fp" in words or "float" in words)
+
+
+def _first_group(block: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """How compressed-tensors packs the weights of its first group of layers."""
+    groups = block.get("config_groups")
+    for group in groups.values() if isinstance(groups, dict) else ():
+        weights = group.get("weights") if isinstance(group, dict) else None
+        if isinstance(weights, dict):
+            return weights
+    return None
 
 
 def _dense_layers(text: Mapping[str, Any], layers: int) -> int:

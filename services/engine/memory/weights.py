@@ -19,6 +19,7 @@ class WeightScheme(Enum):
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
     FP8 = "fp8"
+    INT8 = "int8"
     INT4 = "int4"
 
     def linear_bytes(self, parameters: int) -> int:
@@ -26,7 +27,7 @@ class WeightScheme(Enum):
         match self:
             case WeightScheme.FLOAT32:
                 return 4 * parameters
-            case WeightScheme.FP8:
+            case WeightScheme.FP8 | WeightScheme.INT8:
                 return parameters
             case WeightScheme.INT4:
                 return -(-parameters * (4 * _GROUP + _GROUP_BITS) // (8 * _GROUP))
@@ -58,6 +59,21 @@ class WeightCount:
         """Bytes of the card's weights."""
         linear = scheme.linear_bytes(self.attention + self.mlp + self.experts)
         return linear + scheme.other_size * (self.embedding + self.small)
+
+
+def stored_scheme(shape: ModelShape) -> WeightScheme:
+    """How the checkpoint keeps linear layers: of packed ones, the next that has as many bits.
+
+    Of packed ones that do not say their bits, bfloat16, which is never too little.
+    """
+    packed = shape.quantization
+    if packed is None:
+        return WeightScheme.FLOAT32 if shape.float32 else WeightScheme.BFLOAT16
+    if packed.bits is None or packed.bits > 8:
+        return WeightScheme.BFLOAT16
+    if packed.bits <= 4:
+        return WeightScheme.INT4
+    return WeightScheme.FP8 if packed.floating else WeightScheme.INT8
 
 
 def heads_per_card(shape: ModelShape, cards: int) -> tuple[int, int]:

@@ -5,7 +5,7 @@ Backends, which do, are packages of their own below this one.
 
 from __future__ import annotations
 
-from services.engine.model.checks import check_directory, read_config
+from services.engine.model.checks import check_directory, read_config, read_json
 from services.engine.model.configs import find_config
 from services.engine.model.errors import ModelError
 from services.engine.model.facts import DirectoryFacts, read_facts
@@ -26,6 +26,7 @@ __all__ = [
     "prepare_model",
     "read_config",
     "read_facts",
+    "read_json",
     "resolve_source",
     "weights_fingerprint",
 ]

@@ -42,9 +42,14 @@ def read_config(directory: Path) -> dict[str, Any]:
     """The parsed config.json of a model directory. Raises ModelError."""
     if not directory.is_dir():
         raise ModelError(f"model directory {directory} does not exist")
-    config = read_json(directory / "config.json")
+    return read_config_file(directory / "config.json")
+
+
+def read_config_file(path: Path) -> dict[str, Any]:
+    """The parsed file, which is a model's config.json, perhaps under another name. Raises ModelError."""
+    config = read_json(path)
     if not isinstance(config.get("model_type"), str):
-        raise ModelError(f"{directory / 'config.json'} names no model_type")
+        raise ModelError(f"{path} names no model_type")
     return config
 
 

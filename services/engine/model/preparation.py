@@ -64,12 +64,19 @@ def _path_of(source: ModelSource) -> Path:
     return source.path
 
 
-def _converted(source: ModelSource, cache: Path, progress: Progress) -> Path:
-    file = _path_of(source)
+def converted_directory(source: ModelSource, cache: Path) -> Path:
+    """Where the conversion of a GGUF file is kept, made or not yet."""
     name = re.sub(r"[^\w.-]", "-", source.name)
-    models = cache / "models"
-    tools = b"" if source.tools_template is None else source.tools_template.read_bytes()
-    target = models / f"{name}-{_fingerprint(file, tools)}"
+    return cache / "models" / f"{name}-{_fingerprint(_path_of(source), _tools_of(source))}"
+
+
+def _tools_of(source: ModelSource) -> bytes:
+    return b"" if source.tools_template is None else source.tools_template.read_bytes()
+
+
+def _converted(source: ModelSource, cache: Path, progress: Progress) -> Path:
+    target = converted_directory(source, cache)
+    models, name, tools = target.parent, target.name.rpartition("-")[0], _tools_of(source)
     if target.is_dir():
         return target
     try:

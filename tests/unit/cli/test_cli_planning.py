@@ -95,7 +95,8 @@ def test_the_published_logs_24_prompt_and_48_decode_shapes(
 
 def test_example_b_follows_from_the_config_alone(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Published: weights 15.05 GiB, free 79.22, usable 71.30, graphs 7.13, KV 64.17, or 4,107 blocks."""
-    found = planned(capsys, model)
+    reserved = ("--graph-reserved-mem", "0.1")
+    found = planned(capsys, model, *reserved)
     assert round(found["weights_gib"], 2) == 15.05
     assert found["free_gib"] == pytest.approx(79.22, abs=0.025)
     assert found["usable_gib"] == pytest.approx(71.30, abs=0.025)
@@ -104,7 +105,8 @@ def test_example_b_follows_from_the_config_alone(model: Path, capsys: pytest.Cap
     assert found["kv_blocks"] == 4107
     assert found["measured"] == []
     # The sequences that run do not change what fits.
-    assert planned(capsys, model, "--max-num-seqs", "64", "--max-model-len", "4096")["kv_blocks"] == 4107
+    fewer = planned(capsys, model, "--max-num-seqs", "64", "--max-model-len", "4096", *reserved)
+    assert fewer["kv_blocks"] == 4107
     # Decoding reads 15 GiB for a token; published: at most 153 a second.
     assert 150 < found["decode_tokens_per_second_bound"] < 153
     # 432 TFLOPS for two operations with each of the layers' 6.98 billion parameters.
@@ -123,14 +125,21 @@ def test_gaudi_3_and_what_is_given_instead(model: Path, capsys: pytest.CaptureFi
     assert small["vllm_autocalc"] is None
 
 
-def test_without_limits_the_largest_are_chosen(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_limits_it_is_a_setting_to_serve_with(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = planned(capsys, model)
-    assert (found["max_model_len"], found["max_num_seqs"]) == (131_072, 4)
+    # Sequences may be as long as the model knows, and as many run as hold 4,096 tokens each: 32 blocks.
+    assert (found["max_model_len"], found["max_num_seqs"], found["expected_len"]) == (131_072, 128, 4096)
     assert (found["largest_max_model_len"], found["largest_max_num_seqs"]) == (131_072, 4)
+    assert 32 * 128 <= found["kv_blocks"] < 32 * 160
     short = planned(capsys, model, "--max-model-len", "4096")
-    # 128 sequences of 32 blocks, of 4,107.
-    assert (short["largest_max_num_seqs"], short["max_num_seqs"]) == (128, 128)
+    assert (short["max_num_seqs"], short["expected_len"]) == (128, 4096)
     assert planned(capsys, model, "--max-model-len", "20000")["max_num_seqs"] == 16
+    asked = planned(capsys, model, "--expected-len", "1000")
+    assert (asked["max_model_len"], asked["max_num_seqs"]) == (131_072, 256)
+    assert planned(capsys, model, "--expected-len", "131072")["max_num_seqs"] == 4
+    assert planned(capsys, model, "--max-num-seqs", "7")["expected_len"] is None
     beyond = planned(capsys, model, "--max-model-len", "140000", "--allow-long-max-model-len")
     assert beyond["max_model_len"] == 140_000
     assert beyond["recommended"]["variables"]["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] == "1"
@@ -249,7 +258,9 @@ def test_recommended_settings_are_options_that_exist(model: Path, capsys: pytest
     assert variables["VLLM_DECODE_BLOCK_BUCKET_MAX"] == "2048"
     assert variables["VLLM_PROMPT_QUERY_BUCKET_STEP"] == "128"
     assert variables["VLLM_BUCKETING_STRATEGY"] == "lin"
-    assert float(variables["VLLM_GRAPH_RESERVED_MEM"]) < 0.4
+    # What was given is planned with and recommended; that less would do is said.
+    assert variables["VLLM_GRAPH_RESERVED_MEM"] == engine["graph-reserved-mem"] == "0.4"
+    assert "reserve-too-large" in names(planned(capsys, model, *LOGGED, "--max-model-len=512"))
     padded = planned(
         capsys,
         model,
@@ -268,7 +279,7 @@ def test_the_table_has_everything_to_paste(model: Path, capsys: pytest.CaptureFi
     said = capsys.readouterr().out
     for part in (
         "llama-8b on 1 x gaudi2: 8.03 billion parameters",
-        "4107 blocks of 128 tokens, 16 MiB each",
+        "blocks of 128 tokens, 16 MiB each",
         "python -m services.engine --model",
         "export VLLM_GRAPH_PROMPT_RATIO=0.3",
         "vllm serve",
@@ -277,14 +288,36 @@ def test_the_table_has_everything_to_paste(model: Path, capsys: pytest.CaptureFi
         "what would fit otherwise",
     ):
         assert part in said
+    # Nothing is cut at a width where there is no terminal, and one is not several.
+    (line,) = (line for line in said.splitlines() if line.startswith("warm-up of"))
+    assert line.endswith("with a recipe cache")
+    assert "captures keep" not in said
+    assert "1 sequences" not in said
+
+
+def test_a_terminal_has_its_own_width(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "70")
+    assert main(["plan", "--model", str(model), "--max-model-len", "5000"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    pasted = [line for line in lines if line.startswith(("python -m", "vllm serve", "export", "Needs"))]
+    assert any(len(line) > 70 for line in pasted), "commands are whole"
+    assert all(len(line) <= 70 for line in lines if line not in pasted)
+
+
+def test_one_sequence_is_no_plural(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--model", str(model), "--max-num-seqs", "1"]) == 0
+    assert "1 sequence of up to 131072 tokens" in capsys.readouterr().out
 
 
 def test_the_picture(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     svg, png = tmp_path / "m.svg", tmp_path / "m.png"
-    planned(capsys, model, "--plot", str(svg))
+    blocks = planned(capsys, model, "--plot", str(svg))["kv_blocks"]
     text = "".join(ElementTree.fromstring(svg.read_text()).itertext())
     assert "weights 15.05 gib" in text
-    assert "4107 blocks" in text
+    assert f"{blocks} blocks" in text
     planned(capsys, model, "--plot", str(png))
     assert struct.unpack(">II", png.read_bytes()[16:24]) == (900, 210)
 
@@ -300,8 +333,12 @@ def test_the_picture(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
             "a sequence of max-model-len 65536 needs 8.00 GiB of KV",
         ),
         ("--tensor-parallel-size=5", "tensor-parallel-size 5 does not divide the 32 heads"),
-        ("--device=custom", "device custom needs device_memory_gib"),
-        ("--free-gib=4 --weights-gib=3", "free_gib takes the place of weights_gib"),
+        ("--device=custom", "device custom needs --device-memory-gib"),
+        ("--device=custom --device-memory-gib=9", "device custom needs --memory-tb-s"),
+        ("--free-gib=4 --weights-gib=3", "--free-gib takes the place of --weights-gib"),
+        ("--graph-gib=4 --graph-reserved-mem=0.2", "--graph-gib takes the place of --graph-reserved-mem"),
+        ("--expected-len=900 --max-model-len=800", "--expected-len 900 is more than --max-model-len 800"),
+        ("--expected-len=900 --max-num-seqs=8", "--expected-len chooses --max-num-seqs: give one of them"),
         ("--free-gib=4 --graph-gib=9", "graph-gib 9 leaves nothing for KV of the usable 3.60 GiB"),
         ("--bucketing-strategy=file", "bucketing_strategy file and bucketing_file need each other"),
         ("--bucket-decode-batch=step=4", "bucketing_strategy exponential spaces its buckets by itself"),
