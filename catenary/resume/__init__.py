@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from catenary.resume.failure import GOOD_ENDS, Cause, Failure
 from catenary.resume.options import ResumeOptions
-from catenary.resume.poison import PoisonedRequests
+from catenary.resume.poison import PoisonedRequests, fingerprint
 from catenary.resume.policy import ResumePolicy
 from catenary.resume.resumable import POISONED, Resumable
 from catenary.resume.verdict import Again, Finished, GivenUp, Passed, Verdict
@@ -26,4 +26,5 @@ __all__ = [
     "ResumeOptions",
     "ResumePolicy",
     "Verdict",
+    "fingerprint",
 ]

@@ -17,12 +17,13 @@ from services.router.admission import (
     SpecLimits,
     validate,
 )
+from services.router.dispatch.blame import Blame
 from services.router.dispatch.contract import check_row, check_step, complete, presentable
 from services.router.dispatch.endings import Endings
 from services.router.dispatch.engine_links import EngineLinks
 from services.router.dispatch.going_on import FOR_NOW, GoingOn
 from services.router.dispatch.handover import Handovers
-from services.router.dispatch.health import FAULTS, EngineHealth
+from services.router.dispatch.health import EngineHealth
 from services.router.dispatch.intake import CallSoon, Intake
 from services.router.dispatch.link import EngineLink
 from services.router.dispatch.poison import ENGINE_LEFT, PoisonBook
@@ -74,6 +75,7 @@ class Dispatcher:
             call_soon=call_soon,
         )
         self._links = EngineLinks(self._handovers, health)
+        self._blame = Blame(placer.fleet, health, clock=clock)
         # What waits, and what there is to know of it.
         self.intake = Intake(
             placer,
@@ -182,7 +184,7 @@ class Dispatcher:
         """
         check_step(step, link.engine.model.vocab_size)
         sequences = link.sequences
-        failed = False
+        died, failed = False, []
         for row in split(step):
             sequence = sequences.get(row.handle)
             if sequence is None:
@@ -191,13 +193,17 @@ class Dispatcher:
                 self._emit(sequence, row)
             if row.end is not None:
                 self._finish(sequence, row.end, row.token_ids)
-                if row.end.error.code in FAULTS:
-                    failed = True
+                if row.end.error.code == common_pb2.ERROR_CODE_ENGINE_LOST:
+                    died = True
+                elif row.end.error.code == common_pb2.ERROR_CODE_INTERNAL:
+                    failed.append(sequence.spec)
                 elif row.end.reason in GOOD_ENDS:
                     self._health.succeeded(link.engine)
-        if failed:
-            # One fault, however many sequences it cost.
+        # One fault, however many sequences it cost.
+        if died:
             self._health.failed(link.engine)
+        elif failed:
+            self._blame.failed(link.engine, failed)
 
     def on_refusal(self, link: EngineLink, refusal: common_pb2.Refusal) -> None:
         """An engine did not accept: ask another one once if that may help, else pass its refusal on."""
@@ -205,8 +211,10 @@ class Dispatcher:
         if sequence is None:
             return
         error = presentable(refusal.error)
-        if error.code in FAULTS:
+        if error.code == common_pb2.ERROR_CODE_ENGINE_LOST:
             self._health.failed(link.engine)
+        elif error.code == common_pb2.ERROR_CODE_INTERNAL:
+            self._blame.failed(link.engine, [sequence.spec])
         if sequence.status is SequenceStatus.ABORTING:
             self._endings.end(sequence, sequence.ending(common_pb2.FINISH_REASON_ABORT))
         elif sequence.request.placed is Half.PROMPT:

@@ -6,14 +6,10 @@ import time
 from collections.abc import Callable, Iterable
 
 from catenary.telemetry import get_logger
-from catenary.v1 import common_pb2
 from services.router.fleet import Engine
 from services.router.metrics import RouterMetrics
 
 _log = get_logger(__name__)
-
-# What an engine says when it is itself at fault. All else a request may have earned, or says that it is full.
-FAULTS = frozenset({common_pb2.ERROR_CODE_INTERNAL, common_pb2.ERROR_CODE_ENGINE_LOST})
 
 
 class EngineHealth:
@@ -31,13 +27,19 @@ class EngineHealth:
         self._clock = clock
 
     def failed(self, engine: Engine) -> None:
-        """Its link broke, or it failed a sequence by its own fault. What it ends as it drains is none."""
+        """Its link broke, its core died, or it failed a sequence, as Blame decides, by its own fault. What it
+        ends as it drains is none."""
         if engine.leaving or not engine.breaker.failed(self._clock()):
             return
         engine.touch()
         self._metrics.breaker_openings.inc()
         _log.warning("engine is given nothing for a time: too many faults", engine=engine.name)
         self._on_change()
+
+    def acquitted(self, engine: Engine) -> None:
+        """One of the faults that it was given was no fault of its own."""
+        if engine.breaker.acquitted():
+            self._closed(engine)
 
     def succeeded(self, engine: Engine) -> None:
         """It ended a sequence well."""

@@ -67,6 +67,20 @@ class Breaker:
             self._faults.popleft()
         return False
 
+    def acquitted(self) -> bool:
+        """One of the faults was none. True if the breaker closes: without it, it would not have opened."""
+        if self._faults:
+            self._faults.pop()
+        if self.state is BreakerState.CLOSED or len(self._faults) >= self._options.faults:
+            return False
+        self._openings -= 1
+        if self._openings:
+            # A probe failed by itself after an opening that was right: there may be another one.
+            self._until = 0.0
+            return False
+        self.state = BreakerState.CLOSED
+        return True
+
     def stepped(self, now: float) -> bool:
         """The engine made a step. True if the breaker closes: its probe ran long enough to be believed."""
         if self.state is not BreakerState.HALF_OPEN:

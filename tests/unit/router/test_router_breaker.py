@@ -159,3 +159,25 @@ def test_roles_decide_what_an_engine_is_asked_for():
     assert fleet.candidates("m", role=engine_pb2.ENGINE_ROLE_DECODE) == [decode]
     assert fleet.candidates("m", role=engine_pb2.ENGINE_ROLE_UNSPECIFIED) == [both, prefill, decode]
     assert fleet.served_models()[0].serving_engines == 2
+
+
+def test_a_fault_that_was_none_is_taken_back():
+    breaker = opened()
+    assert breaker.acquitted()
+    assert breaker.state is BreakerState.CLOSED
+    # Two faults are left.
+    assert breaker.failed(1.0)
+    assert breaker.tick(6.0)
+    assert breaker.acquitted()
+    assert breaker.state is BreakerState.CLOSED
+    assert not breaker.acquitted()
+
+
+def test_a_probe_that_failed_by_itself_may_be_followed_by_another():
+    breaker = opened()
+    assert breaker.tick(150.0)
+    assert breaker.failed(150.0)
+    assert not breaker.acquitted()
+    assert breaker.state is BreakerState.OPEN
+    assert breaker.tick(150.0)
+    assert breaker.state is BreakerState.HALF_OPEN

@@ -89,9 +89,10 @@ class Stage:
         )
         return self.membership.attach(hello)
 
-    def submit(self):
+    def submit(self, *token_ids):
+        """Without ids each is another request."""
         self.handles += 1
-        spec = common_pb2.SequenceSpec(model="m", token_ids=[1, 2])
+        spec = common_pb2.SequenceSpec(model="m", token_ids=token_ids or [1, 2 + self.handles])
         self.dispatcher.submit(self.handles, spec, self.sink)
         return self.handles
 
@@ -112,22 +113,100 @@ class Stage:
         self.send(link, step=step)
 
 
+def all_on(stage, link, others, count, *token_ids):
+    """Give `count` sequences to one of the engines; what the others are given meanwhile they end well."""
+    while len(link.sequences) < count:
+        stage.submit(*token_ids)
+    for other in others:
+        if other.sequences:
+            stage.end(other, list(other.sequences))
+
+
 def test_one_step_that_fails_many_sequences_is_one_fault():
     stage = Stage()
-    link = stage.attach()
-    for fault in range(3):
+    link, other = stage.attach(), stage.attach("j", "f")
+    for _ in range(3):
         assert link.engine.breaker.state is BreakerState.CLOSED
-        for _ in range(4):
-            stage.submit()
         assert link.engine.available
+        all_on(stage, link, [other], 4)
         stage.end(link, list(link.sequences), INTERNAL)
-        assert len(stage.sink.over) == 4 * (fault + 1)
     assert link.engine.breaker.state is BreakerState.OPEN
-    with pytest.raises(Refused) as caught:
+    for _ in range(8):
         stage.submit()
-    assert caught.value.error.code == common_pb2.ERROR_CODE_UNAVAILABLE
-    assert caught.value.error.retryable
+    assert (len(link.sequences), len(other.sequences)) == (0, 8)
+    stage.end(other, list(other.sequences))
     assert stage.admission.live_sequences == 0
+
+
+def test_failures_of_one_clients_requests_hold_up_no_neighbour_of_the_only_engine():
+    stage = Stage()
+    link = stage.attach()
+    for _ in range(10):
+        stage.submit()
+        stage.end(link, list(link.sequences), INTERNAL)
+    assert link.engine.breaker.state is BreakerState.CLOSED
+    neighbour = stage.submit()
+    assert neighbour not in stage.sink.over
+    assert len(link.sequences) == 1
+
+
+def test_a_request_that_fails_again_on_its_engine_is_no_further_fault():
+    stage = Stage()
+    link, other = stage.attach(), stage.attach("j", "f")
+    for _ in range(10):
+        all_on(stage, link, [other], 1, 7, 7)
+        stage.end(link, list(link.sequences), INTERNAL)
+    assert link.engine.breaker.state is BreakerState.CLOSED
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_requests_that_fail_on_a_second_engine_have_earned_it(refused):
+    stage = Stage()
+    first, second = stage.attach(), stage.attach("j", "f")
+
+    def fail(link, others, prompt):
+        all_on(stage, link, others, 1, *prompt)
+        if refused:
+            error = common_pb2.Error(code=common_pb2.ERROR_CODE_INTERNAL, message="broken")
+            stage.send(link, refusal=common_pb2.Refusal(handle=next(iter(link.sequences)), error=error))
+        else:
+            stage.end(link, list(link.sequences), INTERNAL)
+
+    prompts = [(9, number) for number in range(10)]
+    for prompt in prompts:
+        fail(first, [second], prompt)
+        fail(second, [first], prompt)
+    for link in (first, second):
+        assert link.engine.breaker.state is BreakerState.CLOSED
+        assert not link.engine.breaker.remembers(stage.now)
+
+
+def test_an_engine_closed_off_by_requests_that_fail_elsewhere_too_is_given_work_again():
+    stage = Stage()
+    first, second = stage.attach(), stage.attach("j", "f")
+    prompts = [(9, number) for number in range(3)]
+    for prompt in prompts:
+        all_on(stage, first, [second], 1, *prompt)
+        stage.end(first, list(first.sequences), INTERNAL)
+    assert first.engine.breaker.state is BreakerState.OPEN
+    stage.submit(*prompts[0])
+    stage.end(second, list(second.sequences), INTERNAL)
+    assert first.engine.breaker.state is BreakerState.CLOSED
+    assert second.engine.breaker.state is BreakerState.CLOSED
+    assert not second.engine.breaker.remembers(stage.now)
+
+
+def test_a_broken_engine_is_closed_off_though_its_requests_succeed_elsewhere():
+    stage = Stage()
+    broken, well = stage.attach(), stage.attach("j", "f")
+    for number in range(3):
+        all_on(stage, broken, [well], 1, 9, number)
+        stage.end(broken, list(broken.sequences), INTERNAL)
+    assert broken.engine.breaker.state is BreakerState.OPEN
+    for number in range(3):
+        stage.submit(9, number)
+    stage.end(well, list(well.sequences))
+    assert broken.engine.breaker.state is BreakerState.OPEN
 
 
 @pytest.mark.parametrize(
