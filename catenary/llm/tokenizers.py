@@ -67,7 +67,7 @@ class _Thread:
         self._tools = tools
         self._turn = asyncio.Lock()
 
-    async def run(self, task: Task, *, size: int, timeout_s: float | None = None) -> Answer:
+    async def run(self, task: Task, *, size: int, tenant: str = "", timeout_s: float | None = None) -> Answer:
         """The task's answer, however long it takes."""
         async with self._turn:
             return await in_daemon_thread(partial(self._tools.answer, task), name="catenary-tokenizer")

@@ -270,6 +270,7 @@ class RenderRequest(_message.Message):
     PAIRS_FIELD_NUMBER: _builtins.int
     MAX_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     TRUNCATE_TO_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """For logs."""
     model: _builtins.str
@@ -280,6 +281,8 @@ class RenderRequest(_message.Message):
     """Of a longer prompt the last so many tokens are kept, 1 or more; of a longer pair, the end of its second text is
     left out. Absent: nothing is cut.
     """
+    tenant: _builtins.str
+    """Whose it is: tenants take turns at the workers. At most 128 characters; empty: everybody without one is one tenant."""
     @_builtins.property
     def chat(self) -> Global___ChatInput: ...
     @_builtins.property
@@ -296,10 +299,11 @@ class RenderRequest(_message.Message):
         pairs: Global___PairInput | None = ...,
         max_prompt_tokens: _builtins.int | None = ...,
         truncate_to: _builtins.int | None = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_prompt_tokens", b"_max_prompt_tokens", "_truncate_to", b"_truncate_to", "chat", b"chat", "completion", b"completion", "input", b"input", "max_prompt_tokens", b"max_prompt_tokens", "pairs", b"pairs", "truncate_to", b"truncate_to"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_prompt_tokens", b"_max_prompt_tokens", "_truncate_to", b"_truncate_to", "chat", b"chat", "completion", b"completion", "input", b"input", "max_prompt_tokens", b"max_prompt_tokens", "model", b"model", "pairs", b"pairs", "request_id", b"request_id", "truncate_to", b"truncate_to"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_prompt_tokens", b"_max_prompt_tokens", "_truncate_to", b"_truncate_to", "chat", b"chat", "completion", b"completion", "input", b"input", "max_prompt_tokens", b"max_prompt_tokens", "model", b"model", "pairs", b"pairs", "request_id", b"request_id", "tenant", b"tenant", "truncate_to", b"truncate_to"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_prompt_tokens: _TypeAlias = _typing.Literal["max_prompt_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_prompt_tokens: _TypeAlias = _typing.Literal["_max_prompt_tokens", b"_max_prompt_tokens"]  # noqa: Y015
@@ -466,21 +470,25 @@ class TokenizeRequest(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Served model name; empty means the only one."""
     text: _builtins.str
     add_special_tokens: _builtins.bool
     """Absent: true."""
+    tenant: _builtins.str
+    """Whose it is: tenants take turns at the workers. At most 128 characters; empty: everybody without one is one tenant."""
     def __init__(
         self,
         *,
         model: _builtins.str = ...,
         text: _builtins.str = ...,
         add_special_tokens: _builtins.bool | None = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "add_special_tokens", b"add_special_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "add_special_tokens", b"add_special_tokens", "model", b"model", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "add_special_tokens", b"add_special_tokens", "model", b"model", "tenant", b"tenant", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
@@ -515,10 +523,13 @@ class DetokenizeRequest(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Served model name; empty means the only one."""
     skip_special_tokens: _builtins.bool
     """Leave control tokens out of the text. Absent: false."""
+    tenant: _builtins.str
+    """Whose it is: tenants take turns at the workers. At most 128 characters; empty: everybody without one is one tenant."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -527,10 +538,11 @@ class DetokenizeRequest(_message.Message):
         model: _builtins.str = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         skip_special_tokens: _builtins.bool | None = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_skip_special_tokens", b"_skip_special_tokens", "skip_special_tokens", b"skip_special_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_skip_special_tokens", b"_skip_special_tokens", "model", b"model", "skip_special_tokens", b"skip_special_tokens", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_skip_special_tokens", b"_skip_special_tokens", "model", b"model", "skip_special_tokens", b"skip_special_tokens", "tenant", b"tenant", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__skip_special_tokens: _TypeAlias = _typing.Literal["skip_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__skip_special_tokens: _TypeAlias = _typing.Literal["_skip_special_tokens", b"_skip_special_tokens"]  # noqa: Y015
@@ -564,10 +576,13 @@ class CheckConstraintRequest(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     CONSTRAINT_FIELD_NUMBER: _builtins.int
     PARAM_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Served model name; empty means the only one."""
     param: _builtins.str
     """The field that it comes from, for errors."""
+    tenant: _builtins.str
+    """Whose it is: tenants take turns at the workers. At most 128 characters; empty: everybody without one is one tenant."""
     @_builtins.property
     def constraint(self) -> _common_pb2.Constraint: ...
     def __init__(
@@ -576,10 +591,11 @@ class CheckConstraintRequest(_message.Message):
         model: _builtins.str = ...,
         constraint: _common_pb2.Constraint | None = ...,
         param: _builtins.str = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["constraint", b"constraint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["constraint", b"constraint", "model", b"model", "param", b"param"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["constraint", b"constraint", "model", b"model", "param", b"param", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,7 +10,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from catenary.v1 import tokenizer_pb2
-from gateway.errors import bad_request
+from gateway.errors import ApiError, bad_request
 from gateway.generation.chat_input import to_chat_input
 from gateway.generation.endpoint import Endpoint, T
 from gateway.generation.prompt_answers import RenderedRequest, Tokens, TokensText
@@ -58,7 +58,11 @@ class PromptService:
             text = tokenizer_pb2.TokenizeRequest(
                 model=model.name, text=fields.prompt, add_special_tokens=fields.add_special_tokens
             )
-            ids = await self._tokenizers.tokenize(text)
+            try:
+                ids = await self._tokenizers.tokenize(text)
+            except ApiError as error:
+                # The tokenizer names the field of its own request.
+                raise bad_request(error.message, "prompt", error.code) if error.status == 400 else error
         spelled = await _spellings(model, ids) if fields.return_token_strs else None
         return Tokens(len(ids), model.max_model_len, ids, spelled)
 

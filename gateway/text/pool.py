@@ -10,6 +10,7 @@ from typing import TypeVar
 from catenary.telemetry import get_logger
 from catenary.text import TokenizerTraits, Vocabulary
 from catenary.v1 import tokenizer_pb2
+from gateway.caller import current_caller
 from gateway.errors import internal
 from gateway.text.calls import TokenizerCalls
 from gateway.text.rendered import Rendered
@@ -61,6 +62,7 @@ class TokenizerPool:
 
     async def render(self, request: tokenizer_pb2.RenderRequest) -> Rendered:
         """The request's prompts, in order. Raises ApiError."""
+        request.tenant = current_caller().owner
 
         async def call(target: TokenizerTarget) -> tokenizer_pb2.RenderResponse:
             return await target.render(request, self._render_timeout_s)
@@ -81,6 +83,7 @@ class TokenizerPool:
 
     async def tokenize(self, request: tokenizer_pb2.TokenizeRequest) -> list[int]:
         """Token ids of a text. Raises ApiError."""
+        request.tenant = current_caller().owner
 
         async def call(target: TokenizerTarget) -> tokenizer_pb2.TokenizeResponse:
             return await target.unary(target.stub.Tokenize, request, self._render_timeout_s)
@@ -89,6 +92,7 @@ class TokenizerPool:
 
     async def detokenize(self, request: tokenizer_pb2.DetokenizeRequest) -> str:
         """Text of ids. Raises ApiError."""
+        request.tenant = current_caller().owner
 
         async def call(target: TokenizerTarget) -> tokenizer_pb2.DetokenizeResponse:
             return await target.unary(target.stub.Detokenize, request, self._render_timeout_s)
@@ -97,6 +101,7 @@ class TokenizerPool:
 
     async def check_constraint(self, request: tokenizer_pb2.CheckConstraintRequest) -> None:
         """Raises ApiError: 400 with the request's `param` if the constraint cannot be honoured."""
+        request.tenant = current_caller().owner
 
         async def call(target: TokenizerTarget) -> tokenizer_pb2.CheckConstraintResponse:
             return await target.unary(target.stub.CheckConstraint, request, self._render_timeout_s)

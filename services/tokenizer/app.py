@@ -161,6 +161,7 @@ def _template_budget(config: TokenizerConfig) -> TemplateBudget | None:
 def _pool_limits(config: TokenizerConfig) -> PoolLimits:
     return PoolLimits(
         workers=config.workers,
+        short_bytes=config.short_text_kib << 10,
         queue=config.queue_size,
         queue_bytes=config.queue_mib * MIB,
         queue_timeout_s=config.queue_timeout_s,

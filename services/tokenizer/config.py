@@ -59,7 +59,18 @@ class TokenizerConfig(RpcConfig):
         max_length=4096,
         description="What a chat model is told to look for when it judges a query with a document.",
     )
-    workers: int = Field(2, ge=1, le=256, description="Worker processes that render and tokenize.")
+    workers: int = Field(
+        2,
+        ge=1,
+        le=256,
+        description="Worker processes that render and tokenize. Of two or more, one takes no long task.",
+    )
+    short_text_kib: int = Field(
+        64,
+        ge=1,
+        le=1 << 20,
+        description="KiB of text beyond which a request is a long task, as every constraint is.",
+    )
     small_chat_bytes: int = Field(
         1024,
         ge=0,
@@ -76,9 +87,19 @@ class TokenizerConfig(RpcConfig):
     start_timeout_s: float = Field(
         60, gt=0, le=3600, description="Seconds in which a worker must have loaded the model's files."
     )
-    queue_size: int = Field(256, ge=0, le=65536, description="Requests that may wait for a worker.")
+    queue_size: int = Field(
+        256,
+        ge=0,
+        le=65536,
+        description="Requests that may wait for a worker. Of more, the tenant with the most loses its last.",
+    )
     queue_mib: int = Field(256, ge=1, le=65536, description="Text of waiting requests together, in MiB.")
-    queue_timeout_s: float = Field(30, gt=0, le=600, description="Seconds that a request may wait.")
+    queue_timeout_s: float = Field(
+        15,
+        gt=0,
+        le=600,
+        description="Seconds that a request may wait; with task-timeout-s less than the gateway waits.",
+    )
     retry_after_ms: int = Field(
         1000, ge=1, le=3_600_000, description="Milliseconds after which a refused request may be tried again."
     )

@@ -36,7 +36,7 @@ _log = get_logger(__name__)
 class TaskPool(Protocol):
     """Does tasks. `WorkerPool` is one."""
 
-    async def run(self, task: Task, *, size: int, timeout_s: float | None = None) -> Answer:
+    async def run(self, task: Task, *, size: int, tenant: str = "", timeout_s: float | None = None) -> Answer:
         """The answer to `task`, whose texts have `size` bytes, within this time or the pool's own.
 
         Raises PoolFull, TaskTimeout or TaskCrashed.
@@ -71,7 +71,9 @@ class TaskRunner:
         started = time.monotonic()
         outcome = "cancelled"
         try:
-            answer = await self._pool.run(sized.task, size=sized.size, timeout_s=sized.timeout_s)
+            answer = await self._pool.run(
+                sized.task, size=sized.size, tenant=sized.tenant, timeout_s=sized.timeout_s
+            )
             outcome = {Refused: "refused", Broken: "broken"}.get(type(answer), "ok")
         except PoolFull:
             outcome = "overloaded"
@@ -96,7 +98,7 @@ class TaskRunner:
         try:
             answer = await self.attempt(kind, sized)
         except TaskTimeout:
-            raise self._timed_out() from None
+            raise self._timed_out(sized) from None
         except TaskCrashed:
             raise self._crashed() from None
         if isinstance(answer, Refused):
@@ -109,7 +111,7 @@ class TaskRunner:
         return refuse(
             common_pb2.ERROR_CODE_OVERLOADED,
             f"The tokenizer is overloaded: at most {limits.queue_size} requests with {limits.queue_mib} MiB "
-            f"of text wait, for {limits.queue_timeout_s:g} s.",
+            f"of text wait (queue-size, queue-mib), for {limits.queue_timeout_s:g} s (queue-timeout-s).",
             retryable=True,
             retry_after_ms=limits.retry_after_ms,
         )
@@ -123,11 +125,15 @@ class TaskRunner:
             retry_after_ms=self._config.retry_after_ms,
         )
 
-    def _timed_out(self) -> RpcError:
-        limit = self._config.task_timeout_s
-        return refuse(
-            common_pb2.ERROR_CODE_TIMEOUT, f"The prompt was not rendered within the limit of {limit:g} s."
-        )
+    def _timed_out(self, sized: SizedTask) -> RpcError:
+        limit = f"the limit of {self._config.task_timeout_s:g} s (task-timeout-s)"
+        if sized.size > self._config.short_text_kib << 10:
+            return refuse(
+                common_pb2.ERROR_CODE_INVALID_ARGUMENT,
+                f"The text of {sized.size} bytes could not be tokenized within {limit}. Please shorten it.",
+                param=sized.param,
+            )
+        return refuse(common_pb2.ERROR_CODE_TIMEOUT, f"The prompt was not rendered within {limit}.")
 
 
 def _internal() -> RpcError:

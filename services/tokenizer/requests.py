@@ -12,14 +12,21 @@ from services.tokenizer.config import TokenizerConfig
 from services.tokenizer.rendering import PromptLimits, TextPair
 from services.tokenizer.workers import ChatTask, CompletionTask, DetokenizeTask, PairTask, Task, TokenizeTask
 
+MAX_TENANT = 128
+
 
 @dataclass(frozen=True, slots=True)
 class SizedTask:
-    """A task, the bytes that it holds while it waits, and the seconds that it may take; None: the usual."""
+    """A task, the bytes of its texts, whose it is, and the seconds that it may take; None: the usual.
+
+    `param`: the field that holds the texts.
+    """
 
     task: Task
     size: int
+    tenant: str = ""
     timeout_s: float | None = None
+    param: str = "prompt"
 
 
 class RequestReader:
@@ -44,11 +51,11 @@ class RequestReader:
         limits = _prompt_limits(request)
         match request.WhichOneof("input"):
             case "chat":
-                return self._chat(request.chat, limits)
+                return self._chat(request.chat, limits, _tenant(request))
             case "completion":
-                return self._completion(request.completion, limits)
+                return self._completion(request.completion, limits, _tenant(request))
             case "pairs":
-                return self._pairs(request.pairs, limits)
+                return self._pairs(request.pairs, limits, _tenant(request))
             case _:
                 raise _invalid("A chat, a completion or pairs are required.", "input")
 
@@ -57,16 +64,16 @@ class RequestReader:
         self.check_model(request.model)
         size = self._check_size([request.text], "text")
         add_special = request.add_special_tokens if request.HasField("add_special_tokens") else True
-        return SizedTask(TokenizeTask(request.text, add_special), size)
+        return SizedTask(TokenizeTask(request.text, add_special), size, _tenant(request), param="text")
 
     def detokenize(self, request: tokenizer_pb2.DetokenizeRequest) -> SizedTask:
         """Token ids."""
         self.check_model(request.model)
         _check_count(len(request.token_ids), self._config.max_token_ids, "token ids", "tokens")
         task = DetokenizeTask(list(request.token_ids), request.skip_special_tokens)
-        return SizedTask(task, 4 * len(task.token_ids))
+        return SizedTask(task, 4 * len(task.token_ids), _tenant(request), param="tokens")
 
-    def _chat(self, chat: tokenizer_pb2.ChatInput, limits: PromptLimits) -> SizedTask:
+    def _chat(self, chat: tokenizer_pb2.ChatInput, limits: PromptLimits, tenant: str) -> SizedTask:
         config = self._config
         if not chat.messages:
             raise _invalid("There must be at least one message.", "messages")
@@ -84,23 +91,25 @@ class RequestReader:
             (chat.chat_template, "chat_template"),
         ):
             size += self._check_size([text], param, given=size)
-        return SizedTask(ChatTask(turns, read_options(chat), limits), size)
+        return SizedTask(ChatTask(turns, read_options(chat), limits), size, tenant, param="messages")
 
-    def _completion(self, completion: tokenizer_pb2.CompletionInput, limits: PromptLimits) -> SizedTask:
+    def _completion(
+        self, completion: tokenizer_pb2.CompletionInput, limits: PromptLimits, tenant: str
+    ) -> SizedTask:
         if not completion.prompts:
             raise _invalid("There must be at least one prompt.", "prompt")
         _check_count(len(completion.prompts), self._config.max_prompts, "prompts", "prompt")
         size = self._check_size(completion.prompts, "prompt")
         add_special = completion.add_special_tokens if completion.HasField("add_special_tokens") else True
-        return SizedTask(CompletionTask(list(completion.prompts), add_special, limits), size)
+        return SizedTask(CompletionTask(list(completion.prompts), add_special, limits), size, tenant)
 
-    def _pairs(self, given: tokenizer_pb2.PairInput, limits: PromptLimits) -> SizedTask:
+    def _pairs(self, given: tokenizer_pb2.PairInput, limits: PromptLimits, tenant: str) -> SizedTask:
         if not given.pairs:
             raise _invalid("There must be at least one pair.", "pairs")
         _check_count(len(given.pairs), self._config.max_prompts, "pairs", "pairs")
         size = self._check_size((text for pair in given.pairs for text in (pair.first, pair.second)), "pairs")
         pairs = [TextPair(pair.first, pair.second) for pair in given.pairs]
-        return SizedTask(PairTask(pairs, limits), size)
+        return SizedTask(PairTask(pairs, limits), size, tenant, param="pairs")
 
     def _check_size(self, texts: Iterable[str], param: str, given: int = 0) -> int:
         """UTF-8 bytes of the texts, which with `given` others of the request are not too many."""
@@ -111,6 +120,20 @@ class RequestReader:
                 param,
             )
         return size
+
+
+def _tenant(
+    request: tokenizer_pb2.RenderRequest | tokenizer_pb2.TokenizeRequest | tokenizer_pb2.DetokenizeRequest,
+) -> str:
+    """Whose a request is. Raises RpcError."""
+    return checked_tenant(request.tenant)
+
+
+def checked_tenant(tenant: str) -> str:
+    """A tenant's name that is not too long. Raises RpcError."""
+    if len(tenant) > MAX_TENANT:
+        raise _invalid(f"A tenant's name has at most {MAX_TENANT} characters.", "tenant")
+    return tenant
 
 
 def _prompt_limits(request: tokenizer_pb2.RenderRequest) -> PromptLimits:

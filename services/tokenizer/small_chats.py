@@ -29,13 +29,13 @@ class SmallChats:
         self._renderer = renderer
         self._max_bytes = max_bytes
 
-    async def run(self, task: Task, *, size: int, timeout_s: float | None = None) -> Answer:
+    async def run(self, task: Task, *, size: int, tenant: str = "", timeout_s: float | None = None) -> Answer:
         """See TaskPool."""
         if size <= self._max_bytes and isinstance(task, ChatTask) and _is_small(task):
             answer = answer_of(lambda: self._render(task))
             if answer is not None:
                 return answer
-        return await self._pool.run(task, size=size, timeout_s=timeout_s)
+        return await self._pool.run(task, size=size, tenant=tenant, timeout_s=timeout_s)
 
     def _render(self, task: ChatTask) -> TokenLists | None:
         chat = self._renderer.simple_chat(task.turns, task.options, task.limits)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import time
 from collections import OrderedDict
@@ -15,7 +14,7 @@ from catenary.schema import MAX_CONSTRAINT_AFTER
 from catenary.v1 import common_pb2, tokenizer_pb2
 from services.tokenizer.config import TokenizerConfig
 from services.tokenizer.execution import ERROR_CODES, TaskRunner
-from services.tokenizer.requests import SizedTask
+from services.tokenizer.requests import SizedTask, checked_tenant
 from services.tokenizer.workers import ConstraintTask, Refused, TaskCrashed, TaskTimeout
 
 _DEFAULT_PARAM = "constraint"
@@ -33,7 +32,7 @@ class _Verdict:
 
 
 class ConstraintVerdicts:
-    """Has constraints compiled by the workers, a few at a time, so that the other workers can render."""
+    """Has constraints compiled by the workers, for which they are long tasks."""
 
     def __init__(
         self, config: TokenizerConfig, runner: TaskRunner, *, clock: Callable[[], float] = time.monotonic
@@ -42,7 +41,6 @@ class ConstraintVerdicts:
         self._runner = runner
         self._clock = clock
         self._known: OrderedDict[bytes, _Verdict] = OrderedDict()
-        self._places = asyncio.Semaphore(max(1, config.workers - 1))
 
     async def check(self, request: tokenizer_pb2.CheckConstraintRequest) -> None:
         """Raises RpcError: INVALID_ARGUMENT or UNSUPPORTED, with the request's `param`, if the constraint
@@ -52,7 +50,7 @@ class ConstraintVerdicts:
         key = _key(constraint)
         verdict = self._known.get(key)
         if verdict is None or verdict.expires < self._clock():
-            verdict = await self._judge(constraint, param)
+            verdict = await self._judge(constraint, param, checked_tenant(request.tenant))
             self._known[key] = verdict
             if len(self._known) > self._config.constraint_cache:
                 self._known.popitem(last=False)
@@ -72,15 +70,10 @@ class ConstraintVerdicts:
                 f"The text that a constraint stands behind has 1 to {MAX_CONSTRAINT_AFTER} characters.", param
             )
 
-    async def _judge(self, constraint: common_pb2.Constraint, param: str) -> _Verdict:
+    async def _judge(self, constraint: common_pb2.Constraint, param: str, tenant: str) -> _Verdict:
         """Retried once on a crash: a worker may die of something else."""
         task = ConstraintTask(constraint.kind, constraint.source, param, constraint.closed_objects)
-        sized = SizedTask(task, len(constraint.source), self._config.constraint_timeout_s)
-        try:
-            async with asyncio.timeout(self._config.queue_timeout_s):
-                await self._places.acquire()
-        except TimeoutError:
-            raise self._runner.overloaded() from None
+        sized = SizedTask(task, len(constraint.source), tenant, self._config.constraint_timeout_s, param)
         try:
             for _ in range(2):
                 try:
@@ -94,8 +87,6 @@ class ConstraintVerdicts:
         except TaskTimeout:
             limit = self._config.constraint_timeout_s
             return self._suspect(f"The constraint could not be compiled within the limit of {limit:g} s.")
-        finally:
-            self._places.release()
 
     def _suspect(self, message: str) -> _Verdict:
         return _Verdict((common_pb2.ERROR_CODE_INVALID_ARGUMENT, message), self._clock() + _SUSPECT_S)

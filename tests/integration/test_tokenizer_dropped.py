@@ -16,6 +16,7 @@ from catenary.rpc import open_channel, refuse
 from catenary.rpc.errors import ERROR_TRAILER
 from catenary.v1 import common_pb2, tokenizer_pb2_grpc
 from catenary.v1 import tokenizer_pb2 as pb
+from gateway.caller import Caller, calling
 from gateway.errors import ApiError
 from gateway.text.pool import TokenizerPool
 from gateway.text.targets import TokenizerTargets
@@ -32,6 +33,7 @@ class Service(tokenizer_pb2_grpc.TokenizerServiceServicer, health_pb2_grpc.Healt
         self.number = number
         self.serving = True
         self.asked = 0
+        self.tenants: list[str] = []
         self.answer = asyncio.Event()
         self.failing = False
         self.overdue = False
@@ -48,6 +50,7 @@ class Service(tokenizer_pb2_grpc.TokenizerServiceServicer, health_pb2_grpc.Healt
 
     async def Tokenize(self, request: Any, context: Any) -> pb.TokenizeResponse:
         self.asked += 1
+        self.tenants.append(request.tenant)
         if self.overdue:
             error = refuse(common_pb2.ERROR_CODE_TIMEOUT, "the service's own limit")
             context.set_trailing_metadata(((ERROR_TRAILER, error.error.SerializeToString()),))
@@ -224,3 +227,12 @@ async def test_a_timeout_names_the_limit_that_has_passed(
         with pytest.raises(ApiError, match="the service's own limit") as late:
             await fleet.pool.tokenize(REQUEST)
         assert late.value.status == 504
+
+
+async def test_a_service_is_told_whose_request_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Fleet(tmp_path, monkeypatch).running() as fleet:
+        for service in fleet.services:
+            service.answer.set()
+        with calling(Caller(owner="a key's name")):
+            await fleet.pool.tokenize(REQUEST)
+        assert [name for service in fleet.services for name in service.tenants] == ["a key's name"]

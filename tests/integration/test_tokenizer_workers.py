@@ -70,6 +70,48 @@ async def test_a_task_over_its_time_fails_alone(tmp_path: Path) -> None:
         assert await running.stub.Render(FINE) == answers[0]
 
 
+async def test_long_tasks_of_one_tenant_hold_up_no_other(tmp_path: Path) -> None:
+    options = {"model_dir": trap_model(tmp_path), "workers": 2, "task_timeout_s": 2, "short_text_kib": 1}
+    padding = "x" * 2048
+    trap = chat_request(("user", "loop"), ("user", padding), tenant="a")
+    async with running_tokenizer(tmp_path, **options) as running:
+        pool = running.service.pool
+        trapped = [asyncio.ensure_future(running.stub.Render(trap)) for _ in range(4)]
+        await until(lambda: pool.waiting == 3)
+        fine = chat_request(("user", "fine"), tenant="b")
+        answers = [await running.stub.Render(fine) for _ in range(20)]
+        assert all(answer == answers[0] for answer in answers)
+        assert not any(task.done() for task in trapped)
+        # A long one of another tenant comes after the first of those, not after all.
+        assert await running.stub.Render(chat_request(("user", padding), tenant="b"))
+        assert sum(task.done() for task in trapped) <= 2
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await trapped[0]
+        error = error_of(caught.value)
+        assert (error.code, error.param) == (common_pb2.ERROR_CODE_INVALID_ARGUMENT, "messages")
+        assert "2052 bytes" in error.message
+        assert "2 s (task-timeout-s)" in error.message
+        for task in trapped:
+            task.cancel()
+
+
+async def test_a_tenant_that_fills_the_queue_leaves_room_for_another(tmp_path: Path) -> None:
+    options = {"model_dir": trap_model(tmp_path), "queue_size": 2}
+    async with running_tokenizer(tmp_path, **options) as running:
+        pool = running.service.pool
+        running_task = asyncio.ensure_future(running.stub.Render(TRAP))
+        await until(is_busy(pool.pids[0]))
+        mine = chat_request(("user", "fine"), tenant="a")
+        waiting = [asyncio.ensure_future(running.stub.Render(mine))]
+        await until(lambda: pool.waiting == 1)
+        waiting.append(asyncio.ensure_future(running.stub.Render(mine)))
+        await until(lambda: pool.waiting == 2)
+        other = asyncio.ensure_future(running.stub.Render(chat_request(("user", "fine"), tenant="b")))
+        assert await code_of(waiting[1]) == common_pb2.ERROR_CODE_OVERLOADED
+        running_task.cancel()
+        assert await other == await waiting[0]
+
+
 async def test_a_killed_worker_fails_its_task_and_is_replaced(tmp_path: Path) -> None:
     async with running_tokenizer(tmp_path, model_dir=trap_model(tmp_path)) as running:
         (pid,) = running.service.pool.pids

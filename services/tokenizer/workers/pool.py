@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,8 +14,16 @@ import msgspec
 from catenary.backoff import Backoff
 from catenary.telemetry import get_logger
 from services.tokenizer.rendering import ModelFilesError
-from services.tokenizer.workers.messages import Answer, Task, WorkerReady, WorkerSetup
+from services.tokenizer.workers.messages import (
+    Answer,
+    ChatTask,
+    ConstraintTask,
+    Task,
+    WorkerReady,
+    WorkerSetup,
+)
 from services.tokenizer.workers.process import WorkerLost, WorkerProcess
+from services.tokenizer.workers.turns import Turns, Waiting
 
 # A task whose caller is gone may end by itself: to start a worker costs more than most tasks take.
 _ABANDONED_GRACE_S = 0.2
@@ -24,7 +33,7 @@ _log = get_logger(__name__)
 
 
 class PoolFull(Exception):
-    """The queue is full, or a task waited in it too long."""
+    """The queue is full, or its tenant's part of it, or a task waited in it too long."""
 
 
 class TaskTimeout(Exception):
@@ -37,9 +46,11 @@ class TaskCrashed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """`queue`: tasks that wait for a worker; `queue_bytes`: their texts together. Times in seconds."""
+    """`short_bytes`: of a task's texts, beyond which it is long. `queue`: tasks that wait for a worker;
+    `queue_bytes`: their texts together. Times in seconds."""
 
     workers: int
+    short_bytes: int
     queue: int
     queue_bytes: int
     queue_timeout_s: float
@@ -48,7 +59,10 @@ class PoolLimits:
 
 
 class WorkerPool:
-    """Runs tasks on workers, first come first served. One event loop; no locks.
+    """Runs tasks on workers. One event loop; no locks.
+
+    Tenants take turns, see Turns. Long tasks, those with much text, constraints, and chats with a template of
+    their own, leave one worker to the others, where there are several.
 
     `on_change` is called whenever the number of waiting tasks or of live workers has changed.
     """
@@ -57,16 +71,19 @@ class WorkerPool:
         self._setup = msgspec.msgpack.encode(setup)
         self._limits = limits
         self._on_change = on_change
-        self._idle: asyncio.Queue[WorkerProcess] = asyncio.Queue()
+        self._idle: deque[WorkerProcess] = deque()
         self._workers: set[WorkerProcess] = set()
+        # Those that have a long task.
+        self._busy_long: set[WorkerProcess] = set()
+        self._turns: Turns[asyncio.Future[WorkerProcess]] = Turns(
+            most=limits.queue, most_bytes=limits.queue_bytes
+        )
         self._background: set[asyncio.Task[None]] = set()
-        self._waiting = 0
-        self._waiting_bytes = 0
 
     @property
     def waiting(self) -> int:
         """Tasks that wait for a worker."""
-        return self._waiting
+        return len(self._turns)
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -83,12 +100,12 @@ class WorkerPool:
             raise _start_failure(failures) from None
         return starts[0].result()
 
-    async def run(self, task: Task, *, size: int, timeout_s: float | None = None) -> Answer:
+    async def run(self, task: Task, *, size: int, tenant: str = "", timeout_s: float | None = None) -> Answer:
         """The answer to `task`, whose texts have `size` bytes. `timeout_s`: other than that of the limits.
 
         Raises PoolFull, TaskTimeout or TaskCrashed. If cancelled, the task's place or worker is freed.
         """
-        worker = await self._acquire(size)
+        worker = await self._acquire(tenant, size, long=self._is_long(task, size))
         running = asyncio.create_task(worker.run(task))
         try:
             done, _ = await asyncio.wait({running}, timeout=timeout_s or self._limits.task_timeout_s)
@@ -102,7 +119,7 @@ class WorkerPool:
             answer = running.result()
         except WorkerLost:
             raise TaskCrashed from None
-        self._idle.put_nowait(worker)
+        self._free(worker)
         return answer
 
     async def stop(self) -> None:
@@ -114,31 +131,61 @@ class WorkerPool:
         await asyncio.gather(*(worker.kill() for worker in self._workers))
         self._workers.clear()
 
-    async def _acquire(self, size: int) -> WorkerProcess:
-        limits = self._limits
-        must_wait = self._waiting > 0 or self._idle.empty()
-        if not must_wait and (worker := self._idle.get_nowait()) in self._workers:
-            return worker
-        is_full = self._waiting >= limits.queue or self._waiting_bytes + size > limits.queue_bytes
-        if must_wait and is_full:
-            raise PoolFull
-        self._count_waiting(1, size)
+    def _is_long(self, task: Task, size: int) -> bool:
+        if isinstance(task, ChatTask) and task.options.chat_template is not None:
+            return True
+        return isinstance(task, ConstraintTask) or size > self._limits.short_bytes
+
+    async def _acquire(self, tenant: str, size: int, *, long: bool) -> WorkerProcess:
+        turn: asyncio.Future[WorkerProcess] = asyncio.get_running_loop().create_future()
+        waiting = Waiting(tenant, size, turn, long=long)
+        self._turns.add(waiting)
+        self._hand_out()
+        if turn.done():
+            return turn.result()
+        while (surplus := self._turns.surplus(waiting)) is not None:
+            surplus.what.set_exception(PoolFull())
+            if surplus is waiting:
+                break
+        self._on_change()
         try:
-            async with asyncio.timeout(limits.queue_timeout_s):
-                worker = await self._idle.get()
-                while worker not in self._workers:
-                    # It died while it was idle; its replacement comes, or is there.
-                    worker = await self._idle.get()
-                return worker
-        except TimeoutError:
+            async with asyncio.timeout(self._limits.queue_timeout_s):
+                # Shielded: a turn that has come is to be given back, not lost.
+                return await asyncio.shield(turn)
+        except (TimeoutError, asyncio.CancelledError) as reason:
+            if not turn.done():
+                self._turns.remove(waiting)
+                turn.cancel()
+            elif not turn.cancelled() and turn.exception() is None:
+                self._free(turn.result())
+            if isinstance(reason, asyncio.CancelledError):
+                raise
             raise PoolFull from None
         finally:
-            self._count_waiting(-1, -size)
+            self._on_change()
 
-    def _count_waiting(self, tasks: int, size: int) -> None:
-        self._waiting += tasks
-        self._waiting_bytes += size
-        self._on_change()
+    def _hand_out(self) -> None:
+        """Give idle workers to the tasks whose turn it is."""
+        most_long = max(1, self._limits.workers - 1)
+        while True:
+            # Those that died while they were idle are replaced.
+            while self._idle and self._idle[0] not in self._workers:
+                self._idle.popleft()
+            if not self._idle:
+                return
+            waiting = self._turns.next(long=len(self._busy_long) < most_long)
+            if waiting is None:
+                return
+            worker = self._idle.popleft()
+            if waiting.long:
+                self._busy_long.add(worker)
+            waiting.what.set_result(worker)
+
+    def _free(self, worker: WorkerProcess) -> None:
+        """A worker has done its task."""
+        self._busy_long.discard(worker)
+        self._idle.append(worker)
+        self._hand_out()
 
     async def _abandon(self, worker: WorkerProcess, running: asyncio.Task[Answer], *, grace_s: float) -> None:
         """Free a worker from a task that nobody waits for any more."""
@@ -147,12 +194,14 @@ class WorkerPool:
             await worker.kill()
         with suppress(WorkerLost):
             await running
-            self._idle.put_nowait(worker)
+            self._free(worker)
 
     async def _watch(self, worker: WorkerProcess) -> None:
         """Replace a worker when its process has ended, whatever the reason."""
         await worker.ended()
         self._workers.discard(worker)
+        self._busy_long.discard(worker)
+        self._hand_out()
         self._on_change()
         backoff = Backoff(_FIRST_BACKOFF_S, _LAST_BACKOFF_S)
         while True:
@@ -172,7 +221,7 @@ class WorkerPool:
         async with asyncio.timeout(self._limits.start_timeout_s):
             worker, ready = await WorkerProcess.start(self._setup)
         self._workers.add(worker)
-        self._idle.put_nowait(worker)
+        self._free(worker)
         self._in_background(self._watch(worker))
         self._on_change()
         return ready

@@ -38,7 +38,7 @@ class Pool:
         self.tools = tools
         self.done: list[Task] = []
 
-    async def run(self, task: Task, *, size: int, timeout_s: float | None = None) -> Answer:
+    async def run(self, task: Task, *, size: int, tenant: str = "", timeout_s: float | None = None) -> Answer:
         self.done.append(task)
         encoded = msgspec.msgpack.encode(task)
         return self.tools.answer(msgspec.msgpack.decode(encoded, type=type(task)))

@@ -32,7 +32,7 @@ class FakePool:
     def __init__(self, end: Any) -> None:
         self._end = end
 
-    async def run(self, task: Any, *, size: int, timeout_s: float | None = None) -> Any:
+    async def run(self, task: Any, *, size: int, tenant: str = "", timeout_s: float | None = None) -> Any:
         if isinstance(self._end, Exception):
             raise self._end
         return self._end
@@ -47,6 +47,16 @@ async def test_answers() -> None:
     lists = TokenLists([[1], [2, 3]])
     assert await runner(lists).tokens("completion", TASK) == lists
     assert await runner(Text("x")).text("detokenize", TASK) == "x"
+
+
+async def test_a_long_text_that_takes_too_long_is_the_requests_fault() -> None:
+    long = SizedTask(TokenizeTask("x" * 65_537, True), 65_537, param="text")
+    with pytest.raises(RpcError) as caught:
+        await runner(TaskTimeout()).tokens("tokenize", long)
+    error = caught.value.error
+    assert (error.code, error.param) == (common_pb2.ERROR_CODE_INVALID_ARGUMENT, "text")
+    assert "65537 bytes" in error.message
+    assert "2.5 s (task-timeout-s)" in error.message
 
 
 @pytest.mark.parametrize(
