@@ -62,7 +62,9 @@ class PromptService:
                 ids = await self._tokenizers.tokenize(text)
             except ApiError as error:
                 # The tokenizer names the field of its own request.
-                raise bad_request(error.message, "prompt", error.code) if error.status == 400 else error
+                if error.status != 400:
+                    raise
+                raise bad_request(error.message, "prompt", error.code) from None
         spelled = await _spellings(model, ids) if fields.return_token_strs else None
         return Tokens(len(ids), model.max_model_len, ids, spelled)
 
