@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from catenary.telemetry import get_logger
 from gateway.errors import ApiError, bad_request
 from gateway.http import Page, page_of
 from gateway.responses import items
-from gateway.responses.objects import Status, decode_response, encode_response
+from gateway.responses.objects import Status, current_form, decode_response, encode_response
 from gateway.responses.request import ResponseRequest
 from gateway.responses.store import ConversationTooLarge, ResponseStore, StoredResponse
 
 _log = get_logger(__name__)
 _MIB = 1 << 20
+# Larger ones take long to read, and others wait for the loop.
 _LARGE = 1 << 16
 _PREVIOUS = "previous_response_id"
 
@@ -50,7 +52,9 @@ class Library:
         record = None if self._store is None else await self._store.get(owner, response_id)
         if record is None:
             raise not_found()
-        return record
+        if len(record.response) < _LARGE:
+            return replace(record, response=current_form(record.response))
+        return replace(record, response=await asyncio.to_thread(current_form, record.response))
 
     async def delete(self, owner: str, response_id: str) -> None:
         """Forget a response."""
@@ -113,7 +117,6 @@ class Library:
             raise bad_request("The response 'previous_response_id' is not complete.", _PREVIOUS)
         if sum(len(record.items) + len(record.response) for record in records) < _LARGE:
             return _items_of(records)
-        # Megabytes take long to read, and others wait for the loop.
         return await asyncio.to_thread(_items_of, records)
 
 

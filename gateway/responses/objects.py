@@ -13,6 +13,8 @@ from gateway.streaming import Usage
 
 # The codes that OpenAI's schema allows here.
 _ERROR_CODES = frozenset({"rate_limit_exceeded", "invalid_prompt"})
+# The sampling that changes nothing.
+_SAMPLING = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 
 class Status(StrEnum):
@@ -141,5 +143,26 @@ def encode_response(response: Response) -> bytes:
 
 
 def decode_response(data: bytes) -> Response:
-    """What `encode_response` was given."""
-    return _decoder.decode(data)
+    """What `encode_response` was given, by this build or an older one."""
+    try:
+        return _decoder.decode(data)
+    except msgspec.ValidationError:
+        found = msgspec.json.decode(data)
+        return msgspec.convert(found | _sampling(found), Response)
+
+
+def current_form(data: bytes) -> bytes:
+    """A stored response as this build writes it."""
+    try:
+        _decoder.decode(data)
+    except msgspec.ValidationError:
+        return encode_response(decode_response(data))
+    return data
+
+
+def _sampling(stored: dict[str, Any]) -> dict[str, float]:
+    """The sampling of a stored response. Older builds told no penalties, and null where a request left
+    temperature or top_p to the model."""
+    return {
+        name: default if stored.get(name) is None else stored[name] for name, default in _SAMPLING.items()
+    }

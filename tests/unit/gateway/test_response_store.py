@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from catenary.runtime import StartRefused
 from gateway.errors import ApiError
-from gateway.responses import SqliteStore, StoreLimits
-from gateway.responses.objects import Status
+from gateway.responses import Library, SqliteStore, StoreLimits
+from gateway.responses.objects import Status, current_form, decode_response
 from gateway.responses.store import ConversationTooLarge, EventBatch, StoredEvents, StoredResponse
 
 
@@ -263,3 +264,84 @@ async def test_items_are_found_by_their_ids(store: SqliteStore, clock: Clock) ->
     assert (await store.items("me", [*many, "i1"])).keys() == {"i1"}
     clock.now += 101
     assert await store.items("me", wanted) == {}
+
+
+OLD = {
+    "id": "old",
+    "object": "response",
+    "created_at": 1,
+    "status": "completed",
+    "completed_at": 2,
+    "background": True,
+    "error": None,
+    "incomplete_details": None,
+    "instructions": None,
+    "max_output_tokens": 5,
+    "max_tool_calls": None,
+    "model": "m",
+    "output": [
+        {
+            "type": "message",
+            "id": "msg_1",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "hello", "annotations": [], "logprobs": []}],
+            "status": "completed",
+        }
+    ],
+    "parallel_tool_calls": True,
+    "previous_response_id": None,
+    "prompt_cache_key": None,
+    "reasoning": {"effort": None, "summary": None},
+    "safety_identifier": None,
+    "service_tier": "default",
+    "store": True,
+    "temperature": None,
+    "text": {"format": {"type": "text"}, "verbosity": "medium"},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_logprobs": 0,
+    "top_p": 0.5,
+    "truncation": "disabled",
+    "usage": None,
+    "user": None,
+    "metadata": {},
+}
+SAMPLING = {"temperature": 1.0, "top_p": 0.5, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+ASKED = [
+    {"type": "message", "id": "msg_0", "role": "user", "content": [{"type": "input_text", "text": "hi"}]}
+]
+
+
+def old_record(name: str, **fields: object) -> StoredResponse:
+    """A response as builds wrote it that told no penalties, and null for the model's own temperature."""
+    response = json.dumps(OLD | {"id": name} | fields).encode()
+    status = Status(str(fields.get("status", "completed")))
+    return record(name, status=status, response=response, items=json.dumps(ASKED).encode())
+
+
+async def test_responses_of_older_builds_are_read(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "r.sqlite3", StoreLimits(5, 1 << 20, 100.0))
+    await store.open()
+    try:
+        await store.add(old_record("old"))
+        # A long one is read beside the loop.
+        await store.add(old_record("long", instructions="x" * (1 << 17)))
+        await store.add(old_record("open", status="in_progress", output=[]))
+        library = Library(store, 1 << 20)
+        for name in ("old", "long"):
+            assert json.loads((await library.get("me", name)).response).items() >= SAMPLING.items()
+            assert json.loads(await library.cancel("me", name))["status"] == "completed"
+        assert [type(item).__name__ for item in await library.conversation("me", "old")] == ["Message"] * 2
+        cancelled = json.loads(await library.cancel("me", "open"))
+        assert cancelled.items() >= (SAMPLING | {"status": "cancelled"}).items()
+        # What this build writes is shown as it was stored.
+        written = (await library.get("me", "open")).response
+        assert json.loads(written) == cancelled
+        assert current_form(written) is written
+    finally:
+        await store.close()
+
+
+def test_a_stored_response_that_is_damaged_is_no_older_one() -> None:
+    with pytest.raises(msgspec.ValidationError):
+        decode_response(json.dumps(OLD | {"status": "lost"}).encode())
