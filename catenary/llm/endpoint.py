@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from pydantic import Field
@@ -10,7 +9,6 @@ from pydantic import Field
 from catenary.parameters import TEMPERATURE
 from catenary.schema import MAX_TOP_LOGPROBS
 from catenary.v1 import common_pb2
-from gateway import bad_request
 from gateway.pooling import Pooled, PooledEndpoint, Work, compare, vector_width
 from gateway.routes.completions import CompletionEndpoint
 from gateway.schemas import CompletionRequest, PooledFields, RequestLimits, parse_request
@@ -43,7 +41,6 @@ class DocumentFields(PooledFields):
 
     prompt: str | list[int] = Field(min_length=1)
     dimensions: int | None = Field(None, ge=1)
-    raw: bool = False
 
 
 class PairFields(PooledFields):
@@ -51,7 +48,6 @@ class PairFields(PooledFields):
 
     first: list[str] = Field(min_length=1)
     second: list[str] = Field(min_length=1)
-    raw: bool = False
 
 
 class DocumentEndpoint(PooledEndpoint[DocumentFields]):
@@ -67,8 +63,6 @@ class DocumentEndpoint(PooledEndpoint[DocumentFields]):
 
     async def work(self, fields: DocumentFields, model: Model) -> Work:
         task = model.info.tasks[0]
-        if fields.dimensions is not None and task != common_pb2.MODEL_TASK_EMBED:
-            raise bad_request("Only vectors have 'dimensions'; scores and classes have none.", "dimensions")
         prompt = fields.prompt
         return Work(
             task,
@@ -94,9 +88,7 @@ class PairEndpoint(PooledEndpoint[PairFields]):
         return parse_request(PairFields, body, limits)
 
     async def work(self, fields: PairFields, model: Model) -> Work:
-        truncate = fields.truncate_prompt_tokens
-        found = compare(fields.first, fields.second, model, param="second", truncate=truncate)
-        return replace(found, raw=fields.raw)
+        return compare(fields.first, fields.second, model, fields, param="second")
 
     def write(self, fields: PairFields, pooled: Pooled) -> bytes:
         raise NotImplementedError("an offline answer is not written as JSON")

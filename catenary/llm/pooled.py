@@ -129,8 +129,6 @@ class PooledCalls(Calls):
         params = pooling_params or PoolingParams()
         if params.dimensions is not None:
             raise ValueError("dimensions has no meaning for a score")
-        if params.use_activation is False and self._stack.task == common_pb2.MODEL_TASK_EMBED:
-            raise ValueError("use_activation=False has no meaning where scores are cosines of vectors")
         body = _body(params, truncate_prompt_tokens)
         requests = [
             partial(self._pair, body | {"first": first, "second": second})

@@ -166,7 +166,9 @@ class PoolingParams:
 
     def body(self) -> dict[str, Any]:
         """What is set, as in the body of a request."""
-        found = {"dimensions": self.dimensions, "truncate_prompt_tokens": self.truncate_prompt_tokens}
-        return {name: value for name, value in found.items() if value is not None} | {
-            "raw": self.use_activation is False
+        found = {
+            "dimensions": self.dimensions,
+            "truncate_prompt_tokens": self.truncate_prompt_tokens,
+            "use_activation": self.use_activation,
         }
+        return {name: value for name, value in found.items() if value is not None}

@@ -23,7 +23,10 @@ from gateway.generation import GenerationService
 from gateway.http import send_json
 from gateway.schemas import MAX_EXPIRY_S, MIN_EXPIRY_S, BatchRequest, parse_request
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+ENDPOINTS = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"),
+    *("/v1/rerank", "/v1/score", "/v1/classify", "/v1/pooling"),
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,30 +116,35 @@ class GenerationService:
 
     async def serve(self, endpoint: Endpoint[T], scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Raises ApiError before the answer has begun, ClientGone at any time."""
-        await self.dispatch(lambda _body: endpoint, scope, receive, send)
-
-    async def dispatch(
-        self, choose: Callable[[dict[str, Any]], Endpoint[T]], scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        """As `serve`, by the endpoint that `choose` finds for the body; it may raise ApiError."""
         deadline = self.deadline()
         with self.place():
-            body = await self.read(scope, receive)
-            endpoint = choose(body)
-            fields = endpoint.parse(body, self.limits)
-            del body
-            async with (
-                ClientWatch(receive) as watch,
-                self.run(
-                    endpoint, fields, cache_salt=cache_salt_of(scope), deadline=deadline, watch=watch
-                ) as running,
-            ):
-                # While the engine computes.
-                writer = endpoint.writer(answer_head(running.generation.plan))
-                writer.ready()
-                parts = part_sender(scope, send)
-                await running.begin()
-                await _answer(writer, running, send, parts)
+            fields = endpoint.parse(await self.read(scope, receive), self.limits)
+            await self.answer(endpoint, fields, scope, receive, send, deadline=deadline)
+
+    async def answer(
+        self, endpoint: Endpoint[T], fields: T, scope: Scope, receive: Receive, send: Send, *, deadline: float
+    ) -> None:
+        """As `serve`, for a request that was read and has its place.
+
+        Args:
+            endpoint: of the route.
+            fields: the request, checked by `endpoint.parse`.
+            scope: of the connection, as are `receive` and `send`.
+            receive: after the body.
+            send: before the head.
+            deadline: the loop's time at which the request is given up."""
+        async with (
+            ClientWatch(receive) as watch,
+            self.run(
+                endpoint, fields, cache_salt=cache_salt_of(scope), deadline=deadline, watch=watch
+            ) as running,
+        ):
+            # While the engine computes.
+            writer = endpoint.writer(answer_head(running.generation.plan))
+            writer.ready()
+            parts = part_sender(scope, send)
+            await running.begin()
+            await _answer(writer, running, send, parts)
 
     async def read(self, scope: Scope, receive: Receive) -> dict[str, Any]:
         """A request's body, of one that asks a model: if it names none, it is the only one that is served.

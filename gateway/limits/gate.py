@@ -22,6 +22,10 @@ LIMITED = frozenset(
         "/rerank",
         "/v1/score",
         "/score",
+        "/v1/classify",
+        "/classify",
+        "/v1/pooling",
+        "/pooling",
         "/invocations",
     }
 )

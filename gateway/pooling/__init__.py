@@ -5,9 +5,13 @@ from __future__ import annotations
 from gateway.pooling.answers import (
     ApiVersion,
     BilledTokens,
+    Classified,
+    ClassifiedList,
     CohereRanking,
     Embedding,
     EmbeddingList,
+    PooledData,
+    PooledList,
     Ranked,
     RankedDocument,
     Ranking,
@@ -16,19 +20,24 @@ from gateway.pooling.answers import (
     ScoreList,
     usage_of,
 )
+from gateway.pooling.documents import document_work, read_documents
 from gateway.pooling.endpoint import PooledEndpoint
-from gateway.pooling.scores import compare, scores_of, unpack
+from gateway.pooling.scores import compare, numbers_of, scores_of, unpack
 from gateway.pooling.service import PoolingService
 from gateway.pooling.work import Pooled, Work, vector_width
 
 __all__ = [
     "ApiVersion",
     "BilledTokens",
+    "Classified",
+    "ClassifiedList",
     "CohereRanking",
     "Embedding",
     "EmbeddingList",
     "Pooled",
+    "PooledData",
     "PooledEndpoint",
+    "PooledList",
     "PoolingService",
     "Ranked",
     "RankedDocument",
@@ -38,6 +47,9 @@ __all__ = [
     "ScoreList",
     "Work",
     "compare",
+    "document_work",
+    "numbers_of",
+    "read_documents",
     "scores_of",
     "unpack",
     "usage_of",

@@ -1,4 +1,4 @@
-"""The objects that embeddings, scores and rankings are answered with."""
+"""The objects that embeddings, classes, scores and rankings are answered with."""
 
 from __future__ import annotations
 
@@ -29,6 +29,45 @@ class EmbeddingList(msgspec.Struct):
     object: str
     model: str
     data: list[Embedding]
+    usage: PooledUsage
+
+
+class Classified(msgspec.Struct):
+    """The likeliest class of a document, and a number for each class: its probability, or its logit."""
+
+    index: int
+    label: str | None
+    probs: Sequence[float]
+    num_classes: int
+
+
+class ClassifiedList(msgspec.Struct):
+    """Documents' classes, in the order of the input."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    data: list[Classified]
+    usage: PooledUsage
+
+
+class PooledData(msgspec.Struct):
+    """A model's numbers for a document, or in base64 their bytes as little-endian float32."""
+
+    index: int
+    object: str
+    data: Sequence[float] | str
+
+
+class PooledList(msgspec.Struct):
+    """A model's numbers for documents, in the order of the input."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    data: list[PooledData]
     usage: PooledUsage
 
 

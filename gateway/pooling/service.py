@@ -57,13 +57,17 @@ class PoolingService:
         """Answer one request. Raises ApiError before the answer has begun, ClientGone at any time."""
         deadline = self._places.deadline()
         with self._places.place():
-            body = await self._places.read(scope, receive)
-            fields = endpoint.parse(body, self._places.limits)
-            del body
-            async with ClientWatch(receive) as watch:
-                pooled = await self.run(endpoint, fields, deadline=deadline, watch=watch)
-                # Thousands of vectors take long to write, and others wait for the loop.
-                await send_json(send, await asyncio.to_thread(endpoint.write, fields, pooled))
+            fields = endpoint.parse(await self._places.read(scope, receive), self._places.limits)
+            await self.answer(endpoint, fields, receive, send, deadline=deadline)
+
+    async def answer(
+        self, endpoint: PooledEndpoint[T], fields: T, receive: Receive, send: Send, *, deadline: float
+    ) -> None:
+        """As `serve`, for a request that was read and has its place. Arguments as of GenerationService."""
+        async with ClientWatch(receive) as watch:
+            pooled = await self.run(endpoint, fields, deadline=deadline, watch=watch)
+            # Thousands of vectors take long to write, and others wait for the loop.
+            await send_json(send, await asyncio.to_thread(endpoint.write, fields, pooled))
 
     async def run(
         self,

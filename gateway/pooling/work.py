@@ -71,6 +71,8 @@ class Pooled:
 def vector_width(wanted: int | None, model: Model) -> int | None:
     """The width of vectors to ask an engine for; None: the model's own. Raises ApiError 400."""
     info = model.info
+    if wanted is not None and common_pb2.MODEL_TASK_EMBED not in model.tasks:
+        raise bad_request("Only vectors have 'dimensions'; scores and classes have none.", "dimensions")
     if wanted is None or wanted == info.embedding_width:
         return None
     if wanted in info.embedding_dimensions or (info.any_dimensions and wanted < info.embedding_width):

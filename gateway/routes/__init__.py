@@ -5,6 +5,7 @@ from __future__ import annotations
 from gateway.routes import (
     batches,
     chat_completions,
+    classify,
     completions,
     embeddings,
     files,
@@ -13,6 +14,7 @@ from gateway.routes import (
     metrics,
     models,
     openapi,
+    pooling,
     rerank,
     responses,
     sagemaker,
@@ -23,6 +25,7 @@ from gateway.routes import (
 __all__ = [
     "batches",
     "chat_completions",
+    "classify",
     "completions",
     "embeddings",
     "files",
@@ -31,6 +34,7 @@ __all__ = [
     "metrics",
     "models",
     "openapi",
+    "pooling",
     "rerank",
     "responses",
     "sagemaker",

@@ -31,8 +31,8 @@ td{{padding:.15rem 1rem .15rem 0;vertical-align:top}}</style>
 <table>
 <tr><td><code>/v1/chat/completions</code>, <code>/v1/responses</code>, <code>/v1/completions</code>
 <td>generate text
-<tr><td><code>/v1/embeddings</code>, <code>/v1/rerank</code>, <code>/v1/score</code>
-<td>vectors and scores of texts
+<tr><td><code>/v1/embeddings</code>, <code>/v1/rerank</code>, <code>/v1/score</code>, <code>/classify</code>
+<td>vectors, scores and classes of texts
 <tr><td><a href="v1/models"><code>/v1/models</code></a><td>the models that are served
 <tr><td><a href="openapi.json"><code>/openapi.json</code></a><td>every route, with what it takes and answers
 <tr><td><a href="metrics"><code>/metrics</code></a><td>for Prometheus

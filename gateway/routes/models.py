@@ -5,18 +5,12 @@ from __future__ import annotations
 import msgspec
 from starlette.responses import Response
 
-from catenary.v1 import common_pb2, router_pb2
+from catenary.v1 import router_pb2
 from gateway.http import json_response
 from gateway.openapi import Routes, operation
-from gateway.text import ModelBoard, tasks_of
+from gateway.text import ModelBoard, task_names
 
 OWNER = "catenary"
-_TASKS: dict[int, str] = {
-    common_pb2.MODEL_TASK_GENERATE: "generate",
-    common_pb2.MODEL_TASK_EMBED: "embed",
-    common_pb2.MODEL_TASK_SCORE: "score",
-    common_pb2.MODEL_TASK_CLASSIFY: "classify",
-}
 
 
 class ModelCard(msgspec.Struct):
@@ -42,8 +36,9 @@ class ModelList(msgspec.Struct):
 def describe(name: str, model: router_pb2.ServedModel) -> ModelCard:
     """A model as the API shows it under one of its names; its `root` is the model's own."""
     info = model.info
-    tasks = [_TASKS[task] for task in sorted(tasks_of(info)) if task in _TASKS]
-    return ModelCard(name, "model", model.created, OWNER, info.name, None, info.max_model_len, tasks)
+    return ModelCard(
+        name, "model", model.created, OWNER, info.name, None, info.max_model_len, task_names(info)
+    )
 
 
 def routes(models: ModelBoard) -> Routes:

@@ -49,13 +49,7 @@ class RerankEndpoint(PooledEndpoint[RerankRequest]):
         documents: Sequence[str] = fields.documents
         if most := fields.max_tokens_per_doc:
             documents = await asyncio.to_thread(_shortened, documents, model, most)
-        return compare(
-            [fields.query] * len(documents),
-            documents,
-            model,
-            param="documents",
-            truncate=fields.truncate_prompt_tokens,
-        )
+        return compare([fields.query] * len(documents), documents, model, fields, param="documents")
 
     def write(self, fields: RerankRequest, pooled: Pooled) -> bytes:
         scores = scores_of(pooled)

@@ -3,38 +3,141 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from catenary import __version__
+from catenary.v1 import common_pb2
 from gateway.errors import ErrorEnvelope, bad_request
 from gateway.generation import Endpoint, GenerationService
 from gateway.http import Deferred, Version, json_response
 from gateway.openapi import ASKS, Routes, operation
+from gateway.pooling import (
+    ClassifiedList,
+    EmbeddingList,
+    PooledEndpoint,
+    PooledList,
+    PoolingService,
+    Ranking,
+    ScoreList,
+)
 from gateway.routes.chat_completions import ChatEndpoint
+from gateway.routes.classify import ClassifyEndpoint
 from gateway.routes.completions import CompletionEndpoint
-from gateway.schemas import ChatRequest, CompletionRequest
+from gateway.routes.embeddings import EmbeddingEndpoint
+from gateway.routes.pooling import PoolingEndpoint
+from gateway.routes.rerank import RerankEndpoint
+from gateway.routes.score import ScoreEndpoint
+from gateway.schemas import (
+    SCORE_SIDES,
+    ChatClassifyRequest,
+    ChatEmbeddingRequest,
+    ChatPoolingRequest,
+    ChatRequest,
+    ClassifyRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 from gateway.streaming import ChatChunk, ChatCompletion, Completion
+from gateway.text import ModelBoard, tasks_of
+
+# The field by which a request is known, of those that no other has.
+_FORMS = {
+    "messages": ("messages",),
+    "prompt": ("prompt",),
+    "input": ("input",),
+    "query": ("query",),
+    "text_1": tuple(name for pair in SCORE_SIDES for name in pair if name != "documents"),
+}
+_EXPECTED = (
+    "The body must be a chat (with 'messages'), a completion ('prompt'), texts to embed or to classify "
+    "('input'), a ranking ('query' and 'documents') or pairs to score ('text_1' and 'text_2')"
+)
 
 
-def routes(service: GenerationService, *, can_serve: Callable[[], bool]) -> Routes:
+class Invocations:
+    """Requests of any kind: which one, their fields and the model's task tell."""
+
+    def __init__(self, generating: GenerationService, pooling: PoolingService, models: ModelBoard) -> None:
+        self._generating = generating
+        self._pooling = pooling
+        self._models = models
+        self._chat, self._completion = ChatEndpoint(), CompletionEndpoint()
+        self._rerank, self._score = RerankEndpoint(cohere=False), ScoreEndpoint()
+        self._embed, self._classify, self._pool = EmbeddingEndpoint(), ClassifyEndpoint(), PoolingEndpoint()
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request. Raises ApiError before the answer has begun, ClientGone at any time."""
+        deadline = self._generating.deadline()
+        with self._generating.place():
+            body = await self._generating.read(scope, receive)
+            endpoint = self.endpoint(body)
+            fields = endpoint.parse(body, self._generating.limits)
+            del body
+            if isinstance(endpoint, PooledEndpoint):
+                await self._pooling.answer(endpoint, fields, receive, send, deadline=deadline)
+            else:
+                await self._generating.answer(endpoint, fields, scope, receive, send, deadline=deadline)
+
+    def endpoint(self, body: dict[str, Any]) -> Endpoint[Any] | PooledEndpoint[Any]:
+        """What is to read this body. Raises ApiError: 400 if it fits several or none, 404 for a model that is
+        not there."""
+        form = _form(body)
+        if form == "prompt":
+            return self._completion
+        if form == "query":
+            return self._rerank
+        if form == "text_1":
+            return self._score
+        name = body["model"]
+        if not isinstance(name, str):
+            # It is refused where the body is read.
+            return self._chat if form == "messages" else self._embed
+        tasks = tasks_of(self._models.info(name).info)
+        if common_pb2.MODEL_TASK_GENERATE in tasks:
+            if form == "input":
+                raise bad_request(
+                    "This model generates text: the body must have 'messages' or 'prompt'.",
+                    form,
+                    "unsupported_value",
+                )
+            return self._chat
+        if body.get("task") is not None:
+            return self._pool
+        return self._embed if common_pb2.MODEL_TASK_EMBED in tasks else self._classify
+
+
+def _form(body: dict[str, Any]) -> str:
+    """The kind of a request. Raises ApiError 400."""
+    fields = {
+        form: next((name for name in names if body.get(name) is not None), None)
+        for form, names in _FORMS.items()
+    }
+    found = [(form, name) for form, name in fields.items() if name is not None]
+    if len(found) > 1:
+        (_, first), (_, second) = found[:2]
+        raise bad_request(f"{_EXPECTED}: '{first}' and '{second}' do not go together.", first)
+    if not found:
+        missing = "query" if body.get("documents") is not None else "messages"
+        raise bad_request(f"{_EXPECTED}.", missing, "missing_required_parameter")
+    return found[0][0]
+
+
+def routes(
+    generating: GenerationService,
+    pooling: PoolingService,
+    models: ModelBoard,
+    *,
+    can_serve: Callable[[], bool],
+) -> Routes:
     """The routes. `can_serve` as for /health."""
     router = Routes()
-    endpoints: dict[str, Endpoint[Any]] = {"messages": ChatEndpoint(), "prompt": CompletionEndpoint()}
-
-    def choose(body: dict[str, Any]) -> Endpoint[Any]:
-        found = [endpoint for field, endpoint in endpoints.items() if field in body]
-        if len(found) != 1:
-            raise bad_request(
-                "The body must be a chat (with 'messages') or a completion (with 'prompt').",
-                "messages",
-                "invalid_value" if found else "missing_required_parameter",
-            )
-        return found[0]
-
-    serve = partial(service.dispatch, choose)
+    requests = Invocations(generating, pooling, models)
 
     @router.head("/ping", None)
     @router.post("/ping", None)
@@ -45,16 +148,24 @@ def routes(service: GenerationService, *, can_serve: Callable[[], bool]) -> Rout
     @router.post(
         "/invocations",
         operation(
-            "A chat or a completion, by the body's fields",
-            (ChatCompletion, Completion),
+            "A request to the model, of the kind that the body's fields and the model's task tell",
+            (ChatCompletion, Completion, EmbeddingList, ClassifiedList, PooledList, Ranking, ScoreList),
             ChatRequest,
             CompletionRequest,
+            EmbeddingRequest,
+            ChatEmbeddingRequest,
+            ClassifyRequest,
+            ChatClassifyRequest,
+            PoolingRequest,
+            ChatPoolingRequest,
+            RerankRequest,
+            ScoreRequest,
             event=(ChatChunk, Completion, ErrorEnvelope),
             fails=ASKS,
         ),
     )
     async def invocations() -> Response:
-        return Deferred(serve)
+        return Deferred(requests.serve)
 
     @router.head("/version", None)
     @router.get("/version", operation("Version of the gateway", Version))

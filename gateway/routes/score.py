@@ -37,7 +37,7 @@ class ScoreEndpoint(PooledEndpoint[ScoreRequest]):
 
     async def work(self, fields: ScoreRequest, model: Model) -> Work:
         first, second = fields.sides
-        return compare(first, second, model, param=fields.names[1], truncate=fields.truncate_prompt_tokens)
+        return compare(first, second, model, fields, param=fields.names[1])
 
     def write(self, fields: ScoreRequest, pooled: Pooled) -> bytes:
         scores = scores_of(pooled)

@@ -6,18 +6,28 @@ from gateway.schemas.base import RequestModel
 from gateway.schemas.batches import MAX_EXPIRY_S, MIN_EXPIRY_S, BatchRequest
 from gateway.schemas.calls import CallMode
 from gateway.schemas.chat import ChatRequest
-from gateway.schemas.chat_embedding import ChatEmbeddingRequest
 from gateway.schemas.chat_input import ChatInputFields, TokenizeChatRequest
+from gateway.schemas.chat_pooling import (
+    ChatClassifyRequest,
+    ChatDocument,
+    ChatEmbeddingRequest,
+    ChatPoolingRequest,
+)
 from gateway.schemas.completion import DEFAULT_MAX_TOKENS, CompletionRequest
 from gateway.schemas.generation import GenerationFields
 from gateway.schemas.limits import RequestLimits
 from gateway.schemas.messages import ChatMessage, ToolCall
 from gateway.schemas.pooling import (
+    SCORE_SIDES,
+    ClassifyRequest,
     EmbeddingFields,
     EmbeddingRequest,
     PooledFields,
+    PoolingFields,
+    PoolingRequest,
     RerankRequest,
     ScoreRequest,
+    TextFields,
 )
 from gateway.schemas.responses import (
     CHAT_PARAMETERS,
@@ -43,12 +53,17 @@ __all__ = [
     "MIN_EXPIRY_S",
     "OTHER_TOOLS",
     "OUTPUT_LOGPROBS",
+    "SCORE_SIDES",
     "BatchRequest",
     "CallMode",
+    "ChatClassifyRequest",
+    "ChatDocument",
     "ChatEmbeddingRequest",
     "ChatInputFields",
     "ChatMessage",
+    "ChatPoolingRequest",
     "ChatRequest",
+    "ClassifyRequest",
     "CompletionRequest",
     "DetokenizeRequest",
     "EmbeddingFields",
@@ -56,6 +71,8 @@ __all__ = [
     "FunctionTool",
     "GenerationFields",
     "PooledFields",
+    "PoolingFields",
+    "PoolingRequest",
     "ReasoningOptions",
     "RequestLimits",
     "RequestModel",
@@ -68,6 +85,7 @@ __all__ = [
     "StructuredFields",
     "StructuredOutputs",
     "TagStructure",
+    "TextFields",
     "TokenizeChatRequest",
     "TokenizeRequest",
     "ToolCall",

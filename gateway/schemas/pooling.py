@@ -1,4 +1,4 @@
-"""`POST /v1/embeddings`, rerank and score."""
+"""`POST /v1/embeddings`, classify, pooling, rerank and score."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ _KNOWN: dict[str, tuple[Any, ...]] = {
     "chat_template": _OFF,
     "chat_template_kwargs": ({},),
     "instruction": ("",),
-    "softmax": _OFF,
-    "activation": _OFF,
-    "use_activation": (True,),
+    "softmax": (True,),
+    "activation": (True,),
+    "truncation_side": ("right",),
+    "padding": ("do_not_pad",),
 }
 
 _EMBEDDING: dict[str, tuple[Any, ...]] = {
@@ -35,6 +36,13 @@ _EMBEDDING: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (False,),
     "continue_final_message": (False,),
 }
+_CLASSIFY: dict[str, tuple[Any, ...]] = {
+    **_KNOWN,
+    "messages": _OFF,
+    "add_generation_prompt": (False,),
+    "continue_final_message": (False,),
+}
+_POOLING: dict[str, tuple[Any, ...]] = {**_EMBEDDING, "data": _OFF}
 _RERANK: dict[str, tuple[Any, ...]] = {
     **_KNOWN,
     "rank_fields": ([],),
@@ -42,8 +50,11 @@ _RERANK: dict[str, tuple[Any, ...]] = {
 }
 _SCORE: dict[str, tuple[Any, ...]] = {**_KNOWN, "normalize": (True,)}
 
+_TASKS = ("embed", "classify", "score")
+_PER_TOKEN = ("token_embed", "token_classify")
+
 # vLLM's names for the two sides of a score.
-_SIDES = (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), ("queries", "items"))
+SCORE_SIDES = (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), ("queries", "items"))
 
 
 def _read_input(value: Any, info: ValidationInfo) -> list[str] | list[list[int]]:
@@ -100,6 +111,16 @@ class PooledFields(RequestModel):
         None, ge=-INT32_MAX, le=INT32_MAX, description="Requests with a lower number are computed first."
     )
     user: str | None = Field(None, max_length=1024, description="Accepted; not used.")
+    use_activation: bool | None = Field(
+        None,
+        description="false: leave out the last step, which scales vectors to length 1, or makes scores and "
+        "probabilities of logits.",
+    )
+
+    @property
+    def raw(self) -> bool:
+        """Whether the model's last step is left out."""
+        return self.use_activation is False
 
     def check(self, limits: RequestLimits) -> None:
         low, high = limits.min_priority, limits.max_priority
@@ -122,10 +143,8 @@ class EmbeddingFields(PooledFields):
     )
 
 
-class EmbeddingRequest(EmbeddingFields):
-    """Texts to turn into vectors."""
-
-    unsupported = _EMBEDDING
+class TextFields(PooledFields):
+    """Documents as they are."""
 
     input: Annotated[list[str] | list[list[int]], PlainValidator(_read_input), PROMPTS_SCHEMA] = Field(
         description="Texts, or token ids of texts."
@@ -133,6 +152,44 @@ class EmbeddingRequest(EmbeddingFields):
     add_special_tokens: bool | None = Field(
         None, description="Add the tokens that the tokenizer puts around a text. Default: true."
     )
+
+
+class EmbeddingRequest(EmbeddingFields, TextFields):
+    """Texts to turn into vectors."""
+
+    unsupported = _EMBEDDING
+
+
+class ClassifyRequest(TextFields):
+    """Texts to classify."""
+
+    unsupported = _CLASSIFY
+
+
+class PoolingFields(EmbeddingFields):
+    """What is wanted of a model that does not generate."""
+
+    task: str | None = Field(
+        None, max_length=64, description="embed, classify or score, if the model's own; null: what it is for."
+    )
+
+    def check(self, limits: RequestLimits) -> None:
+        super().check(limits)
+        if self.task in _PER_TOKEN:
+            raise bad_request(
+                f"Unsupported 'task': {self.task}, which gives a number or a vector for each token, is not "
+                "supported by this server yet.",
+                "task",
+                "unsupported_value",
+            )
+        if self.task is not None and self.task not in _TASKS:
+            raise bad_request(f"Invalid 'task': must be one of {', '.join(_TASKS)}.", "task")
+
+
+class PoolingRequest(PoolingFields, TextFields):
+    """Texts to run through a model that does not generate."""
+
+    unsupported = _POOLING
 
 
 class RerankRequest(PooledFields):
@@ -188,8 +245,8 @@ class ScoreRequest(PooledFields):
     @property
     def names(self) -> tuple[str, str]:
         """The names by which the two sides were given. Raises ApiError 400."""
-        given = {name for pair in _SIDES for name in pair if getattr(self, name) is not None}
-        for pair in _SIDES:
+        given = {name for pair in SCORE_SIDES for name in pair if getattr(self, name) is not None}
+        for pair in SCORE_SIDES:
             if given == set(pair):
                 return pair
         missing = "text_2" if "text_1" in given else "text_1"

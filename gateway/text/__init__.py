@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.text.models import Model, ModelBoard, tasks_of
+from gateway.text.models import Model, ModelBoard, task_names, tasks_of
 from gateway.text.pool import TokenizerPool
 from gateway.text.rendered import Rendered
 from gateway.text.target import TokenizerTarget
@@ -13,5 +13,6 @@ __all__ = [
     "Rendered",
     "TokenizerPool",
     "TokenizerTarget",
+    "task_names",
     "tasks_of",
 ]

@@ -22,7 +22,13 @@ _INSTEAD: dict[int, str] = {
     ),
     common_pb2.MODEL_TASK_EMBED: "This model makes embeddings: use /v1/embeddings, /v1/rerank or /v1/score.",
     common_pb2.MODEL_TASK_SCORE: "This model scores pairs of texts: use /v1/rerank or /v1/score.",
-    common_pb2.MODEL_TASK_CLASSIFY: "This model tells classes of texts: it neither generates nor embeds.",
+    common_pb2.MODEL_TASK_CLASSIFY: "This model classifies texts: use /classify or /pooling.",
+}
+_NAMES: dict[int, str] = {
+    common_pb2.MODEL_TASK_GENERATE: "generate",
+    common_pb2.MODEL_TASK_EMBED: "embed",
+    common_pb2.MODEL_TASK_SCORE: "score",
+    common_pb2.MODEL_TASK_CLASSIFY: "classify",
 }
 
 Fetch = Callable[[str], Awaitable[Vocabulary]]
@@ -31,6 +37,11 @@ Fetch = Callable[[str], Awaitable[Vocabulary]]
 def tasks_of(info: common_pb2.ModelInfo) -> frozenset[int]:
     """What a model is served for."""
     return frozenset(info.tasks or _GENERATE)
+
+
+def task_names(info: common_pb2.ModelInfo) -> list[str]:
+    """What a model is served for, as the API calls it."""
+    return [_NAMES[task] for task in sorted(tasks_of(info)) if task in _NAMES]
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,9 @@ POOLING: dict[str, dict[str, Any]] = {
     "/v2/rerank": {"query": "Q", "documents": ["X"]},
     "/v1/score": {"text_1": "Q", "text_2": "X"},
     "/score": {"text_1": "Q", "text_2": "X"},
+    "/v1/pooling": {"input": "Q"},
+    "/pooling": {"messages": [USER]},
+    "/invocations": {"input": "Q"},
 }
 
 

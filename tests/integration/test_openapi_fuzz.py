@@ -32,7 +32,13 @@ EXAMPLES = 100
 LONG_EXAMPLES = 2000
 # The long run in parts of a minute or two.
 PARTS = 12
-POOLED = ("/v1/embeddings", "/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score")
+POOLED = (
+    *("/v1/embeddings", "/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score"),
+    *("/pooling", "/v1/pooling"),
+)
+CLASSIFYING = ("/classify", "/v1/classify")
+GENERATE, EMBED, CLASSIFY = "generate", "embed", "classify"
+TASKS = dict.fromkeys(POOLED, EMBED) | dict.fromkeys(CLASSIFYING, CLASSIFY)
 MODES = [GenerationMode.POSITIVE, GenerationMode.NEGATIVE]
 # Values of fields that are hard to make up.
 GOOD_BATCH = {"endpoint": "/v1/completions", "completion_window": "24h"}
@@ -50,11 +56,11 @@ BATCH_LINES = jsonl([line("a", {"prompt": "x"})])
 
 
 class Fuzzed:
-    """A gateway of a generating model and one of an embedding model, in a thread of their own."""
+    """Gateways of a generating, an embedding and a classifying model, in a thread of their own."""
 
     def __init__(self, tokenizer: str) -> None:
         self.session = requests.Session()
-        self.addresses: dict[bool, str] = {}
+        self.addresses: dict[str, str] = {}
         self.statuses: Counter[tuple[str, int]] = Counter()
         self._tokenizer = tokenizer
         self._loop = loop_beside_tests()
@@ -65,26 +71,31 @@ class Fuzzed:
         )
         self._thread.start()
         assert self._ready.wait(20)
-        self.document: dict[str, Any] = self.session.get(f"{self.addresses[False]}/openapi.json").json()
+        self.document: dict[str, Any] = self.session.get(f"{self.addresses[GENERATE]}/openapi.json").json()
         self.conformance = Conformance(self.document)
         self.schema = schemathesis.openapi.from_dict(self.document)
         self.ids = self._stored()
 
     async def _run(self) -> None:
-        model = {"task": "embed", "embedding_width": 8, "max_model_len": 64}
-        scripts: dict[bool, Script] = {False: script(model={"max_model_len": 128}), True: script(model=model)}
+        embeds = {"task": "embed", "embedding_width": 8, "max_model_len": 64}
+        classifies = {"task": "classify", "labels": ("bad", "good"), "max_model_len": 64}
+        scripts: dict[str, Script] = {
+            GENERATE: script(model={"max_model_len": 128}),
+            EMBED: script(model=embeds),
+            CLASSIFY: script(model=classifies),
+        }
         async with AsyncExitStack() as running:
-            for pooled, played in scripts.items():
+            for task, played in scripts.items():
                 directory = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="cat-")))
                 made = running_stack(directory, self._tokenizer, played)
                 stack = await running.enter_async_context(made)
-                self.addresses[pooled] = stack.address
+                self.addresses[task] = stack.address
             self._ready.set()
             await self._over.wait()
 
     def _stored(self) -> dict[str, str]:
         """Something that is stored, by the names of path parameters."""
-        base = self.addresses[False]
+        base = self.addresses[GENERATE]
         form = {"purpose": "batch"}
         file = self.session.post(f"{base}/v1/files", data=form, files={"file": ("x", BATCH_LINES)}).json()
         batch: dict[str, Any] = {
@@ -118,7 +129,7 @@ class Fuzzed:
 
     def send(self, case: Case[Any]) -> None:
         """Send a request; compare the answer with the document."""
-        base = self.addresses[case.path in POOLED]
+        base = self.addresses[TASKS.get(case.path, GENERATE)]
         request = case.as_transport_kwargs(base_url=base)
         answer = self.session.request(**request)
         self.statuses[case.path, answer.status_code] += 1
@@ -146,7 +157,7 @@ def test_a_little(fuzzed: Fuzzed) -> None:
     for operation in fuzzed.operations():
         fuzz(fuzzed, operation, EXAMPLES)
     answered = {path for (path, status) in fuzzed.statuses if status == 200}
-    assert {"/v1/chat/completions", "/v1/completions", "/v1/responses", *POOLED} <= answered
+    assert {"/v1/chat/completions", "/v1/completions", "/v1/responses", *TASKS} <= answered
 
 
 @pytest.mark.long

@@ -173,6 +173,8 @@ class Deployment:
 def _example(models: Sequence[ReadyModel]) -> tuple[str, dict[str, object]]:
     """A request that the deployment answers: its path and its body."""
     chat = next((model for model in models if model.generates), None)
+    if chat is None and models[0].serves == "classify":
+        return "/classify", {"model": models[0].name, "input": ["A lovely film.", "A waste of time."]}
     if chat is None:
         return "/v1/rerank", {"model": models[0].name, "query": "fruit", "documents": ["An apple.", "A car."]}
     message = {"role": "user", "content": "What is the capital of France?"}

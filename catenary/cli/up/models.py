@@ -26,7 +26,7 @@ class WantedModel:
 
 @dataclass(frozen=True, slots=True)
 class ReadyModel:
-    """A model that is prepared. `task` is what the engine is told; `generates` what comes of it.
+    """A model that is prepared. `task` is what the engine is told; `serves` the task that comes of it.
 
     quantization: of its weights; None: what the engine finds among its own options.
     """
@@ -34,8 +34,13 @@ class ReadyModel:
     directory: Path
     name: str
     task: str = "auto"
-    generates: bool = True
+    serves: str = "generate"
     quantization: str | None = None
+
+    @property
+    def generates(self) -> bool:
+        """Whether it is served to generate."""
+        return self.serves == "generate"
 
 
 def wanted_models(config: UpConfig) -> tuple[WantedModel, ...]:
@@ -104,13 +109,13 @@ def quantizations_of(config: UpConfig, names: tuple[str, ...]) -> tuple[str | No
     return tuple(named.get(name, others) for name in names)
 
 
-def generates(directory: Path, task: str) -> bool:
-    """Whether a prepared model is served to generate. Raises StartRefused for a task that it cannot do."""
+def served_task(directory: Path, task: str) -> str:
+    """The task that a prepared model is served for. Raises StartRefused for a task that it cannot do."""
     # Only the command line may import a service, and only when it is needed.
-    from services.engine.model import ModelError, Task, find_task, read_config
+    from services.engine.model import ModelError, find_task, read_config
 
     try:
-        return find_task(directory, read_config(directory), task) is Task.GENERATE
+        return find_task(directory, read_config(directory), task).value
     except ModelError as error:
         raise StartRefused(str(error)) from None
 

@@ -19,8 +19,8 @@ from catenary.cli.up.models import (
     ReadyModel,
     WantedModel,
     aliases_of,
-    generates,
     quantizations_of,
+    served_task,
     tasks_of,
     wanted_models,
 )
@@ -177,7 +177,7 @@ async def prepare(
     names = tuple(served_name(model.source, model.name) for model in wanted)
     aliases_of(config, names)
     return tuple(
-        ReadyModel(directory, name, task, generates(directory, task), quantization)
+        ReadyModel(directory, name, task, served_task(directory, task), quantization)
         for directory, name, task, quantization in zip(
             directories, names, tasks_of(config, names), quantizations_of(config, names), strict=True
         )

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from catenary.cli.runtime_directory import CLIENT_SECRET_ENV, ENGINE_SECRET_ENV, RuntimeDirectory
 from catenary.cli.up import UpConfig
 from catenary.cli.up.cpus import tokenizers_of
+from catenary.cli.up.deployment import _example
 from catenary.cli.up.model import served_name
 from catenary.cli.up.models import ReadyModel, aliases_of, quantizations_of, tasks_of, wanted_models
 from catenary.cli.up.plan import ChildSpec, Places, Stage, child_environment, plan, without_secrets
@@ -81,7 +82,7 @@ def test_several_models(runtime: RuntimeDirectory) -> None:
     config = UpConfig(
         model=("chat=a", "embed=b"), engines=2, max_model_len=512, chat_template=Path("/t"), dtype="float32"
     )
-    models = (ReadyModel(Path("/a"), "chat"), ReadyModel(Path("/b"), "embed", "embed", generates=False))
+    models = (ReadyModel(Path("/a"), "chat"), ReadyModel(Path("/b"), "embed", "embed", serves="embed"))
     specs = {
         spec.name: spec
         for spec in plan(config, runtime, Places(models, (8000,), cpus=Placement((EngineCpus(2),) * 4)))
@@ -165,7 +166,7 @@ def test_several_routers_know_all_engines_and_gateways(runtime: RuntimeDirectory
 
 def test_roles_are_for_models_that_generate(runtime: RuntimeDirectory) -> None:
     config = UpConfig(engines=2, engine_roles=("prefill", "decode"))
-    models = (ReadyModel(Path("/a"), "a"), ReadyModel(Path("/b"), "b", generates=False))
+    models = (ReadyModel(Path("/a"), "a"), ReadyModel(Path("/b"), "b", serves="embed"))
     specs = {spec.name: spec for spec in plan(config, runtime, Places(models, (8000,)))}
     roles = [option(specs[f"engine-{index}"], "role") for index in range(4)]
     assert roles == ["prefill", "decode", None, None]
@@ -217,8 +218,8 @@ def test_each_model_has_its_quantization() -> None:
 def test_an_engine_is_told_what_its_own_model_is_packed_as(runtime: RuntimeDirectory) -> None:
     models = (
         ReadyModel(Path("/a"), "chat", quantization="int8"),
-        ReadyModel(Path("/b"), "embed", generates=False, quantization="none"),
-        ReadyModel(Path("/c"), "other", generates=False),
+        ReadyModel(Path("/b"), "embed", serves="embed", quantization="none"),
+        ReadyModel(Path("/c"), "other", serves="embed"),
     )
     cpus = Placement((EngineCpus(1),) * 3)
     config = UpConfig(gpu_memory_utilization=0.5)
@@ -335,3 +336,12 @@ def test_served_name(tmp_path: Path) -> None:
 )
 def test_the_tokenizers_port_is_none_of_the_routers(options: dict[str, int], port: int) -> None:
     assert UpConfig(**options).first_tokenizer_port == port  # type: ignore[arg-type]
+
+
+def test_the_example_of_a_deployment_asks_what_its_model_is_for() -> None:
+    def path(*tasks: str) -> str:
+        return _example([ReadyModel(Path("/m"), task, serves=task) for task in tasks])[0]
+
+    assert path("classify") == "/classify"
+    assert path("embed") == path("score") == "/v1/rerank"
+    assert path("classify", "generate") == "/v1/chat/completions"
