@@ -154,8 +154,12 @@ def fuzzed(tokenizer_target: str) -> Iterator[Fuzzed]:
 
 
 def test_a_little(fuzzed: Fuzzed) -> None:
+    done: set[str] = set()
     for operation in fuzzed.operations():
-        fuzz(fuzzed, operation, EXAMPLES)
+        # Of paths that are served alike, only the first is asked everything.
+        summary = operation.definition.raw["summary"]
+        fuzz(fuzzed, operation, EXAMPLES // 5 if summary in done else EXAMPLES)
+        done.add(summary)
     answered = {path for (path, status) in fuzzed.statuses if status == 200}
     assert {"/v1/chat/completions", "/v1/completions", "/v1/responses", *TASKS} <= answered
 
