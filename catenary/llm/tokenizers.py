@@ -23,6 +23,7 @@ T = TypeVar("T")
 
 # Nobody waits behind a task here, and texts come from the program itself.
 _LONG_S = 3600.0
+_LONGEST_TASK_S = 600.0
 
 
 class LocalTokenizers(TokenizerPool):
@@ -37,6 +38,7 @@ class LocalTokenizers(TokenizerPool):
             model_dir=directory,
             served_model_name=name,
             chat_template=chat_template,
+            task_timeout_s=_LONGEST_TASK_S,
         )
         files = read_model_files(directory, chat_template=chat_template)
         tools = TaskTools(worker_setup(config, files))

@@ -271,6 +271,7 @@ class RenderRequest(_message.Message):
     MAX_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     TRUNCATE_TO_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
+    FIRST_TOKENS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """For logs."""
     model: _builtins.str
@@ -283,6 +284,11 @@ class RenderRequest(_message.Message):
     """
     tenant: _builtins.str
     """Whose it is: tenants take turns at the workers. At most 128 characters; empty: everybody without one is one tenant."""
+    first_tokens: _builtins.int
+    """Only so many of the first tokens of each prompt matter, 1 or more, and the control tokens that the tokenizer puts
+    behind a text: of a longer prompt other tokens may be left out. Not with truncate_to, nor for pairs. Absent: all
+    matter.
+    """
     @_builtins.property
     def chat(self) -> Global___ChatInput: ...
     @_builtins.property
@@ -300,17 +306,22 @@ class RenderRequest(_message.Message):
         max_prompt_tokens: _builtins.int | None = ...,
         truncate_to: _builtins.int | None = ...,
         tenant: _builtins.str = ...,
+        first_tokens: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_prompt_tokens", b"_max_prompt_tokens", "_truncate_to", b"_truncate_to", "chat", b"chat", "completion", b"completion", "input", b"input", "max_prompt_tokens", b"max_prompt_tokens", "pairs", b"pairs", "truncate_to", b"truncate_to"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_first_tokens", b"_first_tokens", "_max_prompt_tokens", b"_max_prompt_tokens", "_truncate_to", b"_truncate_to", "chat", b"chat", "completion", b"completion", "first_tokens", b"first_tokens", "input", b"input", "max_prompt_tokens", b"max_prompt_tokens", "pairs", b"pairs", "truncate_to", b"truncate_to"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_prompt_tokens", b"_max_prompt_tokens", "_truncate_to", b"_truncate_to", "chat", b"chat", "completion", b"completion", "input", b"input", "max_prompt_tokens", b"max_prompt_tokens", "model", b"model", "pairs", b"pairs", "request_id", b"request_id", "tenant", b"tenant", "truncate_to", b"truncate_to"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_tokens", b"_first_tokens", "_max_prompt_tokens", b"_max_prompt_tokens", "_truncate_to", b"_truncate_to", "chat", b"chat", "completion", b"completion", "first_tokens", b"first_tokens", "input", b"input", "max_prompt_tokens", b"max_prompt_tokens", "model", b"model", "pairs", b"pairs", "request_id", b"request_id", "tenant", b"tenant", "truncate_to", b"truncate_to"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__first_tokens: _TypeAlias = _typing.Literal["first_tokens"]  # noqa: Y015
+    _WhichOneofArgType__first_tokens: _TypeAlias = _typing.Literal["_first_tokens", b"_first_tokens"]  # noqa: Y015
     _WhichOneofReturnType__max_prompt_tokens: _TypeAlias = _typing.Literal["max_prompt_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_prompt_tokens: _TypeAlias = _typing.Literal["_max_prompt_tokens", b"_max_prompt_tokens"]  # noqa: Y015
     _WhichOneofReturnType__truncate_to: _TypeAlias = _typing.Literal["truncate_to"]  # noqa: Y015
     _WhichOneofArgType__truncate_to: _TypeAlias = _typing.Literal["_truncate_to", b"_truncate_to"]  # noqa: Y015
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["chat", "completion", "pairs"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__first_tokens) -> _WhichOneofReturnType__first_tokens | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_prompt_tokens) -> _WhichOneofReturnType__max_prompt_tokens | None: ...
     @_typing.overload

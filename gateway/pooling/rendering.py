@@ -59,6 +59,7 @@ async def _texts(
                 prompts=texts, add_special_tokens=work.add_special_tokens
             ),
             max_prompt_tokens=model.max_model_len if keep is None else None,
+            first_tokens=keep,
         )
         rendered = await _call(pool, request, work)
         found += [Document(ids) for ids in rendered.prompts]
@@ -73,6 +74,7 @@ async def _chat(
         model=model.name,
         chat=work.chat,
         max_prompt_tokens=model.max_model_len if keep is None else None,
+        first_tokens=keep,
     )
     rendered = await _call(pool, request, work)
     return [Document(ids) for ids in rendered.prompts]

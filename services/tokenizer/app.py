@@ -118,6 +118,7 @@ def worker_setup(config: TokenizerConfig, files: ModelFiles) -> WorkerSetup:
         files,
         max_rendered_chars=config.max_rendered_chars,
         max_answer_tokens=config.max_answer_tokens,
+        max_seconds=config.task_timeout_s,
         memory_bytes=config.worker_memory_mib * MIB,
         json_limits=JsonLimits(max_depth=config.max_json_depth, max_values=config.max_json_values),
         request_templates=_template_budget(config),

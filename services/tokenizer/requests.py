@@ -141,7 +141,10 @@ def _prompt_limits(request: tokenizer_pb2.RenderRequest) -> PromptLimits:
     kept = request.truncate_to if request.HasField("truncate_to") else None
     if kept == 0:
         raise _invalid("Of a prompt at least one token must be kept.", "truncate_prompt_tokens")
-    return PromptLimits(limit, kept)
+    first = request.first_tokens if request.HasField("first_tokens") else None
+    if first is not None and (kept is not None or first == 0):
+        raise _invalid("Of a prompt the first tokens matter, at least one, or the last.", "first_tokens")
+    return PromptLimits(limit, kept, first)
 
 
 def _check_count(count: int, limit: int, what: str, param: str) -> None:

@@ -24,7 +24,9 @@ class _AddedToken(msgspec.Struct):
     rstrip: bool = False
 
 
-class _TokenizerFile(msgspec.Struct):
+class TokenizerFile(msgspec.Struct):
+    """What is read of a tokenizer.json."""
+
     model: _Model
     normalizer: dict[str, Any] | None = None
     pre_tokenizer: dict[str, Any] | None = None
@@ -50,14 +52,14 @@ def token_bound(tokenizer_json: bytes) -> TokenBound | None:
     That is where the tokenizer drops text, or where one token for the unknown may stand for any length of it.
     """
     try:
-        file = msgspec.json.decode(tokenizer_json, type=_TokenizerFile)
+        file = msgspec.json.decode(tokenizer_json, type=TokenizerFile)
     except msgspec.MsgspecError:
         return None
-    vocab = list(_vocab(file.model.vocab))
-    pre_tokenizers = list(_steps(file.pre_tokenizer, "pretokenizers"))
+    vocab = list(vocab_of(file.model.vocab))
+    pre_tokenizers = list(steps(file.pre_tokenizer, "pretokenizers"))
     is_byte_level = any(step.get("type") == "ByteLevel" for step in pre_tokenizers)
     keeps_text = (
-        all(map(_normalizer_keeps, _steps(file.normalizer, "normalizers")))
+        all(map(_normalizer_keeps, steps(file.normalizer, "normalizers")))
         and all(map(_pre_tokenizer_keeps, pre_tokenizers))
         and not any(token.lstrip or token.rstrip for token in file.added_tokens)
         and (is_byte_level or file.model.byte_fallback)
@@ -73,7 +75,7 @@ def token_bound(tokenizer_json: bytes) -> TokenBound | None:
     )
 
 
-def _vocab(vocab: Any) -> Iterator[str]:
+def vocab_of(vocab: Any) -> Iterator[str]:
     """BPE and WordPiece hold a map from token to id, Unigram a list of (token, score)."""
     if isinstance(vocab, dict):
         yield from vocab
@@ -90,12 +92,13 @@ def _missing_bytes(vocab: set[str]) -> bytes:
     return bytes(byte for byte, character in stand_ins.items() if character not in vocab)
 
 
-def _steps(component: dict[str, Any] | None, key: str) -> Iterator[dict[str, Any]]:
+def steps(component: dict[str, Any] | None, key: str) -> Iterator[dict[str, Any]]:
+    """The parts of a normalizer or pre-tokenizer, `key` naming those of a sequence of them."""
     if component is None:
         return
     if component.get("type") == "Sequence":
         for step in component.get(key, ()):
-            yield from _steps(step, key)
+            yield from steps(step, key)
     else:
         yield component
 

@@ -86,6 +86,12 @@ class PairRenderer:
         if limits.truncate_to is None and limits.max_tokens is not None:
             least = sum(map(self._renderer.vocabulary.least_tokens, (pair.first, pair.second)))
             self._check(least, limits.max_tokens, exact=False)
+        if limits.truncate_to is not None:
+            # Only its second text is cut, at its end.
+            second = self._renderer.vocabulary.cutter.head(pair.second, limits.truncate_to)
+            pair = TextPair(pair.first, second)
+        for text in (pair.first, pair.second):
+            self._renderer.refuse_slow(text, param="pairs")
         rendered = render(pair)
         for _ in range(_CUTS):
             over = len(rendered.ids) - (limits.truncate_to or len(rendered.ids))

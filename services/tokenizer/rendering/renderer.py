@@ -34,6 +34,7 @@ class Renderer:
     """Renders for one model. Raises ModelFilesError if its files cannot be used.
 
     `max_rendered_chars` bounds what a template may write, `max_answer_tokens` the ids that one call gives,
+    `max_seconds` the time that tokenizing a text would take,
     `json_limits` the data in a request, `request_templates` the templates in one (None: there may be none).
     """
 
@@ -43,11 +44,13 @@ class Renderer:
         *,
         max_rendered_chars: int,
         max_answer_tokens: int | None = None,
+        max_seconds: float | None = None,
         json_limits: JsonLimits | None = None,
         request_templates: TemplateBudget | None = None,
     ) -> None:
         self.vocabulary = Vocabulary(files)
         self._max_answer_tokens = max_answer_tokens
+        self._max_seconds = max_seconds
         self._json_limits = json_limits or JsonLimits()
         self._response_template = files.response_template
         self._templates = Templates(files, max_chars=max_rendered_chars, budget=request_templates)
@@ -117,10 +120,12 @@ class Renderer:
         else:
             prompt = _marked_prompt(template, self._marked(inputs, markers), options, markers)
             shown = markers.strip(prompt)
-        self._refuse_early(shown, param="messages", limits=limits)
         if markers is None:
+            prompt = self._part(prompt, limits)
+            self._refuse_early(prompt, param="messages", limits=limits)
             ids = self.vocabulary.encode(prompt, add_special_tokens=options.add_special_tokens)
         else:
+            self._refuse_early(shown, param="messages", limits=limits)
             control = self.vocabulary.control
             pieces = markers.split(prompt, leading=control.leading, trailing=control.trailing)
             ids = self.vocabulary.encode_pieces(pieces)
@@ -136,7 +141,8 @@ class Renderer:
         """
         answer: list[list[int]] = []
         given = 0
-        for prompt in prompts:
+        for whole in prompts:
+            prompt = self._part(whole, limits)
             self._refuse_early(prompt, param="prompt", limits=limits, given=given)
             ids = self.vocabulary.encode(prompt, add_special_tokens=add_special_tokens)
             answer.append(self._checked(ids, param="prompt", limits=limits, given=given))
@@ -165,10 +171,29 @@ class Renderer:
         spans = self.vocabulary.control.spans
         return inputs.map(lambda text: markers.wrap(text, spans(text)))
 
+    def _part(self, text: str, limits: PromptLimits) -> str:
+        """`text`, or what matters of it."""
+        if limits.first_tokens is not None:
+            return self.vocabulary.cutter.head(text, limits.first_tokens)
+        if limits.truncate_to is not None:
+            return self.vocabulary.cutter.tail(text, limits.truncate_to)
+        return text
+
+    def refuse_slow(self, text: str, *, param: str) -> None:
+        """Raises RenderRefused for a text that cannot be tokenized within the limit of time."""
+        limit = self._max_seconds
+        if limit is not None and (seconds := self.vocabulary.seconds(text)) > limit:
+            raise RenderRefused(
+                f"To tokenize the text of {len(text.encode())} bytes would take about {seconds:.0f} s, but "
+                f"the limit is {limit:g} s (task-timeout-s). Please shorten it.",
+                param=param,
+            )
+
     def _refuse_early(self, text: str, *, param: str, limits: PromptLimits, given: int = 0) -> None:
         if limits.max_tokens is not None or self._max_answer_tokens is not None:
             least = self.vocabulary.least_tokens(text)
             self._check_count(least, param=param, limits=limits, given=given, exact=False)
+        self.refuse_slow(text, param=param)
 
     def _checked(self, ids: list[int], *, param: str, limits: PromptLimits, given: int = 0) -> list[int]:
         if not ids:

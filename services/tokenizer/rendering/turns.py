@@ -40,10 +40,14 @@ class ChatOptions(msgspec.Struct, frozen=True):
 
 
 class PromptLimits(msgspec.Struct, frozen=True):
-    """Of each prompt: most tokens that fit, and how many of the last ones are kept of a longer one."""
+    """Of each prompt: most tokens that fit, and how many of the last ones are kept of a longer one.
+
+    `first_tokens`: only so many of the first ones matter, and those that the tokenizer puts behind a text.
+    """
 
     max_tokens: int | None = None
     truncate_to: int | None = None
+    first_tokens: int | None = None
 
     def kept(self, count: int) -> int:
         """Tokens that are left of `count`."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 
 from tokenizers import Tokenizer
 
 from services.tokenizer.rendering.bounds import token_bound
 from services.tokenizer.rendering.control_tokens import ControlTokens
+from services.tokenizer.rendering.cutting import TextCutter
 from services.tokenizer.rendering.errors import ModelFilesError, RenderRefused
 from services.tokenizer.rendering.files import ModelFiles
 from services.tokenizer.rendering.markers import Piece
@@ -16,6 +18,9 @@ from services.tokenizer.rendering.markers import Piece
 _ANCHOR = "\n"
 # A private-use character: no vocabulary has it as a token.
 _UNKNOWN = "\U0010fffd"
+# Characters of a text whose time is worth to be estimated, and of each sample for that.
+_LONG_CHARS = 1 << 19
+_SAMPLE_CHARS = 1 << 14
 
 
 class Vocabulary:
@@ -38,6 +43,8 @@ class Vocabulary:
         self.special_ids = tuple(sorted(index for index, token in added.items() if token.special))
         self.max_id = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         self._bound = token_bound(files.tokenizer_json)
+        self.cutter = TextCutter(files.tokenizer_json, self._whole, self._words)
+        """Cuts texts of which only a part matters, before they are tokenized."""
         self._needs_anchor = self._run("x", anchored=True) != self._run("x", anchored=False)
         # The one control token that ordinary text may become: the one for what the vocabulary lacks.
         self._unknown = self.control.ids.intersection(self._pipeline(_UNKNOWN))
@@ -111,6 +118,17 @@ class Vocabulary:
         normalizer = self._tokenizer.normalizer
         return self._bound.least_tokens(text if normalizer is None else normalizer.normalize_str(text))
 
+    def seconds(self, text: str) -> float:
+        """Processor time that it takes to tokenize `text`, by what samples of it take; 0 for one that is not
+        long."""
+        if len(text) < _LONG_CHARS:
+            return 0.0
+        starts = (0, (len(text) - _SAMPLE_CHARS) // 2, len(text) - _SAMPLE_CHARS)
+        began = time.thread_time()
+        for start in starts:
+            self._whole(text[start : start + _SAMPLE_CHARS])
+        return (time.thread_time() - began) * len(text) / (len(starts) * _SAMPLE_CHARS)
+
     def _encode_piece(self, piece: Piece, *, anchored: bool) -> list[int]:
         if not piece.is_plain:
             return self._run(piece.text, anchored=anchored)
@@ -144,13 +162,16 @@ class Vocabulary:
 
     def _pipeline(self, text: str) -> list[int]:
         """The tokenizer without its added tokens."""
+        return [token.id for word in self._words(text) for token in self._tokenizer.model.tokenize(word)]
+
+    def _words(self, text: str) -> list[str]:
+        """What the pre-tokenizer makes of the normalized text."""
         normalizer, pre_tokenizer = self._tokenizer.normalizer, self._tokenizer.pre_tokenizer
         if normalizer is not None:
             text = normalizer.normalize_str(text)
-        words = (
-            [text] if pre_tokenizer is None else [word for word, _ in pre_tokenizer.pre_tokenize_str(text)]
-        )
-        return [token.id for word in words for token in self._tokenizer.model.tokenize(word)]
+        if pre_tokenizer is None:
+            return [text]
+        return [word for word, _ in pre_tokenizer.pre_tokenize_str(text)]
 
 
 def _encode(encode: Callable[[str], list[int]], text: str, *, anchored: bool) -> list[int]:

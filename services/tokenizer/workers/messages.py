@@ -25,6 +25,8 @@ class WorkerSetup(msgspec.Struct, frozen=True):
     max_rendered_chars: int
     # Token ids that one answer may hold.
     max_answer_tokens: int
+    # Seconds in which a task must have ended.
+    max_seconds: float
     # Address space of the process in bytes; 0: no limit.
     memory_bytes: int
     json_limits: JsonLimits

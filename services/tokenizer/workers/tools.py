@@ -36,6 +36,7 @@ class TaskTools:
             setup.files,
             max_rendered_chars=setup.max_rendered_chars,
             max_answer_tokens=setup.max_answer_tokens,
+            max_seconds=setup.max_seconds,
             json_limits=setup.json_limits,
             request_templates=setup.request_templates,
         )

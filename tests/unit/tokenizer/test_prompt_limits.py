@@ -115,6 +115,29 @@ def test_an_answer_holds_so_many_tokens_and_no_more(tmp_path: Path) -> None:
         assert caught.value.code is RefusalCode.INVALID_ARGUMENT
 
 
+def test_a_text_that_would_take_too_long_is_refused_before_it_is_tokenized(tmp_path: Path) -> None:
+    files = read_model_files(tiny.write_tiny_model(tmp_path))
+    renderer = Renderer(files, max_rendered_chars=10_000_000, max_seconds=1e-4)
+    text = "ab" * 500_000
+    for call, param in (
+        (lambda: renderer.tokenize(text, add_special_tokens=False), "text"),
+        (lambda: renderer.completion([text], add_special_tokens=False), "prompt"),
+        (lambda: renderer.chat([ChatTurn("user", text)], ChatOptions()), "messages"),
+        (
+            lambda: renderer.completion([text], add_special_tokens=False, limits=PromptLimits(truncate_to=5)),
+            "prompt",
+        ),
+    ):
+        with pytest.raises(RenderRefused, match=r"0\.0001 s \(task-timeout-s\)") as caught:
+            call()
+        assert (caught.value.code, caught.value.param) == (RefusalCode.INVALID_ARGUMENT, param)
+    # What is cut away takes no time.
+    words = "a b " * 300_000
+    assert renderer.completion([words], add_special_tokens=False, limits=PromptLimits(truncate_to=5))
+    slow = Renderer(files, max_rendered_chars=10_000_000, max_seconds=60)
+    assert len(slow.tokenize(text, add_special_tokens=False)) == 1_000_000
+
+
 @given(st.text(max_size=400))
 @settings(max_examples=200, deadline=None)
 def test_the_bound_never_exceeds_the_truth(text: str) -> None:
