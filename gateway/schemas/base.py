@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -10,6 +10,7 @@ from pydantic.config import JsonDict
 from pydantic_core.core_schema import ValidationInfo
 
 from gateway.errors import ApiError, bad_request
+from gateway.ignored import current_ignored
 from gateway.schemas.ignored import Tree
 from gateway.schemas.limits import RequestLimits
 
@@ -86,6 +87,18 @@ def within(limit: str) -> BeforeValidator:
         return value
 
     return BeforeValidator(check)
+
+
+def only_known(value: Mapping[str, Any], known: Collection[str], *path: int | str) -> bool:
+    """Whether an object that no model reads has these fields alone. Where unknown fields are to be ignored,
+    others are noted, below `path`, and do not count."""
+    unknown = [name for name in value if name not in known]
+    ignored = current_ignored()
+    if not ignored.lenient:
+        return not unknown
+    for name in unknown:
+        ignored.note(*path, name)
+    return True
 
 
 def plain_object(value: Any) -> dict[str, Any]:

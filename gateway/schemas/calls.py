@@ -10,8 +10,9 @@ from pydantic import BeforeValidator, PlainValidator, WithJsonSchema
 from pydantic_core.core_schema import ValidationInfo
 
 from gateway.parsing import NAME
-from gateway.schemas.base import FieldError, limits_of, plain_object
+from gateway.schemas.base import FieldError, limits_of, only_known, plain_object
 
+_FIELD = "tool_choice"
 _CHOICES = ("none", "auto", "required")
 NAME_SCHEMA = {"type": "string", "pattern": f"^{NAME.pattern}$"}
 
@@ -102,7 +103,7 @@ def _read_choice(value: Any, info: ValidationInfo) -> ToolChoice | None:
         raise FieldError("Invalid type for '{param}': expected a string or an object.", "invalid_type")
     kind = plain_object(value).get("type")
     if kind == "function":
-        return ToolChoice(CallMode.REQUIRED, (_named(value, ""),), named=True)
+        return ToolChoice(CallMode.REQUIRED, (_named(value, ()),), named=True)
     if kind != "allowed_tools":
         raise FieldError("Invalid '{param}': must be 'function' or 'allowed_tools'.", at="type")
     return _read_allowed(value, limits_of(info).max_tools)
@@ -110,25 +111,29 @@ def _read_choice(value: Any, info: ValidationInfo) -> ToolChoice | None:
 
 def _read_allowed(value: dict[str, Any], most: int) -> ToolChoice:
     allowed = value.get("allowed_tools")
-    if value.keys() - {"type", "allowed_tools"} or not isinstance(allowed, dict):
+    if not isinstance(allowed, dict) or not only_known(value, {"type", "allowed_tools"}, _FIELD):
         raise FieldError("Invalid '{param}': must be an object with 'mode' and 'tools'.", at="allowed_tools")
     mode, tools = allowed.get("mode"), allowed.get("tools")
-    if mode not in ("auto", "required") or allowed.keys() - {"mode", "tools"}:
+    known = only_known(allowed, {"mode", "tools"}, _FIELD, "allowed_tools")
+    if mode not in ("auto", "required") or not known:
         raise FieldError("Invalid '{param}': must be 'auto' or 'required'.", at="allowed_tools.mode")
     if not isinstance(tools, list) or not 0 < len(tools) <= most:
         raise FieldError(f"Invalid '{{param}}': must be 1 to {most} tools.", at="allowed_tools.tools")
-    names = (_named(tool, f"allowed_tools.tools.{place}.") for place, tool in enumerate(tools))
+    names = (_named(tool, ("allowed_tools", "tools", place)) for place, tool in enumerate(tools))
     return ToolChoice(CallMode(mode), tuple(dict.fromkeys(names)))
 
 
-def _named(tool: Any, at: str) -> str:
-    """The name in `{"type": "function", "function": {"name": ...}}`."""
-    if not isinstance(tool, dict) or tool.get("type") != "function" or tool.keys() - {"type", "function"}:
-        raise FieldError("Invalid '{param}': must be 'function'.", at=f"{at}type")
+def _named(tool: Any, path: tuple[int | str, ...]) -> str:
+    """The name in `{"type": "function", "function": {"name": ...}}`, which is at `path`."""
+    here = "".join(f"{part}." for part in path)
+    whole = isinstance(tool, dict) and only_known(tool, {"type", "function"}, _FIELD, *path)
+    if not whole or tool.get("type") != "function":
+        raise FieldError("Invalid '{param}': must be 'function'.", at=f"{here}type")
     function = tool.get("function")
-    name = function.get("name") if isinstance(function, dict) and len(function) == 1 else None
+    whole = isinstance(function, dict) and only_known(function, {"name"}, _FIELD, *path, "function")
+    name = function.get("name") if whole else None
     if not isinstance(name, str):
-        raise FieldError("Invalid '{param}': must be an object with a 'name'.", at=f"{at}function")
+        raise FieldError("Invalid '{param}': must be an object with a 'name'.", at=f"{here}function")
     return name
 
 

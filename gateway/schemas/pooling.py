@@ -8,7 +8,7 @@ from pydantic import Field, PlainValidator, WithJsonSchema
 from pydantic_core.core_schema import ValidationInfo
 
 from gateway.errors import bad_request
-from gateway.schemas.base import INT32_MAX, MODEL, FieldError, RequestModel, limits_of
+from gateway.schemas.base import INT32_MAX, MODEL, FieldError, RequestModel, limits_of, only_known
 from gateway.schemas.ignored import EVERYWHERE, tree_of
 from gateway.schemas.limits import RequestLimits
 from gateway.schemas.prompts import PROMPTS_SCHEMA, read_prompts
@@ -61,10 +61,11 @@ def _read_input(value: Any, info: ValidationInfo) -> list[str] | list[list[int]]
     return read_prompts(value, limits_of(info).max_embedding_inputs, "inputs")
 
 
-def _read_text(value: Any, at: str) -> str:
-    """A text, or an object with one. `at`: its place among several, for errors."""
+def _read_text(value: Any, field: str, at: str) -> str:
+    """A text, or an object with one. `at`: its place among several of the field."""
     if isinstance(value, dict):
-        if set(value) != {"text"}:
+        path = (field, at) if at else (field,)
+        if "text" not in value or not only_known(value, {"text"}, *path):
             raise FieldError("Invalid '{param}': an object must have a 'text' and nothing else.", at=at)
         value = value["text"]
     if not isinstance(value, str):
@@ -83,7 +84,10 @@ def _read_texts(value: Any, info: ValidationInfo) -> list[str]:
     most = limits_of(info).max_pairs
     if len(value) > most:
         raise FieldError(f"Invalid '{{param}}': at most {most} texts are allowed.")
-    return [_read_text(item, str(place) if listed else "") for place, item in enumerate(value)]
+    return [
+        _read_text(item, info.field_name or "", str(place) if listed else "")
+        for place, item in enumerate(value)
+    ]
 
 
 def _read_documents(value: Any, info: ValidationInfo) -> list[str]:

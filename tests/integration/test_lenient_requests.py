@@ -12,7 +12,7 @@ import pytest
 from tests.support.batches import CHAT, COMPLETIONS, ended, line, results, started
 from tests.support.gateway import MODEL, Stack, saying, script
 from tests.support.http import call
-from tests.support.pooling import EMBEDDINGS, stack
+from tests.support.pooling import EMBEDDINGS, embedding, stack
 from tests.support.responses import RESPONSES, events_of
 from tests.support.stack_fixtures import StartStack
 
@@ -101,6 +101,41 @@ async def test_unknown_fields_are_ignored_where_the_operator_says_so(start_stack
     assert set(nested.headers[IGNORED].split(", ")) == {"messages.0.mood", "chat_template_kwargs.y"}
     refused = await stack.post(CHAT, {"messages": [USER], "mirostat": 2, "frobnicate": 1})
     assert (refused.status, refused.json()["error"]["param"]) == (400, "mirostat")
+
+
+async def test_a_choice_of_tools_with_more_than_it_needs(start_parsing: StartStack) -> None:
+    stack = await start_parsing(script(saying("ab")), unknown_fields="ignore")
+    tools = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
+    named = {"type": "function", "function": {"name": "f", "mood": 1}, "id": "x"}
+    allowed = {"mode": "auto", "tools": [{**tools[1], "id": 1}], "why": 1}
+    for choice, names in (
+        (named, {"tool_choice.id", "tool_choice.function.mood"}),
+        (
+            {"type": "allowed_tools", "allowed_tools": allowed, "id": 1},
+            {"tool_choice.id", "tool_choice.allowed_tools.why", "tool_choice.allowed_tools.tools.0.id"},
+        ),
+    ):
+        body = {"messages": [USER], "tools": tools, "tool_choice": choice, "max_tokens": 1}
+        asked = await stack.post("/v1/chat/completions/render", body)
+        assert asked.status == 200, asked.body
+        assert set(asked.headers[IGNORED].split(", ")) == names
+    for bad in ({**named, "function": {"id": 1}}, {"type": "function", "id": 1}):
+        body = {"messages": [USER], "tools": tools, "tool_choice": bad}
+        assert (await stack.post(CHAT, body)).status == 400
+
+
+async def test_documents_with_more_than_a_text(start_stack: StartStack) -> None:
+    stack = await start_stack(embedding(), unknown_fields="ignore")
+    marked = {"text": "X", "id": 7}
+    for path, body, names in (
+        ("/v1/rerank", {"query": "Q", "documents": ["X", marked]}, {"documents.1.id"}),
+        ("/v1/score", {"text_1": marked, "text_2": ["Q", marked]}, {"text_1.id", "text_2.1.id"}),
+    ):
+        answer = await stack.post(path, body)
+        assert answer.status == 200, answer.body
+        assert set(answer.headers[IGNORED].split(", ")) == names
+    refused = await stack.post("/v1/rerank", {"query": "Q", "documents": [{"id": 7}]})
+    assert (refused.status, refused.json()["error"]["param"]) == (400, "documents.0")
 
 
 async def test_a_batch_takes_such_lines(start_stack: StartStack) -> None:
