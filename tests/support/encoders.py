@@ -1,4 +1,4 @@
-"""Tiny random encoders on disk."""
+"""Tiny random encoders, and decoders with a head for classes, on disk."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 import transformers
+
+from tests.support.torch_engine import KINDS
 
 # By model type: the body's class, and what its first position is.
 ENCODERS = {"bert": ("BertModel", 0), "roberta": ("RobertaModel", 2), "xlm-roberta": ("XLMRobertaModel", 2)}
@@ -23,6 +25,14 @@ def save_cross_encoder(kind: str, directory: Path, **changes: Any) -> Any:
     name, offset = ENCODERS[kind]
     head: Any = getattr(transformers, name.replace("Model", "ForSequenceClassification"))
     return _save(head, offset, directory, {}, {"num_labels": 1, **changes})
+
+
+def save_decoder_classifier(kind: str, directory: Path, **changes: Any) -> Any:
+    """The same of a decoder, as `llama`: logits of the last token's state."""
+    causal, differs = KINDS[kind]
+    head: Any = getattr(transformers, causal.replace("ForCausalLM", "ForSequenceClassification"))
+    values = {"num_labels": 3, "num_key_value_heads": 2, "max_position_embeddings": 320, **differs, **changes}
+    return _save(head, 0, directory, {}, values)
 
 
 def _save(

@@ -18,6 +18,9 @@ ENCODERS = {
     "xlm-roberta": ("XLMRobertaModel", "XLMRobertaForSequenceClassification", True),
 }
 
+CLASS_HEAD = "ForSequenceClassification"
+"""How transformers calls a class with a head for classes of texts."""
+
 
 class Task(StrEnum):
     """Names are those of the contract's ModelTask."""
@@ -31,18 +34,12 @@ class Task(StrEnum):
 def find_task(directory: Path, config: Mapping[str, Any], wanted: str = "auto") -> Task:
     """The task of a checked directory with this config: the one that is wanted, if the checkpoint allows it.
 
-    auto: an encoder with a head for one class scores, one with several classifies, other encoders and
+    auto: a model with a head for one class scores, one with several classifies, other encoders and
     directories of sentence-transformers embed, everything else generates. Raises ModelError with one readable
     line.
     """
     encoder = config["model_type"] in ENCODERS
-    names = config.get("architectures")
-    classifies = isinstance(names, list) and str(names[:1]).endswith("ForSequenceClassification']")
-    if classifies and not encoder:
-        raise ModelError(
-            f"model {directory} is a decoder with a head for classes, which is not supported: rerankers are "
-            "encoders with one, or chat models that answer yes or no (task score)"
-        )
+    classifies = has_class_head(config)
     if wanted == "auto":
         if classifies:
             return Task.SCORE if len(class_labels(config)) == 1 else Task.CLASSIFY
@@ -50,6 +47,9 @@ def find_task(directory: Path, config: Mapping[str, Any], wanted: str = "auto") 
     task = Task(wanted)
     if task is Task.GENERATE and encoder:
         raise ModelError(f"model {directory} is an encoder: it does not generate")
+    if task in (Task.GENERATE, Task.EMBED) and classifies and not encoder:
+        own = "score" if len(class_labels(config)) == 1 else "classify"
+        raise ModelError(f"model {directory} is a decoder with a head for classes; its task is {own}")
     if task is Task.SCORE and encoder and not classifies:
         raise ModelError(f"model {directory} has no head for scores; its task is embed")
     if task is Task.SCORE and classifies and (count := len(class_labels(config))) != 1:
@@ -59,6 +59,12 @@ def find_task(directory: Path, config: Mapping[str, Any], wanted: str = "auto") 
     if task is Task.CLASSIFY and not classifies:
         raise ModelError(f"model {directory} has no head for classes")
     return task
+
+
+def has_class_head(config: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint has a head for classes of texts."""
+    names = config.get("architectures")
+    return isinstance(names, list) and str(names[:1]).endswith(f"{CLASS_HEAD}']")
 
 
 def class_labels(config: Mapping[str, Any]) -> tuple[str, ...]:

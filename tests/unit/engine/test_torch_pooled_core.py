@@ -16,7 +16,7 @@ from services.engine.core.errors import CoreFailure, StartError
 from services.engine.core.pooled import start_pooled
 from services.engine.link import AbortSequences, CoreErrorCode, FinishReason
 from services.engine.model import ModelError, Task, class_labels, find_task, read_config
-from tests.support.encoders import ENCODERS, save_cross_encoder, save_encoder
+from tests.support.encoders import ENCODERS, save_cross_encoder, save_decoder_classifier, save_encoder
 from tests.support.pooled_core import LocalPooledCore, document, unpack
 from tests.support.torch_engine import save_tiny_model, tiny_options
 
@@ -152,6 +152,55 @@ def test_a_raw_vector_keeps_its_length(tmp_path: Path) -> None:
     close(core.vectors([[5, 6, 7]], raw=[True]), mean, 1e-4)
     close(core.vectors([[5, 6, 7]], raw=[True], dimensions=[7]), mean[:, :7], 1e-4)
     close(core.vectors([[5, 6, 7]], dimensions=[7]), torch.nn.functional.normalize(mean[:, :7], dim=-1))
+
+
+@pytest.mark.parametrize(("kind", "labels"), [("llama", 3), ("qwen2", 3), ("qwen3", 1)])
+def test_classes_of_a_decoder_with_a_head(kind: str, labels: int, tmp_path: Path) -> None:
+    model = save_decoder_classifier(kind, tmp_path, num_labels=labels)
+    task = find_task(tmp_path, read_config(tmp_path))
+    assert task is (Task.SCORE if labels == 1 else Task.CLASSIFY)
+    core = LocalPooledCore(tmp_path, task, dtype="float32")
+    batch = documents()
+    rows = []
+    for ids in batch:
+        with torch.inference_mode():
+            rows.append(model(torch.tensor([ids])).logits[0])
+    logits = torch.stack(rows)
+    close(core.vectors(batch), logits.sigmoid() if labels == 1 else logits.softmax(-1))
+    close(core.vectors(batch, raw=[True] * len(batch)), logits, 1e-4)
+    assert core.engine.ready.model.labels == ([] if labels == 1 else ["LABEL_0", "LABEL_1", "LABEL_2"])
+
+
+def test_decoders_with_a_head_that_are_not_served(tmp_path: Path) -> None:
+    save_decoder_classifier("llama", tmp_path)
+    for task in ("generate", "embed"):
+        with pytest.raises(ModelError, match="a decoder with a head for classes; its task is classify"):
+            find_task(tmp_path, read_config(tmp_path), task)
+    with pytest.raises(StartError, match="does not run decoders with a head for classes"):
+        LocalPooledCore(tmp_path, Task.CLASSIFY, model_backend="transformers")
+    good = json.loads((tmp_path / "config.json").read_text())
+    for change, text in (
+        (
+            {"architectures": ["Qwen2ForSequenceClassification"]},
+            "a Qwen2ForSequenceClassification of type llama",
+        ),
+        ({"id2label": {"0": "a", "1": "b"}}, r"has a \(3, 48\) tensor score.weight, where .* says \(2, 48\)"),
+        ({"hidden_act": "silu_of_another_kind"}, "is not accepted|does not know"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(good | change))
+        with pytest.raises(StartError, match=text):
+            LocalPooledCore(tmp_path, Task.CLASSIFY)
+    small = {"vocab_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 16}
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    for kind, text in (
+        ("GPT2", "is a GPT2For.* of type gpt2, which is not supported"),
+        ("Phi", "does not know"),
+    ):
+        config = getattr(transformers, f"{kind}Config")(**small, **ids)
+        directory = tmp_path / kind
+        getattr(transformers, f"{kind}ForSequenceClassification")(config).save_pretrained(directory)
+        with pytest.raises(StartError, match=text):
+            LocalPooledCore(directory, Task.CLASSIFY)
 
 
 def test_a_config_with_unknown_classes_is_refused(tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ _EXPERTS = (
 )
 
 HEAD = "lm_head.weight"
+CLASSES = "score.weight"
 EMBEDDING = "model.embed_tokens.weight"
 
 
@@ -76,4 +77,6 @@ def rules_for(spec: DecoderSpec) -> tuple[Rule, ...]:
         *(_SANDWICH_NORMS if spec.sandwich_norms else _NORMS),
         *(_EXPERTS if spec.experts is not None else ()),
         Rule(HEAD, "head.weight" if spec.scores and not spec.tied else None),
+        # A head for classes stands on the states, see services/engine/model/pooling.
+        *(() if spec.scores else (Rule(CLASSES, None),)),
     )

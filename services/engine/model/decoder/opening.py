@@ -24,6 +24,7 @@ from services.engine.model.errors import ModelError
 from services.engine.model.fit import check_weights_fit
 from services.engine.model.hf_config import checkpoint_dtype, first_line, load_config, own_architecture
 from services.engine.model.loading import Checkpoint, WeightLoader
+from services.engine.model.tasks import has_class_head
 
 
 def load_decoder(
@@ -31,11 +32,15 @@ def load_decoder(
 ) -> DecoderModel:
     """Loads the model of a Hugging Face directory in `dtype` (auto, float32, bfloat16, float16).
 
-    `max_model_len` None means the model's own. scores: whether `logits` will be asked. Raises
-    UnsupportedByDecoder for what the decoder does not compute, before a weight is read, ModelError for what
-    cannot be served at all, and InsufficientMemory if what torch would have to keep does not fit.
+    `max_model_len` None means the model's own. scores: whether `logits` will be asked; only without them can
+    the checkpoint be one with a head for classes. Raises UnsupportedByDecoder for what the decoder does not
+    compute, before a weight is read, ModelError for what cannot be served at all, and InsufficientMemory if
+    what torch would have to keep does not fit.
     """
     raw = check_directory(directory)
+    if not scores and has_class_head(raw):
+        # Below its head it is the model that generates.
+        raw = raw | {"architectures": [own_architecture(raw["model_type"])]}
     config = _config(directory, raw, max_model_len)
     spec = replace(_spec(directory, config, raw), scores=scores)
     stored = checkpoint_dtype(config.dtype)

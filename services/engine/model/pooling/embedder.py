@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -10,6 +11,7 @@ from torch.nn.functional import normalize
 
 from services.engine.device import Device
 from services.engine.model.checks import check_directory
+from services.engine.model.decoder import UnsupportedByDecoder
 from services.engine.model.errors import ModelError
 from services.engine.model.facts import read_facts
 from services.engine.model.opening import open_model
@@ -17,10 +19,16 @@ from services.engine.model.paged import PagedModel
 from services.engine.model.pooling.decoder import DecoderPooler
 from services.engine.model.pooling.encoder import encoder_length, load_encoder
 from services.engine.model.pooling.pooler import Pooler
-from services.engine.model.pooling.scoring import YesNoPooler, load_headed, yes_and_no
+from services.engine.model.pooling.scoring import (
+    YesNoPooler,
+    add_class_head,
+    check_class_head,
+    load_headed,
+    yes_and_no,
+)
 from services.engine.model.pooling.settings import Activation, Pooling, PoolingSettings, read_pooling
 from services.engine.model.pooling.shapes import EmbedShapes
-from services.engine.model.tasks import ENCODERS, Task
+from services.engine.model.tasks import ENCODERS, Task, has_class_head
 
 _DEFAULT_LENGTH = 4096
 _GIB = 2**30
@@ -172,22 +180,35 @@ def open_embedder(
     elif encoder:
         pooler = load_encoder(directory, config, device, dtype=dtype, settings=settings)
     else:
-        answers = yes_and_no(directory) if task is Task.SCORE else None
-        model = open_model(
-            directory,
-            device,
-            dtype=dtype,
-            max_model_len=max_model_len,
-            backend=backend,
-            scores=answers is not None,
-        )
-        _check_kv(model, shapes)
-        if answers is not None:
+        open_body = partial(open_model, directory, device, dtype=dtype, max_model_len=max_model_len)
+        if task is not Task.EMBED:
             settings = PoolingSettings(Pooling.LAST, normalize=False)
-        pooler = states = DecoderPooler(model, settings, shapes, chunk=chunk)
-        if answers is not None:
-            pooler = YesNoPooler(model, states, *answers)
+
+        def states_of(model: PagedModel) -> DecoderPooler:
+            _check_kv(model, shapes)
+            return DecoderPooler(model, settings, shapes, chunk=chunk)
+
+        if has_class_head(config):
+            check_class_head(directory, config, backend)
+            pooler = add_class_head(directory, config, states_of(_known_body(directory, open_body)), device)
+        elif task is Task.SCORE:
+            answers = yes_and_no(directory)
+            model = open_body(backend=backend)
+            pooler = YesNoPooler(model, states_of(model), *answers)
+        else:
+            pooler = states_of(open_body(backend=backend, scores=False))
     return Embedder(pooler, device, shapes)
+
+
+def _known_body(directory: Path, open_body: Callable[..., PagedModel]) -> PagedModel:
+    """What is below a decoder's head for classes, which our decoder alone computes. Raises ModelError."""
+    try:
+        return open_body(backend="decoder", scores=False)
+    except UnsupportedByDecoder as error:
+        raise ModelError(
+            f"model {directory} is a decoder with a head for classes, which is supported of models that our "
+            f"decoder runs: it does not know {error.what}"
+        ) from None
 
 
 def _check_kv(model: PagedModel, shapes: EmbedShapes) -> None:

@@ -1,4 +1,4 @@
-"""Models with a head: encoders that classify texts or judge pairs, and chat models that answer yes or no."""
+"""Models that classify texts or judge pairs: by a head for classes, or chat models that answer yes or no."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ import torch
 from tokenizers import Tokenizer
 
 from services.engine.device import Device
+from services.engine.model.decoder import CLASSES
 from services.engine.model.errors import ModelError
+from services.engine.model.hf_config import own_architecture
+from services.engine.model.loading import Checkpoint
 from services.engine.model.paged import PagedModel
 from services.engine.model.pooling.decoder import DecoderPooler
 from services.engine.model.pooling.encoder import EncoderModel, load_body
 from services.engine.model.pooling.pooler import Pooler
 from services.engine.model.pooling.settings import Activation
-from services.engine.model.tasks import ENCODERS
+from services.engine.model.tasks import CLASS_HEAD, ENCODERS, class_labels
 
 # Where sentence-transformers keeps what a cross-encoder's logits go through, now and before.
 _ACTIVATIONS = {
@@ -70,6 +73,46 @@ class YesNoPooler(Pooler):
         logits = self._model.logits(hidden).float()
         # exp(y) / (exp(y) + exp(n)) cannot overflow as the sigmoid of this.
         return logits[:, self._yes : self._yes + 1] - logits[:, self._no : self._no + 1]
+
+
+class HeadedDecoder(Pooler):
+    """A decoder with a head: one logit for each class, from the state of the last token."""
+
+    def __init__(self, states: DecoderPooler, head: torch.Tensor, activation: Activation) -> None:
+        """`states` gives that state; head [classes, hidden] of float32, on its device."""
+        self._states = states
+        self._head = head
+        self.activation = activation
+        self.dim = head.shape[0]
+        self.vocab_size = states.vocab_size
+        self.dtype = states.dtype
+
+    @torch.inference_mode()
+    def pool(self, tokens: torch.Tensor, lengths: torch.Tensor, seconds: torch.Tensor) -> torch.Tensor:
+        self._states.on_chunk = self.on_chunk
+        return self._states.pool(tokens, lengths, seconds) @ self._head.T
+
+
+def add_class_head(directory: Path, raw: dict[str, Any], states: DecoderPooler, device: Device) -> Pooler:
+    """The decoder of a checked directory with its head for classes. Raises ModelError."""
+    with Checkpoint(directory) as checkpoint:
+        head = checkpoint.read(CLASSES) if CLASSES in checkpoint.names else None
+    shape = (len(class_labels(raw)), states.dim)
+    if head is None or head.shape != shape:
+        found = "no" if head is None else f"a {tuple(head.shape)}"
+        raise ModelError(f"model {directory} has {found} tensor {CLASSES}, where config.json says {shape}")
+    return HeadedDecoder(states, device.to_device(head.float()), _activation(raw, shape[0]))
+
+
+def check_class_head(directory: Path, raw: dict[str, Any], backend: str) -> None:
+    """Raises ModelError if a decoder with a head for classes is to be run by transformers, or is not the one
+    of its model type."""
+    if backend == "transformers":
+        raise ModelError("model-backend transformers does not run decoders with a head for classes: set auto")
+    name = str(raw["architectures"][0])
+    own = own_architecture(raw["model_type"])
+    if own is None or own.removesuffix("ForCausalLM") + CLASS_HEAD != name:
+        raise ModelError(f"model {directory} is a {name} of type {raw['model_type']}, which is not supported")
 
 
 def load_headed(directory: Path, raw: dict[str, Any], device: Device, *, dtype: str) -> HeadedEncoder:
