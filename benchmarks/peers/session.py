@@ -55,7 +55,7 @@ def open_servers(
     subjects = [subject(name, model, place) for name, place in zip(names, places, strict=True)]
     servers: list[Server] = []
     starts: dict[str, float] = {}
-    with _interrupted_by_signals(), ExitStack() as ending:
+    with interrupted_by_signals(), ExitStack() as ending:
         try:
             for one, place in zip(subjects, places, strict=True):
                 _make_file(one, tell)
@@ -78,7 +78,7 @@ def open_servers(
 
 
 @contextmanager
-def _interrupted_by_signals() -> Iterator[None]:
+def interrupted_by_signals() -> Iterator[None]:
     """Whatever ends this process ends its servers too: some have processes that would stay."""
     before = {number: signal.signal(number, _interrupt) for number in _ENDING}
     try:

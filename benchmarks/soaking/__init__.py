@@ -1,0 +1,25 @@
+"""A soak: the clients that a server endures, what is measured meanwhile, and the verdict."""
+
+from __future__ import annotations
+
+from benchmarks.soaking.clients import Client, Counts, Neighbour, cancelling, normal, slow
+from benchmarks.soaking.hostile import hostile
+from benchmarks.soaking.judging import GROWTH, Books, Process, Sample, faults, growth
+from benchmarks.soaking.measuring import Meter
+
+__all__ = [
+    "GROWTH",
+    "Books",
+    "Client",
+    "Counts",
+    "Meter",
+    "Neighbour",
+    "Process",
+    "Sample",
+    "cancelling",
+    "faults",
+    "growth",
+    "hostile",
+    "normal",
+    "slow",
+]
