@@ -80,12 +80,20 @@ protos: setup ## Generate the Python stubs of protos/
 	protos/generate.sh
 
 .PHONY: docs
-docs: setup ## Generate docs/configuration.md from the services' options
+docs: setup ## Generate the pages of docs/ that come from options, tables and tests
 	$(BIN)/python docs/generate.py
 
 .PHONY: lock
 lock: setup ## Resolve the lock files of requirements/ anew (needs a package index)
 	requirements/lock.sh
+
+.PHONY: sbom
+sbom: setup ## Write bills of materials (CycloneDX) of the lock files and of .venv into build/sbom
+	deploy/safety/sbom.sh
+
+.PHONY: audit
+audit: setup ## Compare the locked requirements with published vulnerabilities (prints; fails nothing)
+	$(BIN)/python deploy/safety/audit.py
 
 .PHONY: compose-test
 compose-test: setup ## Test docker-compose.yml with a real Docker engine (root on Debian: starts one)
