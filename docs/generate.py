@@ -1,5 +1,6 @@
 """Writes docs/configuration.md from the services' options, docs/migration.md from the tables of migration,
-and docs/fields.md from the table of fields that have no effect.
+docs/fields.md from the table of fields that have no effect, and docs/security.md from the table of advisories
+and the markers of the tests.
 
 With --check, it only says whether they are current.
 """
@@ -8,6 +9,8 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+
+import advisories
 
 from catenary.cli.bench import BenchServeConfig, BenchThroughputConfig
 from catenary.cli.buckets import BucketsConfig
@@ -115,6 +118,10 @@ def main() -> int | str:
         HERE / "migration.md": migration(),
         HERE / "fields.md": fields(),
     }
+    try:
+        pages[HERE / "security.md"] = advisories.page()
+    except ValueError as error:
+        return f"docs/security.md cannot be made:\n{error}"
     if "--check" in sys.argv[1:]:
         old = [
             path.name for path, text in pages.items() if not path.exists() or path.read_text("utf-8") != text

@@ -51,6 +51,7 @@ async def test_a_client_that_never_reads(stack: ProcessStack, say: Say) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.advisory("CVE-2026-9540")
 async def test_a_crowd_that_hangs_up_at_once(stack: ProcessStack, stream: bool) -> None:
     neighbour = Asked(stack, 150)
     await neighbour.stream.begun()

@@ -86,6 +86,7 @@ def test_c44_neighbours_change_nothing(kind: str, tmp_path: Path) -> None:
             assert max(abs(a - b) for a, b in zip(one, other, strict=True)) < 1e-4
 
 
+@pytest.mark.advisory("CVE-2026-93592")
 async def test_advisory_ids_out_of_range(stack: Stack) -> None:
     """CVE-2026-93592: a negative id passed the check and killed the engine."""
     for value in ([-1], [[-1]], [VOCAB_SIZE], [2**31], [2**63], [True], [1.0]):
@@ -96,6 +97,7 @@ async def test_advisory_ids_out_of_range(stack: Stack) -> None:
     assert (await stack.get("/health")).status == 200
 
 
+@pytest.mark.advisory("CVE-2026-105755")
 async def test_advisory_one_request_id_for_two(stack: Stack) -> None:
     """CVE-2026-105755: results were kept under the caller's X-Request-Id, and two queries got mixed."""
     bodies = [{"query": query, "documents": ["XQ", "W", "K"]} for query in ("QZX", "ZZ")]

@@ -63,6 +63,7 @@ async def gauges(stack: Stack) -> list[float]:
     return [float(line.rsplit(" ", 1)[1]) for name in GAUGES for line in lines if line.startswith(name + "{")]
 
 
+@pytest.mark.advisory("CVE-2026-9540")
 async def test_c57_gauges_come_back_after_all_streams_are_closed(start_stack: StartStack) -> None:
     stack = await start_stack(script(step_delay_ms=10, capacity={"max_running": 8}))
     idle = await gauges(stack)

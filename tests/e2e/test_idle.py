@@ -65,6 +65,7 @@ async def test_calls_that_run_out_of_patience(stack: ProcessStack) -> None:
     await stack.idle(timeout_s=GONE_S)
 
 
+@pytest.mark.advisory("CVE-2026-9540")
 async def test_gauges_after_an_abort(stack: ProcessStack) -> None:
     async with connect(stack) as client:
         stream = await ask(client, 1, stream=True)

@@ -33,6 +33,7 @@ async def client(stack: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
         yield client
 
 
+@pytest.mark.advisory("CVE-2026-7302")
 async def test_files(client: openai.AsyncOpenAI) -> None:
     data = jsonl([line("a", {"prompt": "x"})])
     made = await client.files.create(file=("../../dir/my file.jsonl", data), purpose="batch")
@@ -241,6 +242,7 @@ BAD_UPLOADS: list[tuple[bytes, dict[str, str], int, str | None]] = [
 ]
 
 
+@pytest.mark.advisory("CVE-2024-8984")
 async def test_bad_uploads_leave_nothing(start_stack: StartStack) -> None:
     stack = await start_stack(max_file_mib=1)
     for body, headers, status, code in BAD_UPLOADS:

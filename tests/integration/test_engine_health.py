@@ -91,6 +91,7 @@ async def test_a_crash_by_rule_and_by_token_count(fake_router, start_engine):
     assert router.tokens[2] == expected_tokens(PROMPT, 6)
 
 
+@pytest.mark.advisory("GHSA-4xqp-c3mv-qff7")
 async def test_an_engine_with_work_and_no_step_is_not_serving(fake_router, secrets, start_engine):
     engine = await start_engine(script=SLOW, stall_limit_s=0.2)
     router = await fake_router.attached()

@@ -49,6 +49,7 @@ async def _neighbour(router, handle: int) -> float:
     return longest
 
 
+@pytest.mark.advisory("CVE-2026-93840", "CVE-2026-44223")
 async def test_each_bad_sequence_is_refused_and_a_neighbour_goes_on(
     fake_router, start_engine, record_property
 ):

@@ -32,6 +32,7 @@ async def routes(stack: Stack) -> list[str]:
     return [*document["paths"], "/openapi.json", "/docs", "/nope", "/"]
 
 
+@pytest.mark.advisory("CVE-2026-59822")
 async def test_every_route_and_method_needs_a_key(guarded: Stack) -> None:
     for path in await routes(guarded):
         for method in METHODS:
@@ -48,6 +49,7 @@ async def test_every_route_and_method_needs_a_key(guarded: Stack) -> None:
 @pytest.mark.parametrize(
     "key", ["", "sk", "sk-one ", "sk-onee", "' OR 1=1--", "é", "\xff\xfe", "# comment", "x" * 8000]
 )
+@pytest.mark.advisory("CVE-2025-59425", "CVE-2026-42208")
 async def test_wrong_keys(guarded: Stack, key: str) -> None:
     value = f"Bearer {key}"
     answer = await guarded.get("/v1/models", {"Authorization": value})
@@ -64,6 +66,7 @@ async def test_right_keys(guarded: Stack) -> None:
     assert (await guarded.get("/v1/models", {"X-Api-Key": KEY})).status == 401
 
 
+@pytest.mark.advisory("CVE-2025-46570")
 async def test_keys_share_no_cached_kv(guarded: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     salts: list[str] = []
     submit = Routers.submit
@@ -89,6 +92,28 @@ async def test_keys_share_no_cached_kv(guarded: Stack, monkeypatch: pytest.Monke
         body = {"prompt": "x", "max_tokens": 1, "cache_salt": "mine/1"}
         assert (await guarded.post(COMPLETIONS, body, headers)).status == 200
     assert (salts[0] == salts[1], len({*salts, *one, *two})) == (True, 4)
+
+
+@pytest.mark.advisory("CVE-2026-105752")
+async def test_a_response_that_goes_on_keeps_the_salt_of_its_key(
+    guarded: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    salts: list[str] = []
+    submit = Routers.submit
+
+    def spy(session: Routers, spec: common_pb2.SequenceSpec, *rest: Any) -> int:
+        salts.append(spec.cache_salt)
+        return submit(session, spec, *rest)
+
+    monkeypatch.setattr(Routers, "submit", spy)
+    for key in (KEY, "sk-two"):
+        headers, previous = {"Authorization": f"Bearer {key}"}, None
+        for _ in range(3):
+            body = {"input": "x", "max_output_tokens": 16, "previous_response_id": previous}
+            answer = await guarded.post("/v1/responses", body, headers)
+            assert answer.status == 200, answer.body
+            previous = answer.json()["id"]
+    assert (len(salts), len(set(salts[:3])), len(set(salts[3:])), len(set(salts))) == (6, 1, 1, 2)
 
 
 async def test_without_keys_everybody_shares_cached_kv(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,6 +158,7 @@ TRICKS = [
 
 
 @pytest.mark.parametrize(("line", "host"), TRICKS)
+@pytest.mark.advisory("CVE-2026-48746")
 async def test_no_spelling_gets_past_the_key(guarded: Stack, line: str, host: str) -> None:
     connection = await Connection.to(guarded.address)
     await connection.send(f"{line} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
@@ -141,6 +167,7 @@ async def test_no_spelling_gets_past_the_key(guarded: Stack, line: str, host: st
     assert status in (400, 401, 404)
 
 
+@pytest.mark.advisory("CVE-2024-28224")
 async def test_only_local_names_on_loopback_without_keys(stack: Stack) -> None:
     for host, status in (
         ("localhost", 200),

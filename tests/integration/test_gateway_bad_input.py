@@ -96,6 +96,7 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
     ({"response_format": {"type": "sound"}}, "response_format.type"),
     ({"kv_transfer_params": {"tp_size": 10**9}}, "kv_transfer_params"),
+    ({"prompt_embeds": "AAAA"}, "prompt_embeds"),
     ({"cache_salt": "a" * 129}, "cache_salt"),
     ({"chat_template": "{{ 1 }}"}, "chat_template"),
     ({"api_base": "http://127.0.0.1/"}, "api_base"),
@@ -131,6 +132,7 @@ PROMPTS: list[Any] = [
     ("body", "param"), [(b, p) for _, b, p in RAW_BODIES], ids=[name for name, _, _ in RAW_BODIES]
 )
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.advisory("CVE-2026-22778", "CVE-2026-54235", "CVE-2024-27454")
 async def test_bodies_that_are_no_request(
     shared_stack: Stack, path: str, body: bytes, param: str | None
 ) -> None:
@@ -145,6 +147,14 @@ async def test_bodies_that_are_no_request(
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("fields", "param"), FIELDS, ids=[str(fields)[:40] for fields, _ in FIELDS])
+@pytest.mark.advisory(
+    "CVE-2024-6587",
+    "CVE-2025-62372",
+    "CVE-2024-8939",
+    "GHSA-4xqp-c3mv-qff7",
+    "CVE-2026-21869",
+    "CVE-2026-93436",
+)
 async def test_bad_fields_are_400_before_any_event(
     shared_stack: Stack, fields: dict[str, Any], param: str, stream: bool
 ) -> None:
@@ -155,6 +165,7 @@ async def test_bad_fields_are_400_before_any_event(
 
 
 @pytest.mark.parametrize("prompt", PROMPTS, ids=lambda value: str(value)[:20])
+@pytest.mark.advisory("CVE-2024-8768", "CVE-2026-73559", "CVE-2026-93592")
 async def test_bad_prompts_are_400(shared_stack: Stack, prompt: Any) -> None:
     answer = await shared_stack.complete(prompt, max_tokens=1)
     assert answer.status == 400, answer.body
@@ -185,6 +196,7 @@ async def test_a_prompt_that_fills_a_long_context(start_stack: StartStack) -> No
 
 @pytest.mark.parametrize("name", ["nope", "../../etc/x", "a;id", "a\x00b", "x" * 10_000, "http://127.0.0.1/"])
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.advisory("CVE-2025-23319")
 async def test_unknown_models_are_404(shared_stack: Stack, name: str, stream: bool) -> None:
     for path, fields in ((CHAT, {"messages": USER}), (COMPLETIONS, {"prompt": "x"})):
         answer = await shared_stack.post(path, {"model": name, "stream": stream, **fields})
@@ -209,6 +221,7 @@ async def test_wrong_paths_and_methods(shared_stack: Stack) -> None:
         assert (status == 405) == ("allow" in answer.headers)
 
 
+@pytest.mark.advisory("CVE-2024-12886")
 async def test_wrong_content_types(shared_stack: Stack) -> None:
     for kind in ("application/x-www-form-urlencoded", "text/plain", "", "multipart/form-data; boundary=x"):
         answer = await shared_stack.post(CHAT, b"{}", {"Content-Type": kind})
@@ -221,6 +234,7 @@ async def test_wrong_content_types(shared_stack: Stack) -> None:
     ).status == 200
 
 
+@pytest.mark.advisory("CVE-2025-23310")
 async def test_a_body_over_the_limit_is_refused_unread(start_stack: StartStack) -> None:
     stack = await start_stack(max_body_mib=0.01)
     answer = await stack.complete("x" * 20_000)
@@ -263,6 +277,7 @@ async def test_ten_thousand_short_messages_are_refused_fast(shared_stack: Stack)
     await shared_stack.alive()
 
 
+@pytest.mark.advisory("CVE-2026-105755")
 async def test_request_ids(shared_stack: Stack) -> None:
     assert (await shared_stack.get("/live", {"X-Request-Id": "my-id_1.2"})).headers[
         "x-request-id"
@@ -280,6 +295,7 @@ async def test_request_ids(shared_stack: Stack) -> None:
     assert len({answer.json()["id"] for answer in answers}) == 2
 
 
+@pytest.mark.advisory("CVE-2026-105759")
 async def test_made_up_names_add_no_metrics(stack: Stack) -> None:
     await stack.complete("x", max_tokens=1)
     for number in range(3):

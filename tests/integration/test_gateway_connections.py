@@ -25,6 +25,7 @@ async def refusal(connection: Connection, timeout_s: float = 5) -> tuple[int, st
     return answer.status, error["code"]
 
 
+@pytest.mark.advisory("CVE-2025-48956")
 async def test_a_head_over_the_limit(stack: Stack) -> None:
     connection = await Connection.to(stack.address)
     data = b"GET /live HTTP/1.1\r\nHost: localhost\r\nX-Forwarded-For: " + b"a" * (10 << 20)
@@ -50,6 +51,7 @@ async def test_the_limit_of_a_head_is_not_one_of_its_body(start_stack: StartStac
     connection.close()
 
 
+@pytest.mark.advisory("CVE-2025-48956")
 async def test_a_head_that_dribbles_in(start_stack: StartStack) -> None:
     stack = await start_stack(header_timeout_s=0.3)
     for data in (b"", b"GET /live HTTP/1.1\r\n"):
@@ -107,6 +109,7 @@ async def test_a_refused_head_keeps_the_id_of_its_own_request(stack: Stack) -> N
     assert await refusal(connection) == (400, "invalid_http")
 
 
+@pytest.mark.advisory("CVE-2025-23310")
 async def test_many_tiny_chunks(stack: Stack) -> None:
     body = request_bytes(
         "POST", COMPLETIONS, None, {"Content-Type": "application/json", "Transfer-Encoding": "chunked"}
@@ -155,6 +158,7 @@ CHUNKED = {"Content-Type": "application/json", "Transfer-Encoding": "chunked"}
 
 @pytest.mark.parametrize("start", [b"0\r\nX-T: ", b"0\r\n", b"1;", b"1\r\nx\r\n0\r\nX-T: "])
 @pytest.mark.parametrize("path", [COMPLETIONS, "/nope"])
+@pytest.mark.advisory("CVE-2025-23310")
 async def test_endless_trailers_and_chunk_extensions(stack: Stack, path: str, start: bytes) -> None:
     connection = await stack.open_raw(request_bytes("POST", path, None, CHUNKED) + start)
     sent = 0

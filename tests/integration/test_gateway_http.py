@@ -86,6 +86,7 @@ async def test_other_versions_are_no_http(stack: Stack, version: str) -> None:
         ["chunked, gzip"],
     ],
 )
+@pytest.mark.advisory("CVE-2025-43859")
 async def test_only_the_chunked_transfer_encoding(stack: Stack, fields: list[str]) -> None:
     head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     head += "".join(f"Transfer-Encoding: {field}\r\n" for field in fields)

@@ -47,6 +47,7 @@ OWN: list[dict[str, str]] = [
 
 
 @pytest.mark.parametrize("fields", FOREIGN)
+@pytest.mark.advisory("CVE-2024-28224")
 async def test_a_foreign_page_changes_nothing(stack: Stack, fields: dict[str, str]) -> None:
     for path, body, kind in (
         ("/v1/files", UPLOAD, FORM),

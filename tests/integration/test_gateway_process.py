@@ -119,6 +119,7 @@ def gateway_process(log: Path, *flags: str, within: Sequence[str] = ()) -> Itera
             process.wait()
 
 
+@pytest.mark.advisory("CVE-2024-9606")
 async def test_it_serves_in_little_memory_and_drains_on_sigterm(stack: Stack, run_dir: Path) -> None:
     port, log, config = free_port(), run_dir / "gateway.log", stack.gateway._config
     flags = [
@@ -130,28 +131,35 @@ async def test_it_serves_in_little_memory_and_drains_on_sigterm(stack: Stack, ru
         ",".join(config.tokenizer),
     ]
     flags += ["--client-secret-file", str(config.client_secret_file), "--drain-s", "5"]
+    keys = run_dir / "keys"
+    keys.write_text("sk-of-the-operator\n")
+    flags += ["--api-key-file", str(keys), "--log-level", "debug"]
+    headers = {"Authorization": "Bearer sk-of-the-operator"}
     address = f"http://127.0.0.1:{port}"
     with gateway_process(log, *flags) as process:
         await ready(address)
+        wrong = {"Authorization": "Bearer sk-of-a-stranger"}
+        assert (await call(address, "GET", "/v1/models", None, wrong)).status == 401
         body = {"model": MODEL, "prompt": "secret-prompt", "max_tokens": 200, "stream": True, "n": 4}
         for _ in range(3):
-            assert (await call(address, "POST", "/v1/completions", body)).events[-1] == "[DONE]"
+            assert (await call(address, "POST", "/v1/completions", body, headers)).events[-1] == "[DONE]"
         memory = resident_mib(process.pid)
         sys.stdout.write(f"resident: {memory:.0f} MiB\n")
         assert memory < 150
         stack.faults.step_delay_s = 0.01
-        job = asyncio.create_task(call(address, "POST", "/v1/completions", {**body, "n": 1}))
+        job = asyncio.create_task(call(address, "POST", "/v1/completions", {**body, "n": 1}, headers))
         await eventually(lambda: stack.engine.app.hub.load().running, "a running sequence")
         process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(10):
             while await status_of(address, "/ready") != 503:  # noqa: ASYNC110 - another process
                 await asyncio.sleep(0.01)
         # The time of drain-notice-s: clients go elsewhere, and none is refused.
-        late = await call(address, "POST", "/v1/completions", {**body, "n": 1, "max_tokens": 2})
+        late = await call(address, "POST", "/v1/completions", {**body, "n": 1, "max_tokens": 2}, headers)
         assert (late.status, late.headers["connection"]) == (200, "close")
         assert (await job).events[-1] == "[DONE]"
         assert await asyncio.to_thread(process.wait, 20) == 0
-    assert "secret-prompt" not in log.read_text()
+    written = log.read_text()
+    assert not [one for one in ("secret-prompt", "sk-of-the-operator", "sk-of-a-stranger") if one in written]
 
 
 async def test_few_descriptors_refuse_connections_and_say_so(run_dir: Path) -> None:

@@ -188,6 +188,7 @@ async def test_any_text_of_arguments_is_taken(stack: Stack, arguments: str) -> N
     assert (await answered(stack, RENDER_CHAT, messages=messages))["token_ids"]
 
 
+@pytest.mark.advisory("CVE-2025-62426")
 async def test_variables_of_transformers_are_no_variables_of_the_template(
     stack: Stack, say: Callable[[str], None]
 ) -> None:
@@ -270,6 +271,7 @@ BAD_TEXTS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.advisory("CVE-2026-71486")
 async def test_bad_input_of_tokenize_and_detokenize(stack: Stack) -> None:
     for tokens in BAD_TOKENS:
         assert (await refused(stack, "/detokenize", tokens=tokens))["param"] == "tokens"

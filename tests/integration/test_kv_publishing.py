@@ -74,6 +74,7 @@ async def test_a_resync_is_answered_with_a_snapshot(fake_router, start_engine):
     await eventually(lambda: publication.known.names > names_after(PROMPT, 8), "what came after it")
 
 
+@pytest.mark.advisory("CVE-2025-30202")
 async def test_a_router_that_does_not_read_gets_a_snapshot_in_the_end(fake_router, start_engine):
     """What waits is bounded, and the sequences do not notice."""
     await start_engine(script=CACHING, kv_publish_queue=4, **FAST_KV)

@@ -71,6 +71,7 @@ async def refused(service: RunningTokenizer, request: pb.RenderRequest) -> commo
     return error_of(caught.value)
 
 
+@pytest.mark.advisory("CVE-2025-61620", "CVE-2026-5760")
 async def test_hostile_templates_are_refused_and_harm_nobody(
     service: RunningTokenizer, say: Callable[[str], None]
 ) -> None:

@@ -26,6 +26,7 @@ from tests.integration.router_fakes import (
 LONG = 200
 
 
+@pytest.mark.advisory("CVE-2026-92972")
 async def test_request_ids_that_come_twice_cost_nothing_but_the_copy(monkeypatch):
     async with (
         running_router(monkeypatch) as (router, address),
@@ -75,6 +76,7 @@ async def test_an_engine_cannot_speak_for_the_sequences_of_another(monkeypatch):
         assert router.admission.live_sequences == 0
 
 
+@pytest.mark.advisory("CVE-2026-33186")
 async def test_a_message_that_is_too_large_ends_its_sender_and_nobody_else(monkeypatch):
     async with (
         running_router(monkeypatch, max_message_mib=1) as (router, address),

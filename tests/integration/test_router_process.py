@@ -126,6 +126,7 @@ async def test_a_loaded_router_stays_small(run_dir, secrets):
         assert all(engine.placed_sequences == 0 for engine in fleet.engines)
 
 
+@pytest.mark.advisory("CVE-2025-30202")
 async def test_a_gateway_that_never_reads_and_never_stops_asking_fills_nothing(run_dir, secrets):
     async with (
         RouterProcess(run_dir, secrets) as router,

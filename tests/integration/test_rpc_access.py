@@ -74,6 +74,7 @@ async def test_each_role_reaches_its_own_services_only(kind: str, run_dir: Path)
 
 
 @pytest.mark.parametrize("secret", [None, "wrong", "client-secre", "client-secret2", "Client-Secret"])
+@pytest.mark.advisory("CVE-2026-33186")
 async def test_without_the_right_secret_every_method_is_refused(secret: str | None) -> None:
     async with serving() as running, open_channel(running.target, secret=secret) as channel:
         for prefix in ACCESS:
@@ -83,6 +84,7 @@ async def test_without_the_right_secret_every_method_is_refused(secret: str | No
         assert running.server.calls.in_flight == 0
 
 
+@pytest.mark.advisory("CVE-2026-33186")
 async def test_a_stranger_who_sends_nothing_or_too_much_is_refused_at_once() -> None:
     async with serving(max_message_mib=1) as running, open_channel(running.target, secret="x") as channel:
         silent = engine_pb2_grpc.FleetServiceStub(channel).Attach()
@@ -112,6 +114,7 @@ async def test_two_secrets_in_one_call_are_none() -> None:
         "/grpc.health.v1.Health",
     ],
 )
+@pytest.mark.advisory("CVE-2026-33186")
 async def test_tricks_with_the_path_reach_nothing(method: str) -> None:
     async with serving() as running:
         async with open_channel(running.target, secret="engine-secret") as engine:
@@ -126,6 +129,7 @@ async def test_tricks_with_the_path_reach_nothing(method: str) -> None:
             )
 
 
+@pytest.mark.advisory("CVE-2025-30202")
 async def test_a_server_without_protection_does_not_start_unless_told_to() -> None:
     with pytest.raises(StartRefused, match="insecure"):
         RpcServer(listen=["127.0.0.1:0"], secrets=NO_SECRETS, insecure=False, access=ACCESS)

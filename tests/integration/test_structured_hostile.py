@@ -100,6 +100,9 @@ def assert_refused(answer: Answer, param: str) -> None:
     assert len(error["message"]) < 400
 
 
+@pytest.mark.advisory(
+    "CVE-2025-48942", "CVE-2026-55574", "CVE-2026-105757", "CVE-2025-57809", "CVE-2025-58446"
+)
 async def test_each_is_refused_by_name_or_harmless(
     start_stack: StartStack, say: Callable[[str], None]
 ) -> None:
@@ -170,6 +173,7 @@ def tool(parameters: Any, **fields: Any) -> dict[str, Any]:
         {"type": "object", "not": {}},
     ],
 )
+@pytest.mark.advisory("CVE-2025-48942")
 async def test_malformed_tools_are_refused_where_they_bind(
     start_parsing: StartStack, parameters: Any
 ) -> None:

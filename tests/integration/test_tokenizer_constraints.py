@@ -95,6 +95,7 @@ async def test_another_model_is_not_found(tokenizer: RunningTokenizer) -> None:
     assert (await refusal(tokenizer, request)).code == common_pb2.ERROR_CODE_MODEL_NOT_FOUND
 
 
+@pytest.mark.advisory("GHSA-hf3c-wxg2-49q9")
 async def test_verdicts_are_remembered_and_bounded(tmp_path: Path) -> None:
     async with running_tokenizer(tmp_path, constraint_cache=2) as running:
         tasks: list[Any] = []
@@ -110,6 +111,7 @@ async def test_verdicts_are_remembered_and_bounded(tmp_path: Path) -> None:
         assert [task.source for task in tasks] == ["a", "b", "c", "b"]
 
 
+@pytest.mark.advisory("CVE-2026-55574")
 async def test_a_constraint_that_kills_or_holds_a_worker_is_refused(tmp_path: Path) -> None:
     """And is not tried again for a while; whoever renders meanwhile does not notice."""
     async with running_tokenizer(tmp_path, workers=2, constraint_timeout_s=1.5) as running:
@@ -149,6 +151,7 @@ async def test_time_and_memory_are_limits_of_their_own(tmp_path: Path) -> None:
         await running.stub.Render(completion_request("still here"))
 
 
+@pytest.mark.advisory("CVE-2026-55574")
 async def test_hostile_constraints_are_judged_quickly(
     tokenizer: RunningTokenizer, say: Callable[[str], None]
 ) -> None:
@@ -167,6 +170,7 @@ async def test_hostile_constraints_are_judged_quickly(
     assert tokenizer.service.pool.pids == (worker,)
 
 
+@pytest.mark.advisory("GHSA-hf3c-wxg2-49q9")
 async def test_many_schemas_fill_nothing(tokenizer: RunningTokenizer) -> None:
     """Memory of the service and of its worker stays flat (advisory of xgrammar's cache)."""
 

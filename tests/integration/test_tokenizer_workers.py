@@ -170,6 +170,7 @@ async def test_waiting_too_long_is_refused(tmp_path: Path) -> None:
         trapped.cancel()
 
 
+@pytest.mark.advisory("CVE-2025-61620")
 async def test_a_template_that_eats_memory_harms_nobody(tmp_path: Path) -> None:
     template = "{% if messages[0].content == 'eat' %}{{ 'x' * 10**10 }}{% endif %}" + tiny.CHATML_TEMPLATE
     model = tiny.write_tiny_model(tmp_path / "eater", chat_template=template)
@@ -194,6 +195,7 @@ async def test_five_megabytes_are_refused_without_tokenizing(tmp_path: Path) -> 
 ADVERSARIAL = ["a", "0", " ", "\uffff", "<", "<|im_end|>", "<|im_", "\n", "é", "!", "'s", "\u0301", "🙂"]
 
 
+@pytest.mark.advisory("CVE-2025-52566")
 async def test_adversarial_texts_take_linear_time(tmp_path: Path) -> None:
     async def seconds(running: RunningTokenizer, text: str) -> float:
         """CPU time of the worker: the machine may be busy with other things."""
@@ -219,6 +221,7 @@ async def test_many_short_messages(tmp_path: Path) -> None:
         assert time.perf_counter() - started < 5
 
 
+@pytest.mark.advisory("CVE-2026-71486")
 async def test_a_thousand_requests_do_not_make_a_worker_grow(tmp_path: Path) -> None:
     async with running_tokenizer(tmp_path) as running:
         worker = psutil.Process(running.service.pool.pids[0])
@@ -246,6 +249,7 @@ async def test_drain_lets_running_tasks_end(tmp_path: Path) -> None:
     assert not psutil.pid_exists(pid)
 
 
+@pytest.mark.advisory("CVE-2025-52566")
 def test_workers_import_neither_grpc_nor_torch_nor_transformers() -> None:
     code = (
         "import sys, services.tokenizer.workers.__main__, services.tokenizer.rendering\n"

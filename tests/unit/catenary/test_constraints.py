@@ -125,6 +125,7 @@ def test_a_recursive_schema_with_an_end_is_honoured() -> None:
     assert "[null, [[], null]]" in Language(SCHEMA, listed)
 
 
+@pytest.mark.advisory("CVE-2025-57809")
 def test_depth_size_and_references_are_bounded() -> None:
     def nested(depth: int) -> str:
         return '{"properties":{"a":' * depth + "{}" + "}}" * depth

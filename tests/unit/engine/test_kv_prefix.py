@@ -39,6 +39,7 @@ def test_only_full_blocks_are_hit(length: int, full: int) -> None:
     assert (pool.used, pool.free_count, pool.cached_count) == (0, 8, full)
 
 
+@pytest.mark.advisory("CVE-2025-25183")
 def test_the_same_tokens_under_two_salts_share_nothing() -> None:
     pool = pool_of(8)
     tokens = list(range(2 * SIZE))

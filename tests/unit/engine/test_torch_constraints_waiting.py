@@ -112,6 +112,7 @@ def test_who_waits_too_long_is_refused(directory: Path) -> None:
     assert "grammar_timeout_s" in str(end.error_message)
 
 
+@pytest.mark.advisory("GHSA-hf3c-wxg2-49q9")
 def test_the_last_compiled_constraints_are_kept(directory: Path) -> None:
     core = LocalCore(tiny_options(directory, grammar_cache=2))
     for source in ("a{3}", "b{3}", "a{3}", "c{3}", "b{3}", "a{3}"):

@@ -99,6 +99,7 @@ def test_an_abort_ends_a_sequence_at_any_stage(core: LocalCore) -> None:
         assert (end.reason, end.completion_tokens) == (FinishReason.ABORT, generated)
 
 
+@pytest.mark.advisory("CVE-2026-44223")
 def test_what_cannot_run_is_refused_and_the_rest_goes_on(directory: Path) -> None:
     core = LocalCore(tiny_options(directory, max_num_seqs=2, max_waiting=0))
     good = [core.submit([3, 4, 5]), core.submit([6])]

@@ -44,6 +44,14 @@ def generated(core: LocalCore, token_ids: list[int], **options: Any) -> list[int
     return core.outputs[key].token_ids
 
 
+def generated_beside(core: LocalCore, token_ids: list[int]) -> list[int]:
+    """While others run on."""
+    key = core.submit(list(token_ids))
+    while core.outputs[key].end is None:
+        core.step()
+    return core.outputs[key].token_ids
+
+
 def values(output: Output) -> list[float]:
     return [value for value, _ in output.prompt]
 
@@ -114,6 +122,27 @@ def test_a_seed_gives_the_same_tokens_alone_among_others_and_taken_up_again(
     assert generated(core, PROMPT, **{**chosen, "seed": 124}) != alone
 
 
+@pytest.mark.advisory("GHSA-6cxc-2vcg-w5qc")
+def test_the_next_sequence_of_a_row_has_nothing_of_the_one_before(core: LocalCore) -> None:
+    """Beside a neighbour that stays, so that the batch is never built anew."""
+    plain, other = generated(core, PROMPT), prompt(31)
+    expected = generated(core, other, max_tokens=40)
+    neighbour = core.submit(other, max_tokens=40)
+    options: list[dict[str, Any]] = [
+        {"allowed_token_ids": (3, 44, 100)},
+        {"bad_words": tuple((token,) for token in plain[:4])},
+        {"logit_bias": tuple((token, -100.0) for token in plain[:4])},
+        {"repetition_penalty": 1.9, "frequency_penalty": 2.0, "temperature": 2.0, "seed": 1, "top_k": 3},
+    ]
+    for one in options:
+        core.submit(PROMPT, max_tokens=2, **one)
+        for _ in range(4):
+            core.step()
+        assert generated_beside(core, PROMPT) == plain, one
+    core.run()
+    assert core.outputs[neighbour].token_ids == expected
+
+
 def test_allowed_ids_are_all_that_is_generated(core: LocalCore) -> None:
     allowed = (3, 44, 100)
     key = core.submit(PROMPT, allowed_token_ids=allowed, temperature=3.0, max_tokens=30)
@@ -149,6 +178,7 @@ BAD_IDS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", BAD_IDS, ids=str)
+@pytest.mark.advisory("CVE-2026-93840")
 def test_ids_that_index_no_logit_never_reach_the_device(core: LocalCore, options: dict[str, Any]) -> None:
     """C23, in the core itself: the servicer refuses them before."""
     key = core.submit(PROMPT, **options)

@@ -26,6 +26,7 @@ TESTS = (
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
+@pytest.mark.advisory("CVE-2026-73558")
 def test_kernels_stay_within_their_memory(tmp_path: Path) -> None:
     compiler = tmp_path / "sanitizing"
     found = find_compiler() or ()

@@ -165,6 +165,7 @@ def test_grammars_hold_as_in_one_engine(tmp_path: Path) -> None:
     cores.close()
 
 
+@pytest.mark.advisory("CVE-2026-105757")
 def test_a_constraint_that_fails_leaves_no_blocks(tmp_path: Path) -> None:
     cores = HandoverCores(save_constrained_model(tmp_path / "model"), tmp_path / "kv")
     prefill, decode = cores.start("prefill"), cores.start("decode")

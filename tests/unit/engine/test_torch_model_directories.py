@@ -149,6 +149,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("name", DAMAGES)
+@pytest.mark.advisory("CVE-2025-24357")
 def test_a_damaged_directory_is_refused(name: str, tmp_path: Path) -> None:
     damage, text = DAMAGES[name]
     directory = save_tiny_model("llama", tmp_path)
@@ -183,6 +184,7 @@ def test_sampling_defaults_come_from_the_generation_config(tmp_path: Path) -> No
     assert facts.ignored_sampling == ("typical_p",)
 
 
+@pytest.mark.advisory("CVE-2025-66448")
 def test_code_in_the_directory_is_never_run(tmp_path: Path) -> None:
     directory = save_tiny_model("llama", tmp_path)
     marker = tmp_path / "ran"
@@ -286,6 +288,7 @@ def test_a_name_that_leads_nowhere(
     assert text in capsys.readouterr().err
 
 
+@pytest.mark.advisory("CVE-2026-7482")
 def test_a_broken_gguf_file_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     file = tmp_path / "broken.gguf"
     file.write_bytes(b"GGUF" + b"\x00" * 64)

@@ -130,6 +130,7 @@ def test_scores_that_overflow_fail_alone() -> None:
         assert all(one.status is RowStatus.SAMPLED for one in static[4:])
 
 
+@pytest.mark.advisory("CVE-2026-73558")
 def test_a_row_does_not_depend_on_its_neighbours() -> None:
     rng = random.Random(8)
     rows = [random_row(rng) for _ in range(9)]

@@ -109,6 +109,7 @@ def test_strangers_who_speak_otherwise(serving: Serving, words: bytes) -> None:
     serving.still_serves()
 
 
+@pytest.mark.advisory("CVE-2026-34159")
 def test_strangers_who_say_random_things(serving: Serving) -> None:
     rng = random.Random(5)
     for _ in range(60):
@@ -227,6 +228,7 @@ def reply(status: int = 0, block_bytes: int = SIZE, count: int = BLOCKS) -> byte
         (reply() + b"\0" * 50, True, TransferFault.TIMEOUT),
     ],
 )
+@pytest.mark.advisory("CVE-2026-34159")
 def test_offering_engines_that_lie(tmp_path: Path, words: bytes, hold: bool, fault: TransferFault) -> None:
     peer = Peer(words, hold=hold)
     serving = Serving(BUILTIN["tcp"], tmp_path)

@@ -86,6 +86,7 @@ def test_all_blocks_arrive_and_none_can_be_read_along(serving: Serving) -> None:
     assert serving.fetch(count=0) == []
 
 
+@pytest.mark.advisory("CVE-2026-34159")
 def test_strangers_get_nothing_and_take_no_place_for_long(
     serving: Serving, certificates: dict[str, TlsPaths]
 ) -> None:

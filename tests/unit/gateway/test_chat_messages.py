@@ -120,6 +120,7 @@ BAD: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("message", "field"), BAD, ids=[json.dumps(m)[:60] for m, _ in BAD])
+@pytest.mark.advisory("CVE-2025-6242")
 def test_bad_messages_are_named(message: Any, field: str) -> None:
     error = refused(USER, message)
     assert error.param == ("messages.1." + field).rstrip(".")
@@ -179,6 +180,7 @@ def test_variables() -> None:
 @pytest.mark.parametrize(
     "name", ["tokenize", "chat_template", "messages", "conversation", "__class__", "x", "é", "n" * 300]
 )
+@pytest.mark.advisory("CVE-2025-62426")
 def test_variables_that_no_template_reads(name: str) -> None:
     with pytest.raises(ApiError) as caught:
         variables({"thinking"}, chat_template_kwargs={name: True})

@@ -331,6 +331,7 @@ def test_what_is_refused(fields: dict[str, Any], param: str) -> None:
     assert refused(**fields).param == param
 
 
+@pytest.mark.advisory("CVE-2024-27454")
 def test_depth_is_bounded_before_anything_recurses() -> None:
     deep: Any = {}
     for _ in range(900):

@@ -56,6 +56,7 @@ def test_errors_of_peers(code: int, status: int, name: str) -> None:
         assert error.retry_after_ms
 
 
+@pytest.mark.advisory("CVE-2026-22778")
 def test_internal_errors_tell_nothing() -> None:
     wire = common_pb2.Error(code=common_pb2.ERROR_CODE_INTERNAL, message="/home/x/y.py line 3")
     assert from_wire(wire).message == internal().message
@@ -72,6 +73,7 @@ def test_events_are_one_line() -> None:
     assert json.loads(sse_error_event(internal())[6:])["error"]["code"] == "internal_error"
 
 
+@pytest.mark.advisory("CVE-2025-59425")
 def test_keys_are_compared_by_digest() -> None:
     keys = ApiKeys(["one", "ключ"])
     assert keys.accepts(b"one")

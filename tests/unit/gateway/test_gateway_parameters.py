@@ -94,6 +94,7 @@ BAD: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize("parse", [chat, completion])
 @pytest.mark.parametrize(("name", "value"), BAD)
+@pytest.mark.advisory("CVE-2026-21869", "CVE-2026-100647")
 def test_bad_values_are_named_at_a_glance(parse: Any, name: str, value: Any) -> None:
     started = time.process_time()
     param = refused(parse, **{name: value})
@@ -155,6 +156,7 @@ GOOD: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("fields", GOOD)
+@pytest.mark.advisory("CVE-2026-100647")
 def test_good_values_are_taken(fields: dict[str, Any]) -> None:
     assert completion(**fields).model == "m"
 
@@ -190,6 +192,7 @@ def test_absent_parameters_are_the_engines_affair() -> None:
 
 
 @pytest.mark.parametrize("name", ["logit_bias", "allowed_token_ids", "stop_token_ids"])
+@pytest.mark.advisory("CVE-2026-93840")
 def test_ids_beyond_the_vocabulary_are_named(name: str) -> None:
     for token_id in (VOCAB_SIZE, 2**31, 2**63):
         value: Any = {str(token_id): 1} if name == "logit_bias" else [token_id]
@@ -203,6 +206,7 @@ def test_bad_words_are_banned_with_and_without_a_space() -> None:
     assert bad_word_tokens(["<|im_end|>"], VOCABULARY)[0] == [EOS_ID]
 
 
+@pytest.mark.advisory("CVE-2026-93989")
 def test_bad_words_beyond_the_logits_are_refused() -> None:
     narrow = Model("tiny", 100, 300, VOCABULARY)
     with pytest.raises(ApiError) as caught:

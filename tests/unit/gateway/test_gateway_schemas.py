@@ -370,6 +370,7 @@ def test_all_forms_of_a_prompt(prompt: Any, read: Any) -> None:
     assert completion(prompt=prompt).prompt == read
 
 
+@pytest.mark.advisory("CVE-2026-73559")
 def test_prompts_times_n_are_limited() -> None:
     assert refused(completion, prompt=["a"] * 100, n=3)["param"] == "n"
 
@@ -393,6 +394,7 @@ def test_the_smaller_limit_counts() -> None:
     assert refused(chat, max_completion_tokens=5, min_tokens=6)["param"] == "min_tokens"
 
 
+@pytest.mark.advisory("CVE-2024-8939")
 def test_best_of() -> None:
     assert completion(n=2, best_of=2, stream=True).n == 2
     assert completion(best_of=1).choices == 1

@@ -59,6 +59,7 @@ async def test_each_framing_is_read_alike_however_it_arrives(framing: Framing) -
 
 
 @NAMED
+@pytest.mark.advisory("CVE-2025-43859")
 async def test_each_framing_ends_where_the_table_says(framing: Framing) -> None:
     connection = MemoryConnection()
     for at in range(len(framing.data)):
@@ -96,6 +97,7 @@ def test_node_reads_them_as_the_table_says() -> None:
 
 
 @NAMED
+@pytest.mark.advisory("CVE-2025-43859")
 def test_what_is_served_has_the_same_body_for_other_readers(framing: Framing) -> None:
     if (read := re.match(r"200/(\d+)", framing.ours)) is not None:
         assert framing.node == read[1]

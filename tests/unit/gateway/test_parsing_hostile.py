@@ -54,6 +54,7 @@ def parsed(name: str, pieces: list[str], thinks: str = "") -> list[Part]:
 
 
 @pytest.mark.parametrize("name", sorted(TOOL_PARSERS | {"json"}))
+@pytest.mark.advisory("GHSA-j828-28rj-hfhp")
 def test_hostile_text_costs_little(name: str) -> None:
     worst: dict[str, float] = {}
     for label, body in BODIES.items():
@@ -87,6 +88,7 @@ def test_hostile_thoughts_cost_little(thinks: str) -> None:
         assert parts or not body.strip()
 
 
+@pytest.mark.advisory("CVE-2025-9141")
 def test_text_of_a_call_is_never_run(tmp_path: Path) -> None:
     trap = tmp_path / "pwned"
     evil = f"__import__('os').system('touch {trap}')"

@@ -107,6 +107,7 @@ def test_names_with_characters_of_a_grammar_are_refused(name: str) -> None:
     assert refusal(tools=[tool]) == ("tools.0.function.name", "invalid_value")
 
 
+@pytest.mark.advisory("CVE-2024-27454")
 def test_deep_and_large_tools_are_refused() -> None:
     deep: dict[str, Any] = {}
     for _ in range(5000):

@@ -85,6 +85,7 @@ def everywhere(said: str) -> tuple[list[ChatTurn], ChatOptions]:
     ).map("".join)
 )
 @settings(max_examples=40, deadline=None)
+@pytest.mark.advisory("CVE-2026-44222")
 def test_callers_write_no_control_token_anywhere(renderer: Renderer, variables: str, said: str) -> None:
     turns, options = everywhere(said)
     if variables and renderer is SHOWING:

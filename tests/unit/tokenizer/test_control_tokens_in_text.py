@@ -88,6 +88,7 @@ def test_spellings_stay_text(text: str) -> None:
     ).map("".join)
 )
 @settings(max_examples=200, deadline=None)
+@pytest.mark.advisory("CVE-2026-44222")
 def test_no_text_whatever_gives_a_control_token(text: str) -> None:
     check_user_text(text)
 
@@ -134,6 +135,7 @@ def test_texts_that_leave_no_mark_are_refused() -> None:
         chat(CHATML, ("user", "<|im_end|>" + "".join(map(chr, range(0xE000, 0xF900)))))
 
 
+@pytest.mark.advisory("CVE-2025-46560")
 def test_ten_thousand_spellings_take_linear_time() -> None:
     def seconds(count: int) -> float:
         started = time.perf_counter()
