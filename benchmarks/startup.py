@@ -31,7 +31,7 @@ from tests.support.tiny_tokenizer import write_tiny_model
 from tests.support.up import free_port
 
 POLL_S = 0.005
-QUESTION = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
+QUESTION = {"messages": [{"role": "user", "content": "Name the capital of France."}], "temperature": 0}
 
 
 async def lives(address: str) -> bool:

@@ -76,7 +76,7 @@ def is_ready(gateway: str) -> bool:
         return bool(response.status == 200)
 
 
-def ask(gateway: str, question: str = "What is the capital of France?", max_tokens: int = 24) -> str:
+def ask(gateway: str, question: str = "Name the capital of France.", max_tokens: int = 24) -> str:
     """Return the answer to one chat request; raises on anything but 200."""
     body = {
         "model": MODEL,

@@ -12,11 +12,11 @@ post() { # post PATH JSON : one request; the answer on one line
 
 echo "# a chat"
 post chat/completions '{"model": "'"$model"'", "temperature": 0, "max_tokens": 64,
-  "messages": [{"role": "user", "content": "What is the capital of France?"}]}'
+  "messages": [{"role": "user", "content": "Name the capital of France."}]}'
 
 echo "# as a stream"
 post chat/completions '{"model": "'"$model"'", "temperature": 0, "max_tokens": 16, "stream": true,
-  "messages": [{"role": "user", "content": "What is the capital of France?"}]}'
+  "messages": [{"role": "user", "content": "Name the capital of France."}]}'
 
 echo "# JSON by a schema"
 post chat/completions '{"model": "'"$model"'", "temperature": 0, "max_tokens": 64,
@@ -30,5 +30,5 @@ post completions '{"model": "'"$model"'", "prompt": "The capital of France is", 
   "max_tokens": 4, "logprobs": 2}'
 
 echo "# the Responses API"
-post responses '{"model": "'"$model"'", "input": "What is the capital of France?", "temperature": 0,
+post responses '{"model": "'"$model"'", "input": "Name the capital of France.", "temperature": 0,
   "max_output_tokens": 64, "store": false}'

@@ -19,7 +19,7 @@ from catenary.v1 import common_pb2, router_pb2, router_pb2_grpc, tokenizer_pb2, 
 
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Ask a question over gRPC.")
-    parser.add_argument("question", nargs="?", default="What is the capital of France?")
+    parser.add_argument("question", nargs="?", default="Name the capital of France.")
     parser.add_argument("--router", default="127.0.0.1:7070")
     parser.add_argument("--tokenizer", default="127.0.0.1:7071")
     parser.add_argument("--secret-file", type=Path, required=True, help="file with the client secret")

@@ -19,7 +19,7 @@ def main() -> None:
         for output in llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=12)):
             print(f"{output.prompt!r} -> {output.outputs[0].text!r}")
 
-        question = [{"role": "user", "content": "What is the capital of France?"}]
+        question = [{"role": "user", "content": "Name the capital of France."}]
         print(llm.chat(question, SamplingParams(temperature=0, max_tokens=32))[0].outputs[0].text)
 
         choice = SamplingParams(temperature=0, structured_outputs={"choice": ["positive", "negative"]})

@@ -14,7 +14,7 @@ from openai import OpenAI, OpenAIError
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("question", nargs="?", default="What is the capital of France?")
+    parser.add_argument("question", nargs="?", default="Name the capital of France.")
     parser.add_argument("--base-url", default="http://127.0.0.1:8000/v1")
     parser.add_argument("--model", help="the first that is served, unless given")
     options = parser.parse_args()

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from catenary.cli.launching import start, table
-from catenary.migration import R1_SCRIPT, SCRIPT, launch_of, read_letters
+from catenary.cli.launching import COMMON_HELP, asks_for_help, help_of, start
+from catenary.migration import R1_SCRIPT, SCRIPT, Letter, launch_of, read_letters
 
 PROGRAM = "catenary gaudi-start"
-USAGE = """\
-usage: catenary gaudi-start -w MODEL [LETTERS] [--dry-run]
-       catenary gaudi-start --r1 -w MODEL -t 1 [LETTERS] [--dry-run]
+USAGE = f"""\
+usage: catenary gaudi-start -w MODEL [LETTERS] [--dry-run] [-- OPTIONS OF catenary up]
+       catenary gaudi-start --r1 -w MODEL -t 1 [LETTERS] [--dry-run] [-- OPTIONS OF catenary up]
 
 Starts catenary up with what the letters of start_gaudi_vllm_server.sh ask for; with --r1 letters are those of
-the DeepSeek-R1 script. --dry-run only says how.
+the DeepSeek-R1 script (catenary gaudi-start --r1 --help).
 
-"""
+{COMMON_HELP}"""
 
 
 def run_gaudi_start(argv: Sequence[str]) -> int:
     """Run `catenary gaudi-start`; the exit code is that of `catenary up`, 2 for a wrong command line."""
-    words = [word for word in argv if word != "--dry-run"]
-    if "-h" in words or "--help" in words:
-        script = R1_SCRIPT if "--r1" in words else SCRIPT
-        print(USAGE + table(entry.row for entry in script), end="")
+    if asks_for_help(argv):
+        script = R1_SCRIPT if "--r1" in argv else SCRIPT
+        letters = [(_written(entry), entry.row) for entry in script]
+        print(f"{USAGE}\n{help_of({'Letters': letters})}", end="")
         return 0
-    return start(PROGRAM, lambda: launch_of(read_letters(words)), dry=len(words) < len(argv))
+    return start(PROGRAM, argv, lambda words: launch_of(read_letters(words)))
+
+
+def _written(entry: Letter) -> str:
+    value = "" if entry.switch else " VALUE"
+    default = f"   [default: {entry.default}]" if entry.default not in (None, "", "None") else ""
+    return f"-{entry.letter}{value}{default}"

@@ -102,7 +102,8 @@ ROWS = (
         "VLLM_MAX_CONCURRENT_PREPROC",
     ),
     unneeded(
-        "prefill and decode run in one engine",
+        "KV goes between a prefill and a decode engine through Catenary's own connector: `--role` and "
+        "`--kv-connector` of the engine, `--engine-roles` of `catenary up`",
         "VLLM_HPU_NIXL_*",
         "VLLM_NIXL_*",
         "VLLM_HPU_HETERO_KV_LAYOUT",

@@ -19,6 +19,9 @@ from catenary.migration.serve import parse_serve
 _TEST = "tests/unit/catenary/test_migration_letters.py::"
 _BLOCK = 128
 _LEAST_TOKENS = 2048
+# Most prompts that an engine computes together; the default lengths of releases that have -i and -o.
+_MOST_PROMPTS = 256
+_PROMPTS, _COMPLETIONS = "4,1024", "4,2048"
 # Lengths up to which the DeepSeek-R1 script leaves 0.85 of the memory to vLLM, and the shares.
 _R1_SHORT, _R1_SHARE, _R1_LONG_SHARE = 16384, "0.85", "0.7"
 _FP8 = "FP8 is not done yet: leave it out to compute in bfloat16"
@@ -91,7 +94,11 @@ SCRIPT: Final[tuple[Letter, ...]] = (
     _letter("g", _OK, "`--max-capture-tokens` of the engine", _SETS, "8192"),
     _letter("u", _OK, "`--gpu-memory-utilization`", _SETS, "0.9"),
     _letter(
-        "e", _OK, "options of `vllm serve`, as in the table above", "test_extra_options_are_those_of_vllm", ""
+        "e",
+        _OK,
+        "options of `vllm serve`, in one text (`catenary vllm-serve --help` lists them)",
+        "test_extra_options_are_those_of_vllm",
+        "",
     ),
     _letter(
         "l", _OK, "strategy `padding` with `--bucketing-pad-ratio`, 0 to 0.5", "test_padding_limit", "0.25"
@@ -99,6 +106,22 @@ SCRIPT: Final[tuple[Letter, ...]] = (
     _letter("c", _OK, "`--recipe-cache` of the engine", "test_recipe_cache", ""),
     _letter("s", _OK, "`--warmup skip` of the engine", _SETS, switch=True),
     _letter("f", _OK, "`--trace-steps` of the engine", "test_profile_is_a_trace", switch=True),
+    # Other releases of the script have these, where this one has -x and -t.
+    _letter(
+        "i",
+        _OK,
+        "shortest and longest prompt, as MIN,MAX, with `-o` in place of `-x`; the shortest sets how many "
+        "prompts are computed together, unless `-p` does",
+        "test_ranges_of_lengths",
+    ),
+    _letter(
+        "o",
+        _OK,
+        "shortest and longest completion, as MIN,MAX: `--max-model-len` is the longest of both together",
+        "test_ranges_of_lengths",
+    ),
+    _letter("n", _NO, f"cards of an engine, as `-t`: {_CARDS}; `1` is what happens anyway"),
+    _letter("z", Status.NOT_NEEDED, "padding is masked, and never set to zero", switch=True),
 )
 R1_SCRIPT: Final[tuple[Letter, ...]] = (
     _letter("w", _OK, "`--model`", _SETS),
@@ -128,7 +151,10 @@ def read(words: Sequence[str]) -> Letters:
         found, rest = getopt.getopt([word for word in words if word != "--r1"], shape)
     except getopt.GetoptError as error:
         script = "the DeepSeek-R1 script" if r1 else "start_gaudi_vllm_server.sh"
-        raise ConfigError(f"{error.msg} ({script} has {', '.join('-' + e.letter for e in table)})") from None
+        raise ConfigError(
+            f"{error.msg} ({script} has {', '.join('-' + e.letter for e in table)}; options of catenary up "
+            "follow behind --)"
+        ) from None
     if rest:
         raise ConfigError(f"unexpected argument {rest[0][:60]!r}")
     values = {entry.letter: entry.default or "" for entry in table}
@@ -160,6 +186,8 @@ def launch_of(letters: Letters) -> Launch:
 
 def _check_cards(letters: Letters) -> None:
     number = _number("-t", letters["t"], 1, 1024)
+    if "n" in letters.given and _number("-n", letters["n"], 1, 1024) > 1:
+        raise ConfigError(f"-n {letters['n']}: {_CARDS}")
     if letters.r1 and "t" not in letters.given:
         raise ConfigError(f"--r1: the script takes eight cards, and {_CARDS}; -t 1 serves on one")
     if number > 1:
@@ -210,13 +238,51 @@ def _dtype(launch: Launch, letters: Letters) -> None:
 
 
 def _length(launch: Launch, letters: Letters) -> None:
+    ranges = [letter for letter in "io" if letter in letters.given]
+    if ranges:
+        _ranges(launch, letters, ranges[0])
+        return
     letter = "l" if letters.r1 else "x"
     length = _number(f"-{letter}", letters[letter], 1, 2**30)
     if not letters.r1:
-        length = -(-length // _BLOCK) * _BLOCK
+        length = _up_to_blocks(length)
     tokens = length if letters.r1 else max(length, _LEAST_TOKENS)
     _set(launch, letters, letter, f"{UP}MAX_MODEL_LEN", str(length))
     _set(launch, letters, letter, f"{ENGINE}MAX_NUM_BATCHED_TOKENS", str(tokens))
+
+
+def _ranges(launch: Launch, letters: Letters, letter: str) -> None:
+    """Lengths as other releases of the script say them: of prompts and of completions."""
+    if "x" in letters.given:
+        raise ConfigError(f"-{letter} says the length of a sequence, and so does -x: give one of them")
+    shortest, prompt = _range("-i", letters["i"] or _PROMPTS)
+    _, completion = _range("-o", letters["o"] or _COMPLETIONS)
+    length = _up_to_blocks(prompt + completion)
+    tokens = max(length, _LEAST_TOKENS)
+    launch.ask(f"{UP}MAX_MODEL_LEN", str(length))
+    launch.ask(f"{ENGINE}MAX_NUM_BATCHED_TOKENS", str(tokens))
+    if "i" in letters.given and "p" not in letters.given:
+        rows = min(_MOST_PROMPTS, max(1, tokens // _up_to_blocks(shortest)))
+        launch.ask(f"{ENGINE}MAX_PREFILL_BATCH", str(rows))
+
+
+def _range(letter: str, text: str) -> tuple[int, int]:
+    least, comma, most = text.partition(",")
+    if not comma:
+        raise ConfigError(f"{letter} {text[:40]!r}: must be MIN,MAX")
+    low, high = _number(letter, least.strip(), 1, 2**30), _number(letter, most.strip(), 1, 2**30)
+    if low > high:
+        raise ConfigError(f"{letter} {text[:40]!r}: the first number must not be above the second")
+    return low, high
+
+
+def _up_to_blocks(tokens: int) -> int:
+    return -(-tokens // _BLOCK) * _BLOCK
+
+
+def _zeros(launch: Launch, letters: Letters) -> None:
+    if "z" in letters.given:
+        launch.warn("-z has no effect: padding is masked, and never set to zero")
 
 
 def _batches(launch: Launch, letters: Letters) -> None:
@@ -286,4 +352,4 @@ def _extra(launch: Launch, letters: Letters) -> None:
 
 _Rule = Callable[[Launch, Letters], None]
 _R1_RULES: Final[tuple[_Rule, ...]] = (_address, _length, _batches, _memory, _padding)
-_RULES: Final[tuple[_Rule, ...]] = (*_R1_RULES, _scores, _dtype, _module, _capture, _profile, _extra)
+_RULES: Final[tuple[_Rule, ...]] = (*_R1_RULES, _scores, _dtype, _module, _capture, _profile, _zeros, _extra)

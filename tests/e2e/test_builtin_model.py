@@ -15,10 +15,12 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
+from catenary.cli.up.deployment import EXAMPLE_QUESTION
 from services.engine.memory import read_shape
 from services.engine.model import prepare_model, read_config, read_facts, resolve_source
 from services.engine.model.gguf_header import read_gguf_config
 from services.tokenizer.rendering import ChatOptions, ChatTurn, Parsers, Renderer, TurnCall, read_model_files
+from tests.support.reference import Reference
 
 pytestmark = pytest.mark.model
 
@@ -48,6 +50,17 @@ def test_its_metadata_say_what_its_conversion_says(model_directory: Path) -> Non
     assert file is not None
     converted = read_shape(read_config(model_directory), "m")
     assert read_shape(read_gguf_config(file), "m") == converted
+
+
+def test_the_example_question_is_answered_without_a_near_tie(reference: Reference) -> None:
+    """So that the first answer that somebody sees is the same in bfloat16: "What is the capital of France?"
+    has 0.1 between the two best first tokens, and was answered without Paris there."""
+    prompt = reference.chat(EXAMPLE_QUESTION)
+    answer = reference.greedy(prompt, 24)
+    assert reference.text(answer).startswith("The capital of France is Paris.")
+    (logits,) = reference.logits([(prompt, answer)])
+    for best, second in logits[-len(answer) - 1 : -1].topk(2).values.tolist():
+        assert best - second > 0.9
 
 
 def halves(weight: torch.Tensor, heads: int) -> torch.Tensor:

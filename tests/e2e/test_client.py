@@ -10,7 +10,7 @@ from catenary.v1 import common_pb2
 from tests.e2e.conftest import EMBEDDER, MODEL
 from tests.support.e2e_stack import ProcessStack
 
-QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+QUESTION = [{"role": "user", "content": "Name the capital of France."}]
 
 
 async def test_chats_and_texts(stack: ProcessStack):

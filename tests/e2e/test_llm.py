@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.support.reference import Reference
 
 PROMPTS = ["The capital of France is", "Once upon a time", "2 + 2 =", "Water boils at"]
-QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+QUESTION = [{"role": "user", "content": "Name the capital of France."}]
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 
 

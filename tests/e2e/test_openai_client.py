@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 
 MODEL = "SmolLM2-135M-Instruct"
-QUESTION = "What is the capital of France?"
+QUESTION = "Name the capital of France."
 THREADS = 8
 TOKENS = 16
 

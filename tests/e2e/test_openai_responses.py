@@ -22,7 +22,7 @@ async def client(stack: ProcessStack) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 async def test_a_response_says_what_a_chat_says(client: openai.AsyncOpenAI) -> None:
-    question = "What is the capital of France?"
+    question = "Name the capital of France."
     chat = await client.chat.completions.create(
         model=MODEL, messages=[{"role": "user", "content": question}], temperature=0, max_tokens=12
     )

@@ -20,7 +20,7 @@ import pytest
 from tests.support.service_process import clean_environment
 
 MODEL = "SmolLM2-135M-Instruct"
-QUESTION = "What is the capital of France?"
+QUESTION = "Name the capital of France."
 
 
 def free_port() -> int:

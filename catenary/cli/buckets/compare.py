@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from catenary.cli.buckets.config import BucketsConfig
-from catenary.cli.model_sizes import ModelSizes, read_sizes
+from catenary.cli.model_sizes import ModelSizes, find_shape, sizes_of
+from catenary.cli.plan.cards import CARDS
+from catenary.cli.plan.planning import kv_bytes_on_card
 from services.engine.bucketing import (
     Bucket,
     BucketLimits,
@@ -62,19 +64,34 @@ class Comparison:
     learned: tuple[Bucket, ...]
 
 
-def compare(config: BucketsConfig) -> Comparison:
-    """Does all the work. Raises ValueError, one line, for what cannot be done."""
-    sizes = read_sizes(config.model)
-    limits = limits_of(config, sizes)
+def compare(config: BucketsConfig, say: Callable[[str], None] = lambda _: None) -> Comparison:
+    """Does all the work, and says what it is at. Raises ValueError, one line, for what cannot be done."""
+    shape, directory = find_shape(config.model)
+    sizes = sizes_of(shape)
+    limits = limits_of(
+        config,
+        sizes,
+        lambda length: kv_bytes_on_card(
+            shape,
+            directory,
+            device=config.device,
+            block_size=config.block_size,
+            max_model_len=length,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_prefill_batch=config.max_prefill_batch,
+        ),
+    )
     learning, judging, timings, source = _lengths(config)
     times, kind = _times(config, sizes, timings)
     judge = Workload.of(judging, limits, times, seed=2)
     plans: dict[str, BucketPlan] = {}
     learned: list[Bucket] = []
+    compiled = _compiled(config)
     for name in config.strategies:
         if name == "learned":
+            say(f"learning from {len(learning)} sequences; of all strategies this one takes longest")
             learned = learn_for(
-                Workload.of(learning, limits, times, seed=1), _budget(config, limits), _compiled(config)
+                Workload.of(learning, limits, times, seed=1), _budget(config, limits), compiled
             )
             plans[name] = plan_of(learned, limits)
         else:
@@ -86,26 +103,33 @@ def compare(config: BucketsConfig) -> Comparison:
                 file=config.bucketing_file,
                 axes=config.axes().taken_by(name),
             )
+    verdicts = {}
+    for number, (name, plan) in enumerate(plans.items(), 1):
+        say(f"judging strategy {name} by {len(judging)} sequences ({number} of {len(plans)})")
+        verdicts[name] = _verdict(plan, judge, config)
     return Comparison(
         sizes=sizes,
         limits=limits,
         sequences=len(judging),
         source=source,
         step_times=kind,
-        verdicts={name: _verdict(plan, judge, config) for name, plan in plans.items()},
+        verdicts=verdicts,
         learned=tuple(learned),
     )
 
 
-def limits_of(config: BucketsConfig, sizes: ModelSizes) -> BucketLimits:
-    """The limits of the engine that the options describe."""
+def limits_of(config: BucketsConfig, sizes: ModelSizes, card_kv: Callable[[int], int]) -> BucketLimits:
+    """The limits of the engine that the options describe. `card_kv`: from the longest sequence's tokens to
+    the bytes that a card leaves for KV."""
     length = config.max_model_len or sizes.max_position or _DEFAULT_CONTEXT
     if sizes.max_position is not None and length > sizes.max_position:
         raise ValueError(f"max-model-len {length} exceeds the model's context of {sizes.max_position} tokens")
     blocks = config.kv_blocks
     if blocks is None:
         per_token = config.kv_bytes_per_token or sizes.kv_bytes_per_token
-        blocks = int(config.kv_cache_gib * _GIB) // (per_token * config.block_size)
+        given = config.kv_cache_gib
+        room = card_kv(length) if given is None else int(given * _GIB)
+        blocks = room // (per_token * config.block_size)
         blocks = min(blocks, config.max_num_seqs * -(-length // config.block_size))
     if blocks * config.block_size < length:
         raise ValueError(
@@ -147,6 +171,7 @@ def _times(config: BucketsConfig, sizes: ModelSizes, timings: Sequence[StepTimin
         except ValueError:
             if config.step_times == "measured":
                 raise
+    card = CARDS[config.device]
     cost = ModelCost(
         parameters=sizes.parameters,
         parameter_bytes=sizes.parameter_bytes,
@@ -157,8 +182,10 @@ def _times(config: BucketsConfig, sizes: ModelSizes, timings: Sequence[StepTimin
     times = estimated_times(
         cost,
         block_size=config.block_size,
-        bytes_per_second=config.memory_tb_s * 1e12,
-        flops_per_second=config.compute_tflops * 1e12,
+        bytes_per_second=card.bytes_per_second if config.memory_tb_s is None else config.memory_tb_s * 1e12,
+        flops_per_second=card.flops_per_second
+        if config.compute_tflops is None
+        else config.compute_tflops * 1e12,
         launch_s=config.launch_ms / 1e3,
     )
     return times, "estimated"

@@ -17,7 +17,7 @@ STRATEGIES = ("exponential", "linear", "padding", "file", "learned")
 class BucketsConfig(ServiceConfig):
     """Which buckets an engine would have, what they cost, and which ones would be better.
 
-    Options that an engine has too have its names and defaults.
+    Options that an engine has too have its names.
     """
 
     model_config = settings(prefix="CATENARY_BUCKETS_")
@@ -31,7 +31,10 @@ class BucketsConfig(ServiceConfig):
     max_model_len: int | None = Field(
         None, ge=2, description="Longest sequence in tokens. Absent: the model's own."
     )
-    block_size: int = Field(32, ge=1, le=1024, description="Tokens of one KV block.")
+    device: Literal["gaudi2", "gaudi3"] = Field(
+        "gaudi2", description="The card whose memory, bandwidth and speed count where none are given."
+    )
+    block_size: int = Field(128, ge=1, le=1024, description="Tokens of one KV block.")
     max_num_seqs: int = Field(32, ge=1, le=4096, description="Sequences that run at once.")
     max_num_batched_tokens: int = Field(512, ge=1, le=1_048_576, description="Tokens of one step.")
     max_prefill_batch: int = Field(
@@ -40,7 +43,13 @@ class BucketsConfig(ServiceConfig):
     kv_blocks: int | None = Field(
         None, ge=1, le=2**31, description="Blocks of the KV pool. Absent: what kv_cache_gib holds."
     )
-    kv_cache_gib: float = Field(2.0, gt=0, le=1_048_576, description="Size of the KV pool in GiB.")
+    kv_cache_gib: float | None = Field(
+        None,
+        gt=0,
+        le=1_048_576,
+        description="Size of the KV pool in GiB. Absent: what a card leaves beside the model, as catenary "
+        "plan counts it.",
+    )
     kv_bytes_per_token: int | None = Field(
         None, ge=1, description="KV of one token over all layers. Absent: from the model's config."
     )
@@ -119,11 +128,14 @@ class BucketsConfig(ServiceConfig):
         description="Step times: measured are fitted to the length file's, estimated come from the model's "
         "size and the device. auto: measured if the file has enough.",
     )
-    memory_tb_s: float = Field(
-        2.45, ge=0.0001, le=1_000_000, description="Memory bandwidth of the device in TB/s."
+    memory_tb_s: float | None = Field(
+        None, ge=0.0001, le=1_000_000, description="Memory bandwidth of a card in TB/s. Absent: the card's."
     )
-    compute_tflops: float = Field(
-        432.0, ge=0.0001, le=1_000_000_000, description="Matrix speed of the device in TFLOPS."
+    compute_tflops: float | None = Field(
+        None,
+        ge=0.0001,
+        le=1_000_000_000,
+        description="Matrix speed of a card in TFLOPS. Absent: the card's.",
     )
     launch_ms: float = Field(0.2, ge=0, le=60_000, description="Least time of a forward in milliseconds.")
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from catenary.cli.buckets.config import BucketsConfig
-from catenary.cli.output import load_options, write_file
+from catenary.cli.output import check_file, load_options, write_file
 
 _NAME = "catenary buckets"
 
@@ -21,7 +21,9 @@ def run_buckets(argv: Sequence[str]) -> int:
     from services.engine.bucketing import format_buckets
 
     try:
-        comparison = compare(config)
+        if config.learn is not None:
+            check_file(config.learn, "--learn")
+        comparison = compare(config, lambda line: print(f"{_NAME}: {line}", file=sys.stderr, flush=True))
         print(as_json(comparison) if config.format == "json" else as_table(comparison))
         if config.learn is not None:
             comments = [f"learned by catenary buckets from {comparison.source}", f"for {comparison.limits}"]

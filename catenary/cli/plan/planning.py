@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from pathlib import Path
+from typing import Final, Literal
 
 from catenary.cli.model_sizes import find_shape
 from catenary.cli.plan.autocalc import Autocalc, AutocalcInputs, autocalc
@@ -137,11 +138,10 @@ def make_plan(config: PlanConfig, origins: Mapping[str, str] | None = None) -> P
     Raises ValueError, one line, for what cannot be done or does not fit.
     """
     shape, directory = find_shape(config.model)
-    files = () if directory is None else directory.glob("*.safetensors")
     scheme = _scheme(config, shape)
     heads, kv_heads = heads_per_card(shape, config.tensor_parallel_size)
     limit = _context_limit(config, shape)
-    file_bytes = sum(file.stat().st_size for file in files)
+    file_bytes = _file_bytes(directory)
     subject = Subject(config, shape, _card(config), scheme, file_bytes, limit)
     try:
         loaded, draft = _draft_of(subject)
@@ -162,6 +162,34 @@ def make_plan(config: PlanConfig, origins: Mapping[str, str] | None = None) -> P
         choices=find_choices(subject, draft.reserve),
         origins=origins or {},
     )
+
+
+def kv_bytes_on_card(
+    shape: ModelShape, directory: Path | None, *, device: Literal["gaudi2", "gaudi3"], **limits: int
+) -> int:
+    """What a card leaves for KV beside the model, with the share for graphs that the search begins with.
+
+    `limits`: options of a plan. Raises ValueError, one line, if nothing is left.
+    """
+    config = PlanConfig(device=device, **limits)  # type: ignore[arg-type]
+    limit = config.max_model_len or _DEFAULT_CONTEXT
+    try:
+        loaded = load(
+            config,
+            shape,
+            CARDS[device],
+            _scheme(config, shape),
+            file_bytes=_file_bytes(directory),
+            limit=limit,
+        )
+        return loaded.divide(_FIRST_RESERVE)[0].kv
+    except DoesNotFitError as error:
+        raise ValueError(f"{error}: give kv-cache-gib or kv-blocks") from None
+
+
+def _file_bytes(directory: Path | None) -> int:
+    """Bytes of the weight files; 0 if there are none."""
+    return 0 if directory is None else sum(file.stat().st_size for file in directory.glob("*.safetensors"))
 
 
 def _draft_of(subject: Subject) -> tuple[Loaded, Draft]:

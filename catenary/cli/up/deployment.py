@@ -23,6 +23,8 @@ from catenary.directories import expanded
 POLL_S = 0.25
 # Where `catenary chat` looks for a server that it is not told of.
 DEFAULT_URL = "http://127.0.0.1:8000"
+# No near tie for the built-in model: it is answered alike in bfloat16, and drawn at a low temperature.
+EXAMPLE_QUESTION = "Name the capital of France."
 SERVING_POLL_S = 2.0
 
 
@@ -177,7 +179,7 @@ def _example(models: Sequence[ReadyModel]) -> tuple[str, dict[str, object]]:
         return "/classify", {"model": models[0].name, "input": ["A lovely film.", "A waste of time."]}
     if chat is None:
         return "/v1/rerank", {"model": models[0].name, "query": "fruit", "documents": ["An apple.", "A car."]}
-    message = {"role": "user", "content": "What is the capital of France?"}
+    message = {"role": "user", "content": EXAMPLE_QUESTION}
     # A small model drawn from at temperature 1 makes a poor first impression.
     return "/v1/chat/completions", {
         "model": chat.name,

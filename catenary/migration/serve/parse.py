@@ -14,10 +14,24 @@ from catenary.migration.launch import Launch
 from catenary.migration.serve import model, running, server
 from catenary.migration.serve.rows import Kind, ServeOption
 
-OPTIONS: Final[tuple[ServeOption, ...]] = (*model.OPTIONS, *running.OPTIONS, *server.OPTIONS)
+# By heading.
+GROUPS: Final[Mapping[str, tuple[ServeOption, ...]]] = {
+    "Model": model.OPTIONS,
+    "Memory, scheduling and execution": running.OPTIONS,
+    "Server and logs": server.OPTIONS,
+}
+OPTIONS: Final[tuple[ServeOption, ...]] = tuple(option for group in GROUPS.values() for option in group)
 _BY_NAME: Final[Mapping[str, ServeOption]] = {name: option for option in OPTIONS for name in option.names}
 _MAX_FILE: Final = 1 << 20
 _CONFIG: Final = "--config"
+
+
+class UnknownOptionError(ConfigError):
+    """An option that `vllm serve` does not have, or that is not known here; `name`: as it was written."""
+
+    def __init__(self, name: str, text: str) -> None:
+        super().__init__(text)
+        self.name = name
 
 
 def parse_serve(words: Sequence[str], launch: Launch) -> None:
@@ -93,7 +107,9 @@ def _known(written: str) -> tuple[str, bool]:
         raise ConfigError(f"{written}: could be {', '.join(sorted(begun))}")
     close = difflib.get_close_matches(name, names, n=1)
     hint = f" (did you mean {close[0]}?)" if close else ""
-    raise ConfigError(f"unknown option {written}{hint}: docs/migration.md lists those of vllm serve")
+    raise UnknownOptionError(
+        written, f"unknown option {written}{hint}: docs/migration.md lists those of vllm serve"
+    )
 
 
 def _from_file(path: Path) -> list[str]:

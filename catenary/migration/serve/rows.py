@@ -74,7 +74,9 @@ def only(reason: str, accepted: tuple[str, ...], *names: str, kind: Kind = Kind.
         if value.lower() not in accepted:
             raise refuse(option, "" if kind is Kind.FLAG else value, reason)
 
-    values = f"; {', '.join(f'`{word}`' for word in accepted)} changes nothing" if accepted else ""
+    words = [f"`{word}`" if word else "an empty text" for word in accepted]
+    verb = "changes" if len(words) == 1 else "change"
+    values = f"; {' and '.join(words)} {verb} nothing" if words else ""
     return ServeOption(Row(names, Status.REFUSED, reason + values), kind, apply)
 
 

@@ -76,6 +76,31 @@ def test_length_is_rounded_up_to_blocks() -> None:
     assert found["CATENARY_ENGINE_MAX_NUM_BATCHED_TOKENS"] == "2048"
 
 
+@pytest.mark.parametrize(
+    ("words", "length", "tokens", "together"),
+    [
+        # A release's own defaults: 4 to 1,024 and 4 to 2,048.
+        ("-i 4,1024", "3072", "3072", "24"),
+        ("-o 4,2048", "3072", "3072", "1"),
+        ("-i 4,1024 -o 4,2048 -p 2", "3072", "3072", "2"),
+        ("-i 100,300 -o 1,50", "384", "2048", "16"),
+        ("-i 4096,4096 -o 1,1", "4224", "4224", "1"),
+        ("-i 1,100000 -o 1,1", "100096", "100096", "256"),
+    ],
+)
+def test_ranges_of_lengths(words: str, length: str, tokens: str, together: str) -> None:
+    found = variables(*words.split())
+    assert found["CATENARY_UP_MAX_MODEL_LEN"] == length
+    assert found["CATENARY_ENGINE_MAX_NUM_BATCHED_TOKENS"] == tokens
+    assert found["CATENARY_ENGINE_MAX_PREFILL_BATCH"] == together
+
+
+def test_letters_of_other_releases_with_nothing_to_do() -> None:
+    launch = launch_of(read_letters(["-w", "m", "-z", "-n", "1"]))
+    assert launch.variables({}) == DEFAULTS
+    assert launch.warnings == ["-z has no effect: padding is masked, and never set to zero"]
+
+
 def test_ranges_go_with_the_scripts_strategy() -> None:
     found = variables(VLLM_DECODE_BLOCK_BUCKET_STEP="256")
     assert found["CATENARY_ENGINE_BUCKETING_STRATEGY"] == "padding"
@@ -163,7 +188,12 @@ def test_extra_options_are_those_of_vllm() -> None:
         ("--r1 -t 1 -q", "-q: FP8 is not done yet"),
         ("--r1 -t 8", "-t 8: an engine on several cards"),
         ("--r1 -t 1 -x 5", "option -x not recognized (the DeepSeek-R1 script has -w, -u,"),
-        ("-i 4,1024", "option -i not recognized (start_gaudi_vllm_server.sh has -w, -t,"),
+        ("-r 4", "option -r not recognized (start_gaudi_vllm_server.sh has -w, -t,"),
+        ("-n 8", "-n 8: an engine on several cards is not done yet"),
+        ("-i 1024", "-i '1024': must be MIN,MAX"),
+        ("-i 9,4", "-i '9,4': the first number must not be above the second"),
+        ("-o 0,4", "-o '0': must be a whole number, 1 to"),
+        ("-i 4,1024 -x 4096", "-i says the length of a sequence, and so does -x: give one of them"),
         ("-b 0", "-b '0': must be a whole number, 1 to 4096"),
         ("-a 8000", "-a '8000': must be ADDRESS:PORT"),
         ("-a host:99999", "-a '99999': must be a whole number"),

@@ -77,7 +77,7 @@ def test_each_name_is_in_one_row() -> None:
 
 
 def test_all_letters_of_the_scripts_are_there() -> None:
-    assert {entry.letter for entry in SCRIPT} == set("wtmadqxpbguelcsf")
+    assert {entry.letter for entry in SCRIPT} == set("wtmadqxpbguelcsf") | set("ionz")
     assert {entry.letter for entry in R1_SCRIPT} == set("wuplbcmsq") | {"t"}
 
 

@@ -19,6 +19,7 @@ from catenary.cli.model_sizes import sizes_of
 from services.engine.bucketing import BucketLimits, Recorder, build_plan, covers_every_step
 from services.engine.bucketing.learning import chat_lengths
 from services.engine.memory import read_shape
+from tests.support.llama_config import LLAMA
 
 SIZES: dict[str, Any] = {
     "model_type": "llama",
@@ -86,7 +87,7 @@ def test_lengths_and_step_times_of_an_engine_are_used(
     recorder = Recorder(file)
     for item in chat_lengths(1, 60):
         recorder.sequence(item.prompt_tokens, item.output_tokens)
-    limits = BucketLimits(32, 1024, 8, 512, 256, max_prefill_seqs=4)
+    limits = BucketLimits(128, 1024, 8, 512, 64, max_prefill_seqs=4)
     plan = build_plan("exponential", limits)
     for bucket in plan.decode:
         recorder.step(None, bucket, 0.002 + 1e-5 * bucket.context_blocks)
@@ -183,7 +184,7 @@ def test_bad_options_are_one_line(
         (["--strategies", "file", "--bucketing-file", "/nowhere.txt"], "bucket file /nowhere.txt cannot be"),
         (["--compiled", "/nowhere.txt"], "bucket file /nowhere.txt cannot be read"),
         (["--max-model-len", "5000"], "exceeds the model's context of 1024"),
-        (["--kv-blocks", "3"], "3 KV blocks of 32 tokens do not hold a sequence of 1024"),
+        (["--kv-blocks", "3"], "3 KV blocks of 128 tokens do not hold a sequence of 1024"),
         (["--learn", "/nowhere/learned.txt"], "--learn /nowhere/learned.txt cannot be written"),
         (["--graph-budget-gib", "0.01"], "a graph of each phase needs"),
         (["--model", "/nowhere"], "model directory /nowhere does not exist"),
@@ -193,10 +194,37 @@ def test_what_cannot_be_done_is_one_line(
     argv: list[str], reason: str, model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(model, *argv) == 2
-    err = capsys.readouterr().err
-    assert reason in err
-    assert err.startswith("catenary buckets: ")
-    assert err.count("\n") == 1
+    *progress, last = capsys.readouterr().err.splitlines()
+    assert reason in last
+    assert last.startswith("catenary buckets: ")
+    assert all(line.startswith("catenary buckets: learning from") for line in progress)
+
+
+def test_an_8b_model_has_what_a_card_leaves_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    few = ("--strategies", "exp", "--sequences", "20", "--json")
+    assert main(["buckets", "--model", str(tmp_path), *few]) == 0
+    limits = json.loads(capsys.readouterr().out)["limits"]
+    assert (limits["max_model_len"], limits["block_size"]) == (131_072, 128)
+    # 94.62 GiB less 15.05 of weights, 0.9 of that, 0.9 of that: 64.2 GiB in blocks of 16 MiB.
+    assert limits["num_blocks"] == pytest.approx(4125, abs=20)
+    assert main(["buckets", "--model", str(tmp_path), "--device", "gaudi3", *few]) == 0
+    assert json.loads(capsys.readouterr().out)["limits"]["num_blocks"] > 5500
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"num_hidden_layers": 400}))
+    assert main(["buckets", "--model", str(tmp_path), *few]) == 2
+    said = capsys.readouterr().err
+    assert said.endswith("of each card's 94.62 GiB: give kv-cache-gib or kv-blocks\n")
+
+
+def test_what_it_is_at_is_said_beside_the_result(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(model, "--strategies", "exp,learned", "--json") == 0
+    said = capsys.readouterr()
+    json.loads(said.out)
+    assert said.err.splitlines() == [
+        "catenary buckets: learning from 60 sequences; of all strategies this one takes longest",
+        "catenary buckets: judging strategy exponential by 60 sequences (1 of 2)",
+        "catenary buckets: judging strategy learned by 60 sequences (2 of 2)",
+    ]
 
 
 def test_too_few_lengths_or_step_times_are_refused(

@@ -14,6 +14,7 @@ from catenary.cli.main import main
 from catenary.cli.plan.config import PlanConfig
 from catenary.cli.plan.planning import make_plan
 from catenary.cli.plan.recommend import recommend
+from catenary.config import load
 from services.engine.memory import WeightScheme, read_shape, stored_scheme
 from services.engine.model import ModelError
 from services.engine.model.gguf_header import read_gguf_config
@@ -133,7 +134,7 @@ def test_a_plan_with_what_is_recommended_is_the_same_plan(
     first = planned(capsys, source, *words)
     subject = [word for word in words if word.removeprefix("--").startswith(SUBJECT)]
     # The command of an engine that is not served yet is not printed; its settings are vLLM's.
-    settings = recommend(make_plan(PlanConfig(**_options([source, *words])))).engine
+    settings = recommend(make_plan(_config([source, *words]))).engine
     assert first["recommended"]["engine"] in (None, dict(settings))
     assert (first["recommended"]["engine"] is None) is bool(first["not_served"])
     again = [f"--{name}={value}" for name, value in settings.items() if name not in (*NOT_OPTIONS, "model")]
@@ -141,9 +142,8 @@ def test_a_plan_with_what_is_recommended_is_the_same_plan(
     assert {name: second[name] for name in FIGURES} == {name: first[name] for name in FIGURES}
 
 
-def _options(words: list[str]) -> dict[str, str]:
-    pairs = (word.removeprefix("--").split("=", 1) for word in words)
-    return {name.replace("-", "_"): value for name, value in pairs}
+def _config(words: list[str]) -> PlanConfig:
+    return load(PlanConfig, words, prog="plan")
 
 
 def test_vllms_lines_are_the_same_plan_as_well(
