@@ -85,8 +85,8 @@ it. *refused*: it ends the start with one line that names it.
 `catenary vllm-serve MODEL ...` takes the options of `vllm serve`, `catenary gaudi-start -w MODEL ...` the
 letters of `start_gaudi_vllm_server.sh`. Both print the `catenary up` that they start; with `--dry-run` they
 print no more than that. What was asked for by an option or a letter wins over every variable; a script's
-default gives way to Catenary's variables and to vLLM's. Options of `catenary up` that vLLM has not follow behind
-`--` and win over all: `catenary vllm-serve MODEL -- --router-port 0 --tokenizer-port 0 --cache-dir DIR`.
+default gives way to Catenary's variables and to vLLM's. Options of `catenary up` that vLLM has
+not follow behind `--` and win over all: `catenary vllm-serve MODEL -- --router-port 0 --cache-dir DIR`.
 
 """
 
