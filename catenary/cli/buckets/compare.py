@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from catenary.cli.buckets.config import BucketsConfig
 from catenary.cli.model_sizes import ModelSizes, find_shape, sizes_of
-from catenary.cli.plan.cards import CARDS
-from catenary.cli.plan.planning import kv_bytes_on_card
+from catenary.cli.plan import CARDS, kv_bytes_on_card
 from services.engine.bucketing import (
     Bucket,
     BucketLimits,
