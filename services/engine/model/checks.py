@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from pathlib import Path
 from typing import Any
 
 from services.engine.model.errors import ModelError
+from services.engine.model.numbers import check_numbers, check_sizes
 
 _MAX_HEADER_BYTES = 100 * 2**20
 _MAX_JSON_BYTES = 256 * 2**20
@@ -46,10 +48,14 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
-    """The parsed file, which is a model's config.json, perhaps under another name. Raises ModelError."""
+    """The parsed file, which is a model's config.json, perhaps under another name.
+
+    Its numbers are in their ranges. Raises ModelError.
+    """
     config = read_json(path)
     if not isinstance(config.get("model_type"), str):
         raise ModelError(f"{path} names no model_type")
+    check_numbers(path, config)
     return config
 
 
@@ -62,8 +68,9 @@ def check_directory(directory: Path) -> dict[str, Any]:
     config = read_config(directory)
     if any(config.get(name) for name in _QUANTIZATION):
         raise ModelError(f"model {directory} has quantized weights, which are not supported yet")
-    for path in weight_files(directory):
-        check_safetensors(path)
+    found = [check_safetensors(path) for path in weight_files(directory)]
+    tensors, elements = (sum(counts) for counts in zip(*found, strict=True))
+    check_sizes(directory / "config.json", config, tensors, elements)
     return config
 
 
@@ -91,9 +98,10 @@ def weight_files(directory: Path) -> tuple[Path, ...]:
     raise ModelError(f"model directory {directory} has no weights (model.safetensors)")
 
 
-def check_safetensors(path: Path) -> None:
-    """Compares a safetensors file's header with its size. Raises ModelError if it is cut short or broken, or
-    holds quantized weights.
+def check_safetensors(path: Path) -> tuple[int, int]:
+    """Compares a safetensors file's header with its size; returns how many tensors and numbers it has.
+
+    Raises ModelError if it is cut short or broken, or holds quantized weights.
     """
     size = path.stat().st_size
     try:
@@ -107,6 +115,7 @@ def check_safetensors(path: Path) -> None:
         ends = [entry["data_offsets"][1] for entry in header.values()]
         kinds = {str(name): str(entry["dtype"]) for name, entry in header.items()}
         data_bytes = max(ends, default=0)
+        elements = sum(math.prod(entry["shape"]) for entry in header.values())
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         raise ModelError(f"{path} has a broken safetensors header") from None
     except OSError as error:
@@ -122,3 +131,4 @@ def check_safetensors(path: Path) -> None:
             raise ModelError(
                 f"tensor {name} of {path} is of type {kind}: quantized weights are not supported yet"
             )
+    return len(ends), elements

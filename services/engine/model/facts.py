@@ -12,6 +12,7 @@ from typing import Any
 from catenary.schema import MAX_EOS_TOKEN_IDS
 from services.engine.model.checks import read_json
 from services.engine.model.errors import ModelError
+from services.engine.model.numbers import shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +95,17 @@ def _default(generation: dict[str, Any], name: str, *, path: Path) -> float | No
         return None
     number = _number(value)
     if number is None or not _SAMPLING[name](number):
-        raise ModelError(f"{path} has a {name} of {value!r}, which is no {name}")
+        raise ModelError(f"{path} has a {name} of {shown(value)}, which is no {name}")
     return number
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def _token_ids(value: Any, vocab_size: int, directory: Path) -> tuple[int, ...]:

@@ -17,6 +17,8 @@ from catenary.memory_deaths import MemoryWatch
 from catenary.runtime import module_command
 from services.engine.model.checks import check_directory
 from services.engine.model.errors import ModelError
+from services.engine.model.facts import read_facts
+from services.engine.model.gguf_file import check_gguf
 from services.engine.model.locks import exclusive
 from services.engine.model.modelscope import fetch, known_directory
 from services.engine.model.sources import ModelSource, SourceKind, hub_is_offline, resolve_source
@@ -54,7 +56,8 @@ def prepare_model(model: str, *, cache_dir: Path | None = None, progress: Progre
         directory = _from_modelscope(source, cache, progress)
     else:
         directory = _path_of(source)
-    check_directory(directory)
+    # What the engine would refuse later is told now: the facts' numbers are looked at while they are read.
+    read_facts(directory, check_directory(directory))
     return directory
 
 
@@ -92,6 +95,8 @@ def _converted(source: ModelSource, cache: Path, progress: Progress) -> Path:
 
 def _convert(source: ModelSource, target: Path, tools: bytes, progress: Progress) -> None:
     file = _path_of(source)
+    # A damaged one is told before torch is loaded for it.
+    check_gguf(file)
     progress(f"converting {file.name} to safetensors, once; this takes half a minute for a small model")
     scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:

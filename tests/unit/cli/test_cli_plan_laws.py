@@ -451,7 +451,7 @@ def test_files_that_are_no_gguf_are_refused_in_one_line(tmp_path: Path) -> None:
     for data in broken:
         file = tmp_path / "b.gguf"
         file.write_bytes(data)
-        with pytest.raises(ModelError, match=r"is cut short or not a GGUF file of version 2 or 3"):
+        with pytest.raises(ModelError, match=r"^GGUF file .* cannot be read: "):
             read_gguf_config(file)
 
 
