@@ -751,6 +751,7 @@ class GetStatusResponse(_message.Message):
     CORE_RESTARTS_FIELD_NUMBER: _builtins.int
     DEVICE_COUNTERS_FIELD_NUMBER: _builtins.int
     TROUBLE_FIELD_NUMBER: _builtins.int
+    NOTES_FIELD_NUMBER: _builtins.int
     state: Global___EngineState.ValueType
     activity: _builtins.str
     """What a starting engine is doing, for a progress line: "loading weights", "profiling"; and a serving one that still
@@ -778,6 +779,10 @@ class GetStatusResponse(_message.Message):
         graph_compilations, cpu_fallbacks. Empty for a device that has nothing to count.
         """
 
+    @_builtins.property
+    def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What an operator could mend while the engine serves, one line each: a slower way that was taken, and why."""
+
     def __init__(
         self,
         *,
@@ -791,10 +796,11 @@ class GetStatusResponse(_message.Message):
         core_restarts: _builtins.int = ...,
         device_counters: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         trouble: _builtins.str = ...,
+        notes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_progress", b"_progress", "capacity", b"capacity", "load", b"load", "model", b"model", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_progress", b"_progress", "activity", b"activity", "attached_routers", b"attached_routers", "capacity", b"capacity", "core_restarts", b"core_restarts", "device_counters", b"device_counters", "load", b"load", "model", b"model", "progress", b"progress", "state", b"state", "trouble", b"trouble"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_progress", b"_progress", "activity", b"activity", "attached_routers", b"attached_routers", "capacity", b"capacity", "core_restarts", b"core_restarts", "device_counters", b"device_counters", "load", b"load", "model", b"model", "notes", b"notes", "progress", b"progress", "state", b"state", "trouble", b"trouble"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__progress: _TypeAlias = _typing.Literal["progress"]  # noqa: Y015
     _WhichOneofArgType__progress: _TypeAlias = _typing.Literal["_progress", b"_progress"]  # noqa: Y015

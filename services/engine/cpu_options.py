@@ -59,6 +59,13 @@ class CpuOptions(BaseModel):
         "model is known to them (in float32 or bfloat16), and without compile. Of encoders native computes "
         "the linear layers, and auto is torch unless there is a quantization.",
     )
+    cpu_kernels_compile_timeout_s: float = Field(
+        180.0,
+        gt=0,
+        le=3600,
+        description="CPU: seconds that the C++ compiler may take for one of twenty files of the kernels; "
+        "then it is ended, and torch computes.",
+    )
     quantization: Literal["none", "int8", "int4"] = Field(
         "none",
         description="CPU: what weights are packed as when they are loaded, for less memory and more speed. "

@@ -19,10 +19,12 @@ def tiny_files() -> dict[str, bytes]:
     """The files of a directory that passes the checks for a model: a config and one weight."""
     header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
     weights = struct.pack("<Q", len(header)) + header + struct.pack("<f", 1.0)
-    config = json.dumps(
-        {"model_type": "llama", "vocab_size": 1, "architectures": ["LlamaForCausalLM"]}
-    ).encode()
-    return {"config.json": config, "model.safetensors": weights, "README.md": b"not needed"}
+    config = {"model_type": "llama", "vocab_size": 1, "architectures": ["LlamaForCausalLM"]}
+    return {
+        "config.json": json.dumps(config).encode(),
+        "model.safetensors": weights,
+        "README.md": b"not needed",
+    }
 
 
 class Hub:

@@ -49,6 +49,7 @@ class Deployment:
         self._ready = False
         self._told: dict[str, str] = {}
         self._troubles: dict[str, str] = {}
+        self._noted: set[tuple[str, str]] = set()
         self._serving: set[str] = set()
         in_cache = cache / "logs" / str(places.gateway_ports[0])
         self._log_dir = expanded(config.log_dir) if config.log_dir else in_cache
@@ -100,6 +101,10 @@ class Deployment:
         if progress.trouble and self._troubles.get(name) != progress.trouble:
             self._reporter.line(f"{name}: {progress.trouble} (log: {self._log_dir / f'{name}.log'})")
         self._troubles[name] = progress.trouble
+        for note in progress.notes:
+            if (name, note) not in self._noted:
+                self._noted.add((name, note))
+                self._reporter.line(f"warning: {name}: {note}")
         if not self._ready:
             self._reporter.activity(name, progress.activity, progress.fraction)
         elif self._told.get(name) != progress.activity:

@@ -23,6 +23,8 @@ class EngineProgress:
     fraction: float | None = None
     # The failure that keeps it from serving, if it knows one.
     trouble: str = ""
+    # What an operator could mend while it serves.
+    notes: tuple[str, ...] = ()
 
 
 STATE_TEXTS = {
@@ -58,6 +60,7 @@ class EngineProbe:
             activity="serving" if serving else status.activity or STATE_TEXTS.get(status.state, "starting"),
             fraction=status.progress if status.HasField("progress") else None,
             trouble=status.trouble,
+            notes=tuple(status.notes),
         )
 
     async def close(self) -> None:

@@ -77,7 +77,14 @@ def cpu_settings(options: CoreOptions, cpus: tuple[int, ...] | None = None) -> C
     """The part of the options that a CPU takes."""
     packed = None if options.quantization == "none" else Quantization(options.quantization)
     cache = Path(options.cache_dir).expanduser() if options.cache_dir else None
-    return CpuSettings(Kernels(options.cpu_kernels), packed, cpus, cache, options.cpu_slice_us)
+    return CpuSettings(
+        Kernels(options.cpu_kernels),
+        packed,
+        cpus,
+        cache,
+        options.cpu_slice_us,
+        options.cpu_kernels_compile_timeout_s,
+    )
 
 
 def hpu_settings(options: CoreOptions) -> HpuSettings:

@@ -25,6 +25,7 @@ class CoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     cpu_bind: str
     cpu_reserve: int | None
     cpu_kernels: str
+    cpu_kernels_compile_timeout_s: float
     cpu_slice_us: int
     quantization: str
     gpu_memory_utilization: float

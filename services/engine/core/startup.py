@@ -147,7 +147,7 @@ def _start(options: CoreOptions, progress: Progress, device: Device) -> Engine:
         recorder=recorder,
         max_beam_width=options.max_beam_width,
         async_stepping=options.async_stepping,
-        ready=_ready(options, model, facts, kv),
+        ready=_ready(options, model, facts, kv, device.notes),
         code=code,
         handover=open_handover(options, model, directory, config, scheduler, runner.copies, kv.num_blocks),
         grammars=grammars,
@@ -259,7 +259,9 @@ def open_tracer(path: str | None, steps: str | None) -> StepTracer:
         raise StartError(f"trace-steps {path} cannot be written: {error.strerror}") from None
 
 
-def _ready(options: CoreOptions, model: PagedModel, facts: DirectoryFacts, kv: KvPlan) -> CoreReady:
+def _ready(
+    options: CoreOptions, model: PagedModel, facts: DirectoryFacts, kv: KvPlan, notes: list[str]
+) -> CoreReady:
     return CoreReady(
         model=ModelFacts(
             max_model_len=kv.max_model_len,
@@ -281,4 +283,5 @@ def _ready(options: CoreOptions, model: PagedModel, facts: DirectoryFacts, kv: K
             max_batched_tokens=options.max_num_batched_tokens,
         ),
         publishes_kv=options.enable_prefix_caching,
+        notes=list(notes),
     )

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from catenary.telemetry import get_logger
 from services.engine.device.features import NO_FEATURES, AttentionFeatures
 from services.engine.device.kernels import rms_norm, rotate, sorted_experts
 from services.engine.device.memory import MemoryFigures, MemoryUse
@@ -17,6 +18,8 @@ from services.engine.device.modes import ExecutionMode
 from services.engine.device.native import NativeDecoder, NativeLinears, NativeSpec
 from services.engine.device.shapes import ShapeCounter
 from services.engine.device.work import FinishedCopy, HostCopy, Submitted, run_now
+
+log = get_logger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -58,6 +61,14 @@ class Device(ABC):
         self.host_copies = 0
         # Told in words what takes long while a model is loaded.
         self.tell: Callable[[str], None] = lambda _: None
+        # What an operator could mend: a slower way that was taken, and why. One line each.
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        """Tell the operator, in the log and wherever the engine's status is shown."""
+        if text not in self.notes:
+            log.warning(text)
+            self.notes.append(text)
 
     def adapt(self, config: Mapping[str, Any]) -> None:
         """Told a model's config.json before the model is loaded, for rules that depend on the model.

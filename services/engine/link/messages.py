@@ -141,11 +141,15 @@ class CapacityFacts(Struct, frozen=True, array_like=True):
 
 
 class CoreReady(Struct, frozen=True, array_like=True, tag="ready"):
-    """The core takes sequences from now on. `publishes_kv`: it has a prefix cache and answers FollowKv."""
+    """The core takes sequences from now on. `publishes_kv`: it has a prefix cache and answers FollowKv.
+
+    `notes`: lines for the operator, as about a slower way that was taken.
+    """
 
     model: ModelFacts
     capacity: CapacityFacts
     publishes_kv: bool = False
+    notes: list[str] = []
 
 
 class PhaseLoad(Struct, frozen=True, array_like=True):

@@ -11,11 +11,13 @@ from catenary.columns import StepRow
 from catenary.telemetry import bind_request, get_logger, tracing
 from catenary.v1 import common_pb2, engine_pb2
 from services.engine.link import (
+    CapacityFacts,
     ConstraintLoad,
     CoreProgress,
     CoreReady,
     CoreStep,
     GraphLoad,
+    ModelFacts,
     TransferLoad,
 )
 from services.engine.servicer.admission import Admission
@@ -163,7 +165,7 @@ class EngineHub:
 
     def core_ready(self, core: Core, ready: CoreReady, served_model_name: str) -> None:
         """A core came up. Routers that know other facts are left, to attach anew."""
-        if self.ready is not None and ready != self.ready:
+        if self.ready is not None and _facts(ready) != _facts(self.ready):
             self.routers.close("the engine's capacity changed")
         self._core, self.ready = core, ready
         self.core_failure = ""
@@ -323,3 +325,8 @@ class EngineHub:
             self._idle.set()
             # Routers learn at once, not with the next interval, that nothing is left here.
             self.routers.report()
+
+
+def _facts(ready: CoreReady) -> tuple[ModelFacts, CapacityFacts, bool]:
+    """What routers were told of a core."""
+    return ready.model, ready.capacity, ready.publishes_kv

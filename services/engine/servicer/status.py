@@ -41,6 +41,7 @@ class StatusService(engine_pb2_grpc.EngineServiceServicer):
             trouble=hub.core_failure or hub.router_refusal,
         )
         if hub.ready is not None:
+            response.notes.extend(hub.ready.notes)
             response.model.CopyFrom(model_info(self._name, hub.ready))
             response.capacity.CopyFrom(capacity(hub.ready))
         if response.state in (engine_pb2.ENGINE_STATE_STARTING, engine_pb2.ENGINE_STATE_NOT_SERVING):

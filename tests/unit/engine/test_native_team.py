@@ -18,7 +18,7 @@ SIZES = (1, 2, 3, 5, 8)
 
 
 def build(program: Path, *options: str) -> Path:
-    command = [*(find_compiler() or ()), *OPTIONS, *options, *map(str, SOURCES), "-o", str(program)]
+    command = [*find_compiler(), *OPTIONS, *options, *map(str, SOURCES), "-o", str(program)]
     subprocess.run(command, check=True)
     return program
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from catenary.cpus import read_topology
 from services.engine.device.cpu.native import (
     LEVELS,
     BuildError,
@@ -124,7 +129,7 @@ def test_a_damaged_library_is_none_where_no_compiler_is(
     made = build(PORTABLE, tmp_path / "kept")
     made.write_bytes(made.read_bytes()[:-1])
     monkeypatch.setenv("CXX", str(tmp_path / "nothing"))
-    with pytest.raises(BuildError, match=r"no C\+\+ compiler is here"):
+    with pytest.raises(BuildError, match=r"CXX is '.*/nothing', which is no command here"):
         build(PORTABLE, tmp_path / "kept")
 
 
@@ -132,15 +137,14 @@ def test_a_compiler_may_be_several_words(
     tmp_path: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", f"env 'NAME=two words' {compiler}")
-    found = find_compiler()
-    assert found is not None
-    assert found[1:] == ("NAME=two words", str(compiler))
+    assert find_compiler()[1:] == ("NAME=two words", str(compiler))
     first = build(PORTABLE, tmp_path / "kept")
     monkeypatch.setenv("CXX", str(compiler))
     assert build(PORTABLE, tmp_path / "kept") != first
     for broken in ("'", "   ", "no-such-program g++"):
         monkeypatch.setenv("CXX", broken)
-        assert find_compiler() is None
+        with pytest.raises(BuildError, match=r"CXX is .*, which is no command here"):
+            find_compiler()
 
 
 def test_levels_have_libraries_of_their_own(tmp_path: Path, compiler: Path) -> None:
@@ -154,7 +158,7 @@ def test_without_a_compiler_a_library_of_these_sources_does(
     made = build(PORTABLE, tmp_path / "kept")
     monkeypatch.setenv("CXX", str(tmp_path / "nothing"))
     assert build(PORTABLE, tmp_path / "kept") == made
-    with pytest.raises(BuildError, match=r"no C\+\+ compiler is here"):
+    with pytest.raises(BuildError, match=r"CXX is '.*/nothing', which is no command here"):
         build(PORTABLE, tmp_path / "other")
     (tmp_path / "kept").rename(tmp_path / "built")
     assert build(PORTABLE, tmp_path / "other").parent == tmp_path / "built"
@@ -269,8 +273,90 @@ def test_a_cache_that_cannot_be_looked_into_is_a_refusal(
 def test_a_compiler_that_does_not_run_is_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_compiler(tmp_path, monkeypatch, "no program")
     (tmp_path / "cxx").write_bytes(b"\x7fELF")
-    with pytest.raises(BuildError, match="did not run: OSError"):
+    with pytest.raises(BuildError, match="failed: error: Exec format error"):
         build(PORTABLE, tmp_path / "kept")
+
+
+def test_a_variable_that_names_no_compiler_is_named_with_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    monkeypatch.setenv("PATH", str(programs))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(BuildError, match=r"^no C\+\+ compiler is here: install g\+\+, or set CXX"):
+        find_compiler()
+    monkeypatch.setenv("CXX", "/no/such")
+    with pytest.raises(BuildError, match=r"^CXX is '/no/such', which is no command here: install g\+\+"):
+        find_compiler()
+    (programs / "g++").write_text("#!/bin/sh\n")
+    (programs / "g++").chmod(0o755)
+    with pytest.raises(BuildError, match=rf"here: unset it to use {programs}/g\+\+"):
+        find_compiler()
+    monkeypatch.delenv("CXX")
+    assert find_compiler() == (str(programs / "g++"),)
+
+
+def test_a_compiler_that_does_not_say_its_name_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_compiler(tmp_path, monkeypatch, "#!/bin/sh\nsleep 600\n")
+    monkeypatch.setattr("services.engine.device.cpu.native.compiler._VERSION_S", 0.3)
+    with pytest.raises(BuildError, match=r"cxx was given up: --version had not ended after 0\.3 s"):
+        build(PORTABLE, tmp_path / "kept")
+
+
+# Starts a program of its own for each file, as a compiler's driver does, and waits for it.
+HANGS = """#!/bin/sh
+if [ "$1" = --version ]; then echo "compiler 1"; exit 0; fi
+sleep 600 &
+echo $! >>"{log}"
+wait
+"""
+
+
+def ended(log: Path) -> bool:
+    """Whether all programs that were started have ended."""
+    return not any(Path(f"/proc/{pid}").exists() for pid in log.read_text().split())
+
+
+def test_a_compiler_that_hangs_is_given_up_at_its_first_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_compiler(tmp_path, monkeypatch, HANGS.format(log=tmp_path / "log"))
+    with pytest.raises(BuildError, match=r"cxx was given up: \w+\.cpp had not ended after 1 s"):
+        build(PORTABLE, tmp_path / "kept", limit_s=1.0)
+    # No more than were begun at once.
+    assert len((tmp_path / "log").read_text().split()) <= 2 * read_topology().limit
+    until(lambda: ended(tmp_path / "log"))
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == [".lock"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_build_that_is_ended_leaves_no_compiler_running(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_compiler(tmp_path, monkeypatch, HANGS.format(log=tmp_path / "log"))
+    program = (
+        "from pathlib import Path\nfrom services.engine.device.cpu.native import LEVELS, build\n"
+        f"build(LEVELS[-1], Path({str(tmp_path / 'kept')!r}))"
+    )
+    builder = subprocess.Popen([sys.executable, "-c", program])
+    try:
+        until(lambda: (tmp_path / "log").is_file() and (tmp_path / "log").read_text().endswith("\n"))
+        builder.send_signal(number)
+        assert builder.wait(30) == -number
+        until(lambda: ended(tmp_path / "log"))
+    finally:
+        builder.kill()
+        builder.wait()
+
+
+def until(condition: Callable[[], bool], limit_s: float = 30.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_what_a_killed_builder_left_is_removed(tmp_path: Path, compiler: Path) -> None:

@@ -149,7 +149,7 @@ def test_tensors_of_another_kind_are_refused(llama: Path) -> None:
         model.clear_blocks(torch.tensor([0, 1], dtype=torch.int32))
 
 
-def no_compiler(cache: Path | None) -> Any:
+def no_compiler(cache: Path | None, **_: Any) -> Any:
     raise BuildError("no C++ compiler is here")
 
 
@@ -164,6 +164,15 @@ def test_without_a_compiler_torch_computes(llama: Path, monkeypatch: pytest.Monk
     model = open_decoder(llama, kernels="auto")
     assert not isinstance(model, NativeDecoderModel)
     assert torch.allclose(prompt_logits(model, PROMPT), expected, atol=1e-4)
+    ready = start_engine(tiny_options(llama), lambda activity, fraction: None).ready
+    assert ready.notes == [
+        "torch computes the model, slower than the native kernels would: no C++ compiler is here"
+    ]
+    # Who asked for torch is not told of it.
+    assert (
+        start_engine(tiny_options(llama, cpu_kernels="torch"), lambda activity, fraction: None).ready.notes
+        == []
+    )
     with pytest.raises(StartError, match=r"cpu-kernels native needs the native kernels: no C\+\+ compiler"):
         start_engine(tiny_options(llama, cpu_kernels="native"), lambda activity, fraction: None)
 
@@ -173,7 +182,7 @@ def test_kernels_are_kept_in_the_cache_of_the_options(
 ) -> None:
     asked: list[Path | None] = []
 
-    def open_library(cache: Path | None, progress: Any) -> Any:
+    def open_library(cache: Path | None, **_: Any) -> Any:
         asked.append(cache)
         raise BuildError("no C++ compiler is here")
 

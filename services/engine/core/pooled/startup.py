@@ -101,7 +101,11 @@ def _start(
         priority_ageing=options.priority_ageing_steps,
         to_warm=deque(to_warm),
         shapes_to_warm=len(to_warm),
-        ready=CoreReady(_facts(directory, task, embedder, dimensions), _capacity(options, embedder)),
+        ready=CoreReady(
+            _facts(directory, task, embedder, dimensions),
+            _capacity(options, embedder),
+            notes=list(device.notes),
+        ),
     )
 
 

@@ -97,6 +97,10 @@ class CpuDevice(InductorDevice):
                 return CpuNativeDecoder(*self._open_native(), spec, self._settings.quantization)
             except BuildError as error:
                 reason = str(error)
+                if self.needs_native is None:
+                    # Not the model's way but a want of this machine, which somebody can mend.
+                    self.note(f"torch computes the model, slower than the native kernels would: {reason}")
+                    return None
         if self.needs_native is not None:
             raise self._unmet(reason)
         if self._settings.kernels is Kernels.AUTO:
@@ -115,10 +119,11 @@ class CpuDevice(InductorDevice):
         raise self._unmet(reason)
 
     def _open_native(self) -> tuple[Library, Team]:
-        library = open_library(cache=self._settings.cache, progress=self.tell)
+        settings = self._settings
+        library = open_library(cache=settings.cache, progress=self.tell, limit_s=settings.compile_s)
         # The stream's thread is the first of them and not bound itself: those of OpenMP, which it starts,
         # would all be where it is. It starts the others, which have its slices then.
-        return library, self._stream.submit(Team, library, self._threads, self._settings.cpus or ()).result()
+        return library, self._stream.submit(Team, library, self._threads, settings.cpus or ()).result()
 
     def _unmet(self, reason: str) -> DeviceError:
         return DeviceError(f"{self.needs_native} needs the native kernels: {reason}")

@@ -32,7 +32,7 @@ class CpuSettings:
     """quantization None: weights have the type of the computation. cpus: where the threads keep to, one each,
     this process being there already; None: wherever there is room. cache: Catenary's, where kernels are kept
     that are built here; None: the default one. slice_us: microseconds that its threads ask to run at a time;
-    0: they ask for nothing.
+    0: they ask for nothing. compile_s: seconds that the compiler may take for a file of the kernels.
     """
 
     kernels: Kernels = Kernels.AUTO
@@ -40,6 +40,7 @@ class CpuSettings:
     cpus: tuple[int, ...] | None = None
     cache: Path | None = None
     slice_us: int = 0
+    compile_s: float = 180.0
 
     @property
     def needs_native(self) -> str | None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from catenary.cpus import read_topology
 from catenary.telemetry import get_logger
-from services.engine.device.cpu.native.compiler import BuildError, find_compiler, identity, run
+from services.engine.device.cpu.native.compiler import COMPILE_S, BuildError, find_compiler, identity, run
 from services.engine.device.cpu.native.kept import (
     drop_the_oldest,
     is_ours,
@@ -47,16 +47,18 @@ _ONCE = (
 Progress = Callable[[str], None]
 
 
-def build(level: Level, directory: Path, progress: Progress = lambda _: None) -> Path:
+def build(
+    level: Level, directory: Path, progress: Progress = lambda _: None, limit_s: float = COMPILE_S
+) -> Path:
     """The library of `level`: one that is ready here, else built now and kept in `directory`.
 
     `progress` is told what goes on while it is built, on the caller's thread. A library that is damaged
-    counts as none. Several processes may call this at once: one builds. Raises BuildError if there is none
-    and it cannot be built.
+    counts as none. Several processes may call this at once: one builds. `limit_s`: what the compiler may take
+    for a file. Raises BuildError if there is none and it cannot be built.
     """
     stem = f"{level.name}-{_hash_of_sources(level)}"
     try:
-        return _build_here(level, stem, directory, progress)
+        return _build_here(level, stem, directory, progress, limit_s)
     except BuildError:
         # Another compiler's, of these sources: an image has what its own build made.
         ready = _ready(directory, f"{stem}-*.so")
@@ -65,10 +67,8 @@ def build(level: Level, directory: Path, progress: Progress = lambda _: None) ->
         return ready[0]
 
 
-def _build_here(level: Level, stem: str, directory: Path, progress: Progress) -> Path:
+def _build_here(level: Level, stem: str, directory: Path, progress: Progress, limit_s: float) -> Path:
     compiler = find_compiler()
-    if compiler is None:
-        raise BuildError("no C++ compiler is here: install g++, or set CXX to its command")
     name = f"{stem}-{_short_hash(identity(compiler))}.so"
     ready = _ready(directory, name)
     if ready:
@@ -83,7 +83,7 @@ def _build_here(level: Level, stem: str, directory: Path, progress: Progress) ->
         progress(_ONCE)
         with _locked(directory):
             if not sound([directory], name):
-                _compile(compiler, level, directory / name, progress)
+                _compile(compiler, level, directory / name, progress, limit_s)
                 drop_the_oldest(directory)
     except OSError as error:
         raise BuildError(f"{directory} cannot keep the kernels: {error.strerror}") from error
@@ -121,7 +121,9 @@ def _locked(directory: Path) -> Iterator[None]:
         yield
 
 
-def _compile(compiler: Sequence[str], level: Level, library: Path, progress: Progress) -> None:
+def _compile(
+    compiler: Sequence[str], level: Level, library: Path, progress: Progress, limit_s: float
+) -> None:
     log.info(
         "building the CPU's kernels, once for this machine: 30 to 60 s on one core, shared by all of them",
         level=level.name,
@@ -134,16 +136,20 @@ def _compile(compiler: Sequence[str], level: Level, library: Path, progress: Pro
 
         def compile_one(source: Path) -> Path:
             made = Path(scratch) / f"{source.stem}.o"
-            run([*compiler, *_OPTIONS, *level.options, "-c", str(source), "-o", str(made)])
+            run([*compiler, *_OPTIONS, *level.options, "-c", str(source), "-o", str(made)], limit_s)
             return made
 
-        with ThreadPoolExecutor(max(1, read_topology().limit)) as pool:
+        pool = ThreadPoolExecutor(max(1, read_topology().limit))
+        try:
             sources, objects = _sources("*.cpp"), []
             for made in pool.map(compile_one, sources):
                 objects.append(made)
                 progress(f"{_ONCE}: {len(objects)} of {len(sources)} files")
+        finally:
+            # After a failure the other files are of no use.
+            pool.shutdown(cancel_futures=True)
         linked = Path(scratch) / library.name
-        run([*compiler, *_LINK, *map(str, objects), "-o", str(linked)])
+        run([*compiler, *_LINK, *map(str, objects), "-o", str(linked)], limit_s)
         seal(linked, library.name)
         # Whoever looks for the library meanwhile finds a whole one or none; who has loaded one keeps that.
         linked.replace(library)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from services.engine.device.cpu.native.building import build
-from services.engine.device.cpu.native.compiler import BuildError
+from services.engine.device.cpu.native.compiler import COMPILE_S, BuildError
 from services.engine.device.cpu.native.kept import kernel_directory
 from services.engine.device.cpu.native.levels import Level, best_level
 
@@ -42,11 +42,15 @@ class Library:
 
 
 def open_library(
-    level: Level | None = None, *, cache: Path | None = None, progress: Callable[[str], None] = lambda _: None
+    level: Level | None = None,
+    *,
+    cache: Path | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+    limit_s: float = COMPILE_S,
 ) -> Library:
     """The kernels of `level` (None: the best that this CPU has), built if need be. Raises BuildError.
 
-    `progress` is told what goes on while they are built.
+    `progress` is told what goes on while they are built; the compiler may take `limit_s` seconds for a file.
     """
     chosen = level or best_level()
-    return Library(chosen, build(chosen, kernel_directory(cache), progress))
+    return Library(chosen, build(chosen, kernel_directory(cache), progress, limit_s))
