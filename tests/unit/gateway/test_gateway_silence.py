@@ -79,7 +79,14 @@ async def test_only_promised_heartbeats_are_missed_and_three_of_them() -> None:
 @pytest.mark.parametrize(("silence_s", "misses"), [(10.0, 5), (1.0, 5), (60.0, 30)])
 async def test_a_target_may_leave_some_questions_unanswered(silence_s: float, misses: int) -> None:
     async with grpc.aio.insecure_channel("unix:/nowhere") as channel:
-        target: Any = TokenizerTarget("unix:/nowhere", channel, silence_s=silence_s, max_message_mib=1)
+        changes: list[bool] = []
+        target: Any = TokenizerTarget(
+            "unix:/nowhere",
+            channel,
+            silence_s=silence_s,
+            max_message_mib=1,
+            on_change=lambda: changes.append(target.prompt),
+        )
         assert not target.answering
         target.heard()
         for _ in range(misses):
@@ -89,3 +96,6 @@ async def test_a_target_may_leave_some_questions_unanswered(silence_s: float, mi
         assert not target.answering
         target.heard()
         assert (target.answering, target.prompt) == (True, True)
+        # Each change is told, and that nothing has changed is not.
+        target.heard()
+        assert changes == [True, *[False] * misses, True]
