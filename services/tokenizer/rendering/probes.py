@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -242,6 +243,6 @@ def _inputs(
     tools: bool = False,
     variables: dict[str, Any] | None = None,
 ) -> ChatInputs:
-    limits = JsonLimits()
-    messages = messages_of(turns, style, limits)
-    return ChatInputs(messages, _TOOLS if tools else None, None, variables or {})
+    messages = messages_of(turns, style, JsonLimits())
+    # A template may change the lists that it is given: each rendering has its own.
+    return ChatInputs(messages, deepcopy(_TOOLS) if tools else None, None, variables or {})

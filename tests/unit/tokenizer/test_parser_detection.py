@@ -12,6 +12,8 @@ from gateway.parsing import REASONING_PARSERS as READ_REASONING
 from gateway.parsing import TOOL_PARSERS as READ_TOOLS
 from services.tokenizer.config import TokenizerConfig
 from services.tokenizer.rendering import ModelFiles, Parsers, Renderer
+from services.tokenizer.rendering.probes import NAME
+from services.tokenizer.rendering.template import ChatTemplate
 from tests.support import chat_templates
 from tests.support import tiny_tokenizer as tiny
 from tests.support.chat_templates import family
@@ -204,6 +206,17 @@ def test_the_template_for_tools_tells_of_calls_and_all_tell_of_thoughts() -> Non
     assert detected(hermes, {"rag": llama}) == Parsers("hermes")
     assert detected(FAMILIES["Qwen 3"][0], {"tool_use": llama}) == Parsers("llama3_json", "qwen3")
     assert detected(None) == Parsers()
+
+
+def test_a_template_that_changes_its_lists_changes_no_other_rendering() -> None:
+    shows = "{{ messages[0].content }}{% if tools %}{{ tools | tojson }}"
+    grown = "{% set _ = tools[0].function.parameters.required.append('more') %}"
+    changes = shows + grown + "{% set _ = tools.pop() %}{% endif %}"
+    for _ in range(2):
+        texts = ChatTemplate(changes, {}, max_chars=100_000).written().prompts
+        assert any(NAME in text for text in texts)
+        assert not any("more" in text for text in texts)
+    assert detected(family(HERMES)).tool == "hermes"
 
 
 def test_the_operator_has_the_last_word() -> None:
