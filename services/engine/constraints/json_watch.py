@@ -10,7 +10,6 @@ import json
 import re
 from bisect import bisect_left
 from collections.abc import Iterator
-from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
@@ -113,19 +112,31 @@ class JsonTokens:
 
 @dataclass(slots=True)
 class _Level:
-    """An object or an array: its names so far, and whether a name comes next."""
+    """An object or an array. `names`: of the object's members so far, None for an array; `name_next`: a name
+    comes next; `tried`: in a trial, the names that it adds, while `names` is shared with the text's place."""
 
     names: set[bytes] | None
     name_next: bool
+    tried: set[bytes] | None = None
 
-    def __copy__(self) -> _Level:
-        return _Level(None if self.names is None else set(self.names), self.name_next)
+    def trial(self) -> _Level:
+        """The same for a trial, whatever the number of names."""
+        return _Level(self.names, self.name_next, set())
+
+    def add(self, name: bytes) -> bool:
+        """Add the name of a member. Returns whether the object has it already; False for an array."""
+        if self.names is None:
+            return False
+        known = name in self.names or (self.tried is not None and name in self.tried)
+        (self.names if self.tried is None else self.tried).add(name)
+        return known
 
 
 @dataclass(slots=True)
 class _Place:
-    """A place in a JSON text. `string`: what stands behind the quote that is open. `part`: 0, 1 and 2 before
-    a number's point, behind it and in its exponent, of which `run` digits were seen."""
+    """A place in a JSON text. `string`: the open name's bytes behind its quote; of any other open string
+    nothing is kept. `part`: 0, 1 and 2 before a number's point, behind it and in its exponent, of which `run`
+    digits were seen. `repeated`: an object has got a name twice."""
 
     levels: list[_Level] = field(default_factory=list)
     string: bytearray | None = None
@@ -135,15 +146,17 @@ class _Place:
     run: int = 0
     repeated: bool = False
 
-    def __copy__(self) -> _Place:
+    def trial(self) -> _Place:
+        """The same place, from which to go on by a token that may not be taken."""
         string = None if self.string is None else bytearray(self.string)
-        levels = [copy(level) for level in self.levels]
+        levels = [level.trial() for level in self.levels]
         return _Place(levels, string, self.escaped, self.is_name, self.part, self.run)
 
     def feed(self, text: bytes) -> int:
         """Go on by a text. Returns how much of it is JSON."""
         if self.string is not None and not self.escaped and b'"' not in text and b"\\" not in text:
-            self.string += text
+            if self.is_name:
+                self.string += text
             return len(text)
         for index, byte in enumerate(text):
             if self.string is not None:
@@ -156,13 +169,13 @@ class _Place:
 
     def _in_string(self, string: bytearray, byte: int) -> None:
         if byte == _QUOTE and not self.escaped:
-            if self.is_name and self.levels and (names := self.levels[-1].names) is not None:
-                self.repeated |= bytes(string) in names
-                names.add(bytes(string))
+            if self.is_name and self.levels:
+                self.repeated |= self.levels[-1].add(bytes(string))
             self.string = None
             return
         self.escaped = byte == _BACKSLASH and not self.escaped
-        string.append(byte)
+        if self.is_name:
+            string.append(byte)
 
     def _outside(self, byte: int) -> None:
         if byte in _DIGITS:
@@ -248,7 +261,7 @@ class JsonWatch:
         for names in known:
             for name in names & quoted.keys():
                 for token_id in quoted[name]:
-                    there = copy(place)
+                    there = place.trial()
                     there.feed(texts[token_id])
                     if there.repeated:
                         yield token_id

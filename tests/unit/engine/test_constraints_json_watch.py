@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from catenary.constraints import ConstraintKind
 from services.engine.constraints import ConstraintCompiler, GuidanceBackend, Restriction, Taken, open_xgrammar
 from services.engine.constraints.json_watch import JsonParts, JsonTokens, JsonWatch, json_parts
+from services.engine.constraints.vocabulary import Vocabulary
 from services.engine.link import ConstraintOptions
 from tests.support.constrained import WIDTH, next_tokens, regex, schema, tiny_vocabulary
 from tests.support.tiny_tokenizer import EOS_ID, byte_ids
@@ -162,6 +163,33 @@ def watched(text: str, parts: JsonParts = WHOLE) -> set[int]:
 
 
 QUOTE, DIGIT = byte_ids('"')[0], byte_ids("7")[0]
+
+
+class _Words(Vocabulary):
+    """Only the texts of tokens."""
+
+    def __init__(self, *texts: bytes) -> None:
+        self.texts, self.width = texts, len(texts)
+
+    @property
+    def words(self) -> int:
+        return 1
+
+
+def test_a_token_that_was_only_tried_adds_no_name() -> None:
+    words = _Words(b'"b":1,"a"', b'"b":{"a"', b'},"a"', b'"a"', b'"')
+    watch = JsonWatch(WHOLE, JsonTokens(words, DIGITS))
+
+    def forbidden() -> int:
+        bits = watch.forbidden()
+        return 0 if bits is None else int(bits[0])
+
+    watch.feed(b'{"a":{"c":1')
+    assert forbidden() == 0b00100
+    watch.feed(b"},")
+    assert forbidden() == forbidden() == 0b01001
+    watch.feed(b'"b')
+    assert forbidden() == 0
 
 
 @pytest.mark.parametrize(
