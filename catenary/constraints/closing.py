@@ -11,6 +11,7 @@ from itertools import count
 from typing import Any
 
 from catenary.constraints.keywords import SCHEMA_LISTS, SCHEMA_OBJECTS, SCHEMAS
+from catenary.constraints.kinds import ConstraintError, ConstraintLimits
 from catenary.constraints.references import find_target
 
 _DEFINITIONS = ("$defs", "definitions")
@@ -19,18 +20,23 @@ _MEMBERS = ("allOf", "anyOf", "oneOf")
 _SAYS = ("additionalProperties", "patternProperties")
 
 
-def close_objects(root: dict[str, Any]) -> None:
+def close_objects(root: dict[str, Any], limits: ConstraintLimits) -> None:
     """Close, in place, the objects of a schema of honoured keywords that `_SAYS` nothing of other properties.
 
     Where several schemas hold for one value (`allOf`, or `properties` beside `$ref` or `anyOf`), the
     outermost lists what all of them list: closed one by one they would exclude each other's.
+
+    Raises:
+        ConstraintError: the schema would become much larger, since many objects share large parts.
     """
-    _Closing(root).run()
+    _Closing(root, limits.max_nodes).run()
 
 
 class _Closing:
-    def __init__(self, root: dict[str, Any]) -> None:
+    def __init__(self, root: dict[str, Any], most: int) -> None:
+        """`most`: schemas and names that the objects list together, shared ones counted for each."""
         self._root = root
+        self._most = self._left = most
         schemas = list(_all(root))
         # Those that hold beside others, whose objects are not theirs alone.
         self._joined: set[int] = set()
@@ -97,7 +103,14 @@ class _Closing:
             if any(name in one for name in _SAYS):
                 return None
             lists = lists or "properties" in one
-            names |= dict.fromkeys((*one.get("properties", ()), *one.get("required", ())))
+            listed = (*one.get("properties", ()), *one.get("required", ()))
+            self._left -= 1 + len(listed)
+            if self._left < 0:
+                raise ConstraintError(
+                    f"The JSON schema's objects list more than {self._most} properties, those of parts that "
+                    "they share counted for each."
+                )
+            names |= dict.fromkeys(listed)
             waiting += reversed(list(self._members(one)))
         return list(names) if lists else None
 

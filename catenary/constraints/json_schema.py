@@ -64,7 +64,7 @@ def clean_schema(schema: Any, limits: ConstraintLimits) -> dict[str, Any]:
     root: dict[str, Any] = {} if cleaned is True else cleaned
     check_references(root, limits)
     if limits.closed_objects:
-        close_objects(root)
+        close_objects(root, limits)
         # It may have more parts now.
         check_references(root, limits)
     return root | {_GUIDANCE: {"whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{1,{limits.max_whitespace}}}"}}
