@@ -30,6 +30,7 @@ _SMALL = 64 << 10
 # Pages of what was deleted that are given back in one go, and on a disk that has no room for so many.
 _GIVE_BACK = (1024, 32)
 _FULL_DISK = "disk_full"
+_UNKNOWN = 1 << 62
 _INCREMENTAL = 2
 
 
@@ -101,8 +102,6 @@ class Database:
                 await self._connection.execute("BEGIN IMMEDIATE")
                 yield self._connection
                 await self._connection.commit()
-            except sqlite3.Error as error:
-                raise await self._failed(error) from None
             finally:
                 # Does nothing after the commit.
                 with suppress(sqlite3.Error):
@@ -128,7 +127,8 @@ class Database:
         return done
 
     async def check_room(self, size: int) -> None:
-        """Raise ApiError 507 if the disk has no room for `size` bytes that are added in pieces."""
+        """Raise ApiError 507 if the disk has no room for `size` bytes that are added in pieces; else as
+        `transaction` does."""
         if size < _SMALL:
             return
         async with self._answering():
@@ -139,15 +139,13 @@ class Database:
     async def fetch(self, sql: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
         """All rows of a query. Raises ApiError as `transaction` does."""
         async with self._answering():
-            try:
-                rows = await self._connection.execute_fetchall(sql, values)
-            except sqlite3.Error as error:
-                raise await self._failed(error) from None
+            rows = await self._connection.execute_fetchall(sql, values)
         return [tuple(row) for row in rows]
 
     @asynccontextmanager
     async def _answering(self) -> AsyncIterator[None]:
-        """Have the connection. Raises ApiError 503: it was closed, or others have it for too long."""
+        """Have the connection. Raises ApiError: 503 if it was closed or others have it for too long, and as
+        `transaction` says for what SQLite raises."""
         try:
             async with asyncio.timeout(_ANSWER_S):
                 await self._lock.acquire()
@@ -158,6 +156,8 @@ class Database:
             if self._closed:
                 raise _no_answer()
             yield
+        except sqlite3.Error as error:
+            raise await self._failed(error) from None
         finally:
             self._lock.release()
 
@@ -175,8 +175,11 @@ class Database:
         return unused * _PAGE + await asyncio.to_thread(self._left)
 
     def _left(self) -> int:
+        """Bytes that can be written beside the log. A disk that cannot be measured refuses by itself."""
         log = Path(f"{self._path}-wal")
-        return self._disk.free() - _SMALL - (log.stat().st_size if log.exists() else 0)
+        with suppress(OSError):
+            return self._disk.free() - _SMALL - (log.stat().st_size if log.exists() else 0)
+        return _UNKNOWN
 
     async def _empty_log(self) -> None:
         async with self._answering():

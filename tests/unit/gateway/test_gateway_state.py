@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import sqlite3
 import stat
 from pathlib import Path
 
@@ -100,6 +102,42 @@ async def test_a_disk_without_room_refuses_large_things_before_it_is_full(
     await database.check_room(100_000)
     async with database.transaction(100_000):
         pass
+    await database.close()
+
+
+async def test_a_store_that_cannot_be_measured_does_not_answer(tmp_path: Path) -> None:
+    database = Database(tmp_path / "x", "CREATE TABLE IF NOT EXISTS t (a)", 1)
+    await database.open()
+    async with database.transaction() as db:
+        await db.execute("INSERT INTO t VALUES (1)")
+    other = sqlite3.connect(tmp_path / "x")
+    other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    other.close()
+    # What stands in place of the database is none.
+    (tmp_path / "x").write_bytes(b"\xff" * 8192)
+    with pytest.raises(ApiError) as unmeasured:
+        await database.check_room(1 << 20)
+    assert (unmeasured.value.status, unmeasured.value.code) == (503, "store_unavailable")
+    with pytest.raises(ApiError) as refused:
+        async with database.transaction(1 << 20):
+            pass
+    assert (refused.value.status, refused.value.code) == (503, "store_unavailable")
+    await database.close()
+
+
+async def test_a_disk_that_cannot_be_measured_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: Disk) -> int:
+        raise OSError(errno.EIO, "statvfs")
+
+    database = Database(tmp_path / "x", "CREATE TABLE IF NOT EXISTS t (a)", 1)
+    await database.open()
+    monkeypatch.setattr(Disk, "free", fails)
+    await database.check_room(1 << 20)
+    async with database.transaction(1 << 20) as db:
+        await db.execute("INSERT INTO t VALUES (1)")
+    assert await database.fetch("SELECT a FROM t") == [(1,)]
     await database.close()
 
 
