@@ -56,13 +56,13 @@ def _item(source: str, position: int) -> tuple[int | str, int]:
     if source[position] != "\\":
         return ord(source[position]), position + 1
     kind = source[position + 1 : position + 2]
-    if kind in _SETS and kind:
+    if kind in _SETS:
         return "\\" + kind, position + 2
     if (found := _PROPERTY.match(source, position)) is not None:
         return found[0], found.end()
     if (found := _CODE_POINT.match(source, position)) is not None:
         return _code_point(source, found)
-    if kind in _CONTROLS and kind:
+    if kind in _CONTROLS:
         return ord(_CONTROLS[kind]), position + 2
     if not kind or (kind.isascii() and kind.isalnum()):
         raise ConstraintError("The regular expression has an escape in a character class that is not known.")

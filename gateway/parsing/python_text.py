@@ -148,7 +148,7 @@ def _another(source: Source) -> Scan[bool | None]:
         source.take(1)
     if char in ("'", '"'):
         return False
-    if char not in _PREFIXES or not char:
+    if char not in _PREFIXES:
         return None
     for quote in ("'", '"'):
         if (yield from source.matching(char + quote)):
