@@ -5,6 +5,7 @@ depends on the characters alone, never on where the pieces ended."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator
 from typing import TypeAlias, TypeVar
 
@@ -13,6 +14,7 @@ Scan: TypeAlias = Generator[None, None, T]
 Emit: TypeAlias = Callable[[str], None]
 """Takes text as it is read."""
 
+_SPACE = re.compile(r"\s+")
 MAX_HELD = 1 << 16
 """Characters that may wait for the name of a call, or for the end of a value whose type shows there."""
 MAX_DRAFT = 1 << 18
@@ -100,8 +102,8 @@ class Source:
             char = yield from self.next()
             if not char.isspace():
                 return char
-            rest = self.text[self.pos :]
-            self.take(len(rest) - len(rest.lstrip()))
+            space = _SPACE.match(self.text, self.pos)
+            self.take(space.end() - self.pos if space else 1)
 
     def accept(self, literal: str) -> Scan[bool]:
         """Read `literal` if it comes next."""

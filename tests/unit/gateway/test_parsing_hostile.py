@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from gateway.parsing import (
     ToolCallStart,
     ToolSet,
 )
+from gateway.parsing.source import Scan, Source
 from tests.support.parsed import SCHEMAS
 
 _BAR = "\uff5c"
@@ -77,6 +79,36 @@ def test_little_is_left_unread(name: str) -> None:
             parser.feed(char)
             assert len(parser._source.text) - parser._source.pos <= 512
         parser.finish()
+
+
+class _Counted(str):
+    """A text that counts the characters that are copied out of it."""
+
+    copied = 0
+
+    def __getitem__(self, key: Any) -> str:
+        found = super().__getitem__(key)
+        self.copied += len(found)
+        return found
+
+
+def test_white_space_does_not_copy_what_follows_it() -> None:
+    source = Source()
+    text = _Counted(" x" * 5000 + "\n\u2003\x1f x")
+    source.text = text
+    for _ in range(5001):
+        assert next_of(source.skip_space()) == "x"
+        source.take(1)
+    assert text.copied < 4 * len(text)
+
+
+def next_of(scan: Scan[str]) -> str:
+    """What a scan that needs no more text returns."""
+    try:
+        next(scan)
+    except StopIteration as end:
+        return str(end.value)
+    raise AssertionError("it waits for more text")
 
 
 @pytest.mark.parametrize("thinks", sorted(REASONING_PARSERS))
