@@ -340,6 +340,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self.transport.write(error_bytes(error, request_id, fields))
         self._refused = True
         self.transport.close()
+        self._watch_flush()
         self._end_running()
 
     def _drop(self) -> None:

@@ -194,3 +194,13 @@ async def test_without_lingering_a_refusal_closes_at_once() -> None:
     await connection.send(b"\x00")
     assert (connection.statuses, connection.transport.state) == ([400], "closed")
     connection.close()
+
+
+async def test_a_refusal_that_is_never_read_does_not_keep_its_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connection = MemoryConnection(stall_s=0.0)
+    monkeypatch.setattr(connection.transport, "get_write_buffer_size", lambda: 100)
+    await connection.send(b"\x00")
+    assert (connection.statuses, connection.transport.state) == ([400], "closed")
+    connection.close()
