@@ -176,8 +176,9 @@ class Choice:
         waiting_ids, waiting_logprobs = self._waiting
         waiting_ids += ids
         waiting_logprobs += logprobs or ()
-        self._waiting = waiting_ids[count:], waiting_logprobs[count:]
-        return waiting_ids[:count], None if logprobs is None else waiting_logprobs[:count]
+        told_ids, told_logprobs = waiting_ids[:count], waiting_logprobs[:count]
+        del waiting_ids[:count], waiting_logprobs[:count]
+        return told_ids, None if logprobs is None else told_logprobs
 
     def _end(
         self,
