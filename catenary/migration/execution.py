@@ -25,6 +25,11 @@ def _translate_warm_up(variables: Variables) -> None:
     skip, full = variables.boolean("VLLM_SKIP_WARMUP"), variables.boolean("VLLM_FULL_WARMUP")
     if full:
         variables.give("warmup", "full", "VLLM_FULL_WARMUP")
+        if not skip:
+            variables.warn(
+                "VLLM_FULL_WARMUP: a shape that was not warmed up is counted and named in the log, where "
+                "vLLM would end the engine"
+            )
     if skip:
         if full:
             variables.warn("VLLM_FULL_WARMUP has no effect: VLLM_SKIP_WARMUP is set too and wins")

@@ -16,9 +16,11 @@ from catenary.migration import (
     SCRIPT,
     SERVE_OPTIONS,
     VARIABLES,
+    Launch,
     Row,
     Status,
     load_moved,
+    parse_serve,
     row_of,
     translate,
 )
@@ -97,6 +99,43 @@ def test_variable_without_effect_is_one_warning_line_without_its_value(name: str
     assert line.startswith(f"{name} has no effect")
     assert "some-value" not in line
     assert "\n" not in line
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "VLLM_PROMPT_USE_FLEX_ATTENTION",
+        "VLLM_IMAGE_FETCH_TIMEOUT",
+        "VLLM_VIDEO_FETCH_TIMEOUT",
+        "VLLM_AUDIO_FETCH_TIMEOUT",
+        "VLLM_HPU_CONVERT_TO_FP8UZ",
+        "VLLM_DISABLE_MARK_SCALES_AS_CONST",
+        "VLLM_FULL_WARMUP",
+    ],
+)
+def test_a_variable_of_the_handbooks_without_its_whole_effect_is_named(name: str) -> None:
+    (line,) = translate({name: "1"}).warnings
+    assert line.startswith(name)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--num-scheduler-steps 8",
+        "--limit-mm-per-prompt image=4",
+        "--mm_processor_kwargs {}",
+        "--use-padding-aware-scheduling",
+        "--use-v2-block-manager",
+        "--distributed_executor_backend mp",
+        "--disable-log-requests",
+        "--trust-remote-code",
+    ],
+)
+def test_an_option_of_the_handbooks_without_effect_is_named(words: str) -> None:
+    launch = Launch()
+    parse_serve(["m", *words.split()], launch)
+    (line,) = launch.warnings
+    assert line.startswith(f"{words.split()[0].replace('_', '-')} has no effect: ")
 
 
 def test_unknown_variables_are_named_with_the_nearest_known_one() -> None:
