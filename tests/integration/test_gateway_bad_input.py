@@ -208,7 +208,7 @@ async def test_unknown_models_are_404(shared_stack: Stack, name: str, stream: bo
 async def test_wrong_paths_and_methods(shared_stack: Stack) -> None:
     for method, path, status, code in (
         ("GET", "/v1/nope", 404, "unknown_url"),
-        ("POST", "/", 404, "unknown_url"),
+        ("POST", "/", 405, "method_not_allowed"),
         ("GET", CHAT, 405, "method_not_allowed"),
         ("DELETE", "/v1/models", 405, "method_not_allowed"),
         ("PUT", COMPLETIONS, 405, "method_not_allowed"),
