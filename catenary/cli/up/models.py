@@ -46,6 +46,7 @@ class ReadyModel:
 def wanted_models(config: UpConfig) -> tuple[WantedModel, ...]:
     """The models that `--model` names, each as SOURCE or NAME=SOURCE. Raises StartRefused."""
     models = tuple(_wanted(text) for text in config.model)
+    check_values(config)
     if config.served_model_name is None:
         return models
     if len(models) > 1:
@@ -53,8 +54,20 @@ def wanted_models(config: UpConfig) -> tuple[WantedModel, ...]:
     return (WantedModel(models[0].source, config.served_model_name),)
 
 
+def check_values(config: UpConfig) -> None:
+    """Check the words of options whose names are checked once models are known. Raises StartRefused."""
+    for option, texts, known in (
+        ("--quantization", config.quantization, QUANTIZATIONS),
+        ("--task", config.task, TASKS),
+    ):
+        for text in texts:
+            if text.rpartition("=")[2] not in known:
+                raise StartRefused(f"{option}: {text!r} is not known; it is one of {', '.join(known)}")
+
+
 def tasks_of(config: UpConfig, names: tuple[str, ...]) -> tuple[str, ...]:
     """The task of each model, by `--task`: TASK for a single one, else NAME=TASK. Raises StartRefused."""
+    check_values(config)
     tasks = dict.fromkeys(names, "auto")
     if len(tasks) < len(names):
         raise StartRefused("--model: two models have one name; write them as NAME=SOURCE")
@@ -66,8 +79,6 @@ def tasks_of(config: UpConfig, names: tuple[str, ...]) -> tuple[str, ...]:
             name = names[0]
         if name not in tasks:
             raise StartRefused(f"--task: no model has the name {name!r}")
-        if task not in TASKS:
-            raise StartRefused(f"--task: a task is one of {', '.join(TASKS)}")
         tasks[name] = task
     return tuple(tasks.values())
 
@@ -92,12 +103,11 @@ def aliases_of(config: UpConfig, names: tuple[str, ...]) -> tuple[str, ...]:
 
 def quantizations_of(config: UpConfig, names: tuple[str, ...]) -> tuple[str | None, ...]:
     """The quantization of each model, by `--quantization`. Raises StartRefused."""
+    check_values(config)
     named: dict[str, str] = {}
     others: str | None = None
     for text in config.quantization:
         name, equals, value = text.rpartition("=")
-        if value not in QUANTIZATIONS:
-            raise StartRefused(f"--quantization: it is one of {', '.join(QUANTIZATIONS)}")
         if equals and name not in names:
             raise StartRefused(f"--quantization: no model has the name {name!r}")
         if name in named or (not equals and others is not None):

@@ -38,13 +38,16 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"num_attention_heads": 10**30}, "num_attention_heads 1000000000000000000"),
-        ({"num_local_experts": 8, "num_hidden_layers": 10**10}, "an integer, 1 to 65536"),
-        ({"hidden_size": 64.0}, "hidden_size 64.0, which must be an integer"),
-        ({"num_key_value_heads": "12"}, "num_key_value_heads '12', which must be"),
-        ({"max_position_embeddings": -1}, "max_position_embeddings -1, which must be"),
+        ({"num_attention_heads": 10**30}, "num_attention_heads is 1000000000000000000"),
+        (
+            {"num_local_experts": 8, "num_hidden_layers": 10**10},
+            "num_hidden_layers is 10000000000, and must be a whole number from 1 to 10000",
+        ),
+        ({"hidden_size": 64.0}, "hidden_size is 64.0, and must be a whole number"),
+        ({"num_key_value_heads": "12"}, "num_key_value_heads is '12', and must be"),
+        ({"max_position_embeddings": -1}, "max_position_embeddings is -1, and must be"),
         ({"intermediate_size": [128] * 99}, "has intermediate_size [128, 128,"),
-        ({"vocab_size": True}, "has vocab_size True"),
+        ({"vocab_size": True}, "vocab_size is True"),
         ({"num_key_value_heads": 3}, "has 3 KV heads that do not divide its 4 heads"),
         ({"num_local_experts": 8, "num_experts_per_tok": 9}, "num_experts_per_tok 9, which must be"),
     ],

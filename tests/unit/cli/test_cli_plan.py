@@ -187,11 +187,26 @@ def test_how_tasks_are_given() -> None:
     assert tasks() == ("auto", "auto")
     assert tasks("b=embed") == ("auto", "embed")
     assert tasks("score", names=("a",)) == ("score",)
-    for given, text in (("embed", "NAME=TASK"), ("c=embed", "no model"), ("a=sing", "a task is one of")):
+    for given, text in (("embed", "NAME=TASK"), ("c=embed", "no model"), ("a=sing", "it is one of auto")):
         with pytest.raises(StartRefused, match=text):
             tasks(given)
     with pytest.raises(StartRefused, match="one name"):
         tasks(names=("a", "a"))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"quantization": ("fp8",)}, "--quantization: 'fp8' is not known; it is one of none, int8, int4"),
+        ({"quantization": ("chat=fp8",)}, "--quantization: 'chat=fp8' is not known"),
+        ({"task": ("sing",)}, "--task: 'sing' is not known; it is one of auto, generate, embed"),
+    ],
+)
+def test_words_that_are_none_are_refused_before_a_model_is_prepared(
+    options: dict[str, tuple[str, ...]], text: str
+) -> None:
+    with pytest.raises(StartRefused, match=text):
+        wanted_models(UpConfig(**options))
 
 
 def test_each_model_has_its_quantization() -> None:
