@@ -15,14 +15,6 @@ from catenary.v1 import common_pb2, router_pb2_grpc, tokenizer_pb2_grpc
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 
-# Beginnings of the texts that are made from a status without a trailer.
-_OWN_TEXTS = (
-    "The service cannot be reached",
-    "The service did not",
-    "The service refused the caller",
-    "The service does",
-)
-
 T = TypeVar("T")
 
 
@@ -76,13 +68,9 @@ class Connection:
         return self._error(failure, self._tokenizer_target)
 
     def _error(self, failure: grpc.aio.AioRpcError, target: str) -> common_pb2.Error:
-        error = error_of(failure)
-        hint = ""
+        error = error_of(failure, at=target)
         if failure.code() is grpc.StatusCode.UNAUTHENTICATED and not self._has_secret:
-            hint = " None was given: `secret` is that of the role client."
-        if error.message.startswith(_OWN_TEXTS):
-            where = f"The service at {target}"
-            error.message = error.message.replace("The service", where, 1) + hint
+            error.message += " None was given: `secret` is that of the role client."
         return error
 
     async def _ask(

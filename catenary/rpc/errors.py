@@ -124,8 +124,11 @@ def refuse(
     )
 
 
-def error_of(exc: grpc.aio.AioRpcError) -> common_pb2.Error:
-    """The error that a failed call brought, or one with a fixed text made from its status."""
+def error_of(exc: grpc.aio.AioRpcError, *, at: str = "") -> common_pb2.Error:
+    """The error that a failed call brought, or one with a fixed text made from its status.
+
+    `at`: the address that was called, for texts of ours, where the caller may know it.
+    """
     trailer = (exc.trailing_metadata() or grpc.aio.Metadata()).get(ERROR_TRAILER)
     if isinstance(trailer, bytes):
         try:
@@ -141,4 +144,6 @@ def error_of(exc: grpc.aio.AioRpcError) -> common_pb2.Error:
     code, message, retryable = _MEANING.get(
         exc.code(), (common_pb2.ERROR_CODE_INTERNAL, INTERNAL_TEXT, False)
     )
+    if at:
+        message = message.replace("The service", f"The service at {at}", 1)
     return common_pb2.Error(code=code, message=message, retryable=retryable)
