@@ -1,5 +1,6 @@
-"""What JSON schemas say of values to readers only: titles, descriptions and the like. Needs no other
-package, so that whoever sends a schema can leave it out."""
+"""Annotations of JSON schemas: titles, descriptions and other keywords that neither allow nor forbid a value.
+
+Imports no other package, so that services which only pass a schema on can drop its annotations."""
 
 from __future__ import annotations
 
@@ -34,13 +35,20 @@ ANNOTATIONS = frozenset(
 )
 """Keywords that allow and forbid nothing, by the specification or by the tools that write them."""
 
-EXTENSION = "x-"
-"""What names of vendors' annotations begin with."""
+_EXTENSION = "x-"
+GUIDANCE = "x-guidance"
+"""llguidance's options: the one name with the prefix of vendors' annotations that is none."""
 
 SCHEMA_OBJECTS = ("properties", "patternProperties", "$defs", "definitions")
 SCHEMA_LISTS = ("prefixItems", "anyOf", "oneOf", "allOf")
 SCHEMAS = ("additionalProperties", "items", "additionalItems", "propertyNames")
 """Keywords whose values are objects of schemas, arrays of schemas, and schemas (`items`: or an array)."""
+
+
+def is_note(keyword: str) -> bool:
+    """Whether a keyword is an annotation, by its name."""
+    return keyword in ANNOTATIONS or (keyword.startswith(_EXTENSION) and keyword != GUIDANCE)
+
 
 # No deeper schema is honoured.
 _MOST_LEVELS = 64
@@ -53,11 +61,7 @@ def without_notes(schema: Any, *, levels: int = _MOST_LEVELS) -> Any:
     """
     if not isinstance(schema, dict) or not levels:
         return schema
-    return {
-        name: _inner(name, value, levels - 1)
-        for name, value in schema.items()
-        if not (name in ANNOTATIONS or (name.startswith(EXTENSION) and name != "x-guidance"))
-    }
+    return {name: _inner(name, value, levels - 1) for name, value in schema.items() if not is_note(name)}
 
 
 def _inner(name: str, value: Any, levels: int) -> Any:

@@ -9,9 +9,7 @@ import msgspec
 
 from catenary.constraints.closing import close_objects
 from catenary.constraints.keywords import (
-    ANNOTATIONS,
     COUNTS,
-    EXTENSION,
     FORMATS,
     MAX_DIVISOR,
     NEUTRAL,
@@ -25,8 +23,8 @@ from catenary.constraints.property_names import limit_names
 from catenary.constraints.references import check_references
 from catenary.constraints.regex import read_regex
 from catenary.json_bounds import json_levels
+from catenary.schema_notes import GUIDANCE, is_note
 
-_GUIDANCE = "x-guidance"
 _SHOWN = re.compile(r"[A-Za-z0-9_$.-]{1,64}")
 
 # A text that begins with a day does not begin with the 29th of February of a common year, to which
@@ -67,7 +65,7 @@ def clean_schema(schema: Any, limits: ConstraintLimits) -> dict[str, Any]:
         close_objects(root, limits)
         # It may have more parts now.
         check_references(root, limits)
-    return root | {_GUIDANCE: {"whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{1,{limits.max_whitespace}}}"}}
+    return root | {GUIDANCE: {"whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{1,{limits.max_whitespace}}}"}}
 
 
 def _check_size(schema: Any, limits: ConstraintLimits) -> None:
@@ -113,9 +111,8 @@ class _Cleaner:
             return True
         if name in NEUTRAL and value is NEUTRAL[name]:
             return False
-        is_annotation = name in ANNOTATIONS or (name.startswith(EXTENSION) and name != _GUIDANCE)
-        # Elsewhere it would change what a $ref means.
-        if is_annotation or (name == "$id" and is_root):
+        # In an inner schema $id would change what a $ref means.
+        if is_note(name) or (name == "$id" and is_root):
             return False
         shown = f"'{name}'" if _SHOWN.fullmatch(name) else "a keyword"
         raise ConstraintError(f"The JSON schema uses {shown}, which is not supported.")

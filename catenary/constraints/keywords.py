@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from catenary.schema_notes import ANNOTATIONS, EXTENSION, SCHEMA_LISTS, SCHEMA_OBJECTS, SCHEMAS
+from catenary.schema_notes import SCHEMA_LISTS, SCHEMA_OBJECTS, SCHEMAS
 
 __all__ = [
-    "ANNOTATIONS",
     "COUNTS",
-    "EXTENSION",
     "FORMATS",
     "MAX_DIVISOR",
     "NEUTRAL",
