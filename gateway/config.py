@@ -19,7 +19,7 @@ class GatewayConfig(ResumeOptions, ServiceConfig):
     model_config = settings("CATENARY_GATEWAY_")
 
     headings: ClassVar[Mapping[str, str]] = {
-        "host": "Where it listens, and whom it asks",
+        "host": "Addresses of the gateway, routers and tokenizers",
         "api_key": "Keys and limits of keys",
         "cors_allow_origins": "Browsers, TLS",
         "max_body_mib": "Connections, and what a request may hold",

@@ -57,9 +57,9 @@ class CrossOrigin:
         """`app` behind these rules: ASGI middleware that answers what browsers ask before they call, and
         refuses requests that a page makes where it may not.
 
-        A browser sends some requests of any page without asking first, and only hides the answers from it.
-        Where keys are needed (`keyed`) such a request fails for want of one, and a request with a key was
-        made by somebody who has it."""
+        A browser sends "simple" requests of any page without a preflight, and only hides the answers from
+        the page. Where keys are needed (`keyed`) such a request has none and is refused for that: browsers
+        do not add API keys by themselves, as they add cookies."""
 
         async def gated(scope: Scope, receive: Receive, send: Send) -> None:
             headers = Headers(scope=scope)

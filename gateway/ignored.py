@@ -26,7 +26,7 @@ def field_path(parts: Sequence[int | str], most: int = 8) -> str:
 
 
 class IgnoredFields:
-    """What a request asked for in vain. `lenient`: fields that no route knows are ignored, not refused."""
+    """Fields of a request without effect. `lenient`: unknown fields are ignored, not refused."""
 
     def __init__(self, *, lenient: bool = False) -> None:
         self.lenient = lenient
@@ -49,7 +49,7 @@ _current: ContextVar[IgnoredFields | None] = ContextVar("ignored", default=None)
 
 
 def current_ignored() -> IgnoredFields:
-    """Those of the request that this task works on; outside of one, some that nobody asks for."""
+    """The ignored fields of the request that this task works on; outside of a request, a new empty record."""
     found = _current.get()
     return IgnoredFields() if found is None else found
 
@@ -67,8 +67,8 @@ def noting(ignored: IgnoredFields) -> Iterator[IgnoredFields]:
 class IgnoredFieldsLayer:
     """ASGI middleware: each request has its own ignored fields, which `ignored_header` finds in its scope.
 
-    Whoever writes the head of an answer adds the header: a layer that looked at each part of an answer would
-    cost every chunk of a stream.
+    The header is added where an answer's head is written (RequestContext): a middleware that wrapped `send`
+    would be called for every chunk of a stream.
     """
 
     def __init__(self, app: ASGIApp, *, lenient: bool) -> None:

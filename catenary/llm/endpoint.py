@@ -15,7 +15,7 @@ from gateway.schemas import CompletionRequest, PooledFields, RequestLimits, pars
 from gateway.text import Model
 
 LIMITS = RequestLimits(max_n=128)
-"""What a request may ask for. Whoever makes requests is the program itself."""
+"""Bounds of a request. The calling program itself makes the requests, so only resources limit them."""
 
 
 class OfflineRequest(CompletionRequest):

@@ -137,7 +137,7 @@ def _why(name: str, value: Any) -> str:
 
 
 def _in_python(line: str) -> str:
-    """A line about `--some-option`, for somebody who wrote `some_option=`."""
+    """A message about the flag `--some-option`, with the name of the keyword argument `some_option`."""
     name, space, rest = line.removeprefix("--").partition(" ")
     name, colon, behind = name.partition(":")
     return f"{name.replace('-', '_')}{colon}{behind}{space}{rest}"

@@ -39,7 +39,7 @@ class FileStore:
         self._clock = clock
 
     async def begin(self, owner: str, file_id: str, size: int = 0) -> None:
-        """Make a file that nobody sees before `finish`, of about `size` bytes as far as that is known.
+        """Make a file that is not listed or read before `finish`, of about `size` bytes (0: not known).
 
         Raises ApiError: 400 if there are too many files, 507 if the disk has no room for it."""
         await self._database.check_room(size)

@@ -71,8 +71,8 @@ class BatchJob:
             files: where its input is.
             run_line: what answers a line, when there is a place for it.
             limits: of its input.
-            clock: Unix time, which somebody may set: it is asked once.
-            elapsed: seconds that nobody sets.
+            clock: Unix time. It is read once, since an administrator or NTP may set it.
+            elapsed: seconds of a monotonic clock.
         """
         self.batch_id = claim.batch.id
         self._claim = claim

@@ -76,7 +76,7 @@ class BatchStore:
             lease_s: seconds for which a gateway has a batch that it has claimed or renewed.
             max_batches: batches of all owners that have not ended.
             clock: Unix time.
-            elapsed: seconds that nobody sets.
+            elapsed: seconds of a monotonic clock.
         """
         self._leases = LeaseClock(lease_s, clock, elapsed)
         self._database = database

@@ -34,7 +34,7 @@ class Wanted:
             try:
                 value = msgspec.json.decode(value)
             except (msgspec.MsgspecError, ValueError, RecursionError):
-                # Whoever compiles it says what is wrong.
+                # The tokenizer service, which compiles it, answers with the reason.
                 return cls(common_pb2.CONSTRAINT_KIND_JSON_SCHEMA, value, param)
         return cls.json(common_pb2.CONSTRAINT_KIND_JSON_SCHEMA, without_notes(value), param)
 

@@ -150,7 +150,7 @@ class Choice:
         return ChoiceDelta(self.index, text, entries, self.finish_reason, stop_reason, told, report, parts)
 
     def _parse(self, parser: TextParser, text: str, *, ended: bool) -> list[Part]:
-        """What new text says; a call makes a good end one of its own."""
+        """The parts in new text. Where one call is all that is wanted, its end ends the answer."""
         parser.search_from(self._text.searched)
         parts = parser.feed(text)
         if self._single and parser.called and self._text.tokens >= (self._plan.fields.min_tokens or 0):

@@ -1,4 +1,4 @@
-"""How a connection ends: an answer is not lost to bytes that nobody read, and a client may stop sending."""
+"""How a connection ends: unread bytes of a request do not cost its answer, and a client may half-close."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ class LingeringTransport(asyncio.Transport):
 def closed_unless_asked(cycle: RequestResponseCycle, app: ASGIApp) -> ASGIApp:
     """`app`, whose answer ends the connection if the client was not told to send its body.
 
-    A client with `Expect: 100-continue` that gets an answer at once may send the body or leave it out: nobody
-    could tell whether its next bytes are that body or another request."""
+    A client with `Expect: 100-continue` that gets a final answer at once may send the body or leave it out:
+    its next bytes could be either that body or another request."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_closing(message: Message) -> None:

@@ -27,9 +27,10 @@ _log = get_logger(__name__)
 DROP_EXTENSION = "catenary.drop"
 """Key of `scope["extensions"]`: a callable that drops the connection with all that is unsent."""
 
-# A chunk of one byte takes six on the wire; whoever sends more around a body than this sends no body.
+# A chunk of one byte takes six on the wire. More framing than this per byte of body is an attack.
 MAX_FRAMING_PER_BYTE = 8
-# What is sent behind a head or a framing that was refused is hardly a body that somebody means.
+# Of what follows a head or a framing that was refused, heads' worth of bytes that are read and dropped: it is
+# hardly the body of a request.
 _REFUSED_HEADS = 256
 _TURNED_AWAY_S = 1.0
 _AUTHORITY_END = re.compile(rb"[/?#]")

@@ -104,8 +104,8 @@ class BackgroundRuns:
                     await self._end_abandoned()
                     await self._store.sweep()
             except ApiError:
-                # It was logged where it happened; the next tick tries again. Other gateways could not say
-                # either that they live: they have a lease's time for it before anything of theirs is ended.
+                # It was logged where it happened; the next tick tries again. Other gateways could not renew
+                # their leases either: they get a lease's time for it before their responses are ended.
                 _log.warning("store of responses not looked after")
                 cared = time.monotonic()
             await asyncio.sleep(_TICK_S)
@@ -143,7 +143,7 @@ class BackgroundRuns:
         await self._keep_final(response.id, response.status, data)
 
     async def _keep_final(self, response_id: str, status: Status, data: bytes) -> None:
-        """Store a final response, however long its store does not take it, as while its disk is full."""
+        """Store a final response. While the store refuses it (its disk is full), try again with a backoff."""
         backoff = Backoff(0.1, 5.0)
         while True:
             try:

@@ -1,4 +1,4 @@
-"""`GET /`: a page for whoever opens the server's address in a browser."""
+"""`GET /`: the page that a browser shows at the server's address."""
 
 from __future__ import annotations
 

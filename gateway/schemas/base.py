@@ -51,7 +51,7 @@ class RequestModel(BaseModel):
     ignored: ClassVar[Tree] = {}
     """Fields that `parse_request` takes, and that have no effect."""
     opaque: ClassVar[bool] = False
-    """Whether fields that are not known are nobody's concern."""
+    """Whether unknown fields are dropped without being noted as ignored: the whole object has no effect."""
 
     def check(self, limits: RequestLimits) -> None:
         """Checks across fields and against the operator's limits. Raises ApiError."""

@@ -216,7 +216,7 @@ class TextOptions(RequestModel):
 
     format: Annotated[TextFormat | None, at_most(MAX_FIELDS)] = None
     verbosity: Literal["low", "medium", "high"] | None = Field(
-        None, description="Told again; no model is known to heed it."
+        None, description="Returned as it came; no model is known to heed it."
     )
 
 
@@ -225,7 +225,7 @@ class ReasoningOptions(RequestModel):
 
     effort: str | None = Field(None, max_length=32)
     summary: Literal["auto", "concise", "detailed"] | None = Field(
-        None, description="Told again; no summaries are made."
+        None, description="Returned as it came; no summaries are made."
     )
     generate_summary: Literal["auto", "concise", "detailed"] | None = Field(
         None, description="The older name of summary.", json_schema_extra=DEPRECATED
@@ -282,7 +282,10 @@ class ResponsesRequest(RequestModel):
         description="Functions that the model may ask for. Tools of other types are taken and not offered.",
     )
     max_tool_calls: int | None = Field(
-        None, ge=0, le=INT32_MAX, description="Of built-in tools, of which there are none; told again."
+        None,
+        ge=0,
+        le=INT32_MAX,
+        description="Limits built-in tools, of which there are none; returned as it came.",
     )
     tool_choice: Annotated[str | dict[str, Any] | None, at_most(MAX_FIELDS)] = Field(
         None, description="none, auto, required, or a function by name."
@@ -334,7 +337,7 @@ class ResponsesRequest(RequestModel):
         self._note_ignored()
 
     def _note_ignored(self) -> None:
-        """Note what has no effect. Raises ApiError for what nobody knows."""
+        """Note the fields without effect. Raises ApiError for an unknown value of `include`."""
         ignored = current_ignored()
         for place, name in enumerate(self.include or ()):
             if name in _NOTHING_TO_INCLUDE:

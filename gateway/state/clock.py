@@ -1,4 +1,4 @@
-"""Leases by the time of day, which all processes that share a database have, and which somebody may set."""
+"""Leases in Unix time, which all processes that share a database read, and which may jump."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class LeaseClock:
     as run out until there was time to renew it."""
 
     def __init__(self, lease_s: float, clock: Callable[[], float], elapsed: Callable[[], float]) -> None:
-        """`lease_s`: of each; `clock`: Unix time; `elapsed`: seconds that nobody sets."""
+        """`lease_s`: of each lease; `clock`: Unix time; `elapsed`: seconds of a monotonic clock."""
         self._lease_s = lease_s
         self._clock = clock
         self._elapsed = elapsed

@@ -80,7 +80,7 @@ class Database:
         await asyncio.to_thread(self._disk.keep)
 
     async def close(self) -> None:
-        """Close it. Whoever comes later is told that the store does not answer."""
+        """Close it. Later calls raise ApiError 503."""
         async with self._lock:
             self._closed = True
             await self._connection.close()

@@ -48,6 +48,6 @@ class Disk:
                 os.close(file)
 
     def give_up(self) -> None:
-        """Give the reserve's room to whoever writes next."""
+        """Remove the reserve, so that the next write has its room."""
         with suppress(OSError):
             self._reserve.unlink()

@@ -16,7 +16,7 @@ from gateway.text.target import TokenizerTarget
 from gateway.text.targets import TokenizerTargets
 
 TRIES = 3
-"""Workers that a request may lose: one that kills each of them would else have them all."""
+"""Worker crashes after which a request is refused: one that crashes each worker must not reach them all."""
 _AWAY = (common_pb2.ERROR_CODE_UNAVAILABLE, common_pb2.ERROR_CODE_DRAINING)
 
 T = TypeVar("T")
@@ -62,7 +62,7 @@ class TokenizerCalls:
                 async with target.calling(model):
                     result = await call(target)
             except TimeoutError:
-                # It says nothing any more; another one may, or it itself later.
+                # It stopped answering: try another service, or this one once it answers again.
                 continue
             except (grpc.aio.AioRpcError, RpcError) as failure:
                 error = failure.error if isinstance(failure, RpcError) else error_of(failure)

@@ -42,7 +42,7 @@ def _end_with_parent() -> None:
 def _load(setup: WorkerSetup, frames: BlockingFrames) -> TaskTools | None:
     if setup.memory_bytes:
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
-        # Nobody may raise a limit that the service was started with.
+        # A process may not raise its hard limit.
         bound = setup.memory_bytes if hard == resource.RLIM_INFINITY else min(setup.memory_bytes, hard)
         resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
     try:
