@@ -309,7 +309,7 @@ class ResponsesRequest(RequestModel):
         None, description="Kept with the response."
     )
     user: str | None = Field(None, max_length=1024, description="As in chats.")
-    safety_identifier: str | None = Field(None, max_length=1024, description="Told again; not used.")
+    safety_identifier: str | None = Field(None, max_length=1024, description="Returned as it came; not used.")
     prompt_cache_key: str | None = Field(
         None, max_length=1024, description="As in chats: names the session; told again."
     )
