@@ -122,7 +122,7 @@ class GatewayApp:
         if grace_s is None and self.peers.serve_any:
             _log.info("leaving", notice_s=self._config.drain_notice_s)
             await asyncio.sleep(self._config.drain_notice_s)
-        self._server.close_idle()
+        self._server.close_connections()
         await self._stored.pause()
         await self._service.drain(self._config.drain_s if grace_s is None else grace_s)
         self._pooling.cut_off()

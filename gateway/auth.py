@@ -10,6 +10,7 @@ from pathlib import Path
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from catenary.runtime import StartRefused
 from gateway.caller import PRIORITY_CLASS, calling, read_caller
 from gateway.errors import ApiError
 from gateway.http import HEALTH_PATHS, send_error
@@ -39,8 +40,12 @@ class ApiKeys:
 
 
 def read_keys(given: Iterable[str], file: Path | None) -> ApiKeys:
-    """Keys from options and from a file. Raises StartRefused if the file cannot be read or holds none."""
-    return ApiKeys([*given, *(() if file is None else read_key_file(file))])
+    """Keys from options and from a file. Raises StartRefused if the file cannot be read or holds none, or if
+    there is in a key what cannot be seen, like a zero-width space: hardly anybody would ever send it."""
+    keys = [*given, *(() if file is None else read_key_file(file))]
+    if not all(key.isprintable() for key in keys):
+        raise StartRefused("--api-key, --api-key-file: a key holds a character that cannot be printed")
+    return ApiKeys(keys)
 
 
 def owner_name(key: bytes) -> str:
@@ -130,10 +135,10 @@ def bearer_key(headers: Headers) -> bytes | None:
     values = headers.getlist("authorization")
     if len(values) != 1:
         return None
-    scheme, _, key = values[0].strip().partition(" ")
-    if scheme.lower() != "bearer" or not key.strip():
-        return None
-    return key.strip().encode("latin-1")
+    # Blanks of HTTP alone: a byte of a character in UTF-8, read as Latin-1, may be another blank.
+    scheme, _, key = values[0].strip(" \t").partition(" ")
+    key = key.strip(" \t")
+    return key.encode("latin-1") if scheme.lower() == "bearer" and key else None
 
 
 def _unauthorized(message: str) -> ApiError:

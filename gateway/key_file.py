@@ -20,10 +20,11 @@ _LIMIT = re.compile(r"([a-z-]+)=([0-9]{1,12})")
 
 def read_key_file(file: Path) -> dict[str, dict[str, int]]:
     """The keys of the file, and the limits by field that stand behind each. Raises StartRefused if it cannot
-    be read, holds no key, or something else behind one."""
+    be read, holds no key, limits without one, or something else behind one."""
     try:
         with file.open("rb") as stream:
-            lines = stream.read(MAX_KEY_FILE_BYTES).decode().splitlines()
+            # Some editors begin a file with a byte order mark: it would be part of the first key.
+            lines = stream.read(MAX_KEY_FILE_BYTES).decode("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError):
         raise StartRefused(f"--api-key-file {file}: cannot be read") from None
     keys: dict[str, dict[str, int]] = {}
@@ -31,6 +32,9 @@ def read_key_file(file: Path) -> dict[str, dict[str, int]]:
         key, *words = line.split() or [""]
         if not key or key.startswith("#"):
             continue
+        if (match := _LIMIT.fullmatch(key)) and match[1] in LIMITS:
+            # What `$KEY concurrent=4` leaves behind without a KEY would be a key that anybody guesses.
+            raise StartRefused(f"--api-key-file {file}: line {number}: has limits and no key before them")
         keys[key] = {}
         for word in words:
             match = _LIMIT.fullmatch(word)

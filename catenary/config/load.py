@@ -14,7 +14,17 @@ import yaml
 from pydantic import ValidationError
 
 from catenary.config.parser import parse_flags
-from catenary.config.settings import ConfigError, ServiceConfig, env_name, flag_name, holds_keys, is_secret
+from catenary.config.settings import (
+    EMPTY_FILE,
+    EMPTY_KEY,
+    ConfigError,
+    ServiceConfig,
+    env_name,
+    flag_name,
+    holds_keys,
+    is_guard,
+    is_secret,
+)
 
 MAX_YAML_BYTES = 1 << 20
 
@@ -64,13 +74,18 @@ def _load(cls: type[T], argv: Sequence[str] | None, *, prog: str, fallback: Fall
 
 
 def _from_environment(cls: type[ServiceConfig]) -> dict[str, Given]:
-    """An empty variable is one that was not set, but for keys: an empty one must not open the door."""
+    """An empty variable is one that was not set, but for keys and what stands for them: an empty one must
+    not open the door."""
     names = {name: env_name(cls, name) for name in cls.model_fields}
     return {
         name: Given(os.environ[env], env)
         for name, env in names.items()
-        if os.environ.get(env) or (env in os.environ and holds_keys(name, cls.model_fields[name]))
+        if os.environ.get(env) or (env in os.environ and _lets_in(cls, name))
     }
+
+
+def _lets_in(cls: type[ServiceConfig], name: str) -> bool:
+    return is_guard(name) or holds_keys(name, cls.model_fields[name])
 
 
 def check_variables(cls: type[ServiceConfig], environment: Mapping[str, str]) -> None:
@@ -80,7 +95,7 @@ def check_variables(cls: type[ServiceConfig], environment: Mapping[str, str]) ->
     """
     for name, field in cls.model_fields.items():
         value = environment.get(env_name(cls, name))
-        if not value:
+        if value is None or (not value and not _lets_in(cls, name)):
             continue
         try:
             cls.__pydantic_validator__.validate_assignment(cls.model_construct(), name, value)
@@ -113,6 +128,9 @@ def _from_yaml(cls: type[ServiceConfig], path: Path) -> dict[str, Given]:
         name = str(key).replace("-", "_")
         if name not in cls.model_fields:
             raise ConfigError(f"--config {path}: unknown option {str(key)!r}{_hint(cls, name)}")
+        if value in (None, []) and _lets_in(cls, name):
+            # A list without entries, or no value, is as easily left behind by a template as an empty text.
+            raise ConfigError(f"{key} in {path}: {EMPTY_FILE if is_guard(name) else EMPTY_KEY}")
         given[name] = Given(value, f"{key} in {path}")
     return given
 

@@ -16,6 +16,9 @@ from catenary.runtime import StartRefused
 _LISTS = (list, tuple, set, frozenset)
 # The refusal of an empty key: it would open the server to everyone.
 EMPTY_KEY = "has an empty entry; leave the option out (unset the variable) to have none"
+EMPTY_FILE = "names no file; leave the option out (unset the variable) to have none"
+# Files that say who may come in: keys, secrets, and the CA of client certificates.
+_GUARDS = ("api_key_file", "secret_file", "ssl_ca_certs")
 
 
 class ConfigError(StartRefused):
@@ -72,8 +75,9 @@ class ServiceConfig(BaseSettings):
     def _from_text(cls, value: Any, info: ValidationInfo) -> Any:
         """From the text of flags, variables and YAML: lists by comma, absence by an empty text.
 
-        A list of keys has no empty entry: `--api-key "$KEY"` without a KEY must not open the server. Nor is
-        an empty text absence where a least length is declared: `--served-model-name "$NAME"` without a NAME.
+        A list of keys has no empty entry: `--api-key "$KEY"` without a KEY must not open the server, nor must
+        `--api-key-file "$FILE"` without a FILE. Nor is an empty text absence where a least length is
+        declared: `--served-model-name "$NAME"` without a NAME.
         """
         if info.field_name is None:
             return value
@@ -82,6 +86,8 @@ class ServiceConfig(BaseSettings):
             return _secrets(value)
         if not isinstance(value, str):
             return value
+        if is_guard(info.field_name) and not value.strip():
+            raise ValueError(EMPTY_FILE)
         if is_list(field):
             return tuple(part.strip() for part in value.split(",") if part.strip())
         return None if not value and is_optional(field) and not has_least_length(field) else value
@@ -138,6 +144,11 @@ def has_least_length(field: FieldInfo) -> bool:
 def holds_keys(field_name: str, field: FieldInfo) -> bool:
     """Whether the field is a list of secrets, as API keys are: no entry of it may be empty."""
     return is_list(field) and is_secret(field_name, field)
+
+
+def is_guard(field_name: str) -> bool:
+    """Whether the field names a file without which more people may come in: no empty text is its absence."""
+    return field_name.endswith(_GUARDS)
 
 
 def is_secret(field_name: str, field: FieldInfo) -> bool:

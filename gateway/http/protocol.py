@@ -137,14 +137,20 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         return True
 
     def leave(self) -> None:
-        """End the connection with the answer that is on its way, or with the next one."""
-        if self._running is not None:
+        """End the connection with the next answer whose head is still to be sent, and so can say it.
+
+        One whose head is sent ends nothing: its client was not told, and a next request of it would meet a
+        closed connection."""
+        if self._running is not None and not self._running.response_started:
             self._running.keep_alive = False
 
-    @property
-    def idle(self) -> bool:
-        """Whether no request is on its way or being answered."""
-        return not self._in_message and (self._running is None or self._running.response_complete)
+    def close(self) -> None:
+        """End the connection: at once, or with the answer that is on its way."""
+        if self._in_message or (self._running is not None and not self._running.response_complete):
+            if self._running is not None:
+                self._running.keep_alive = False
+        else:
+            self.transport.close()
 
     def data_received(self, data: bytes) -> None:
         if self._lingering.lingering:

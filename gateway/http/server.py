@@ -131,17 +131,17 @@ class HttpServer:
         return f"{self._scheme}://{host}:{self._socket.getsockname()[1]}"
 
     def leave(self) -> None:
-        """End each connection with its next answer, which says so. Go on listening."""
+        """End each connection with its next answer, which says so, and go on listening."""
         self._protocol.leaving = True
         for connection in list(self._server.server_state.connections):
             if isinstance(connection, LimitedHttpProtocol):
                 connection.leave()
 
-    def close_idle(self) -> None:
-        """Close the connections on which nothing is asked."""
+    def close_connections(self) -> None:
+        """Close the connections on which nothing is asked, and each other one with its answer."""
         for connection in list(self._server.server_state.connections):
-            if isinstance(connection, LimitedHttpProtocol) and connection.idle:
-                connection.transport.close()
+            if isinstance(connection, LimitedHttpProtocol):
+                connection.close()
 
     async def stop(self) -> None:
         """Stop listening, let answers that are being written end for a moment, close all connections."""

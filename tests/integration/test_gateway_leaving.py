@@ -98,6 +98,24 @@ async def test_a_gateway_that_leaves_says_so_and_serves_meanwhile(start_stack: S
         connection.close()
 
 
+async def test_a_client_that_was_not_told_in_time_is_told_next_time(start_stack: StartStack) -> None:
+    stack = await start_stack(script(step_delay_ms=5), drain_notice_s=600.0)
+    kept = await stack.open_stream(COMPLETIONS, {**SHORT, "max_tokens": 60, "stream": True})
+    status, headers = await kept.head()
+    assert (status, "connection" in headers) == (200, False)
+    stopping = asyncio.create_task(stack.gateway.stop())
+    await eventually(lambda: not stack.gateway.ready, "a gateway that leaves")
+    while await kept.chunk():
+        pass
+    await kept.send(request_bytes("POST", COMPLETIONS, SHORT))
+    answer = await kept.answer()
+    assert (answer.status, answer.headers["connection"]) == (200, "close")
+    assert await kept.reader.read() == b""
+    kept.close()
+    stopping.cancel()
+    await asyncio.gather(stopping, return_exceptions=True)
+
+
 async def test_a_gateway_that_can_serve_nothing_leaves_at_once(start_stack: StartStack) -> None:
     stack = await start_stack(drain_notice_s=600.0)
     await stack.engine.stop()

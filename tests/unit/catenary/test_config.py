@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 from pydantic import Field, ValidationError
 
-from catenary.config import Given, ServiceConfig, load, options_markdown, settings, unknown_variables
+from catenary.config import (
+    ConfigError,
+    Given,
+    ServiceConfig,
+    check_variables,
+    load,
+    options_markdown,
+    settings,
+    unknown_variables,
+)
 
 
 class ExampleConfig(ServiceConfig):
@@ -20,13 +29,14 @@ class ExampleConfig(ServiceConfig):
     warm: bool = Field(True, description="Warm up.")
     model_dir: Path | None = Field(None, description="Directory | of the model.")
     api_key: tuple[str, ...] = Field((), max_length=1, description="Keys.")
+    api_key_file: Path | None = Field(None, description="File of keys.")
     pool: float | None = Field(None, gt=0, description="Size of a pool.")
 
 
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("LISTEN", "MAX_MODEL_LEN", "WARM", "MODEL_DIR", "API_KEY", "POOL", "CONFIG", "LOG_LEVEL"):
-        monkeypatch.delenv(f"CATENARY_EXAMPLE_{name}", raising=False)
+    for name in (*ExampleConfig.model_fields, "config"):
+        monkeypatch.delenv(f"CATENARY_EXAMPLE_{name.upper()}", raising=False)
 
 
 class NamedConfig(ServiceConfig):
@@ -172,6 +182,31 @@ def test_a_list_of_secrets_has_no_empty_entry(
     monkeypatch.delenv("CATENARY_EXAMPLE_API_KEY")
     with pytest.raises(ValidationError):
         ExampleConfig(api_key=tuple(keys.split(",")))
+
+
+@pytest.mark.parametrize("name", ["", " ", "\t"])
+def test_a_file_of_secrets_has_a_name(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "--api-key-file" in one_line(capsys, "--api-key-file", name)
+    assert "names no file" in one_line(capsys, f"--api-key-file={name}")
+    monkeypatch.setenv("CATENARY_EXAMPLE_API_KEY_FILE", name)
+    assert "CATENARY_EXAMPLE_API_KEY_FILE" in one_line(capsys)
+    with pytest.raises(ConfigError, match=r"CATENARY_EXAMPLE_API_KEY_FILE.*names no file"):
+        check_variables(ExampleConfig, {"CATENARY_EXAMPLE_API_KEY_FILE": name})
+
+
+@pytest.mark.parametrize(
+    "line", ["api_key_file: ''", "api_key_file:", "api_key_file: []", "api_key:", "api_key: []"]
+)
+def test_no_value_in_a_file_of_options_means_no_keys(
+    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "example.yaml"
+    file.write_text(f"{line}\n")
+    error = one_line(capsys, "--config", str(file))
+    assert error.startswith(f"example: {line.partition(':')[0]} in {file}")
+    assert "leave the option out" in error
 
 
 def test_keys_are_stripped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,6 +120,45 @@ def test_keys_from_a_file(tmp_path: Path) -> None:
         read_keys([], tmp_path / "absent")
 
 
+def test_a_byte_order_mark_is_no_part_of_a_key(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_bytes(b"\xef\xbb\xbfone\ntwo\n")
+    keys = read_keys([], file)
+    assert keys.accepts(b"one")
+    assert keys.accepts(b"two")
+    file.write_bytes(b"\xef\xbb\xbf\n")
+    with pytest.raises(StartRefused, match="holds no key"):
+        read_keys([], file)
+
+
+@pytest.mark.parametrize("key", ["\u200b", "a\0", "a\ufeff", "\udcff", "a\u202eb"])
+def test_a_key_with_what_cannot_be_seen_is_refused(key: str, tmp_path: Path) -> None:
+    with pytest.raises(StartRefused, match="cannot be printed"):
+        read_keys(["fine", key], None)
+    file = tmp_path / "keys"
+    file.write_bytes(b"fine\n" + key.encode("utf-8", "surrogateescape") + b"\n")
+    with pytest.raises(StartRefused, match="cannot be"):
+        read_keys([], file)
+
+
+@pytest.mark.parametrize("key", ["caf\u00e9", "voil\u00e0", "\u00e0", "\u4e45", "a b"])
+def test_keys_of_any_letters_are_those_that_came(key: str) -> None:
+    value = b"Bearer " + key.encode()
+    found = bearer_key(Headers(raw=[(b"authorization", value)]))
+    assert found is not None
+    assert read_keys([key], None).accepts(found)
+
+
+@pytest.mark.parametrize(
+    "line", ["concurrent=4", " requests-per-minute=6 concurrent=1", "tokens-per-minute=0"]
+)
+def test_limits_in_a_file_without_a_key_are_refused(line: str, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"one\n{line}\n")
+    with pytest.raises(StartRefused, match="line 2: has limits and no key before them"):
+        read_key_file(file)
+
+
 def test_limits_behind_keys_in_a_file(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("one requests-per-minute=60 concurrent=4\n# none\ntwo\nthree tokens-per-minute=0\n")
