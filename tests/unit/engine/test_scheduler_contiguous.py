@@ -65,3 +65,20 @@ def test_the_decode_buckets_must_reach_as_far_as_blocks_are_used() -> None:
     short = BucketPlan(plan.prefill, [Bucket(4, 1, 63)], BLOCK)
     with pytest.raises(ValueError, match="first 64 blocks"):
         Scheduler(SchedulerConfig(64, 4, 4, 16, contiguous=True), BlockPool(64, BLOCK), short)
+
+
+def test_a_pool_that_sequences_cannot_fill_gets_no_bucket_for_all_of_it() -> None:
+    """The lowest free ids go out first, so that no id lies beyond what all sequences hold together."""
+    limits = BucketLimits(BLOCK, 64, 4, 16, 200, 1, contiguous=True)
+    plan = build_plan("exponential", limits)
+    assert plan.max_decode_blocks == 4 * limits.blocks_per_sequence < 200
+    pool = BlockPool(200, BLOCK)
+    engine = Scheduler(SchedulerConfig(64, 4, 4, 16, contiguous=True), pool, plan)
+    engine.add(make_sequence(1, 40, max_tokens=23))
+    for number in range(2, 40):
+        engine.add(make_sequence(number, 50, max_tokens=13))
+        for _ in range(6):
+            step = make_step(engine)
+            assert pool.highest_used < plan.max_decode_blocks
+            assert not step.decodes or step.bucket_decode is not None
+    engine.check()
