@@ -11,7 +11,7 @@ import pytest
 
 from services.engine.device import ExecutionMode
 from services.engine.device.hpu import HpuDevice
-from tests.support.sim_device import EAGER, Host
+from tests.support.sim_device import EAGER, Host, Misdeeds
 from tests.support.torch_engine import VOCAB, LocalCore, Output, save_tiny_model, tiny_options
 
 # Half a minute in mode compile, and three times that on a machine that has other work.
@@ -108,13 +108,22 @@ def compilations() -> int:
 
 @pytest.mark.parametrize("mode", list(ExecutionMode), ids=lambda mode: mode.value)
 def test_serves_as_the_cpu_and_compiles_nothing(
-    mode: ExecutionMode, start: Callable[..., LocalCore], requests: list[Request], expected: list[Output]
+    mode: ExecutionMode,
+    start: Callable[..., LocalCore],
+    requests: list[Request],
+    expected: list[Output],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     core = start(mode, **WAYS[mode])
     assert isinstance(core.engine.device, HpuDevice)
     assert core.engine.device.mode is mode
     warm, before = compilations(), core.engine.device.counters()
+    misdeeds = Misdeeds(core.engine.device)
+    misdeeds.watch(monkeypatch)
     outputs = serve(core, requests)
+    # No step waits for the device but for the tokens of the one before, whose copy was begun then.
+    assert misdeeds.counted() == {"waits": 0, "blocking_uploads": 0, "open_uploads": 0, "fallbacks": 0}
+    assert misdeeds.found == []
     after = core.engine.device.counters()
     assert compilations() == warm
     assert core.engine.graphs.first_seen == 0

@@ -136,3 +136,27 @@ def test_block_softmax_needs_five_dimensions() -> None:
         block_softmax(torch.zeros(2, 3, 4), torch.zeros(2, 1, 4), torch.zeros(2, dtype=torch.int32))
     with pytest.raises(RuntimeError, match="If no out_shape provided, block_maxes tensor must be 5-dim"):
         block_softmax_adjustment(torch.zeros(2, 64), torch.ones(2, 64), torch.zeros(2), 1)
+
+
+@pytest.mark.parametrize("other", [0, 1, 2])
+def test_queries_keys_and_values_have_one_dtype(other: int) -> None:
+    tensors = [heads(seed) for seed in range(3)]
+    tensors[other] = tensors[other].to(torch.bfloat16)
+    with pytest.raises(RuntimeError, match="q, k and v must have one dtype"):
+        fused(*tensors, None)
+
+
+@pytest.mark.parametrize(("batch", "allowed"), [(3, True), (2, False), (1, False)])
+def test_the_adjustment_knows_the_rows_of_its_batch_alone(batch: int, allowed: bool) -> None:
+    """Where padding is a row, it is one of the batch."""
+    scores = torch.randn(4, 2, 3, 1, 4, generator=torch.Generator().manual_seed(3))
+    groups = torch.tensor([0, 1, 2, -1], dtype=torch.int32)
+    _, maxes, sums = block_softmax(scores, torch.zeros(4, 1, 1, 1, 4), groups)
+    shape = [4, 2, 3, 1, 1]
+    if allowed:
+        assert block_softmax_adjustment(maxes, sums, groups, batch, shape).isfinite().all()
+    else:
+        with pytest.raises(RuntimeError, match=f"belongs to no row of a batch of {batch}"):
+            block_softmax_adjustment(maxes, sums, groups, batch, shape)
+    with pytest.raises(RuntimeError, match="must have one dtype"):
+        block_softmax_adjustment(maxes, sums.to(torch.bfloat16), groups, 3, shape)

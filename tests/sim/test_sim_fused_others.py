@@ -49,6 +49,18 @@ def test_experts_can_be_shared_and_joined_and_transposed() -> None:
         mixture_of_experts_fused_weights(tokens, table, weights, w12[:2], w3[:2], True, "silu", 0, 3)
 
 
+def test_experts_have_the_dtype_of_the_tokens() -> None:
+    tokens, table, weights, (w1, w2, w3) = expert_inputs()
+    half = torch.bfloat16
+    for mixed in (
+        (tokens, weights.to(half), w1),
+        (tokens.to(half), weights, w1),
+        (tokens, weights, [w1[0].to(half), *w1[1:]]),
+    ):
+        with pytest.raises(RuntimeError, match="must have one dtype"):
+            mixture_of_experts(mixed[0], table, mixed[1], mixed[2], w2, w3, False, "silu", 0, 3)
+
+
 def test_rms_norm_takes_three_dimensions() -> None:
     x, gamma = torch.randn(2, 3, 8), torch.rand(8)
     torch.testing.assert_close(

@@ -280,3 +280,25 @@ def test_graphed_callables(lazy: Card, cached: bool) -> None:
         assert double(torch.full((2,), 4.0).to("hpu")).tolist() == [8.0, 8.0]
     with pytest.raises(RuntimeError, match="must be a tuple of Tensors"):
         ht.hpu.make_graphed_callables(linear, (3,))
+
+
+@pytest.mark.parametrize("tensor_cache", [True, False])
+@torch.inference_mode()
+def test_an_input_is_not_updated_through_a_view(lazy: Card, tensor_cache: bool) -> None:
+    """The inputs are older than the capture too. As a whole they can be updated."""
+    import habana_frameworks.torch as ht
+
+    def through_a_view(x: torch.Tensor) -> torch.Tensor:
+        x[:1].add_(1)
+        return x * 2
+
+    def as_a_whole(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x * 2
+
+    wrap = ht.hpu.wrap_in_hpu_graph_func
+    with pytest.raises(RuntimeError, match="updates a view in place"):
+        wrap(through_a_view, disable_tensor_cache=not tensor_cache)(*on_hpu(torch.ones(2)))
+    x = on_hpu(torch.ones(2))[0]
+    assert wrap(as_a_whole, disable_tensor_cache=not tensor_cache)(x).tolist() == [4, 4]
+    assert x.tolist() == [2, 2]

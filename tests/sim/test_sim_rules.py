@@ -75,9 +75,83 @@ def test_host_reads_are_seen(new_card: NewCard, read: Read, inference: bool) -> 
     card = new_card()
     with torch.inference_mode(inference):
         x = torch.ones(3, device="hpu")
-        before = card.counters.host_reads
+        before = card.counters.host_reads, card.counters.waits
         read(x)
-    assert card.counters.host_reads == before + 1
+    assert (card.counters.host_reads, card.counters.waits) == (before[0] + 1, before[1] + 1)
+
+
+def test_a_copy_that_does_not_wait_is_no_wait(new_card: NewCard) -> None:
+    card = new_card()
+    x = torch.ones(3, device="hpu")
+    x.to("cpu", non_blocking=True)
+    torch.empty(3).pin_memory("hpu").copy_(x, non_blocking=True)
+    assert (card.counters.host_reads, card.counters.waits) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("send", "waited"),
+    [
+        (lambda x: torch.ones(3).to("hpu"), 1),
+        (lambda x: torch.tensor([1, 2], device="hpu"), 1),
+        (lambda x: torch.tensor(2.0, device="hpu"), 1),
+        (lambda x: x.copy_(torch.ones(3)), 1),
+        (lambda x: torch.ones(3).to("hpu", non_blocking=True), 0),
+        (lambda x: x.copy_(torch.ones(3), non_blocking=True), 0),
+    ],
+)
+@pytest.mark.parametrize("inference", [True, False])
+def test_copies_from_the_host_that_wait_are_seen(
+    new_card: NewCard, send: Read, waited: int, inference: bool
+) -> None:
+    card = new_card()
+    with torch.inference_mode(inference):
+        x = torch.zeros(3, device="hpu")
+        assert card.counters.blocking_uploads == 0
+        send(x)
+        send(x)
+    assert card.counters.blocking_uploads == 2 * waited
+
+
+def test_tensors_made_on_the_device_are_no_copies_from_the_host(new_card: NewCard) -> None:
+    card = new_card()
+    torch.zeros(3, device="hpu").add_(torch.arange(3, device="hpu")).fill_(2.0)
+    assert card.counters.blocking_uploads == 0
+
+
+def test_a_copy_from_the_host_into_an_open_recipe_is_seen(new_card: NewCard) -> None:
+    from habana_frameworks.torch.core import mark_step
+
+    card = new_card(lazy=True)
+    x = torch.zeros(3, device="hpu") + 1
+    assert card.collected > 0
+    torch.ones(3).to("hpu", non_blocking=True)
+    assert card.counters.open_uploads == 1
+    x.copy_(torch.ones(3))
+    assert card.counters.open_uploads == 2
+    mark_step()
+    assert card.collected == 0
+    torch.ones(3).to("hpu")
+    assert card.counters.open_uploads == 2
+
+
+@pytest.mark.parametrize(
+    ("dim", "reduce", "own", "count"),
+    [
+        (0, "amax", True, 0),
+        (0, "prod", True, 1),
+        (0, "amax", False, 1),
+        (0, "amin", True, 1),
+        (1, "amax", True, 1),
+    ],
+)
+def test_one_form_of_index_reduce_has_a_kernel(
+    new_card: NewCard, dim: int, reduce: str, own: bool, count: int
+) -> None:
+    new_card()
+    x, index = torch.ones(2, 2, device="hpu"), torch.tensor([0, 1]).to("hpu")
+    x.index_reduce(dim, index, x, reduce, include_self=own)
+    x.index_reduce_(dim, index, x.clone(), reduce, include_self=own)
+    assert sum(fallbacks().values()) == 2 * count
 
 
 def test_a_tensor_of_the_device_is_no_array(new_card: NewCard) -> None:

@@ -105,6 +105,41 @@ def test_every_bucket_is_compiled_beyond_dynamos_own_limit(opened: Opener) -> No
     assert sim.card().counters.backend_compilations == 12
 
 
+def test_a_lazy_forward_is_a_recipe_of_its_own_whatever_surrounds_it(opened: Opener) -> None:
+    device = opened(ExecutionMode.LAZY)
+    card = sim.card()
+    x = torch.ones(4).to("hpu")
+
+    def surround(before: int, after: int, *forwards: Callable[..., torch.Tensor]) -> None:
+        y = x
+        for _ in range(before):
+            y = y + 1
+        for forward in forwards:
+            y = device.run_eagerly(forward, [y])
+        for _ in range(after):
+            y = y - 1
+        device.flush()
+
+    # Each part alone.
+    surround(0, 0, lambda given: given * 2)
+    for count in (1, 2):
+        surround(count, 0)
+        surround(0, count)
+    compiled = card.counters.compilations
+    for before, after in ((1, 1), (1, 2), (2, 0), (0, 2)):
+        surround(before, after, lambda given: given * 2)
+    assert card.counters.compilations == compiled
+
+
+def test_what_is_sent_to_a_lazy_device_is_no_part_of_an_open_recipe(opened: Opener) -> None:
+    device = opened(ExecutionMode.LAZY)
+    x = device.to_device(torch.ones(4)) + 1
+    device.to_device(torch.ones(4)).view(2, 2).add_(1)
+    device.to_device(torch.ones(2))
+    assert sim.card().counters.open_uploads == 0
+    assert x.tolist() == [2, 2, 2, 2]
+
+
 def test_sums_of_probabilities_fit_the_integers_of_the_device(opened: Opener) -> None:
     # In lazy mode int64 is int32.
     device = opened(ExecutionMode.LAZY)

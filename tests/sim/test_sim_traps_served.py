@@ -1,4 +1,4 @@
-"""An engine on the simulated HPU with graphs, for traps that show in what it serves: see test_sim_traps."""
+"""An engine on the simulated HPU, for traps that show in what it serves: see test_sim_traps."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from services.engine.device import sim
+from services.engine.device import ExecutionMode, sim
 from services.engine.graphs import Phase
+from tests.support.sim_device import EAGER, Host, Misdeeds
 from tests.support.torch_engine import VOCAB, LocalCore, Output, save_tiny_model, tiny_options
 
 # One prefill and one decode bucket: what is shown needs no more.
@@ -108,3 +109,19 @@ def test_memory_for_graphs_is_set_aside_before_the_kv(tmp_path: Path) -> None:
         phases = (Phase.PREFILL, Phase.DECODE, Phase.HEAD, Phase.GREEDY, Phase.FILTER, Phase.RESULT)
         captured = [len(core.engine.graphs.captured(phase)) for phase in phases]
     assert captured == [1, 1, 3, 3, 2, 2]
+
+
+@pytest.mark.parametrize("mode", list(ExecutionMode), ids=lambda mode: mode.value)
+def test_no_step_waits_or_changes_what_it_is_given(
+    mode: ExecutionMode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for the tokens of the step before, whose copy was begun then."""
+    save_tiny_model("llama", tmp_path)
+    Host(monkeypatch, tmp_path).prepare(mode)
+    core = LocalCore(tiny_options(tmp_path, device="sim", enforce_eager=mode in EAGER, **_SIZES))
+    misdeeds = Misdeeds(core.engine.device)
+    misdeeds.watch(monkeypatch)
+    serve(core)
+    core.engine.close()
+    assert misdeeds.counted() == {"waits": 0, "blocking_uploads": 0, "open_uploads": 0, "fallbacks": 0}
+    assert misdeeds.found == []

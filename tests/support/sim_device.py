@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +12,50 @@ import pytest
 import torch
 
 from services.engine.device import Device, ExecutionMode, HpuSettings, open_device, sim
+from services.engine.device.base import Forward
 
 LAZY = (ExecutionMode.LAZY, ExecutionMode.GRAPH)
 EAGER = (ExecutionMode.LAZY, ExecutionMode.EAGER)
+_COSTLY = ("waits", "blocking_uploads", "open_uploads", "fallbacks")
+
+
+@dataclass(slots=True)
+class Misdeeds:
+    """What forwards do that a card makes pay for, and the card's counters of a time."""
+
+    device: Device
+    found: list[str] = field(default_factory=list)
+    _before: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._before = self._counters()
+
+    def counted(self) -> dict[str, int]:
+        """What the card counted since this was made."""
+        return {name: count - self._before[name] for name, count in self._counters().items()}
+
+    def watch(self, patch: pytest.MonkeyPatch) -> None:
+        """Looks at each forward from now on: at its recipe in lazy mode, and at its arguments."""
+        patch.setattr(self.device, "run_eagerly", partial(self._run, self.device.run_eagerly))
+
+    def _counters(self) -> dict[str, int]:
+        counters = sim.card().counters
+        return {name: getattr(counters, name) for name in _COSTLY}
+
+    def _run(self, run: Forward, forward: Forward, tensors: Sequence[torch.Tensor]) -> Any:
+        def looked_at(*given: Any) -> Any:
+            if sim.card().collected:
+                self.found.append("a forward began in an open recipe")
+            before = [tensor.raw.clone() for tensor in given]
+            result = forward(*given)
+            if not all(torch.equal(tensor.raw, old) for tensor, old in zip(given, before, strict=True)):
+                self.found.append("a forward changed its arguments")
+            return result
+
+        result = run(looked_at, tensors)
+        if sim.card().collected:
+            self.found.append("a forward left its recipe open")
+        return result
 
 
 class Host:

@@ -131,6 +131,11 @@ class Card:
         if not cached:
             self.counters.compilations += 1
 
+    @property
+    def collected(self) -> int:
+        """Operations that lazy mode has collected and not flushed."""
+        return len(self._collected)
+
     def flush(self) -> None:
         """Ends the collected operations of lazy mode: they are one recipe."""
         collected = self._collected.take()
@@ -172,8 +177,10 @@ class Card:
         result = self.compute(func, call.args, call.kwargs, copy=to_host or call.host)
         if to_host:
             return self._to_host(operation, call, args, result)
-        if call.host and call.non_blocking:
-            self.copies.lend(call.args[1])
+        if call.host:
+            self.count_upload(waited_for=not call.non_blocking)
+            if call.non_blocking:
+                self.copies.lend(call.args[1])
         outputs = self._results.wrap(operation, call, args, kwargs, result)
         if self.recorders:
             self.recorders[-1].record(func, args, kwargs, outputs)
@@ -193,6 +200,7 @@ class Card:
             self.counters.fallback_ops[operation.vendor] += 1
         if to_host or dynamic or fallback:
             self.counters.host_reads += 1
+            self.counters.waits += dynamic or fallback or not call.non_blocking
             self.flush()
         return to_host
 
@@ -215,6 +223,11 @@ class Card:
     def adopt(self, raw: torch.Tensor) -> SimTensor:
         """A new tensor of the device with this data. Raises SimError if the memory is full."""
         return self._results.new(raw)
+
+    def count_upload(self, *, waited_for: bool) -> None:
+        """Takes note of a copy from the host."""
+        self.counters.blocking_uploads += waited_for
+        self.counters.open_uploads += bool(self.collected)
 
     def narrow(self, raw: torch.Tensor) -> None:
         """What becomes of values that the device cannot hold."""

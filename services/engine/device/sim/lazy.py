@@ -39,6 +39,10 @@ class Collected:
             if isinstance(tensor, SimTensor):
                 tensor.made = made
 
+    def __len__(self) -> int:
+        """Operations since the last flush."""
+        return len(self._operations)
+
     def take(self) -> tuple[int, ...]:
         """Closes the recipe and opens the next one. Returns the operations by number."""
         self._generation += 1

@@ -48,12 +48,13 @@ _KEEP_RANGE: Final = frozenset(_KEEP_RANGE_NAMES.split())
 class Operation:
     """name: as "aten.add"; vendor: as the bridge names it, "aten::add.Tensor". overload: torch's object.
 
-    plain: nothing below up to without_int64 applies.
+    plain: nothing below up to reduces applies.
     host_read: returns a number to the host. copies: between tensors, perhaps to or from the host. dynamic: a
     shape that depends on data; indexing: one with bool indices. fallback: no kernel; without_int64: none for
-    int64. view: results share the storage of the first argument; shows: in another shape. empty: results hold
-    rubbish. keeps_range: no integer is larger than those that go in. writes: positions and names of arguments
-    that are changed, in the order of the results; the results are those arguments. returns: how many results.
+    int64. reduces: an index_reduce, of which one form has a kernel. view: results share the storage of the
+    first argument; shows: in another shape. empty: results hold rubbish. keeps_range: no integer is larger
+    than those that go in. writes: positions and names of arguments that are changed, in the order of the
+    results; the results are those arguments. returns: how many results.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Operation:
     indexing: bool
     fallback: bool
     without_int64: bool
+    reduces: bool
     view: bool
     shows: bool
     empty: bool
@@ -102,6 +104,7 @@ def describe(func: Any, settings: SimSettings) -> Operation:
         "indexing": name in _INDEXING,
         "fallback": not kernel or name in settings.unsupported,
         "without_int64": without_int64(short, settings.device),
+        "reduces": base_name(short) == "index_reduce",
     }
     return Operation(
         name=name,

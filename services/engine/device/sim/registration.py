@@ -65,9 +65,10 @@ def _rubbish(raw: torch.Tensor) -> SimTensor:
     return card().adopt(raw)
 
 
-def _to_copy(tensor: torch.Tensor, *, dtype: Any = None, **_: Any) -> SimTensor:
+def _to_copy(tensor: torch.Tensor, *, dtype: Any = None, non_blocking: bool = False, **_: Any) -> SimTensor:
     if card().recorders:
         raise host_copy_in_capture()
+    card().count_upload(waited_for=not non_blocking)
     return card().adopt(tensor.to(dtype=dtype or tensor.dtype, copy=True))
 
 

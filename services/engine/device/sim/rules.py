@@ -34,7 +34,7 @@ def depends_on_data(operation: Operation, call: Call) -> bool:
 
 def falls_back(operation: Operation, call: Call, *, wide_integers: bool) -> bool:
     """Whether the host computes it: no kernel at all, or none for float64 or int64."""
-    if operation.fallback:
+    if operation.fallback or (operation.reduces and not _reduces_on_card(call)):
         return True
     if call.double:
         # No kernel of the card takes float64; the copies cast it.
@@ -42,6 +42,13 @@ def falls_back(operation: Operation, call: Call, *, wide_integers: bool) -> bool
     if operation.without_int64 and wide_integers and call.tensors:
         return call.tensors[0].raw.dtype is torch.int64
     return False
+
+
+def _reduces_on_card(call: Call) -> bool:
+    """Of index_reduce(self, dim, index, source, reduce, include_self) the bridge has one form alone."""
+    reduce = call.args[4] if len(call.args) > 4 else call.kwargs["reduce"]
+    dim = call.args[1] if len(call.args) > 1 else call.kwargs["dim"]
+    return reduce == "amax" and dim == 0 and bool(call.kwargs.get("include_self", True))
 
 
 def check_capture(operation: Operation, call: Call, *, to_host: bool, dynamic: bool, fallback: bool) -> None:

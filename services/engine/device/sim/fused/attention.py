@@ -31,6 +31,10 @@ def sdpa_recomp_fwd(
     may look, or to be added. Returns the output [..., Q, dv] and, with `requires_backward`, the scores'
     maximum and the reciprocal of their sum [..., Q, 1] (otherwise empty), and a seed. Raises RuntimeError.
     """
+    require(
+        q.dtype is k.dtype is v.dtype,
+        f"sdpa_recomp_fwd: q, k and v must have one dtype, got {q.dtype}, {k.dtype} and {v.dtype}",
+    )
     _check(q, k, attention_mask, p, is_causal, softmax_mode, valid_seq_len, seq_padding_type)
     scores = torch.matmul(q.float(), k.float().transpose(-1, -2)) * scale
     hidden = _hidden(scores, is_causal, valid_seq_len, seq_padding_type, window_size)

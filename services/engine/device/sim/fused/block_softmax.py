@@ -50,8 +50,17 @@ def block_softmax_adjustment(
 
     exp(own maximum - maximum of the group) / sum of the group, where a group is the blocks of one row of the
     batch. maxes and sums [J, kv_heads, heads per kv head, 1, 1], or as `block_softmax` gives them together
-    with `out_shape`. A block of group -1 gets noise.
+    with `out_shape`. A block of group -1 gets noise. One of a group beyond the batch is an error here: the
+    kernel has no place for it, and what it does then is not told.
     """
+    require(
+        bool((block_groups < batch_size).all()),
+        f"block_softmax_adjustment: a block belongs to no row of a batch of {batch_size}",
+    )
+    require(
+        block_maxes.dtype is block_sums.dtype,
+        "block_softmax_adjustment: block_maxes and block_sums must have one dtype",
+    )
     require(
         out_shape is not None or block_maxes.dim() == 5,
         f"If no out_shape provided, block_maxes tensor must be 5-dimensional, got {block_maxes.dim()}",

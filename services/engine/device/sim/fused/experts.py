@@ -45,6 +45,10 @@ def mixture_of_experts(
         expert_routing_table.dtype in (torch.int32, torch.int64),
         "mixture_of_experts: expert_routing_table must hold integers",
     )
+    require(
+        all(one.dtype is hidden_states.dtype for one in (router_weights, *w1, *w2, *w3)),
+        "mixture_of_experts: hidden_states, router_weights and the experts' weights must have one dtype",
+    )
     act = _ACTIVATIONS[activation]
     out = torch.zeros(hidden_states.shape, dtype=torch.float32)
     for index in range(count):

@@ -66,6 +66,7 @@ class Program:
     _index: dict[int, tuple[weakref.ref[SimTensor], Made | Given]] = field(default_factory=dict)
     _held: dict[int, weakref.ref[SimTensor]] = field(default_factory=dict)
     _own: set[int] = field(default_factory=set)
+    _inputs: set[int] = field(default_factory=set)
     _written: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def give(self, inputs: Sequence[torch.Tensor]) -> None:
@@ -73,7 +74,7 @@ class Program:
         for index, tensor in enumerate(inputs):
             if isinstance(tensor, SimTensor):
                 self._index[id(tensor)] = (weakref.ref(tensor), Given(index))
-                self._own.add(_storage(tensor))
+                self._inputs.add(_storage(tensor))
 
     def record(self, operation: Any, args: Any, kwargs: Any, outputs: Any) -> None:
         """Adds a step. Arguments and outputs are the device's tensors. Raises SimError for views' updates."""
@@ -85,9 +86,12 @@ class Program:
         if operation in _PRODUCTS:
             self.product_bytes += self.made_bytes - before
         for tensor in _written(operation, args, kwargs):
-            if _storage(tensor) not in self._own:
-                if tensor.derived:
-                    raise view_update_in_capture(str(operation))
+            if _storage(tensor) in self._own:
+                continue
+            # The inputs are older than the capture as well, even if each replay brings others.
+            if tensor.derived:
+                raise view_update_in_capture(str(operation))
+            if _storage(tensor) not in self._inputs:
                 self._written[_storage(tensor)] = tensor.raw
         self.steps.append(Step(operation, tuple(arguments), dict(keywords), results))
         sources = tuple(self._source(tensor) for tensor in read)
