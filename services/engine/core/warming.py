@@ -75,7 +75,7 @@ def warm_up(
                 "a larger --block-size or --warmup background starts sooner",
                 shapes=warm.total,
             )
-        with device.warming():
+        with device.warming(runner.modules):
             warm.run(progress)
         _refuse_unusable(warm.report)
     else:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
 from catenary.telemetry import get_logger
 from services.engine.device.features import NO_FEATURES, AttentionFeatures
@@ -214,8 +215,11 @@ class Device(ABC):
         """Told how many buckets there will be, before the first one is compiled."""
         return
 
-    def warming(self) -> AbstractContextManager[None]:
-        """Put around a warm-up before serving. Every tensor of `zeros` may be zero again after it."""
+    def warming(self, modules: Iterable[nn.Module] = ()) -> AbstractContextManager[None]:
+        """Put around a warm-up before serving. Every tensor of `zeros` may be zero again after it.
+
+        modules: the model's. Raises DeviceError at the end if they keep results that were never computed.
+        """
         return nullcontext()
 
     def compile(self, function: Function) -> Function:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import nn
 
 from services.engine.device import Chooser, Device
 from services.engine.model.attention import (
@@ -51,6 +52,11 @@ class PagedModel(ABC):
         """Whether tokens of padding cost nothing."""
         self.select: Select | None = None
         """What computes less where few hidden states are wanted, if something does."""
+
+    @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        """What computes, as far as torch's modules do."""
+        return ()
 
     @abstractmethod
     def weight_bytes(self) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from torch import nn
+
 from services.engine.bucketing import Bucket
 from services.engine.device import Device, Submitted, failed
 from services.engine.graphs import Graphs, Key, Phase, PhaseWork
@@ -67,6 +69,11 @@ class Runner:
         self.clear_counts = static_counts(max_num_seqs + 1)
         # Where blocks are shared instead of moved, who begins to run copies one at most.
         self.move_counts = static_counts(max_block_moves if layout.contiguous else max_num_seqs)
+
+    @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        """The model's, as far as torch's modules compute it."""
+        return self._model.modules
 
     def _make_tails(self, row_counts: tuple[int, ...], prefill: Sequence[Bucket], *, beams: bool) -> Tails:
         model, device, phases, graphs = self._model, self._device, self._phases, self._graphs

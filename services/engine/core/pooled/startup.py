@@ -119,7 +119,7 @@ def _warm_up(
         # What fails does so before a request comes: the longest document is the largest forward.
         now = [shapes[0], shapes[-1]]
         later = [shape for shape in shapes if shape not in now] if kind is WarmUpKind.BACKGROUND else []
-    with device.warming():
+    with device.warming(embedder.modules):
         for done, (rows, length) in enumerate(now):
             progress(f"warming up, {done} of {len(now)} shapes", 0.8 + 0.2 * done / len(now))
             embedder.rehearse(rows, length)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 from torch.profiler import ProfilerActivity
 
 from catenary.gaudi_models import needs_float32_scores
@@ -114,8 +115,8 @@ class HpuDevice(Device):
     def run_eagerly(self, forward: Forward, tensors: Sequence[torch.Tensor]) -> Any:
         return self._execution.run_eagerly(forward, tensors)
 
-    def warming(self) -> AbstractContextManager[None]:
-        return self._execution.warming()
+    def warming(self, modules: Iterable[nn.Module] = ()) -> AbstractContextManager[None]:
+        return self._execution.warming(modules)
 
     def flush(self) -> None:
         self._execution.flush()

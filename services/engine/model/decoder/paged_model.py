@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import nn
 
 from services.engine.device import Device
 from services.engine.model.attention import DecodeInputs, LayerCache, PrefillInputs
@@ -26,6 +27,10 @@ class DecoderModel(PagedModel):
         self._body: Callable[..., torch.Tensor] = decoder.forward
         self._head: Callable[..., torch.Tensor] = decoder.logits
         self.layers = tuple(attention.layer_spec() for attention in decoder.attentions)
+
+    @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        return (self.decoder,)
 
     def weight_bytes(self) -> int:
         return sum(parameter.nbytes for parameter in self.decoder.parameters())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
 
 from services.engine.model.paged import PagedModel
 from services.engine.model.pooling.pooler import Pooler, add_states, finish
@@ -30,6 +31,10 @@ class DecoderPooler(Pooler):
         self.dtype = model.dtype
         self.dim = model.hidden_size
         model.allocate_kv(max(rows * -(-length // _BLOCK) for rows, length in shapes.all()), _BLOCK)
+
+    @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        return self._model.modules
 
     @torch.inference_mode()
     def pool(self, tokens: torch.Tensor, lengths: torch.Tensor, seconds: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import nn
 from torch.nn.functional import normalize
 
 from services.engine.device import Device
@@ -57,6 +58,11 @@ class Embedder:
     def watch(self, on_chunk: Callable[[], None]) -> None:
         """Have `on_chunk` called between the parts of a long forward."""
         self._pooler.on_chunk = on_chunk
+
+    @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        """The model's, as far as torch's modules compute it."""
+        return self._pooler.modules
 
     def warm_up(self) -> None:
         """Runs each shape once, on padding."""

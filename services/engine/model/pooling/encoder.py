@@ -73,6 +73,10 @@ class Encoder(Pooler):
         self.dtype = encoder.dtype
         self.dim = int(encoder.model.config.hidden_size)
 
+    @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        return (self._encoder.model,)
+
     @torch.inference_mode()
     def pool(self, tokens: torch.Tensor, lengths: torch.Tensor, seconds: torch.Tensor) -> torch.Tensor:
         hidden = self._encoder.output(tokens, lengths, seconds).last_hidden_state

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import torch
+from torch import nn
 
 from services.engine.model.pooling.settings import Activation, Pooling
 
@@ -23,6 +24,11 @@ class Pooler(ABC):
     # Called between the parts of a long forward: whoever waits sees that it goes on.
     on_chunk: Callable[[], None] = staticmethod(lambda: None)
     dim: int
+
+    @property
+    @abstractmethod
+    def modules(self) -> tuple[nn.Module, ...]:
+        """The model's, as far as torch's modules compute it."""
 
     @abstractmethod
     def pool(self, tokens: torch.Tensor, lengths: torch.Tensor, seconds: torch.Tensor) -> torch.Tensor:

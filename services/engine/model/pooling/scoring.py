@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer
+from torch import nn
 
 from services.engine.device import Device
 from services.engine.model.decoder import CLASSES
@@ -43,6 +44,10 @@ class HeadedEncoder(Pooler):
         self.vocab_size = int(encoder.model.config.vocab_size)
         self.dtype = encoder.dtype
 
+    @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        return (self._encoder.model,)
+
     @torch.inference_mode()
     def pool(self, tokens: torch.Tensor, lengths: torch.Tensor, seconds: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self._encoder.output(tokens, lengths, seconds).logits.float()
@@ -65,6 +70,10 @@ class YesNoPooler(Pooler):
         self._yes, self._no = yes, no
         self.vocab_size = model.vocab_size
         self.dtype = model.dtype
+
+    @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        return self._model.modules
 
     @torch.inference_mode()
     def pool(self, tokens: torch.Tensor, lengths: torch.Tensor, seconds: torch.Tensor) -> torch.Tensor:

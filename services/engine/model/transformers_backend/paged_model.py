@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
 from services.engine.device import Device
 from services.engine.model.attention import DecodeInputs, LayerCache, PrefillInputs
@@ -37,6 +38,10 @@ class TransformersModel(PagedModel):
         self._modules = [probe.modules[index] for index in sorted(probe.modules)]
         for index, layer in enumerate(self._layer_modules()):
             layer.register_forward_hook(partial(_layer_done, device, index))
+
+    @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        return (self._head,)
 
     def weight_bytes(self) -> int:
         return self._weight_bytes

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch import nn
 
 from services.engine.device.base import Forward, Function
 from services.engine.device.hpu.bridge import Bridge
@@ -46,7 +47,7 @@ class Execution:
         """Told after each decoder layer."""
         return
 
-    def warming(self) -> AbstractContextManager[None]:
+    def warming(self, modules: Iterable[nn.Module] = ()) -> AbstractContextManager[None]:
         """Around a warm-up before serving."""
         return nullcontext()
 

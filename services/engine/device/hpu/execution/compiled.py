@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 
-from services.engine.device.base import Forward, Function
+from services.engine.device.base import DeviceError, Forward, Function
 from services.engine.device.hpu.bridge import Bridge
 from services.engine.device.hpu.buffers import PersistentBuffers
 from services.engine.device.hpu.execution.base import Execution
+from services.engine.device.hpu.leftovers import ModuleTensors
 from services.engine.device.hpu.settings import HpuSettings
 
 _BACKEND = "hpu_backend"
@@ -56,17 +58,24 @@ class CompiledExecution(Execution):
             return forward(*tensors)
 
     @contextmanager
-    def warming(self) -> Iterator[None]:
+    def warming(self, modules: Iterable[nn.Module] = ()) -> Iterator[None]:
         """Compiles without running where the bridge can; what forwards leave behind then is garbage."""
         if self.bridge.setting is None or not self.settings.compile_only_warmup:
             yield
             return
+        tensors = ModuleTensors(modules)
         try:
             with self.bridge.setting("PT_COMPILE_ONLY_MODE", True):
                 yield
                 self.bridge.hpu.synchronize()
         finally:
             self.buffers.clear()
+        if left := tensors.changed(self.buffers.alive()):
+            more = f" and {len(left) - 3} more" if len(left) > 3 else ""
+            raise DeviceError(
+                f"the model keeps {', '.join(left[:3])}{more} of the warm-up, which compiled without running "
+                "and left garbage there: start with --compile-only-warmup false"
+            )
 
     def counters(self) -> dict[str, int]:
         return {"backend_compilations": _compiled_graphs() - self._before}
