@@ -313,4 +313,12 @@ MUTATIONS: tuple[Mutation, ...] = (
         new='return pivot.index_reduce_(0, rows, highest, "amax", include_self=False)',
         test="tests/sim/test_hpu_attention.py::test_nothing_is_read_by_the_host_and_nothing_runs_on_it",
     ),
+    Mutation(
+        trap="garbage-in-modules",
+        reason="2.2: what a module keeps of a warm-up that launched nothing is garbage for ever",
+        file=f"{_HPU}/execution/compiled.py",
+        old="if left := tensors.changed(self.buffers.alive()):",
+        new="if left := []:",
+        test=f"{_TRAPS}::test_what_a_module_keeps_of_a_warm_up_that_only_compiled_is_refused",
+    ),
 )

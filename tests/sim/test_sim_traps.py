@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from services.engine.device import HIDDEN, Device, DeviceError, ExecutionMode, open_device, sim
@@ -93,6 +95,69 @@ def test_after_a_warm_up_that_only_compiled_the_kv_is_clear(opened: Opener) -> N
     with device.warming():
         cache.index_copy_(0, torch.tensor([1]).to("hpu"), torch.ones(1, 2).to("hpu"))
     assert cache.tolist() == [[0.0, 0.0]] * 4
+
+
+class Tables(nn.Module):
+    """Keeps what it computes for a number of tokens, in one of several ways."""
+
+    def __init__(self, keep: str) -> None:
+        super().__init__()
+        self.keep = keep
+        self.tables: dict[int, torch.Tensor] = {}
+        self.plain: torch.Tensor | None = None
+        self.nested: list[tuple[torch.Tensor, ...]] = []
+        self.register_buffer("buffer", torch.zeros(3).to("hpu"))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        match self.keep:
+            case "dict":
+                self.tables[x.shape[0]] = x * 2
+            case "attribute":
+                self.plain = x * 2
+            case "nested":
+                self.nested.append((self.buffer, x * 2))
+            case "buffer":
+                self.buffer = x * 2
+            case "written":
+                self.buffer.copy_(x)
+        return x + 1
+
+
+@pytest.mark.parametrize(
+    ("keep", "name"),
+    [
+        ("dict", "inner.tables.3"),
+        ("attribute", "inner.plain"),
+        ("nested", "inner.nested.0.1"),
+        ("buffer", "inner.buffer"),
+        ("written", "inner.buffer"),
+        ("nothing", None),
+    ],
+)
+def test_what_a_module_keeps_of_a_warm_up_that_only_compiled_is_refused(
+    opened: Opener, keep: str, name: str | None
+) -> None:
+    device = opened(ExecutionMode.COMPILE)
+    x = device.to_device(torch.ones(3))
+    with torch.inference_mode(False):
+        model = nn.ModuleDict({"inner": Tables(keep)})
+    # A cache is such a tensor too, but the device knows it and clears it.
+    model.cache = device.zeros((4, 2), torch.float32)
+    refused = pytest.raises(
+        DeviceError, match=f"the model keeps {name} of the warm-up.*--compile-only-warmup"
+    )
+    with nullcontext() if name is None else refused, device.warming([model]):
+        model["inner"](x)
+        model.cache.index_copy_(0, torch.tensor([1]).to("hpu"), torch.ones(1, 2).to("hpu"))
+    assert model.cache.cpu().sum() == 0
+
+
+def test_a_warm_up_that_runs_may_leave_tables(opened: Opener) -> None:
+    device = opened(ExecutionMode.EAGER)
+    model = Tables("dict")
+    with device.warming([model]):
+        model(device.to_device(torch.ones(3)))
+    assert model.tables[3].tolist() == [2, 2, 2]
 
 
 def test_every_bucket_is_compiled_beyond_dynamos_own_limit(opened: Opener) -> None:

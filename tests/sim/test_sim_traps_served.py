@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from services.engine.core.errors import StartError
 from services.engine.device import ExecutionMode, sim
 from services.engine.graphs import Phase
+from services.engine.model.decoder.rotary import Rotary
 from tests.support.sim_device import EAGER, Host, Misdeeds
 from tests.support.torch_engine import VOCAB, LocalCore, Output, save_tiny_model, tiny_options
 
@@ -125,3 +128,23 @@ def test_no_step_waits_or_changes_what_it_is_given(
     core.engine.close()
     assert misdeeds.counted() == {"waits": 0, "blocking_uploads": 0, "open_uploads": 0, "fallbacks": 0}
     assert misdeeds.found == []
+
+
+def test_a_model_that_makes_tables_in_a_warm_up_that_only_compiles_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tables of positions would be garbage for the life of the engine."""
+    save_tiny_model("llama", tmp_path)
+    compute = Rotary.forward
+
+    def forward(self: Any, positions: torch.Tensor, dtype: torch.dtype) -> Any:
+        # For each call, since what the activations' measuring made is sound.
+        made = compute(self, positions, dtype)
+        self.__dict__.setdefault("tables", []).append(made)
+        return made
+
+    monkeypatch.setattr(Rotary, "forward", forward)
+    Host(monkeypatch, tmp_path).prepare(ExecutionMode.COMPILE)
+    options = tiny_options(tmp_path, device="sim", enforce_eager=False, **_SIZES)
+    with pytest.raises(StartError, match=r"keeps .*tables.* of the warm-up.*--compile-only-warmup false"):
+        LocalCore(options)

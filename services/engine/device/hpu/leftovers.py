@@ -10,7 +10,7 @@ from torch import nn
 
 
 class ModuleTensors:
-    """The tensors that modules hold now: parameters, buffers, and plain attributes with what these hold."""
+    """The tensors that modules hold now: parameters, buffers and plain attributes, in containers too."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._modules = tuple(modules)
@@ -40,21 +40,18 @@ class ModuleTensors:
 
 
 def _tensors(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors in nested containers and plain objects. Modules are visited by themselves."""
+    """The tensors in nested containers. Other objects may know anything, such as the device."""
     if isinstance(value, torch.Tensor):
         yield path, value
         return
-    if isinstance(value, nn.Module) or id(value) in seen:
-        return
-    items: Iterable[tuple[Any, Any]] = ()
+    items: Iterable[tuple[Any, Any]]
     if isinstance(value, dict):
         items = value.items()
-    elif isinstance(value, (list, tuple, set, frozenset)):
+    elif isinstance(value, (list, tuple, set)):
         items = enumerate(value)
-    elif not callable(value):
-        names = (*getattr(value, "__dict__", ()), *getattr(type(value), "__slots__", ()))
-        items = [(name, getattr(value, name)) for name in names if hasattr(value, name)]
-    if not items:
+    else:
+        return
+    if id(value) in seen:
         return
     seen.add(id(value))
     for key, item in items:
