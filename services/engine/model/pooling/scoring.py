@@ -96,6 +96,10 @@ class HeadedDecoder(Pooler):
         self.vocab_size = states.vocab_size
         self.dtype = states.dtype
 
+    @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        return self._states.modules
+
     @torch.inference_mode()
     def pool(self, tokens: torch.Tensor, lengths: torch.Tensor, seconds: torch.Tensor) -> torch.Tensor:
         self._states.on_chunk = self.on_chunk
