@@ -150,7 +150,7 @@ async def test_c58_every_route_and_method_needs_the_key(start_stack: StartStack)
     for path in (*paths, "/openapi.json", "/docs", "/metrics", "/nope"):
         for method in ("GET", "POST", "PUT", "DELETE", "PATCH"):
             status = (await call(stack.address, method, path)).status
-            if path in ("/live", "/health", "/ready", "/ping"):
+            if path in ("/", "/live", "/health", "/ready", "/ping"):
                 assert status in (200, 405)
             else:
                 assert status == 401, (method, path)
