@@ -55,6 +55,10 @@ class LoopThread:
         with suppress(RuntimeError):  # it is closed already
             self._loop.call_soon_threadsafe(begin)
 
+    def join(self, timeout_s: float | None = None) -> None:
+        """Wait until the thread has ended, for `timeout_s` at most."""
+        self._thread.join(timeout_s)
+
     def close(self) -> None:
         """End the thread; what still runs is left as it is. Idempotent."""
         with suppress(RuntimeError):  # it is closed already

@@ -27,13 +27,16 @@ class Lifetime:
         self.loop = loop
         self.stack = stack
         self._process = os.getpid()
+        self._closing = False
         _alive.add(self)
 
     def close(self, patience_s: float | None = None) -> None:
         """End the engine and give its memory back; after `patience_s` leave it as it is. Idempotent."""
         _alive.discard(self)
-        if self.loop.closed:
+        if self._closing or self.loop.closed:
+            self.loop.join(patience_s)
             return
+        self._closing = True
         try:
             self.loop.run(self.stack.stop(), timeout_s=patience_s)
         finally:
@@ -42,6 +45,12 @@ class Lifetime:
     def abandon(self) -> None:
         """Begin to end it, without waiting: a finalizer may run on any thread, the loop's too."""
         _alive.discard(self)
+        if self._closing:
+            return
+        self._closing = True
+        # The loop alone: whoever holds the stack holds the model's memory.
+        _ending.difference_update([loop for loop in _ending if loop.closed])
+        _ending.add(self.loop)
         self.loop.end_with(self.stack.stop)
 
     def end_with_program(self) -> None:
@@ -83,6 +92,9 @@ class _Use:
 
 
 _alive: set[Lifetime] = set()
+# The loops of engines that became garbage and are about to end. The interpreter must wait for them, too: a
+# thread that still frees tensors when it is gone aborts the process.
+_ending: set[LoopThread] = set()
 _use = _Use()
 in_use = _use.call
 
@@ -99,6 +111,8 @@ def _end_all() -> None:
             time.sleep(_PAUSE_S)
     for lifetime in list(_alive):
         lifetime.end_with_program()
+    for loop in list(_ending):
+        loop.join(_PATIENCE_S)
 
 
 def _other_threads() -> list[threading.Thread]:

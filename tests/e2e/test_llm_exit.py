@@ -63,6 +63,25 @@ def test_a_script_ends_that_closes_nothing(model: Path) -> None:
     assert run(model, "print('end')") == ("end\n", "")
 
 
+def test_the_end_waits_for_an_engine_that_has_just_become_garbage(model: Path) -> None:
+    """As one does that is a local variable of main(). An abort of torch was the end of it now and then."""
+    script = """
+import asyncio
+stack = llm._lifetime.stack
+stop = stack.stop
+
+async def slowly():
+    await asyncio.sleep(1)
+    await stop()
+    print("stopped", flush=True)
+
+stack.stop = slowly
+del llm
+print("end", flush=True)
+"""
+    assert run(model, script) == ("end\nstopped\n", "")
+
+
 def test_several_and_a_thread_that_outlives_the_main_one(model: Path) -> None:
     """The thread finds a whole engine, although the interpreter has begun to end."""
     script = """
