@@ -31,7 +31,9 @@ class StateDirectory:
         """
         if configured is not None:
             try:
-                return cls(_made(configured.expanduser()))
+                return cls(_made(expanded(configured)))
+            except NoHomeError as error:
+                raise StartRefused(f"--state-dir: {error}") from None
             except OSError as error:
                 raise StartRefused(f"--state-dir: {configured} cannot be written: {error.strerror}") from None
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,8 +133,8 @@ def served_task(directory: Path, task: str) -> str:
 
 def _wanted(text: str) -> WantedModel:
     name, equals, source = text.partition("=")
-    # A path may have an equals sign.
-    if not equals or not _NAME.fullmatch(name) or Path(text).expanduser().exists():
+    # A path may have an equals sign; one below a home directory begins with `~`, which is no name.
+    if not equals or not _NAME.fullmatch(name) or os.path.exists(text):
         return WantedModel(text)
     if not source:
         raise StartRefused(f"--model {name}=: the model's source is missing")

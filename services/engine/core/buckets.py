@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
+from catenary.directories import expanded
 from catenary.telemetry import get_logger
 from services.engine.bucketing import (
     AXIS_OPTIONS,
@@ -21,7 +20,8 @@ log = get_logger(__name__)
 
 
 def make_buckets(options: CoreOptions, kv: KvPlan, step: StepLimits) -> BucketPlan:
-    """The plan of the strategy for a KV pool of this size. Raises ValueError for bad options."""
+    """The plan of the strategy for a KV pool of this size. Raises ValueError for bad options, and
+    NoHomeError."""
     limits = BucketLimits(
         block_size=options.block_size,
         max_model_len=kv.max_model_len,
@@ -39,7 +39,7 @@ def make_buckets(options: CoreOptions, kv: KvPlan, step: StepLimits) -> BucketPl
         max_context=options.bucketing_pad_max_context,
         max_blocks=options.bucketing_pad_max_blocks,
     )
-    file = Path(options.bucketing_file).expanduser() if options.bucketing_file else None
+    file = expanded(options.bucketing_file) if options.bucketing_file else None
     axes = BucketAxes.parse({name: getattr(options, name) for name in AXIS_OPTIONS})
     plan = build_plan(options.bucketing_strategy, limits, padding=padding, file=file, axes=axes)
     for note in plan.notes:

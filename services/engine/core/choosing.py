@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
+from catenary.directories import NoHomeError, expanded
 from services.engine.core.errors import StartError
 from services.engine.core.options import CoreOptions
 from services.engine.link import BlockingLink, CoreReady, ToCore
@@ -54,9 +55,9 @@ def start(options: CoreOptions, progress: Progress) -> tuple[StartedEngine, Call
 
 
 def _find(options: CoreOptions, progress: Progress) -> tuple[Path, Task]:
-    cache = Path(options.cache_dir).expanduser() if options.cache_dir else None
     try:
+        cache = expanded(options.cache_dir) if options.cache_dir else None
         directory = prepare_model(options.model, cache_dir=cache, progress=lambda line: progress(line, None))
         return directory, find_task(directory, check_directory(directory), options.task)
-    except ModelError as error:
+    except (ModelError, NoHomeError) as error:
         raise StartError(" ".join(str(error).split())) from error

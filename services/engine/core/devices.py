@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from catenary.directories import expanded
 from catenary.telemetry import get_logger
 from services.engine.core.cpus import cpus_of
 from services.engine.core.options import CoreOptions
@@ -76,7 +77,7 @@ def _name_idle(device: str, mode: ExecutionMode, settings: HpuSettings) -> None:
 def cpu_settings(options: CoreOptions, cpus: tuple[int, ...] | None = None) -> CpuSettings:
     """The part of the options that a CPU takes."""
     packed = None if options.quantization == "none" else Quantization(options.quantization)
-    cache = Path(options.cache_dir).expanduser() if options.cache_dir else None
+    cache = expanded(options.cache_dir) if options.cache_dir else None
     return CpuSettings(
         Kernels(options.cpu_kernels),
         packed,

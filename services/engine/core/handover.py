@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from catenary.directories import expanded
 from services.engine.core.arrivals import Arrivals
 from services.engine.core.errors import StartError
 from services.engine.core.fetching import Waiting
@@ -238,5 +239,5 @@ def _tls(options: CoreOptions) -> TlsPaths | None:
 def _directory(options: CoreOptions) -> Path:
     # One for this user alone: others may write to the temporary directory, and to many a shared volume.
     if options.kv_transfer_directory:
-        return Path(options.kv_transfer_directory).expanduser() / f"kv-{os.geteuid()}"
+        return expanded(options.kv_transfer_directory) / f"kv-{os.geteuid()}"
     return Path(tempfile.gettempdir()) / f"catenary-kv-{os.geteuid()}"

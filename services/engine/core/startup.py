@@ -11,6 +11,7 @@ import torch
 from msgspec.structs import replace
 
 import catenary
+from catenary.directories import NoHomeError, expanded
 from catenary.telemetry import get_logger
 from services.engine.bucketing import BucketPlan
 from services.engine.core.devices import device_of
@@ -89,7 +90,7 @@ def start_engine(options: CoreOptions, progress: Progress, device: Device | None
         device = device or device_of(options)
         options = replace(options, block_size=options.block_size or device.default_block_size)
         return _start(options, progress, device)
-    except (ModelError, DeviceError, InsufficientMemory, ValueError) as error:
+    except (ModelError, DeviceError, NoHomeError, InsufficientMemory, ValueError) as error:
         raise StartError(" ".join(str(error).split())) from error
     except Exception as error:
         if device is None or not device.out_of_memory(error):
@@ -101,10 +102,10 @@ def start_engine(options: CoreOptions, progress: Progress, device: Device | None
 
 
 def _start(options: CoreOptions, progress: Progress, device: Device) -> Engine:
-    cache = Path(options.cache_dir).expanduser() if options.cache_dir else None
+    cache = expanded(options.cache_dir) if options.cache_dir else None
     directory, config, facts = _find_model(options.model, cache, progress)
     limit = _context_limit(options, facts, config)
-    recorder = ServingRecorder(Path(options.record_lengths).expanduser() if options.record_lengths else None)
+    recorder = ServingRecorder(expanded(options.record_lengths) if options.record_lengths else None)
     device.adapt(config)
     check_weights_fit(directory, config, options.dtype, device)
     progress("loading weights", 0.3)

@@ -21,7 +21,7 @@ from services.engine.model.facts import read_facts
 from services.engine.model.gguf_file import check_gguf
 from services.engine.model.locks import exclusive
 from services.engine.model.modelscope import fetch, known_directory
-from services.engine.model.sources import ModelSource, SourceKind, hub_is_offline, resolve_source
+from services.engine.model.sources import ModelSource, SourceKind, expanded, hub_is_offline, resolve_source
 
 # Part of a cache entry's name: raise it when the converter writes something else.
 _CONVERTER = "2"
@@ -185,7 +185,7 @@ def _from_modelscope(source: ModelSource, cache: Path, progress: Progress) -> Pa
 
 def _modelscope_root(cache: Path) -> Path:
     configured = os.environ.get("MODELSCOPE_CACHE", "").strip()
-    return Path(configured).expanduser() / "models" if configured else cache / "modelscope"
+    return expanded(configured, "MODELSCOPE_CACHE") / "models" if configured else cache / "modelscope"
 
 
 def _fetched(hub_id: str, root: Path, patterns: list[str], progress: Progress) -> Path:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
+from catenary import directories
 from services.engine.model.errors import ModelError
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
@@ -102,12 +103,19 @@ def resolve_source(model: str) -> ModelSource:
     return ModelSource(SourceKind.HUB, model, hub_id=model)
 
 
-def expanded(model: str) -> Path:
-    """The path that a user wrote. Raises ModelError for the home of nobody."""
+def expanded(path: str, setting: str = "model directory") -> Path:
+    """The path that a user wrote for `setting`; there need not be a file.
+
+    Raises ModelError where `~` stands for no home directory, and for a path that cannot be looked at.
+    """
     try:
-        return Path(model).expanduser()
-    except RuntimeError:
-        raise ModelError(f"model directory {model[:200]!r}: that user has no home directory") from None
+        found = directories.expanded(path)
+        found.exists()
+    except directories.NoHomeError as error:
+        raise ModelError(f"{setting} {path[:200]!r}: {error}") from None
+    except OSError as error:
+        raise ModelError(f"{setting} {path[:200]!r}: {error.strerror}") from None
+    return found
 
 
 def hub_is_offline() -> bool:

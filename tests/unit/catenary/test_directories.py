@@ -11,7 +11,10 @@ from catenary.cli.up.layout import cache_directory as cache_of_up
 from catenary.cli.up.layout import require_writable
 from catenary.directories import NoHomeError, cache_directory, expanded, home_directory
 from catenary.runtime import StartRefused
-from services.engine.model import ModelError, default_cache_dir
+from gateway.state import StateDirectory
+from services.engine.device import DeviceError, RecipeCache
+from services.engine.device.hpu.recipes import use_recipe_cache
+from services.engine.model import ModelError, default_cache_dir, prepare_model, resolve_source
 
 
 @pytest.fixture
@@ -55,6 +58,20 @@ def test_a_user_without_a_home_is_told_what_to_set(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="has no home directory"):
         default_cache_dir()
     assert cache_of_up(tmp_path) == tmp_path
+
+
+@pytest.mark.usefixtures("homeless")
+def test_no_path_of_an_engine_falls_back_to_the_root_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = r"user \d+ has no home directory"
+    with pytest.raises(ModelError, match=f"model directory '~/m': {refused}"):
+        resolve_source("~/m")
+    with pytest.raises(DeviceError, match=f"the recipe cache ~/r: {refused}"):
+        use_recipe_cache(RecipeCache(Path("~/r")), "1.24.0", 0, {})
+    with pytest.raises(StartRefused, match=f"--state-dir: {refused}"):
+        StateDirectory.open(Path("~/s"), 8000)
+    monkeypatch.setenv("MODELSCOPE_CACHE", "~/c")
+    with pytest.raises(ModelError, match=f"MODELSCOPE_CACHE '~/c': {refused}"):
+        prepare_model("modelscope:group/name", cache_dir=Path("/nowhere"))
 
 
 def test_a_temporary_directory_that_is_none_is_refused(

@@ -27,6 +27,8 @@ HTTP_CLIENTS = (
 UNPICKLERS = ("pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib")
 LOADERS = ("torch.load", "numpy.load", "np.load")
 RUNNERS = ("eval", "exec")
+# Only catenary/directories.py asks for home directories: these return `/` or fail for a user who has none.
+HOMES = ("expanduser", "home")
 
 
 @dataclass
@@ -97,6 +99,15 @@ def test_no_text_is_run() -> None:
 @pytest.mark.advisory("CVE-2026-41523")
 def test_no_check_is_an_assertion() -> None:
     assert [where for where, source in sources().items() if source.assertions] == []
+
+
+def test_one_module_finds_home_directories() -> None:
+    found = [
+        where
+        for where, source in sources().items()
+        if any(call.rpartition(".")[2] in HOMES and "." in call for call in source.calls)
+    ]
+    assert found == ["catenary/directories.py"]
 
 
 def test_the_rules_see_what_they_forbid() -> None:

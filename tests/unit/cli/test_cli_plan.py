@@ -114,6 +114,8 @@ def test_how_models_are_named(tmp_path: Path) -> None:
     for name in named:
         (wanted_model,) = wanted_models(UpConfig(model=(f"{name}=smollm2",)))
         assert (wanted_model.name, wanted_model.source) == (name, "smollm2")
+    (long,) = wanted_models(UpConfig(model=("a=" + "x" * 300,)))
+    assert (long.name, long.source) == ("a", "x" * 300)
     (path,) = wanted_models(UpConfig(model=("org/think=/models/a=b",)))
     assert (path.name, path.source) == ("org/think", "/models/a=b")
     for path_text in ("/models/x=y", "../x=y", "~/x=y", " x=y", "x =y", "=y"):

@@ -16,6 +16,7 @@ import pytest
 import torch
 import transformers
 
+from services.engine.core.choosing import start
 from services.engine.core.errors import StartError
 from services.engine.core.options import CoreOptions
 from services.engine.core.startup import start_engine
@@ -270,7 +271,8 @@ def test_a_length_that_nobody_asked_for_shrinks_to_the_memory(tmp_path: Path) ->
     [
         ("/nowhere/model", "model directory /nowhere/model does not exist"),
         ("./nowhere", "does not exist"),
-        ("~nobody-of-that-name/model", "that user has no home directory"),
+        ("~nobody-of-that-name/model", "there is no such user"),
+        ("x" * 300, "File name too long"),
         ("/nowhere/model.gguf", "model file /nowhere/model.gguf does not exist"),
         ("some-org/some-model", "HF_HUB_OFFLINE"),
     ],
@@ -286,6 +288,26 @@ def test_a_name_that_leads_nowhere(
     assert "\n" not in str(caught.value)
     assert prepare_main(["--model", model, "--cache-dir", str(tmp_path)]) == 1
     assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"cache_dir": "~nobody-of-that-name/x"},
+        {"record_lengths": "~nobody-of-that-name/x"},
+        {"bucketing_strategy": "file", "bucketing_file": "~nobody-of-that-name/x"},
+        {"role": "prefill", "kv_transfer_directory": "~nobody-of-that-name/x"},
+    ],
+    ids=lambda options: list(options)[-1],
+)
+def test_a_path_below_the_home_of_an_unknown_user_is_refused(options: dict[str, str], tmp_path: Path) -> None:
+    directory = save_tiny_model("llama", tmp_path)
+    refused = "^~nobody-of-that-name: there is no such user$"
+    with pytest.raises(StartError, match=refused):
+        start_engine(tiny_options(directory, **options), lambda activity, fraction: None)
+    if "cache_dir" in options:
+        with pytest.raises(StartError, match=refused):
+            start(tiny_options(directory, **options), lambda activity, fraction: None)
 
 
 @pytest.mark.advisory("CVE-2026-7482")

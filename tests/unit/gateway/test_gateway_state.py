@@ -37,6 +37,8 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "file").touch()
     with pytest.raises(StartRefused, match=r"--state-dir: .* cannot be written"):
         StateDirectory.open(tmp_path / "file" / "x", 8000)
+    with pytest.raises(StartRefused, match="--state-dir: ~nobody-of-that-name: there is no such user"):
+        StateDirectory.open(Path("~nobody-of-that-name/x"), 8000)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     assert StateDirectory.open(None, 8000).path is None
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from catenary.directories import NoHomeError
 from services.engine.core.devices import device_of
 from services.engine.core.errors import StartError
 from services.engine.core.options import CoreOptions
@@ -59,7 +60,7 @@ def start_pooled(
         # What it would compile is not captured here: documents run eagerly, on what is the best for that.
         device = device or device_of(replace(options, compile=False))
         return _start(options, directory, task, progress, device)
-    except (ModelError, DeviceError, InsufficientMemory, ValueError) as error:
+    except (ModelError, DeviceError, NoHomeError, InsufficientMemory, ValueError) as error:
         raise StartError(" ".join(str(error).split())) from error
     except Exception as error:
         if device is None or not device.out_of_memory(error):

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import MutableMapping
 from pathlib import Path
 
+from catenary.directories import NoHomeError, expanded
 from services.engine.device.base import DeviceError
 from services.engine.device.hpu.settings import RecipeCache
 
@@ -24,9 +25,12 @@ def use_recipe_cache(
     """Makes the bridge keep recipes in a directory of this rank, and returns it.
 
     Each release of the software gets its own: another's recipes are void. Called before the bridge is
-    imported. Raises DeviceError if the directory cannot be written or its disk is full.
+    imported. Raises DeviceError if the directory cannot be found or written, or its disk is full.
     """
-    directory = cache.directory.expanduser() / version / f"rank{rank}"
+    try:
+        directory = expanded(cache.directory) / version / f"rank{rank}"
+    except NoHomeError as error:
+        raise DeviceError(f"the recipe cache {cache.directory}: {error}") from None
     _check(directory, cache.directory)
     # <directory>,<delete on start>,<MiB at the most>
     environment[VARIABLE] = f"{directory},{'true' if cache.clear else 'false'},{cache.max_mib}"
