@@ -53,17 +53,15 @@ class Blame:
         for fault in elsewhere:
             if fault.counts:
                 fault.counts = False
-                self._health.acquitted(fault.engine)
+                self._health.acquitted(fault.engine, fault.at)
         counts = not known and self._replaceable(engine)
-        fault = _Fault(engine, now, counts)
+        fault = _Fault(engine, self._health.failed(engine) if counts else now, counts)
         for name in names:
             # Where it failed first stays known: from there on it speaks against no engine.
             self._known.setdefault(name, fault)
             self._known.move_to_end(name)
         while len(self._known) > MAX_REMEMBERED:
             self._known.popitem(last=False)
-        if counts:
-            self._health.failed(engine)
 
     def _replaceable(self, engine: Engine) -> bool:
         return any(

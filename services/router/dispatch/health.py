@@ -26,19 +26,21 @@ class EngineHealth:
         self._on_change = on_change
         self._clock = clock
 
-    def failed(self, engine: Engine) -> None:
+    def failed(self, engine: Engine) -> float:
         """Its link broke, its core died, or it failed a sequence, as Blame decides, by its own fault. What it
-        ends as it drains is none."""
-        if engine.leaving or not engine.breaker.failed(self._clock()):
-            return
+        ends as it drains is none. Returns the time of the fault, for `acquitted`."""
+        now = self._clock()
+        if engine.leaving or not engine.breaker.failed(now):
+            return now
         engine.touch()
         self._metrics.breaker_openings.inc()
         _log.warning("engine is given nothing for a time: too many faults", engine=engine.name)
         self._on_change()
+        return now
 
-    def acquitted(self, engine: Engine) -> None:
-        """One of the faults that it was given was no fault of its own."""
-        if engine.breaker.acquitted():
+    def acquitted(self, engine: Engine, at: float) -> None:
+        """The fault of time `at` that it was given was no fault of its own."""
+        if engine.breaker.acquitted(at):
             self._closed(engine)
 
     def succeeded(self, engine: Engine) -> None:

@@ -67,10 +67,14 @@ class Breaker:
             self._faults.popleft()
         return False
 
-    def acquitted(self) -> bool:
-        """One of the faults was none. True if the breaker closes: without it, it would not have opened."""
-        if self._faults:
-            self._faults.pop()
+    def acquitted(self, at: float) -> bool:
+        """The fault of time `at` was none. True if the breaker closes: without it, it would not have opened.
+
+        Nothing changes if it does not count any more, or never did: faults of an open breaker do not.
+        """
+        if at not in self._faults:
+            return False
+        self._faults.remove(at)
         if self.state is BreakerState.CLOSED or len(self._faults) >= self._options.faults:
             return False
         self._openings -= 1

@@ -163,21 +163,36 @@ def test_roles_decide_what_an_engine_is_asked_for():
 
 def test_a_fault_that_was_none_is_taken_back():
     breaker = opened()
-    assert breaker.acquitted()
+    assert breaker.acquitted(0.0)
     assert breaker.state is BreakerState.CLOSED
     # Two faults are left.
     assert breaker.failed(1.0)
     assert breaker.tick(6.0)
-    assert breaker.acquitted()
+    assert breaker.acquitted(1.0)
     assert breaker.state is BreakerState.CLOSED
-    assert not breaker.acquitted()
+    assert not breaker.acquitted(0.0)
+
+
+def test_a_fault_that_does_not_count_takes_no_other_one_back():
+    breaker = opened()
+    # One of an open breaker.
+    assert not breaker.failed(1.0)
+    assert not breaker.acquitted(1.0)
+    assert breaker.state is BreakerState.OPEN
+    # One that a good end has taken off.
+    breaker = Breaker(OPTIONS)
+    breaker.failed(0.0)
+    breaker.succeeded()
+    assert [breaker.failed(now) for now in (1.0, 2.0, 3.0)] == [False, False, True]
+    assert not breaker.acquitted(0.0)
+    assert breaker.state is BreakerState.OPEN
 
 
 def test_a_probe_that_failed_by_itself_may_be_followed_by_another():
     breaker = opened()
     assert breaker.tick(150.0)
     assert breaker.failed(150.0)
-    assert not breaker.acquitted()
+    assert not breaker.acquitted(150.0)
     assert breaker.state is BreakerState.OPEN
     assert breaker.tick(150.0)
     assert breaker.state is BreakerState.HALF_OPEN
