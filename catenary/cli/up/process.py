@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Collection
+from io import FileIO
 from pathlib import Path
 
 from catenary.cli.up.child import wrapped
@@ -22,13 +23,13 @@ def reap_orphans(known: Collection[int | None]) -> list[int]:
 
     The event loop waits for those that it started itself, and would miss one that was waited for here.
     """
-    listed = [
-        int(word)
-        for file in Path("/proc/self/task").glob("*/children")
-        for word in file.read_text(encoding="ascii").split()
-    ]
+    listed: list[str] = []
+    for file in Path("/proc/self/task").glob("*/children"):
+        # The thread may have ended since it was listed.
+        with contextlib.suppress(OSError):
+            listed += file.read_text(encoding="ascii").split()
     reaped = []
-    for pid in listed:
+    for pid in map(int, listed):
         if pid not in known:
             with contextlib.suppress(ChildProcessError):
                 reaped += [ended for ended in (os.waitpid(pid, os.WNOHANG)[0],) if ended]
@@ -43,18 +44,18 @@ class ChildLog:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._written = 0
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._rotate()
+            self._file = self._rotated()
         except OSError as error:
             raise StartRefused(f"the log {path} cannot be written: {error.strerror}") from None
 
-    def _rotate(self) -> None:
+    def _rotated(self) -> FileIO:
         if self.path.exists():
             self.path.replace(self.path.with_suffix(".log.1"))
         # Without a buffer, a line that could not be written is not tried again for ever.
-        self._file = self.path.open("wb", buffering=0)
-        self._written = 0
+        return self.path.open("wb", buffering=0)
 
     def write(self, line: str) -> None:
         """Append one line."""
@@ -62,8 +63,10 @@ class ChildLog:
         with contextlib.suppress(OSError):
             self._written += self._file.write((line + "\n").encode())
             if self._written > LOG_LIMIT_BYTES:
+                # If there can be no new file now, the next line asks for one again.
+                fresh = self._rotated()
                 self._file.close()
-                self._rotate()
+                self._file, self._written = fresh, 0
 
     def close(self) -> None:
         self._file.close()

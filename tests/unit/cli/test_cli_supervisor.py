@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 
 from catenary.cli.up.child import wrapped
 from catenary.cli.up.plan import ChildSpec, Stage
-from catenary.cli.up.process import ChildLog, ChildProcess
+from catenary.cli.up.process import ChildLog, ChildProcess, reap_orphans
 from catenary.cli.up.reporter import PlainReporter
 from catenary.cli.up.supervisor import Supervisor, describe_exit
 from catenary.runtime import StartRefused
@@ -240,6 +241,30 @@ def test_log_keeps_one_older_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     log.close()
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a.log", "a.log.1"]
     assert all(file.stat().st_size <= 110 for file in tmp_path.iterdir())
+
+
+def test_a_log_that_cannot_be_renewed_is_renewed_once_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("catenary.cli.up.process.LOG_LIMIT_BYTES", 10)
+    log = ChildLog(tmp_path / "logs" / "a.log")
+    shutil.rmtree(tmp_path / "logs")
+    for line in ("a first long line", "a second line"):
+        log.write(line)
+    (tmp_path / "logs").mkdir()
+    log.write("a third line")
+    log.write("the fourth line")
+    log.close()
+    assert (tmp_path / "logs" / "a.log.1").read_text() == "the fourth line\n"
+
+
+def test_reaping_goes_on_past_a_thread_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    listed = list(Path("/proc/self/task").glob("*/children"))
+    monkeypatch.setattr(Path, "glob", lambda *_: iter([Path("/proc/self/task/0/children"), *listed]))
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    others = [int(pid) for file in listed for pid in file.read_text().split() if int(pid) != child.pid]
+    assert reap_orphans(others) == [child.pid]
 
 
 def test_log_that_cannot_be_written_is_refused_at_first_and_left_out_later(tmp_path: Path) -> None:
