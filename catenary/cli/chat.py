@@ -75,8 +75,11 @@ def run_chat(argv: Sequence[str]) -> int:
 
 
 def is_this_machine(url: str) -> bool:
-    """Whether the URL's host is this machine's loopback."""
-    host = urlsplit(url).hostname or ""
+    """Whether the URL's host is this machine's loopback. False for an invalid URL: the client refuses it."""
+    try:
+        host = urlsplit(url).hostname or ""
+    except ValueError:
+        return False
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -87,7 +90,7 @@ def through_proxy(url: str) -> str:
     """Return which variable of the environment sends requests for `url` through a proxy, as a remark."""
     if is_this_machine(url):
         return ""
-    scheme = urlsplit(url).scheme
+    scheme = url.partition(":")[0].lower()
     names = (f"{scheme}_proxy", f"{scheme}_proxy".upper(), "all_proxy", "ALL_PROXY")
     name = next((name for name in names if os.environ.get(name)), None)
     return f" (through the proxy of {name})" if name else ""

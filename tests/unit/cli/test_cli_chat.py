@@ -84,6 +84,18 @@ def test_loopback_is_never_reached_through_a_proxy(
         assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize("url", ["http://[::1", "http://a:b", "http://", "nonsense"])
+@pytest.mark.parametrize("proxy", ["", "http://127.0.0.1:9"])
+def test_a_base_url_that_is_none_is_one_line(
+    url: str, proxy: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    assert run_chat(["--base-url", url]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"catenary chat: no answer from {url.rstrip('/')}")
+    assert error.count("\n") == 1
+
+
 @pytest.mark.parametrize("proxy", ["http://127.0.0.1:9", "socks5://127.0.0.1:9", "nonsense"])
 def test_a_proxy_that_is_used_is_named(
     proxy: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
