@@ -128,7 +128,9 @@ async def check_search(client: AsyncClient, model: Any) -> None:
 
 
 @pytest.mark.timeout(180)
-async def test_options_reach_the_sampler_and_bad_ones_do_not(client: AsyncClient, tmp_path: Path) -> None:
+async def test_options_reach_the_sampler_and_bad_ones_do_not(
+    client: AsyncClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = reference(tmp_path)
     plain = greedy(model)
     bias = {(plain[1],): -3.0, (40,): 2.5}
@@ -174,6 +176,8 @@ async def test_options_reach_the_sampler_and_bad_ones_do_not(client: AsyncClient
     assert not stuck.end.error.retryable
 
     neighbour = asyncio.create_task(ask(client, max_tokens=60))
+    # The client refuses them itself; one in another language may not.
+    monkeypatch.setattr("catenary.client.async_client.check_options", lambda options: None)
     for name, value in BAD.items():
         with pytest.raises(RpcError) as refusal:
             await ask(client, **{name: value})
