@@ -18,6 +18,11 @@ _HABANA, _ACCELERATOR = "0x1da3", "0x1200"
 _NVIDIA = ("dev/nvidiactl", "dev/nvidia0", "usr/lib/wsl/lib/libcuda.so.1")
 # Values of CUDA_VISIBLE_DEVICES that hide every GPU.
 _NO_GPU = ("", "-1", "none", "void")
+# Why an HPU is not opened.
+NO_PLUGIN = (
+    f"the package {PLUGIN} is not installed for this Python: run in Habana's PyTorch image, "
+    "or choose another device"
+)
 
 
 class ChosenDevice(str):
@@ -57,6 +62,17 @@ def described(device: str) -> str | None:
     if not isinstance(device, ChosenDevice):
         return None
     return f"device {device}: {device.reason} (--device names another)"
+
+
+def why_not_opened(device: str, package: Callable[[str], str] = metadata.version) -> str:
+    """Why no engine could open this device, as far as that is known without trying; "" if it is not."""
+    if device != "hpu":
+        return ""
+    try:
+        package(PLUGIN)
+    except metadata.PackageNotFoundError:
+        return NO_PLUGIN
+    return ""
 
 
 def _gaudi_cards(root: Path) -> int:

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.model
 START_S = 150.0
 
 
-def refused(*options: str) -> subprocess.CompletedProcess[str]:
+def refused(*options: str, **variables: str) -> subprocess.CompletedProcess[str]:
     command = [
         sys.executable,
         "-m",
@@ -29,7 +29,7 @@ def refused(*options: str) -> subprocess.CompletedProcess[str]:
         "0",
         *options,
     ]
-    environment = clean_environment()
+    environment = clean_environment() | variables
     return subprocess.run(
         command, capture_output=True, text=True, timeout=START_S, check=False, env=environment
     )
@@ -69,11 +69,30 @@ def test_bad_model_is_one_line(kind: str, tmp_path: Path) -> None:
 
 
 def test_engine_that_refuses_its_options_ends_the_start_with_its_reason(tmp_path: Path) -> None:
-    done = refused("--port", "0", "--max-model-len", "99999999", "--log-dir", str(tmp_path))
+    # Left to the engine, since this may allow it.
+    allowed = {"CATENARY_ENGINE_ALLOW_LONG_MAX_MODEL_LEN": "false"}
+    done = refused("--port", "0", "--max-model-len", "99999999", "--log-dir", str(tmp_path), **allowed)
     assert done.returncode == 1
     assert "starting it again" not in done.stdout
     assert done.stderr.count("\n") == 1
     assert re.match(r"\S+: engine-0: .*max-model-len 99999999 exceeds .* \(log: \S+\)$", done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ("--max-model-len 8193", "smollm2: max-model-len 8193 exceeds the model's context of 8192 tokens"),
+        (
+            "--device hpu",
+            "--device hpu: the package habana-torch-plugin is not installed .*",
+        ),
+    ],
+)
+def test_what_an_engine_would_refuse_is_told_before_a_model_is_prepared(options: str, reason: str) -> None:
+    done = refused("--port", "0", "--model", "smollm2", *options.split())
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert re.fullmatch(rf"\S+: {reason}\n", done.stderr)
 
 
 @pytest.mark.parametrize("option", ["--log-dir", "--cache-dir"])

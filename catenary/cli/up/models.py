@@ -131,6 +131,34 @@ def served_task(directory: Path, task: str) -> str:
         raise StartRefused(str(error)) from None
 
 
+def check_length(model: str, task: str, longest: int) -> None:
+    """See that a model on this disk that generates knows sequences of `longest` tokens, prepared or not.
+
+    A model of a hub, one whose task is another, and a config that cannot be read are left to the engine.
+    Raises StartRefused.
+    """
+    from services.engine.model import (
+        ModelError,
+        SourceKind,
+        Task,
+        find_config,
+        find_task,
+        longest_context,
+        resolve_source,
+    )
+
+    try:
+        if resolve_source(model).kind not in (SourceKind.DIRECTORY, SourceKind.GGUF):
+            return
+        config, _, directory = find_config(model, progress=lambda _: None)
+        generates = find_task(directory or Path(os.devnull), config, task) is Task.GENERATE
+        limit = longest_context(config)
+    except ModelError:
+        return
+    if generates and limit is not None and longest > limit:
+        raise StartRefused(f"{model}: max-model-len {longest} exceeds the model's context of {limit} tokens")
+
+
 def _wanted(text: str) -> WantedModel:
     name, equals, source = text.partition("=")
     # A path may have an equals sign; one below a home directory begins with `~`, which is no name.

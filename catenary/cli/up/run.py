@@ -19,6 +19,7 @@ from catenary.cli.up.models import (
     ReadyModel,
     WantedModel,
     aliases_of,
+    check_length,
     quantizations_of,
     served_task,
     tasks_of,
@@ -30,10 +31,14 @@ from catenary.cli.up.reporter import Reporter, make_reporter
 from catenary.config import EMPTY_KEY, check_variables, unknown_variables
 from catenary.cpus import read_topology
 from catenary.devices import described as described_device
+from catenary.devices import why_not_opened
 from catenary.migration import load_moved
 from catenary.runtime import StartRefused, run
 
 SERVICE_PREFIXES = ("CATENARY_GATEWAY_", "CATENARY_ROUTER_", "CATENARY_TOKENIZER_", "CATENARY_ENGINE_")
+# Engines that replay a script open no device; those that take any length are asked by this.
+SCRIPTED_ENV = "CATENARY_ENGINE_SCRIPTED"
+LONG_ENV = "CATENARY_ENGINE_ALLOW_LONG_MAX_MODEL_LEN"
 
 T = TypeVar("T")
 
@@ -54,6 +59,7 @@ async def up(config: UpConfig, stop: asyncio.Event, warnings: Sequence[str] = ()
     modules = modules_of(config, os.environ)
     topology = read_topology()
     cpus = cpus_of(config, topology, os.environ)
+    check_engines(config, wanted, os.environ)
     cache = cache_directory(config.cache_dir)
     check_directories(config, cache)
     reporter = make_reporter()
@@ -103,6 +109,21 @@ def check_services(environment: Mapping[str, str]) -> None:
     if any(name.startswith(SERVICE_PREFIXES) for name in environment):
         for cls in service_classes():
             check_variables(cls, environment)
+
+
+def check_engines(config: UpConfig, wanted: Sequence[WantedModel], environment: Mapping[str, str]) -> None:
+    """Look at what engines would refuse only after a model is prepared: the device, and the context's length.
+
+    Raises StartRefused.
+    """
+    if SCRIPTED_ENV in environment:
+        return
+    if reason := why_not_opened(config.device):
+        raise StartRefused(f"--device {config.device}: {reason}")
+    # With several models, the length is for those that generate, which are known once all are prepared.
+    if config.max_model_len is not None and len(wanted) == 1 and LONG_ENV not in environment:
+        task = config.task[0].rpartition("=")[2] if config.task else "auto"
+        check_length(wanted[0].source, task, config.max_model_len)
 
 
 def check_places(config: UpConfig) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,14 @@ _NEUTRAL_SAMPLING = {
 }
 
 
+def longest_context(config: Mapping[str, Any]) -> int | None:
+    """Tokens of the longest sequence that a config names, None if it names none. Raises ModelError."""
+    text = config.get("text_config")
+    text = text if isinstance(text, dict) else config
+    longest = next((value for name in _MAX_POSITION if (value := _number(text.get(name)))), None)
+    return int(longest) if longest else None
+
+
 def read_facts(directory: Path, config: dict[str, Any]) -> DirectoryFacts:
     """Facts of a checked model directory. Raises ModelError for values of the wrong kind."""
     generation_path = directory / "generation_config.json"
@@ -69,11 +77,10 @@ def read_facts(directory: Path, config: dict[str, Any]) -> DirectoryFacts:
     eos = generation.get("eos_token_id")
     if eos is None:
         eos = text.get("eos_token_id")
-    max_position = next((value for name in _MAX_POSITION if (value := _number(text.get(name)))), None)
     defaults = {name: _default(generation, name, path=generation_path) for name in _SAMPLING}
     top_k = defaults["top_k"]
     return DirectoryFacts(
-        max_position=int(max_position) if max_position else None,
+        max_position=longest_context(config),
         vocab_size=int(vocab_size),
         eos_token_ids=_token_ids(eos, int(vocab_size), directory),
         tokenizer_sha256=_sha256(directory / "tokenizer.json"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from catenary.cli.up import UpConfig
-from catenary.devices import ChosenDevice, choose_device, described
+from catenary.devices import ChosenDevice, choose_device, described, why_not_opened
 from services.engine.config import EngineConfig
 
 
@@ -47,6 +47,12 @@ def test_gaudi_cards_are_chosen_with_or_without_software(tmp_path: Path, count: 
     chosen = choose_device(tmp_path, {}, nothing)
     assert chosen == "hpu"
     assert text in chosen.reason
+
+
+def test_an_hpu_without_its_package_is_known_not_to_open() -> None:
+    assert why_not_opened("hpu", nothing).startswith("the package habana-torch-plugin is not installed")
+    assert why_not_opened("hpu", lambda name: "1.24.0") == ""
+    assert [why_not_opened(device, nothing) for device in ("cpu", "cuda", "sim")] == ["", "", ""]
 
 
 def test_a_container_with_the_software_and_without_cards_is_meant_for_them(tmp_path: Path) -> None:

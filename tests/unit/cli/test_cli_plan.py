@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import json
 import sys
+from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +15,18 @@ from catenary.cli.up import UpConfig
 from catenary.cli.up.cpus import tokenizers_of
 from catenary.cli.up.deployment import _example
 from catenary.cli.up.model import served_name
-from catenary.cli.up.models import ReadyModel, aliases_of, quantizations_of, tasks_of, wanted_models
+from catenary.cli.up.models import (
+    ReadyModel,
+    WantedModel,
+    aliases_of,
+    quantizations_of,
+    tasks_of,
+    wanted_models,
+)
 from catenary.cli.up.plan import ChildSpec, Places, Stage, child_environment, plan, without_secrets
-from catenary.cli.up.run import check_places
+from catenary.cli.up.run import check_engines, check_places
 from catenary.cpus import EngineCpus, Placement, Topology
+from catenary.devices import why_not_opened
 from catenary.runtime import StartRefused
 
 
@@ -47,6 +58,50 @@ def test_default_is_one_of_each(runtime: RuntimeDirectory, monkeypatch: pytest.M
     assert option(specs["engine-0"], "model") == "/models/m"
     assert option(specs["gateway-0"], "port") == "8000"
     assert specs["engine-0"].status_target == runtime.socket("engine-0")
+
+
+def checked(environment: dict[str, str] | None = None, **options: Any) -> str:
+    """What `catenary up` says of its engines before it prepares a model."""
+    config = UpConfig(**options)
+    try:
+        check_engines(config, tuple(WantedModel(model) for model in config.model), environment or {})
+    except StartRefused as refused:
+        return str(refused)
+    return ""
+
+
+def write_config(directory: Path, **values: object) -> tuple[str]:
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(values))
+    return (str(directory),)
+
+
+def test_a_length_beyond_the_context_is_refused_before_a_model_is_prepared(tmp_path: Path) -> None:
+    llama = write_config(tmp_path / "llama", model_type="llama", max_position_embeddings=512)
+    inner = write_config(tmp_path / "vl", model_type="mllama", text_config={"max_position_embeddings": 600})
+    bert = write_config(tmp_path / "bert", model_type="bert", max_position_embeddings=512)
+    open_ended = write_config(tmp_path / "open", model_type="llama")
+    refused = "max-model-len {} exceeds the model's context of {} tokens"
+    assert checked(model=llama, max_model_len=513) == f"{llama[0]}: {refused.format(513, 512)}"
+    assert checked(model=inner, max_model_len=601) == f"{inner[0]}: {refused.format(601, 600)}"
+    assert checked(model=llama, max_model_len=512) == checked(model=llama) == ""
+    for left_to_the_engine in (bert, open_ended, ("org/model",), (str(tmp_path / "none"),), (*llama, *bert)):
+        assert checked(model=left_to_the_engine, max_model_len=513) == ""
+    assert checked(model=llama, max_model_len=513, task=("embed",)) == ""
+    for variable in ("CATENARY_ENGINE_ALLOW_LONG_MAX_MODEL_LEN", "CATENARY_ENGINE_SCRIPTED"):
+        assert checked({variable: "1"}, model=llama, max_model_len=513) == ""
+
+
+def test_an_hpu_without_its_package_is_refused_before_a_model_is_prepared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def absent(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("catenary.cli.up.run.why_not_opened", partial(why_not_opened, package=absent))
+    assert checked(device="hpu").startswith("--device hpu: the package habana-torch-plugin is not installed")
+    assert checked({"CATENARY_ENGINE_SCRIPTED": "default"}, device="hpu") == ""
+    assert checked(device="sim") == checked(device="cpu") == ""
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from catenary.gaudi_releases import PLUGIN
+from catenary.devices import NO_PLUGIN
 from services.engine.device.base import DeviceError
 from services.engine.device.hpu.environment import prepare_environment
 from services.engine.device.hpu.versions import check_versions, installed
@@ -104,10 +104,7 @@ def load_bridge(mode: ExecutionMode) -> Bridge:
     """
     found = installed()
     if found is None:
-        raise DeviceError(
-            f"the package {PLUGIN} is not installed for this Python: run in Habana's PyTorch image, "
-            "or choose another device"
-        )
+        raise DeviceError(NO_PLUGIN)
     check_versions(found)
     prepare_environment(mode)
     root, core = _import("habana_frameworks.torch"), _import("habana_frameworks.torch.core")
