@@ -213,13 +213,16 @@ class Neighbour:
                     self.gaps.append(now - last)
                     self._longest = max(self._longest, now - last)
                 last = now
-                said += _text_of(chunk)
+                for event in _events(chunk):
+                    if "error" in event:
+                        return self._counts.fault("neighbour", "broken stream", json.dumps(event["error"]))
+                    said += "".join(choice["text"] for choice in event.get("choices", ()))
         finally:
             connection.close()
         self.texts[said] += 1
         return self._counts.add("neighbour", "200")
 
 
-def _text_of(chunk: bytes) -> str:
-    events = [event for event in chunk.decode().split("\n\n") if event.startswith("data: {")]
-    return "".join(choice["text"] for event in events for choice in json.loads(event[6:]).get("choices", ()))
+def _events(chunk: bytes) -> list[dict[str, Any]]:
+    """The objects of a chunk's server-sent events; [DONE] is none."""
+    return [json.loads(event[6:]) for event in chunk.decode().split("\n\n") if event.startswith("data: {")]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from benchmarks.soaking.clients import Counts
+from benchmarks.soaking.clients import Counts, Neighbour
 from benchmarks.soaking.judging import GROWTH, Process, Sample, faults, growth
 
 MIB = 1 << 20
@@ -102,3 +103,26 @@ def test_answers_that_no_sound_server_gives(capsys: pytest.CaptureFixture[str]) 
     assert counts.unexpected == {"hostile: 500: oh": 2}
     assert counts.answers["hostile"]["500"] == 2
     assert capsys.readouterr().out == "FAULT: hostile: 500: oh\n"
+
+
+@pytest.mark.parametrize(
+    ("last", "outcome"), [('{"choices": []}', "200"), ('{"error": {"message": "lost"}}', "broken stream")]
+)
+async def test_a_stream_that_ends_with_an_error_is_a_fault(last: str, outcome: str) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for event in ('{"choices": [{"text": "a"}]}', last, "[DONE]"):
+            data = f"data: {event}\n\n".encode()
+            writer.write(b"%x\r\n%b\r\n" % (len(data), data))
+        writer.write(b"0\r\n\r\n")
+        writer.close()
+
+    counts = Counts()
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        neighbour = Neighbour(counts, f"http://{host}:{port}", "m")
+        await neighbour.turn()
+    assert counts.answers == {"neighbour": {outcome: 1}}
+    assert bool(counts.unexpected) == (outcome != "200")
+    assert list(neighbour.texts) == (["a"] if outcome == "200" else [])
