@@ -78,7 +78,7 @@ def _strategy_of_settings(variables: Variables) -> str | None:
         for name in (axis_variable(axis, setting) for axis in axes)
         if (text := variables.text(name)) is not None
         and name != _PREFILL_ROWS
-        and _taken("exponential", option, setting, int(text) if text.isdigit() else 0)
+        and _taken("exponential", option, setting, int(text == "1"))
     ]
     if not idle:
         return None

@@ -48,7 +48,7 @@ class Variables:
         text = self.text(name)
         if text is None:
             return None
-        digits = text.removeprefix("+").removeprefix("-")
+        digits = text[1:] if text[0] in "+-" else text
         if not (digits.isascii() and digits.isdigit()) or len(digits) > 20:
             raise ConfigError(f"{name} {text[:40]!r}: must be a whole number")
         if not least <= (value := int(text)) <= most:

@@ -197,9 +197,12 @@ def test_a_busy_card(host: Host, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     other.release()
 
 
-def test_module_numbers_that_are_none(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HABANA_VISIBLE_MODULES", "0,x")
-    assert refusal(host) == "HABANA_VISIBLE_MODULES must be a list of module numbers such as 0,1, not 'x'"
+@pytest.mark.parametrize("word", ["x", "²"])
+def test_module_numbers_that_are_none(word: str, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HABANA_VISIBLE_MODULES", f"0,{word}")
+    assert (
+        refusal(host) == f"HABANA_VISIBLE_MODULES must be a list of module numbers such as 0,1, not {word!r}"
+    )
 
 
 def test_a_lazy_mode_that_does_not_go_with_the_options() -> None:

@@ -241,6 +241,8 @@ def test_own_options_win(moved: Moved, tmp_path: Path) -> None:
         ("VLLM_DECODE_BS_BUCKET_STEP", "0", "must be 1 to"),
         ("VLLM_DECODE_BS_BUCKET_MIN", "-1", "must be 1 to"),
         ("VLLM_PROMPT_QUERY_BUCKET_MAX", "12x", "must be a whole number"),
+        ("VLLM_PROMPT_QUERY_BUCKET_MIN", "²", "must be a whole number"),
+        ("VLLM_PROMPT_QUERY_BUCKET_MIN", "+-5", "must be a whole number"),
         ("VLLM_PROMPT_CTX_BUCKET_PAD_PERCENT", "51", "must be 0 to 50"),
         ("VLLM_DECODE_BLOCK_BUCKET_MAX", "9" * 30, "must be a whole number"),
     ],
@@ -248,7 +250,7 @@ def test_own_options_win(moved: Moved, tmp_path: Path) -> None:
 def test_value_that_is_none_is_refused_whatever_the_strategy(
     name: str, value: str, text: str, moved: Moved
 ) -> None:
-    for strategy in ("exp", "lin"):
+    for strategy in ("exp", "lin", ""):
         refusal = moved.refusal(**{name: value, "VLLM_BUCKETING_STRATEGY": strategy})
         assert refusal.startswith(name)
         assert text in refusal

@@ -86,6 +86,6 @@ def parse_cpus(text: str) -> set[int]:
 
 
 def _number(text: str, variable: str) -> int:
-    if not text.strip().isdigit():
+    if not text.strip().isdecimal():
         raise DeviceError(f"{variable} must be a list of module numbers such as 0,1, not {text!r}")
     return int(text)

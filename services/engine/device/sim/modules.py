@@ -22,7 +22,7 @@ def visible_modules(environment: Mapping[str, str], settings: SimSettings) -> li
         return list(range(settings.modules))
     modules = text.split(",")
     for module in modules:
-        if not module.isdigit() or int(module) >= settings.modules:
+        if not module.isdecimal() or int(module) >= settings.modules:
             raise acquire_failed(f"no module {module!r}")
     return [int(module) for module in modules]
 
