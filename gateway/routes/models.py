@@ -56,6 +56,8 @@ def routes(models: ModelBoard) -> Routes:
         if not model_id:
             # Clients join the base URL and the path in their own ways.
             return await list_models()
+        if model_id.endswith("/") and model_id not in {name for name, _ in models.names}:
+            model_id = model_id[:-1]
         return json_response(describe(model_id, models.info(model_id)))
 
     return router

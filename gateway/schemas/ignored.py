@@ -72,6 +72,15 @@ GENERATION = (
         ("timings_per_token", "return_progress"), "llama.cpp", "reports on the work; `/metrics` has them"
     ),
     IgnoredField(
+        (
+            *("dynatemp_exponent", "xtc_threshold", "mirostat_tau", "mirostat_eta"),
+            *("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
+        ),
+        "llama.cpp",
+        "details of ways to sample that are off: what would turn one on is refused",
+    ),
+    IgnoredField(("backend_sampling",), "llama.cpp", "which device samples; the server's choice"),
+    IgnoredField(
         ("guided_decoding_backend",),
         "vLLM",
         "which library follows a constraint; the server's choice",

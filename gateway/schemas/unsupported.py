@@ -49,6 +49,7 @@ _OTHERS: dict[str, Sequence[Any]] = {
     "post_sampling_probs": (False,),
     "reasoning_format": ("auto", "deepseek"),
     "regex": ("",),
+    "repeat_last_n": (-1,),
     "repeat_penalty": (1,),
     "return_hidden_states": (False,),
     "samplers": ([],),
@@ -59,6 +60,7 @@ _OTHERS: dict[str, Sequence[Any]] = {
     "t_max_predict_ms": (0,),
     "tfs_z": (1,),
     "top_n_sigma": (-1,),
+    "typ_p": (1,),
     "typical_p": (1,),
     "xtc_probability": (0,),
 }

@@ -27,6 +27,9 @@ async def test_head_answers_like_get_without_a_body(stack: Stack, path: str) -> 
 
 async def test_models_with_a_slash_behind_are_the_models(stack: Stack) -> None:
     assert (await stack.get("/v1/models/")).body == (await stack.get("/v1/models")).body
+    card = await stack.get(f"/v1/models/{MODEL}")
+    assert (await stack.get(f"/v1/models/{MODEL}/")).body == card.body
+    assert (await stack.get(f"/v1/models/{MODEL}//")).status == 404
 
 
 ACCEPTED = {

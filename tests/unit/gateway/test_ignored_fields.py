@@ -136,6 +136,11 @@ def test_what_no_route_knows_is_refused_or_ignored_as_the_operator_says(
     [
         ({"typical_p": 0.5}, "typical_p"),
         ({"repeat_penalty": 1.1}, "repeat_penalty"),
+        ({"repeat_last_n": 64}, "repeat_last_n"),
+        ({"typ_p": 0.5}, "typ_p"),
+        ({"xtc_probability": 0.5, "xtc_threshold": 0.1}, "xtc_probability"),
+        ({"dry_multiplier": 0.8, "dry_base": 1.75}, "dry_multiplier"),
+        ({"dynatemp_range": 0.5, "dynatemp_exponent": 1}, "dynatemp_range"),
         ({"mirostat": 2}, "mirostat"),
         ({"grammar": 'root ::= "a"'}, "grammar"),
         ({"n_predict": 5}, "n_predict"),
@@ -150,6 +155,18 @@ def test_what_would_change_the_answer_is_refused_in_any_case(
     fields: dict[str, Any], param: str, lenient: bool
 ) -> None:
     assert refused(ChatRequest, lenient, **fields)[0] in (param, *(() if lenient else ("frobnicate",)))
+
+
+def test_settings_of_llama_cpp_with_its_ways_to_sample_switched_off_are_taken() -> None:
+    off = {"dynatemp_range": 0, "xtc_probability": 0, "dry_multiplier": 0, "mirostat": 0, "typ_p": 1}
+    details = {
+        **{"dynatemp_exponent": 1, "xtc_threshold": 0.1, "mirostat_tau": 5, "mirostat_eta": 0.1},
+        **{"dry_base": 1.75, "dry_allowed_length": 2, "dry_penalty_last_n": -1},
+        **{"dry_sequence_breakers": ["\n", ":"], "backend_sampling": False},
+    }
+    request, names = chat(**off, **details, repeat_penalty=1, repeat_last_n=-1)
+    assert request == chat()[0]
+    assert set(names) == set(details)
 
 
 def test_nothing_that_was_ignored_is_left_in_the_request() -> None:
