@@ -78,6 +78,9 @@ def test_a_stop_ends_with_zero() -> None:
 def test_a_closed_terminal_asks_for_the_end_as_well() -> None:
     process = start(
         """
+        import signal
+        # Whoever runs the tests may have it ignored.
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
         async def main(stop):
             print("up", flush=True)
             await stop.wait()

@@ -40,6 +40,13 @@ def started(tmp_path: Path, code: str, port: int) -> Server:
     return Server(fake("one", code, port), f"http://127.0.0.1:{port}", tmp_path / "log")
 
 
+def servers_and_children() -> list[psutil.Process]:
+    """Processes of the fake servers and what they spawned, among the children of other tests."""
+    ours = ("http.server", "time.sleep(600)")
+    below = psutil.Process().children(recursive=True)
+    return [one for one in below if any(code in " ".join(one.cmdline()) for code in ours)]
+
+
 def test_server_is_ready_with_its_first_answer_and_leaves_nothing(
     tmp_path: Path, unused_tcp_port: int
 ) -> None:
@@ -47,7 +54,7 @@ def test_server_is_ready_with_its_first_answer_and_leaves_nothing(
     try:
         assert 0 < server.start(30) < 30
         assert server.cpu_seconds() > 0
-        tree = [one for one in psutil.Process().children(recursive=True) if "-c" in one.cmdline()]
+        tree = servers_and_children()
         server.rest()
         deadline = time.monotonic() + 10
         while {one.status() for one in tree} != {psutil.STATUS_STOPPED}:
@@ -110,7 +117,7 @@ def test_signal_leaves_no_server(number: int) -> None:
     def interrupted() -> None:
         with opened("one", "two") as found:
             assert list(found.starts) == ["one", "two"]
-            tree.extend(one for one in psutil.Process().children(recursive=True) if "-c" in one.cmdline())
+            tree.extend(servers_and_children())
             signal.raise_signal(number)
 
     with pytest.raises(KeyboardInterrupt):

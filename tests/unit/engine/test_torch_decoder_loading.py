@@ -200,7 +200,7 @@ def test_auto_is_bfloat16_where_native_kernels_compute(
     assert open_decoder(directory, "auto", kernels="torch").dtype is torch.float32
     assert open_decoder(llama, "auto", kernels="native").dtype is torch.float32
 
-    def refuse(cache: Path | None) -> Any:
+    def refuse(**options: Any) -> Any:
         raise BuildError("no C++ compiler is here")
 
     # Known only once the device was asked: what was made for it is made anew.

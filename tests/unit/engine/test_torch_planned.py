@@ -49,13 +49,16 @@ def test_an_engine_is_what_was_planned(
     directory = save_tiny_model("llama", tmp_path / "model")
     served = {"dtype": "bfloat16", "kv_cache_gib": None, "cache_dir": str(tmp_path), "warmup": "skip"}
     caching = {"enable_prefix_caching": not options.get("contiguous_kv", False)}
-    core = LocalCore(
-        tiny_options(directory, **(LIMITS | served | caching | options)),
-        device=GraphDevice(memory_bytes=1 << 23),
-    )
+    chosen = tiny_options(directory, **(LIMITS | served | caching | options))
+    core = LocalCore(chosen, device=GraphDevice(memory_bytes=1 << 23))
     (sizing,) = seen
     planned = make_plan(
-        PlanConfig(model=str(directory), free_gib=sizing.memory.available / GIB, **(LIMITS | options))
+        PlanConfig(
+            model=str(directory),
+            free_gib=sizing.memory.available / GIB,
+            # Without one it would look for the share that its own graphs need.
+            **({"graph_reserved_mem": chosen.graph_reserved_mem} | LIMITS | options),
+        )
     )
     assert planned.kv == sizing.kv
     assert planned.kv.num_blocks == core.engine.ready.capacity.total_blocks

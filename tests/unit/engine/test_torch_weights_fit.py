@@ -68,7 +68,7 @@ def test_what_torch_turns_out_to_keep_is_compared_too(
 ) -> None:
     """Without a compiler, or our decoder, on a CPU where float32 is the faster."""
 
-    def refuse(cache: Path | None) -> Any:
+    def refuse(**options: Any) -> Any:
         raise BuildError("no C++ compiler is here")
 
     monkeypatch.setattr(cpu_device, "open_library", refuse)
