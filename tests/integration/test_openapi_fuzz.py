@@ -123,9 +123,9 @@ class Fuzzed:
         schema = schema.get("anyOf", [schema])[0]
         if "$ref" in schema:
             schema = self.document["components"]["schemas"][schema["$ref"].rsplit("/", 1)[1]]
-        # Two of the names that a score's sides can have.
-        sides = {"text_1", "text_2"} & schema.get("properties", {}).keys()
-        return sides | set(schema.get("required", ()))
+        # Two of the names that a score's sides can have, and the input that a response hardly does without.
+        wanted = {"text_1", "text_2", "input"} & schema.get("properties", {}).keys()
+        return wanted | set(schema.get("required", ()))
 
     def send(self, case: Case[Any]) -> None:
         """Send a request; compare the answer with the document."""
