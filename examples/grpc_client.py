@@ -49,9 +49,11 @@ def main() -> None:
         tokenizer = tokenizer_pb2_grpc.TokenizerServiceStub(to_text)
 
         served = router.ListModels(router_pb2.ListModelsRequest(), metadata=metadata, timeout=10).models
-        if not served:
-            raise SystemExit("no engine has attached yet")
-        model = options.model or served[0].info.name
+        others = {common_pb2.MODEL_TASK_EMBED, common_pb2.MODEL_TASK_SCORE, common_pb2.MODEL_TASK_CLASSIFY}
+        chats = [model.info.name for model in served if not others.intersection(model.info.tasks)]
+        if not options.model and not chats:
+            raise SystemExit("no engine that generates has attached yet")
+        model = options.model or chats[0]
 
         # Text becomes token ids in the tokenizer service, with the model's chat template.
         message = tokenizer_pb2.ChatMessage(

@@ -17,7 +17,7 @@ from catenary.parsers import ReasoningParser, ToolParser
 
 
 class UpConfig(ServiceConfig):
-    """What a person chooses about a whole deployment on one machine.
+    """Serve models on this machine: gateway, router, tokenizer and engines under one supervisor.
 
     An option of one service that is not here is set through that service's environment variable, which its
     processes inherit: CATENARY_ENGINE_MAX_NUM_SEQS=8 catenary up.
