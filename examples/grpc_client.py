@@ -52,7 +52,7 @@ def main() -> None:
         others = {common_pb2.MODEL_TASK_EMBED, common_pb2.MODEL_TASK_SCORE, common_pb2.MODEL_TASK_CLASSIFY}
         chats = [model.info.name for model in served if not others.intersection(model.info.tasks)]
         if not options.model and not chats:
-            raise SystemExit("no engine that generates has attached yet")
+            raise SystemExit("no engine has attached yet")
         model = options.model or chats[0]
 
         # Text becomes token ids in the tokenizer service, with the model's chat template.
