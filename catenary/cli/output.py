@@ -27,6 +27,11 @@ def load_options(cls: type[T], argv: Sequence[str], *, prog: str) -> T:
     return load(cls, ["--format=json" if word == "--json" else word for word in argv], prog=prog)
 
 
+def counted(number: int, noun: str) -> str:
+    """A number and its noun, in the plural where it is not one."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def file_in(path: Path, name: str, started: datetime) -> Path:
     """The file that is meant by `path`: in a directory one of this name and the time of the start."""
     return path / f"{name}-{started:%Y%m%d-%H%M%S}.json" if path.is_dir() else path

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from catenary.cli.doctor.result import Result, Status
+from catenary.cli.output import counted
 
 _STYLES = {
     Status.OK: ("ok", "green"),
@@ -36,14 +37,10 @@ def show(results: Sequence[Result], console: Console) -> None:
         if result.advice:
             console.print(Text(f"{'':<9}{'':<{width}}  -> {result.advice}"), soft_wrap=True)
     counts = _counts(results)
-    summary = ", ".join(_counted(counts[noun], noun) for noun in ("problem", "warning"))
+    summary = ", ".join(counted(counts[noun], noun) for noun in ("problem", "warning"))
     console.print(summary, highlight=False)
 
 
 def _counts(results: Sequence[Result]) -> dict[str, int]:
     found = Counter(result.status for result in results)
     return {status.value: found[status] for status in Status}
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

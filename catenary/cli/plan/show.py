@@ -7,11 +7,12 @@ import shlex
 from collections.abc import Iterator
 from typing import Any, Final
 
+from catenary.cli.output import counted
 from catenary.cli.plan.dividing import GIB
 from catenary.cli.plan.document import decode_bound, prefill_bound
 from catenary.cli.plan.planning import Planned
 from catenary.cli.plan.recommend import Recommendation, recommend
-from catenary.cli.plan.traps import counted, find_traps, unserved
+from catenary.cli.plan.traps import find_traps, unserved
 from catenary.config import flag_name
 from catenary.gaudi_releases import supported
 from services.engine.memory import count_weights

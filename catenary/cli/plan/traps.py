@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Final
 
+from catenary.cli.output import counted
 from catenary.cli.plan.cards import CARDS_PER_NODE
 from catenary.cli.plan.dividing import GIB
 from catenary.cli.plan.planning import Planned
@@ -25,11 +26,6 @@ class Trap:
 
     name: str
     text: str
-
-
-def counted(number: int, noun: str) -> str:
-    """A number and its noun, in the plural where it is not one."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def find_traps(found: Planned) -> list[Trap]:
