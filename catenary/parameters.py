@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from catenary.nearest import near
 from catenary.schema import MAX_TOP_LOGPROBS
 
 _INT32: Final = 2**31 - 1
@@ -80,12 +80,6 @@ def check_names(given: Iterable[str], known: Iterable[str], *, kind: str) -> Non
     for name in given:
         if name not in names:
             raise UnknownNameError(f"there is no {kind} {name!r}{near(name, names)}")
-
-
-def near(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: which one is meant, perhaps."""
-    close = difflib.get_close_matches(name, sorted(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def check_number(name: str, value: Any, allowed: Numbers) -> None:

@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from catenary.nearest import nearest
 from gateway.auth import ApiKeys, AuthGate, CallerGate, read_keys
-from gateway.batches import BATCH_ID, FILE_ID
 from gateway.config import GatewayConfig
 from gateway.cross_origin import CrossOrigin
 from gateway.errors import ApiError, internal
@@ -20,10 +20,11 @@ from gateway.http import Observer, RequestContext, error_response
 from gateway.ignored import IgnoredFieldsLayer
 from gateway.limits import Limiter, LimitGate
 from gateway.openapi import DescribedRoute, DirectRoutes, Routes
-from gateway.responses import ID_PREFIX as RESPONSE_ID
 
-_ID_PREFIXES = {"response_id": RESPONSE_ID, "file_id": FILE_ID, "batch_id": BATCH_ID}
-"""How the ids begin that stand in paths."""
+_VERSION = "/v1"
+# Between two paths as short as these, a lower likeness is chance: /v1/messages and /v1/models have 0.64.
+_LIKENESS = 0.8
+_MOST_PARTS = 8
 
 
 def routed(routers: Sequence[Routes], *, lenient: bool = False) -> ASGIApp:
@@ -94,30 +95,44 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     """What the framework refuses: unknown paths and wrong methods."""
     if not isinstance(error, HTTPException):
         raise error
-    if error.status_code == 405 and not _names_no_object(request):
+    routes = [each for each in request.app.routes if isinstance(each, DescribedRoute)]
+    path = request.scope["path"]
+    methods = sorted({each.method for each in routes if each.has_path(path)})
+    if error.status_code == 405 and methods:
+        allowed = ", ".join(methods)
         return error_response(
             ApiError(
                 405,
-                "This method is not allowed here.",
+                f"This method is not allowed here. Allowed: {allowed}.",
                 code="method_not_allowed",
-                headers=(("allow", ", ".join(_methods_of(request))),),
+                headers=(("allow", allowed),),
             )
         )
-    return error_response(ApiError(404, "Unknown request URL.", code="unknown_url"))
+    return error_response(ApiError(404, unknown_url(path, routes), code="unknown_url"))
 
 
-def _names_no_object(request: Request) -> bool:
-    """Whether a path that looks like that of a stored object has a word in its place, as a path of a route
-    that is not there does: /v1/responses/compact."""
-    return any(
-        not request.path_params[name].startswith(prefix)
-        for name, prefix in _ID_PREFIXES.items()
-        if name in request.path_params
-    )
-
-
-def _methods_of(request: Request) -> list[str]:
-    path, routes = request.scope["path"], request.app.routes
-    return sorted(
-        {each.method for each in routes if isinstance(each, DescribedRoute) and each.path_regex.match(path)}
-    )
+def unknown_url(path: str, routes: Sequence[DescribedRoute]) -> str:
+    """The message for a path that no route has. It names the path that was probably meant, by a client whose
+    base URL lacks /v1, has it twice or is a whole route, or by a person who misspelt it, and repeats no part
+    of `path`."""
+    text = "Unknown request URL."
+    base = f"The base URL for clients of the OpenAI API is this server's address followed by {_VERSION}."
+    parts = [part for part in path.casefold().split("/") if part.strip()]
+    if parts == [_VERSION[1:]]:
+        return f"{text} {base}"
+    if len(parts) > _MOST_PARTS or not parts:
+        return text
+    given = "/" + "/".join(parts)
+    for start in range(len(parts)):
+        tail = "/" + "/".join(parts[start:])
+        for tried in (tail, _VERSION + tail):
+            meant = next((each.path_format for each in routes if each.has_path(tried)), None)
+            if meant is not None:
+                return f"{text} Did you mean {meant}?" + ("" if tried == given else f" {base}")
+    whole = {each.path for each in routes if not each.param_convertors}
+    for tried in (given, _VERSION + given):
+        longer = (each for each in sorted(whole) if each.startswith(f"{tried}/"))
+        meant = nearest(tried, whole, likeness=_LIKENESS) or next(longer, None)
+        if meant is not None:
+            return f"{text} Did you mean {meant}?"
+    return text

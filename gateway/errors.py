@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
+from catenary.nearest import nearest
 from catenary.v1 import common_pb2
 
 INVALID_REQUEST = "invalid_request_error"
@@ -13,6 +15,10 @@ SERVER_ERROR = "server_error"
 INTERNAL_MESSAGE = "The server had an error while processing your request."
 DEFAULT_RETRY_AFTER_MS = 1000
 _NO_MODEL = "model_not_found"
+# How much of the served models' names a text for people has; GET /v1/models has all.
+_LISTED = 8
+_SHOWN = 100
+_FEWEST_ALIKE = 3
 
 
 class ErrorObject(msgspec.Struct):
@@ -89,10 +95,31 @@ def context_length_exceeded(limit: int, prompt: int, requested: int, param: str)
     )
 
 
-def model_not_found(name: str) -> ApiError:
-    """404: no such model is served."""
-    shown = "".join(char if char.isprintable() else "?" for char in name[:100])
-    return ApiError(404, f"The model '{shown}' does not exist.", code=_NO_MODEL, param="model")
+def model_not_found(name: str, served: Sequence[str] = ()) -> ApiError:
+    """404: no such model is served. `served`: the names that a request may use; the text has the nearest one
+    and the first few, as `GET /v1/models` lists them."""
+    text = f"The model '{_shown(name)}' does not exist."
+    if meant := _meant(name, served):
+        text += f" Did you mean '{_shown(meant)}'?"
+    if served:
+        more = len(served) - _LISTED
+        listed = ", ".join(f"'{_shown(each)}'" for each in served[:_LISTED])
+        text += f" Served models: {listed}" + (f" and {more} more." if more > 0 else ".")
+    return ApiError(404, text, code=_NO_MODEL, param="model")
+
+
+def _meant(name: str, served: Sequence[str]) -> str | None:
+    """The served model that is meant, perhaps. People leave out a model's organisation, its size or its kind:
+    `smollm2` is meant for `org/SmolLM2-135M-Instruct`."""
+    if close := nearest(name, served):
+        return close
+    folded = name.casefold()
+    holding = [each for each in served if folded in each.casefold() or each.casefold() in folded]
+    return min(holding, key=len) if len(name) >= _FEWEST_ALIKE and holding else None
+
+
+def _shown(name: str) -> str:
+    return "".join(char if char.isprintable() else "?" for char in name[:_SHOWN])
 
 
 def unavailable(

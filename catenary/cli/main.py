@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pkgutil import resolve_name
 
 from catenary import __version__
+from catenary.nearest import near
 from catenary.standard_streams import open_standard_streams
 
 USAGE = """\
@@ -94,8 +94,7 @@ def _run(arguments: list[str]) -> int:
             return 2
         case _:
             known = _ELSEWHERE.get(command)
-            close = [known] if known else difflib.get_close_matches(command, _COMMANDS, n=1)
-            hint = f" (did you mean {close[0]}?)" if close else ""
+            hint = f" (did you mean {known}?)" if known else near(command, _COMMANDS, quoted=False)
             print(f"catenary: unknown command {command!r}{hint}; see catenary --help", file=sys.stderr)
             return 2
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +24,7 @@ from catenary.config.settings import (
     is_guard,
     is_secret,
 )
+from catenary.nearest import near
 
 MAX_YAML_BYTES = 1 << 20
 
@@ -127,17 +127,12 @@ def _from_yaml(cls: type[ServiceConfig], path: Path) -> dict[str, Given]:
     for key, value in (data or {}).items():
         name = str(key).replace("-", "_")
         if name not in cls.model_fields:
-            raise ConfigError(f"--config {path}: unknown option {str(key)!r}{_hint(cls, name)}")
+            raise ConfigError(f"--config {path}: unknown option {str(key)!r}{near(name, cls.model_fields)}")
         if value in (None, []) and _lets_in(cls, name):
             # A list without entries, or no value, is as easily left behind by a template as an empty text.
             raise ConfigError(f"{key} in {path}: {EMPTY_FILE if is_guard(name) else EMPTY_KEY}")
         given[name] = Given(value, f"{key} in {path}")
     return given
-
-
-def _hint(cls: type[ServiceConfig], name: str) -> str:
-    close = difflib.get_close_matches(name, list(cls.model_fields), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def _first_problem(cls: type[ServiceConfig], error: ValidationError, given: dict[str, Given]) -> str:

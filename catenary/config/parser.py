@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import inspect
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -12,6 +11,7 @@ from pydantic.fields import FieldInfo
 
 from catenary.config.describe import default_text, placeholder
 from catenary.config.settings import ConfigError, ServiceConfig, env_name, flag_name, is_boolean, is_list
+from catenary.nearest import near
 
 _PRECEDENCE = "Flags win over the environment, that over the YAML file, that over the defaults."
 
@@ -84,9 +84,8 @@ def _unknown(cls: type[ServiceConfig], word: str) -> str:
         return f"unknown option {word}: catenary --version is the version, --log-level debug says more"
     if place := cls.elsewhere_for(word):
         return f"unknown option {word}; {place}"
-    close = difflib.get_close_matches(word, [flag_name(name) for name in cls.model_fields], n=1)
-    if close:
-        return f"unknown option {word} (did you mean {close[0]}?)"
+    if hint := near(word, map(flag_name, cls.model_fields), quoted=False):
+        return f"unknown option {word}{hint}"
     return f"unknown option {word}" + (f"; {cls.elsewhere}" if cls.elsewhere else "")
 
 

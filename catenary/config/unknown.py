@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 
 from catenary.config.settings import ServiceConfig, env_name
+from catenary.nearest import near
 
 PREFIX = "CATENARY_"
 # Read by programs that have no option class, or by more than one program.
@@ -38,13 +38,8 @@ def unknown_variables(
         prefixes.add(str(cls.model_config.get("env_prefix", "")))
     foreign = {f"{PREFIX}{program}_" for program in _PROGRAMS} - prefixes
     return tuple(
-        f"{name} is not a variable that anything reads{_hint(name, known)}"
+        f"{name} is not a variable that anything reads{near(name, known, quoted=False)}"
         for name in sorted(environment)
         if name.startswith(PREFIX) and environment[name] and name not in known
         if not any(name.startswith(prefix) for prefix in foreign)
     )
-
-
-def _hint(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, sorted(known), n=1)
-    return f" (did you mean {close[0]}?)" if close else ""

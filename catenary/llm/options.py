@@ -14,7 +14,8 @@ from pydantic import ValidationError
 
 from catenary.config import ConfigError, ServiceConfig
 from catenary.migration import ENGINE_PREFIX, SERVE_OPTIONS, UP_PREFIX, Launch, ServeOption
-from catenary.parameters import UnknownNameError, near
+from catenary.nearest import near
+from catenary.parameters import UnknownNameError
 from catenary.rpc import RpcConfig
 from services.engine.config import EngineConfig
 from services.engine.transfer_options import TransferOptions

@@ -8,7 +8,8 @@ from functools import wraps
 from typing import Any, TypeVar
 
 from catenary.llm.endpoint import LIMITS, OfflineEndpoint
-from catenary.parameters import LENGTH_PENALTY, Numbers, UnknownNameError, check_number, near
+from catenary.nearest import near
+from catenary.parameters import LENGTH_PENALTY, Numbers, UnknownNameError, check_number
 from catenary.schema import MAX_BEAM_WIDTH
 from gateway import ApiError
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -11,6 +10,7 @@ from catenary.config import Given
 from catenary.migration import absent, attention, buckets, cpu, execution, hpu, memory, serving
 from catenary.migration.rows import Row, Status
 from catenary.migration.variables import Variables
+from catenary.nearest import near
 
 VARIABLES: Final[tuple[Row, ...]] = (
     *buckets.ROWS,
@@ -69,6 +69,5 @@ def _speak_of(name: str, variables: Variables) -> None:
 
 
 def _hint(name: str) -> str:
-    known = sorted(name for row in VARIABLES for name in row.names if "*" not in name)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
-    return f" (did you mean {close[0]}?)" if close else ""
+    known = (name for row in VARIABLES for name in row.names if "*" not in name)
+    return near(name, known, likeness=0.85, quoted=False)

@@ -13,6 +13,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
+from catenary.nearest import near
 from gateway.errors import ApiError, bad_request, timed_out
 from gateway.http import ClientGone
 
@@ -180,7 +181,8 @@ class _Form:
             if self._files > 1:
                 raise bad_request("The form has more than one file.", "file")
         elif self._field not in _FIELDS:
-            raise bad_request("Unknown parameter in the form.", None, "unknown_parameter")
+            hint = near(self._field, ("file", *_FIELDS))
+            raise bad_request(f"Unknown parameter in the form{hint}.", None, "unknown_parameter")
 
     def _part_data(self, data: bytes, start: int, end: int) -> None:
         if self._in_file:

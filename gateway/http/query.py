@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from starlette.requests import Request
 
+from catenary.nearest import near
 from gateway.errors import bad_request
 
 _MAX_LENGTH = 512
@@ -114,7 +115,7 @@ def query_of(
                 f"The parameter '{name}' is not supported by this server yet.", name, "unsupported_parameter"
             )
         if name not in names:
-            raise bad_request("Unknown parameter in the URL.", None, "unknown_parameter")
+            raise bad_request(f"Unknown parameter in the URL{near(name, names)}.", None, "unknown_parameter")
         if name in found or len(value) > _MAX_LENGTH:
             raise bad_request(f"Invalid '{name}': given twice, or too long.", name)
         found[name] = value

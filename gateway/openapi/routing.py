@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,26 +17,45 @@ Handler = Callable[..., Awaitable[Response]]
 
 
 class DescribedRoute(Route):
-    """One method of one path. `described` None: it is left out of the document."""
+    """One method of one path."""
 
-    def __init__(self, method: str, path: str, handler: Handler, described: Operation | None) -> None:
+    def __init__(
+        self,
+        method: str,
+        path: str,
+        handler: Handler,
+        described: Operation | None,
+        ids: Mapping[str, str],
+    ) -> None:
+        """Make one. `described` None: it is left out of the document. `ids`: see Routes."""
         super().__init__(path, _Endpoint(handler), methods=[method], name=handler.__name__)
         # Starlette lets HEAD follow GET.
         self.methods = {method}
         self.method = method
         self.described = described
+        self._ids = ids
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """See Route. The route itself is in the scope then, for who counts requests."""
         match, more = super().matches(scope)
         return match, {**more, "route": self}
 
+    def has_path(self, path: str) -> bool:
+        """Whether this is a path of the route, whatever the method: one with a word where an id belongs, as
+        /v1/responses/compact, is not, though the route would answer it as an id that does not exist."""
+        found = self.path_regex.match(path)
+        return found is not None and all(
+            value.startswith(self._ids.get(name, "")) for name, value in found.groupdict().items()
+        )
+
 
 class Routes:
     """The routes of one file, in their order."""
 
-    def __init__(self) -> None:
+    def __init__(self, ids: Mapping[str, str] | None = None) -> None:
+        """`ids`: parameters of the paths that are ids of stored objects, each with how such ids begin."""
         self.all: list[DescribedRoute] = []
+        self._ids = dict(ids or {})
 
     def get(self, path: str, described: Operation | None) -> Callable[[Handler], Handler]:
         """A decorator."""
@@ -56,7 +75,7 @@ class Routes:
 
     def _add(self, method: str, path: str, described: Operation | None) -> Callable[[Handler], Handler]:
         def add(handler: Handler) -> Handler:
-            self.all.append(DescribedRoute(method, path, handler, described))
+            self.all.append(DescribedRoute(method, path, handler, described, self._ids))
             return handler
 
         return add

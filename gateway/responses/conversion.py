@@ -10,21 +10,11 @@ from gateway.errors import ApiError
 from gateway.ignored import current_ignored
 from gateway.responses import items
 from gateway.responses.turns import Origin, chat_messages
-from gateway.schemas import OTHER_TOOLS, ResponsesRequest, ResponseTool
+from gateway.schemas import BY_CHAT_NAME, OTHER_TOOLS, ResponsesRequest, ResponseTool
 
 PREVIOUS = "previous_response_id"
 INSTRUCTIONS = "instructions"
 _INPUT = "input."
-# Parameters of ours by the name that they have in a chat.
-_RENAMED = {
-    "messages": "input",
-    "max_tokens": "max_output_tokens",
-    "max_completion_tokens": "max_output_tokens",
-    "response_format": "text.format",
-    "response_format.json_schema": "text.format",
-    "reasoning_effort": "reasoning.effort",
-    "logprobs": "include",
-}
 # Taken over as they are.
 _SAME = (
     "model",
@@ -161,7 +151,7 @@ def _origin(param: str, origins: Origins) -> str:
     if parts[0] in ("tools", "tool_choice"):
         return ".".join(part for part in parts if part not in ("function", "allowed_tools"))
     for count in (2, 1):
-        if (name := _RENAMED.get(".".join(parts[:count]))) is not None:
+        if (name := BY_CHAT_NAME.get(".".join(parts[:count]))) is not None:
             return ".".join([name, *parts[count:]])
     return param
 

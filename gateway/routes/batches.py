@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.auth import owner_of
-from gateway.batches import Batch, BatchService
+from gateway.batches import BATCH_ID, Batch, BatchService
 from gateway.http import Deferred, Integer, Page, Text, json_response, page_of, query_of
 from gateway.openapi import READS, STORED, Routes, operation
 from gateway.schemas import BatchRequest
@@ -18,7 +18,7 @@ _LIST = (_AFTER, _LIMIT)
 
 def routes(service: BatchService) -> Routes:
     """The routes."""
-    router = Routes()
+    router = Routes(ids={"batch_id": BATCH_ID})
     batches = service.batches
 
     @router.post(

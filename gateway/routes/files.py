@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from gateway.auth import owner_of
-from gateway.batches import BatchService, FileObject, FileStore, UploadForm, file_not_found
+from gateway.batches import FILE_ID, BatchService, FileObject, FileStore, UploadForm, file_not_found
 from gateway.http import Choice, Deferred, Deleted, Integer, Page, Text, json_response, page_of, query_of
 from gateway.openapi import READS, STORED, Routes, operation
 
@@ -22,7 +22,7 @@ _LIST = (_AFTER, _LIMIT, _ORDER, _PURPOSE)
 
 def routes(service: BatchService) -> Routes:
     """The routes."""
-    router = Routes()
+    router = Routes(ids={"file_id": FILE_ID})
     files = service.files
 
     @router.post(

@@ -15,7 +15,16 @@ from gateway.http import Choice, Deferred, Deleted, Integer, Page, Text, json_re
 from gateway.ignored import current_ignored
 from gateway.openapi import ASKS, STORED, Routes, operation
 from gateway.parsing import ParserChoice
-from gateway.responses import InputTokens, Item, Library, ResponseEvent, ResponsesService, page, stored_items
+from gateway.responses import (
+    ID_PREFIX,
+    InputTokens,
+    Item,
+    Library,
+    ResponseEvent,
+    ResponsesService,
+    page,
+    stored_items,
+)
 from gateway.responses import Response as ResponseObject
 from gateway.routes.chat_completions import ChatEndpoint
 from gateway.schemas import (
@@ -85,7 +94,7 @@ class ResponsesEndpoint(ChatEndpoint):
 
 def routes(service: ResponsesService, library: Library) -> Routes:
     """The routes."""
-    router = Routes()
+    router = Routes(ids={"response_id": ID_PREFIX})
     _making(router, service)
     _stored(router, service, library)
     return router

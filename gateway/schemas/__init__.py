@@ -30,6 +30,7 @@ from gateway.schemas.pooling import (
     TextFields,
 )
 from gateway.schemas.responses import (
+    BY_CHAT_NAME,
     CHAT_PARAMETERS,
     INCLUDABLE,
     OTHER_TOOLS,
@@ -46,6 +47,7 @@ from gateway.schemas.unsupported import unsupported_parameter
 from gateway.schemas.validation import parse_request
 
 __all__ = [
+    "BY_CHAT_NAME",
     "CHAT_PARAMETERS",
     "DEFAULT_MAX_TOKENS",
     "INCLUDABLE",

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.config import JsonDict
+from pydantic.fields import FieldInfo
 from pydantic_core.core_schema import ValidationInfo
 
 from gateway.errors import ApiError, bad_request
@@ -52,6 +53,20 @@ class RequestModel(BaseModel):
     """Fields that `parse_request` takes, and that have no effect."""
     opaque: ClassVar[bool] = False
     """Whether unknown fields are dropped without being noted as ignored: the whole object has no effect."""
+    other_names: ClassVar[Mapping[str, str]] = {}
+    """What other routes call a field of this model, with the field. They are unknown here, and an error says
+    which field is meant."""
+
+    @classmethod
+    def known_names(cls) -> set[str]:
+        """The names of the fields that a request may have."""
+        return {field.alias or name for name, field in cls.model_fields.items()}
+
+    @classmethod
+    def field_named(cls, name: str) -> FieldInfo | None:
+        """The field that a request has under this name."""
+        fields = cls.model_fields.items()
+        return next((field for own, field in fields if (field.alias or own) == name), None)
 
     def check(self, limits: RequestLimits) -> None:
         """Checks across fields and against the operator's limits. Raises ApiError."""

@@ -20,6 +20,13 @@ class ChatRequest(GenerationFields, ToolFields, ChatInputFields):
 
     unsupported = CHAT
     ignored = tree_of(CHAT_FIELDS)
+    other_names = {
+        "input": "messages",
+        "instructions": "messages",
+        "prompt": "messages",
+        "max_output_tokens": "max_completion_tokens",
+        "text": "response_format",
+    }
 
     max_completion_tokens: int | None = Field(
         None,

@@ -32,6 +32,12 @@ class CompletionRequest(GenerationFields):
 
     unsupported = COMPLETION
     ignored = tree_of(COMPLETION_FIELDS)
+    other_names = {
+        "input": "prompt",
+        "messages": "prompt",
+        "max_completion_tokens": "max_tokens",
+        "max_output_tokens": "max_tokens",
+    }
 
     prompt: Annotated[list[str] | list[list[int]], PlainValidator(_read_prompt), PROMPTS_SCHEMA] = Field(
         description="Prompts, as text or as token ids. Text that spells a control token is that token.",

@@ -150,6 +150,8 @@ class EmbeddingFields(PooledFields):
 class TextFields(PooledFields):
     """Documents as they are."""
 
+    other_names = {"documents": "input", "prompt": "input", "text": "input", "texts": "input"}
+
     input: Annotated[list[str] | list[list[int]], PlainValidator(_read_input), PROMPTS_SCHEMA] = Field(
         description="Texts, or token ids of texts."
     )

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, ConfigDict, Discriminator, FailFast, Field
 from pydantic_core.core_schema import ValidationInfo
 
 from catenary.schema import MAX_TOP_LOGPROBS
-from gateway.errors import bad_request
+from gateway.errors import ApiError, bad_request
 from gateway.ignored import current_ignored
 from gateway.schemas.base import (
     DEPRECATED,
@@ -124,6 +124,16 @@ CHAT_PARAMETERS = frozenset(
     }
 )
 """Parameters of chats that are no parameters of OpenAI's responses. They mean here what they mean there."""
+BY_CHAT_NAME = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "response_format.json_schema": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    "logprobs": "include",
+}
+"""Parameters of responses that have another name in chats, by that name."""
 
 
 def _read_input(value: Any, info: ValidationInfo) -> Any:
@@ -189,6 +199,21 @@ class OtherTool(RequestModel):
     type: str
 
 
+def _is_other(tool: Any) -> bool:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    return isinstance(kind, str) and kind in OTHER_TOOLS
+
+
+def _not_offered(param: str, tools: Sequence[Any]) -> ApiError:
+    kinds = ", ".join(f"'{kind}'" for kind in sorted({tool["type"] for tool in tools}))
+    return bad_request(
+        f"Invalid '{param}': tools of type {kinds} are not supported by this server, which ignores them; "
+        "only those of type 'function' can be called.",
+        param,
+        "unsupported_value",
+    )
+
+
 def _tool_tag(value: Any) -> str:
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     return OTHER_TAG if isinstance(kind, str) and kind in OTHER_TOOLS else FUNCTION_TAG
@@ -245,6 +270,7 @@ class ResponsesRequest(RequestModel):
 
     unsupported = RESPONSES
     ignored = tree_of(RESPONSE_FIELDS)
+    other_names = {**BY_CHAT_NAME, "prompt": "input"}
 
     model: str = MODEL
     input: Annotated[
@@ -315,6 +341,10 @@ class ResponsesRequest(RequestModel):
     )
     service_tier: str | None = Field(None, max_length=32, description="As in chats.")
 
+    @classmethod
+    def known_names(cls) -> set[str]:
+        return super().known_names() | CHAT_PARAMETERS
+
     @property
     def functions(self) -> dict[int, FunctionTool]:
         """The tools that are offered, by their places."""
@@ -334,7 +364,20 @@ class ResponsesRequest(RequestModel):
         if self.background and self.store is False:
             raise bad_request("'background' needs 'store': such a response can only be read later.", "store")
         self._check_metadata()
+        self._check_choice()
         self._note_ignored()
+
+    def _check_choice(self) -> None:
+        """Refuse to choose among tools that are not offered. The rest is checked with the chat."""
+        choice = self.tool_choice
+        mode = choice.get("type") if isinstance(choice, dict) else choice
+        if _is_other(choice):
+            raise _not_offered("tool_choice.type", [choice])
+        allowed = choice.get("tools") if isinstance(choice, dict) else None
+        if mode == "allowed_tools" and isinstance(allowed, list) and allowed and all(map(_is_other, allowed)):
+            raise _not_offered("tool_choice.tools", allowed)
+        if self.tools and not self.functions and mode not in (None, "none", "auto"):
+            raise _not_offered("tool_choice", [tool.model_dump() for tool in self.tools])
 
     def _note_ignored(self) -> None:
         """Note the fields without effect. Raises ApiError for an unknown value of `include`."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar, get_args
 
-from pydantic import ValidationError
+from pydantic import Tag, ValidationError
+from pydantic_core import ErrorDetails
 
+from catenary.nearest import nearest
 from gateway.errors import ApiError, bad_request
 from gateway.ignored import current_ignored, field_path
 from gateway.schemas.base import MAX_FIELDS, FieldError, RequestModel
@@ -16,6 +18,8 @@ from gateway.schemas.response_items import UNION_TAGS
 from gateway.schemas.unsupported import drop_neutral
 
 T = TypeVar("T", bound=RequestModel)
+Location = tuple[int | str, ...]
+"""Where in a body an error is, as pydantic says it: names of fields, indices and tags of unions."""
 
 _MAX_DEPTH = 6
 
@@ -48,7 +52,7 @@ def parse_request(model: type[T], body: dict[str, Any], limits: RequestLimits) -
     try:
         request = _validated(model, body, limits)
     except ValidationError as error:
-        raise _first(error) from None
+        raise _first(error, model) from None
     request.check(limits)
     return request
 
@@ -78,8 +82,9 @@ def _unknown(value: Any, path: tuple[int | str, ...]) -> Iterator[tuple[int | st
             yield from _unknown(getattr(value, name), (*path, field.alias or name))
 
 
-def _first(error: ValidationError) -> ApiError:
-    problem = error.errors(include_url=False, include_input=False)[0]
+def _first(error: ValidationError, model: type[RequestModel]) -> ApiError:
+    problems = error.errors(include_url=False, include_input=False)
+    problem = _misspelt(problems, model) or problems[0]
     param = _param(problem["loc"])
     kind, context = problem["type"], problem.get("ctx", {})
     if isinstance(own := context.get("error"), FieldError):
@@ -87,7 +92,9 @@ def _first(error: ValidationError) -> ApiError:
     if kind == "missing":
         return bad_request(f"Missing required parameter: '{param}'.", param, "missing_required_parameter")
     if kind == "extra_forbidden":
-        return bad_request(f"Unknown parameter: '{param}'.", param, "unknown_parameter")
+        meant = _meant(model, problem["loc"])
+        hint = f" (did you mean '{meant}'?)" if meant else ""
+        return bad_request(f"Unknown parameter: '{param}'{hint}.", param, "unknown_parameter")
     if kind in _RANGES:
         words, key = _RANGES[kind]
         return bad_request(f"Invalid '{param}': must be {words} {context[key]}.", param)
@@ -106,11 +113,59 @@ def _first(error: ValidationError) -> ApiError:
     return bad_request(f"Invalid value for '{param}'.", param)
 
 
-def _param(location: tuple[int | str, ...]) -> str:
+def _misspelt(problems: Sequence[ErrorDetails], model: type[RequestModel]) -> ErrorDetails | None:
+    """The unknown field that was probably meant for the missing one which is the first problem, as `message`
+    is for `messages`; None if there is no such field."""
+    missing = problems[0]["loc"]
+    if problems[0]["type"] != "missing":
+        return None
+    unknown = (each for each in problems if each["type"] == "extra_forbidden")
+    beside = (each for each in unknown if each["loc"][:-1] == missing[:-1])
+    return next((each for each in beside if _meant(model, each["loc"]) == missing[-1]), None)
+
+
+def _meant(model: type[RequestModel], location: Location) -> str | None:
+    """The known field that an unknown one at `location` was probably meant to be: one that is called so by
+    another route or server, or the nearest by its letters."""
+    *way, name = location
+    if not isinstance(name, str):
+        return None
+    found = _models_at(model, way)
+    for each in found:
+        if (other := each.other_names.get(name)) is not None:
+            return other
+    return nearest(name, {known for each in found for known in each.known_names()})
+
+
+def _models_at(model: type[RequestModel], way: Sequence[int | str]) -> list[type[RequestModel]]:
+    """The models of what is at the end of `way` in a request: several for a union without tags."""
+    found = [model]
+    tag = ""
+    for place, part in enumerate(way):
+        if isinstance(part, str) and not _is_tag(way, place):
+            tag = str(way[place + 2]) if place + 2 < len(way) and _is_tag(way, place + 2) else ""
+            fields = [each.field_named(part) for each in found]
+            found = [each for field in fields if field for each in _models_in(field.annotation, tag)]
+    return found
+
+
+def _models_in(annotation: Any, tag: str) -> Iterator[type[RequestModel]]:
+    """The models that a field's type is made of; of a tagged union, those with `tag`."""
+    if isinstance(annotation, type) and issubclass(annotation, RequestModel):
+        yield annotation
+        return
+    tags = [each.tag for each in getattr(annotation, "__metadata__", ()) if isinstance(each, Tag)]
+    if not tags or tag in tags:
+        for part in get_args(annotation):
+            yield from _models_in(part, tag)
+
+
+def _is_tag(location: Sequence[int | str], place: int) -> bool:
+    """Whether a part of an error's location names a variant of a union, and no field."""
+    return location[place] in UNION_TAGS and place > 0 and isinstance(location[place - 1], int)
+
+
+def _param(location: Location) -> str:
     """The path of the field that an error is about."""
-    fields = [
-        str(part)
-        for index, part in enumerate(location)
-        if not (part in UNION_TAGS and index and isinstance(location[index - 1], int))
-    ]
+    fields = [str(part) for place, part in enumerate(location) if not _is_tag(location, place)]
     return field_path(fields, _MAX_DEPTH)

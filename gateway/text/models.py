@@ -126,7 +126,7 @@ class ModelBoard:
         """A model by one of its names. Raises ApiError 404."""
         found = self._find(name)
         if found is None:
-            raise model_not_found(name)
+            raise model_not_found(name, [known for known, _ in self.names])
         return found
 
     def only(self) -> str | None:

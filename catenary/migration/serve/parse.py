@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +12,7 @@ from catenary.config import ConfigError
 from catenary.migration.launch import Launch
 from catenary.migration.serve import model, running, server
 from catenary.migration.serve.rows import Kind, ServeOption
+from catenary.nearest import near
 
 # By heading.
 GROUPS: Final[Mapping[str, tuple[ServeOption, ...]]] = {
@@ -105,8 +105,7 @@ def _known(written: str) -> tuple[str, bool]:
         return flags.get(begun[0], begun[0]), begun[0] in flags
     if begun:
         raise ConfigError(f"{written}: could be {', '.join(sorted(begun))}")
-    close = difflib.get_close_matches(name, names, n=1)
-    hint = f" (did you mean {close[0]}?)" if close else ""
+    hint = near(name, names, quoted=False)
     raise UnknownOptionError(
         written, f"unknown option {written}{hint}: docs/migration.md lists those of vllm serve"
     )

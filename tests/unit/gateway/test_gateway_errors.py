@@ -66,6 +66,41 @@ def test_model_names_are_shown_cut_and_clean() -> None:
     assert model_not_found("a\r\nb" + "c" * 1000).message == f"The model 'a??b{'c' * 96}' does not exist."
 
 
+@pytest.mark.parametrize(
+    ("name", "served", "told"),
+    [
+        ("smollm2", ["smollm2-135m"], " Did you mean 'smollm2-135m'? Served models: 'smollm2-135m'."),
+        ("SmolLM2-135M", ["smollm2-135m"], " Did you mean 'smollm2-135m'? Served models: 'smollm2-135m'."),
+        (
+            "Llama-3.1-8B",
+            ["meta-llama/Llama-3.1-8B-Instruct", "x"],
+            " Did you mean 'meta-llama/Llama-3.1-8B-In",
+        ),
+        ("meta-llama/Llama-3.1-8B-Instruct", ["llama-3.1-8b"], " Did you mean 'llama-3.1-8b'? "),
+        (
+            "qwen",
+            ["org/qwen2-57b-instruct", "org/qwen2-7b-instruct"],
+            " Did you mean 'org/qwen2-7b-instruct'? ",
+        ),
+        ("gpt-4", ["smollm2-135m", "x"], " Served models: 'smollm2-135m', 'x'."),
+        ("x", ["xx-large-model"], " Served models: 'xx-large-model'."),
+        ("", ["a"], " Served models: 'a'."),
+        ("chat", [], ""),
+        (
+            "nope",
+            [f"m{place}" for place in range(11)],
+            " Served models: 'm0', 'm1', 'm2', 'm3', 'm4', 'm5', 'm6', 'm7'",
+        ),
+        ("a\nb", ["a\nbc"], " Did you mean 'a?bc'? Served models: 'a?bc'."),
+    ],
+)
+def test_an_unknown_model_is_told_with_those_that_are_served(name: str, served: list[str], told: str) -> None:
+    error = model_not_found(name, served)
+    assert (error.status, error.code, error.param) == (404, "model_not_found", "model")
+    assert error.message.startswith(f"The model '{name.replace(chr(10), '?')}' does not exist.{told}")
+    assert error.message.endswith(" and 3 more.") == (len(served) == 11)
+
+
 def test_events_are_one_line() -> None:
     data = sse_event({"text": "a\u2028b\u2029c\u0085d\ne 世"})
     assert data == 'data: {"text":"a\\u2028b\\u2029c\\u0085d\\ne 世"}\n\n'.encode()

@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 
 from gateway.errors import ApiError
 from gateway.ignored import IgnoredFields, noting
-from gateway.schemas import ChatRequest, CompletionRequest, RequestLimits, parse_request
+from gateway.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    RequestLimits,
+    RequestModel,
+    RerankRequest,
+    ResponsesRequest,
+    ScoreRequest,
+    parse_request,
+)
 from gateway.schemas.unsupported import CHAT, COMPLETION
 
 MESSAGES = [{"role": "user", "content": "x"}]
@@ -271,6 +281,93 @@ def test_unknown_parameters_are_refused_by_name() -> None:
     }
     assert refused(chat, **{"<script>\r\n": 1})["param"] == "?"
     assert len(refused(chat, **{"a" * 10_000: 1})["param"]) <= 100
+
+
+NEAR: list[tuple[type[RequestModel], dict[str, Any], str, str]] = [
+    (ChatRequest, {"messages": MESSAGES, "max_token": 3}, "max_token", "max_tokens"),
+    (ChatRequest, {"message": MESSAGES}, "message", "messages"),
+    (ChatRequest, {"prompt": MESSAGES}, "prompt", "messages"),
+    (ChatRequest, {"messages": MESSAGES, "Temperature": 1}, "Temperature", "temperature"),
+    (
+        ChatRequest,
+        {"messages": MESSAGES, "max_output_tokens": 1},
+        "max_output_tokens",
+        "max_completion_tokens",
+    ),
+    (ChatRequest, {"messages": [{"role": "user", "contents": "x"}]}, "messages.0.contents", "content"),
+    (
+        ChatRequest,
+        {"messages": [{"role": "user", "content": [{"type": "text", "txt": "x"}]}]},
+        "messages.0.content.0.txt",
+        "text",
+    ),
+    (
+        ChatRequest,
+        {"messages": MESSAGES, "stream": True, "stream_options": {"include_usages": True}},
+        "stream_options.include_usages",
+        "include_usage",
+    ),
+    (
+        ChatRequest,
+        {"messages": MESSAGES, "tools": [{"type": "function", "function": {"name": "f", "parameter": {}}}]},
+        "tools.0.function.parameter",
+        "parameters",
+    ),
+    (CompletionRequest, {"promt": "x"}, "promt", "prompt"),
+    (CompletionRequest, {"messages": MESSAGES}, "messages", "prompt"),
+    (CompletionRequest, {"prompt": "x", "max_tokens ": 3}, "?", "max_tokens"),
+    (ResponsesRequest, {"messages": MESSAGES}, "messages", "input"),
+    (ResponsesRequest, {"input": "x", "max_tokens": 3}, "max_tokens", "max_output_tokens"),
+    (ResponsesRequest, {"input": "x", "response_format": {}}, "response_format", "text.format"),
+    (ResponsesRequest, {"input": "x", "repetition_penalti": 1}, "repetition_penalti", "repetition_penalty"),
+    (
+        ResponsesRequest,
+        {"input": "x", "text": {"format": {"type": "text", "schemas": {}}}},
+        "text.format.schemas",
+        "schema",
+    ),
+    (
+        ResponsesRequest,
+        {"input": [{"type": "function_call", "call_id": "a", "name": "f", "argument": "{}"}]},
+        "input.0.argument",
+        "arguments",
+    ),
+    (
+        ResponsesRequest,
+        {"input": "x", "tools": [{"type": "function", "name": "f", "descriptions": ""}]},
+        "tools.0.descriptions",
+        "description",
+    ),
+    (EmbeddingRequest, {"inputs": "x"}, "inputs", "input"),
+    (EmbeddingRequest, {"prompt": "x"}, "prompt", "input"),
+    (RerankRequest, {"query": "x", "document": ["x"]}, "document", "documents"),
+    (RerankRequest, {"quary": "x", "documents": ["x"]}, "quary", "query"),
+    (ScoreRequest, {"text1": "x", "text_2": "x"}, "text1", "text_1"),
+]
+
+
+@pytest.mark.parametrize(("model", "body", "param", "meant"), NEAR)
+def test_an_unknown_parameter_is_told_with_the_nearest_known_one(
+    model: type[RequestModel], body: dict[str, Any], param: str, meant: str
+) -> None:
+    assert refused(lambda: parse_request(model, body, LIMITS)) == {
+        "message": f"Unknown parameter: '{param}' (did you mean '{meant}'?).",
+        "type": "invalid_request_error",
+        "param": param,
+        "code": "unknown_parameter",
+    }
+
+
+def test_a_variant_of_a_union_is_not_told_the_fields_of_another() -> None:
+    # `arguments` is a field of calls alone.
+    item = {"type": "message", "role": "user", "content": "x", "argument": "{}"}
+    error = refused(lambda: parse_request(ResponsesRequest, {"input": [item]}, LIMITS))
+    assert error["message"] == "Unknown parameter: 'input.0.argument'."
+
+
+def test_a_long_unknown_name_is_compared_with_nothing() -> None:
+    name = "max_tokens" * 300_000
+    assert "did you mean" not in refused(chat, **{name: 1})["message"]
 
 
 BAD_MESSAGES = [

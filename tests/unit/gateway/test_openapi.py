@@ -13,6 +13,7 @@ from jsonschema import Draft202012Validator
 from schemathesis.specs.openapi.definitions import OPENAPI_31
 
 from gateway import GatewayApp, GatewayConfig
+from gateway.application import unknown_url
 from gateway.ignored import IGNORED
 from gateway.limits import LIMIT_HEADERS, LIMITED
 from gateway.openapi import Routes, document
@@ -41,6 +42,51 @@ def routers(tmp_path_factory: pytest.TempPathFactory) -> list[Routes]:
 @pytest.fixture(scope="module")
 def described(routers: list[Routes]) -> dict[str, Any]:
     return msgspec.json.decode(msgspec.json.encode(document(routers, "1")), type=dict[str, Any])
+
+
+MEANT = [
+    ("/v1/chat/completion", "/v1/chat/completions", False),
+    ("/v1/Chat/Completions", "/v1/chat/completions", False),
+    ("/v1/chat/completions/", "/v1/chat/completions", False),
+    ("//v1/models", "/v1/models", False),
+    ("/chat/completions", "/v1/chat/completions", True),
+    ("/v1/v1/chat/completions", "/v1/chat/completions", True),
+    ("/api/v1/chat/completions", "/v1/chat/completions", True),
+    ("/v1/chat/completions/chat/completions", "/v1/chat/completions", True),
+    ("/chat/completion", "/v1/chat/completions", False),
+    ("/models", "/v1/models", True),
+    ("/models/tiny", "/v1/models/{model_id}", True),
+    ("/responses", "/v1/responses", True),
+    ("/responses/resp_1", "/v1/responses/{response_id}", True),
+    ("/embeddings", "/v1/embeddings", True),
+    ("/v1/embedding", "/v1/embeddings", False),
+    ("/v1/response", "/v1/responses", False),
+    ("/v1/chat", "/v1/chat/completions", False),
+    ("/completion", "/v1/completions", False),
+    ("/metric", "/metrics", False),
+    ("/openapi.jsn", "/openapi.json", False),
+]
+
+
+@pytest.mark.parametrize(("path", "meant", "base"), MEANT)
+def test_an_unknown_url_is_told_with_the_one_that_is_meant(
+    routers: list[Routes], path: str, meant: str, base: bool
+) -> None:
+    told = unknown_url(path, [route for routes in routers for route in routes.all])
+    assert told.startswith(f"Unknown request URL. Did you mean {meant}?")
+    assert told.endswith("this server's address followed by /v1.") is base
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/messages", "/v1/nope", "/api/generate", "/", "/favicon.ico", "/x" * 50, "/" + "x" * 9999]
+)
+def test_a_url_that_is_like_none_is_told_with_none(routers: list[Routes], path: str) -> None:
+    assert unknown_url(path, [route for routes in routers for route in routes.all]) == "Unknown request URL."
+
+
+def test_the_base_url_alone_is_told_what_it_is(routers: list[Routes]) -> None:
+    told = unknown_url("/v1/", [route for routes in routers for route in routes.all])
+    assert told.startswith("Unknown request URL. The base URL for clients of the OpenAI API is")
 
 
 def operations(described: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:

@@ -181,6 +181,31 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [USER]}, "messages", "unknown_parameter"),
     ({"max_tokens": 5}, "max_tokens", "unknown_parameter"),
 ]
+ALLOWED = {"type": "allowed_tools", "mode": "required"}
+NOT_OFFERED: list[tuple[list[Any], Any, str, str]] = [
+    ([{"type": "custom", "name": "c"}], "required", "tool_choice", "'custom'"),
+    ([{"type": "web_search"}, {"type": "custom"}], "required", "tool_choice", "'custom', 'web_search'"),
+    ([{"type": "custom", "name": "c"}], {"type": "custom", "name": "c"}, "tool_choice.type", "'custom'"),
+    ([{"type": "custom", "name": "c"}], {"type": "function", "name": "c"}, "tool_choice", "'custom'"),
+    ([{"type": "mcp"}], {**ALLOWED, "tools": [{"type": "function", "name": "f"}]}, "tool_choice", "'mcp'"),
+    ([TOOL], {"type": "web_search_preview"}, "tool_choice.type", "'web_search_preview'"),
+    ([TOOL], {"type": "mcp", "server_label": "x"}, "tool_choice.type", "'mcp'"),
+    ([TOOL, {"type": "mcp"}], {**ALLOWED, "tools": [{"type": "mcp"}]}, "tool_choice.tools", "'mcp'"),
+    ([TOOL], {**ALLOWED, "mode": "auto", "tools": [{"type": "shell"}]}, "tool_choice.tools", "'shell'"),
+]
+
+
+@pytest.mark.parametrize(("tools", "choice", "param", "kinds"), NOT_OFFERED)
+def test_a_choice_among_tools_that_are_not_offered_says_so(
+    tools: list[Any], choice: Any, param: str, kinds: str
+) -> None:
+    with pytest.raises(ApiError) as caught:
+        chat(tools=tools, tool_choice=choice)
+    assert (caught.value.status, caught.value.param, caught.value.code) == (400, param, "unsupported_value")
+    assert caught.value.message == (
+        f"Invalid '{param}': tools of type {kinds} are not supported by this server, which ignores them; "
+        "only those of type 'function' can be called."
+    )
 
 
 @pytest.mark.parametrize(("fields", "param", "code"), REFUSED)
@@ -195,16 +220,6 @@ REFUSED_BY_THE_CHAT: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": "king"}, "tool_choice", "invalid_value"),
     ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
     ({"tools": [], "tool_choice": {"type": "function", "name": "f"}}, "tool_choice", "invalid_value"),
-    ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice", "invalid_value"),
-    ({"tools": [TOOL], "tool_choice": {"type": "web_search_preview"}}, "tool_choice.type", "invalid_value"),
-    (
-        {
-            "tools": [TOOL, {"type": "mcp"}],
-            "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp"}]},
-        },
-        "tool_choice.tools",
-        "invalid_value",
-    ),
     ({"tools": [{"type": "mcp"}, {**TOOL, "name": "a b"}]}, "tools.1.name", "invalid_value"),
 ]
 
