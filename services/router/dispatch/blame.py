@@ -11,17 +11,26 @@ from catenary.v1 import common_pb2
 from services.router.dispatch.health import EngineHealth
 from services.router.fleet import Engine, Fleet
 
-MAX_REMEMBERED = 1024
-REMEMBERED_S = 300.0
+# Requests that failed; each takes about 200 bytes. Beyond it the ones that failed longest ago are forgotten,
+# whose next failure counts as a first one: the number bounds memory, and no operator needs another.
+_MAX_REMEMBERED = 1024
 
 
 @dataclass(slots=True)
 class _Fault:
-    """Requests that failed together on an engine. `counts`: it stands against the engine."""
+    """The failure of requests in one step of an engine. `counts`: it stands against the engine."""
 
     engine: Engine
     at: float
     counts: bool
+
+
+@dataclass(slots=True)
+class _Failing:
+    """A request that failed: where first, and until when that is remembered."""
+
+    first: _Fault
+    until: float
 
 
 class Blame:
@@ -30,8 +39,12 @@ class Blame:
     The first failure of a request counts against its engine, once for all requests that failed in the same
     step; the same request failing there again tells nothing new. A request that fails on a second engine has
     earned both failures: nothing counts, and what counted against the first engine is taken back. Nor does
-    anything count where no other engine could be given what this one is not: to give it nothing would hold up
-    the requests that it can answer, for nothing.
+    anything count where no other engine of the model is available: to give this one nothing would hold up
+    the requests that it can answer. An engine of any role is another one, since an engine for prompts
+    computes whole sequences where there is no other (`HalvesPlacer`).
+
+    A request is remembered for the breaker's window from its last failure on: as long as a fault counts, and
+    as long as the request goes on failing.
 
     `clock`: monotonic, in seconds.
     """
@@ -41,14 +54,14 @@ class Blame:
         self._health = health
         self._clock = clock
         # By the fingerprint of each request, the one that failed last at the end.
-        self._known: OrderedDict[bytes, _Fault] = OrderedDict()
+        self._known: OrderedDict[bytes, _Failing] = OrderedDict()
 
     def failed(self, engine: Engine, specs: Iterable[common_pb2.SequenceSpec]) -> None:
         """The engine failed these sequences, at least one, in one step."""
         now = self._clock()
         self._forget(now)
         names = [fingerprint(spec) for spec in specs]
-        known = [fault for name in names if (fault := self._known.get(name)) is not None]
+        known = [failing.first for name in names if (failing := self._known.get(name)) is not None]
         elsewhere = [fault for fault in known if fault.engine.breaker is not engine.breaker]
         for fault in elsewhere:
             if fault.counts:
@@ -58,17 +71,18 @@ class Blame:
         fault = _Fault(engine, self._health.failed(engine) if counts else now, counts)
         for name in names:
             # Where it failed first stays known: from there on it speaks against no engine.
-            self._known.setdefault(name, fault)
+            failing = self._known.setdefault(name, _Failing(fault, now))
+            failing.until = now + engine.breaker.window_s
             self._known.move_to_end(name)
-        while len(self._known) > MAX_REMEMBERED:
+        while len(self._known) > _MAX_REMEMBERED:
             self._known.popitem(last=False)
 
     def _replaceable(self, engine: Engine) -> bool:
         return any(
-            one is not engine and one.available and one.does(None) and one.model.name == engine.model.name
-            for one in self._fleet
+            one is not engine and one.available and one.model.name == engine.model.name for one in self._fleet
         )
 
     def _forget(self, now: float) -> None:
-        for name in [name for name, fault in self._known.items() if now - fault.at > REMEMBERED_S]:
-            del self._known[name]
+        # All engines of a router have one window: the request that failed longest ago is forgotten first.
+        while self._known and next(iter(self._known.values())).until < now:
+            self._known.popitem(last=False)

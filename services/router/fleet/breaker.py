@@ -44,6 +44,11 @@ class Breaker:
         self._first_step: float | None = None
         self.state = BreakerState.CLOSED
 
+    @property
+    def window_s(self) -> float:
+        """How long a fault counts."""
+        return self._options.window_s
+
     def failed(self, now: float) -> bool:
         """A fault of the engine or of its link. True if the breaker opens."""
         if self.state is BreakerState.OPEN:

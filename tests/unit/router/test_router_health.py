@@ -13,6 +13,7 @@ from catenary.schema import MINIMUM_PEER_REVISION, SCHEMA_REVISION
 from catenary.v1 import common_pb2, engine_pb2
 from services.router.admission import Admission, AdmissionLimits, QueueOptions, Refused, SpecLimits
 from services.router.dispatch import Dispatcher, EngineHealth, LossReason, Membership, PoisonBook, StallWatch
+from services.router.dispatch.blame import Blame
 from services.router.fleet import BreakerOptions, BreakerState, Fleet
 from services.router.metrics import RouterMetrics
 from services.router.placement import LeastLoaded, Placer
@@ -77,7 +78,7 @@ class Stage:
     def _changed(self):
         self.changes += 1
 
-    def attach(self, instance="i", name="e"):
+    def attach(self, instance="i", name="e", role=engine_pb2.ENGINE_ROLE_UNSPECIFIED):
         hello = engine_pb2.EngineHello(
             schema_revision=SCHEMA_REVISION,
             minimum_peer_revision=MINIMUM_PEER_REVISION,
@@ -86,6 +87,7 @@ class Stage:
             model=common_pb2.ModelInfo(name="m", max_model_len=64, vocab_size=100),
             capacity=engine_pb2.Capacity(block_size=16, total_blocks=64, max_running=8, max_waiting=8),
             state=engine_pb2.ENGINE_STATE_SERVING,
+            role=role,
         )
         return self.membership.attach(hello)
 
@@ -207,6 +209,61 @@ def test_a_broken_engine_is_closed_off_though_its_requests_succeed_elsewhere():
         stage.submit(9, number)
     stage.end(well, list(well.sequences))
     assert broken.engine.breaker.state is BreakerState.OPEN
+
+
+PREFILL, DECODE = engine_pb2.ENGINE_ROLE_PREFILL, engine_pb2.ENGINE_ROLE_DECODE
+WHOLE = engine_pb2.ENGINE_ROLE_UNSPECIFIED
+
+
+def request(number):
+    return common_pb2.SequenceSpec(model="m", token_ids=[9, number])
+
+
+@pytest.mark.parametrize("other", [PREFILL, DECODE, WHOLE])
+@pytest.mark.parametrize("role", [PREFILL, DECODE, WHOLE])
+def test_an_engine_is_closed_off_where_one_of_any_role_is_left(role, other):
+    stage = Stage()
+    blame = Blame(stage.fleet, stage.health, clock=lambda: stage.now)
+    broken = stage.attach("i", "e", role).engine
+    for number in range(3):
+        blame.failed(broken, [request(number)])
+    assert broken.breaker.state is BreakerState.CLOSED
+    stage.attach("j", "f", other)
+    for number in range(3, 6):
+        blame.failed(broken, [request(number)])
+    assert broken.breaker.state is BreakerState.OPEN
+
+
+@pytest.mark.parametrize(("pause_s", "counted"), [(99.0, 1), (101.0, 20)])
+def test_a_request_is_remembered_as_long_as_it_goes_on_failing_within_the_window(pause_s, counted):
+    """A breaker with a long window must not be opened by one request that is sent again now and then."""
+    stage = Stage()
+    blame = Blame(stage.fleet, stage.health, clock=lambda: stage.now)
+    engine = stage.attach().engine
+    stage.attach("j", "f")
+    faults = []
+
+    def failed(engine):
+        faults.append(engine)
+        return stage.now
+
+    stage.health.failed = failed
+    for _ in range(20):
+        blame.failed(engine, [request(1)])
+        stage.now += pause_s
+    assert len(faults) == counted
+
+
+def test_requests_that_failed_are_remembered_in_bounded_memory():
+    stage = Stage()
+    blame = Blame(stage.fleet, stage.health, clock=lambda: stage.now)
+    engine = stage.attach().engine
+    for number in range(3000):
+        blame.failed(engine, [request(number)])
+    assert len(blame._known) == 1024
+    stage.now += 101
+    blame.failed(engine, [request(1)])
+    assert len(blame._known) == 1
 
 
 @pytest.mark.parametrize(
