@@ -12,6 +12,7 @@ import torch
 
 from services.engine.device import DeviceError, ExecutionMode, HpuSettings, RecipeCache, StepLog
 from services.engine.device.hpu import HpuDevice, collector, steps, topology
+from services.engine.device.hpu.copies import EventCopy, PinnedMemory
 from services.engine.device.hpu.dtypes import DtypeChoice
 from services.engine.device.hpu.environment import spawn_children
 from services.engine.device.sim.copies import HostCopies
@@ -164,19 +165,23 @@ def test_a_copy_to_the_host_is_void_until_it_is_waited_for(host: Host) -> None:
     assert device.to_host(x).tolist() == [0, 1, 2, 3]
 
 
-def test_copies_to_the_host_go_to_pinned_memory_that_is_used_again(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    device = host.open()
-    assert isinstance(device, HpuDevice)
-    pinned: list[int] = []
+@pytest.fixture
+def pinned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes of each buffer that was pinned."""
+    sizes: list[int] = []
     pin = HostCopies.pin
 
     def counted(copies: HostCopies, tensor: torch.Tensor) -> torch.Tensor:
-        pinned.append(tensor.numel())
+        sizes.append(tensor.numel())
         return pin(copies, tensor)
 
     monkeypatch.setattr(HostCopies, "pin", counted)
+    return sizes
+
+
+def test_copies_to_the_host_go_to_pinned_memory_that_is_used_again(host: Host, pinned: list[int]) -> None:
+    device = host.open()
+    assert isinstance(device, HpuDevice)
     results = []
     for number in range(6):
         x = device.to_device(torch.full((3, 5), number))
@@ -188,6 +193,57 @@ def test_copies_to_the_host_go_to_pinned_memory_that_is_used_again(
     assert {result.shape for result in results[1::2]} == {(5, 3)}
     assert pinned == [128, 64]
     assert device.begin_to_host(torch.zeros(0, device=device.torch_device)).wait().tolist() == []
+
+
+def test_memory_of_copies_that_are_dropped_unread_is_used_again(host: Host, pinned: list[int]) -> None:
+    device = host.open()
+    x = device.to_device(torch.arange(4))
+    for _ in range(20):
+        device.begin_to_host(x)
+    kept = device.begin_to_host(x + 1)
+    device.begin_to_host(x + 2)
+    assert kept.wait().tolist() == [1, 2, 3, 4]
+    assert pinned == [64, 64]
+
+
+class Mark:
+    """An event that passes when it is told to."""
+
+    def __init__(self) -> None:
+        self.passed = False
+
+    def record(self) -> None:
+        return
+
+    def synchronize(self) -> None:
+        self.passed = True
+
+    def query(self) -> bool:
+        return self.passed
+
+
+def test_memory_that_the_card_may_write_to_is_not_lent_again(host: Host) -> None:
+    host.open()
+    pool, marks = PinnedMemory(), [Mark(), Mark()]
+    addresses = []
+    for mark in marks:
+        memory = pool.take(100)
+        assert memory is not None
+        addresses.append(memory.data_ptr())
+        EventCopy(memory[:100], mark, pool, memory)
+
+    def lent() -> list[int]:
+        taken = [memory for _ in range(5) if (memory := pool.take(100)) is not None]
+        for memory in taken:
+            pool.give(memory)
+        return [memory.data_ptr() for memory in taken]
+
+    gc.collect()
+    assert not set(addresses) & set(lent())
+    marks[0].passed = True
+    assert set(addresses) & set(lent()) == {addresses[0]}
+    marks[1].passed = True
+    assert addresses[1] in lent()
 
 
 def test_where_memory_cannot_be_pinned_each_copy_is_waited_for(

@@ -29,6 +29,9 @@ class Event(Protocol):
     def synchronize(self) -> None:
         """Waits until the device has passed the mark."""
 
+    def query(self) -> bool:
+        """Whether the device has passed the mark."""
+
 
 class HpuModule(Protocol):
     """`habana_frameworks.torch.hpu`, which is `torch.hpu` too. Memory in bytes."""

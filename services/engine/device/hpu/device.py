@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any
 
 import torch
@@ -164,7 +163,7 @@ class HpuDevice(Device):
         host.copy_(tensor, non_blocking=True)
         event = self._bridge.hpu.Event()
         event.record()
-        return EventCopy(host, event, partial(self._pinned.give, memory))
+        return EventCopy(host, event, self._pinned, memory)
 
     def attend_prefill(
         self,
