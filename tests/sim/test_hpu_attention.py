@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from services.engine.device import AttentionFeatures, AttentionSettings, sim
 from services.engine.device.hpu import HpuDevice
@@ -184,6 +187,21 @@ def test_the_modes_of_softmax() -> None:
     assert softmax_mode(AttentionSettings(softmax=Softmax.FP32), torch.float32) == "None"
 
 
+class Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Elements of each tensor that is cast from bfloat16 to float32."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        changed = [getattr(tensor, "dtype", None) for tensor in (*args[:1], result)]
+        if changed == [torch.bfloat16, torch.float32]:
+            self.sizes.append(result.numel())
+        return result
+
+
 def _large_scores(offset: float) -> Sequences:
     """Sequences whose keys have a large part in common, as Qwen2's biases of keys give them."""
     batch = Sequences(
@@ -194,6 +212,24 @@ def _large_scores(offset: float) -> Sequences:
     batch.query = (batch.query.float() + common).bfloat16()
     batch.key = (batch.key.float() * 0.3 + common).bfloat16()
     return batch
+
+
+@pytest.mark.parametrize("heads", [Heads(), Heads(4, 4, 16, 16), Heads(4, 1, 16, 16)], ids=str)
+def test_the_kernel_of_slices_gets_rows_that_follow_one_another(heads: Heads) -> None:
+    """A slice of a longer row is a view with gaps: the plugin copies it before the kernel reads it."""
+    device = open_choice("sliced")
+    kernel, calls = device.kernels.sliced_sdpa, []
+
+    def recorded(*arguments: Any) -> Any:
+        calls.append([a.is_contiguous() for a in arguments if isinstance(a, torch.Tensor)])
+        return kernel(*arguments)
+
+    device.kernels = replace(device.kernels, sliced_sdpa=recorded)
+    batch = Sequences([23, 23], heads, device)
+    batch.prefill([0, 0], 7, 0, PLAIN, None)
+    batch.prefill([7, 7], 16, 4, PLAIN, None)
+    assert len(calls) > 3
+    assert calls == [[True] * 4] * len(calls)
 
 
 @pytest.mark.parametrize(("offset", "largest"), [(7.0, 68.0), (30.0, 1111.0)])
@@ -213,8 +249,24 @@ def test_large_scores_keep_their_differences_in_float32(offset: float, largest: 
         scores = batch.query[-1, 0].double() @ batch.key[-700:, 0].double().t() * SCALE
         assert scores.abs().max() > largest * 0.8
         errors[family] = float((found - expected).norm() / expected.norm())
-    assert errors["qwen2"] <= 0.002
+    # Rounding the result alone to bfloat16 makes 0.0017.
+    assert errors["qwen2"] <= 0.003
     assert errors["llama"] > 0.01
+
+
+def test_scores_in_float32_cast_the_keys_that_a_decode_reads_and_no_values() -> None:
+    """A cast costs five times the bytes of what is cast: neither values nor the rest of a cache are."""
+    device = open_choice("default")
+    device.adapt({"model_type": "qwen2"})
+    batch = Sequences([40, 170], Heads(8, 2, 128, 128, block=128), device, torch.bfloat16)
+    batch.prefill([0, 0], 170, 0, PLAIN, None)
+    with Casts() as casts:
+        batch.decode(PLAIN, None, padded=0)
+    blocks, kv_heads, block_size, dim = 3, 2, 128, 128
+    assert batch.blocks > blocks
+    assert [count for count in casts.sizes if count >= block_size * dim] == [
+        blocks * kv_heads * block_size * dim
+    ]
 
 
 @pytest.mark.parametrize("starts", [[0, 0], [0, 128]])

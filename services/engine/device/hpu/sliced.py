@@ -49,7 +49,7 @@ def sliced_prefill(
                 query[..., first:last, :].contiguous(),
                 key[..., start:end, :].contiguous(),
                 value[..., start:end, :].contiguous(),
-                additive_mask(mask[..., first:last, start:end], query.dtype).contiguous(),
+                additive_mask(mask[..., first:last, start:end], query.dtype),
                 scale,
                 mode,
             )
