@@ -9,7 +9,7 @@ from pydantic import Field
 from catenary.parameters import TEMPERATURE
 from catenary.schema import MAX_TOP_LOGPROBS
 from catenary.v1 import common_pb2
-from gateway.pooling import Pooled, PooledEndpoint, Work, compare, vector_width
+from gateway.pooling import PooledTask, Work, compare, vector_width
 from gateway.routes.completions import CompletionEndpoint
 from gateway.schemas import CompletionRequest, PooledFields, RequestLimits, parse_request
 from gateway.text import Model
@@ -50,7 +50,7 @@ class PairFields(PooledFields):
     second: list[str] = Field(min_length=1)
 
 
-class DocumentEndpoint(PooledEndpoint[DocumentFields]):
+class DocumentTask(PooledTask[DocumentFields]):
     """One document; of a model that may be for any of these tasks."""
 
     id_prefix = "offline-"
@@ -74,11 +74,8 @@ class DocumentEndpoint(PooledEndpoint[DocumentFields]):
             raw=fields.raw,
         )
 
-    def write(self, fields: DocumentFields, pooled: Pooled) -> bytes:
-        raise NotImplementedError("an offline answer is not written as JSON")
 
-
-class PairEndpoint(PooledEndpoint[PairFields]):
+class PairTask(PooledTask[PairFields]):
     """Pairs, by a model that scores them or by their vectors."""
 
     id_prefix = "offline-"
@@ -89,6 +86,3 @@ class PairEndpoint(PooledEndpoint[PairFields]):
 
     async def work(self, fields: PairFields, model: Model) -> Work:
         return compare(fields.first, fields.second, model, fields, param="second")
-
-    def write(self, fields: PairFields, pooled: Pooled) -> bytes:
-        raise NotImplementedError("an offline answer is not written as JSON")

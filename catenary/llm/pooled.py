@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any
 
 from catenary.llm.calls import Calls, Prompt, listed, prompt_body
-from catenary.llm.endpoint import DocumentEndpoint, PairEndpoint
+from catenary.llm.endpoint import DocumentTask, PairTask
 from catenary.llm.outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,
@@ -148,12 +148,12 @@ class PooledCalls(Calls):
         return self._run(self._many(requests, use_tqdm))
 
     async def _document(self, body: dict[str, Any]) -> Pooled:
-        stack, endpoint = self._stack, DocumentEndpoint((self._stack.task,))
+        stack, endpoint = self._stack, DocumentTask((self._stack.task,))
         fields = endpoint.parse({"model": stack.name, **body}, stack.generations.limits)
         return await stack.poolings.run(endpoint, fields, deadline=stack.generations.deadline())
 
     async def _pair(self, body: dict[str, Any]) -> list[ScoringRequestOutput]:
-        stack, endpoint = self._stack, PairEndpoint()
+        stack, endpoint = self._stack, PairTask()
         fields = endpoint.parse({"model": stack.name, **body}, stack.generations.limits)
         pooled = await stack.poolings.run(endpoint, fields, deadline=stack.generations.deadline())
         pairs = [(place,) for place in range(len(pooled.documents))]

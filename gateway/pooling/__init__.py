@@ -21,7 +21,7 @@ from gateway.pooling.answers import (
     usage_of,
 )
 from gateway.pooling.documents import document_work, read_documents
-from gateway.pooling.endpoint import PooledEndpoint
+from gateway.pooling.endpoint import PooledEndpoint, PooledTask
 from gateway.pooling.scores import compare, numbers_of, scores_of, unpack
 from gateway.pooling.service import PoolingService
 from gateway.pooling.work import Pooled, Work, vector_width
@@ -38,6 +38,7 @@ __all__ = [
     "PooledData",
     "PooledEndpoint",
     "PooledList",
+    "PooledTask",
     "PoolingService",
     "Ranked",
     "RankedDocument",

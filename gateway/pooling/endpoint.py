@@ -12,8 +12,8 @@ from gateway.text import Model
 T = TypeVar("T", bound=PooledFields)
 
 
-class PooledEndpoint(ABC, Generic[T]):
-    """A route: how its requests are read and answered."""
+class PooledTask(ABC, Generic[T]):
+    """What a request asks to be computed: how it is read, and what its documents are."""
 
     id_prefix: ClassVar[str]
     """What ids of its answers begin with."""
@@ -27,6 +27,10 @@ class PooledEndpoint(ABC, Generic[T]):
     @abstractmethod
     async def work(self, fields: T, model: Model) -> Work:
         """What is to be computed. Raises ApiError."""
+
+
+class PooledEndpoint(PooledTask[T]):
+    """A route: a task that is answered over HTTP."""
 
     @abstractmethod
     def write(self, fields: T, pooled: Pooled) -> bytes:

@@ -18,7 +18,7 @@ from gateway.http import ClientGone, ClientWatch, send_json
 from gateway.limits import current_allowance
 from gateway.link import Session
 from gateway.metrics import GatewayMetrics, RequestTimer
-from gateway.pooling.endpoint import PooledEndpoint, T
+from gateway.pooling.endpoint import PooledEndpoint, PooledTask, T
 from gateway.pooling.rendering import render
 from gateway.pooling.run import DocumentRun
 from gateway.pooling.work import Document, Pooled, Work
@@ -71,7 +71,7 @@ class PoolingService:
 
     async def run(
         self,
-        endpoint: PooledEndpoint[T],
+        endpoint: PooledTask[T],
         fields: T,
         *,
         deadline: float,
@@ -96,7 +96,7 @@ class PoolingService:
 
     async def _pool(
         self,
-        endpoint: PooledEndpoint[T],
+        endpoint: PooledTask[T],
         fields: T,
         model: Model,
         timer: RequestTimer,
@@ -133,7 +133,7 @@ class PoolingService:
             self._runs.discard(run)
 
     async def _render(
-        self, endpoint: PooledEndpoint[T], fields: T, model: Model, request_id: str
+        self, endpoint: PooledTask[T], fields: T, model: Model, request_id: str
     ) -> tuple[Work, list[Document]]:
         work = await endpoint.work(fields, model)
         return work, await render(work, model, self._tokenizers, request_id)
