@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
+import weakref
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -72,6 +74,31 @@ class LoopThread:
             self._loop.close()
 
 
+_daemons: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+
+def daemon_thread(work: Callable[[], object], *, name: str) -> threading.Thread:
+    """A thread that has begun `work`, and for whose end the interpreter does not wait by itself.
+
+    Nor may the interpreter end during it, if it computes in native code: a thread that comes back from there
+    finds no interpreter, and glibc's way to end it aborts the process where frames of C++ or Rust are on its
+    stack. See `join_daemons`.
+    """
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    _daemons.add(thread)
+    thread.start()
+    return thread
+
+
+def join_daemons(timeout_s: float) -> bool:
+    """Wait for the threads of `daemon_thread`, `timeout_s` in all at most; whether all have ended."""
+    until_s = time.monotonic() + timeout_s
+    threads = [thread for thread in _daemons if thread is not threading.current_thread()]
+    for thread in threads:
+        thread.join(max(0.0, until_s - time.monotonic()))
+    return not any(thread.is_alive() for thread in threads)
+
+
 def in_daemon_thread(work: Callable[[], T], *, name: str) -> asyncio.Future[T]:
     """What comes of `work`, which runs on a thread of its own. Call this on a running loop.
 
@@ -98,5 +125,5 @@ def in_daemon_thread(work: Callable[[], T], *, name: str) -> asyncio.Future[T]:
         with suppress(RuntimeError):  # the loop is closed: there is no one to tell
             loop.call_soon_threadsafe(tell, result, failure)
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    daemon_thread(run, name=name)
     return future

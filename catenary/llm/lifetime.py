@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from catenary.llm.stack import LocalStack
-from catenary.loop_thread import LoopThread
+from catenary.loop_thread import LoopThread, join_daemons
 
-# A step of an engine takes less. One that goes on is left alone: its thread does not hold the interpreter.
-_PATIENCE_S = 10.0
+# A step of an engine, and a part of its start, take less, on a loaded machine too. What goes on longer is
+# left alone: a device that hangs does not keep the program.
+_PATIENCE_S = 60.0
 # A thread that uses no engine for so long, while the interpreter waits to end, is taken to use none any more.
 _QUIET_S = 2.0
-_PAUSE_S = 0.05
 
 
 class Lifetime:
@@ -64,7 +64,7 @@ class _Use:
     """How many calls of engines run now, and when the last one ended."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._ended = threading.Condition()
         self._running = 0
         self._ended_s = 0.0
         self._over = False
@@ -72,23 +72,42 @@ class _Use:
     @contextmanager
     def call(self) -> Iterator[None]:
         """A call, from its begin to its end. Raises RuntimeError once the program ends."""
-        with self._lock:
+        with self._ended:
             if self._over:
                 raise RuntimeError("the program has ended, and its engines: join the threads that use an LLM")
             self._running += 1
         try:
             yield
         finally:
-            with self._lock:
+            with self._ended:
                 self._running -= 1
                 self._ended_s = time.monotonic()
+                self._ended.notify_all()
 
-    def end(self, begun_s: float) -> bool:
-        """Take no further call, if there has been none for a while since `begun_s`; whether that is so."""
-        with self._lock:
-            quiet_s = time.monotonic() - max(begun_s, self._ended_s)
-            self._over = not self._running and (quiet_s >= _QUIET_S or not _other_threads())
-            return self._over
+    def end(self) -> None:
+        """Wait until the program's threads make no call any more, and take none from then on.
+
+        They may make one as long as there are such threads, but for those that have made none for a while.
+        """
+        begun_s = time.monotonic()
+        while threads := _other_threads():
+            with self._ended:
+                self._ended.wait_for(lambda: not self._running)
+                left_s = max(begun_s, self._ended_s) + _QUIET_S - time.monotonic()
+                if left_s <= 0:
+                    self._over = True
+                    return
+            # It ends, or makes a call, or lets the time pass.
+            threads[0].join(left_s)
+        with self._ended:
+            # Daemons and workers of executors may be in a call, and begin no other.
+            self._over = True
+            self._ended.wait_for(lambda: not self._running)
+
+    def stop(self) -> None:
+        """Take no call from now on."""
+        with self._ended:
+            self._over = True
 
 
 _alive: set[Lifetime] = set()
@@ -105,14 +124,16 @@ def _end_all() -> None:
     An engine computes on threads of executors, and those end before the interpreter waits for the program's
     own threads: one that still generates would find no engine. A second Ctrl-C ends the waiting.
     """
-    begun_s = time.monotonic()
     with suppress(KeyboardInterrupt):
-        while not _use.end(begun_s):
-            time.sleep(_PAUSE_S)
-    for lifetime in list(_alive):
-        lifetime.end_with_program()
-    for loop in list(_ending):
-        loop.join(_PATIENCE_S)
+        _use.end()
+    _use.stop()
+    with suppress(KeyboardInterrupt):
+        for lifetime in list(_alive):
+            lifetime.end_with_program()
+        for loop in list(_ending):
+            loop.join(_PATIENCE_S)
+        # Engines whose start was given up, and calls that were interrupted, have theirs still.
+        join_daemons(_PATIENCE_S)
 
 
 def _other_threads() -> list[threading.Thread]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import socket
-import threading
 
+from catenary.loop_thread import daemon_thread
 from services.engine.core import serve
 from services.engine.link import BlockingLink
 from services.engine.servicer import ProcessCore
@@ -24,9 +24,7 @@ class CoreThread:
         self._socket = socket.socket(fileno=os.dup(fd))
         self._link = BlockingLink(socket.socket(fileno=os.dup(fd)))
         self._status = 0
-        # The interpreter's end must not wait for it: a step may take long.
-        self._thread = threading.Thread(target=self._run, name="catenary-core", daemon=True)
-        self._thread.start()
+        self._thread = daemon_thread(self._run, name="catenary-core")
 
     def wait(self) -> int:
         """Wait for the thread's end; what a process would have exited with."""

@@ -82,6 +82,37 @@ print("end", flush=True)
     assert run(model, script) == ("end\nstopped\n", "")
 
 
+def test_the_end_waits_for_a_start_that_was_given_up(model: Path) -> None:
+    """Its thread computes on, and finds an interpreter when it comes back from there: without one, torch's
+    frames on its stack made glibc abort the process."""
+    script = """
+import os, signal, torch
+import services.engine.core.process as process
+from services.engine.link import LinkClosed
+
+llm.close()
+
+def start(options, progress):
+    os.kill(os.getpid(), signal.SIGINT)
+    ones = torch.ones(200, 200)
+    while not threading._SHUTTING_DOWN:
+        torch.mm(ones, ones)
+    for _ in range(200):
+        torch.mm(ones, ones)
+    print("ended", flush=True)
+    raise LinkClosed
+
+process.start = start
+try:
+    load()
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+    out, err = run(model, script)
+    assert out == "interrupted\nended\n"
+    assert "terminate" not in err
+
+
 def test_several_and_a_thread_that_outlives_the_main_one(model: Path) -> None:
     """The thread finds a whole engine, although the interpreter has begun to end."""
     script = """
