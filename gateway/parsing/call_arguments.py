@@ -25,14 +25,23 @@ _MAX_BLANK = 64
 class PythonReader(CallReader):
     """`[f(a=1, b="x"), g()]`."""
 
-    def python_calls(self) -> Scan[None]:
-        """The list. Arguments have names: what a position means, no schema says.
+    def python_calls(self, until: str = "") -> Scan[None]:
+        """The list, or calls without brackets and commas up to the text `until`. Arguments have names: what a
+        position means, no schema says.
 
         A call is told once it has ended: what is no literal further on makes all of it text."""
-        yield from self.listed(self._python_call)
+        if not until:
+            yield from self.listed(self._python_call)
+            return
+        while not (yield from self.comes(until)):
+            yield from self._python_call()
+            self.hold_again()
 
     def _python_call(self) -> Scan[None]:
         source, output, drafts = self.source, self.output, self.drafts
+        if (yield from source.skip_space()) == "{":
+            yield from self.call_object(needs_arguments=True)
+            return
         if drafts:
             yield from self._python_arguments()
             return
@@ -94,6 +103,7 @@ class TaggedReader(CallReader):
         emit = self.output.arguments
         key = yield from self._tag(tags)
         if not key and not (yield from self.at(tags.ends)):
+            self.check_cut(tags.ends)
             raise Malformed
         self.begin(name)
         lead, given = "{", set[str]()

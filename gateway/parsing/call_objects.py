@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from gateway.parsing.json_text import json_string, json_value, whole
 from gateway.parsing.output import Output
-from gateway.parsing.source import Malformed, Scan, Source
+from gateway.parsing.source import CutShort, Malformed, Scan, Source
 from gateway.parsing.toolset import ToolSet
 
 _MAX_WORD = 256
@@ -61,9 +61,24 @@ class CallReader:
                 return True
         return False
 
-    def call_list(self) -> Scan[None]:
+    def comes(self, literal: str) -> Scan[bool]:
+        """Whether `literal` comes next behind white space, unread. Raises CutShort if the text ends in it."""
+        yield from self.source.skip_space()
+        if (yield from self.source.matching(literal)):
+            return True
+        self.check_cut((literal,))
+        return False
+
+    def check_cut(self, literals: tuple[str, ...]) -> None:
+        """Raises CutShort if the text ends in the middle of one of these, which comes next."""
+        source = self.source
+        rest = source.text[source.pos :]
+        if source.ended and rest and any(literal.startswith(rest) for literal in literals):
+            raise CutShort
+
+    def call_list(self, name_key: str = "name") -> Scan[None]:
         """An array of call objects."""
-        yield from self.listed(self.call_object)
+        yield from self.listed(lambda: self.call_object(name_key=name_key))
 
     def listed(self, call: Callable[[], Scan[None]]) -> Scan[None]:
         """Calls in brackets with commas between them; `call` reads one."""
@@ -86,8 +101,8 @@ class CallReader:
         elif char != end:
             raise Malformed
 
-    def call_object(self, *, needs_arguments: bool = False) -> Scan[None]:
-        """`{"name": ..., "arguments": {...}}`, its keys in any order."""
+    def call_object(self, *, needs_arguments: bool = False, name_key: str = "name") -> Scan[None]:
+        """`{"name": ..., "arguments": {...}}`, its keys in any order; `name_key`: the name's."""
         source = self.source
         if (yield from source.skip_space()) != "{":
             raise Malformed
@@ -96,7 +111,7 @@ class CallReader:
         while (yield from source.skip_space()) != "}":
             key = yield from self._key()
             char = yield from source.skip_space()
-            if key == "name" and not name:
+            if key == name_key and not name:
                 name = yield from self._short_string()
             elif key in _ARGUMENTS and name and char == "{" and not (begun or held):
                 begun = True

@@ -14,6 +14,7 @@ from gateway.parsing.syntax import (
     JsonArguments,
     Literal,
     PythonCalls,
+    Repeated,
     Step,
     Steps,
     TaggedArguments,
@@ -58,7 +59,7 @@ class Calls(PythonReader, TaggedReader):
         while (char := (yield from self.source.peek())).isspace():
             space.append(self.source.take(1))
         before = "" if trim else "".join(space)
-        if char not in self._form.bare or not char:
+        if char not in self._form.bare or not char or (yield from self.at(self.markers)):
             self.output.content(before)
             return trim
         self.known_only = True
@@ -78,10 +79,10 @@ class Calls(PythonReader, TaggedReader):
             return False
         except CutShort:
             held = self.source.release()
+            rest = self.source.take(len(self.source.text) - self.source.pos)
             # A list that is cut behind a call has its separator, or the beginning of the next call, there.
             listed = self.output.calls > calls
-            self.output.content(held if held.strip() and not listed else "")
-            self.source.take(len(self.source.text) - self.source.pos)
+            self.output.content(held + rest if held.strip() and not listed else "")
             return True
         held = self.source.release()
         if self.output.calls == calls:
@@ -141,11 +142,13 @@ class Calls(PythonReader, TaggedReader):
             case CallObject():
                 yield from self.call_object()
             case CallList():
-                yield from self.call_list()
+                yield from self.call_list(step.name)
             case CallSequence():
                 yield from self._sequence(step)
             case PythonCalls():
-                yield from self.python_calls()
+                yield from self.python_calls(step.until)
+            case Repeated():
+                yield from self._repeated(step)
             case Branch():
                 char = yield from self.source.skip_space()
                 yield from self._steps(step.steps.get(char, step.steps.get("", ())))
@@ -155,11 +158,9 @@ class Calls(PythonReader, TaggedReader):
         yield from source.skip_space()
         if (yield from source.accept(literal.text)):
             return
+        self.check_cut((literal.text,))
         if not literal.optional:
             raise Malformed
-        if source.ended and literal.text.startswith(source.text[source.pos :]):
-            # It was cut: what there is of it says nothing to a reader.
-            raise CutShort
 
     def _word(self, word: Word) -> Scan[None]:
         text = yield from read_until(self.source, word.until)
@@ -169,6 +170,12 @@ class Calls(PythonReader, TaggedReader):
             # `functions.NAME:3`
             self._id = text
             self._name = text.removeprefix(_ID_PREFIX).partition(":")[0]
+
+    def _repeated(self, repeated: Repeated) -> Scan[None]:
+        yield from self._steps(repeated.steps)
+        while (yield from self.comes(repeated.again)):
+            self.hold_again()
+            yield from self._steps(repeated.steps)
 
     def _sequence(self, sequence: CallSequence) -> Scan[None]:
         while True:

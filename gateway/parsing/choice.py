@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gateway.parsing import formats, harmony, reasoning, response_template
 from gateway.parsing.calls import Calls
@@ -74,7 +74,7 @@ class ParserChoice:
         if self.is_harmony:
             yield from harmony.MARKERS
         if (form := self._thoughts) is not None:
-            yield from (*form.opens, *form.closes)
+            yield from (*form.opens, *form.closes, *form.after)
         yield from self._calls.texts
 
     @property
@@ -122,7 +122,10 @@ class ParserChoice:
         return TextParser(source, output, self._read(source, output, form, tail))
 
     def _read(self, source: Source, output: Output, form: ToolFormat, tail: str) -> Scan[None]:
-        thoughts, calls = self._thoughts, Calls(source, output, self.tools, form)
+        thoughts = self._thoughts
+        if thoughts is not None:
+            form = replace(form, frames=(*form.frames, *thoughts.after))
+        calls = Calls(source, output, self.tools, form)
         trim = False
         if thoughts is not None:
             start = beginning(thoughts, tail, continues=self.continues)

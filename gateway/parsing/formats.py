@@ -14,6 +14,8 @@ from gateway.parsing.syntax import (
     JsonArguments,
     Literal,
     PythonCalls,
+    Repeated,
+    Steps,
     TaggedArguments,
     ToolFormat,
     Word,
@@ -180,6 +182,126 @@ _KIMI = ToolFormat(
     ids=IdStyle.OWN,
     ends_reasoning=True,
 )
+_ANY_OBJECTS = Branch({"[": (CallList(),), "": (CallSequence((",",), bare=True),)})
+
+
+def _enclosed(begin: str, end: str, content: Branch = _ANY_OBJECTS) -> Mapping[str, Steps]:
+    """Calls between two texts, the second of which may be missing."""
+    return {begin: (content, Literal(end, optional=True))}
+
+
+_TOOL_CALLS = _enclosed("<tool_calls>", "</tool_calls>")
+_APRIEL = ToolFormat("apriel", calls=_TOOL_CALLS)
+_MINIMAX = ToolFormat("minimax", calls=_TOOL_CALLS)
+_NEMOTRON = ToolFormat("nemotron_json", calls=_enclosed("<TOOLCALL>", "</TOOLCALL>"))
+_LONGCAT = ToolFormat(
+    "longcat", calls=_enclosed("<longcat_tool_call>", "</longcat_tool_call>"), ends_reasoning=True
+)
+_LFM = ToolFormat(
+    "lfm2",
+    calls=_enclosed(
+        "<|tool_call_start|>",
+        "<|tool_call_end|>",
+        Branch({"{": (CallSequence((",",), bare=True),), "": (PythonCalls(),)}),
+    ),
+    ends_reasoning=True,
+)
+_OLMO = ToolFormat(
+    "olmo3",
+    calls={
+        "<function_calls>": (PythonCalls("</function_calls>"), Literal("</function_calls>", optional=True))
+    },
+)
+_MINIMAX_M2 = ToolFormat(
+    "minimax_m2",
+    calls={
+        "<minimax:tool_call>": (
+            Repeated(
+                (
+                    Literal('<invoke name="'),
+                    Word(WordKind.NAME, ('"',)),
+                    Literal('">'),
+                    TaggedArguments(
+                        '<parameter name="',
+                        '">',
+                        "",
+                        "</parameter>",
+                        ends=("</invoke>", "</minimax:tool_call>"),
+                    ),
+                    Literal("</invoke>", optional=True),
+                ),
+                again='<invoke name="',
+            ),
+            Literal("</minimax:tool_call>", optional=True),
+        )
+    },
+    ends_reasoning=True,
+)
+_HUNYUAN = ToolFormat(
+    "hy_v3",
+    calls={
+        "<tool_call:opensource>": (
+            Word(WordKind.NAME, ("<tool_sep:opensource>", "<arg_key:opensource>", "</tool_call:opensource>")),
+            Literal("<tool_sep:opensource>", optional=True),
+            TaggedArguments(
+                "<arg_key:opensource>",
+                "</arg_key:opensource>",
+                "<arg_value:opensource>",
+                "</arg_value:opensource>",
+                ends=("</tool_call:opensource>",),
+            ),
+            Literal("</tool_call:opensource>", optional=True),
+        )
+    },
+    frames=("<tool_calls:opensource>", "</tool_calls:opensource>"),
+    ends_reasoning=True,
+)
+_GIGACHAT = ToolFormat(
+    "gigachat3",
+    # The first one is a role of its own, behind the end of the message before.
+    calls={"function call<|role_sep|>": (CallObject(),), "<|function_call|>": (CallObject(),)},
+    frames=("<|message_sep|>",),
+    ends_reasoning=True,
+)
+_INTERNLM = ToolFormat(
+    "internlm",
+    calls={
+        "<|action_start|>": (
+            Literal("<|plugin|>"),
+            CallObject(),
+            Literal("<|action_end|>", optional=True),
+        )
+    },
+    ends_reasoning=True,
+)
+_COHERE = ToolFormat(
+    "cohere_command3",
+    calls=_enclosed("<|START_ACTION|>", "<|END_ACTION|>", Branch({"[": (CallList("tool_name"),)})),
+    frames=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+    ends_reasoning=True,
+)
+_FUNCTIONARY = ToolFormat(
+    "functionary_v31",
+    calls={
+        "<function=": (
+            Word(WordKind.NAME, (">",)),
+            Literal(">"),
+            JsonArguments(("</function>",)),
+            Literal("</function>", optional=True),
+        )
+    },
+)
+_XLAM = ToolFormat(
+    "xlam",
+    calls={
+        **_enclosed("<tool_call>", "</tool_call>"),
+        "[TOOL_CALLS]": (_ANY_OBJECTS,),
+    },
+    bare={
+        "[": (CallList(),),
+        "`": (Literal("```json"), Branch({"[": (CallList(),)}), Literal("```", optional=True)),
+    },
+)
 
 JSON = ToolFormat("json", bare={"[": (CallList(),), "{": (CallObject(),)})
 """Calls as a constraint makes any model write them: an array of objects with name and parameters."""
@@ -204,12 +326,33 @@ FORMATS: Mapping[str, ToolFormat] = MappingProxyType(
                 _PHI,
                 _GLM,
                 _KIMI,
+                _APRIEL,
+                _MINIMAX,
+                _NEMOTRON,
+                _LONGCAT,
+                _LFM,
+                _OLMO,
+                _MINIMAX_M2,
+                _HUNYUAN,
+                _GIGACHAT,
+                _INTERNLM,
+                _COHERE,
+                _FUNCTIONARY,
+                _XLAM,
             )
         },
-        # vLLM's other names for the same.
+        # Other names for the same, most of them vLLM's.
+        "glm47": _GLM,
+        "granite-20b-fc": _GRANITE,
+        "granite4": _HERMES,
+        "jamba": _APRIEL,
         "llama4_json": _LLAMA,
         "llama4_pythonic": _PYTHONIC,
+        "llama_nemotron_json": _NEMOTRON,
+        "mimo": _QWEN_CODER,
+        "poolside_v1": _GLM,
         "qwen3_xml": _QWEN_CODER,
+        "step3p5": _QWEN_CODER,
     }
 )
 """Tool formats by the parsers' names."""

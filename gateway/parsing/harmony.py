@@ -133,8 +133,12 @@ class Harmony(CallReader):
         if self._calls and header.function:
             try:
                 yield from self._call(header.function)
-            except (Malformed, CutShort):
+            except Malformed:
                 self.output.content(self.source.release())
+            except CutShort:
+                held = self.source.release()
+                rest = self.source.take(len(self.source.text) - self.source.pos)
+                self.output.content(held + rest if held else "")
             return
         self.source.release()
         emit: Emit = self.output.reasoning if header.is_thought else self.output.content

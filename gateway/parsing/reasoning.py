@@ -22,6 +22,8 @@ class ReasoningFormat:
     name: str
     opens: tuple[str, ...]
     closes: tuple[str, ...]
+    after: tuple[str, ...] = ()
+    """What closes the answer behind the thoughts, and says nothing."""
 
 
 class Beginning(Enum):
@@ -44,6 +46,14 @@ _GRANITE = ReasoningFormat(
 _MISTRAL = ReasoningFormat("mistral", ("[THINK]",), ("[/THINK]",))
 
 _SEED = ReasoningFormat("seed_oss", ("<seed:think>",), ("</seed:think>",))
+_HUNYUAN = ReasoningFormat("hy_v3", ("<think:opensource>",), ("</think:opensource>",))
+_COHERE = ReasoningFormat("cohere_command3", ("<|START_THINKING|>",), ("<|END_THINKING|>",))
+_APRIEL = ReasoningFormat(
+    "apriel",
+    ("Here are my reasoning steps:",),
+    ("[BEGIN FINAL RESPONSE]",),
+    after=("[END FINAL RESPONSE]",),
+)
 
 HARMONY = "gptoss"
 
@@ -54,7 +64,20 @@ REASONING: Mapping[str, ReasoningFormat] = MappingProxyType(
         "glm45": _THINK,
         # vLLM's names for models that think in the same tags.
         "deepseek_v3": _THINK,
+        "deepseek_v4": _THINK,
+        "glm47": _THINK,
+        "holo2": _THINK,
         "kimi_k2": _THINK,
+        "mimo": _THINK,
+        "minimax_m2": _THINK,
+        "nemotron_v3": _THINK,
+        "olmo3": _THINK,
+        "poolside_v1": _THINK,
+        "step3": _THINK,
+        "step3p5": _THINK,
+        "apriel": _APRIEL,
+        "cohere_command3": _COHERE,
+        "hy_v3": _HUNYUAN,
         "granite": _GRANITE,
         "mistral": _MISTRAL,
         "seed_oss": _SEED,

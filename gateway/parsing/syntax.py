@@ -51,7 +51,9 @@ class CallObject:
 
 @dataclass(frozen=True, slots=True)
 class CallList:
-    """A JSON array of call objects."""
+    """A JSON array of call objects, in which the function stands under the key `name`."""
+
+    name: str = "name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,11 @@ class CallSequence:
 
 @dataclass(frozen=True, slots=True)
 class PythonCalls:
-    """`[f(a=1), g()]`."""
+    """`[f(a=1), g()]`, where a call object may stand for a call.
+
+    `until`: the calls stand without brackets and commas, up to this text, which is not read."""
+
+    until: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +91,14 @@ class TaggedArguments:
 
 
 @dataclass(frozen=True, slots=True)
+class Repeated:
+    """Steps of one call, and once more for each `again` that comes next, white space aside."""
+
+    steps: Steps
+    again: str
+
+
+@dataclass(frozen=True, slots=True)
 class Branch:
     """Steps by the character that comes next, white space aside; `""`: any other."""
 
@@ -100,6 +114,7 @@ Step: TypeAlias = (
     | CallSequence
     | PythonCalls
     | TaggedArguments
+    | Repeated
     | Branch
 )
 Steps: TypeAlias = tuple[Step, ...]
@@ -142,6 +157,10 @@ def _texts(steps: Steps) -> frozenset[str]:
                 found.update(step.until)
             case TaggedArguments():
                 found.update((step.key_open, step.key_close, step.value_open, step.value_close, *step.ends))
+            case PythonCalls():
+                found.add(step.until)
+            case Repeated():
+                found.update(_texts(step.steps))
             case Branch():
                 found.update(*map(_texts, step.steps.values()))
     return frozenset(found) - {""}

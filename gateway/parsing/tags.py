@@ -37,6 +37,32 @@ _TAGS = {
         "<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>",
         "<|tool_call_end|>",
     ),
+    "apriel": Tag("<tool_calls>", '<tool_calls>[{"name": "NAME", "arguments": ', "}]</tool_calls>"),
+    "minimax": Tag("<tool_calls>", '<tool_calls>\n{"name": "NAME", "arguments": ', "}\n</tool_calls>"),
+    "nemotron_json": Tag("<TOOLCALL>", '<TOOLCALL>[{"name": "NAME", "arguments": ', "}]</TOOLCALL>"),
+    "longcat": Tag(
+        "<longcat_tool_call>",
+        '<longcat_tool_call>\n{"name": "NAME", "arguments": ',
+        "}\n</longcat_tool_call>",
+    ),
+    # Its calls are Python, unless the system's message asks for JSON.
+    "lfm2": Tag(
+        "<|tool_call_start|>",
+        '<|tool_call_start|>[{"name": "NAME", "arguments": ',
+        "}]<|tool_call_end|>",
+    ),
+    "gigachat3": Tag("<|function_call|>", '<|function_call|>{"name": "NAME", "arguments": ', "}"),
+    "internlm": Tag(
+        "<|action_start|>",
+        '<|action_start|><|plugin|>\n{"name": "NAME", "parameters": ',
+        "}<|action_end|>",
+    ),
+    "cohere_command3": Tag(
+        "<|START_ACTION|>",
+        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "NAME", "parameters": ',
+        "}\n]<|END_ACTION|>",
+    ),
+    "functionary_v31": Tag("<function=", "<function=NAME>", "</function>"),
     formats.HARMONY: Tag(
         "<|channel|>commentary to=",
         "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>",
@@ -85,6 +111,22 @@ _TAGGED = {
         "<arg_key>KEY</arg_key>\n<arg_value>",
         "</arg_value>\n",
         ("<arg_key>", "</arg_value>", "</tool_call>"),
+    ),
+    "minimax_m2": TaggedFormat(
+        "<minimax:tool_call>",
+        '<minimax:tool_call>\n<invoke name="NAME">\n',
+        "</invoke>\n</minimax:tool_call>",
+        '<parameter name="KEY">',
+        "</parameter>\n",
+        ('<parameter name="', "</parameter>", "</invoke>", "</minimax:tool_call>"),
+    ),
+    "hy_v3": TaggedFormat(
+        "<tool_call:opensource>",
+        "<tool_call:opensource>NAME<tool_sep:opensource>\n",
+        "</tool_call:opensource>",
+        "<arg_key:opensource>KEY</arg_key:opensource>\n<arg_value:opensource>",
+        "</arg_value:opensource>\n",
+        ("<arg_key:opensource>", "</arg_value:opensource>", "</tool_call:opensource>"),
     ),
 }
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from tests.support.family_outputs import FAMILIES
 from tests.support.model_outputs import GRANITE, HERMES, LLAMA, MISTRAL, PHI, PYTHONIC, QWEN_CODER, SEED
 from tests.support.parsed import PARIS, ROME, Call, Output, P, R
 
@@ -226,6 +227,7 @@ OUTPUTS = [
     *GLM,
     *KIMI,
     *HARMONY,
+    *FAMILIES,
     *JSON,
     *REASONING,
 ]

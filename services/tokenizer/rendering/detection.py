@@ -78,7 +78,18 @@ def _deepseek(words: str) -> str:
 
 _BEGIN, _SEPARATOR, _END = map(_deepseek, ("tool call begin", "tool sep", "tool call end"))
 _KIMI_ID = r"(?:functions\.)?(?:@name(?::\d+)?|@id)"
-_PYTHON_CALL = r"\[ @name\( @key = [\"']@value[\"'] \) \]"
+_PYTHON = r"@name\( @key = [\"']@value[\"'] \)"
+_PYTHON_CALL = rf"\[ {_PYTHON} \]"
+_COHERE_CALL = r'\{ (?:"\w+" : "[^"]*" , )*"tool_name" : "@name" , "parameters" : @args \}'
+
+
+def _suffixed(name: str) -> str:
+    return name + ":opensource"
+
+
+_HY_CALL, _HY_SEPARATOR, _HY_KEY, _HY_VALUE = map(
+    _suffixed, ("tool_call", "tool_sep", "arg_key", "arg_value")
+)
 
 # In a turn with the call.
 _CALLS = (
@@ -107,12 +118,33 @@ _CALLS = (
     _sign("pythonic", rf"<\|python_start\|> {_PYTHON_CALL}"),
     # Llama 4's own template closes the marker before the call.
     _sign("pythonic", r"<\|python_start\|>(?:<\|python_end\|>)? @call"),
+    _sign("lfm2", rf"<\|tool_call_start\|> (?:{_PYTHON_CALL}|\[ @call \]) <\|tool_call_end\|>"),
+    _sign("olmo3", f"<function_calls> {_PYTHON} </function_calls>"),
+    _sign("nemotron_json", r"<TOOLCALL> \[ @call \] </TOOLCALL>"),
+    _sign("apriel", r"<tool_calls> \[ @call \] </tool_calls>"),
+    _sign("minimax", "<tool_calls> @call </tool_calls>"),
+    _sign(
+        "minimax_m2",
+        '<minimax:tool_call> <invoke name="@name"> <parameter name="@key">@value</parameter> </invoke> '
+        "</minimax:tool_call>",
+    ),
+    _sign(
+        "hy_v3",
+        f"<{_HY_CALL}> @name <{_HY_SEPARATOR}> <{_HY_KEY}>@key</{_HY_KEY}> <{_HY_VALUE}>@value</{_HY_VALUE}> "
+        f"</{_HY_CALL}>",
+    ),
+    _sign("gigachat3", r"(?:<\|function_call\|>|function call<\|role_sep\|>) @call"),
+    _sign("internlm", r"<\|action_start\|> <\|plugin\|> @call <\|action_end\|>"),
+    _sign("cohere_command3", rf"<\|START_ACTION\|> \[ {_COHERE_CALL} \] <\|END_ACTION\|>"),
+    _sign("longcat", "<longcat_tool_call> @call </longcat_tool_call>"),
+    _sign("functionary_v31", "<function=@name> @args </function>"),
     _sign("llama3_json", r"<\|python_tag\|> @call"),
     _sign("hermes", "<tool_call> @call </tool_call>"),
 )
 # At the beginning of an answer: without a marker, a call is read nowhere else.
 _BARE = (
     _sign("pythonic", rf"^{_PYTHON_CALL}"),
+    _sign("xlam", r"^\[ @call \]"),
     _sign("llama3_json", "^@call"),
 )
 # In the words with which a template tells the model of a format: Meta's, whose history has calls as JSON, and
@@ -131,11 +163,15 @@ _THOUGHTS = (
     _sign("gptoss", r"<\|channel\|>analysis<\|message\|> @thoughts"),
     _sign("mistral", r"\[THINK\] @thoughts \[/THINK\]"),
     _sign("seed_oss", "<seed:think> @thoughts </seed:think>"),
+    _sign("hy_v3", "<think:opensource> @thoughts </think:opensource>"),
+    _sign("cohere_command3", r"<\|START_THINKING\|> @thoughts <\|END_THINKING\|>"),
+    _sign("apriel", r"@thoughts \[BEGIN FINAL RESPONSE\]"),
 )
 _TOLD_THOUGHTS = (
     _sign("seed_oss", "<seed:think> $"),
     _sign("mistral", r"\[THINK\].*\[/THINK\]"),
     _sign("granite", "Here is my thought process:"),
+    _sign("apriel", r"\[BEGIN FINAL RESPONSE\]"),
 )
 # Between the same tags under several names.
 _TAGGED = _sign("deepseek_r1", "<think> (?:@thoughts)? </think>")

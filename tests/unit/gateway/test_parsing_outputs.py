@@ -10,6 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.parsing import REASONING_PARSERS, TOOL_PARSERS
+from gateway.parsing.formats import FORMATS
+from gateway.parsing.reasoning import HARMONY as HARMONY_THOUGHTS
+from gateway.parsing.reasoning import REASONING
 from tests.support.parsed import Output, read
 from tests.support.token_outputs import OUTPUTS
 
@@ -39,9 +42,12 @@ def test_cutting_changes_nothing(output: Output) -> None:
 def test_every_parser_has_outputs() -> None:
     tools = Counter(output.parser for output in OUTPUTS)
     thinks = {output.thinks for output in OUTPUTS}
-    aliases = {"llama4_json", "llama4_pythonic", "qwen3_xml", "deepseek_v3", "openai_gptoss"}
-    assert all(tools[name] >= 5 for name in TOOL_PARSERS - aliases)
-    assert REASONING_PARSERS - aliases <= thinks
+    formats = {FORMATS[name].name if name in FORMATS else name for name in TOOL_PARSERS}
+    assert all(tools[name] >= 5 for name in formats)
+    read_alike = {
+        name: {other for other in REASONING if REASONING[other] is form} for name, form in REASONING.items()
+    }
+    assert all(thinks & read_alike.get(name, {HARMONY_THOUGHTS}) for name in REASONING_PARSERS)
 
 
 @settings(max_examples=300, deadline=None)

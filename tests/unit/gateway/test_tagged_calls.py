@@ -49,7 +49,17 @@ SEED = (
     "<seed:tool_call>\n<function=look>\n<parameter=city>%s</parameter>\n<parameter=days>%s</parameter>\n"
     "</function>\n</seed:tool_call>"
 )
-FORMATS = {"qwen3_coder": QWEN, "glm45": GLM, "seed_oss": SEED}
+M2 = (
+    '<minimax:tool_call>\n<invoke name="look">\n<parameter name="city">%s</parameter>\n'
+    '<parameter name="days">%s</parameter>\n</invoke>\n</minimax:tool_call>'
+)
+HY = (
+    "<tool_call:opensource>look<tool_sep:opensource>\n"
+    "<arg_key:opensource>city</arg_key:opensource>\n<arg_value:opensource>%s</arg_value:opensource>\n"
+    "<arg_key:opensource>days</arg_key:opensource>\n<arg_value:opensource>%s</arg_value:opensource>\n"
+    "</tool_call:opensource>"
+)
+FORMATS = {"qwen3_coder": QWEN, "glm45": GLM, "seed_oss": SEED, "minimax_m2": M2, "hy_v3": HY}
 BOTH = pytest.mark.parametrize("parser", FORMATS)
 
 
@@ -109,7 +119,11 @@ class Chooser:
             return self._ending.pop(0)
         self._ending = []
         if len(allowed) > 100 and self._random.random() < 0.4:
-            self._ending = [*self._random.choice((b"\n</parameter>\n", b"</arg_value>\n", b"\n<"))]
+            self._ending = [
+                *self._random.choice(
+                    (b"\n</parameter>\n", b"</arg_value>\n", b"</arg_value:opensource>\n", b"\n<")
+                )
+            ]
             return self(allowed)
         return self._random.choice([token for token in allowed if token < 128] or allowed)
 
@@ -146,7 +160,7 @@ def test_other_functions_stay_free(parser: str) -> None:
         {"type": "string", "enum": ["a", ""]},
         {"enum": ["1", 1]},
         {"enum": ["5", 5, None]},
-        {"enum": ["</tool_call>", "</seed:tool_call>"]},
+        {"enum": [f"</{tag}>" for tag in ("tool_call", "seed:tool_call", "invoke", "tool_call:opensource")]},
         {"$ref": "#/$defs/name"},
         {"minimum": 3},
         False,

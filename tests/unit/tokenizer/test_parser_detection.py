@@ -45,6 +45,17 @@ GLM = (
     "<tool_call>{{ f.name }}\n{% for k, v in f.arguments.items() %}<arg_key>{{ k }}</arg_key>\n"
     "<arg_value>{{ v }}</arg_value>\n{% endfor %}</tool_call>"
 )
+WITH_ID = OBJECT[:-1] + ', "id": "{{ id }}"}'
+INVOKE = (
+    '<minimax:tool_call>\n<invoke name="{{ f.name }}">\n{% for k, v in f.arguments.items() %}'
+    '<parameter name="{{ k }}">{{ v }}</parameter>\n{% endfor %}</invoke>\n</minimax:tool_call>'
+)
+HY = (
+    "<tool_calls:opensource>\n<tool_call:opensource>{{ f.name }}<tool_sep:opensource>\n"
+    "{% for k, v in f.arguments.items() %}<arg_key:opensource>{{ k }}</arg_key:opensource>\n"
+    "<arg_value:opensource>{{ v }}</arg_value:opensource>\n{% endfor %}</tool_call:opensource>\n"
+    "</tool_calls:opensource>"
+)
 PYTHON = "[{{ f.name }}({% for k, v in f.arguments.items() %}{{ k }}={{ v | tojson }}{% endfor %})]"
 KIMI = "<|tool_call_begin|>{{ id }}<|tool_call_argument_begin|>" + ARGS + "<|tool_call_end|>"
 THINK = "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
@@ -163,21 +174,83 @@ FAMILIES = {
         "seed_oss",
         "seed_oss",
     ),
-    # Formats that no parser reads, with the markers of some that are read.
-    "tags of its own around a coder's": (
-        family(CODER.replace("tool_call>", "own:tool_call>"), thoughts=THINK.replace("think>", "own:think>")),
-        "",
-        "",
+    "Apriel 1.5": (
+        family(
+            f"<tool_calls>[{WITH_ID}]</tool_calls>",
+            told="Not <tool_call>, but <tool_calls>. Answer in [BEGIN FINAL RESPONSE] [END FINAL RESPONSE]. ",
+        ),
+        "apriel",
+        "apriel",
     ),
-    "Apriel": (
-        family(f"<tool_calls>[{OBJECT}]</tool_calls>", told="Not <tool_call>, but <tool_calls>. "),
-        "",
-        "",
+    "Apriel 1.6": (
+        family(
+            f"<tool_calls>[{OBJECT}]</tool_calls>",
+            thoughts="{% if m.reasoning_content %}{{ m.reasoning_content }}\n[BEGIN FINAL RESPONSE]\n"
+            "{% endif %}",
+            opens="Here are my reasoning steps:\n",
+        ),
+        "apriel",
+        "apriel",
     ),
+    "Jamba": (family(f"<tool_calls>[\n    {OBJECT}\n]</tool_calls>"), "apriel", ""),
     "functionary 3.1": (
         family(
             "<function={{ f.name }}>" + ARGS + "</function>", told="No <|python_tag|>, and no <parameter=. "
         ),
+        "functionary_v31",
+        "",
+    ),
+    "Nemotron Nano 2": (
+        family(f"<TOOLCALL>[{OBJECT}]</TOOLCALL>", opens="<think>\n"),
+        "nemotron_json",
+        "deepseek_r1",
+    ),
+    "Nemotron 3": (family(CODER, thoughts=THINK, opens=SWITCH), "qwen3_coder", "qwen3"),
+    "LFM 2.5": (
+        family("<|tool_call_start|>" + PYTHON + "<|tool_call_end|>", thoughts=THINK),
+        "lfm2",
+        "deepseek_r1",
+    ),
+    "LFM 2, JSON": (family(f"<|tool_call_start|>[{OBJECT}]<|tool_call_end|>"), "lfm2", ""),
+    # Tools are told of, calls are not shown: what the model would write is not known.
+    "LFM 2, without calls": (
+        "{% if tools %}List of tools: <|tool_list_start|>{{ tools | tojson }}<|tool_list_end|>{% endif %}"
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content or '' }}{% endfor %}",
+        "",
+        "",
+    ),
+    "OLMo 3": (family("<function_calls>" + PYTHON[1:-1] + "</function_calls>"), "olmo3", ""),
+    "MiniMax M1": (family(f"<tool_calls>\n{OBJECT}\n</tool_calls>"), "minimax", ""),
+    "MiniMax M2": (family(INVOKE, thoughts=THINK, opens="<think>\n"), "minimax_m2", "deepseek_r1"),
+    "MiniMax M2's tags in another frame": (family(INVOKE.replace("minimax:", "own:")), "", ""),
+    "Hunyuan 3": (
+        family(HY, thoughts=THINK.replace("think>", "think:opensource>")),
+        "hy_v3",
+        "hy_v3",
+    ),
+    "GigaChat 3": (family(f"<|message_sep|>\n\nfunction call<|role_sep|>\n{OBJECT}"), "gigachat3", ""),
+    "GigaChat 3.1": (family(f"<|function_call|>{OBJECT}"), "gigachat3", ""),
+    "InternLM 2.5": (
+        family(f"<|action_start|><|plugin|>\n{PARAMETERS}<|action_end|>"),
+        "internlm",
+        "",
+    ),
+    "Command R7B": (
+        family(
+            '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "{{ f.name }}", "parameters": '
+            + ARGS
+            + "}\n]<|END_ACTION|>",
+            thoughts="{% if m.reasoning_content %}<|START_THINKING|>{{ m.reasoning_content }}<|END_THINKING|>"
+            "{% endif %}",
+        ),
+        "cohere_command3",
+        "cohere_command3",
+    ),
+    "LongCat": (family(f"<longcat_tool_call>\n{OBJECT}\n</longcat_tool_call>"), "longcat", ""),
+    "xLAM 2": (family(f"[{OBJECT}]", begins=LLAMA_HEADER), "xlam", ""),
+    # Formats that no parser reads, with the markers of some that are read.
+    "tags of its own around a coder's": (
+        family(CODER.replace("tool_call>", "own:tool_call>"), thoughts=THINK.replace("think>", "own:think>")),
         "",
         "",
     ),
@@ -186,9 +259,7 @@ FAMILIES = {
         "",
         "",
     ),
-    "Nemotron": (family(f"<TOOLCALL>[{OBJECT}]</TOOLCALL>"), "", ""),
     "calls behind a role": (family(f"<|end|>\n<|function|>{OBJECT}"), "", ""),
-    "LFM 2": (family("<|tool_call_start|>" + PYTHON + "<|tool_call_end|>"), "", ""),
     "Solar": (family("<|tool_call:name|>{{ f.name }}<|tool_call:args|>" + ARGS), "", ""),
     "arguments as a string": (family(HERMES.replace("| tojson", "| tojson | tojson")), "", ""),
 }
@@ -236,4 +307,4 @@ def test_names_are_those_of_the_gateways_parsers() -> None:
 @pytest.mark.parametrize("option", ["tool_parser", "reasoning_parser"])
 def test_unknown_names_are_refused(option: str) -> None:
     with pytest.raises(ValueError, match=r"hermes|qwen3"):
-        TokenizerConfig.model_validate({"model_dir": "/", option: "jamba"})
+        TokenizerConfig.model_validate({"model_dir": "/", option: "gorilla"})
