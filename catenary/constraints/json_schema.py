@@ -32,6 +32,10 @@ _SHOWN = re.compile(r"[A-Za-z0-9_$.-]{1,64}")
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
 _DAY = f"^(?:[0-9]{{4}}-(?:0[13-9]|1[0-2]|02-[01]|02-2[0-8])|{_LEAP_YEAR}-02-29)"
 _DAYS = ("date", "date-time")
+# The only point of a time is that of its seconds; behind the fraction comes the zone.
+_TIMES = ("time", "date-time")
+_FRACTION = r"^[^.]*(\.[0-9]{1,%d}([^0-9.][^.]*)?)?$"
+_DURATION = r"^[^0-9]*([0-9]{1,%d}[^0-9]+)*$"
 
 
 def read_schema(source: str, limits: ConstraintLimits) -> dict[str, Any]:
@@ -99,7 +103,7 @@ class _Cleaner:
             if self._counts(name, item, is_root)
         }
         _read_nullable(found)
-        _read_format(found)
+        _read_format(found, self._limits.max_digits)
         return limit_names(found)
 
     def _counts(self, name: str, value: Any, is_root: bool) -> bool:
@@ -181,13 +185,21 @@ def _types(schema: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(kinds) if isinstance(kinds, list) else (kinds,)
 
 
-def _read_format(schema: dict[str, Any]) -> None:
-    """Drop a format that is not of the specification, and have days be those of the calendar."""
+def _read_format(schema: dict[str, Any], digits: int) -> None:
+    """Drop a format that is not of the specification, have days be those of the calendar, and give numbers an
+    end: a model may write digits for ever where a format allows any number of them."""
     name = schema.get("format")
-    if name is not None and name not in FORMATS:
+    if name is None:
+        return
+    if name not in FORMATS:
         del schema["format"]
-    elif name in _DAYS:
+    patterns = [_DAY] if name in _DAYS else []
+    if name in _TIMES:
+        patterns.append(_FRACTION % digits)
+    elif name == "duration":
+        patterns.append(_DURATION % digits)
+    for pattern in patterns:
         if "pattern" in schema:
-            schema["allOf"] = [*schema.get("allOf", ()), {"pattern": _DAY}]
+            schema["allOf"] = [*schema.get("allOf", ()), {"pattern": pattern}]
         else:
-            schema["pattern"] = _DAY
+            schema["pattern"] = pattern

@@ -40,6 +40,8 @@ class ConstraintLimits:
         max_tags: structures of a tag, and triggers.
         max_tag_chars: characters of the beginning of a structure, and of its end.
         max_whitespace: characters of white space between two JSON tokens.
+        max_digits: of a number in a text of a format: of the fractions of a time's seconds, and of each part
+            of a duration.
         closed_objects: objects that list their properties, and say nothing of others, have no others.
     """
 
@@ -55,4 +57,5 @@ class ConstraintLimits:
     max_tags: int = 256
     max_tag_chars: int = 1024
     max_whitespace: int = 32
+    max_digits: int = 40
     closed_objects: bool = False

@@ -19,6 +19,8 @@ _TOKEN = re.compile(
     r"|(?P<special><[^<>\n]*>)|(?P<other>[\s\S])"
 )
 _OPEN = ('"', "/")
+# Lark takes any character but a line break in a text; llguidance takes control characters escaped alone.
+_CONTROL = re.compile(r"\\.|[\x00-\x1f\x7f]")
 _NUMBER = re.compile(r"[0-9]+")
 
 
@@ -36,8 +38,13 @@ def read_lark(source: str, limits: ConstraintLimits) -> str:
 
 
 def lark_text(text: str) -> str:
-    """A text as Lark writes one: a JSON string, but for DEL, which Lark does not take as it is."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    """A text as llguidance's Lark writes one: a JSON string whose DEL is escaped too."""
+    return _CONTROL.sub(_escaped, json.dumps(text, ensure_ascii=False))
+
+
+def _escaped(found: re.Match[str]) -> str:
+    """A control character as an escape; an escape stays as it is."""
+    return found[0] if found[0].startswith("\\") else f"\\u{ord(found[0]):04x}"
 
 
 def _read(source: str, limits: ConstraintLimits) -> Iterator[str]:
@@ -51,6 +58,8 @@ def _read(source: str, limits: ConstraintLimits) -> Iterator[str]:
         if kind == "directive" and text == "%json":
             schema, position = _schema(source, position, limits)
             text = f"%json {schema}"
+        elif kind == "string":
+            text = _CONTROL.sub(_escaped, text)
         elif kind == "regex":
             end = text.rindex("/")
             text = f"/{read_regex(text[1:end], limits)}{text[end:]}"

@@ -16,6 +16,8 @@ from catenary.constraints.tag_texts import atom, atoms, escaped
 from catenary.constraints.tagged_parameters import Parameter, check_parameters, parameter_rules
 
 _ANY = "(?s:.*)"
+TAG_GAP = r"[ \n]{1,2}"
+"""What may stand between two tags beside which there is no text; they may also follow each other at once."""
 _LIKE_JSON = ("{", '["', "[{", "[[")
 
 
@@ -119,7 +121,7 @@ def _tags_or_json(tags: _Tags, alternatives: Sequence[str], limits: ConstraintLi
     yield "tags: tag" if tags.stop_after_first else "tags: tag (GAP? tag)*"
     yield f"tag: {' | '.join(alternatives)}"
     if not tags.stop_after_first:
-        yield r"GAP: /[ \n]{1,2}/"
+        yield f"GAP: /{TAG_GAP}/"
     if not tags.at_least_one:
         yield f"value: %json {json.dumps(clean_schema(tags.otherwise, limits), ensure_ascii=False)}"
 

@@ -44,7 +44,8 @@ class GrammarOptions(BaseModel):
         ge=16,
         le=1_000_000,
         description="Most digits of a number in constrained JSON, before its point and behind it, so that a "
-        "model cannot write digits for ever. An exponent has at most 3.",
+        "model cannot write digits for ever; also of a second's fraction in texts of the formats time and "
+        "date-time, and of a duration's numbers. An exponent has at most 3.",
     )
     grammar_cache: int = Field(
         128, ge=0, le=100_000, description="Compiled constraints that are kept for the next that are equal."

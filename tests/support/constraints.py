@@ -10,8 +10,10 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from catenary.constraints import (
+    DEFAULT_LIMITS,
     ConstraintError,
     ConstraintKind,
+    ConstraintLimits,
     check_grammar,
     parser_limits,
     to_llguidance,
@@ -46,9 +48,10 @@ class Language:
         control: Mapping[str, int] | None = None,
         *,
         closed: bool = False,
+        limits: ConstraintLimits = DEFAULT_LIMITS,
     ) -> None:
         text = source if isinstance(source, str) else json.dumps(source, ensure_ascii=False)
-        self._grammar = to_llguidance(kind, text, control=control, closed=closed)
+        self._grammar = to_llguidance(kind, text, limits, control, closed=closed)
         check_grammar(self._grammar, BYTES)
 
     def __contains__(self, text: str | list[str | int]) -> bool:

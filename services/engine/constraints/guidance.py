@@ -9,7 +9,14 @@ from typing import Final, cast
 import llguidance
 from llguidance.numpy import fill_next_token_bitmask_par
 
-from catenary.constraints import ConstraintError, explain, parser_limits, to_llguidance
+from catenary.constraints import (
+    DEFAULT_LIMITS,
+    ConstraintError,
+    ConstraintLimits,
+    explain,
+    parser_limits,
+    to_llguidance,
+)
 from services.engine.constraints.matching import Bits, ConstraintRefused, Grammar, Matcher
 from services.engine.constraints.vocabulary import Vocabulary
 from services.engine.link import ConstraintOptions
@@ -49,10 +56,13 @@ class GuidanceGrammar:
 
 
 class GuidanceBackend:
-    """Implements `GrammarBackend` with so many threads that fill masks."""
+    """Implements `GrammarBackend` with so many threads that fill masks, for constraints within `limits`."""
 
-    def __init__(self, vocabulary: Vocabulary, threads: int) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, threads: int, limits: ConstraintLimits = DEFAULT_LIMITS
+    ) -> None:
         self._vocabulary = vocabulary
+        self._bounds = limits
         # Of its threads. Their default is a quarter of what grammars within our limits may need.
         os.environ.setdefault("RUST_MIN_STACK", str(_STACK_BYTES))
         self._executor = llguidance.LLExecutor(threads)
@@ -62,7 +72,7 @@ class GuidanceBackend:
         vocabulary = self._vocabulary
         try:
             source = to_llguidance(
-                options.kind, options.source, control=vocabulary.control, closed=options.closed
+                options.kind, options.source, self._bounds, vocabulary.control, closed=options.closed
             )
         except ConstraintError as error:
             raise ConstraintRefused(str(error)) from None

@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final, cast
 
 import numpy as np
 
 from catenary.constraints import (
+    DEFAULT_LIMITS,
+    TAG_GAP,
     ConstraintError,
     ConstraintKind,
     ConstraintLimits,
@@ -70,7 +73,9 @@ class XgrammarBackend:
     Tags are spelled in text: a control token that one begins with cannot be told apart from text.
     """
 
-    def __init__(self, library: Any, vocabulary: Vocabulary, threads: int) -> None:
+    def __init__(
+        self, library: Any, vocabulary: Vocabulary, threads: int, limits: ConstraintLimits = DEFAULT_LIMITS
+    ) -> None:
         control = set(vocabulary.control.values())
         # What has no text is never part of one.
         texts = [b"" if token in control else text for token, text in enumerate(vocabulary.texts)]
@@ -81,6 +86,7 @@ class XgrammarBackend:
             stop_token_ids=sorted(vocabulary.closing),
         )
         self._library = library
+        self._limits = limits
         self._words = vocabulary.words
         # Whoever calls it has threads, and keeps what was compiled.
         self._compiler = library.GrammarCompiler(info, max_threads=1, cache_enabled=False)
@@ -89,7 +95,7 @@ class XgrammarBackend:
     def compile(self, options: ConstraintOptions) -> Grammar:
         try:
             # What it refuses is refused here too.
-            to_llguidance(options.kind, options.source, closed=options.closed)
+            to_llguidance(options.kind, options.source, self._limits, closed=options.closed)
         except ConstraintError as error:
             raise ConstraintRefused(str(error)) from None
         try:
@@ -100,7 +106,7 @@ class XgrammarBackend:
 
     def _compile(self, options: ConstraintOptions) -> Any:
         compiler, source = self._compiler, options.source
-        limits = ConstraintLimits(closed_objects=options.closed)
+        limits = replace(self._limits, closed_objects=options.closed)
         match options.kind:
             case ConstraintKind.JSON_SCHEMA:
                 schema = honoured(read_schema(source, limits))
@@ -138,9 +144,7 @@ def _tag(given: dict[str, Any], limits: ConstraintLimits) -> dict[str, Any]:
             content = {"type": "json_schema", "json_schema": schema}
         tags.append({"begin": structure["begin"], "content": content, "end": structure.get("end", "")})
     if given.get("only_tags", False):
-        only = {"type": "tags_with_separator", "tags": tags, "separator": "\n", "at_least_one": True}
-        stops = given.get("stop_after_first", False)
-        return {"type": "structural_tag", "format": {**only, "stop_after_first": stops}}
+        return {"type": "structural_tag", "format": _only(tags, single=given.get("stop_after_first", False))}
     return {
         "type": "structural_tag",
         "format": {
@@ -153,7 +157,19 @@ def _tag(given: dict[str, Any], limits: ConstraintLimits) -> dict[str, Any]:
     }
 
 
-def open_xgrammar(vocabulary: Vocabulary, threads: int) -> GrammarBackend:
+def _only(tags: list[dict[str, Any]], *, single: bool) -> dict[str, Any]:
+    """Nothing but tags: a `single` one, or one at least."""
+    tag = {"type": "or", "elements": [{"type": "tag", **each} for each in tags]}
+    if single:
+        return tag
+    gap = {"type": "optional", "content": {"type": "regex", "pattern": TAG_GAP}}
+    more = {"type": "star", "content": {"type": "sequence", "elements": [gap, tag]}}
+    return {"type": "sequence", "elements": [tag, more]}
+
+
+def open_xgrammar(
+    vocabulary: Vocabulary, threads: int, limits: ConstraintLimits = DEFAULT_LIMITS
+) -> GrammarBackend:
     """Raises ValueError if the package is not there."""
     try:
         library = importlib.import_module("xgrammar")
@@ -161,4 +177,4 @@ def open_xgrammar(vocabulary: Vocabulary, threads: int) -> GrammarBackend:
         raise ValueError(
             f"grammar-backend xgrammar needs the package {error.name}: install catenary's extra xgrammar"
         ) from None
-    return XgrammarBackend(library, vocabulary, threads)
+    return XgrammarBackend(library, vocabulary, threads, limits)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from catenary.constraints import ConstraintLimits
 from catenary.telemetry import get_logger
 from services.engine.constraints import (
     ConstraintCompiler,
@@ -65,8 +66,9 @@ def open_grammars(options: CoreOptions, directory: Path, width: int, facts: Dire
         return NO_GRAMMARS
     threads = options.grammar_threads or max(1, min(_MOST_THREADS, (os.cpu_count() or 1) // 2))
     makers = {"llguidance": GuidanceBackend, "xgrammar": open_xgrammar}
+    limits = ConstraintLimits(max_digits=options.grammar_number_digits)
     compiler = ConstraintCompiler(
-        makers[options.grammar_backend](vocabulary, threads),
+        makers[options.grammar_backend](vocabulary, threads, limits),
         vocabulary,
         threads=threads,
         queue=options.grammar_queue,

@@ -243,6 +243,29 @@ def test_days_are_those_of_the_calendar() -> None:
             assert f'"{year:04}-{month:02}-{last.day + 1:02}"' not in days
 
 
+@pytest.mark.parametrize("digits", [1, 9, 40])
+@pytest.mark.parametrize(
+    ("kind", "before", "after"),
+    [
+        ("date-time", "2024-02-29T10:00:00.", "Z"),
+        ("date-time", "2023-12-31T23:59:60.", "+01:30"),
+        ("time", "10:00:00.", "Z"),
+        ("time", "10:00:00.", "-23:59"),
+        ("duration", "P", "D"),
+        ("duration", "P1Y2M3DT4H5M", "S"),
+        ("duration", "P", "W"),
+    ],
+)
+def test_numbers_in_formats_have_an_end(digits: int, kind: str, before: str, after: str) -> None:
+    limits = ConstraintLimits(max_digits=digits)
+    for more in ({}, {"pattern": "^[P0-9]"}):
+        language = Language(SCHEMA, {"type": "string", "format": kind, **more}, limits=limits)
+        assert f'"{before}{"7" * digits}{after}"' in language
+        assert f'"{before}{"7" * (digits + 1)}{after}"' not in language
+    whole = before.removesuffix(".") + (after if kind != "duration" else f"1{after}")
+    assert f'"{whole}"' in language
+
+
 def test_notes_are_left_out_where_a_schema_stands_and_nowhere_else() -> None:
     inner = {"title": "t", "type": "string"}
     schema = {

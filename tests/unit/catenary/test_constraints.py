@@ -304,6 +304,13 @@ def test_lark_is_taken_with_json_in_it() -> None:
     grammar = Language(GRAMMAR, 'start: "<" body ">"  // see\nbody: %json {"type": "integer", "title": "n"}')
     assert "<12>" in grammar
     assert "<x>" not in grammar
+    for char in map(chr, (*range(0x20), 0x7F)):
+        if char != "\n":
+            # Lark itself takes them; only a line break must be escaped there.
+            found = Language(GRAMMAR, f'start: "a{char}b" /{char if char > " " else "x"}/')
+            assert f"a{char}b{char if char > ' ' else 'x'}" in found
+            assert "ab" not in found
+    assert "a\\\x7fb" in Language(GRAMMAR, 'start: "a\\\\\x7fb"')
     assert "9-8-7" in Language(GRAMMAR, "start: start /-/ N | N\nN: /[0-9]/")
 
 

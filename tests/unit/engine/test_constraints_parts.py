@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from catenary.constraints import ConstraintKind
 from services.engine.constraints import (
     Bits,
     CompiledConstraint,
@@ -22,6 +23,7 @@ from services.engine.constraints import (
     Taken,
     Vocabulary,
     VocabularyError,
+    open_xgrammar,
 )
 from services.engine.constraints.vocabulary import bits_of
 from services.engine.link import ConstraintOptions
@@ -48,6 +50,40 @@ def allowed(one: Restriction, *, mask_stops: bool = False) -> set[int]:
     one.narrow(bits[0], mask_stops=mask_stops)
     flat = np.unpackbits(bits.view(np.uint8), axis=1, count=WIDTH, bitorder="little")
     return set(np.nonzero(flat[0])[0].tolist())
+
+
+@pytest.mark.parametrize(
+    ("gap", "allowed_there"),
+    [
+        ("", True),
+        ("\n", True),
+        (" ", True),
+        (" \n", True),
+        ("\n\n", True),
+        ("\n\n\n", False),
+        (",", False),
+        ("x", False),
+    ],
+)
+def test_between_two_tags_both_libraries_allow_the_same(gap: str, allowed_there: bool) -> None:
+    tags = {
+        "triggers": ["<f"],
+        "structures": [
+            {"begin": f"<f{name}>", "schema": {"type": "boolean"}, "end": "</f>"} for name in "ab"
+        ],
+        "at_least_one": True,
+        "only_tags": True,
+    }
+    text = byte_ids(f"<fa>true</f>{gap}<fb>false</f>")
+    for opened in (BACKEND, open_xgrammar(VOCABULARY, 1)):
+        for single in (False, True):
+            options = ConstraintOptions(
+                ConstraintKind.STRUCTURAL_TAG, json.dumps({**tags, "stop_after_first": single})
+            )
+            matcher = opened.compile(options).matcher()
+            assert matcher.accept(byte_ids("<fa>true</f>"))
+            followed = opened.compile(options).matcher().accept(text)
+            assert followed is (allowed_there and not single)
 
 
 def test_a_vocabulary_has_the_width_of_the_logits() -> None:
