@@ -27,7 +27,7 @@ class ModelCard(msgspec.Struct):
 
 
 class ModelList(msgspec.Struct):
-    """All served models."""
+    """All models that can be asked."""
 
     data: list[ModelCard]
     object: str = "list"
@@ -51,13 +51,15 @@ def routes(models: ModelBoard) -> Routes:
         return json_response(ModelList([describe(*named) for named in models.names]))
 
     @router.head("/v1/models/{model_id:path}", None)
-    @router.get("/v1/models/{model_id:path}", operation("Describe a served model", ModelCard, fails=(404,)))
+    @router.get(
+        "/v1/models/{model_id:path}", operation("Describe a served model", ModelCard, fails=(404, 503))
+    )
     async def get_model(model_id: str) -> Response:
         if not model_id:
             # Clients join the base URL and the path in their own ways.
             return await list_models()
         if model_id.endswith("/") and model_id not in {name for name, _ in models.names}:
             model_id = model_id[:-1]
-        return json_response(describe(model_id, models.info(model_id)))
+        return json_response(describe(model_id, models.listed(model_id)))
 
     return router

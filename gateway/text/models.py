@@ -107,9 +107,14 @@ class ModelBoard:
 
     @property
     def names(self) -> list[tuple[str, router_pb2.ServedModel]]:
-        """Each name by which requests may ask for a model, with the model: aliases behind the model's own."""
+        """Each name by which requests may ask for a model, with the model: aliases behind the model's own.
+
+        A model whose tokenizer has not come yet is left out: clients take the first model of the list, and a
+        request to it would be refused."""
         found = []
         for model in self.served:
+            if self._usable(model) is None:
+                continue
             own = model.info.name
             more = [
                 alias for alias, name in self._aliases.items() if name == own and alias not in self._served
@@ -153,6 +158,11 @@ class ModelBoard:
         if not online and not self._is_awaited(served.info.name):
             raise unavailable("No engine is serving the model at the moment.")
         return self.known(name)
+
+    def listed(self, name: str) -> router_pb2.ServedModel:
+        """A model of `names`. Raises ApiError: 404, or 503 if its tokenizer has not come yet."""
+        self.known(name)
+        return self.info(name)
 
     def known(self, name: str) -> Model:
         """A model that is known, served just now or not. Raises ApiError: 404, or 503 without a tokenizer."""

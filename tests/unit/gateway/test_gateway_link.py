@@ -182,6 +182,31 @@ async def test_a_model_needs_a_session_an_engine_and_its_own_tokenizer() -> None
         await asyncio.wait({running})
 
 
+async def test_a_model_is_listed_once_its_tokenizer_is_loaded() -> None:
+    shelf = Shelf()
+    board = ModelBoard(shelf.fetch, lambda: True, lambda _: False, {"alias": "m", "other": "broken"})
+    board.update([served(sha="a"), served("broken")])
+    for name in ("m", "alias", "broken"):
+        with pytest.raises(ApiError) as early:
+            board.listed(name)
+        assert (early.value.status, early.value.code) == (503, "tokenizer_unavailable")
+    assert board.names == []
+    await board.refresh()
+    assert [name for name, _ in board.names] == ["m", "alias"]
+    assert board.listed("alias").info.name == "m"
+    with pytest.raises(ApiError) as broken:
+        board.listed("other")
+    assert broken.value.status == 503
+    with pytest.raises(ApiError) as unknown:
+        board.listed("mm")
+    assert unknown.value.message == (
+        "The model 'mm' does not exist. Did you mean 'm'? Served models: 'm', 'alias'."
+    )
+    # One whose engines are away can be asked: the request waits for them.
+    board.update([served(sha="a", engines=0)])
+    assert [name for name, _ in board.names] == ["m", "alias"]
+
+
 async def test_an_engine_without_a_checksum_takes_any_tokenizer() -> None:
     shelf = Shelf()
     board = ModelBoard(shelf.fetch, lambda: True, lambda _: False)
