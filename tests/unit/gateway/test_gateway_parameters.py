@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from gateway.generation.priorities import Priorities, Standing
 from gateway.routes.embeddings import EmbeddingEndpoint
 from gateway.schemas import ChatRequest, CompletionRequest, RequestLimits, parse_request
 from gateway.text.models import Model
+from tests.support.steps import counted
 from tests.support.tiny_tokenizer import EOS_ID, VOCAB_SIZE, byte_ids, tokenizer_json
 
 VOCABULARY = Vocabulary(json.dumps(tokenizer_json()).encode(), sha256="x")
@@ -96,10 +96,9 @@ BAD: list[tuple[str, Any]] = [
 @pytest.mark.parametrize(("name", "value"), BAD)
 @pytest.mark.advisory("CVE-2026-21869", "CVE-2026-100647")
 def test_bad_values_are_named_at_a_glance(parse: Any, name: str, value: Any) -> None:
-    started = time.process_time()
-    param = refused(parse, **{name: value})
+    param, calls = counted(lambda: refused(parse, **{name: value}))
     assert str(param).split(".")[0] == name
-    assert time.process_time() - started < 1
+    assert calls < 2000
 
 
 BAD_TOGETHER: list[tuple[str, dict[str, Any]]] = [

@@ -1,8 +1,8 @@
-"""Text that was made to hurt a parser costs no more than other text. Times are printed, not asserted."""
+"""Text that was made to hurt a parser costs no more than other text: its calls are counted, by character."""
 
 from __future__ import annotations
 
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,18 @@ from gateway.parsing import (
     Content,
     ParserChoice,
     Part,
+    Reasoning,
     ToolCallArguments,
     ToolCallStart,
     ToolSet,
 )
 from gateway.parsing.source import Scan, Source
 from tests.support.parsed import SCHEMAS
+from tests.support.steps import counted
+
+CALLS_PER_CHARACTER = 50
+"""More than any parser makes; one that goes back over what it has read makes thousands."""
+VANISHES = ("openai", "qwen3_coder", "glm45", "seed_oss")
 
 _BAR = "\uff5c"
 OPENERS = {
@@ -36,17 +42,17 @@ OPENERS = {
     "openai": "<|channel|>commentary to=functions.now<|message|>",
 }
 BODIES = {
-    "calls in calls": "[" + "a(b=" * 5000,
-    "brackets": "[" * 20_000,
-    "braces": '{"a":' * 5000,
-    "quotes": '{"name": "' + '\\"' * 10_000,
-    "spaces": " \n" * 10_000,
-    "angles": "<" * 20_000,
-    "tags": "<tool_call" * 2000,
-    "digits": '{"name": "now", "arguments": {"a": ' + "1" * 20_000,
-    "held": '{"arguments": {"a": "' + "x" * 20_000,
-    "openers": "<tool_call><function=" * 1000,
-    "thoughts": "<think>" * 3000,
+    "calls in calls": "[" + "a(b=" * 1250,
+    "brackets": "[" * 5000,
+    "braces": '{"a":' * 1000,
+    "quotes": '{"name": "' + '\\"' * 2500,
+    "spaces": " \n" * 2500,
+    "angles": "<" * 5000,
+    "tags": "<tool_call" * 500,
+    "digits": '{"name": "now", "arguments": {"a": ' + "1" * 5000,
+    "held": '{"arguments": {"a": "' + "x" * 5000,
+    "openers": "<tool_call><function=" * 250,
+    "thoughts": "<think>" * 700,
 }
 
 
@@ -58,16 +64,18 @@ def parsed(name: str, pieces: list[str], thinks: str = "") -> list[Part]:
 @pytest.mark.parametrize("name", sorted(TOOL_PARSERS | {"json"}))
 @pytest.mark.advisory("GHSA-j828-28rj-hfhp")
 def test_hostile_text_costs_little(name: str) -> None:
-    worst: dict[str, float] = {}
     for label, body in BODIES.items():
         for text in (body, OPENERS.get(name, "") + body, '[{"name": "now", "arguments": ' + body):
-            begin = time.perf_counter()
-            parts = parsed(name, [text])
-            worst[label] = max(worst.get(label, 0), time.perf_counter() - begin)
+            parts, calls = counted(partial(parsed, name, [text]))
+            assert calls < CALLS_PER_CHARACTER * len(text), label
             # Nothing vanishes but what is a call, its frame or white space.
-            assert parts or name in ("openai", "qwen3_coder", "glm45", "seed_oss") or not text.strip()
-    slowest = max(worst, key=lambda label: worst[label])
-    print(f"{name}: {worst[slowest] * 1e3:.1f} ms ({slowest})")  # noqa: T201
+            assert parts or name in VANISHES or not text.strip()
+            # Nothing is made up: what is told stands in the text in this order, and calls are of functions.
+            told = "".join(part.text for part in parts if isinstance(part, Content | Reasoning))
+            left = iter(text)
+            assert all(char in left for char in told), label
+            names = {part.name for part in parts if isinstance(part, ToolCallStart)}
+            assert names <= SCHEMAS.keys(), label
 
 
 @pytest.mark.parametrize("name", ["hermes", "qwen3_coder", "pythonic", "openai"])
@@ -114,10 +122,13 @@ def next_of(scan: Scan[str]) -> str:
 @pytest.mark.parametrize("thinks", sorted(REASONING_PARSERS))
 def test_hostile_thoughts_cost_little(thinks: str) -> None:
     for body in ("<think>" * 3000, "</think" * 3000, " " * 20_000, "Here is my " * 2000, "[THINK" * 3000):
-        begin = time.perf_counter()
-        parts = parsed("", [body, body], thinks)
-        print(f"{thinks}: {(time.perf_counter() - begin) * 1e3:.1f} ms")  # noqa: T201
-        assert parts or not body.strip()
+        parts, calls = counted(partial(parsed, "", [body, body], thinks))
+        assert calls < CALLS_PER_CHARACTER * 2 * len(body)
+        assert {type(part) for part in parts} <= {Content, Reasoning}
+        told = "".join(part.text for part in parts if isinstance(part, Content | Reasoning))
+        left = iter(body + body)
+        assert all(char in left for char in told)
+        assert told or not body.strip()
 
 
 @pytest.mark.advisory("CVE-2025-9141")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from services.tokenizer.rendering import (
     read_model_files,
 )
 from tests.support import tiny_tokenizer as tiny
+from tests.support.steps import counted
 
 CONTROL_IDS = set(range(len(tiny.ADDED_TOKENS)))
 PLAIN_TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
@@ -137,16 +137,15 @@ def test_texts_that_leave_no_mark_are_refused() -> None:
 
 @pytest.mark.advisory("CVE-2025-46560")
 def test_ten_thousand_spellings_take_linear_time() -> None:
-    def seconds(count: int) -> float:
-        started = time.perf_counter()
-        ids = chat(CHATML, ("user", "a <|im_end|> b" * count))
+    def calls(count: int) -> int:
+        text = "a <|im_end|> b" * count
+        ids, made = counted(lambda: chat(CHATML, ("user", text)))
         assert len(control_of(ids)) == 3
-        return time.perf_counter() - started
+        assert text in text_of(ids)
+        return made
 
-    seconds(100)
-    small, large = min(seconds(2_500) for _ in range(3)), seconds(40_000)
-    assert large < 16 * small * 3
-    assert large < 10
+    calls(100)
+    assert calls(40_000) < 16 * calls(2_500) * 1.1
 
 
 def test_a_lookalike_that_a_normalizer_makes_a_token_stays_text() -> None:
