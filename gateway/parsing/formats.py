@@ -99,7 +99,15 @@ _QWEN_FUNCTION = (
 _QWEN_CODER = ToolFormat(
     "qwen3_coder",
     calls={
-        "<tool_call>": (Literal("<function="), *_QWEN_FUNCTION),
+        # Now and then these models write the JSON of their elder brothers.
+        "<tool_call>": (
+            Branch(
+                {
+                    "{": (CallSequence((",",)), Literal("</tool_call>", optional=True)),
+                    "": (Literal("<function="), *_QWEN_FUNCTION),
+                }
+            ),
+        ),
         "<function=": _QWEN_FUNCTION,
     },
 )

@@ -130,9 +130,9 @@ class Harmony(CallReader):
 
     def _message(self, header: Header, since: int) -> Scan[None]:
         """What is behind a header that began at character `since`."""
-        if self._calls and header.function:
+        if self._calls and (function := self._function(header)):
             try:
-                yield from self._call(header.function)
+                yield from self._call(function)
             except Malformed:
                 self.output.content(self.source.release())
             except CutShort:
@@ -152,13 +152,18 @@ class Harmony(CallReader):
                 self.source.take(len(found.marker))
             self.output.close_span(self.source.taken)
 
+    def _function(self, header: Header) -> str:
+        """The function that is called, empty if none is. One that exists needs no namespace."""
+        known = header.recipient in self.tools.schemas
+        return header.function or (header.recipient if known else "")
+
     def _call(self, name: str) -> Scan[None]:
-        if (yield from self.source.skip_space()) == "{":
-            yield from self.json_arguments(name)
-        else:
-            self.begin(name)
-            self.output.arguments("{}")
-            self.output.complete()
+        """The arguments, maybe in a fence. A message without text has none."""
+        yield from self.source.skip_space()
+        fenced = yield from self.source.accept("```json")
+        yield from self.json_arguments(name, ends=_ENDS)
+        if fenced and (yield from self.comes("```")):
+            self.source.take(len("```"))
 
 
 def _is_text(lead: str) -> bool:

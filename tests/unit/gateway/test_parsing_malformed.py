@@ -7,7 +7,7 @@ import json
 import pytest
 
 from gateway.parsing.formats import DEEPSEEK_CALL, DEEPSEEK_END, DEEPSEEK_SEPARATOR
-from tests.support.parsed import Call, Output, read
+from tests.support.parsed import PARIS, Call, Output, P, read
 
 NOW = Call("now", {})
 _START = "<|start|>assistant"
@@ -88,7 +88,104 @@ MARKED = [
     Output("deepseek_v31", _V31 + DEEPSEEK_SEPARATOR + "{}" + DEEPSEEK_END * 2 + "Done", "Done", (NOW,)),
 ]
 
-OUTPUTS = [*HARMONY, *EMPTY, *HERMES, *LISTS, *MARKED]
+_WEATHER = "<tool_call>\n<function=get_weather>\n"
+_END = "</function>\n</tool_call>"
+_CITY = "<parameter=city>\nParis\n</parameter>\n"
+CODER = [
+    Output("qwen3_coder", text, content, calls)
+    for text, content, calls in (
+        # The JSON of an older model, alone and twice.
+        (f"<tool_call>\n{_J}\n</tool_call>", "", (NOW,)),
+        (f"Ok.<tool_call>{_J}</tool_call>\n<tool_call>{_J}</tool_call>", "Ok.", (NOW, NOW)),
+        ('<tool_call>{"name": "now"}</tool_call>', '<tool_call>{"name": "now"}</tool_call>', ()),
+        # Ends that are missing, doubled or of another call.
+        (_WEATHER + _CITY + "</tool_call>", "", (PARIS,)),
+        (_WEATHER + _CITY.replace("</parameter>\n", "") + _END, "", (PARIS,)),
+        (_WEATHER + _CITY + _END + "\n</tool_call>", "</tool_call>", (PARIS,)),
+        (
+            f"<tool_call>\n<function=now>\n</function>\n<function=get_weather>\n{_CITY}{_END}",
+            "",
+            (NOW, PARIS),
+        ),
+        (_WEATHER + _CITY + "</functio", "", (PARIS,)),
+        # Values that are empty, or of another type than the schema's.
+        (_WEATHER + "<parameter=city></parameter>\n" + _END, "", (Call("get_weather", {"city": ""}),)),
+        (
+            _WEATHER + "<parameter=days>\nthree\n</parameter>\n" + _END,
+            "",
+            (Call("get_weather", {"days": "three"}),),
+        ),
+        (
+            _WEATHER + "<parameter=hourly>True</parameter><parameter=note>null</parameter>" + _END,
+            "",
+            (Call("get_weather", {"hourly": True, "note": None}),),
+        ),
+        # What is no call: a name that is missing or none, other tags, a word in prose, a call that is cut.
+        ("<tool_call>\n<function=>\n" + _END, "<tool_call>\n<function=>\n" + _END, ()),
+        ("<tool_call><function=now/></tool_call>", "<tool_call><function=now/></tool_call>", ()),
+        (
+            f'<tool_call>\n<function name="now">\n{_END}',
+            f'<tool_call>\n<function name="now">\n{_END}',
+            (),
+        ),
+        ("Use <function=foo> in text.", "Use <function=foo> in text.", ()),
+        (_WEATHER + "<param", _WEATHER + "<param", ()),
+    )
+]
+_TO = "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+_BARE_TO = "<|channel|>commentary to=%s<|constrain|>json<|message|>%s<|call|>"
+HEADERS = [
+    harmony(text, content, calls, thought)
+    for text, content, calls, thought in (
+        # The function without its namespace; a tool of the model's own is no function of the request.
+        (_BARE_TO % ("get_weather ", P), "", (PARIS,), ""),
+        (_BARE_TO % ("python ", "1 + 1"), "", (), "1 + 1"),
+        (_BARE_TO % ("functions.", "{}"), "", (), "{}"),
+        # Arguments in a fence, none at all, and what are none: no call is made up.
+        (_TO + f"```json\n{P}\n```<|call|>", "", (PARIS,), ""),
+        (_TO + f"```json\n{P}", "", (PARIS,), ""),
+        (_TO + "<|call|>", "", (Call("get_weather", {}),), ""),
+        (_TO + "city=Paris<|call|>", _TO + "city=Paris", (), ""),
+        (_TO + "[1]<|end|>", _TO + "[1]", (), ""),
+        (_TO, _TO, (), ""),
+        # Other channels, other order, a second object.
+        (_TO.replace("commentary", "analysis") + P, "", (PARIS,), ""),
+        (_TO.replace("commentary", "final") + P, "", (PARIS,), ""),
+        (f"<|channel|>commentary to=functions.now{_TO[:21]} <|message|>{{}}", "", (NOW,), ""),
+        (_TO + P + P, P, (PARIS,), ""),
+        (_TO + '{"city": "Paris"}<|call|><|channel|>final<|message|>Hi', "Hi", (PARIS,), ""),
+    )
+]
+_W = f'{{"name": "get_weather", "arguments": {P}}}'
+MISTRAL = [
+    Output("mistral", text, content, calls)
+    for text, content, calls in (
+        (f"[TOOL_CALLS] [{_W}", "", (PARIS,)),
+        (f"[TOOL_CALLS]{_W}, {_J}", "", (PARIS, NOW)),
+        (f"[TOOL_CALLS]get_weather[ARGS]{P}[TOOL_CALLS]now[ARGS]{{}}", "", (PARIS, NOW)),
+        (f"[TOOL_CALLS]get_weather [CALL_ID]abcdefghi [ARGS] {P}", "", (PARIS,)),
+        (f'[TOOL_CALLS][{_W}, {{"name": "now"}}] So.', "So.", (PARIS, NOW)),
+        (
+            '[TOOL_CALLS][{"name": "now", "arguments": ""}, {"arguments": null, "name": "now"}]',
+            "",
+            (NOW, NOW),
+        ),
+        (
+            '[TOOL_CALLS][{"name": "run_code", "arguments": {"source": "a\n[TOOL_CALLS]\\"]}"}}]',
+            "",
+            (Call("run_code", {"source": 'a\n[TOOL_CALLS]"]}'}),),
+        ),
+        ("[TOOL_CALLS]", "[TOOL_CALLS]", ()),
+        ("[TOOL_CALLS]now[ARGS]", "[TOOL_CALLS]now[ARGS]", ()),
+        ("[TOOL_CALLS]now[ARGS]no JSON", "[TOOL_CALLS]now[ARGS]no JSON", ()),
+        ("[TOOL_CALLS]no name[ARGS]{}", "[TOOL_CALLS]no name[ARGS]{}", ()),
+        ("[TOOL_CALLS][{'name': 'now'}]", "[TOOL_CALLS][{'name': 'now'}]", ()),
+        ("[TOOL_CALLS][[]]", "[TOOL_CALLS][[]]", ()),
+        ("[TOOL_CALL] and [TOOL_CALLS", "[TOOL_CALL] and [TOOL_CALLS", ()),
+    )
+]
+
+OUTPUTS = [*HARMONY, *EMPTY, *HERMES, *LISTS, *MARKED, *CODER, *HEADERS, *MISTRAL]
 
 
 @pytest.mark.parametrize("output", OUTPUTS, ids=lambda output: f"{output.parser}-{output.text!r}")
