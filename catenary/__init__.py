@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from catenary.client import AsyncClient, Client
-    from catenary.llm import LLM, BeamSearchParams, PoolingParams, SamplingParams
+    from catenary.llm import (
+        LLM,
+        BeamSearchParams,
+        GuidedDecodingParams,
+        PoolingParams,
+        SamplingParams,
+        StructuredOutputsParams,
+    )
 
 # Before anything that an older Python cannot import. Gaudi images for Ubuntu 22.04 have 3.10.
 if sys.version_info < (3, 11):  # noqa: UP036
@@ -37,9 +44,11 @@ _EXPORTS = {
     "AsyncClient": "catenary.client",
     "Client": "catenary.client",
     "BeamSearchParams": "catenary.llm",
+    "GuidedDecodingParams": "catenary.llm",
     "LLM": "catenary.llm",
     "PoolingParams": "catenary.llm",
     "SamplingParams": "catenary.llm",
+    "StructuredOutputsParams": "catenary.llm",
 }
 
 __all__ = [
@@ -47,8 +56,10 @@ __all__ = [
     "AsyncClient",
     "BeamSearchParams",
     "Client",
+    "GuidedDecodingParams",
     "PoolingParams",
     "SamplingParams",
+    "StructuredOutputsParams",
     "__version__",
 ]
 

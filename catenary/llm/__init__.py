@@ -22,6 +22,7 @@ from catenary.llm.outputs import (
     ScoringRequestOutput,
 )
 from catenary.llm.sampling_params import BeamSearchParams, PoolingParams, SamplingParams
+from catenary.llm.structured import GuidedDecodingParams, StructuredOutputsParams
 
 __all__ = [
     "LLM",
@@ -33,6 +34,7 @@ __all__ = [
     "CompletionOutput",
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
+    "GuidedDecodingParams",
     "Logprob",
     "PoolingOutput",
     "PoolingParams",
@@ -41,4 +43,5 @@ __all__ = [
     "SamplingParams",
     "ScoringOutput",
     "ScoringRequestOutput",
+    "StructuredOutputsParams",
 ]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,18 +14,17 @@ from catenary.llm.local_engine import EngineStartError
 from catenary.llm.progress import BatchProgress, StartProgress
 from catenary.llm.stack import LocalStack
 from catenary.loop_thread import LoopThread
+from catenary.parameters import Numbers, check_number
 from catenary.v1 import common_pb2
 from gateway import ApiError
 
 T = TypeVar("T")
 
-Prompt = str | Sequence[int] | Mapping[str, Any]
-"""A text, token ids, or vLLM's `{"prompt": text}` or `{"prompt_token_ids": ids}`."""
-
 # Requests in the stack at a time, as a multiple of what runs at once: enough that no step lacks a sequence.
 _AHEAD = 4
 # A core that is told to end while it loads hears it at the next part of its start. Its thread is a daemon.
 _GIVE_UP_S = 3.0
+_AT_ONCE = Numbers(1, 2**31 - 1, whole=True)
 
 _INSTEAD: dict[int, str] = {
     common_pb2.MODEL_TASK_GENERATE: "this model generates text: use generate, chat or beam_search (LLM(..., "
@@ -88,8 +87,10 @@ class Calls:
         at_once: int | None = None,
     ) -> list[T]:
         """The results of all, in order; some run at a time. The first error ends the others."""
-        if at_once is not None and at_once < 1:
-            raise ValueError(f"concurrency_limit must be at least 1, not {at_once}")
+        if at_once is not None:
+            check_number("concurrency_limit", at_once, _AT_ONCE)
+        if use_tqdm not in (None, True, False):
+            raise TypeError(f"use_tqdm must be True, False or None, not {type(use_tqdm).__name__}")
         room = asyncio.Semaphore(at_once or _AHEAD * self._stack.max_running)
         shown = self._progress if use_tqdm is None else use_tqdm
         with BatchProgress(len(requests), shown=shown) as progress:
@@ -105,33 +106,17 @@ class Calls:
         return [task.result() for task in tasks]
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        try:
-            with in_use():
+        with ExitStack() as use:
+            try:
+                use.enter_context(in_use())
+            except RuntimeError:
+                # It does not begin.
+                work.close()
+                raise
+            try:
                 return self._lifetime.loop.run(work)
-        except (ApiError, BaseExceptionGroup) as error:
-            raise _plain(error) from None
-
-
-def listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """The prompts one by one."""
-    if isinstance(prompts, str | Mapping):
-        return [prompts]
-    items: Iterable[Any] = prompts
-    found = list(items)
-    if found and all(isinstance(item, int) for item in found):
-        return [found]
-    return found
-
-
-def prompt_body(prompt: Prompt) -> dict[str, Any]:
-    """A prompt as in the body of a request. Raises ValueError."""
-    if isinstance(prompt, Mapping):
-        if "prompt_token_ids" in prompt:
-            return {"prompt": list(prompt["prompt_token_ids"])}
-        if isinstance(prompt.get("prompt"), str):
-            return {"prompt": prompt["prompt"]}
-        raise ValueError("a prompt that is an object has either prompt, a text, or prompt_token_ids")
-    return {"prompt": prompt if isinstance(prompt, str) else list(prompt)}
+            except (ApiError, BaseExceptionGroup) as error:
+                raise _plain(error) from None
 
 
 def _plain(error: BaseException) -> BaseException:

@@ -9,6 +9,7 @@ from pydantic import Field
 from catenary.parameters import TEMPERATURE
 from catenary.schema import MAX_TOP_LOGPROBS
 from catenary.v1 import common_pb2
+from gateway import bad_request
 from gateway.pooling import PooledTask, Work, compare, vector_width
 from gateway.routes.completions import CompletionEndpoint
 from gateway.schemas import CompletionRequest, PooledFields, RequestLimits, parse_request
@@ -23,6 +24,15 @@ class OfflineRequest(CompletionRequest):
 
     temperature: float | None = Field(None, ge=TEMPERATURE.low, allow_inf_nan=False)
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    detokenize: bool | None = None
+
+    def check(self, limits: RequestLimits) -> None:
+        super().check(limits)
+        if self.detokenize is False and self.stops:
+            raise bad_request(
+                "'stop' needs 'detokenize': stop strings are looked for in the decoded text.",
+                "stop",
+            )
 
 
 class OfflineEndpoint(CompletionEndpoint):

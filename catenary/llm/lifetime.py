@@ -71,11 +71,17 @@ class _Use:
 
     @contextmanager
     def call(self) -> Iterator[None]:
-        """A call, from its begin to its end. Raises RuntimeError once the program ends."""
+        """A call, from its begin to its end. Raises RuntimeError once the program ends.
+
+        A daemon's goes no further then: such a thread is to stop with the program, and without a word.
+        """
         with self._ended:
-            if self._over:
-                raise RuntimeError("the program has ended, and its engines: join the threads that use an LLM")
-            self._running += 1
+            over = self._over
+            self._running += not over
+        if over and threading.current_thread().daemon:
+            threading.Event().wait()
+        if over:
+            raise RuntimeError("the program has ended, and its engines: join the threads that use an LLM")
         try:
             yield
         finally:

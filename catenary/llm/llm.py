@@ -10,29 +10,51 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from catenary.llm.calls import Prompt, listed, prompt_body
 from catenary.llm.endpoint import OfflineEndpoint
+from catenary.llm.engine_view import EngineView, Lacking, ModelConfig, view_of
 from catenary.llm.outputs import BeamSearchOutput, RequestOutput
 from catenary.llm.pooled import PooledCalls
+from catenary.llm.prompts import (
+    Chat,
+    GivenPrompt,
+    Message,
+    Prompt,
+    check_arguments,
+    read_chats,
+    read_one,
+    read_params,
+    read_prompts,
+    without_idle,
+)
 from catenary.llm.results import beam_output, request_output
 from catenary.llm.sampling_params import BeamSearchParams, SamplingParams
 from catenary.v1 import common_pb2
 from gateway.generation import collect
 from gateway.routes.chat_completions import ChatEndpoint
 
-Message = Mapping[str, Any]
-Chat = str | Sequence[Message]
-"""Messages as in the API, or one text, which a user says."""
-
 _GENERATE = (common_pb2.MODEL_TASK_GENERATE,)
 
 
-class LLM(PooledCalls):
+class LLM(PooledCalls, Lacking):
     """A model in this process, for batches: no server, no network.
 
     The engine ends, and its memory is given back, when this is closed, left as a context manager, or garbage,
     and when the program ends. Several threads may call it. Ctrl-C ends what a call has begun.
     """
+
+    _LACKS = {
+        "sleep": "close() gives the memory back, and a new LLM loads the model again",
+        "wake_up": "close() gives the memory back, and a new LLM loads the model again",
+        "collective_rpc": "no code of a program's runs in the engine",
+        "apply_model": "no code of a program's runs in the engine",
+        "reset_prefix_cache": "LLM(enable_prefix_caching=False) has none",
+        "set_tokenizer": "the tokenizer is that of the model's directory",
+        "start_profile": "catenary profile records what an engine does",
+        "stop_profile": "catenary profile records what an engine does",
+        "get_metrics": "an LLM keeps no statistics; catenary bench throughput measures",
+        "reward": "use encode",
+        "preprocess_chat": "chat renders, and get_tokenizer().apply_chat_template does",
+    }
 
     def __init__(
         self,
@@ -66,6 +88,7 @@ class LLM(PooledCalls):
         template = None if chat_template is None else Path(chat_template)
         loading = progress and use_tqdm_on_load
         super().__init__(model, options, template, progress=progress, loading=loading)
+        self._model = model
         self._seeds = None if seed is None else random.Random(seed)
         self._tokenizer: Any = None
 
@@ -81,6 +104,23 @@ class LLM(PooledCalls):
             self._tokenizer = tokenizer
         return self._tokenizer
 
+    @property
+    def llm_engine(self) -> EngineView:
+        """What vLLM's programs read of an engine: `model_config`, `cache_config`, `tokenizer`, ..."""
+        stack = self._stack
+        model = ModelConfig(self._model, stack.name, stack.directory, stack.ready.model)
+        return view_of(model, stack.ready.capacity, self.get_tokenizer)
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """What vLLM's programs read of a model: `max_model_len`, `dtype`, `hf_config`, ..."""
+        return self.llm_engine.model_config
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What a call takes without sampling_params: what the model's generation_config.json says, and for
+        the rest the defaults of SamplingParams, 16 tokens among them."""
+        return SamplingParams(**self.model_config.get_diff_sampling_param())
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -88,23 +128,29 @@ class LLM(PooledCalls):
         *,
         use_tqdm: bool | None = None,
         on_output: Callable[[RequestOutput], None] | None = None,
+        **others: Any,
     ) -> list[RequestOutput]:
         """Go on with texts; one output for each prompt, in order.
 
         Args:
             prompts: one or several.
-            sampling_params: for all, or one for each; None: the model's own defaults and 16 tokens.
+            sampling_params: for all, or one for each; None: get_default_sampling_params().
             use_tqdm: show a bar; None: as the LLM was told.
             on_output: is told each output as it ends, on another thread; who interrupts the call has these.
+            others: arguments of vLLM's that there are none of here, as lora_request; None asks for nothing.
 
         Raises:
+            TypeError: what is given is of a wrong kind.
             ValueError: a prompt or parameter cannot be honoured; nothing is generated then, or no more.
             RuntimeError: the engine failed.
         """
         self._require("generate", _GENERATE)
-        bodies = [prompt_body(prompt) for prompt in listed(prompts)]
-        texts = [body["prompt"] if isinstance(body["prompt"], str) else None for body in bodies]
-        return self._generate(bodies, texts, _each(sampling_params, len(bodies)), use_tqdm, on_output)
+        check_arguments("generate", others)
+        if not (on_output is None or callable(on_output)):
+            raise TypeError(f"on_output must be a function, not {type(on_output).__name__}")
+        given = read_prompts(prompts)
+        params = read_params(SamplingParams, "sampling_params", sampling_params, len(given))
+        return self._generate(given, params, use_tqdm, on_output)
 
     def chat(
         self,
@@ -124,9 +170,10 @@ class LLM(PooledCalls):
                 add_generation_prompt, continue_final_message.
         """
         self._require("chat", _GENERATE)
-        rendered = self._run(self._render(_chats(messages), chat))
-        bodies = [{"prompt": ids} for ids in rendered]
-        return self._generate(bodies, [None] * len(bodies), _each(sampling_params, len(bodies)), use_tqdm)
+        chats = read_chats(messages)
+        params = read_params(SamplingParams, "sampling_params", sampling_params, len(chats))
+        rendered = self._run(self._render(chats, without_idle(chat)))
+        return self._generate([GivenPrompt(ids, None) for ids in rendered], params, use_tqdm)
 
     def beam_search(
         self,
@@ -135,6 +182,7 @@ class LLM(PooledCalls):
         *,
         use_tqdm: bool | None = None,
         concurrency_limit: int | None = None,
+        **others: Any,
     ) -> list[BeamSearchOutput]:
         """Search for the most probable continuations of texts; the beams of each prompt, in order.
 
@@ -143,12 +191,14 @@ class LLM(PooledCalls):
             params: of the search.
             use_tqdm: as of `generate`.
             concurrency_limit: prompts that are searched at a time, None: as many as the engine takes.
+            others: as of `generate`.
 
         Raises as `generate` does.
         """
         self._require("beam_search", _GENERATE)
-        bodies = [prompt_body(prompt) | params.body() for prompt in listed(prompts)]
-        requests = [partial(self._search, body) for body in bodies]
+        check_arguments("beam_search", others)
+        search = read_one(BeamSearchParams, "params", params).body()
+        requests = [partial(self._search, prompt.body | search) for prompt in read_prompts(prompts)]
         return self._run(self._many(requests, use_tqdm, at_once=concurrency_limit))
 
     def __enter__(self) -> Self:
@@ -161,8 +211,7 @@ class LLM(PooledCalls):
 
     def _generate(
         self,
-        bodies: Sequence[dict[str, Any]],
-        texts: Sequence[str | None],
+        prompts: Sequence[GivenPrompt],
         params: Sequence[SamplingParams | None],
         use_tqdm: bool | None,
         on_output: Callable[[RequestOutput], None] | None = None,
@@ -173,9 +222,10 @@ class LLM(PooledCalls):
                 on_output(output)
             return output
 
+        default = self.get_default_sampling_params()
         requests = [
-            partial(one, self._seeded(body | ({"max_tokens": 16} if param is None else param.body())), text)
-            for body, text, param in zip(bodies, texts, params, strict=True)
+            partial(one, self._seeded(prompt.body | (param or default).body()), prompt.text)
+            for prompt, param in zip(prompts, params, strict=True)
         ]
         return self._run(self._many(requests, use_tqdm))
 
@@ -204,26 +254,3 @@ class LLM(PooledCalls):
     async def _search(self, body: dict[str, Any]) -> BeamSearchOutput:
         found = await self._complete(body, None)
         return beam_output(found, self._stack.vocabulary)
-
-
-def _chats(messages: Chat | Sequence[Chat]) -> list[list[Message]]:
-    """Each chat as messages. Raises ValueError for what is neither one nor several."""
-    if isinstance(messages, Mapping):
-        raise ValueError("messages must be a list of objects with role and content, several such, or a text")
-    if isinstance(messages, str) or (messages and isinstance(messages[0], Mapping)):
-        return [_messages(messages)]
-    return [_messages(chat) for chat in messages]
-
-
-def _messages(chat: Any) -> list[Message]:
-    return [{"role": "user", "content": chat}] if isinstance(chat, str) else list(chat)
-
-
-def _each(
-    params: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> list[SamplingParams | None]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params] * count
-    if len(params) != count:
-        raise ValueError(f"there are {count} prompts and {len(params)} sampling_params")
-    return list(params)

@@ -11,7 +11,7 @@ from catenary.v1 import common_pb2
 from gateway import from_wire, unavailable
 from gateway.link import SequenceEnded, SequenceFeed, deliver, ended
 from services.engine.config import EngineConfig
-from services.engine.link import CoreFailed, CoreProgress, CoreStep
+from services.engine.link import CoreFailed, CoreProgress, CoreReady, CoreStep
 from services.engine.servicer import Core, CoreStartError, EngineHub, Mailbox, SequenceLimits, model_info
 
 # Whoever makes requests is the caller of this very process: there is nobody to be protected from.
@@ -42,8 +42,8 @@ class LocalEngine:
         self._core: Core | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._failure: str | None = None
-        self.max_running = 0
-        """Sequences that run at once, known once started."""
+        self.ready: CoreReady | None = None
+        """What the core is, known once started."""
 
     async def start(self, on_progress: Callable[[str, float | None], None]) -> common_pb2.ModelInfo:
         """Load the model; `on_progress` is told what happens and which part of the start is done.
@@ -62,7 +62,7 @@ class LocalEngine:
         except CoreStartError as error:
             await core.stop()
             raise EngineStartError(str(error)) from None
-        self.max_running = ready.capacity.max_running
+        self.ready = ready
         self._hub.core_ready(core, ready, self._name)
         self._hub.routers.join(self._port, "this process")
         self._tasks = [asyncio.create_task(self._run(core))]

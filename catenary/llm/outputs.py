@@ -11,20 +11,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """Natural-log probability of a token. `rank` counts from 1 for the most probable one; None: not known."""
+    """Natural-log probability of a token. `rank` counts from 1 for the most probable one; None: not known.
+
+    `decoded_token` is None without detokenization.
+    """
 
     logprob: float
     rank: int | None
-    decoded_token: str
+    decoded_token: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
     """One choice.
 
-    `token_ids` are all that were generated, the stop token included. `logprobs` has for each token that is
-    shown those of it and of its best alternatives, by id; None: not asked for. `stop_reason` is the stop text
-    or the id in `stop_token_ids` that ended it, None for the model's own end and for a limit.
+    `text` is empty without detokenization. `token_ids` are all that were generated, the stop token included.
+    `logprobs` has for each token that is shown those of it and of its best alternatives, by id; None: not
+    asked for. `stop_reason` is the stop text or the id in `stop_token_ids` that ended it, None for the
+    model's own end and for a limit.
     """
 
     index: int

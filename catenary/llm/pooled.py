@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any
 
-from catenary.llm.calls import Calls, Prompt, listed, prompt_body
+from catenary.llm.calls import Calls
 from catenary.llm.endpoint import DocumentTask, PairTask
 from catenary.llm.outputs import (
     ClassificationOutput,
@@ -21,6 +21,7 @@ from catenary.llm.outputs import (
     ScoringOutput,
     ScoringRequestOutput,
 )
+from catenary.llm.prompts import Prompt, check_arguments, read_one, read_prompts, read_texts
 from catenary.llm.sampling_params import PoolingParams
 from catenary.v1 import common_pb2
 from gateway.pooling import Pooled, scores_of, unpack
@@ -46,6 +47,7 @@ class PooledCalls(Calls):
         pooling_task: str | None = None,
         truncate_prompt_tokens: int | None = None,
         use_tqdm: bool | None = None,
+        **others: Any,
     ) -> list[PoolingRequestOutput]:
         """The model's numbers for texts, in order: a vector, a score, or one number for each class.
 
@@ -55,18 +57,14 @@ class PooledCalls(Calls):
             pooling_task: embed, classify or score: refuse a model that is for something else.
             truncate_prompt_tokens: as in PoolingParams.
             use_tqdm: show what is done; None: as the LLM was told.
+            others: arguments of vLLM's that there are none of here, as lora_request; None asks for nothing.
 
         Raises:
+            TypeError: what is given is of a wrong kind.
             ValueError: a prompt or parameter cannot be honoured.
             RuntimeError: the engine failed.
         """
-        params = pooling_params or PoolingParams()
-        task = pooling_task or params.task
-        if task in _PER_TOKEN:
-            raise ValueError(f"pooling_task {task!r}: a number or vector for each token is not done yet")
-        if task not in _TASKS:
-            raise ValueError(f"pooling_task must be embed, classify or score, not {task!r}")
-        self._require("encode", _TASKS[task])
+        params = self._params("encode", _tasks_of("pooling_task", pooling_task), pooling_params, others)
         found = self._documents(prompts, params, truncate_prompt_tokens, use_tqdm)
         # Loaded by the engine by now, and by nothing before.
         torch: Any = importlib.import_module("torch")
@@ -83,10 +81,10 @@ class PooledCalls(Calls):
         dimensions: int | None = None,
         truncate_prompt_tokens: int | None = None,
         use_tqdm: bool | None = None,
+        **others: Any,
     ) -> list[EmbeddingRequestOutput]:
         """Vectors of texts, in order. `dimensions` as in PoolingParams, all else as of `encode`."""
-        self._require("embed", EMBED)
-        params = pooling_params or PoolingParams()
+        params = self._params("embed", EMBED, pooling_params, others)
         if dimensions is not None:
             params = replace(params, dimensions=dimensions)
         found = self._documents(prompts, params, truncate_prompt_tokens, use_tqdm)
@@ -102,10 +100,11 @@ class PooledCalls(Calls):
         *,
         truncate_prompt_tokens: int | None = None,
         use_tqdm: bool | None = None,
+        **others: Any,
     ) -> list[ClassificationRequestOutput]:
         """Probabilities of the model's classes for texts, in order. Arguments as of `encode`."""
-        self._require("classify", CLASSIFY)
-        found = self._documents(prompts, pooling_params or PoolingParams(), truncate_prompt_tokens, use_tqdm)
+        params = self._params("classify", CLASSIFY, pooling_params, others)
+        found = self._documents(prompts, params, truncate_prompt_tokens, use_tqdm)
         return [
             ClassificationRequestOutput(*_head(one), ClassificationOutput(list(unpack(one.vectors[0]))))
             for one in found
@@ -119,22 +118,32 @@ class PooledCalls(Calls):
         *,
         truncate_prompt_tokens: int | None = None,
         use_tqdm: bool | None = None,
+        **others: Any,
     ) -> list[ScoringRequestOutput]:
         """How well texts belong together: one with each of several, or each with the one at its place.
 
         By a model that scores pairs, or by the cosine of two vectors of one that embeds. Arguments and errors
         as of `encode`.
         """
-        self._require("score", SCORE)
-        params = pooling_params or PoolingParams()
+        params = self._params("score", SCORE, pooling_params, others)
         if params.dimensions is not None:
             raise ValueError("dimensions has no meaning for a score")
         body = _body(params, truncate_prompt_tokens)
         requests = [
             partial(self._pair, body | {"first": first, "second": second})
-            for first, second in _pairs(_texts("text_1", text_1), _texts("text_2", text_2))
+            for first, second in _pairs(read_texts("text_1", text_1), read_texts("text_2", text_2))
         ]
         return list(chain.from_iterable(self._run(self._many(requests, use_tqdm))))
+
+    def _params(
+        self, method: str, tasks: Collection[int], given: PoolingParams | None, others: Mapping[str, Any]
+    ) -> PoolingParams:
+        """The parameters of a call to a model for one of these tasks. Raises TypeError and ValueError."""
+        self._require(method, tasks)
+        check_arguments(method, others)
+        params = PoolingParams() if given is None else read_one(PoolingParams, "pooling_params", given)
+        self._require(method, _tasks_of("pooling_params.task", params.task))
+        return params
 
     def _documents(
         self,
@@ -144,7 +153,7 @@ class PooledCalls(Calls):
         use_tqdm: bool | None,
     ) -> list[Pooled]:
         body = _body(params, truncate)
-        requests = [partial(self._document, body | prompt_body(prompt)) for prompt in listed(prompts)]
+        requests = [partial(self._document, body | prompt.body) for prompt in read_prompts(prompts)]
         return self._run(self._many(requests, use_tqdm))
 
     async def _document(self, body: dict[str, Any]) -> Pooled:
@@ -168,6 +177,17 @@ class PooledCalls(Calls):
         ]
 
 
+def _tasks_of(name: str, task: Any) -> Collection[int]:
+    """The tasks of models that do what is named so; None: any of them. Raises ValueError."""
+    if task is not None and not isinstance(task, str):
+        raise TypeError(f"{name} must be embed, classify or score, not {type(task).__name__}")
+    if task in _PER_TOKEN:
+        raise ValueError(f"{name} {task!r}: a number or vector for each token is not done yet")
+    if task not in _TASKS:
+        raise ValueError(f"{name} must be embed, classify or score, not {task!r}")
+    return _TASKS[task]
+
+
 def _body(params: PoolingParams, truncate: int | None) -> dict[str, Any]:
     if truncate is not None:
         params = replace(params, truncate_prompt_tokens=truncate)
@@ -176,13 +196,6 @@ def _body(params: PoolingParams, truncate: int | None) -> dict[str, Any]:
 
 def _head(pooled: Pooled) -> tuple[str, list[int]]:
     return pooled.request_id, list(pooled.documents[0].token_ids)
-
-
-def _texts(name: str, given: str | Sequence[str]) -> list[str]:
-    texts = [given] if isinstance(given, str) else list(given)
-    if not texts or not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"{name} must be a text or several")
-    return texts
 
 
 def _pairs(first: list[str], second: list[str]) -> Iterator[tuple[list[str], list[str]]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from catenary.llm.endpoint import OfflineRequest
 from catenary.llm.outputs import (
     BeamSearchOutput,
     BeamSearchSequence,
@@ -21,7 +22,9 @@ def request_output(
 ) -> RequestOutput:
     """The output of a generation with one prompt, whose text it was, and its finished choices."""
     plan = generation.plan
-    vocabulary = plan.model.vocabulary
+    fields = plan.fields
+    decodes = not (isinstance(fields, OfflineRequest) and fields.detokenize is False)
+    vocabulary = plan.model.vocabulary if decodes else None
     details = generation.usage().prompt_tokens_details
     report = results[0].prompt
     scores = report.logprobs if report is not None else None
@@ -57,13 +60,13 @@ def beam_output(found: RequestOutput, vocabulary: Vocabulary) -> BeamSearchOutpu
     )
 
 
-def _completion(result: ChoiceResult, vocabulary: Vocabulary) -> CompletionOutput:
+def _completion(result: ChoiceResult, vocabulary: Vocabulary | None) -> CompletionOutput:
     scored = None
     if result.entries is not None:
         scored = [(entry.token_id, entry.logprob) for entry in result.entries if entry.logprob is not None]
     return CompletionOutput(
         index=result.index,
-        text=result.text,
+        text="" if vocabulary is None else result.text,
         token_ids=list(result.token_ids or ()),
         cumulative_logprob=None if scored is None else sum(value.sampled for _, value in scored),
         logprobs=None if scored is None else [_logprobs(token, value, vocabulary) for token, value in scored],
@@ -72,7 +75,7 @@ def _completion(result: ChoiceResult, vocabulary: Vocabulary) -> CompletionOutpu
     )
 
 
-def _logprobs(token: int, value: TokenLogprob, vocabulary: Vocabulary) -> dict[int, Logprob]:
+def _logprobs(token: int, value: TokenLogprob, vocabulary: Vocabulary | None) -> dict[int, Logprob]:
     found = {
         other: Logprob(logprob, rank, _text(other, vocabulary))
         for rank, (other, logprob) in enumerate(zip(value.top_ids, value.top_values, strict=True), start=1)
@@ -81,5 +84,5 @@ def _logprobs(token: int, value: TokenLogprob, vocabulary: Vocabulary) -> dict[i
     return found
 
 
-def _text(token: int, vocabulary: Vocabulary) -> str:
-    return vocabulary.token_bytes(token).decode("utf-8", "replace")
+def _text(token: int, vocabulary: Vocabulary | None) -> str | None:
+    return None if vocabulary is None else vocabulary.token_bytes(token).decode("utf-8", "replace")

@@ -2,51 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import wraps
-from typing import Any, TypeVar
+from typing import Any
 
 from catenary.llm.endpoint import LIMITS, OfflineEndpoint
-from catenary.nearest import near
-from catenary.parameters import LENGTH_PENALTY, Numbers, UnknownNameError, check_number
+from catenary.llm.names import Absent, lacks, names_what_is_near
+from catenary.llm.structured import GuidedDecodingParams, StructuredOutputsParams
+from catenary.parameters import LENGTH_PENALTY, Numbers, check_number
 from catenary.schema import MAX_BEAM_WIDTH
 from gateway import ApiError
 
-C = TypeVar("C", bound=type)
-
 _COUNT = Numbers(1, 2**31 - 1, whole=True)
 _CUT = Numbers(-1, 2**31 - 1, whole=True)
+_ABSENT: Absent = {
+    "best_of": ((), "n answers are drawn, and all are given"),
+    "logits_processors": (
+        (),
+        "no code of a program's runs in the engine; logit_bias, bad_words and allowed_token_ids are there",
+    ),
+    "extra_args": (({},), "no code of a program's runs in the engine"),
+    "flat_logprobs": ((False,), "log probabilities have one form"),
+    "logprob_token_ids": ((), "logprobs reports the most probable ones"),
+    "thinking_token_budget": ((), "reasoning is not bounded apart; max_tokens bounds all"),
+    "repetition_detection": ((), "repetition_penalty is there"),
+    "skip_reading_prefix_cache": ((False,), "LLM(enable_prefix_caching=False) has none"),
+    "stream_interval": ((), "an answer comes as a whole"),
+    "skip_clone": ((False, True), "parameters are read once"),
+}
 
 
-def _names_what_is_near(cls: C) -> C:
-    """Have the class refuse an argument that it does not know with the one that is meant, perhaps."""
-    init: Callable[..., None] = cls.__init__  # type: ignore[misc]
-    names = [field.name for field in fields(cls)]
-
-    @wraps(init)
-    def checked(self: Any, *arguments: Any, **given: Any) -> None:
-        for name in given:
-            if name not in names:
-                raise UnknownNameError(f"{cls.__name__} has no parameter {name!r}{near(name, names)}")
-        init(self, *arguments, **given)
-
-    cls.__init__ = checked  # type: ignore[misc]
-    return cls
-
-
-@_names_what_is_near
-@dataclass(frozen=True, slots=True, kw_only=True)
+@lacks(_ABSENT)
+@dataclass(slots=True, kw_only=True)
 class SamplingParams:
     """Parameters of a prompt. See docs/api.md for their meaning and limits: they are checked as those of a
     request over HTTP are, but for a temperature, which may be any number of at least 0. None takes the
     default of the model or of the API.
 
     `logprobs` is the number of alternatives to report for each token, `prompt_logprobs` the same for tokens
-    of the prompt. `structured_outputs` is an object with one of json, regex, choice, grammar, json_object.
+    of the prompt. `structured_outputs`: what the answer must look like, as StructuredOutputsParams or an
+    object with one of its kinds; `guided_decoding` is its older name. `detokenize`: False: an answer has
+    token ids and no text.
 
     Raises ValueError at once for a value that cannot be honoured by any model, and TypeError for a name that
-    is not known.
+    is not known. Values may be changed; a call checks them again.
     """
 
     n: int = 1
@@ -72,9 +71,13 @@ class SamplingParams:
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
-    structured_outputs: Mapping[str, Any] | None = None
+    structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
+    guided_decoding: GuidedDecodingParams | Mapping[str, Any] | None = None
+    detokenize: bool | None = None
 
     def __post_init__(self) -> None:
+        if self.structured_outputs is not None and self.guided_decoding is not None:
+            raise ValueError("guided_decoding is structured_outputs by its older name: give one of them")
         try:
             OfflineEndpoint().parse({"model": "any", "prompt": [0], **self.body()}, LIMITS)
         except ApiError as error:
@@ -89,12 +92,16 @@ class SamplingParams:
         for name in ("allowed_token_ids", "bad_words", "stop_token_ids", "stop"):
             if isinstance(value := given.get(name), Sequence) and not isinstance(value, str):
                 given[name] = list(value)
-        if isinstance(self.structured_outputs, Mapping):
-            given["structured_outputs"] = dict(self.structured_outputs)
+        guided = given.pop("guided_decoding", None)
+        outputs = given.get("structured_outputs", guided)
+        if isinstance(outputs, StructuredOutputsParams):
+            given["structured_outputs"] = outputs.body()
+        elif outputs is not None:
+            given["structured_outputs"] = dict(outputs) if isinstance(outputs, Mapping) else outputs
         return given
 
 
-@_names_what_is_near
+@names_what_is_near
 @dataclass(frozen=True, slots=True)
 class BeamSearchParams:
     """Parameters of a beam search.
@@ -137,7 +144,7 @@ class BeamSearchParams:
         }
 
 
-@_names_what_is_near
+@names_what_is_near
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingParams:
     """Parameters of a document.

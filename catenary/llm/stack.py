@@ -17,6 +17,7 @@ from gateway import GatewayConfig, GatewayMetrics
 from gateway.generation import GenerationService
 from gateway.pooling import PoolingService
 from gateway.text import ModelBoard
+from services.engine.link import CoreReady
 from services.engine.model import prepare_model, resolve_source
 
 _LONG_S = 3.0e7
@@ -55,8 +56,6 @@ class LocalStack:
             max_requests=_MANY,
             max_n=LIMITS.max_n,
         )
-        self.max_running = 0
-        """Sequences that run at once, known once started."""
         self.task = common_pb2.MODEL_TASK_GENERATE
         """What the model is for, known once started."""
         self._models = ModelBoard(self._tokenizers.fetch, lambda: True, lambda _: False)
@@ -80,10 +79,21 @@ class LocalStack:
     async def start(self, on_progress: Progress) -> None:
         """Load the model. Raises EngineStartError."""
         info = await self._engine.start(on_progress)
-        self.max_running = self._engine.max_running
         self.task = info.tasks[0]
         self._models.update([router_pb2.ServedModel(info=info, serving_engines=1)])
         await self._models.refresh()
+
+    @property
+    def ready(self) -> CoreReady:
+        """What the engine is. Raises RuntimeError before it is started."""
+        if self._engine.ready is None:
+            raise RuntimeError("the engine has not started")
+        return self._engine.ready
+
+    @property
+    def max_running(self) -> int:
+        """Sequences that run at once, once started."""
+        return self.ready.capacity.max_running
 
     @property
     def vocabulary(self) -> Vocabulary:

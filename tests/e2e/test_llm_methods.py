@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,14 @@ import pytest
 import torch
 import transformers
 
-from catenary import LLM, BeamSearchParams, PoolingParams, SamplingParams
+from catenary import (
+    LLM,
+    BeamSearchParams,
+    GuidedDecodingParams,
+    PoolingParams,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 from tests.support.tiny_llm import OPTIONS, chat_model, classifier, encoder
 from tests.support.tiny_tokenizer import byte_ids
 
@@ -56,8 +64,77 @@ def test_the_tokenizer_is_that_of_transformers(llm: LLM) -> None:
     # One text is what a user says.
     assert llm.chat("hi", params)[0].prompt_token_ids == rendered
     assert [one.prompt_token_ids for one in llm.chat(["hi", chat], params)] == [rendered] * 2
-    with pytest.raises(ValueError, match="messages must be a list"):
+    with pytest.raises(TypeError, match="messages must be a text or a list"):
         llm.chat(chat[0], params)  # type: ignore[arg-type]
+
+
+def test_an_answer_that_is_not_decoded_has_its_tokens(llm: LLM) -> None:
+    given: dict[str, Any] = {"temperature": 0, "max_tokens": 5, "ignore_eos": True, "logprobs": 1}
+    decoded = llm.generate("QZX", SamplingParams(**given))[0].outputs[0]
+    (output,) = llm.generate("QZX", SamplingParams(**given, detokenize=False))
+    (bare,) = output.outputs
+    assert decoded.text
+    assert (bare.text, bare.token_ids, output.prompt) == ("", decoded.token_ids, "QZX")
+    assert bare.logprobs is not None
+    assert [sorted(entry) for entry in bare.logprobs] == [sorted(entry) for entry in decoded.logprobs or ()]
+    assert all(one.decoded_token is None for entry in bare.logprobs for one in entry.values())
+
+
+def test_structured_outputs_by_either_name(llm: LLM) -> None:
+    for params in (
+        SamplingParams(structured_outputs=StructuredOutputsParams(choice=["left", "right"])),
+        SamplingParams(guided_decoding=GuidedDecodingParams(regex="left|right")),
+    ):
+        assert llm.generate("QZX", params)[0].outputs[0].text in ("left", "right")
+
+
+def test_what_is_read_of_the_engine(llm: LLM) -> None:
+    engine = llm.llm_engine
+    assert engine.model_config.max_model_len == llm.model_config.max_model_len == 512
+    assert engine.model_config.dtype is torch.float32
+    assert engine.model_config.hf_config.model_type == "llama"
+    assert engine.scheduler_config.max_num_seqs == 8
+    assert engine.get_tokenizer() is engine.tokenizer is llm.get_tokenizer()
+    with pytest.raises(AttributeError, match="LLM has no sleep"):
+        llm.sleep()  # type: ignore[attr-defined]
+
+
+def test_defaults_are_those_of_the_models_files(tmp_path: Path) -> None:
+    directory = chat_model(tmp_path)
+    defaults = {"temperature": 0.25, "top_k": 5, "max_new_tokens": 3}
+    file = directory / "generation_config.json"
+    known = json.loads(file.read_text()) if file.is_file() else {}
+    file.write_text(json.dumps(known | defaults))
+    with LLM(str(directory), **OPTIONS) as llm:
+        params = llm.get_default_sampling_params()
+        assert (params.temperature, params.top_k, params.max_tokens, params.top_p) == (0.25, 5, 3, 1.0)
+        assert len(llm.generate("QZX")[0].outputs[0].token_ids) <= 3
+        params.ignore_eos, params.max_tokens = True, 7
+        assert len(llm.generate("QZX", params)[0].outputs[0].token_ids) == 7
+
+
+def test_calls_name_what_is_of_a_wrong_kind(llm: LLM) -> None:
+    calls: list[tuple[Any, str]] = [
+        (lambda: llm.generate(None), "prompts must be a text"),  # type: ignore[arg-type]
+        (lambda: llm.generate("a", {"temperature": 0}), "sampling_params must be"),  # type: ignore[arg-type]
+        (lambda: llm.generate("a", on_output=5), "on_output must be a function"),  # type: ignore[arg-type]
+        (lambda: llm.generate("a", use_tqdm="no"), "use_tqdm must be"),  # type: ignore[arg-type]
+        (lambda: llm.chat(5), "messages must be"),  # type: ignore[arg-type]
+        (lambda: llm.beam_search(5, BeamSearchParams(2, 2)), "prompts must be"),  # type: ignore[arg-type]
+        (lambda: llm.beam_search("a", SamplingParams()), "params must be a BeamSearch"),  # type: ignore[arg-type]
+    ]
+    for call, text in calls:
+        with pytest.raises(TypeError, match=text):
+            call()
+    with pytest.raises(ValueError, match="concurrency_limit must be an integer at least 1"):
+        llm.beam_search("a", BeamSearchParams(2, 2), concurrency_limit=0)
+    with pytest.raises(ValueError, match=r"LLM.generate has no lora_request"):
+        llm.generate("a", lora_request=object())
+    params = SamplingParams(max_tokens=1)
+    assert llm.generate("a", params, lora_request=None)
+    assert llm.chat("a", params, lora_request=None)
+    (both,) = llm.generate({"prompt": "QZX", "prompt_token_ids": byte_ids("QZX")}, params)
+    assert both.prompt == "QZX"
 
 
 @pytest.mark.parametrize("length_penalty", [1.0, 0.0])
@@ -170,6 +247,12 @@ def test_vectors_and_their_cosines(tmp_path: Path) -> None:
             (lambda: llm.beam_search("x", BeamSearchParams(2, 2)), "LLM.beam_search: this model"),
             (lambda: llm.score("a", "b", PoolingParams(use_activation=False)), "cosines"),
             (lambda: llm.score("a", "b", PoolingParams(dimensions=2)), "dimensions"),
+            (
+                lambda: llm.embed("a", PoolingParams(task="classify")),
+                "LLM.embed: this model",
+            ),
+            (lambda: llm.embed("a", PoolingParams(task="zzz")), "pooling_params.task must be embed"),
+            (lambda: llm.embed("a", lora_request=1), "LLM.embed has no lora_request"),
         ]
         for call, text in refused:
             with pytest.raises(ValueError, match=text):

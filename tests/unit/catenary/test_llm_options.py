@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from catenary import BeamSearchParams, PoolingParams, SamplingParams
+from catenary import (
+    BeamSearchParams,
+    GuidedDecodingParams,
+    PoolingParams,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 from catenary.llm.options import make_config, read_options
 
 CHOSEN: list[tuple[dict[str, Any], dict[str, Any]]] = [
@@ -111,6 +117,11 @@ PARAMETERS: list[tuple[dict[str, Any], str]] = [
     ({"truncate_prompt_tokens": 0}, "'truncate_prompt_tokens'"),
     ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs"),
     ({"structured_outputs": {"regexp": "a"}}, "structured_outputs"),
+    ({"structured_outputs": 5}, "structured_outputs"),
+    ({"guided_decoding": {"regexp": "a"}}, "structured_outputs"),
+    ({"guided_decoding": {"regex": "a"}, "structured_outputs": {"regex": "a"}}, "by its older name"),
+    ({"detokenize": 0}, "'detokenize'"),
+    ({"detokenize": False, "stop": "a"}, "'stop' needs 'detokenize'"),
 ]
 
 
@@ -126,6 +137,72 @@ def test_every_sampling_parameter_is_checked() -> None:
     assert params.body()["stop"] == ["a", "b"]
     assert params.body()["logit_bias"] == {"5": -100}
     assert "max_tokens" not in params.body()
+
+
+KINDS: list[dict[str, Any]] = [
+    {"json": {"type": "object"}},
+    {"json": '{"type": "object"}'},
+    {"regex": "a+"},
+    {"choice": ["a", "b"]},
+    {"grammar": 'start: "a"'},
+    {"json_object": True},
+    {"structural_tag": {"triggers": ["<a"], "structures": [{"begin": "<a>", "end": "</a>", "schema": {}}]}},
+]
+WRONG_KINDS: list[tuple[dict[str, Any], str]] = [
+    ({}, "takes one of json, regex, .* and there is none"),
+    ({"json_object": False}, "and there is none"),
+    ({"json": {}, "regex": "a"}, "and there is json, regex"),
+    ({"json": 5}, "'json'"),
+    ({"regex": 5}, "'regex'"),
+    ({"choice": "a"}, "'choice'"),
+    ({"choice": []}, "'choice'"),
+    ({"choice": [""]}, "'choice'"),
+    ({"grammar": ["a"]}, "'grammar'"),
+    ({"regex": "a", "disable_any_whitespace": True}, "disable_any_whitespace is not done"),
+    ({"json": {}, "disable_additional_properties": True}, "disable_additional_properties is not done"),
+    ({"json": {}, "whitespace_pattern": " "}, "whitespace_pattern is not done"),
+]
+
+
+@pytest.mark.parametrize("given", KINDS, ids=str)
+def test_structured_outputs_have_one_kind(given: dict[str, Any]) -> None:
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(**given))
+    assert params.body()["structured_outputs"] == given
+    older = SamplingParams(guided_decoding=GuidedDecodingParams(**given))
+    assert older.body() == params.body() == SamplingParams(structured_outputs=given).body()
+
+
+@pytest.mark.parametrize(("given", "text"), WRONG_KINDS, ids=str)
+def test_a_structured_output_is_checked_when_it_is_given(given: dict[str, Any], text: str) -> None:
+    for kind in (StructuredOutputsParams, GuidedDecodingParams):
+        with pytest.raises(ValueError, match=text):
+            kind(**given)
+
+
+def test_a_backend_of_guided_decoding_changes_nothing_and_is_said() -> None:
+    assert GuidedDecodingParams(regex="a", backend="guidance").backend == "guidance"
+    with pytest.warns(UserWarning, match="backend has no effect: llguidance does it"):
+        GuidedDecodingParams(regex="a", backend="outlines")
+    with pytest.raises(TypeError, match=r"has no parameter 'regx' .did you mean 'regex'"):
+        StructuredOutputsParams(regx="a")  # type: ignore[call-arg]
+
+
+def test_sampling_parameters_of_vllm_that_ask_for_nothing() -> None:
+    neutral: dict[str, Any] = {"best_of": None, "logits_processors": None, "extra_args": {}}
+    assert SamplingParams(**neutral, flat_logprobs=False) == SamplingParams()  # type: ignore[call-arg]
+    refused: dict[str, Any] = {"best_of": 2, "logits_processors": [print], "flat_logprobs": True}
+    for name, value in refused.items():
+        with pytest.raises(ValueError, match=f"SamplingParams has no {name}: "):
+            SamplingParams(**{name: value})
+
+
+def test_sampling_parameters_can_be_changed_by_name() -> None:
+    """As programs do with those of get_default_sampling_params()."""
+    params = SamplingParams()
+    params.temperature = 0
+    assert params.body()["temperature"] == 0
+    with pytest.raises(AttributeError):
+        params.temprature = 0  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("kind", [SamplingParams, BeamSearchParams, PoolingParams])
