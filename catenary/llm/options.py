@@ -25,8 +25,8 @@ _NETWORK = frozenset(
     {*RpcConfig.model_fields, *TransferOptions.model_fields, "router", "engine_name"}
     - ServiceConfig.model_fields.keys()
 )
-# Options of vLLM's LLM that ask for nothing here: no statistics are logged, and an engine has one card.
-_IDLE = frozenset({"disable_log_stats", "disable_custom_all_reduce"})
+# Options of vLLM's LLM that ask for nothing here: no statistics are logged.
+_IDLE = frozenset({"disable_log_stats"})
 # Options of the engine for which vLLM has further values.
 _BOTH = frozenset({"dtype", "task", "max_model_len", "served_model_name"})
 _FLAGS = {True: "true", False: "false"}
@@ -44,14 +44,16 @@ def read_options(model: str, given: Mapping[str, Any]) -> EngineOptions:
     """The options of an engine from those that an LLM of this model was given.
 
     A name that the engine has is the engine's. Another one may be vLLM's: it is what the same option of
-    `vllm serve` is to `catenary vllm-serve`. None asks for nothing. Raises ValueError, one line, for what
-    cannot be done, and UnknownNameError (a TypeError and ValueError) for a name that neither has.
+    `vllm serve` is to `catenary vllm-serve`. None, and an empty object or list, ask for nothing.
+
+    Raises ValueError, one line, for what cannot be done, and UnknownNameError (a TypeError and ValueError)
+    for a name that neither has.
     """
     known = EngineConfig.model_fields.keys() - _NETWORK
     own, launch = dict[str, Any](), Launch()
     launch.ask(f"{UP_PREFIX}MODEL", model)
     for name, value in given.items():
-        if value is None:
+        if value is None or (isinstance(value, dict | list | tuple) and not value):
             continue
         if (name in known and not (name in _BOTH and isinstance(value, str | int))) or not _ask(
             launch, name, value, known

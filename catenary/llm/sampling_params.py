@@ -16,7 +16,6 @@ from gateway import ApiError
 _COUNT = Numbers(1, 2**31 - 1, whole=True)
 _CUT = Numbers(-1, 2**31 - 1, whole=True)
 _ABSENT: Absent = {
-    "best_of": ((), "n answers are drawn, and all are given"),
     "logits_processors": (
         (),
         "no code of a program's runs in the engine; logit_bias, bad_words and allowed_token_ids are there",
@@ -49,6 +48,7 @@ class SamplingParams:
     """
 
     n: int = 1
+    best_of: int | None = None
     temperature: float | None = 1.0
     top_p: float | None = 1.0
     top_k: int | None = 0

@@ -126,7 +126,7 @@ def test_calls_name_what_is_of_a_wrong_kind(llm: LLM) -> None:
     for call, text in calls:
         with pytest.raises(TypeError, match=text):
             call()
-    with pytest.raises(ValueError, match="concurrency_limit must be an integer at least 1"):
+    with pytest.raises(ValueError, match="concurrency_limit must be an integer of at least 1"):
         llm.beam_search("a", BeamSearchParams(2, 2), concurrency_limit=0)
     with pytest.raises(ValueError, match=r"LLM.generate has no lora_request"):
         llm.generate("a", lora_request=object())

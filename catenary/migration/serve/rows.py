@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -12,6 +12,10 @@ from catenary.migration.rows import Row, Status
 
 # Takes the option as it was written and its text; a flag's is true or false, a list's is joined by commas.
 Apply = Callable[[Launch, str, str], None]
+# The values with which an option asks for nothing: of all names of a row, or by name.
+Nothing = tuple[str, ...] | Mapping[str, tuple[str, ...]]
+
+_EMPTY = ("{}", "[]")
 
 
 class Kind(Enum):
@@ -58,11 +62,17 @@ def sets_engine(option: str, test: str, *names: str, kind: Kind = Kind.VALUE, **
     return sets(f"{ENGINE}{option.upper()}", flag, test, *names, kind=kind, **words)
 
 
-def idle(note: str, *names: str, kind: Kind = Kind.VALUE) -> ServeOption:
-    """An option that there is nothing to do for: it gives a warning."""
+def idle(note: str, *names: str, kind: Kind = Kind.VALUE, nothing: Nothing = ()) -> ServeOption:
+    """An option that there is nothing to do for: it gives a warning, unless it asks for nothing.
+
+    `nothing`: values that do not, as vLLM's own defaults; of a flag it is false, if nothing else is said.
+    """
+    silent = nothing or (("false",) if kind is Kind.FLAG else ())
 
     def apply(launch: Launch, option: str, value: str) -> None:
-        launch.warn(f"{option} has no effect: {note.replace('`', '')}")
+        values = silent if isinstance(silent, tuple) else silent.get(option, ())
+        if not _is_one_of(value, values):
+            launch.warn(f"{option} has no effect: {note.replace('`', '')}")
 
     return ServeOption(Row(names, Status.NOT_NEEDED, note), kind, apply)
 
@@ -71,13 +81,24 @@ def only(reason: str, accepted: tuple[str, ...], *names: str, kind: Kind = Kind.
     """An option of which only those values are possible that are so anyway; others are refused."""
 
     def apply(launch: Launch, option: str, value: str) -> None:
-        if value.lower() not in accepted:
+        if not _is_one_of(value, accepted):
             raise refuse(option, "" if kind is Kind.FLAG else value, reason)
 
     words = [f"`{word}`" if word else "an empty text" for word in accepted]
     verb = "changes" if len(words) == 1 else "change"
     values = f"; {' and '.join(words)} {verb} nothing" if words else ""
     return ServeOption(Row(names, Status.REFUSED, reason + values), kind, apply)
+
+
+def _is_one_of(value: str, values: tuple[str, ...]) -> bool:
+    """Whether a text is one of these, in any case, or the same number, or an empty object or list."""
+    if value in _EMPTY or value.lower() in values:
+        return True
+    try:
+        number = float(value)
+    except ValueError:
+        return False
+    return any(number == float(one) for one in values if one.isdecimal())
 
 
 def supported(apply: Apply, note: str, test: str, *names: str, kind: Kind = Kind.VALUE) -> ServeOption:

@@ -93,18 +93,37 @@ OPTIONS: tuple[ServeOption, ...] = (
         kind=Kind.FLAG,
     ),
     idle("logs never hold prompts or answers", "--max-log-len"),
-    idle("`--log-level` of `catenary up`, or VLLM_LOGGING_LEVEL", "--uvicorn-log-level", "--log-config-file"),
+    idle(
+        "`--log-level` of `catenary up`, or VLLM_LOGGING_LEVEL",
+        "--uvicorn-log-level",
+        "--log-config-file",
+        nothing={"--uvicorn-log-level": ("info",)},
+    ),
     idle("the gateway is always a process of its own", "--disable-frontend-multiprocessing", kind=Kind.FLAG),
     idle(
         "the gateway's limits are its options",
         "--max-logprobs",
         "--h11-max-incomplete-event-size",
         "--h11-max-header-count",
+        nothing={
+            "--max-logprobs": ("20",),
+            "--h11-max-incomplete-event-size": ("4194304",),
+            "--h11-max-header-count": ("256",),
+        },
     ),
     idle("the gateway serves no pages", "--disable-fastapi-docs", kind=Kind.FLAG),
     idle(
         "llguidance does it, or xgrammar with `--grammar-backend` of the engine",
         "--guided-decoding-backend",
         "--structured-outputs-config",
+        nothing={"--guided-decoding-backend": ("auto", "guidance")},
     ),
+    only(
+        "a schema itself says what may stand between and beside its values",
+        ("false",),
+        "--guided-decoding-disable-any-whitespace",
+        "--guided-decoding-disable-additional-properties",
+        kind=Kind.FLAG,
+    ),
+    idle("there is one way to follow a grammar", "--guided-decoding-disable-fallback", kind=Kind.FLAG),
 )

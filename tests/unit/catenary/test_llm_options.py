@@ -81,12 +81,141 @@ def test_an_unknown_option_names_one_that_is_near(name: str, text: str) -> None:
 
 def test_what_changes_nothing_is_said() -> None:
     with pytest.warns(UserWarning, match="swap_space has no effect: a sequence that loses its blocks"):
-        read_options("m", {"swap_space": 4})
+        read_options("m", {"swap_space": 8})
+    with pytest.warns(UserWarning, match="trust_remote_code has no effect: code from a model's"):
+        read_options("m", {"trust_remote_code": True})
+
+
+# vLLM's defaults, those of several of its releases.
+DEFAULTS: dict[str, tuple[Any, ...]] = {
+    "additional_config": ({}, None),
+    "allowed_local_media_path": ("",),
+    "block_size": (None,),
+    "calculate_kv_scales": (False,),
+    "compilation_config": (None, {}),
+    "config_format": ("auto",),
+    "convert": ("auto",),
+    "cpu_offload_gb": (0, 0.0),
+    "cuda_graph_sizes": ([],),
+    "data_parallel_backend": ("mp",),
+    "data_parallel_size": (1,),
+    "decode_context_parallel_size": (1,),
+    "disable_async_output_proc": (False,),
+    "disable_cascade_attn": (False,),
+    "disable_chunked_mm_input": (False,),
+    "disable_custom_all_reduce": (False,),
+    "disable_log_stats": (False, True),
+    "disable_mm_preprocessor_cache": (False,),
+    "disable_sliding_window": (False,),
+    "distributed_executor_backend": (None,),
+    "download_dir": (None,),
+    "dtype": ("auto",),
+    "enable_chunked_prefill": (None, True),
+    "enable_eplb": (False,),
+    "enable_expert_parallel": (False,),
+    "enable_lora": (False,),
+    "enable_lora_bias": (False,),
+    "enable_prefix_caching": (None,),
+    "enable_prompt_adapter": (False,),
+    "enable_prompt_embeds": (False,),
+    "enable_sleep_mode": (False,),
+    "fully_sharded_loras": (False,),
+    "generation_config": ("auto",),
+    "guided_decoding_backend": ("auto",),
+    "guided_decoding_disable_any_whitespace": (False,),
+    "guided_decoding_disable_additional_properties": (False,),
+    "guided_decoding_disable_fallback": (False,),
+    "hf_config_path": (None,),
+    "hf_overrides": ({}, None),
+    "hf_token": (None, False),
+    "interleave_mm_strings": (False,),
+    "kv_cache_dtype": ("auto",),
+    "kv_cache_memory_bytes": (None,),
+    "kv_sharing_fast_prefill": (False,),
+    "kv_transfer_config": (None,),
+    "limit_mm_per_prompt": ({}, None),
+    "load_format": ("auto",),
+    "logits_processors": (None,),
+    "logprobs_mode": ("raw_logprobs",),
+    "long_prefill_token_threshold": (0,),
+    "lora_dtype": ("auto",),
+    "max_logprobs": (20,),
+    "max_long_partial_prefills": (1,),
+    "max_lora_rank": (16,),
+    "max_loras": (1,),
+    "max_model_len": (None,),
+    "max_num_batched_tokens": (None,),
+    "max_num_partial_prefills": (1,),
+    "max_num_seqs": (None,),
+    "max_parallel_loading_workers": (None,),
+    "media_io_kwargs": ({},),
+    "mm_processor_cache_gb": (4,),
+    "mm_processor_kwargs": (None,),
+    "model_impl": ("auto",),
+    "model_loader_extra_config": ({},),
+    "multi_step_stream_outputs": (True,),
+    "num_gpu_blocks_override": (None,),
+    "num_lookahead_slots": (0,),
+    "num_scheduler_steps": (1,),
+    "otlp_traces_endpoint": (None,),
+    "override_generation_config": ({}, None),
+    "override_pooler_config": (None,),
+    "pipeline_parallel_size": (1,),
+    "pooler_config": (None,),
+    "preemption_mode": (None,),
+    "prefix_caching_hash_algo": ("builtin", "sha256"),
+    "quantization": (None,),
+    "ray_workers_use_nsight": (False,),
+    "revision": (None,),
+    "rope_scaling": ({}, None),
+    "rope_theta": (None,),
+    "runner": ("auto",),
+    "scheduler_delay_factor": (0.0,),
+    "scheduling_policy": ("fcfs",),
+    "served_model_name": (None,),
+    "skip_mm_profiling": (False,),
+    "skip_tokenizer_init": (False,),
+    "speculative_config": (None,),
+    "stream_interval": (1,),
+    "structured_outputs_config": ({},),
+    "swap_space": (4, 4.0, 0),
+    "task": ("auto",),
+    "tensor_parallel_size": (1,),
+    "tokenizer": (None,),
+    "tokenizer_mode": ("auto",),
+    "tokenizer_revision": (None,),
+    "trust_remote_code": (False,),
+    "use_v2_block_manager": (True,),
+    "worker_cls": ("auto",),
+    "worker_extension_cls": ("",),
+}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_a_default_of_vllm_asks_for_nothing(name: str) -> None:
+    """trust_remote_code=False once warned that it had no effect."""
+    for value in DEFAULTS[name]:
+        chosen = make_config(read_options("m", {name: value}).engine)
+        same = {"model_backend", "dtype"}
+        assert chosen.model_dump(exclude=same) == make_config({}).model_dump(exclude=same)
+        assert chosen.model_fields_set <= same
+
+
+@pytest.mark.filterwarnings("error")
+def test_values_that_are_those_of_an_engine_are_the_engines() -> None:
+    for given in ({"enforce_eager": False}, {"enforce_eager": None}, {"gpu_memory_utilization": 0.9}):
+        chosen = make_config(read_options("m", given).engine)
+        assert (
+            chosen.model_dump()
+            == make_config({name: value for name, value in given.items() if value is not None}).model_dump()
+        )
 
 
 PARAMETERS: list[tuple[dict[str, Any], str]] = [
     ({"n": 0}, "'n'.*at least 1"),
     ({"n": 129}, "'n'.*at most 128"),
+    ({"n": 3, "best_of": 2}, "'best_of'"),
     ({"temperature": -1}, "'temperature'.*at least 0"),
     ({"temperature": float("nan")}, "'temperature'"),
     ({"temperature": "hot"}, "'temperature'"),
@@ -188,9 +317,13 @@ def test_a_backend_of_guided_decoding_changes_nothing_and_is_said() -> None:
 
 
 def test_sampling_parameters_of_vllm_that_ask_for_nothing() -> None:
-    neutral: dict[str, Any] = {"best_of": None, "logits_processors": None, "extra_args": {}}
+    neutral: dict[str, Any] = {"thinking_token_budget": None, "logits_processors": None, "extra_args": {}}
     assert SamplingParams(**neutral, flat_logprobs=False) == SamplingParams()  # type: ignore[call-arg]
-    refused: dict[str, Any] = {"best_of": 2, "logits_processors": [print], "flat_logprobs": True}
+    refused: dict[str, Any] = {
+        "thinking_token_budget": 9,
+        "logits_processors": [print],
+        "flat_logprobs": True,
+    }
     for name, value in refused.items():
         with pytest.raises(ValueError, match=f"SamplingParams has no {name}: "):
             SamplingParams(**{name: value})

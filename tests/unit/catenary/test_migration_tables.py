@@ -123,9 +123,9 @@ def test_a_variable_of_the_handbooks_without_its_whole_effect_is_named(name: str
     [
         "--num-scheduler-steps 8",
         "--limit-mm-per-prompt image=4",
-        "--mm_processor_kwargs {}",
+        '--mm_processor_kwargs {"num_crops":4}',
         "--use-padding-aware-scheduling",
-        "--use-v2-block-manager",
+        "--swap-space 16",
         "--distributed_executor_backend mp",
         "--disable-log-requests",
         "--trust-remote-code",
