@@ -87,6 +87,11 @@ letters of `start_gaudi_vllm_server.sh`. Both print the `catenary up` that they 
 print no more than that. What was asked for by an option or a letter wins over every variable; a script's
 default gives way to Catenary's variables and to vLLM's. Options of `catenary up` that vLLM has
 not follow behind `--` and win over all: `catenary vllm-serve MODEL -- --router-port 0 --cache-dir DIR`.
+An option that is given with vLLM's own default, or with an empty object or list, asks for nothing: it is
+taken without a word.
+
+Programs that import vLLM's `LLM` and `SamplingParams` (`vllm.sampling_params`, `vllm.outputs`) import
+Catenary's: [offline batches](python.md#from-vllm) says which name stands for which.
 
 """
 
