@@ -37,3 +37,24 @@ def expanded(path: str | Path) -> Path:
 def cache_directory() -> Path:
     """Return `$CATENARY_CACHE`, else `~/.cache/catenary`. Raises NoHomeError."""
     return expanded(os.environ.get(CACHE_ENV) or "~/.cache/catenary")
+
+
+def forbids_code(directory: Path) -> bool:
+    """Return whether libraries in this directory cannot be loaded: its file system is mounted noexec.
+
+    Of a directory that is not there yet, where it would be made.
+    """
+    for place in (directory, *directory.absolute().parents):
+        try:
+            return bool(os.statvfs(place).f_flag & os.ST_NOEXEC)
+        except OSError:
+            continue
+    return False
+
+
+def why_no_code(directory: Path) -> str:
+    """Return the reason for which `directory` cannot keep code, for one line, and what mends it."""
+    return (
+        f"{directory} is on a file system that is mounted noexec, from which no code can be loaded: choose "
+        f"another directory with --cache-dir or {CACHE_ENV}"
+    )

@@ -46,10 +46,19 @@ class RuntimeDirectory:
         check_temporary_directory()
         remove_stale()
         # The system's temporary directory, not the cache, since a unix socket's path is short.
-        path = Path(tempfile.mkdtemp(prefix=PREFIX))
-        directory = cls(path, _locked(path))
-        directory.write_secret(directory.client_secret, os.environ.get(CLIENT_SECRET_ENV))
-        directory.write_secret(directory.engine_secret, os.environ.get(ENGINE_SECRET_ENV))
+        path: Path | None = None
+        try:
+            path = Path(tempfile.mkdtemp(prefix=PREFIX))
+            directory = cls(path, _locked(path))
+            directory.write_secret(directory.client_secret, os.environ.get(CLIENT_SECRET_ENV))
+            directory.write_secret(directory.engine_secret, os.environ.get(ENGINE_SECRET_ENV))
+        except OSError as error:
+            if path is not None:
+                shutil.rmtree(path, ignore_errors=True)
+            raise StartRefused(
+                f"{tempfile.gettempdir()}: no files can be written there ({error.strerror}): set TMPDIR to a "
+                "directory with room"
+            ) from None
         return directory
 
     @property
@@ -71,8 +80,12 @@ class RuntimeDirectory:
         return [self.socket(name) for name in sorted(found, key=lambda name: (len(name), name))]
 
     def describe(self, text: str) -> None:
-        """Write what a person tells this run from others by: its port, its models, when it began."""
-        (self.path / ABOUT_NAME).write_text(text, encoding="utf-8")
+        """Write how this run differs from others, for a person: its port, its models, when it began.
+
+        On a full disk it stays without: `about` is a help, and no service reads it.
+        """
+        with contextlib.suppress(OSError):
+            (self.path / ABOUT_NAME).write_text(text, encoding="utf-8")
 
     @property
     def about(self) -> str:

@@ -46,7 +46,12 @@ class LocalStack:
         chosen = read_options(model, options)
         config = make_config({**chosen.engine, "model": model})
         self.name = config.served_model_name or resolve_source(model).name
-        self.directory = prepare_model(model, cache_dir=config.cache_dir, progress=on_progress)
+        self.directory = prepare_model(
+            model,
+            cache_dir=config.cache_dir,
+            progress=on_progress,
+            convert_s=config.convert_timeout_s,
+        )
         self.chat_template = chat_template or chosen.chat_template
         self._engine = LocalEngine(config.model_copy(update={"model": str(self.directory)}), self.name)
         self._tokenizers = LocalTokenizers(self.directory, self.name, self.chat_template)

@@ -81,6 +81,9 @@ class EngineConfig(
         description="Converted models, compiled code and measurements are kept here. Absent: CATENARY_CACHE, "
         "or ~/.cache/catenary.",
     )
+    convert_timeout_s: float = Field(
+        7200, gt=0, le=86_400, description="Seconds that converting a GGUF file, once, may take."
+    )
     max_model_len: int | None = Field(
         None, ge=2, description="Longest sequence, prompt and completion, in tokens. Absent: the model's own."
     )

@@ -88,7 +88,7 @@ def test_a_core_that_outgrows_its_group_is_said_to_have_done_so(memory_group: Ma
         "        await core.stop()\n"
         "asyncio.run(main())",
     )
-    assert "killed by SIGKILL: the memory limit of 256 MiB was probably reached" in told
+    assert "killed by SIGKILL: probably the memory limit of 256 MiB was reached" in told
     assert str(group) in told
 
 
@@ -110,7 +110,7 @@ def test_a_tokenizer_that_lacks_address_space_says_so(tmp_path: Path) -> None:
         check=False,
         timeout=60,
     )
-    assert "address space, which is limited to 390 MiB (ulimit -v)" in done.stdout, done.stderr
+    assert "address space ran out, which is limited to 390 MiB (ulimit -v)" in done.stdout, done.stderr
 
 
 STARTED_WORKER = """

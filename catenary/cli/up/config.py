@@ -172,6 +172,9 @@ class UpConfig(ServiceConfig):
         default=None,
         description="Prepared models and logs (default: CATENARY_CACHE, else ~/.cache/catenary).",
     )
+    convert_timeout_s: float = Field(
+        default=7200.0, gt=0, le=86_400, description="Seconds that converting a GGUF file, once, may take."
+    )
     state_dir: Path | None = Field(
         default=None,
         description="Directory of stored responses, files and batches, for all gateways together. Default: "

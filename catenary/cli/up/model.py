@@ -11,13 +11,15 @@ from pathlib import Path
 
 from catenary.cli.up.child import wrapped
 from catenary.cli.up.plan import without_secrets
+from catenary.cli.up.process import LINE_LIMIT, lines_of
 from catenary.cli.up.supervisor import describe_exit
 from catenary.memory_deaths import MemoryWatch
 from catenary.runtime import StartRefused, module_command
 
-LINE_LIMIT = 1 << 20
-# What the process begins its last words with.
+# Begins the last line of a process that could not prepare the model.
 REFUSAL_PREFIX = "error: "
+# Of a line that is shown: libraries write warnings of any length, and a person reads a line of a terminal.
+_SHOWN_CHARS = 1000
 
 
 def served_name(model: str, configured: str | None) -> str:
@@ -29,17 +31,19 @@ def served_name(model: str, configured: str | None) -> str:
     return resolve_source(model).name
 
 
-async def prepare_model(model: str, cache: Path, report: Callable[[str], None]) -> Path:
-    """Return the directory of the model, converted or fetched first where that is needed.
+async def prepare_model(model: str, cache: Path, report: Callable[[str], None], *, convert_s: float) -> Path:
+    """Return the directory of the model, converted (in at most `convert_s` seconds) or fetched if need be.
 
-    Runs in a process of its own, since it may import torch. Raises StartRefused with its last words.
+    Runs in a process of its own, since it may import torch. Raises StartRefused with the reason that the
+    process gave in its last line. Long lines are shown cut off.
     """
     program, *module = module_command("services.engine.model.prepare")
     # Its package imports it, which runpy warns about.
     quiet = ("-W", "ignore::RuntimeWarning:runpy")
+    options = ("--model", model, "--cache-dir", str(cache), "--convert-timeout-s", str(convert_s))
     memory = MemoryWatch()
     process = await asyncio.create_subprocess_exec(
-        *wrapped((program, *quiet, *module, "--model", model, "--cache-dir", str(cache))),
+        *wrapped((program, *quiet, *module, *options)),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -55,10 +59,10 @@ async def prepare_model(model: str, cache: Path, report: Callable[[str], None]) 
 
     async def follow() -> None:
         nonlocal last_line, refusal
-        async for raw in stderr:
-            line = raw.decode(errors="replace").strip()
+        async for text in lines_of(stderr):
+            line = text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
             if line.startswith(REFUSAL_PREFIX):
-                # Told once, by the one who catches it.
+                # Told once, with the exception below.
                 refusal = line.removeprefix(REFUSAL_PREFIX)
             elif line:
                 last_line = line
@@ -74,7 +78,7 @@ async def prepare_model(model: str, cache: Path, report: Callable[[str], None]) 
     lines = output.decode(errors="replace").split("\n")
     directory = next((line.strip() for line in reversed(lines) if line.strip()), "")
     if code or not directory:
-        # What it did last is no reason: it may have been ended meanwhile.
+        # Its last activity is no reason: it may have been killed during it.
         end = describe_exit(code, memory=memory)
         doing = f" while: {last_line}" if last_line else ""
         raise StartRefused(refusal or f"the model {model} could not be prepared: the process {end}{doing}")

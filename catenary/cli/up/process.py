@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from io import FileIO
 from pathlib import Path
 
@@ -14,8 +14,24 @@ from catenary.cli.up.child import wrapped
 from catenary.cli.up.plan import ChildSpec, child_environment
 from catenary.runtime import StartRefused
 
+# Bytes of a line that are held until it ends: what the supervisor may take for each child. Longer lines are
+# kept in pieces, so nothing is lost, and no operator needs another number.
 LINE_LIMIT = 1 << 20
 LOG_LIMIT_BYTES = 16 << 20
+
+
+async def lines_of(reader: asyncio.StreamReader) -> AsyncIterator[str]:
+    """Yield what a process writes, line by line without the end, and a line beyond the limit in pieces."""
+    while True:
+        try:
+            raw = await reader.readuntil(b"\n")
+        except asyncio.IncompleteReadError as error:
+            raw = error.partial
+            if not raw:
+                return
+        except asyncio.LimitOverrunError as error:
+            raw = await reader.readexactly(error.consumed)
+        yield raw.decode(errors="replace").rstrip()
 
 
 def reap_orphans(known: Collection[int | None]) -> list[int]:
@@ -134,16 +150,8 @@ class ChildProcess:
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(reader_fd, "rb", buffering=0)
         )
         try:
-            while True:
-                try:
-                    raw = await reader.readuntil(b"\n")
-                except asyncio.IncompleteReadError as error:
-                    raw = error.partial
-                    if not raw:
-                        return
-                except asyncio.LimitOverrunError as error:
-                    raw = await reader.readexactly(error.consumed)
-                self._take(raw.decode(errors="replace").rstrip())
+            async for line in lines_of(reader):
+                self._take(line)
         finally:
             transport.close()
 

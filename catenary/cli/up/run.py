@@ -82,8 +82,8 @@ async def up(config: UpConfig, stop: asyncio.Event, warnings: Sequence[str] = ()
         places = Places(models, ports, cpus=cpus, tokenizers=tokenizers_of(config, topology), modules=modules)
         runtime = RuntimeDirectory.create()
         names = ", ".join(model.name for model in models)
-        runtime.describe(f"port {ports[0]}, {names}, since {time.strftime('%H:%M:%S')}")
         try:
+            runtime.describe(f"port {ports[0]}, {names}, since {time.strftime('%H:%M:%S')}")
             await Deployment(config, runtime, places, reporter, cache, started).run(stop)
         finally:
             runtime.remove()
@@ -192,7 +192,12 @@ async def prepare(
     for model in wanted:
         reporter.activity("model", f"preparing {model.source}")
         directories.append(
-            await prepare_model(model.source, cache, lambda line: reporter.activity("model", line))
+            await prepare_model(
+                model.source,
+                cache,
+                lambda line: reporter.activity("model", line),
+                convert_s=config.convert_timeout_s,
+            )
         )
         reporter.done("model", f"prepared {model.source}")
     names = tuple(served_name(model.source, model.name) for model in wanted)

@@ -40,7 +40,7 @@ STOP_MARGIN_S = 5.0
 def describe_exit(code: int, last_line: str = "", memory: MemoryWatch | None = None) -> str:
     """Return how a process ended and why: the signal, or the code and the process's last line.
 
-    `memory`, from before its start, tells whether it was for want of memory.
+    `memory`, made before its start, tells whether memory ran out.
     """
     why = memory.explain(code) if memory is not None else ""
     if code >= 0:

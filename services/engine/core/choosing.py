@@ -57,7 +57,12 @@ def start(options: CoreOptions, progress: Progress) -> tuple[StartedEngine, Call
 def _find(options: CoreOptions, progress: Progress) -> tuple[Path, Task]:
     try:
         cache = expanded(options.cache_dir) if options.cache_dir else None
-        directory = prepare_model(options.model, cache_dir=cache, progress=lambda line: progress(line, None))
+        directory = prepare_model(
+            options.model,
+            cache_dir=cache,
+            progress=lambda line: progress(line, None),
+            convert_s=options.convert_timeout_s,
+        )
         return directory, find_task(directory, check_directory(directory), options.task)
     except (ModelError, NoHomeError) as error:
         raise StartError(" ".join(str(error).split())) from error

@@ -16,6 +16,7 @@ class CoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     task: str
     embedding_dimensions: str | None
     cache_dir: str | None
+    convert_timeout_s: float
     max_model_len: int | None
     allow_long_max_model_len: bool
     dtype: str

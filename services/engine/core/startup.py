@@ -11,7 +11,7 @@ import torch
 from msgspec.structs import replace
 
 import catenary
-from catenary.directories import NoHomeError, expanded
+from catenary.directories import NoHomeError, expanded, forbids_code, why_no_code
 from catenary.telemetry import get_logger
 from services.engine.bucketing import BucketPlan
 from services.engine.core.devices import device_of
@@ -103,7 +103,7 @@ def start_engine(options: CoreOptions, progress: Progress, device: Device | None
 
 def _start(options: CoreOptions, progress: Progress, device: Device) -> Engine:
     cache = expanded(options.cache_dir) if options.cache_dir else None
-    directory, config, facts = _find_model(options.model, cache, progress)
+    directory, config, facts = _find_model(options, cache, progress)
     limit = _context_limit(options, facts, config)
     recorder = ServingRecorder(expanded(options.record_lengths) if options.record_lengths else None)
     device.adapt(config)
@@ -175,10 +175,15 @@ def _runner_maker(
 
 
 def _find_model(
-    model: str, cache: Path | None, progress: Progress
+    options: CoreOptions, cache: Path | None, progress: Progress
 ) -> tuple[Path, Mapping[str, Any], DirectoryFacts]:
     progress("reading the model's files", 0.1)
-    directory = prepare_model(model, cache_dir=cache, progress=lambda line: progress(line, None))
+    directory = prepare_model(
+        options.model,
+        cache_dir=cache,
+        progress=lambda line: progress(line, None),
+        convert_s=options.convert_timeout_s,
+    )
     config = check_directory(directory)
     facts = read_facts(directory, config)
     if facts.ignored_sampling:
@@ -241,6 +246,8 @@ def _open_code_cache(
         block_size=options.block_size,
     )
     code = CodeCache(cache / "compiled" / key)
+    if forbids_code(code.code):
+        raise StartError(f"compile: {why_no_code(cache)}")
     try:
         code.open()
     except OSError as error:

@@ -41,15 +41,22 @@ def default_cache_dir() -> Path:
         raise ModelError(str(error)) from None
 
 
-def prepare_model(model: str, *, cache_dir: Path | None = None, progress: Progress = lambda _: None) -> Path:
+def prepare_model(
+    model: str,
+    *,
+    cache_dir: Path | None = None,
+    progress: Progress = lambda _: None,
+    convert_s: float | None = None,
+) -> Path:
     """Returns the checked directory of `model`: an alias, a .gguf file, a directory or a hub's id.
 
-    A GGUF file is converted once into the cache. Raises ModelError with one readable line.
+    A GGUF file is converted once into the cache, in at most `convert_s` seconds if given. Raises
+    ModelError with one readable line.
     """
     source = resolve_source(model)
     cache = cache_dir if cache_dir is not None else default_cache_dir()
     if source.kind is SourceKind.GGUF:
-        directory = _converted(source, cache, progress)
+        directory = _converted(source, cache, progress, convert_s)
     elif source.kind is SourceKind.HUB:
         directory = _downloaded(source, progress)
     elif source.kind is SourceKind.MODELSCOPE:
@@ -77,7 +84,7 @@ def _tools_of(source: ModelSource) -> bytes:
     return b"" if source.tools_template is None else source.tools_template.read_bytes()
 
 
-def _converted(source: ModelSource, cache: Path, progress: Progress) -> Path:
+def _converted(source: ModelSource, cache: Path, progress: Progress, convert_s: float | None) -> Path:
     target = converted_directory(source, cache)
     models, name, tools = target.parent, target.name.rpartition("-")[0], _tools_of(source)
     if target.is_dir():
@@ -87,13 +94,15 @@ def _converted(source: ModelSource, cache: Path, progress: Progress) -> Path:
             models / f".{target.name}.lock", lambda: progress(f"waiting for another converter of {name}")
         ):
             if not target.is_dir():
-                _convert(source, target, tools, progress)
+                _convert(source, target, tools, progress, convert_s)
     except OSError as error:
         raise ModelError(f"model cache {models} cannot be written: {error.strerror}") from None
     return target
 
 
-def _convert(source: ModelSource, target: Path, tools: bytes, progress: Progress) -> None:
+def _convert(
+    source: ModelSource, target: Path, tools: bytes, progress: Progress, convert_s: float | None
+) -> None:
     file = _path_of(source)
     # A damaged one is told before torch is loaded for it.
     check_gguf(file)
@@ -103,7 +112,13 @@ def _convert(source: ModelSource, target: Path, tools: bytes, progress: Progress
         # A process of its own gives the converter's memory back, and keeps torch out of this one.
         command = [*module_command("services.engine.model.gguf"), str(file), str(scratch)]
         memory = MemoryWatch()
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        try:
+            result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=convert_s)
+        except subprocess.TimeoutExpired:
+            raise ModelError(
+                f"GGUF file {file} cannot be converted: the converter was ended after {convert_s:g} s "
+                "(--convert-timeout-s)"
+            ) from None
         if result.returncode != 0:
             lines = result.stderr.strip().splitlines() or [f"the converter ended with {result.returncode}"]
             raise ModelError(

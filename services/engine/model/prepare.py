@@ -1,8 +1,8 @@
 """Prepares a model ahead of the services that need its directory: the tokenizer and the engine.
 
-`python -m services.engine.model.prepare --model X [--cache-dir D]` prints the directory as its last line on
-stdout and its progress on stderr. It imports neither torch nor transformers: with everything in place it
-takes milliseconds.
+`python -m services.engine.model.prepare --model X [--cache-dir D] [--convert-timeout-s N]` prints the
+directory as its last line on stdout and its progress on stderr. It imports neither torch nor transformers:
+with everything in place it takes milliseconds.
 """
 
 from __future__ import annotations
@@ -24,10 +24,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--model", required=True, help="alias (smollm2, minilm), .gguf file, directory or hub id"
     )
     parser.add_argument("--cache-dir", type=Path, default=None, help="cache for converted models")
+    parser.add_argument(
+        "--convert-timeout-s", type=float, default=None, help="seconds that converting a file may take"
+    )
     options = parser.parse_args(argv)
     try:
         directory = prepare_model(
-            options.model, cache_dir=options.cache_dir, progress=lambda line: _write(sys.stderr, line)
+            options.model,
+            cache_dir=options.cache_dir,
+            progress=lambda line: _write(sys.stderr, line),
+            convert_s=options.convert_timeout_s,
         )
     except ModelError as error:
         _write(sys.stderr, f"error: {error}")

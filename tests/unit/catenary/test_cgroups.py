@@ -153,7 +153,7 @@ def test_a_kill_for_memory_names_the_limit_and_its_file(tmp_path: Path) -> None:
     assert watch.explain(-signal.SIGKILL) == ""
     (tmp_path / GROUP / "memory.events").write_text("max 9\noom 1\noom_kill 2\n")
     file = tmp_path / GROUP / "memory.max"
-    assert watch.explain(-signal.SIGKILL) == f": the memory limit of 900 MiB was probably reached ({file})"
+    assert watch.explain(-signal.SIGKILL) == f": probably the memory limit of 900 MiB was reached ({file})"
     # Told once.
     assert watch.explain(-signal.SIGKILL) == ""
 
@@ -163,7 +163,7 @@ def test_a_kill_where_no_group_limits_is_the_machines(tmp_path: Path) -> None:
     tree(tmp_path, "", "", {"proc/vmstat": "oom_kill 0\n"})
     watch = MemoryWatch(tmp_path)
     vmstat.write_text("oom_kill 1\n")
-    assert watch.explain(-signal.SIGKILL) == ": the machine's memory was probably used up"
+    assert watch.explain(-signal.SIGKILL) == ": probably the machine's memory ran out"
 
 
 def test_a_limit_of_address_space_is_named_where_a_process_died_of_it(
@@ -173,5 +173,5 @@ def test_a_limit_of_address_space_is_named_where_a_process_died_of_it(
     assert [watch.explain(status) for status in (1, -signal.SIGABRT, -signal.SIGKILL)] == [""] * 3
     monkeypatch.setattr(resource, "getrlimit", lambda _: (700 * MIB, resource.RLIM_INFINITY))
     for status in (1, -signal.SIGABRT, -signal.SIGSEGV):
-        assert "address space, which is limited to 700 MiB (ulimit -v)" in watch.explain(status)
+        assert "address space ran out, which is limited to 700 MiB (ulimit -v)" in watch.explain(status)
     assert [watch.explain(status) for status in (0, -signal.SIGTERM)] == ["", ""]

@@ -9,12 +9,29 @@ import pytest
 from catenary.cli.runtime_directory import check_temporary_directory
 from catenary.cli.up.layout import cache_directory as cache_of_up
 from catenary.cli.up.layout import require_writable
-from catenary.directories import NoHomeError, cache_directory, expanded, home_directory
+from catenary.directories import NoHomeError, cache_directory, expanded, forbids_code, home_directory
 from catenary.runtime import StartRefused
 from gateway.state import StateDirectory
 from services.engine.device import DeviceError, RecipeCache
 from services.engine.device.hpu.recipes import use_recipe_cache
 from services.engine.model import ModelError, default_cache_dir, prepare_model, resolve_source
+
+
+@pytest.mark.parametrize(("flag", "forbids"), [(os.ST_NOEXEC, True), (os.ST_RDONLY, False)])
+def test_where_code_cannot_be_loaded_is_known_of_a_directory_that_is_not_there_yet(
+    flag: int, forbids: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[Path] = []
+
+    def statvfs(path: Path) -> os.statvfs_result:
+        asked.append(path)
+        if path != tmp_path:
+            raise FileNotFoundError(path)
+        return os.statvfs_result((*(0,) * 8, flag, 255))
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    assert forbids_code(tmp_path / "cache" / "native") is forbids
+    assert asked == [tmp_path / "cache" / "native", tmp_path / "cache", tmp_path]
 
 
 @pytest.fixture

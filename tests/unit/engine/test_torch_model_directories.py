@@ -6,6 +6,7 @@ import json
 import shutil
 import struct
 import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -354,6 +355,19 @@ def test_two_processes_convert_a_file_once(tmp_path: Path, monkeypatch: pytest.M
     assert len(runs) == 1
     assert prepare() == first.result()
     assert any(line.startswith("waiting for another converter") for line in lines)
+
+
+def test_a_converter_that_hangs_is_ended_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "tiny.gguf"
+    file.write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, 0, 0))
+    hang = (sys.executable, "-c", "import time; time.sleep(600)")
+    monkeypatch.setattr("services.engine.model.preparation.module_command", lambda module: hang)
+    message = r"tiny\.gguf cannot be converted: the converter was ended after 0\.2 s \(--convert-timeout-s\)$"
+    with pytest.raises(ModelError, match=message):
+        prepare_model(str(file), cache_dir=tmp_path / "cache", convert_s=0.2)
+    assert [path for path in (tmp_path / "cache" / "models").iterdir() if path.is_dir()] == []
 
 
 def test_a_directory_is_used_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from catenary.cpus import read_topology
+from catenary.directories import forbids_code, why_no_code
 from catenary.telemetry import get_logger
 from services.engine.device.cpu.native.compiler import COMPILE_S, BuildError, find_compiler, identity, run
 from services.engine.device.cpu.native.kept import (
@@ -73,6 +74,8 @@ def _build_here(level: Level, stem: str, directory: Path, progress: Progress, li
     ready = _ready(directory, name)
     if ready:
         return ready[0]
+    if forbids_code(directory):
+        raise BuildError(why_no_code(directory))
     try:
         make_directory(directory)
         if not is_ours(directory):

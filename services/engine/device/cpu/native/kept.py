@@ -12,7 +12,7 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
-from catenary.directories import NoHomeError, cache_directory
+from catenary.directories import NoHomeError, cache_directory, forbids_code
 from catenary.telemetry import get_logger
 from services.engine.device.cpu.native.compiler import BuildError
 
@@ -52,8 +52,9 @@ def make_directory(directory: Path) -> None:
 
 
 def sound(places: Sequence[Path], pattern: str) -> list[Path]:
-    """Libraries of these directories that are whole, and that nobody else can have put there."""
-    found = (path for place in places if is_ours(place) for path in sorted(place.glob(pattern)))
+    """Libraries of these directories that are whole, can be loaded, and are no other user's."""
+    usable = (place for place in places if is_ours(place) and not forbids_code(place))
+    found = (path for place in usable for path in sorted(place.glob(pattern)))
     return [path for path in found if is_ours(path) and _is_whole(path)]
 
 
