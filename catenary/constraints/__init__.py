@@ -13,7 +13,7 @@ from catenary.constraints.convert import DEFAULT_LIMITS, to_llguidance
 from catenary.constraints.json_schema import clean_schema, read_schema
 from catenary.constraints.kinds import ConstraintError, ConstraintKind, ConstraintLimits
 from catenary.constraints.regex import read_regex
-from catenary.constraints.structural_tag import TAG_GAP
+from catenary.constraints.structural_tag import TAG_GAP, first_to_fire
 
 __all__ = [
     "DEFAULT_LIMITS",
@@ -25,6 +25,7 @@ __all__ = [
     "clean_schema",
     "control_tokens",
     "explain",
+    "first_to_fire",
     "parser_limits",
     "read_regex",
     "read_schema",

@@ -57,7 +57,7 @@ def tags_to_lark(source: str, limits: ConstraintLimits, control: Mapping[str, in
     _check(tags, limits)
     if tags.only_tags and not tags.at_least_one:
         raise ConstraintError("A structural tag with only_tags needs at_least_one.")
-    tags = msgspec.structs.replace(tags, triggers=_first_to_fire(tags.triggers))
+    tags = msgspec.structs.replace(tags, triggers=first_to_fire(tags.triggers))
     return "\n".join(_rules(tags, limits, control))
 
 
@@ -84,7 +84,7 @@ def _check(tags: _Tags, limits: ConstraintLimits) -> None:
             raise ConstraintError("Each trigger must begin a structure.")
 
 
-def _first_to_fire(triggers: Sequence[str]) -> list[str]:
+def first_to_fire(triggers: Sequence[str]) -> list[str]:
     """Without those that begin with another one, which a text comes to before. Raises ConstraintError for one
     that holds another further in: no text could come to its beginning and then to a tag of it."""
     kept: list[str] = []

@@ -17,6 +17,7 @@ from catenary.constraints import (
     ConstraintKind,
     ConstraintLimits,
     clean_schema,
+    first_to_fire,
     read_regex,
     read_schema,
     to_llguidance,
@@ -140,21 +141,28 @@ def _tag(given: dict[str, Any], limits: ConstraintLimits) -> dict[str, Any]:
             raise ConstraintRefused("Values with tags of their own are not supported by xgrammar.")
         content: dict[str, Any] = {"type": "any_text"}
         if structure.get("schema") is not None:
-            schema = honoured(clean_schema(structure["schema"], limits))
-            content = {"type": "json_schema", "json_schema": schema}
+            content = _json(structure["schema"], limits)
         tags.append({"begin": structure["begin"], "content": content, "end": structure.get("end", "")})
-    if given.get("only_tags", False):
-        return {"type": "structural_tag", "format": _only(tags, single=given.get("stop_after_first", False))}
-    return {
-        "type": "structural_tag",
-        "format": {
-            "type": "triggered_tags",
-            "triggers": given["triggers"],
-            "tags": tags,
-            "at_least_one": given.get("at_least_one", False),
-            "stop_after_first": given.get("stop_after_first", False),
-        },
+    required, single = given.get("at_least_one", False), given.get("stop_after_first", False)
+    otherwise = given.get("otherwise")
+    form: dict[str, Any] = {
+        "type": "triggered_tags",
+        "triggers": first_to_fire(given["triggers"]),
+        "tags": tags,
+        "at_least_one": required,
+        "stop_after_first": single,
     }
+    if given.get("only_tags", False) or otherwise is not None:
+        form = _only(tags, single=single)
+        if not required:
+            form = {"type": "or", "elements": [form, _json(otherwise, limits)]}
+    return {"type": "structural_tag", "format": form}
+
+
+def _json(schema: Any, limits: ConstraintLimits) -> dict[str, Any]:
+    """A JSON value of a schema."""
+    schema = honoured(clean_schema(schema, limits))
+    return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": _MOST_WHITE_SPACE}
 
 
 def _only(tags: list[dict[str, Any]], *, single: bool) -> dict[str, Any]:
