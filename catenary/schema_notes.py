@@ -50,23 +50,38 @@ def is_note(keyword: str) -> bool:
     return keyword in ANNOTATIONS or (keyword.startswith(_EXTENSION) and keyword != GUIDANCE)
 
 
-# No deeper schema is honoured.
+# No deeper schema is honoured, and none of more parts (`ConstraintLimits`).
 _MOST_LEVELS = 64
+_MOST_PARTS = 20_000
 
 
-def without_notes(schema: Any, *, levels: int = _MOST_LEVELS) -> Any:
+def without_notes(schema: Any, *, levels: int = _MOST_LEVELS, parts: int = _MOST_PARTS) -> Any:
     """The schema without annotations, which a server need not compile again for other words of theirs.
 
-    What is no schema, or stands deeper than so many levels, is left as it is.
+    What is no schema, stands deeper than so many levels, or comes after so many parts that are schemas, is
+    left as it is: a caller's event loop is held up no longer than that.
     """
-    if not isinstance(schema, dict) or not levels:
-        return schema
-    return {name: _inner(name, value, levels - 1) for name, value in schema.items() if not is_note(name)}
+    return _Bare(parts).schema(schema, levels)
 
 
-def _inner(name: str, value: Any, levels: int) -> Any:
-    if name in SCHEMA_OBJECTS and isinstance(value, dict):
-        return {key: without_notes(item, levels=levels) for key, item in value.items()}
-    if name in SCHEMA_LISTS or (name == "items" and isinstance(value, list)):
-        return [without_notes(item, levels=levels) for item in value] if isinstance(value, list) else value
-    return without_notes(value, levels=levels) if name in SCHEMAS else value
+class _Bare:
+    """Leaves out the annotations of one schema."""
+
+    def __init__(self, parts: int) -> None:
+        self._left = parts
+
+    def schema(self, value: Any, levels: int) -> Any:
+        """A part that is a schema."""
+        if not isinstance(value, dict) or not levels or not self._left:
+            return value
+        self._left -= 1
+        return {
+            name: self._inner(name, item, levels - 1) for name, item in value.items() if not is_note(name)
+        }
+
+    def _inner(self, name: str, value: Any, levels: int) -> Any:
+        if name in SCHEMA_OBJECTS and isinstance(value, dict):
+            return {key: self.schema(item, levels) for key, item in value.items()}
+        if name in SCHEMA_LISTS or (name == "items" and isinstance(value, list)):
+            return [self.schema(item, levels) for item in value] if isinstance(value, list) else value
+        return self.schema(value, levels) if name in SCHEMAS else value

@@ -15,6 +15,7 @@ from gateway.errors import ApiError, bad_request
 SESSION_ID = "x-session-id"
 MAX_WAIT_MS = "x-max-wait-ms"
 PRIORITY_CLASS = "x-priority-class"
+# Of headers: their size is bounded by --max-header-kib, and no wait is allowed to be longer than a day.
 MAX_SESSION_ID = 256
 LONGEST_WAIT_MS = 86_400_000
 _CLASSES: dict[str, common_pb2.PriorityClass.ValueType] = {

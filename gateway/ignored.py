@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 IGNORED = "x-catenary-ignored"
+# Of a response header: proxies and clients take some KiB of headers, so it stays below four.
 MAX_NAMES = 32
 _MAX_NAME_LENGTH = 100
 _MORE = "..."

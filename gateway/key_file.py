@@ -7,6 +7,7 @@ from pathlib import Path
 
 from catenary.runtime import StartRefused
 
+# Thousands of keys; a larger file was named by mistake.
 MAX_KEY_FILE_BYTES = 1 << 20
 LIMITS = {
     "requests-per-minute": "requests_per_minute",

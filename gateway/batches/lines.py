@@ -12,6 +12,7 @@ from gateway.batches.objects import BatchProblem
 from gateway.http import NUMBERS, decode_json, too_many_values
 from gateway.turns import Turns
 
+# Of names that the answers repeat (OpenAI has no figure), and faults that one report names.
 MAX_CUSTOM_ID = 512
 MAX_PROBLEMS = 100
 # Windows' tools put it in front of a text in UTF-8.

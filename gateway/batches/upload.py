@@ -18,6 +18,7 @@ from gateway.errors import ApiError, bad_request, timed_out
 from gateway.http import ClientGone
 
 PIECE_BYTES = 256 << 10
+# Of the form around a file: no client writes more, and the file itself has options.
 _MAX_VALUE_BYTES = 1024
 _MAX_HEADER_BYTES = 4096
 _MAX_PARTS = 16

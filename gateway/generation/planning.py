@@ -47,17 +47,16 @@ def make_plan(
         parsing: what is read in the texts; None: nothing.
         tails: the last characters of each prompt, for that.
     """
-    for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
-        _check_ids(getattr(fields, name) or (), model, name)
-    bad_words = bad_word_tokens(fields.bad_words or (), model.vocabulary)
-    _check_ids([token for word in bad_words for token in word], model, "bad_words")
+    bad_words = _checked_tokens(fields, model)
     if constraint is not None and fields.searches:
         text = "'use_beam_search' cannot be combined with a constraint on the output."
         raise bad_request(text, "use_beam_search")
     _check_scored(prompts, fields, max_scored_prompt_tokens)
-    limits = []
+    limits = [
+        _token_limit(len(prompt), model.max_model_len, fields, default_max_tokens, param)
+        for prompt in prompts
+    ]
     for prompt in prompts:
-        limits.append(_token_limit(len(prompt), model.max_model_len, fields, default_max_tokens, param))
         _check_ids(prompt, model, param)
     return GenerationPlan(
         request_id=request_id,
@@ -104,6 +103,15 @@ def bad_word_tokens(words: Iterable[str], vocabulary: Vocabulary) -> list[list[i
                 raise bad_request("Invalid 'bad_words': a word has no tokens.", "bad_words")
             found[tuple(ids)] = None
     return [list(ids) for ids in found]
+
+
+def _checked_tokens(fields: GenerationFields, model: Model) -> list[list[int]]:
+    """The tokens of the bad words. Raises ApiError 400 for a token id of the request that the model lacks."""
+    for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+        _check_ids(getattr(fields, name) or (), model, name)
+    bad_words = bad_word_tokens(fields.bad_words or (), model.vocabulary)
+    _check_ids([token for word in bad_words for token in word], model, "bad_words")
+    return bad_words
 
 
 def _check_scored(prompts: Sequence[Sequence[int]], fields: GenerationFields, most: int | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -114,42 +115,83 @@ def closed_unless_asked(cycle: RequestResponseCycle, app: ASGIApp) -> ASGIApp:
     return answer
 
 
-class HalfClosed:
-    """Finds out whether a client that stopped sending still waits for its answer.
+class HalfClosedClients:
+    """Finds out which of the clients that stopped sending still wait for their answers.
 
     To the server a client that is gone looks like one that closed its sending side only. The kernel of one
     that is gone resets the connection when something is sent to it: so an interim answer (100 Continue, which
     every HTTP/1.1 client must skip) is sent now and then until the answer itself begins. HTTP/1.0 knows no
-    interim answers: such a client counts as gone after a second."""
+    interim answers: such a client counts as gone after a second.
 
-    def __init__(self, transport: asyncio.Transport, cycle: RequestResponseCycle) -> None:
-        self._transport = transport
-        self._cycle = cycle
-        self._loop = asyncio.get_running_loop()
+    asyncio watches no socket whose other side has sent all, so a reset shows when it is looked for: one timer
+    looks after all of a server's connections, while there are any."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[asyncio.Transport, _Waiting] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._next_probe = self._began = self._loop.time()
-        self._old = cycle.scope["http_version"] == "1.0"
-        self._look()
+        self._next = 0.0
 
-    def close(self) -> None:
-        """Stop looking."""
-        if self._timer is not None:
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, transport: asyncio.Transport, cycle: RequestResponseCycle) -> None:
+        """Look after a connection whose client has sent the whole request of `cycle`."""
+        now = asyncio.get_running_loop().time()
+        one = _Waiting(transport, cycle, began=now, next_probe=now, due=now)
+        if one.look(now):
+            self._waiting[transport] = one
+            self._arm(one.due)
+
+    def discard(self, transport: asyncio.Transport) -> None:
+        """Look after it no longer."""
+        self._waiting.pop(transport, None)
+        if not self._waiting and self._timer is not None:
             self._timer.cancel()
+            self._timer = None
+
+    def _arm(self, due: float) -> None:
+        if self._timer is not None:
+            if self._next <= due:
+                return
+            self._timer.cancel()
+        self._next = due
+        self._timer = asyncio.get_running_loop().call_at(due, self._look)
 
     def _look(self) -> None:
-        if self._cycle.response_started or self._transport.is_closing():
-            # Writes find out by themselves.
-            return
-        waited = self._loop.time() - self._began
-        if self._error() or (self._old and waited >= _OLD_CLIENT_S):
-            self._transport.abort()
-            return
-        if not self._old and self._loop.time() >= self._next_probe:
-            self._transport.write(_CONTINUE)
-            self._next_probe += _PROBE_AGAIN_S if waited < _PROBE_AGAIN_S else _PROBE_LATER_S
-        again = _LOOK_S if waited < _PROBE_AGAIN_S else _LOOK_LATER_S
-        self._timer = self._loop.call_later(again, self._look)
+        self._timer = None
+        now = asyncio.get_running_loop().time()
+        for transport, one in list(self._waiting.items()):
+            if one.due <= now and not one.look(now):
+                self._waiting.pop(transport, None)
+        if self._waiting:
+            self._arm(min(one.due for one in self._waiting.values()))
 
-    def _error(self) -> bool:
-        kept: socket.socket | None = self._transport.get_extra_info("socket")
+
+@dataclass(slots=True)
+class _Waiting:
+    """A client that stopped sending. Times are the loop's, in seconds; `due`: when it is looked at next."""
+
+    transport: asyncio.Transport
+    cycle: RequestResponseCycle
+    began: float
+    next_probe: float
+    due: float
+
+    def look(self, now: float) -> bool:
+        """Probe the client, or end its connection if it is gone. Whether it is to be looked at again."""
+        if self.cycle.response_started or self.transport.is_closing():
+            # Writes find out by themselves.
+            return False
+        old, waited = self.cycle.scope["http_version"] == "1.0", now - self.began
+        if self._failed() or (old and waited >= _OLD_CLIENT_S):
+            self.transport.abort()
+            return False
+        if not old and now >= self.next_probe:
+            self.transport.write(_CONTINUE)
+            self.next_probe += _PROBE_AGAIN_S if waited < _PROBE_AGAIN_S else _PROBE_LATER_S
+        self.due = now + (_LOOK_S if waited < _PROBE_AGAIN_S else _LOOK_LATER_S)
+        return True
+
+    def _failed(self) -> bool:
+        kept: socket.socket | None = self.transport.get_extra_info("socket")
         return kept is None or kept.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0

@@ -15,7 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from catenary.telemetry import bind_request, get_logger
 from gateway.errors import ApiError, bad_request, timed_out
-from gateway.http.closing import HalfClosed, LingeringTransport, closed_unless_asked
+from gateway.http.closing import HalfClosedClients, LingeringTransport, closed_unless_asked
 from gateway.http.parts import WRITE_EXTENSION
 from gateway.http.request_id import request_id_of
 from gateway.http.respond import Fields, error_bytes
@@ -29,8 +29,8 @@ DROP_EXTENSION = "catenary.drop"
 
 # A chunk of one byte takes six on the wire. More framing than this per byte of body is an attack.
 MAX_FRAMING_PER_BYTE = 8
-# Of what follows a head or a framing that was refused, heads' worth of bytes that are read and dropped: it is
-# hardly the body of a request.
+# Of what follows a refused head or framing, which is hardly the body of a request: at most so many times
+# --max-header-kib is read and dropped, and never more than --max-discarded-mib.
 _REFUSED_HEADS = 256
 _TURNED_AWAY_S = 1.0
 _AUTHORITY_END = re.compile(rb"[/?#]")
@@ -71,6 +71,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     limits = HttpLimits()
     room = Room(limits.max_connections)
+    half_closed = HalfClosedClients()
     leaving = False
     """Each connection ends with its next answer: the server is about to stop."""
     refusal_fields: Callable[[Headers], Fields] | None = None
@@ -86,7 +87,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._trailers = 0
         self._refused = False
         self._turned_away = False
-        self._half_closed: HalfClosed | None = None
         self._head_bytes = 0
         self._message_bytes = 0
         self._body_bytes = 0
@@ -117,8 +117,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._disarm_head_timer()
         if self._flush_timer is not None:
             self._flush_timer.cancel()
-        if self._half_closed is not None:
-            self._half_closed.close()
+        self.half_closed.discard(self.transport)
         if self._turned_away:
             self._turned_away = False
             self.room.turned_away -= 1
@@ -133,7 +132,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if running is None or not waits or self.transport.is_closing() or self.scheme == "https":
             return None
         running.keep_alive = False
-        self._half_closed = HalfClosed(self.transport, running)
+        self.half_closed.add(self.transport, running)
         return True
 
     def leave(self) -> None:
@@ -418,6 +417,7 @@ def limited_protocol(
     made = {
         "limits": limits,
         "room": Room(limits.max_connections),
+        "half_closed": HalfClosedClients(),
         "refusal_fields": None if refusal_fields is None else staticmethod(refusal_fields),
     }
     return type("BoundHttpProtocol", (LimitedHttpProtocol,), made)

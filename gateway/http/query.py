@@ -11,6 +11,7 @@ from starlette.requests import Request
 from catenary.nearest import near
 from gateway.errors import bad_request
 
+# Characters of a value: an id, a number or a word of a closed set.
 _MAX_LENGTH = 512
 
 

@@ -11,7 +11,8 @@ from gateway.errors import ApiError, unavailable
 
 _log = get_logger(__name__)
 _TELL_AGAIN_S = 60.0
-# Each is told why it is refused, and lingers a moment; more at a time are cut off.
+# Connections beyond --max-connections that are told so at a time, each for a second; more are cut off. No
+# option: their descriptors come out of the reserve below, which has room for these.
 MAX_TURNED_AWAY = 64
 
 

@@ -17,6 +17,7 @@ from gateway.parsing.syntax import TaggedArguments
 _NAME_CHARS = re.compile(r"[\w.-]*")
 _KEY_CHARS = re.compile(r"\w*")
 _NO_KEY = re.compile(r"[<>\n]")
+# Of a parameter's name and of the blanks around it: what is longer is no call.
 _MAX_NAME = 256
 _MAX_BLANK = 64
 """White space between two tags."""

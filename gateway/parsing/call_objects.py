@@ -10,6 +10,7 @@ from gateway.parsing.output import Output
 from gateway.parsing.source import CutShort, Malformed, Scan, Source
 from gateway.parsing.toolset import ToolSet
 
+# Characters of a field's name in an object that is a call: what is longer is none.
 _MAX_WORD = 256
 _ARGUMENTS = frozenset({"arguments", "parameters"})
 

@@ -23,6 +23,7 @@ MARKERS = (START, CHANNEL, MESSAGE, CONSTRAIN, *_ENDS)
 ANSWER = f"{CHANNEL}final{MESSAGE}"
 """The header of what is for the reader."""
 
+# Characters between a channel's marker and its message: recipient and type, in the format's documentation.
 _MAX_HEADER = 512
 _FUNCTIONS = "functions."
 _ROLE = "assistant"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from gateway.parsing.source import CutShort, Emit, Malformed, Scan, Source
 
+# Of arguments in a call. Python's recursion bounds the depth, and a double has no more digits than that.
 MAX_DEPTH = 64
 _MAX_NUMBER = 400
 

@@ -8,6 +8,7 @@ import re
 from gateway.parsing.json_text import MAX_DEPTH, escape_control, peek_run
 from gateway.parsing.source import Emit, Malformed, Scan, Source
 
+# Characters of a name or number of a call in Python's syntax, as for JSON.
 _MAX_WORD = 400
 _PLAIN = re.compile(r"[^'\"\\\x00-\x1f]+")
 _WORD_CHARS = re.compile(r"[-+.\w]*")

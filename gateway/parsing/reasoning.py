@@ -12,6 +12,7 @@ from gateway.parsing.markers import MarkerSet
 from gateway.parsing.output import Output
 from gateway.parsing.source import Scan, Source
 
+# Blanks that may wait for the marker behind them.
 _MAX_SPACE = 64
 
 

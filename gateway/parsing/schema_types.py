@@ -9,6 +9,7 @@ from typing import Any
 from gateway.parsing.json_text import json_value, whole
 from gateway.parsing.python_text import python_value
 
+# References in a row that are followed to a parameter's type: a schema may go in circles.
 _MAX_REFERENCES = 8
 _ALL = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
 _KINDS: tuple[tuple[type, str], ...] = (

@@ -16,9 +16,11 @@ Emit: TypeAlias = Callable[[str], None]
 
 _SPACE = re.compile(r"\s+")
 MAX_HELD = 1 << 16
-"""Characters that may wait for the name of a call, or for the end of a value whose type shows there."""
+"""Characters that may wait for the name of a call, or for the end of a value whose type shows there. No
+option: it bounds the memory of one choice, arguments behind a name are streamed and do not count, and what is
+longer is no call of any known model."""
 MAX_DRAFT = 1 << 18
-"""Characters of a call in the reasoning, which waits for its end."""
+"""Characters of a call in the reasoning, which waits for its end. No option, as above."""
 
 
 class Malformed(Exception):

@@ -15,6 +15,7 @@ from gateway.ignored import current_ignored
 from gateway.schemas.ignored import Tree
 from gateway.schemas.limits import RequestLimits
 
+# Of the wire's integers, and fields of one object: more than any object of the API has, before one is read.
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 MAX_FIELDS = 256

@@ -10,6 +10,7 @@ from gateway.errors import bad_request
 from gateway.schemas.base import RequestModel, at_most
 from gateway.schemas.limits import RequestLimits
 
+# OpenAI's own, in its API reference; a week for the completion window.
 MAX_FILE_ID = 128
 MAX_HOURS = 168
 _MAX_KEY = 64

@@ -20,6 +20,7 @@ _EFFORT = "reasoning_effort"
 # Variables with which templates switch thinking on and off.
 _SWITCHES = ("enable_thinking", "thinking")
 _READ_FOR_THINKING = frozenset({_EFFORT, *_SWITCHES})
+# Characters of a variable that an error names.
 MAX_SHOWN_NAME = 64
 
 

@@ -15,6 +15,7 @@ from gateway.schemas.limits import RequestLimits
 from gateway.schemas.prompts import PROMPTS_SCHEMA, read_prompts
 from gateway.schemas.unsupported import COMPLETION
 
+# OpenAI's own.
 DEFAULT_MAX_TOKENS = 16
 
 

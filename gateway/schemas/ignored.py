@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import is_not
 from typing import Any
 
 from gateway.ignored import current_ignored
 from gateway.schemas.unsupported import among
 
 EACH = "*"
-_MAX_ITEMS = 1 << 14
 Tree = Mapping[str, Any]
 """Names of fields, and what is looked for below each (`*`: each item); of a field that is ignored itself, the
 values that ask for nothing."""
@@ -150,39 +150,49 @@ def tree_of(fields: Sequence[IgnoredField]) -> Tree:
     return root
 
 
-def without_ignored(body: dict[str, Any], tree: Tree) -> dict[str, Any]:
-    """`body` without the fields of `tree`, which are noted as ignored unless they are null."""
-    found: dict[str, Any] = _without(body, tree, ())
+def without_ignored(body: dict[str, Any], tree: Tree, most_items: int) -> dict[str, Any]:
+    """`body` without the fields of `tree`, which are noted as ignored unless they are null.
+
+    `most_items`: items that the arrays of a valid request have together. An array beyond that is left as it
+    is: its reader refuses it by its length, and the loop is not held up by a flood before."""
+    found: dict[str, Any] = _Sieve(most_items).without(body, tree, ())
     return found
 
 
-def _without(value: Any, tree: Tree, path: tuple[int | str, ...]) -> Any:
-    if isinstance(value, list):
-        below = tree.get(EACH)
-        # Longer lists are refused by what reads them, and nothing is to walk through them before.
-        if below is None or len(value) > _MAX_ITEMS:
-            return value
-        items = [_without(item, below, (*path, place)) for place, item in enumerate(value)]
-        return items if any(map(_is_not, items, value)) else value
-    if not isinstance(value, dict):
-        return value
-    kept = value
-    for name, below in tree.items():
-        if name not in value:
-            continue
-        if not isinstance(below, tuple):
-            made = _without(value[name], below, (*path, name))
-            if made is not value[name]:
-                kept = {**kept, name: made}
-            continue
-        kept = {other: item for other, item in kept.items() if other != name}
-        if value[name] is not None and not among(value[name], below):
-            current_ignored().note(*path, name)
-    return kept
+class _Sieve:
+    """Leaves out the ignored fields of one request."""
 
+    def __init__(self, most_items: int) -> None:
+        self._left = most_items
 
-def _is_not(one: Any, other: Any) -> bool:
-    return one is not other
+    def without(self, value: Any, tree: Tree, path: tuple[int | str, ...]) -> Any:
+        """`value`, which stands at `path`, itself if nothing of it is left out."""
+        if isinstance(value, list):
+            below = tree.get(EACH)
+            if below is None or len(value) > self._left:
+                return value
+            self._left -= len(value)
+            items = [self.without(item, below, (*path, place)) for place, item in enumerate(value)]
+            return items if any(map(is_not, items, value)) else value
+        return self._of_object(value, tree, path) if isinstance(value, dict) else value
+
+    def _of_object(self, value: dict[str, Any], tree: Tree, path: tuple[int | str, ...]) -> dict[str, Any]:
+        kept = value
+        for name in filter(value.__contains__, tree):
+            below, item = tree[name], value[name]
+            if not isinstance(below, tuple):
+                made = self.without(item, below, (*path, name))
+                if made is item:
+                    continue
+            elif item is not None and not among(item, below):
+                current_ignored().note(*path, name)
+            if kept is value:
+                kept = dict(value)
+            if isinstance(below, tuple):
+                del kept[name]
+            else:
+                kept[name] = made
+        return kept
 
 
 _SOMETIMES = (

@@ -38,3 +38,8 @@ class RequestLimits:
     max_scored_prompt_tokens: int = 262_144
     min_priority: int = -100
     max_priority: int = 100
+
+    @property
+    def most_items(self) -> int:
+        """Items of a valid request's arrays of messages, their parts and calls, and tools, together."""
+        return self.max_messages + self.max_content_parts + self.max_tool_calls + 2 * self.max_tools

@@ -9,6 +9,7 @@ from pydantic_core.core_schema import ValidationInfo
 
 from gateway.schemas.base import DEPRECATED, FieldError, RequestModel, at_most, limits_of, plain_object
 
+# Of one message: --max-tool-calls bounds a request. An id or a name is not longer in any format of calls.
 MAX_CALLS = 1024
 MAX_ID = 256
 # What clients send back with an assistant's message, and what of it asks for nothing.

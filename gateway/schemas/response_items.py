@@ -12,6 +12,7 @@ from gateway.schemas.base import FieldError, RequestModel, plain_object
 
 _REFERENCE = "item_reference"
 _KINDS = ("message", "function_call", "function_call_output", "reasoning", _REFERENCE)
+# Of ids and names, as in chats.
 _MAX_NAME = 256
 # What clients send back with items that they got, and what of it asks for nothing.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {

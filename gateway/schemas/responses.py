@@ -37,6 +37,7 @@ from gateway.schemas.response_items import (
 from gateway.schemas.unsupported import RESPONSES, drop_neutral, unsupported_parameter
 
 OUTPUT_LOGPROBS = "message.output_text.logprobs"
+# Of ids, which are ours and shorter; of metadata and `include`, OpenAI's own, in its API reference.
 MAX_ID_LENGTH = 128
 _MAX_KEY = 64
 _MAX_VALUE = 512

@@ -12,6 +12,7 @@ from gateway.errors import bad_request
 from gateway.schemas.base import MAX_FIELDS, FieldError, RequestModel, at_most, limits_of, within
 from gateway.schemas.limits import RequestLimits
 
+# Of a schema's name: OpenAI's own.
 _MAX_NAME = 64
 
 

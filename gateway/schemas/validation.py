@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, TypeVar, get_args
 
 from pydantic import Tag, ValidationError
@@ -10,7 +11,7 @@ from pydantic_core import ErrorDetails
 
 from catenary.nearest import nearest
 from gateway.errors import ApiError, bad_request
-from gateway.ignored import current_ignored, field_path
+from gateway.ignored import MAX_NAMES, current_ignored, field_path
 from gateway.schemas.base import MAX_FIELDS, FieldError, RequestModel
 from gateway.schemas.ignored import without_ignored
 from gateway.schemas.limits import RequestLimits
@@ -21,6 +22,7 @@ T = TypeVar("T", bound=RequestModel)
 Location = tuple[int | str, ...]
 """Where in a body an error is, as pydantic says it: names of fields, indices and tags of unions."""
 
+# Parts of a field's path that an error names.
 _MAX_DEPTH = 6
 
 # pydantic's kinds of error, in our words. Values that the caller sent are never repeated.
@@ -48,7 +50,7 @@ def parse_request(model: type[T], body: dict[str, Any], limits: RequestLimits) -
     """Validate `body` as `model`. Raises ApiError 400."""
     if len(body) > MAX_FIELDS:
         raise bad_request(f"The request has more than {MAX_FIELDS} parameters.")
-    body = drop_neutral(without_ignored(body, model.ignored), model.unsupported)
+    body = drop_neutral(without_ignored(body, model.ignored, limits.most_items), model.unsupported)
     try:
         request = _validated(model, body, limits)
     except ValidationError as error:
@@ -63,7 +65,8 @@ def _validated(model: type[T], body: dict[str, Any], limits: RequestLimits) -> T
     if not ignored.lenient:
         return model.model_validate(body, context=limits)
     request = model.model_validate(body, context=limits, extra="allow")
-    unknown = list(_unknown(request, ()))
+    # One more than can be named: the last name stands for all that follow.
+    unknown = list(islice(_unknown(request), MAX_NAMES + 1))
     if not unknown:
         return request
     for path in unknown:
@@ -71,15 +74,21 @@ def _validated(model: type[T], body: dict[str, Any], limits: RequestLimits) -> T
     return model.model_validate(body, context=limits, extra="ignore")
 
 
-def _unknown(value: Any, path: tuple[int | str, ...]) -> Iterator[tuple[int | str, ...]]:
-    """The paths of what a request has beyond the fields of its models."""
-    if isinstance(value, list):
-        for place, item in enumerate(value):
-            yield from _unknown(item, (*path, place))
-    elif isinstance(value, RequestModel) and not value.opaque:
-        yield from ((*path, name) for name in value.model_extra or ())
-        for name, field in type(value).model_fields.items():
-            yield from _unknown(getattr(value, name), (*path, field.alias or name))
+def _unknown(request: RequestModel) -> Iterator[Location]:
+    """The paths of what a request has beyond the fields of its models, in their order."""
+    left: list[tuple[Any, Location]] = [(request, ())]
+    while left:
+        value, path = left.pop()
+        if isinstance(value, list):
+            found: Iterable[tuple[int | str, Any]] = enumerate(value)
+        elif value.opaque:
+            continue
+        else:
+            yield from ((*path, name) for name in value.model_extra or ())
+            fields = type(value).model_fields.items()
+            found = [(field.alias or name, getattr(value, name)) for name, field in fields]
+        inner = [(item, (*path, name)) for name, item in found if isinstance(item, list | RequestModel)]
+        left += reversed(inner)
 
 
 def _first(error: ValidationError, model: type[RequestModel]) -> ApiError:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from gateway.state.clock import LeaseClock
-from gateway.state.database import Database
+from gateway.state.database import RESERVE_BYTES, Database
 from gateway.state.directory import StateDirectory
-from gateway.state.disk import RESERVE_BYTES
 
 __all__ = ["RESERVE_BYTES", "Database", "LeaseClock", "StateDirectory"]

@@ -15,7 +15,6 @@ import aiosqlite
 from catenary.runtime import StartRefused
 from catenary.telemetry import get_logger
 from gateway.errors import SERVER_ERROR, ApiError, unavailable
-from gateway.state.disk import RESERVE_BYTES, Disk
 
 _log = get_logger(__name__)
 _T = TypeVar("_T")
@@ -32,6 +31,10 @@ _GIVE_BACK = (1024, 32)
 _FULL_DISK = "disk_full"
 _UNKNOWN = 1 << 62
 _INCREMENTAL = 2
+RESERVE_BYTES = 4 << 20
+_RESERVE = "reserve"
+# The reserve is at most such a part of its disk.
+_PART_OF_DISK = 16
 
 
 class Database:
@@ -292,3 +295,45 @@ def _try_to_open(path: Path) -> None:
         connection.execute("PRAGMA schema_version")
     finally:
         connection.close()
+
+
+class Disk:
+    """The disk of a state directory, as several processes and databases that share the directory see it.
+
+    A file keeps some of its room. On a full disk nothing could be deleted any more, and no database opened:
+    both write a little first. Then the file is given up; it is made again once there is room."""
+
+    def __init__(self, directory: Path, reserve_bytes: int = RESERVE_BYTES) -> None:
+        """`reserve_bytes`: of the file; on a small disk it has less, and with 0 there is none."""
+        self._directory = directory
+        self._reserve = directory / _RESERVE
+        self._bytes = reserve_bytes
+
+    def free(self) -> int:
+        """Bytes that this user may still write. Raises OSError."""
+        status = os.statvfs(self._directory)
+        return status.f_bavail * status.f_frsize
+
+    def reserve(self) -> int:
+        """Bytes that the reserve has when it is there. Raises OSError."""
+        status = os.statvfs(self._directory)
+        return min(self._bytes, status.f_blocks * status.f_frsize // _PART_OF_DISK)
+
+    def keep(self) -> None:
+        """Make the reserve, unless it is there or would take most of what is left."""
+        with suppress(OSError):
+            size = self.reserve()
+            if size <= 0 or (self._reserve.exists() and self._reserve.stat().st_size >= size):
+                return
+            if self.free() < 2 * size:
+                return
+            file = os.open(self._reserve, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                os.posix_fallocate(file, 0, size)
+            finally:
+                os.close(file)
+
+    def give_up(self) -> None:
+        """Remove the reserve, so that the next write has its room."""
+        with suppress(OSError):
+            self._reserve.unlink()

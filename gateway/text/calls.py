@@ -16,7 +16,8 @@ from gateway.text.target import TokenizerTarget
 from gateway.text.targets import TokenizerTargets
 
 TRIES = 3
-"""Worker crashes after which a request is refused: one that crashes each worker must not reach them all."""
+"""Worker crashes after which a request is refused: one that crashes each worker must not reach them all. No
+option: two crashes may be chance (a worker that was killed for memory), and each one more costs a worker."""
 _AWAY = (common_pb2.ERROR_CODE_UNAVAILABLE, common_pb2.ERROR_CODE_DRAINING)
 
 T = TypeVar("T")

@@ -18,6 +18,7 @@ from gateway.text.target import TokenizerTarget
 from gateway.text.targets import Dial, TokenizerTargets
 
 _log = get_logger(__name__)
+# Ten times the largest file in use. It comes from a service of ours and is kept in memory.
 MAX_TOKENIZER_BYTES = 256 << 20
 
 T = TypeVar("T")

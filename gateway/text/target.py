@@ -20,6 +20,7 @@ R = TypeVar("R")
 
 _log = get_logger(__name__)
 SERVICE = "catenary.v1.TokenizerService"
+# Of the health checks; --tokenizer-silence-s says when a service counts as away.
 _PERIOD_S = 2.0
 _FEWEST_CHECKS = 5
 # Questions without an answer after which calls are better made elsewhere.

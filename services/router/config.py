@@ -25,6 +25,7 @@ def check_policy(name: str) -> str:
     return name
 
 
+# Above any number that means something: a larger one is a slip of the keyboard.
 MAX_LANE = 1 << 32
 # Of a model's places: lower classes are to get most of them.
 MAX_RESERVED = 0.5

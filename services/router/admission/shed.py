@@ -8,6 +8,7 @@ from catenary.v1 import common_pb2, router_pb2
 from services.router.admission.lane import CLASSES, LANES, T
 from services.router.admission.queue import ModelQueue
 
+# Of the message to the gateways, which has one entry for each model and class that is full.
 MAX_ENTRIES = 64
 # Once full, a queue counts as full until so much of it is left: a full one would else change at each step.
 _STILL_FULL = 0.9

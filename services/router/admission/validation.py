@@ -18,6 +18,8 @@ from catenary.telemetry import is_request_id
 from catenary.v1 import common_pb2
 from services.router.admission.refusal import Refused
 
+# Of a message by gRPC. The gateway's limits, which are options, are lower; these bound what a client of
+# the router's own API can make it keep.
 MAX_NAME_LENGTH = 256
 MAX_TRACEPARENT_LENGTH = 128
 MAX_TENANT_LENGTH = 128

@@ -15,6 +15,7 @@ from catenary.v1 import common_pb2
 from services.router.dispatch.hypotheses import check_hypotheses
 from services.router.dispatch.sequence import LiveSequence
 
+# Of an engine's refusal. Longer texts are cut: clients see them.
 MAX_TEXT_LENGTH = 512
 MAX_PARAM_LENGTH = 128
 MAX_RETRY_AFTER_MS = 3_600_000

@@ -8,6 +8,7 @@ from catenary.schema import MAX_EOS_TOKEN_IDS, MAX_LABEL_LENGTH, MAX_LABELS, rev
 from catenary.v1 import common_pb2, engine_pb2
 from services.router.admission import MAX_NAME_LENGTH, Refused
 
+# Of what an engine says of itself, far above any model there is. An engine beyond them is faulty.
 MAX_FACT_LENGTH = 64
 MAX_TASKS = 8
 MAX_EMBEDDING_WIDTH = 1 << 16

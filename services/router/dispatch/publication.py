@@ -10,6 +10,7 @@ from services.router.admission import Refused
 from services.router.fleet import Engine
 from services.router.index import KvFeed, KvIndex, MalformedKv
 
+# Of one message: what is more goes into the next.
 MAX_CHANGES = 1024
 # Names of one message and what is around them.
 MAX_BYTES = (1 << 20) + (1 << 16)

@@ -6,6 +6,7 @@ from collections import OrderedDict
 
 from services.router.fleet.breaker import Breaker, BreakerOptions
 
+# Names of engines that left. Only engines with the secret can attach, so this is no limit for an operator.
 MAX_REMEMBERED = 1024
 
 

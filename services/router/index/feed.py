@@ -11,6 +11,7 @@ from catenary.blockhash import DIGEST_BYTES
 from catenary.v1 import engine_pb2
 from services.router.index.kv_index import KvIndex
 
+# Digests of blocks in one message of an engine, which cuts its snapshots well below that.
 MAX_NAMES = 65_536
 
 K = TypeVar("K", bound=Hashable)

@@ -294,3 +294,9 @@ def test_notes_are_left_out_where_a_schema_stands_and_nowhere_else() -> None:
     for _ in range(5000):
         deep = {"items": deep}
     assert without_notes(deep)["items"]
+
+
+def test_notes_of_a_flood_of_schemas_are_left_in_it() -> None:
+    flood = {"anyOf": [{"title": "t"}] * 50}
+    assert without_notes(flood, parts=11) == {"anyOf": [{}] * 10 + [{"title": "t"}] * 40}
+    assert without_notes(flood) == {"anyOf": [{}] * 50}

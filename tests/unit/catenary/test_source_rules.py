@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -118,3 +119,39 @@ def test_the_rules_see_what_they_forbid() -> None:
     assert source.assertions == [4]
     assert len(sources()) > 300
     assert any(where.startswith(FACING_CLIENTS) for where in sources())
+
+
+LIMIT = re.compile(r"_?[A-Z0-9_]*(MAX|MOST|LARGEST|LONGEST|TRIES|NUMBERS|REFUSED)[A-Z0-9_]*")
+
+
+def unexplained(path: Path) -> Iterator[str]:
+    """Names of limits, which are numbers of a module, without a comment above their group or a text below."""
+    text = path.read_text()
+    lines, body = text.splitlines(), ast.parse(text).body
+    above = ""
+    for place, node in enumerate(body):
+        if not isinstance(node, ast.Assign | ast.AnnAssign):
+            above = ""
+            continue
+        line = lines[node.lineno - 2]
+        above = line if line.startswith("#") or not line else above
+        target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+        below = body[place + 1] if place + 1 < len(body) else None
+        told = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+        value = node.value
+        number = isinstance(value, ast.BinOp) or (
+            isinstance(value, ast.Constant) and isinstance(value.value, int | float)
+        )
+        if isinstance(target, ast.Name) and LIMIT.fullmatch(target.id) and number and not (above or told):
+            yield target.id
+
+
+@pytest.mark.parametrize("package", ["gateway", "services/router"])
+def test_a_limit_that_is_no_option_says_why(package: str) -> None:
+    found = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for name in unexplained(path)
+        if not name.endswith("_S")
+    }
+    assert not found

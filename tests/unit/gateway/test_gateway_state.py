@@ -13,7 +13,7 @@ from catenary.runtime import StartRefused
 from gateway.errors import ApiError
 from gateway.state import Database, StateDirectory
 from gateway.state import database as database_module
-from gateway.state.disk import Disk
+from gateway.state.database import Disk
 
 
 def test_each_port_has_its_own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

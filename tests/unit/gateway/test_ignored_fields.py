@@ -24,6 +24,7 @@ from gateway.schemas import (
     parse_request,
 )
 from gateway.schemas.ignored import CHAT_FIELDS, EVERYWHERE, tree_of, without_ignored
+from tests.support.steps import counted
 
 LIMITS = RequestLimits()
 USER = {"role": "user", "content": "x"}
@@ -212,9 +213,9 @@ JSON = st.recursive(
 def test_what_is_left_is_the_body_without_these_fields(body: dict[str, Any]) -> None:
     tree = tree_of(CHAT_FIELDS)
     with noting(IgnoredFields()) as ignored:
-        left = without_ignored(body, tree)
+        left = without_ignored(body, tree, 1000)
     with noting(IgnoredFields()) as again:
-        assert without_ignored(left, tree) == left
+        assert without_ignored(left, tree, 1000) == left
     assert again.names == []
     assert left.keys() == {name for name in body if name not in ("cache_prompt", "usage")}
     if not ignored.names and None not in body.values():
@@ -283,3 +284,26 @@ def test_variables_that_a_template_does_not_read_are_ignored_if_the_operator_say
         {},
         [f"{KWARGS}.enable_thinking", f"{KWARGS}.y"],
     )
+
+
+def test_a_flood_of_items_is_not_walked_through_before_it_is_refused() -> None:
+    marked = {**USER, "cache_control": {}}
+    tree = tree_of(CHAT_FIELDS)
+    with noting(IgnoredFields()) as ignored:
+        body = {"messages": [marked] * 50_000, "chat_id": "c"}
+        left, calls = counted(lambda: without_ignored(body, tree, RequestLimits().most_items))
+        assert left["messages"] is body["messages"]
+        assert calls < 1000
+        assert ignored.names == ["chat_id"]
+    parts = {"messages": [{"role": "user", "content": [{"cache_control": 1}] * 20}] * 4000}
+    _, calls = counted(lambda: without_ignored(parts, tree, RequestLimits().most_items))
+    # A few for each of the 25,000 items that a valid request may have, though there are 84,000.
+    assert calls < 500_000
+
+
+def test_unknown_fields_of_a_long_chat_are_told_in_their_order() -> None:
+    messages = [{**USER, "extra": 1, "content": [{"type": "text", "text": "x", "more": 2}]}] * 40
+    with noting(IgnoredFields(lenient=True)) as ignored:
+        parse_request(ChatRequest, {"messages": messages, "odd": 3}, RequestLimits())
+    assert ignored.names[:4] == ["odd", "messages.0.extra", "messages.0.content.0.more", "messages.1.extra"]
+    assert (len(ignored.names), ignored.names[-1]) == (33, "...")
