@@ -23,7 +23,7 @@ _ESCAPED = re.compile(r"\\([0-7]{3})")
 class MemoryLimit:
     """A group's limit in bytes, what the group uses of it, and the file that sets it.
 
-    What can be dropped at once, files that were read and not used since, does not count as used.
+    Inactive file cache, which the kernel can drop at once, does not count as used.
     """
 
     limit: int

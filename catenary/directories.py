@@ -1,4 +1,4 @@
-"""A user's directories: where a cache and state are kept for somebody who chose no place."""
+"""A user's home, and the directory of the cache where none is configured."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class NoHomeError(Exception):
 
 
 def home_directory() -> Path:
-    """Return `$HOME`; where it is not set or empty, what the passwd file says. Raises NoHomeError."""
+    """Return `$HOME`, or the home of the passwd file if it is not set or empty. Raises NoHomeError."""
     if home := os.environ.get("HOME"):
         return Path(home)
     try:

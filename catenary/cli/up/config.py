@@ -193,7 +193,7 @@ class UpConfig(ServiceConfig):
     def _the_device_is_one(cls, device: str) -> str:
         if device != "auto":
             return device
-        # What was said to the engines themselves counts.
+        # The variable of the engines themselves takes precedence.
         given = os.environ.get("CATENARY_ENGINE_DEVICE", "auto")
         return given if given in ("cpu", "cuda", "hpu", "sim") else choose_device()
 

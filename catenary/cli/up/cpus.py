@@ -1,4 +1,4 @@
-"""Which CPUs the engines of a deployment compute on, and what a machine has room for beside them."""
+"""The CPUs of the engines of a deployment, and how many tokenizers a machine has room for beside them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ CORES_FOR_TWO_TOKENIZERS = 8
 
 
 def cpus_of(config: UpConfig, topology: Topology, environment: Mapping[str, str]) -> Placement | None:
-    """Return who computes where, None if no engine does so on a CPU. Raises StartRefused."""
+    """Return the CPUs of engines and services; None if no engine uses a CPU. Raises StartRefused."""
     if config.device not in ("cpu", "sim"):
         return None
     binding = parse_binding(config.cpu_bind)
     if config.device == "sim" or (
         binding.auto and any(environment.get(name) for name in (BIND_ENV, THREADS_ENV))
     ):
-        # What was said to the engines themselves is theirs to do.
+        # Variables of the engines themselves bind them: this command leaves it to them.
         binding = Binding()
     try:
         return place(topology, config.engines * len(config.model), binding, config.cpu_reserve)
@@ -37,7 +37,7 @@ def tokenizers_of(config: UpConfig, topology: Topology) -> int:
 
 
 def described(placement: Placement) -> str:
-    """Return a line that says who is bound to what, empty if nobody is."""
+    """Return a line with the CPUs that engines and services are bound to, empty if none is bound."""
     bound = [format_cpus(one.cpus) for one in placement.engines if one.cpus is not None]
     if not bound:
         return ""

@@ -1,4 +1,4 @@
-"""The running services of one `catenary up`, and what a person is told about them."""
+"""The running services of one `catenary up`, and the lines about them on the terminal."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SERVING_POLL_S = 2.0
 
 
 class Deployment:
-    """The running services of one `catenary up`, and what is said about them."""
+    """The running services of one `catenary up`; reports their state to a person."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class Deployment:
         path, question = _example(self._places.models)
         keyed = bool(self._config.api_key or self._config.api_key_file)
         words = [
-            # A key is not shown: whoever pastes this sets the variable to one.
+            # A key is not shown: the command reads it from a variable that its user sets.
             "API_KEY=...; curl" if keyed else "curl",
             *(("-k",) if self._config.ssl_certfile else ()),
             f"{self._urls[0]}{path}",

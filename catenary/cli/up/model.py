@@ -48,7 +48,7 @@ async def prepare_model(model: str, cache: Path, report: Callable[[str], None], 
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         limit=LINE_LIMIT,
-        # Ctrl-C is for `catenary up`, and what the process spawns ends with it.
+        # Ctrl-C is for `catenary up`; children of the process are killed with its group.
         start_new_session=True,
         env=without_secrets(os.environ) | {"PYTHONUNBUFFERED": "1"},
     )

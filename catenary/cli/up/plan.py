@@ -31,7 +31,8 @@ CPU_MEMORY_SHARE = 0.8
 class Stage(IntEnum):
     """When a process is told to stop: stages go one after another, the processes of a stage together.
 
-    Gateways first, so that no request comes in; then those who finish what runs; the tokenizers last.
+    Gateways first, so that no request comes in; then routers and engines, which finish running requests;
+    the tokenizers last.
     """
 
     GATEWAY = 0
@@ -194,7 +195,7 @@ def _engine(
         "device": config.device,
         "gpu-memory-utilization": config.gpu_memory_utilization if model.generates else None,
     }
-    # Who shares the machine's memory by a share of what is free: a model that embeds takes what it needs.
+    # Engines that generate take a share of the free memory each; one that embeds takes only its weights.
     sharing = config.engines * len(places.models) if model.generates else 1
     return ChildSpec(
         name=name,

@@ -75,7 +75,7 @@ class ChildLog:
 
     def write(self, line: str) -> None:
         """Append one line."""
-        # A full disk must not end what is being served.
+        # A full disk must not end the service whose line it is.
         with contextlib.suppress(OSError):
             self._written += self._file.write((line + "\n").encode())
             if self._written > LOG_LIMIT_BYTES:
@@ -137,7 +137,7 @@ class ChildProcess:
         try:
             code = await process.wait()
         finally:
-            # What the process spawned itself goes with it; the pipe then ends.
+            # Children of the process are killed with its group; the pipe then ends.
             self._signal_group(process.pid, signal.SIGKILL)
             await process.wait()
             await follower

@@ -1,4 +1,4 @@
-"""What a person sees of a start: moving bars on a terminal, plain lines elsewhere."""
+"""Reports the progress of a start: moving bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 

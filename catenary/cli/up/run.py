@@ -187,7 +187,7 @@ def check_directories(config: UpConfig, cache: Path) -> None:
 async def prepare(
     config: UpConfig, wanted: Sequence[WantedModel], cache: Path, reporter: Reporter
 ) -> tuple[ReadyModel, ...]:
-    """Return the models, showing what is done to them. Raises StartRefused."""
+    """Prepare the models, reporting progress. Raises StartRefused."""
     directories: list[Path] = []
     for model in wanted:
         reporter.activity("model", f"preparing {model.source}")

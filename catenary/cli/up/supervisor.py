@@ -26,14 +26,14 @@ STABLE_S = 60.0
 START_ATTEMPTS = 3
 # A service that refuses to start exits with these, its last line being the reason: no restart mends that.
 REFUSAL_EXIT_CODES = (1, 2)
-# What a line may hold of a child's last words.
+# Characters of a child's last line that are shown.
 REASON_CHARS = 400
 # What our services begin that line with; the child's name says the same.
 _PROGRAM = re.compile(r"(python -m )?(gateway|services\.\w+): ")
 # The first process of a container inherits those whose parent ended, and they stay zombies until it waits.
 INIT_PID = 1
 REAP_S = 5.0
-# What a process gets beyond the drain to end by itself.
+# Seconds beyond the drain that a process has to end by itself.
 STOP_MARGIN_S = 5.0
 
 

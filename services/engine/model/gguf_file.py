@@ -50,7 +50,7 @@ _KEPT_ITEMS = 4096
 
 
 class _Damaged(Exception):
-    """What is wrong, as the end of a sentence."""
+    """A defect of the file, as the end of a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class _Walk:
         if kind == _STRING:
             start = self._at + struct.calcsize("<Q")
             self._skip(self._length(key), key)
-            # Those of a list are tokens and merges, which take seconds and nobody asks for.
+            # Lists hold tokens and merges: reading them takes seconds, and no caller uses them.
             return None if depth else self._data[start : self._at].decode("utf-8", "replace")
         if kind != _ARRAY or depth >= _MOST_NESTED:
             raise _Damaged(f"{shown(key)} has a value of the unknown type {kind}")

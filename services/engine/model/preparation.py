@@ -63,7 +63,7 @@ def prepare_model(
         directory = _from_modelscope(source, cache, progress)
     else:
         directory = _path_of(source)
-    # What the engine would refuse later is told now: the facts' numbers are looked at while they are read.
+    # Refused now and not by the engine later: the facts' numbers are checked while they are read.
     read_facts(directory, check_directory(directory))
     return directory
 

@@ -17,7 +17,7 @@ def decode_arguments(
     rows: torch.Tensor,
     starts: torch.Tensor,
 ) -> tuple[DecodeArguments, list[torch.Tensor]]:
-    """Those of a decode, and what they point into, which has to live until the call is over."""
+    """Arguments of a decode, and the tensors that they point into, which must live until the call returns."""
     count, entries = tokens.shape[0], rows.shape[0]
     arguments = DecodeArguments(count, entries)
     listed = {"blocks": (blocks, entries)} if blocks.shape[0] else {}

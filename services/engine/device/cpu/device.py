@@ -98,7 +98,7 @@ class CpuDevice(InductorDevice):
             except BuildError as error:
                 reason = str(error)
                 if self.needs_native is None:
-                    # Not the model's way but a want of this machine, which somebody can mend.
+                    # The model could use the kernels: this machine lacks something, which can be mended.
                     self.note(f"torch computes the model, slower than the native kernels would: {reason}")
                     return None
         if self.needs_native is not None:
@@ -136,7 +136,7 @@ class CpuDevice(InductorDevice):
         if self._settings.kernels is Kernels.TORCH:
             return "cpu-kernels is torch"
         if self.mode is not ExecutionMode.EAGER:
-            return "what is compiled or captured is what torch computes"
+            return "compiled and captured models are computed by torch"
         return None
 
     def choose_dtype(self, requested: str, checkpoint: torch.dtype | None) -> torch.dtype:
@@ -159,7 +159,7 @@ class CpuDevice(InductorDevice):
         return host_memory()
 
     def measure(self, work: Callable[[], object]) -> MemoryUse:
-        # Resident memory of the process: what the allocator keeps for later counts as kept.
+        # Resident memory of the process: memory that the allocator keeps for later counts as kept.
         reset_peak_resident()
         before = resident_bytes()
         work()

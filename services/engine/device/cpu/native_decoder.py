@@ -133,7 +133,7 @@ class CpuNativeDecoder:
         sound = torch.empty(tokens.shape[0], dtype=torch.bool)
         results = (hidden.data_ptr(), sound.data_ptr())
         _check(self._select(self._handle, ctypes.byref(arguments), places.data_ptr(), count, *results))
-        # Until here what the arguments point into lives.
+        # The tensors that the arguments point into must live until here.
         del held
         return hidden, sound
 
@@ -172,7 +172,7 @@ class CpuNativeDecoder:
     def _forward(
         self, call: Callable[..., int], arguments: ctypes.Structure, held: list[torch.Tensor], count: int
     ) -> torch.Tensor:
-        """`held`: what the arguments point into, which lives until the call is over."""
+        """`held`: the tensors that the arguments point into, which must live until the call returns."""
         hidden = torch.empty((count, self._hidden), dtype=self._dtype)
         _check(call(self._handle, ctypes.byref(arguments), hidden.data_ptr()))
         return hidden
@@ -202,7 +202,7 @@ class CpuNativeDecoder:
 
 @dataclass(frozen=True, slots=True)
 class _BestStep:
-    """A prepared call. `held`: what it points into, beside what it writes its result to."""
+    """A prepared call. `held`: the tensors that it points into, except that of its result."""
 
     call: Callable[[], int]
     result: tuple[torch.Tensor, torch.Tensor]

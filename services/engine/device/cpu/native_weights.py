@@ -73,7 +73,7 @@ def _vocabulary(
 
 
 def _layer(packer: Packer, layer: NativeLayer, kind: WeightKind, exact: WeightKind) -> Layer:
-    """`exact`: of routers, since what they choose is all or nothing."""
+    """`exact`: of routers of experts, since a small error there changes the chosen experts."""
     mlp, experts, gate_up, down = layer.mlp, None, Linear(), Linear()
     if isinstance(mlp, NativeExperts):
         experts = packer.hold(_experts(packer, mlp, kind, exact))

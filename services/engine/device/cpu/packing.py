@@ -18,7 +18,7 @@ from services.engine.device.cpu.settings import Quantization
 from services.engine.device.cpu.structures import Linear, WeightKind
 from services.engine.device.native import NativeLinear
 
-# Of weights, and what is mapped at once: what is not used takes no memory.
+# Bytes of weights that are mapped at once; pages that are not written take no memory.
 _ALIGNMENT = 128
 _MAPPED = 64 << 20
 # Rows that are converted at once: a multiple of every panel, and a few megabytes.
@@ -39,7 +39,7 @@ def weight_kind(dtype: torch.dtype, quantization: Quantization | None) -> Weight
 
 
 class Packer:
-    """Packs linear layers, with the threads of `pool`, and keeps what it packed."""
+    """Packs linear layers, with the threads of `pool`, and keeps the packed weights."""
 
     def __init__(self, library: Library, pool: Executor) -> None:
         self._pool = pool
@@ -69,7 +69,7 @@ class Packer:
 
     def give_back(self) -> None:
         """Gives memory back to the system that packed weights were freed in."""
-        # Allocators keep what is freed in the midst of a heap, or all of it.
+        # Allocators keep memory that is freed in the middle of a heap, or all of it.
         if self._trim is not None:
             self._trim()
 

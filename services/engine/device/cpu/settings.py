@@ -16,7 +16,7 @@ class Kernels(Enum):
 
 
 class Quantization(Enum):
-    """What the weights of linear layers are packed as."""
+    """The number format that weights of linear layers are packed in."""
 
     INT8 = "int8"
     INT4 = "int4"

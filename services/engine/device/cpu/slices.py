@@ -1,9 +1,9 @@
 """How long the scheduler lets a thread run at a time, as the thread asks for it.
 
-Threads that compute a forward together meet every few tens of microseconds. Who comes to a meeting late finds
-another process on its core, as a rule a service that was woken by the step before, and waits until that one
-sleeps or its slice is over; meanwhile all the others wait too. Linux lets who wakes up with a shorter slice
-take the core at once. Nobody's share changes by it: who asks for short slices is as often taken off.
+Threads that compute a forward together synchronize every few tens of microseconds. A thread that wakes up
+late found another process on its core, as a rule a service that the step before has woken, and waited until
+that one slept or its slice was over; meanwhile all the other threads waited too. Linux lets a thread with a
+shorter slice take the core as soon as it wakes up. Its share of the core stays: it is preempted as often.
 """
 
 from __future__ import annotations

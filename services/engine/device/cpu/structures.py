@@ -10,7 +10,7 @@ import torch
 
 
 class WeightKind(IntEnum):
-    """What a packed weight's numbers are."""
+    """The number format of a packed weight."""
 
     FLOAT32 = 0
     BFLOAT16 = 1

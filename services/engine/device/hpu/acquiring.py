@@ -51,12 +51,12 @@ def _taken(text: str, driver: Driver) -> str:
     module = os.environ.get("HLS_MODULE_ID")
     which = f"the HPU of module {module}" if module else "every visible HPU"
     holders = ", ".join(f"{pid} ({name})" for pid, name in driver.holders())
-    who = (
+    opened = (
         f"processes that have one open: {holders}"
         if holders
-        else "`hl-smi` shows who has it open (nobody: start the container with --runtime=habana)"
+        else "`hl-smi` lists processes that have it open (none: start the container with --runtime=habana)"
     )
     return (
-        f"{which} is taken by another process, and none can be shared ({text.rstrip('.')}); {who}: stop that "
-        "process, or choose a free card with HABANA_VISIBLE_MODULES"
+        f"{which} is taken by another process, and none can be shared ({text.rstrip('.')}); {opened}: stop "
+        "that process, or choose a free card with HABANA_VISIBLE_MODULES"
     )

@@ -50,7 +50,7 @@ def attend_decode(
     count, _, block_size = bias.shape
     kv_heads = key_cache.shape[1]
     # [J, B]: one where a block belongs to a row; padding belongs to none. Remade in each layer: it is a
-    # thousandth of what a layer reads of its cache.
+    # thousandth of the bytes of the cache that a layer reads.
     owners = (rows.unsqueeze(1) == torch.arange(batch, device=rows.device)).to(query.dtype)
     usable = torch.isfinite(query)
     key = _fetch(key_cache, blocks, count, block_size).to(query.dtype)
@@ -161,7 +161,7 @@ def _fused_share(
     """Share over sum of `row_share` by the kernel, [J, heads]. It is exact in the model's type alone."""
     count, heads = highest.shape
     shape = [count, heads, 1, 1, 1]
-    # Padding is one more row, since what the kernel makes of a row that is not in the batch is not told.
+    # Padding is one more row: how the kernel treats a row outside of the batch is not documented.
     share: torch.Tensor = kernels.block_softmax_adjustment(
         highest.to(dtype).view(shape), sums.to(dtype).view(shape), rows, batch + 1, shape
     )

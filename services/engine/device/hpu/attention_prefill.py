@@ -63,7 +63,7 @@ def _fusible(kernels: Kernels, mask: torch.Tensor | None, features: AttentionFea
 def _long(kernels: Kernels, settings: AttentionSettings, query: torch.Tensor, key: torch.Tensor) -> bool:
     if kernels.sliced_sdpa is None or not settings.slice_from:
         return False
-    # Without context nothing has to be masked but the future, which is faster whole.
+    # Without context only the causal mask is needed, and the kernel is faster unsliced.
     return key.shape[2] > query.shape[2] and key.shape[2] >= settings.slice_from
 
 

@@ -24,7 +24,7 @@ class Event(Protocol):
     """Marks a point of a stream."""
 
     def record(self) -> None:
-        """Puts the mark after what the current stream was given so far."""
+        """Puts the mark behind all work that the current stream holds."""
 
     def synchronize(self) -> None:
         """Waits until the device has passed the mark."""
@@ -138,7 +138,7 @@ def _import(name: str) -> Any:
         return importlib.import_module(name)
     except (ImportError, OSError, RuntimeError, AssertionError) as error:
         # A library of the driver that is not there, or of another release, shows as any of the first three.
-        # What the bridge checks by itself, such as the torch it was built for, is an assertion.
+        # The bridge's own checks, such as for the torch that it was built with, raise AssertionError.
         reason = " ".join(str(error).split())
         raise DeviceError(
             f"Habana's bridge cannot be loaded ({reason}): the image and the host's driver must be of one "

@@ -54,7 +54,7 @@ class HpuDevice(Device):
         kernels: Kernels,
     ) -> None:
         super().__init__(mode)
-        # Not before the bridge is loaded, which decides what the name means to torch.
+        # Not before the bridge is loaded, which registers the name with torch.
         self.torch_device = torch.device("hpu")
         self.kernels = kernels
         self.properties = properties
@@ -145,9 +145,9 @@ class HpuDevice(Device):
         self._bridge.hpu.synchronize()
 
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        # What was collected goes first: the views that a step takes of what it sends would else make recipes
-        # together, as many as there are kinds of steps. The bridge keeps the host's tensor until it is read;
-        # the memory behind it is filled again only when the step that this is for is finished.
+        # Collected operations are flushed first: a recipe would else hold them together with the views that a
+        # step takes of this tensor, and there would be one for each kind of step. The bridge keeps the host's
+        # tensor until it is read; its memory is filled again only when the step that it is for is finished.
         self.flush()
         return tensor.to(self.torch_device, non_blocking=True)
 

@@ -1,4 +1,4 @@
-"""What the operating system knows of cards and of who uses them."""
+"""Cards and the processes that use them, by the operating system."""
 
 from __future__ import annotations
 

@@ -11,13 +11,13 @@ log = get_logger(__name__)
 
 
 class DtypeChoice:
-    """Chooses, and says once what it changed."""
+    """Chooses, and logs once for each change."""
 
     def __init__(self) -> None:
         self._said = False
 
     def choose(self, requested: str, checkpoint: torch.dtype | None) -> torch.dtype:
-        """bfloat16 but for an explicit float32. Raises DeviceError for a dtype that nobody knows."""
+        """bfloat16 but for an explicit float32. Raises DeviceError for an unknown dtype."""
         if requested != "auto" and requested not in DTYPES:
             raise DeviceError(f"dtype {requested!r} is unknown; choose auto, {', '.join(DTYPES)}")
         if requested == "float32":

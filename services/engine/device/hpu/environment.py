@@ -30,7 +30,10 @@ _LAZY_DEFAULTS = {"PT_HPU_ENABLE_LAZY_COLLECTIVES": "true"}
 
 
 def prepare_environment(mode: ExecutionMode, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Sets what the execution mode needs. Raises DeviceError if the operator's lazy mode contradicts it."""
+    """Sets the variables that the execution mode needs.
+
+    Raises DeviceError if the operator's lazy mode contradicts it.
+    """
     lazy = "1" if mode in (ExecutionMode.LAZY, ExecutionMode.GRAPH) else "0"
     given = environment.get(_LAZY)
     if given is not None and given != lazy:

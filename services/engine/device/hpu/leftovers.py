@@ -1,4 +1,4 @@
-"""What modules keep of a warm-up that compiled without running: garbage, which nothing would replace."""
+"""Tensors that modules keep from a warm-up that compiled without running: garbage that would stay."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ModuleTensors:
         for root in self._modules:
             for name, module in root.named_modules():
                 for attribute, value in vars(module).items():
-                    # Parameters and buffers are in dicts of the module, whose names tell nobody anything.
+                    # Parameters and buffers lie in these two dicts, whose names are left out of the path.
                     inner = "" if attribute in ("_parameters", "_buffers") else attribute
                     for path, tensor in _tensors(value, inner, seen):
                         yield ".".join(filter(None, (name, path))), tensor

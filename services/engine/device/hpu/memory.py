@@ -7,20 +7,20 @@ from collections.abc import Callable
 from services.engine.device.hpu.bridge import HpuModule
 from services.engine.device.memory import MemoryFigures, MemoryUse
 
-# What the bridge says when a tensor finds no room, or the workspace of a recipe: "MODULE:PT_DEVMEM Allocation
+# Messages of the bridge when a tensor or a workspace of a recipe finds no room: "MODULE:PT_DEVMEM Allocation
 # failed for size::234881024 (224)MB", "MODULE:SYNHELPER workspace Allocation of size ::14493510400 failed!"
 # (optimum-habana issue 1469, Model-References issue 10).
 _FULL = ("allocation failed for size", "workspace allocation of size", "out of memory")
 
 
 def hbm_figures(hpu: HpuModule) -> MemoryFigures:
-    """Total and free HBM: the process holds the whole card, so what is free is its own."""
+    """Total and free HBM: the process holds the whole card, so all that is free is its own."""
     free, total = hpu.mem_get_info()
     return MemoryFigures(total=total, free=free)
 
 
 def measure_hbm(hpu: HpuModule, flush: Callable[[], None], work: Callable[[], object]) -> MemoryUse:
-    """Runs `work` to its end on the device; what it allocated, kept and at the most."""
+    """Runs `work` to its end on the device. Returns the bytes that it kept, and its peak."""
     flush()
     hpu.synchronize()
     hpu.reset_peak_memory_stats()

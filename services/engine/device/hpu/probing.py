@@ -72,7 +72,7 @@ def parse_switches(text: str) -> dict[str, bool]:
 
 
 def probe_kernels(properties: HpuProperties, version: str, switches: Mapping[str, bool]) -> Kernels:
-    """What is there and meant to be used. Raises DeviceError for what is switched on and is not there."""
+    """The kernels that are installed and enabled. Raises DeviceError for one that is enabled and missing."""
     found = _found()
     # The two softmax kernels lose precision where they are not known to be good: off unless asked for.
     if properties is not GAUDI3 or _numbers(version) < _ADJUSTMENT_SINCE:

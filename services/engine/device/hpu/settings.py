@@ -27,7 +27,7 @@ class RecipeCache:
 class Softmax(Enum):
     """In what attention computes scores and their softmax: the model's type, or float32.
 
-    AUTO: what the model needs, once that is known.
+    AUTO: as the model needs it, once that is known.
     """
 
     AUTO = "auto"
@@ -51,7 +51,7 @@ class HpuSettings:
     """layers_per_graph: decoder layers between two flushes of a lazy graph, 0 for none.
 
     regional_compilation: compile each layer, norm and the head apart, else a forward as a whole.
-    compile_fullgraph: refuse what the compiler cannot take whole. compile_only_warmup: compile without
+    compile_fullgraph: refuse code that breaks the compiler's graph. compile_only_warmup: compile without
     running, where forwards are compiled. weights_on_host: load weights to host memory before they move.
     gc_threshold_multiplier: of Python's collection thresholds. numa_binding: run near the card.
     kernels: fused kernels to switch on or off, as `parse_switches` reads them.

@@ -27,7 +27,7 @@ _BUILT_FOR = re.compile(r"\+hpu[_.](\d+)\.(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """What is installed: the plugin's version, torch's, and the torch that the plugin's metadata asks for."""
+    """The installed versions: the plugin's, torch's, and the torch that the plugin's metadata asks for."""
 
     software: str
     torch: str

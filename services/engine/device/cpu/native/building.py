@@ -36,7 +36,7 @@ SOURCES = Path(__file__).parent
 # Libraries that were built beforehand, as an image's build does: a container may not write anywhere.
 BUILT = SOURCES / "built"
 
-# No -ffast-math: what is no number must stay none. No contraction but where the sources say so: a row's sums
+# No -ffast-math: NaN must stay NaN. No contraction but where the sources say so: a row's sums
 # must not depend on how a compiler treats the loop that they are in.
 _OPTIONS = ("-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden")
 _LINK = ("-shared", "-pthread")
@@ -53,9 +53,9 @@ def build(
 ) -> Path:
     """The library of `level`: one that is ready here, else built now and kept in `directory`.
 
-    `progress` is told what goes on while it is built, on the caller's thread. A library that is damaged
-    counts as none. Several processes may call this at once: one builds. `limit_s`: what the compiler may take
-    for a file. Raises BuildError if there is none and it cannot be built.
+    `progress` gets lines about the build, on the caller's thread. A library that is damaged counts as none.
+    Several processes may call this at once: one builds. `limit_s`: seconds that compiling one file may take.
+    Raises BuildError if there is none and it cannot be built.
     """
     stem = f"{level.name}-{_hash_of_sources(level)}"
     try:
@@ -132,7 +132,7 @@ def _compile(
         level=level.name,
         directory=str(library.parent),
     )
-    # Of builders that were killed: whoever builds holds the lock.
+    # Left by builders that were killed: a builder that lives holds the lock, as this one does.
     for left in library.parent.glob(f"{_UNFINISHED}*"):
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=library.parent, prefix=_UNFINISHED) as scratch:
@@ -154,5 +154,5 @@ def _compile(
         linked = Path(scratch) / library.name
         run([*compiler, *_LINK, *map(str, objects), "-o", str(linked)], limit_s)
         seal(linked, library.name)
-        # Whoever looks for the library meanwhile finds a whole one or none; who has loaded one keeps that.
+        # Atomic: a process finds the whole library or none, and one that has loaded the old file keeps it.
         linked.replace(library)

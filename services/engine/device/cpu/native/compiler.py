@@ -50,14 +50,14 @@ def _first_there() -> str | None:
 
 
 def identity(compiler: Sequence[str]) -> bytes:
-    """What tells one compiler from another: what it says of itself, and the words it is called with."""
+    """Identifies a compiler: its output of --version, and the words that it is called with."""
     return " ".join([run([*compiler, "--version"], _VERSION_S), *compiler[1:]]).encode()
 
 
 def run(command: Sequence[str], limit_s: float = COMPILE_S) -> str:
-    """What a command says. Raises BuildError if it fails, or has not ended after `limit_s` seconds.
+    """The output of a command. Raises BuildError if it fails, or has not ended after `limit_s` seconds.
 
-    It ends with this process, and so does what it starts.
+    It ends with this process, and so do its children.
     """
     theirs, ours = os.pipe()
     try:
@@ -75,7 +75,8 @@ def run(command: Sequence[str], limit_s: float = COMPILE_S) -> str:
         raise BuildError(f"{command[0]} did not run: {error.strerror}") from error
     finally:
         os.close(theirs)
-    # What it left behind may hold its output open: leaving the block closes this end and waits for it alone.
+    # Children that it left may hold its output open: leaving the block closes this end and waits for the
+    # process alone.
     with process:
         try:
             output, complaints = process.communicate(timeout=limit_s)
@@ -93,6 +94,6 @@ def run(command: Sequence[str], limit_s: float = COMPILE_S) -> str:
 
 
 def _shown(command: Sequence[str]) -> str:
-    """What a command was to do, in a word or two."""
+    """A command's purpose, in a word or two."""
     sources = [Path(word).name for word in command if word.endswith(".cpp")]
     return sources[0] if sources else command[-1] if command[-1].startswith("--") else "the link"

@@ -15,7 +15,7 @@ import threading
 def main() -> int:
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDWR)
-    # The pipe is this process's alone: what the command starts might close its input, or keep it.
+    # The pipe is this process's alone: children of the command might close their input, or keep it open.
     pipe = os.dup(0)
     os.dup2(nothing, 0)
     threading.Thread(target=end_with_the_asking, args=(pipe,), daemon=True).start()
@@ -36,5 +36,5 @@ def end_with_the_asking(pipe: int) -> None:
 
 
 if __name__ == "__main__":
-    # Not sys.exit: an interpreter that ends waits for what the thread reads.
+    # Not sys.exit: an interpreter that ends waits for the thread, which blocks in a read.
     os._exit(main())

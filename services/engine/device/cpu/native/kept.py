@@ -37,7 +37,7 @@ def kernel_directory(cache: Path | None) -> Path:
 
 
 def seal(library: Path, name: str) -> None:
-    """Puts the digest behind a library that is to be kept as `name`, which nobody else may change then."""
+    """Puts the digest behind a library that is to be kept as `name`, which no other user may change then."""
     with library.open("r+b") as file:
         digest = _digest(name, file.read())
         file.write(digest)
@@ -46,7 +46,7 @@ def seal(library: Path, name: str) -> None:
 
 
 def make_directory(directory: Path) -> None:
-    """Makes it, if it is not there, for this user alone; what is above it, as the umask says."""
+    """Makes it for this user alone, if it is not there; its parents, as the umask says."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     directory.mkdir(mode=0o700, exist_ok=True)
 
@@ -59,7 +59,7 @@ def sound(places: Sequence[Path], pattern: str) -> list[Path]:
 
 
 def is_ours(path: Path) -> bool:
-    """Whether what is there is this user's or the system's, and no group and not everybody may change it."""
+    """Whether this user or root owns the path, and neither its group nor others may write to it."""
     try:
         status = path.stat()
     except OSError:

@@ -60,7 +60,7 @@ class Prepared:
 
     scales: Sequence[torch.Tensor]
     call: Callable[[], None]
-    # What the call reads and writes, which has to live as long.
+    # Tensors that the call reads and writes, which must live as long.
     held: tuple[object, ...]
 
     def run(self) -> None:

@@ -1,4 +1,4 @@
-"""What the products' kernels compute, in plain torch: the same numbers, whatever the order in memory is.
+"""Reference of the products' kernels in plain torch: equal numbers, for any order in memory.
 
 Quantized weights and rows are equal to the kernels' to the bit, and so are products of int8 weights.
 Others are equal within the rounding of float32 sums.
