@@ -19,12 +19,12 @@ from catenary.llm.prompts import (
     GivenPrompt,
     Message,
     Prompt,
+    chat_arguments,
     check_arguments,
     read_chats,
     read_one,
     read_params,
     read_prompts,
-    without_idle,
 )
 from catenary.llm.results import beam_output, request_output
 from catenary.llm.sampling_params import BeamSearchParams, SamplingParams
@@ -167,12 +167,16 @@ class LLM(PooledCalls, Lacking):
             sampling_params: as of `generate`.
             use_tqdm: as of `generate`.
             chat: what else the template sees, by the API's names: tools, documents, chat_template_kwargs,
-                add_generation_prompt, continue_final_message.
+                add_generation_prompt, continue_final_message, reasoning_effort, and chat_template, the name
+                of one of the model's templates.
+
+        Raises as `generate` does.
         """
         self._require("chat", _GENERATE)
+        seen = chat_arguments(chat)
         chats = read_chats(messages)
         params = read_params(SamplingParams, "sampling_params", sampling_params, len(chats))
-        rendered = self._run(self._render(chats, without_idle(chat)))
+        rendered = self._run(self._render(chats, seen))
         return self._generate([GivenPrompt(ids, None) for ids in rendered], params, use_tqdm)
 
     def beam_search(

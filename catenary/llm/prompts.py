@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
+from catenary.llm.sampling_params import PoolingParams, SamplingParams
 from catenary.nearest import near
 from catenary.parameters import UnknownNameError
 
@@ -44,7 +45,22 @@ _ARGUMENTS = {
     "guided_options_request": "give SamplingParams(structured_outputs=StructuredOutputsParams(...))",
     "priority": "all prompts of a call have one priority",
     "tokenization_kwargs": "truncate_prompt_tokens is a parameter of its own",
+    "chat_template_content_format": "a message's content is what the template asks for",
 }
+_NOTHING = {"chat_template_content_format": ("auto",)}
+# What a chat template sees, by the API's names.
+_RENDERED = (
+    "tools",
+    "documents",
+    "chat_template",
+    "chat_template_kwargs",
+    "add_generation_prompt",
+    "continue_final_message",
+    "add_special_tokens",
+    "reasoning_effort",
+    "thinking",
+    "think",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,18 +137,32 @@ def read_one(kind: type[P], name: str, given: Any) -> P:
     return given
 
 
-def check_arguments(method: str, given: Mapping[str, Any]) -> None:
-    """Check arguments of vLLM's that a call here does not have. Raises ValueError and UnknownNameError."""
+def check_arguments(method: str, given: Mapping[str, Any], known: Iterable[str] = ()) -> None:
+    """Check arguments of vLLM's that a call here does not have; `known`: names of those that it has.
+
+    Raises ValueError and UnknownNameError.
+    """
     for name, value in given.items():
+        for kind in (SamplingParams, PoolingParams):
+            if name in kind.__dataclass_fields__ and name not in _ARGUMENTS:
+                place = f"it is one of {kind.__name__}({name}=...)"
+                raise UnknownNameError(f"LLM.{method} has no argument {name!r}: {place}")
         if name not in _ARGUMENTS:
-            raise UnknownNameError(f"LLM.{method} has no argument {name!r}{near(name, _ARGUMENTS)}")
-        if value is not None:
+            raise UnknownNameError(
+                f"LLM.{method} has no argument {name!r}{near(name, (*known, *_ARGUMENTS))}"
+            )
+        if value is not None and value not in _NOTHING.get(name, ()):
             raise ValueError(f"LLM.{method} has no {name}: {_ARGUMENTS[name]}")
 
 
-def without_idle(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments but for those of vLLM's that a call here does not have, and that are None."""
-    return {name: value for name, value in given.items() if value is not None or name not in _ARGUMENTS}
+def chat_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a chat template sees beside the messages, as in the body of a request.
+
+    Raises ValueError and UnknownNameError for what it does not: it would be ignored.
+    """
+    others = {name: value for name, value in given.items() if name not in _RENDERED}
+    check_arguments("chat", others, _RENDERED)
+    return {name: value for name, value in given.items() if name in _RENDERED}
 
 
 def _prompt(name: str, given: Any) -> GivenPrompt:

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from catenary import PoolingParams, SamplingParams
 from catenary.llm.prompts import (
     GivenPrompt,
+    chat_arguments,
     check_arguments,
     read_chats,
     read_one,
     read_params,
     read_prompts,
     read_texts,
-    without_idle,
 )
 from catenary.parameters import UnknownNameError
 
@@ -189,14 +189,32 @@ def test_parameters() -> None:
 
 def test_arguments_of_vllm_that_ask_for_nothing() -> None:
     check_arguments("generate", {"lora_request": None, "priority": None, "tokenization_kwargs": None})
-    assert without_idle({"lora_request": None, "tools": None, "priority": 1}) == {
-        "tools": None,
-        "priority": 1,
-    }
+    check_arguments("generate", {"chat_template_content_format": "auto"})
     with pytest.raises(ValueError, match=r"LLM.generate has no lora_request: LoRA adapters are not done yet"):
         check_arguments("generate", {"lora_request": object()})
     with pytest.raises(UnknownNameError, match=r"LLM.generate has no argument 'lora_reqest' .did you mean"):
         check_arguments("generate", {"lora_reqest": None})
+
+
+def test_arguments_of_chats_are_those_that_a_template_sees() -> None:
+    """A temperature beside the messages was once read and ignored."""
+    seen = {"tools": [], "add_generation_prompt": True, "chat_template_kwargs": {"a": 1}}
+    asked = {**seen, "lora_request": None, "chat_template_content_format": "auto"}
+    assert chat_arguments(asked) == seen
+    for wrong, text in (
+        ({"temperature": 0}, r"no argument 'temperature': it is one of SamplingParams\(temperature=...\)"),
+        ({"max_tokens": 5}, r"it is one of SamplingParams\(max_tokens"),
+        ({"tool_choice": "required"}, "no argument 'tool_choice'"),
+        ({"stream": True}, "no argument 'stream'"),
+        ({"tool": []}, r"no argument 'tool' \(did you mean 'tools'"),
+        ({"chat_template_content_format": "string"}, "has no chat_template_content_format: a message's"),
+        ({"lora_request": 1}, "has no lora_request"),
+        ({"model": "other"}, "no argument 'model'"),
+        ({"response_format": {"type": "json_object"}}, "no argument 'response_format'"),
+        ({"n": 2}, r"it is one of SamplingParams\(n=...\)"),
+    ):
+        with pytest.raises(ValueError, match=f"LLM.chat has {text}" if text.startswith("no ") else text):
+            chat_arguments(wrong)
 
 
 ANY = st.recursive(
