@@ -58,13 +58,15 @@ OPTIONS: tuple[ServeOption, ...] = (
     ),
     sets(
         f"{UP}TOOL_PARSER",
-        "`--tool-parser`; absent: told by the model's chat template",
+        "`--tool-parser`; absent: told by the model's chat template. The names are vLLM's; one that "
+        "[the table of formats](api.md#tools) lacks is refused at the start",
         _SETS,
         "--tool-call-parser",
     ),
     sets(
         f"{UP}REASONING_PARSER",
-        "`--reasoning-parser`; absent: told by the model's chat template",
+        "`--reasoning-parser`; absent: told by the model's chat template. The names are vLLM's; one that "
+        "[Reasoning](api.md#reasoning) lacks is refused at the start",
         _SETS,
         "--reasoning-parser",
     ),
@@ -75,7 +77,12 @@ OPTIONS: tuple[ServeOption, ...] = (
         "--trust-request-chat-template",
         kind=Kind.FLAG,
     ),
-    only("parsers are part of the gateway", (), "--tool-parser-plugin", "--reasoning-parser-plugin"),
+    only(
+        "parsers are part of the gateway; NVIDIA's nemotron_json and llama_nemotron_json are among them",
+        (),
+        "--tool-parser-plugin",
+        "--reasoning-parser-plugin",
+    ),
     only("a proxy in front does that", ("", "/"), "--root-path"),
     only("no code of others runs in the gateway", (), "--middleware"),
     only("answers have the role assistant", ("assistant",), "--response-role"),

@@ -48,6 +48,8 @@ def refusal(*words: str) -> str:
         ("--weights-load-device cpu", "CATENARY_ENGINE_WEIGHTS_LOAD_DEVICE", "cpu"),
         ("--weights-load-device hpu", "CATENARY_ENGINE_WEIGHTS_LOAD_DEVICE", "device"),
         ("--tool-call-parser hermes", "CATENARY_UP_TOOL_PARSER", "hermes"),
+        ("--tool-call-parser granite-20b-fc", "CATENARY_UP_TOOL_PARSER", "granite-20b-fc"),
+        ("--tool-call-parser minimax_m2", "CATENARY_UP_TOOL_PARSER", "minimax_m2"),
         ("--reasoning-parser qwen3", "CATENARY_UP_REASONING_PARSER", "qwen3"),
         ("--trust-request-chat-template", "CATENARY_TOKENIZER_ALLOW_REQUEST_TEMPLATES", "true"),
         ("--chat-template t.jinja", "CATENARY_UP_CHAT_TEMPLATE", "t.jinja"),

@@ -304,6 +304,25 @@ def test_names_are_those_of_the_gateways_parsers() -> None:
     assert REASONING_PARSERS == READ_REASONING
 
 
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        *((name, True) for name in ("lfm2", "minimax", "minimax_m2", "jamba", "olmo3", "nemotron_json")),
+        *((name, True) for name in ("glm47", "granite4", "granite-20b-fc", "mimo", "step3p5", "poolside_v1")),
+        *((name, True) for name in ("cohere_command3", "gigachat3", "hy_v3", "internlm", "longcat", "xlam")),
+        *((name, False) for name in ("gemma4", "functiongemma", "kimi_k3", "minimax_m3", "minicpm5")),
+        *((name, False) for name in ("apertus", "ernie45", "hunyuan_a13b", "step3", "deepseek_v32")),
+    ],
+)
+def test_names_of_vllm_are_taken_or_refused(name: str, read: bool) -> None:
+    fields = {"model_dir": "/", "tool_parser": name}
+    if read:
+        assert TokenizerConfig.model_validate(fields).tool_parser == name
+    else:
+        with pytest.raises(ValueError, match="tool_parser"):
+            TokenizerConfig.model_validate(fields)
+
+
 @pytest.mark.parametrize("option", ["tool_parser", "reasoning_parser"])
 def test_unknown_names_are_refused(option: str) -> None:
     with pytest.raises(ValueError, match=r"hermes|qwen3"):
