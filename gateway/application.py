@@ -92,7 +92,7 @@ async def _on_defect(_request: Request, _error: Exception) -> Response:
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
-    """What the framework refuses: unknown paths and wrong methods."""
+    """Answer the refusals of the framework: unknown paths and wrong methods."""
     if not isinstance(error, HTTPException):
         raise error
     routes = [each for each in request.app.routes if isinstance(each, DescribedRoute)]

@@ -41,7 +41,7 @@ class ApiKeys:
 
 def read_keys(given: Iterable[str], file: Path | None) -> ApiKeys:
     """Keys from options and from a file. Raises StartRefused if the file cannot be read or holds none, or if
-    there is in a key what cannot be seen, like a zero-width space: hardly anybody would ever send it."""
+    there is in a key what cannot be seen, like a zero-width space: clients would hardly ever send it."""
     keys = [*given, *(() if file is None else read_key_file(file))]
     if not all(key.isprintable() for key in keys):
         raise StartRefused("--api-key, --api-key-file: a key holds a character that cannot be printed")
@@ -49,7 +49,7 @@ def read_keys(given: Iterable[str], file: Path | None) -> ApiKeys:
 
 
 def owner_name(key: bytes) -> str:
-    """What a key is called wherever something of its own is counted or kept."""
+    """The name under which usage and stored objects of a key are kept."""
     return hashlib.blake2b(key, digest_size=16, person=b"owner").hexdigest()
 
 
@@ -74,7 +74,7 @@ class AuthGate:
         elif not self._keys.accepts(key):
             await send_error(send, _unauthorized("Incorrect API key provided."))
         else:
-            # Who asks under another key must not learn from a hit, or its speed, what was asked under this.
+            # A request under another key must not show by a hit, or its speed, what was asked under this one.
             salt = hashlib.blake2b(key, digest_size=16, person=b"cache salt").hexdigest()
             identify(scope, owner=owner_name(key), cache_salt=salt)
             await self._app(scope, receive, send)

@@ -1,4 +1,4 @@
-"""Who asks, and what the headers say of how a request is to be treated: for admission and limits."""
+"""The caller of a request and the headers that say how it is to be treated, for admission and limits."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ _current: ContextVar[Caller] = ContextVar("caller", default=_NOBODY)
 
 
 def current_caller() -> Caller:
-    """Whose request this task works on; nobody in particular outside of a request."""
+    """The caller whose request this task works on; an anonymous one outside of a request."""
     return _current.get()
 
 
 @contextmanager
 def calling(caller: Caller) -> Iterator[None]:
-    """What is done inside, and tasks that are made there, is done for `caller`."""
+    """Work inside, and that of tasks made there, is done for `caller`."""
     token = _current.set(caller)
     try:
         yield

@@ -1,4 +1,4 @@
-"""What an API error is and how it is written. Every error of every route is rendered here, nowhere else."""
+"""API errors and their JSON envelope. Every error of every route is rendered here, nowhere else."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FEWEST_ALIKE = 3
 
 
 class ErrorObject(msgspec.Struct):
-    """What went wrong: `param` is the field to blame, `code` is for programs."""
+    """An error: `param` is the field to blame, `code` is for programs."""
 
     message: str
     type: str

@@ -57,7 +57,7 @@ def current_ignored() -> IgnoredFields:
 
 @contextmanager
 def noting(ignored: IgnoredFields) -> Iterator[IgnoredFields]:
-    """What is ignored inside, and in tasks that are made there, is told to `ignored`."""
+    """Fields ignored inside, and in tasks made there, are noted in `ignored`."""
     token = _current.set(ignored)
     try:
         yield ignored

@@ -34,7 +34,7 @@ def read_key_file(file: Path) -> dict[str, dict[str, int]]:
         if not key or key.startswith("#"):
             continue
         if (match := _LIMIT.fullmatch(key)) and match[1] in LIMITS:
-            # What `$KEY concurrent=4` leaves behind without a KEY would be a key that anybody guesses.
+            # What `$KEY concurrent=4` leaves behind without a KEY would be a key that is easily guessed.
             raise StartRefused(f"--api-key-file {file}: line {number}: has limits and no key before them")
         keys[key] = {}
         for word in words:

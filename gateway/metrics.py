@@ -1,4 +1,4 @@
-"""What is counted. Own names are `catenary_*`; what vLLM counts too is repeated under its names.
+"""Prometheus metrics. Own names are `catenary_*`; what vLLM counts too is repeated under its names.
 
 Labels come from closed sets only: served models, route templates, known methods, fixed reasons.
 """
@@ -90,7 +90,7 @@ class GatewayMetrics:
         )
         self._given_up = Counter(
             "catenary_given_up_sequences",
-            "Sequences that failed since nobody could go on with them, by cause.",
+            "Sequences that failed since no engine could resume them, by cause.",
             ("cause",),
             registry=self.registry,
         )

@@ -1,4 +1,4 @@
-"""What a gateway talks to: the routers, the tokenizer services, and the models that both tell of."""
+"""The peers of a gateway: the routers, the tokenizer services, and the models that both tell of."""
 
 from __future__ import annotations
 

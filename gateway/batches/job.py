@@ -47,8 +47,8 @@ class BatchJob:
     """Runs one batch that its gateway has claimed.
 
     A line's result is written down once, in the same transaction in which it is counted, and only while the
-    gateway holds the batch. So whoever goes on with the batch after a crash skips exactly the lines that the
-    files show."""
+    gateway holds the batch. So a gateway that goes on with the batch after a crash skips
+    exactly the lines that the files show."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class BatchJob:
 
         Args:
             claim: the batch.
-            runner: who has claimed it.
+            runner: the gateway that has claimed it.
             batches: where it is.
             files: where its input is.
             run_line: what answers a line, when there is a place for it.

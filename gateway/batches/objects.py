@@ -12,7 +12,7 @@ BATCH_ID = "batch_"
 
 
 class Purpose(StrEnum):
-    """What a file is for."""
+    """The purpose of a file."""
 
     BATCH = "batch"
     BATCH_OUTPUT = "batch_output"
@@ -53,7 +53,7 @@ FINAL = frozenset({BatchStatus.FAILED, BatchStatus.COMPLETED, BatchStatus.EXPIRE
 
 
 class BatchProblem(msgspec.Struct):
-    """What is wrong with an input file; `line` counts from 1."""
+    """A fault of an input file; `line` counts from 1."""
 
     code: str
     message: str

@@ -34,7 +34,7 @@ _FREE = (
 
 
 class LeaseLost(Exception):
-    """Another gateway has taken the batch over, or it is gone: whoever ran it must stop."""
+    """Another gateway has taken the batch over, or it is gone: its former runner must stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class BatchStore:
         return [_batch(row) for row in rows]
 
     async def cancel(self, owner: str, batch_id: str) -> Batch:
-        """Ask whoever runs a batch to end it; one that has ended stays as it is. Raises ApiError 404."""
+        """Ask the gateway that runs a batch to end it; an ended one stays as it is. Raises ApiError 404."""
 
         async def cancel(db: aiosqlite.Connection) -> Batch:
             rows = await db.execute_fetchall(

@@ -42,7 +42,7 @@ Write = Callable[[int, bytes], Awaitable[None]]
 
 @dataclass(slots=True)
 class Upload:
-    """What came with a file, and how many bytes it had."""
+    """The form fields that came with a file, and its size in bytes."""
 
     filename: str = ""
     size: int = 0

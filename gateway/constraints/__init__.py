@@ -1,4 +1,4 @@
-"""What an answer is constrained to: from the parameters of a request to what an engine gets."""
+"""Constraints of an answer: from the parameters of a request to what an engine gets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a generating route has of its own."""
+"""The parts in which one generating route differs from another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request becomes before anything is sent: prompts as ids, and the sequences of its choices."""
+"""The plan of a request before anything is sent: prompts as ids, and the sequences of its choices."""
 
 from __future__ import annotations
 

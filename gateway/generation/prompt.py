@@ -1,4 +1,4 @@
-"""What an answer tells of a prompt: its text, its ids, the log probabilities of its tokens."""
+"""The parts of an answer about its prompt: its text, its ids, the log probabilities of its tokens."""
 
 from __future__ import annotations
 

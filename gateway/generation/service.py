@@ -84,7 +84,7 @@ class GenerationService:
         self.limits = RequestLimits(
             **{limit.name: getattr(config, limit.name) for limit in dataclasses.fields(RequestLimits)}
         )
-        """What a request may hold."""
+        """The limits of a request."""
         self.priorities = Priorities(
             config.priority_tier,
             config.flex_tier,
@@ -174,7 +174,7 @@ class GenerationService:
             endpoint: how the request is rendered.
             fields: the request, checked by `endpoint.parse`.
             cache_salt: of the client's credentials.
-            watch: of the client's connection, if somebody waits.
+            watch: of the client's connection, if a client waits.
 
         Raises:
             ApiError: it is refused, or nothing can serve it now.
@@ -238,7 +238,7 @@ class GenerationService:
             fields: the request, checked by `endpoint.parse`.
             cache_salt: of the client's credentials.
             deadline: the loop's time at which it is given up.
-            watch: of the client's connection; None for a request that nobody waits for.
+            watch: of the client's connection; None for a request without a waiting client.
 
         Raises:
             ApiError: it is refused, or failed; also at `begin` and `generation.next`.
@@ -330,7 +330,7 @@ def _thoughts_end(parsing: ParserChoice, rendered: Rendered) -> str | None:
 
 
 def answer_head(plan: GenerationPlan) -> AnswerHead:
-    """What all chunks of a request's answer begin with."""
+    """The first fields of all chunks of a request's answer."""
     return AnswerHead(
         answer_id=plan.request_id,
         created=int(time.time()),

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class ClientGone(Exception):
-    """The client closed its connection; nobody waits for an answer."""
+    """The client closed its connection and waits for no answer."""
 
 
 class SlowReader(ClientGone):
@@ -31,7 +31,7 @@ class ClientWatch:
         self._gone = asyncio.Event()
 
     async def __aenter__(self) -> Self:
-        # After what the block begins with: somebody waits for that.
+        # After the first step of the block, which the client waits for.
         self._start = asyncio.get_running_loop().call_soon(self._begin)
         return self
 
@@ -93,5 +93,5 @@ class _Stop:
             self._called = self._task.cancel()
 
     def alone(self) -> bool:
-        """Takes the cancel back. Whether nobody else has cancelled the task."""
+        """Takes the cancel back. Whether it was the only one of the task."""
         return self._called and self._task is not None and not self._task.uncancel()

@@ -62,6 +62,6 @@ class Deferred(Response):
         self._work = work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Nobody is there to be told, and the framework would answer an exception with a 500.
+        # The client is gone, and the framework would answer an exception with a 500.
         with suppress(ClientGone):
             await self._work(scope, receive, send)

@@ -1,4 +1,4 @@
-"""What one request may still use of its key's limits, for the code that learns what it costs."""
+"""The rest of its key's limits that one request may use, for the code that learns its cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The limits of keys, applied: who may, who must come back later, and what both are told."""
+"""Apply the limits of API keys: admit a request, or refuse it with a time to retry, and say so in headers."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Limiter:
         """The request is over. Idempotent; never raises."""
         if not self._of(owner).concurrent:
             return
-        # At once: whoever is cancelled while the store is told has left here.
+        # At once: a request that is cancelled while the store is told has left here already.
         await self._local.leave(owner, request)
         try:
             await self._counters.leave(owner, request)

@@ -17,7 +17,7 @@ class StoreAway(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What is used of a limit of `amount` in `length_s` seconds, counted in periods of that length.
+    """The use of a limit of `amount` in `length_s` seconds, counted in periods of that length.
 
     `current`: in this period; `previous`: in the one before, which counts by the share of it that the last
     `length_s` seconds still have. `current_left_s`, `previous_left_s`: until none of it counts any more.
@@ -42,7 +42,7 @@ class Window:
         return self.current_left_s if self.current else self.previous_left_s if self.previous else 0.0
 
     def wait_s(self, cost: int) -> float:
-        """Seconds until `cost`, at most `amount`, is left, if nobody takes of it meanwhile."""
+        """Seconds until `cost`, at most `amount`, is left, if no other request takes of it meanwhile."""
         if self.remaining >= cost:
             return 0.0
         # A count is rounded down: less than this may be used.

@@ -40,7 +40,7 @@ class SequenceEnded:
 
 
 class Batch(NamedTuple):
-    """What one sequence got since it was last looked at. `prompt`: log probabilities of further tokens of its
+    """The news of one sequence since the last look. `prompt`: log probabilities of further tokens of its
     prompt."""
 
     ids: list[int]

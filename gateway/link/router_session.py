@@ -54,7 +54,7 @@ class Receiver(Reader, Protocol):
 
 
 class Listener(Protocol):
-    """Who is told of a router's news."""
+    """Receives the news of a router."""
 
     def greeted(self, session: RouterSession, router: str) -> bool:
         """A router has greeted, `router` being its instance. False if another session has it."""
@@ -245,7 +245,7 @@ class RouterSession:
             kind = response.WhichOneof("payload")
             if kind == "step":
                 self._deliver(response.step)
-                # Those who got something go first: to ask for the next message takes longer than they do.
+                # Sequences with news go first: to ask for the next message takes longer than they do.
                 await asyncio.sleep(0)
             elif kind == "models":
                 self.models = {model.info.name: model for model in response.models.models}

@@ -41,7 +41,7 @@ class Routers:
     """Implements `Session` over one stream per router.
 
     A sequence whose engine or router is lost is submitted again, with all that it has emitted; its reader
-    sees a pause. One that nobody can take waits, for the policy's `wait_s`.
+    sees a pause. One that no router can take waits, for the policy's `wait_s`.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Routers:
         return len(self._sequences)
 
     def awaits(self, model: str) -> bool:
-        """Whether a model that nobody serves was served a moment ago, perhaps by a router that is gone:
+        """Whether a model without a serving engine was served a moment ago, perhaps by a router that is gone:
         requests for it are taken, and wait."""
         return self._served.awaits(model, asyncio.get_running_loop().time())
 
@@ -159,8 +159,8 @@ class Routers:
             self._forget(sequence)
 
     def home(self, tenant: str, model: str) -> RouterSession | None:
-        """The router that a tenant's next sequence goes to; None if there are several for nobody's in
-        particular, or none."""
+        """The router that a tenant's next sequence goes to; None if there is none, or are several
+        and no tenant."""
         able = self._able(model)
         return self._choose(able, tenant, 0) if tenant or len(able) == 1 else None
 

@@ -110,7 +110,7 @@ class LinkedSequence:
         self._owner.unread(self)
 
     def leave(self) -> None:
-        """Nothing more is wanted of it, from anybody."""
+        """Nothing more is wanted of it, from any router."""
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None

@@ -13,7 +13,7 @@ class Session(Protocol):
     Implemented by `Routers`; neither method waits."""
 
     def check(self, model: str, priority_class: common_pb2.PriorityClass.ValueType, tenant: str) -> None:
-        """Raises ApiError if such a sequence would be refused now: who asks first need render nothing."""
+        """Raises ApiError if such a sequence would be refused now: asking first saves the rendering."""
 
     def submit(
         self, spec: common_pb2.SequenceSpec, feed: SequenceFeed, same_prompt_as: int | None = None

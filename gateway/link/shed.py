@@ -1,4 +1,4 @@
-"""What a router has said that it would refuse: refused here, before a prompt is rendered."""
+"""Load shedding that a router has announced: refuse here, before a prompt is rendered."""
 
 from __future__ import annotations
 

@@ -24,13 +24,13 @@ P = TypeVar("P", bound=Place)
 
 def home(tenant: str, places: Sequence[P]) -> P:
     """The place that has the whole of a tenant, whichever gateway asks: a router is fair among those whose
-    requests it sees. If it leaves, its tenants are spread over the others, and nobody else moves
+    requests it sees. If it leaves, its tenants are spread over the others, and no other tenant moves
     (rendezvous hashing: the highest digest of tenant and address)."""
     return max(places, key=lambda place: _digest(tenant, place.address))
 
 
 def least(places: Sequence[P], turn: int) -> P:
-    """The place that has the fewest sequences of this gateway: where the requests of nobody in particular
+    """The place that has the fewest sequences of this gateway: where requests without a tenant
     go. Equals take turns by `turn`, a number that rises."""
     first = turn % len(places)
     return min((*places[first:], *places[:first]), key=lambda place: place.live)

@@ -53,7 +53,7 @@ def ended(end: common_pb2.SequenceEnd) -> SequenceEnded:
     if end.reason == common_pb2.FINISH_REASON_LENGTH:
         return SequenceEnded(end.reason, None, cached, None, _beams(end))
     if end.reason == common_pb2.FINISH_REASON_ABORT:
-        # Aborts of our own are no longer looked up: this one was somebody else's.
+        # Aborts of our own are no longer looked up: this one was decided elsewhere.
         return SequenceEnded(end.reason, error=unavailable("The request was aborted by the server."))
     return SequenceEnded(end.reason, error=from_wire(end.error) if end.HasField("error") else internal())
 

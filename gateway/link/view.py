@@ -10,7 +10,7 @@ Models = Mapping[str, router_pb2.ServedModel]
 
 
 class ServedModels:
-    """What the routers serve together. A model that is served no longer is awaited for `wait_s`, since its
+    """The models that the routers serve together. One that has gone is awaited for `wait_s`, since its
     engines or its router may come back."""
 
     def __init__(self, wait_s: float) -> None:
@@ -20,7 +20,7 @@ class ServedModels:
         self._awaited: dict[str, tuple[float, router_pb2.ServedModel]] = {}
 
     def awaits(self, model: str, now: float) -> bool:
-        """Whether a model that nobody serves was served a moment ago."""
+        """Whether a model without a serving engine was served a moment ago."""
         awaited = self._awaited.get(model)
         return awaited is not None and now < awaited[0]
 
@@ -46,7 +46,7 @@ def merged(
 
     Every engine attaches to every router, so numbers of engines and loads are not added up: they are those
     of the router that has most of the engines. The context is the shortest of any. A model of `awaited` that
-    nobody tells of is listed without engines.
+    no router tells of is listed without engines.
     """
     found: dict[str, list[router_pb2.ServedModel]] = {}
     for models in routers:

@@ -1,4 +1,4 @@
-"""What a route says about itself."""
+"""The description of a route."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class DescribedRoute(Route):
         self._ids = ids
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """See Route. The route itself is in the scope then, for who counts requests."""
+        """See Route. The route itself is in the scope then, for the metrics of requests."""
         match, more = super().matches(scope)
         return match, {**more, "route": self}
 

@@ -24,7 +24,7 @@ _PLAIN = ToolFormat("")
 
 @dataclass(frozen=True, slots=True)
 class ParserChoice:
-    """What to read in the answers of a request. Empty names: nothing of the kind."""
+    """The parsers of a request's answers. Empty names: none of the kind."""
 
     tool_parser: str = ""
     """A name of TOOL_PARSERS, or `json`: calls as a constraint has them written."""
@@ -93,7 +93,7 @@ class ParserChoice:
 
     def thoughts_end(self, tail: str) -> str | None:
         """What ends the reasoning that the answer begins in: a constraint holds behind it. None: it does not
-        begin in any, or nobody looks for one.
+        begin in any, or no parser looks for one.
 
         In harmony that is the header of the answer's own channel; a call has a header of its own."""
         if self.is_harmony:

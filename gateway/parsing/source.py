@@ -32,7 +32,7 @@ class CutShort(Exception):
 
 
 class Source:
-    """What has come and was not read yet: `text[pos:]`."""
+    """The text that has arrived and is unread: `text[pos:]`."""
 
     __slots__ = ("_held", "_most", "_record", "_since", "ended", "pos", "taken", "text")
 

@@ -1,5 +1,5 @@
-"""What a constraint needs to know of a format, so that calls of required, named and strict tools are written
-as the model's parser reads them."""
+"""The parts of a format that a constraint needs, so that calls of required, named and strict tools are
+written as the model's parser reads them."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any
 from gateway.parsing.schema_types import parameter_types
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-"""What names of functions look like."""
+"""The form of a function's name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What a route that computes vectors or scores has of its own."""
+"""The parts in which one route for vectors or scores differs from another."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class PoolingService:
             endpoint: what is computed.
             fields: the request, checked by `endpoint.parse`.
             deadline: the loop's time at which it is given up.
-            watch: of the client's connection; None for a request that nobody waits for.
+            watch: of the client's connection; None for a request without a waiting client.
 
         Raises:
             ApiError: it is refused, or failed.

@@ -1,4 +1,4 @@
-"""What a request asks to have computed, and what came of it."""
+"""The work of a request for vectors or scores, and its result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Responses that nobody waits for."""
+"""Responses that are made in the background, without a waiting client."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ FLUSH_S = 0.05
 
 
 class EventLog:
-    """The stream of one response that this gateway makes. Readers are given what is stored, never more: who
-    was told of an event finds it again after any fault."""
+    """The stream of one response that this gateway makes. Readers are given what is stored, never more: a
+    reader finds an event that it was given again after any fault."""
 
     def __init__(self, response_id: str, begun: Sequence[bytes], max_bytes: int) -> None:
         """`begun`: its first events, which are stored already."""

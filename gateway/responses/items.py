@@ -34,13 +34,13 @@ class ReasoningText(msgspec.Struct, tag_field="type", tag="reasoning_text"):
 
 
 class SummaryText(msgspec.Struct, tag_field="type", tag="summary_text"):
-    """What somebody else's server made of a model's reasoning."""
+    """A model's reasoning as another server encrypted it."""
 
     text: str
 
 
 class Message(msgspec.Struct, tag_field="type", tag="message"):
-    """A message of anybody: a model's has output texts, all others have input texts."""
+    """A message of any role: a model's has output texts, all others have input texts."""
 
     id: str
     role: str
@@ -61,7 +61,7 @@ class FunctionCall(msgspec.Struct, tag_field="type", tag="function_call"):
 
 
 class FunctionCallOutput(msgspec.Struct, tag_field="type", tag="function_call_output"):
-    """What a called function gave."""
+    """The output of a called function."""
 
     id: str
     call_id: str
@@ -70,7 +70,7 @@ class FunctionCallOutput(msgspec.Struct, tag_field="type", tag="function_call_ou
 
 
 class Reasoning(msgspec.Struct, tag_field="type", tag="reasoning"):
-    """What a model thought before it went on."""
+    """The reasoning of a model before it went on."""
 
     id: str
     summary: list[SummaryText] = []

@@ -40,7 +40,7 @@ class ResponsesService:
             generation: what runs the chats.
             endpoint: how they are parsed and rendered.
             library: the stored responses.
-            background: what runs those that nobody waits for; None with a library of nothing.
+            background: runs those without a waiting client; None with a library of nothing.
             max_references: to stored items in one input.
         """
         self._generation = generation
@@ -64,7 +64,7 @@ class ResponsesService:
                         await self._make(request, cache_salt_of(scope), deadline, watch, send)
                 except ApiError as error:
                     raise request.renamed(error) from None
-            # The response has a place of its own: who only watches it must not keep it from one.
+            # The response has a place of its own: a mere reader must not keep it from one.
             if streams is not None:
                 await streams.send(request.owner, request.response.id, -1, receive, send)
 
@@ -163,7 +163,7 @@ class ResponsesService:
         await send({"type": "http.response.start", "status": 200, "headers": list(SSE_HEADERS)})
         async for made in producer.stream(events.Created, events.InProgress):
             await send({"type": "http.response.body", "body": b"".join(made), "more_body": True})
-        # Stored before it is told: whoever has read the last event may go on from the response.
+        # Stored before it is told: a client that has read the last event may go on from the response.
         await self._library.keep(request)
         last = await request.written(producer.final_event)
         await send({"type": "http.response.body", "body": last, "more_body": True})

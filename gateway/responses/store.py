@@ -11,9 +11,9 @@ from gateway.responses.objects import Status
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response with its own input. `response` and `items` are JSON; `owner` names whose it is: nobody else
-    is ever told of it. `runner`: the gateway that works on it in the background; `next_event`: the sequence
-    number of its stream's next event, where they are kept; only `abandoned` tells it."""
+    """A response with its own input. `response` and `items` are JSON; `owner` names its owner; no
+    other key is ever told of it. `runner`: the gateway that works on it in the background; `next_event`: the
+    sequence number of its stream's next event, where they are kept; only `abandoned` tells it."""
 
     id: str
     owner: str

@@ -77,5 +77,5 @@ async def _whole(files: FileStore, file: FileObject) -> AsyncIterator[bytes]:
         sent += len(piece)
         yield piece
     if sent != file.bytes:
-        # It was deleted meanwhile: the connection is cut, so that nobody takes the beginning for all of it.
+        # It was deleted meanwhile: the connection is cut, so that the beginning is not taken for all of it.
         raise file_not_found()

@@ -30,7 +30,7 @@ from gateway.text import Model, task_names
 
 
 class PoolingEndpoint(PooledEndpoint[PoolingFields]):
-    """What a model makes of documents, in the order of the input: vectors, scores, or numbers of classes."""
+    """Results for documents, in the order of the input: vectors, scores, or numbers of classes."""
 
     id_prefix = "pool-"
     tasks = (common_pb2.MODEL_TASK_EMBED, common_pb2.MODEL_TASK_SCORE, common_pb2.MODEL_TASK_CLASSIFY)

@@ -82,7 +82,7 @@ class ResponsesEndpoint(ChatEndpoint):
     def parsing(self, fields: ChatRequest, model: Model) -> ParserChoice:
         choice = super().parsing(fields, model)
         if choice.needed and fields.logprobs:
-            # Nobody can tell which tokens were those of the message alone.
+            # The tokens of the message alone cannot be told apart.
             raise bad_request(
                 "Log probabilities are not supported by this server where reasoning or calls of tools are "
                 "read in the model's text.",
@@ -101,7 +101,7 @@ def routes(service: ResponsesService, library: Library) -> Routes:
 
 
 def _making(router: Routes, service: ResponsesService) -> None:
-    """What takes a request for a response."""
+    """The routes that take a request for a response."""
     further = (ChatRequest, CHAT_PARAMETERS)
 
     @router.post(
@@ -129,7 +129,7 @@ def _making(router: Routes, service: ResponsesService) -> None:
 
 
 def _stored(router: Routes, service: ResponsesService, library: Library) -> None:
-    """What is done with a response that is kept."""
+    """The routes of a stored response."""
 
     @router.get(
         "/v1/responses/{response_id}",

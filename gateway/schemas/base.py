@@ -1,4 +1,4 @@
-"""What all request models have in common."""
+"""The common base of all request models."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_FIELDS = 256
 MODEL: Any = Field("", description="Name of a served model. Default: the only one.")
 """The model of a request. Before a request is read, the one that it leaves out is filled in."""
 DEPRECATED: JsonDict = {"deprecated": True}
-"""For the schema of a field that has a newer name. pydantic's own mark warns whoever reads the field."""
+"""For the schema of a field that has a newer name. pydantic's own mark warns at each read of the field."""
 
 
 class FieldError(ValueError):
@@ -55,8 +55,8 @@ class RequestModel(BaseModel):
     opaque: ClassVar[bool] = False
     """Whether unknown fields are dropped without being noted as ignored: the whole object has no effect."""
     other_names: ClassVar[Mapping[str, str]] = {}
-    """What other routes call a field of this model, with the field. They are unknown here, and an error says
-    which field is meant."""
+    """Names that other routes have for a field of this model, with the field. They are unknown here, and an
+    error says which field is meant."""
 
     @classmethod
     def known_names(cls) -> set[str]:

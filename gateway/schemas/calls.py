@@ -1,4 +1,4 @@
-"""What a request wants of calls: whether there are any, of which functions, how many."""
+"""The calls that a request asks for: whether there are any, of which functions, how many."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class CallMode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """What `tool_choice` says.
+    """The value of `tool_choice`.
 
     names: the functions that may be called; None: all; named: the request named that one."""
 
@@ -76,7 +76,7 @@ class ToolChoice:
 
 @dataclass(frozen=True, slots=True)
 class CallPolicy:
-    """What a request wants of calls.
+    """The calls that a request asks for.
 
     names: the functions that may be called; single: at most one call; named: the request named that one;
     legacy: it is told under its older names."""

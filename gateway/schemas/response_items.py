@@ -83,7 +83,7 @@ def _read_content(value: Any) -> Any:
 
 
 class TextPart(RequestModel):
-    """A piece of text, of whoever wrote the message."""
+    """A piece of text, whatever the role of its message."""
 
     type: Literal["input_text", "output_text", "text"]
     text: str

@@ -19,7 +19,7 @@ from gateway.streaming.sse import json_line, sse_event
 from gateway.streaming.usage import Usage
 
 C = TypeVar("C")
-# Stands for the text of a chunk whose rest is encoded once. Nobody can have it in a model's name.
+# Stands for the text of a chunk whose rest is encoded once. It cannot occur in a model's name.
 _HOLE = secrets.token_hex(16)
 
 
@@ -137,5 +137,5 @@ def _alone(delta: ChoiceDelta) -> str | None:
 
 
 def listed(ids: Sequence[int] | None) -> list[int] | UnsetType:
-    """Ids as a field of an answer; absent where nobody asked for them."""
+    """Ids as a field of an answer; absent where the request did not ask for them."""
     return UNSET if ids is None else list(ids)

@@ -88,7 +88,7 @@ class ModelBoard:
         Args:
             fetch: gets the vocabulary of a model.
             is_online: whether the routers' word is fresh, that is, a session is up.
-            is_awaited: whether requests for a model that nobody serves now are to be taken all the same.
+            is_awaited: whether requests for a model without a serving engine are to be taken all the same.
             aliases: further names of models, and the name of each one's model. A served model's own name
                 comes before an alias.
         """
@@ -145,8 +145,8 @@ class ModelBoard:
     def require(self, name: str, tasks: Collection[int] | None = _GENERATE) -> Model:
         """A model for one of these tasks, or for any (None): by default, to generate with.
 
-        Raises ApiError: 404 if nobody serves it, 400 if it is for something else, 503 if nobody serves it
-        just now.
+        Raises ApiError: 404 for an unknown model, 400 if it is for something else, 503 if no engine
+        serves it just now.
         """
         if not self._served:
             raise unavailable("No model is being served yet.")

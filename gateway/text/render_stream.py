@@ -93,7 +93,7 @@ class RenderStream:
         try:
             while isinstance(message := await self._call.read(), tokenizer_pb2.RenderStreamResponse):
                 self._settle(message)
-                # Who waited for it goes first: to ask for the next message takes longer.
+                # The waiting request goes first: to ask for the next message takes longer.
                 await asyncio.sleep(0)
         except grpc.aio.AioRpcError as failure:
             # It concerns one of the requests, or none of them: each is to be asked again by itself.

@@ -1,4 +1,4 @@
-"""What the router does on its own from time to time."""
+"""Periodic work of the router."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ class RouterConfig(ResumeOptions, RpcConfig):
         description="Seconds within which a gateway hears from the router.",
     )
     hello_timeout_s: float = Field(
-        10, gt=0, le=600, description="Seconds in which a stream must say who it is."
+        10, gt=0, le=600, description="Seconds in which a stream must identify its engine."
     )
     slow_reader_s: float = Field(
         30, gt=0, le=3600, description="Seconds that a client or gateway may leave its stream unread."
@@ -260,7 +260,7 @@ class RouterConfig(ResumeOptions, RpcConfig):
         return value
 
     def placement_options(self) -> PlacementOptions:
-        """What the policies are tuned with. Four missed reports make an engine's load unknown."""
+        """The tuning of the policies. Four missed reports make an engine's load unknown."""
         return PlacementOptions(
             min_match=self.placement_min_match,
             skew_sequences=self.placement_skew_sequences,

@@ -18,7 +18,7 @@ class HandoverMetrics:
             _PREFIX + "handovers",
             "Prompts given to engines that compute prompts alone (begun), those that were offered on, and "
             "what came of them: the KV arrived (done), or another engine computed the prompt after all, as "
-            "the KV did not arrive or nobody could fetch it (recomputed), or the first engine refused it or "
+            "the KV did not arrive or could not be fetched (recomputed), or the first engine refused it or "
             "failed, or an engine was lost with either half.",
             ["result"],
             registry=registry,

@@ -15,7 +15,7 @@ _PREFIX = "catenary_router_"
 
 
 class PlacementMetrics:
-    """What became of placements, and how much of the prompts was cached where they went."""
+    """Results of placements, and how much of the prompts was cached where they went."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry

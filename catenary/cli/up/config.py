@@ -36,7 +36,7 @@ class UpConfig(ServiceConfig):
         "model": "What is served",
         "host": "Where it is served",
         "engines": "How many processes, on which CPUs",
-        "api_key": "Who may ask",
+        "api_key": "Access",
         "cache_dir": "Where things are kept",
         "verbose": "Running",
     }

@@ -1,4 +1,4 @@
-"""Who may enter: a bounded number of live sequences and tokens, nothing while draining."""
+"""Admission: a bounded number of live sequences and tokens, nothing while draining."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each class has seen since the router's start."""
+"""Counts of each class since the router's start."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Deadlines(Generic[H]):
             del self._ticks[tick]
 
     def due(self, now: float) -> list[H]:
-        """What is due, in order; it stays until it is discarded."""
+        """The due ones, in order; each stays until it is discarded."""
         last = now / TICK_S
         return [
             thing

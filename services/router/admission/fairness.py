@@ -1,9 +1,9 @@
 """Tenants take turns: deficit round robin, by Shreedhar and Varghese (SIGCOMM 1995).
 
 Each round, every tenant that waits may spend one quantum of tokens more, in a fixed order; what it cannot
-spend because its next ticket costs more, it keeps. Rounds in which nobody can spend are not gone through:
-each tenant knows in which round it can pay for its first ticket, and a heap tells who comes next. A decision
-costs the logarithm of the number of tenants that wait, whatever tickets cost.
+spend because its next ticket costs more, it keeps. Rounds in which no tenant can spend are not gone through:
+each tenant knows in which round it can pay for its first ticket, and a heap holds the next.
+A decision costs the logarithm of the number of tenants that wait, whatever tickets cost.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class FairQueue(Generic[T]):
             tenant.row[ticket] = None
             return
         self._last_order += 1
-        # Not in this round, in which it may have had its turn already: whoever leaves and comes back would
-        # else hold up the rounds.
+        # Not in this round, in which it may have had its turn already: one that comes back would else
+        # hold up the rounds.
         tenant = _Tenant(ticket.tenant, self._last_order, self._round + 1, self._quantum)
         self._tenants[tenant.name] = self._by_order[tenant.order] = tenant
         tenant.row[ticket] = None

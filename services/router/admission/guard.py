@@ -10,7 +10,7 @@ from services.router.fleet import Engine
 
 @dataclass(slots=True, eq=False)
 class Ledger:
-    """What the whole router holds: live sequences and the prompt tokens that came with them."""
+    """The content of the whole router: live sequences and the prompt tokens that came with them."""
 
     sequences: int = 0
     tokens: int = 0

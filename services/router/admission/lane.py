@@ -47,7 +47,7 @@ class Ticket(Generic[T]):
     sequences: int
     since: float
     deadline: float
-    # In front of its lane, whoever's it is: it was admitted before.
+    # In front of its lane, whatever its tenant: it was admitted before.
     first: bool = False
     apart: bool = False
     waits: bool = False

@@ -1,4 +1,4 @@
-"""What waits for one model: four lanes, each with its tenants, and promotion between them."""
+"""The queues of one model: four lanes, each with its tenants, and promotion between them."""
 
 from __future__ import annotations
 

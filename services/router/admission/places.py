@@ -16,11 +16,11 @@ class ClassLoad:
 
 
 class Places:
-    """Who may take one more place.
+    """The classes that may take one more place.
 
     Of `total` places, class c keeps floor(share_c * total) from the classes below it: a lower class leaves
     free what higher ones keep and do not use. `foreign` places are taken by others than this router. A total
-    of 0 says that none is known, and nobody is held back then.
+    of 0 says that none is known, and no class is held back then.
     """
 
     def __init__(self, shares: Sequence[float]) -> None:

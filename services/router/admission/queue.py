@@ -38,7 +38,7 @@ class QueueOptions:
 
 @dataclass(slots=True)
 class Held:
-    """What waits in a lane, or of one tenant there."""
+    """The waiting tickets of a lane, or of one tenant there."""
 
     sequences: int = 0
     tokens: int = 0

@@ -17,7 +17,7 @@ from services.router.fleet import Engine
 
 
 class WaitingRoom(Generic[T]):
-    """Holds tickets; who calls decides whom an engine gets. `cost`: see FairQueue."""
+    """Holds tickets; the caller decides which ticket an engine gets. `cost`: see FairQueue."""
 
     def __init__(self, options: QueueOptions, cost: Callable[[Ticket[T]], int]) -> None:
         self._options = options
@@ -128,7 +128,7 @@ class WaitingRoom(Generic[T]):
         self.counts[lane].refused[reason] += 1
 
     def due(self, now: float) -> list[Ticket[T]]:
-        """What has waited as long as it may."""
+        """The tickets that have waited as long as they may."""
         return self._deadlines.due(now)
 
     def tickets(self) -> list[Ticket[T]]:

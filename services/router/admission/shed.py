@@ -1,4 +1,4 @@
-"""What gateways are told to refuse themselves: classes, and tenants in them, that have no room to wait."""
+"""Load shedding by the gateways: classes, and tenants in them, that have no room to wait."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Shedding:
         self._until: dict[Key, float] = {}
 
     def update(self, queues: Iterable[ModelQueue[T]], now: float) -> router_pb2.ShedState | None:
-        """What to tell now. None: it is as it was told, and that still holds for a while."""
+        """The message to send now. None: the last one still holds."""
         full: dict[Key, int] = {}
         for queue in queues:
             for key in self._full(queue):

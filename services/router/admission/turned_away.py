@@ -1,4 +1,4 @@
-"""What is told to those that an engine would not get in time, or ever."""
+"""Refusals of sequences that no engine would get in time, or ever."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def _validate_constraint(constraint: common_pb2.Constraint) -> None:
 
 
 def _validate_beams(given: common_pb2.BeamSearch) -> None:
-    """What the router counts on; the engine has limits of its own."""
+    """The fields that the router relies on; the engine has limits of its own."""
     if not 1 <= given.width <= MAX_BEAM_WIDTH:
         raise _invalid(
             "use_beam_search", f"A beam search has 1 to {MAX_BEAM_WIDTH} beams, not {given.width}."

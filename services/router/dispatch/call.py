@@ -72,7 +72,7 @@ class PlainCall:
         self._finish(self._failure(error))
 
     def abandon(self, cause: AbortCause) -> None:
-        """Nobody reads on. Idempotent."""
+        """The reader is gone. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -108,7 +108,7 @@ class PlainCall:
             self._sequence = self._submit()
         except Refused as refusal:
             if refusal.error.code == common_pb2.ERROR_CODE_DRAINING:
-                # This router takes nothing any more, whoever asks.
+                # This router takes nothing any more, from any client.
                 self._finish(self._failure(refusal.error))
             else:
                 self._failed(Failure.of_refusal(refusal.error))

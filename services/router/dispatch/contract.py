@@ -1,4 +1,4 @@
-"""What an engine's words must satisfy before they reach a client, beyond the shape of their columns.
+"""The contract that an engine's messages satisfy before they reach a client, beyond their columns' shape.
 
 What would put another sequence or the client's reading at risk is a breach, and the engine is given up. What
 only describes (errors, texts, counters) is put right. All of it costs per step or per end, not per token.

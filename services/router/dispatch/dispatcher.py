@@ -238,7 +238,7 @@ class Dispatcher:
 
     def lose(self, link: EngineLink, *, died: bool) -> int:
         """The engine is gone: end what it ran, so that it goes on elsewhere. Unless it `died`, that speaks
-        against nobody. Returns how many sequences that were."""
+        against no engine or request. Returns how many sequences that were."""
         self._links.drop(link.engine)
         self._placer.forget(link.engine)
         lost = list(link.sequences.values())
@@ -284,7 +284,7 @@ class Dispatcher:
         sequence.sink.row(sequence.handle).append(row)
 
     def _finish(self, sequence: LiveSequence, end: common_pb2.SequenceEnd, token_ids: Sequence[int]) -> None:
-        """What an engine's end, with its last tokens, is to a sequence."""
+        """Apply an engine's end, with its last tokens, to a sequence."""
         lost = end.error.code == common_pb2.ERROR_CODE_ENGINE_LOST
         if lost or sequence.request.placed is not Half.PROMPT:
             end = complete(sequence, end, token_ids)

@@ -45,7 +45,7 @@ class Endings:
         sequence.sink.refuse(sequence.handle, error)
 
     def answer_abort(self, sequence: LiveSequence, outcome: common_pb2.AbortOutcome.ValueType) -> None:
-        """Tell who asked for an abort and has no answer yet."""
+        """Answer the callers that asked for an abort and have no answer yet."""
         if sequence.abort_wanted_answer:
             sequence.abort_wanted_answer = False
             sequence.sink.abort_result(sequence.handle, outcome)

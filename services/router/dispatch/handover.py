@@ -39,7 +39,7 @@ class Handover:
 
 
 class Handovers:
-    """Decides who is divided, and what becomes of both halves.
+    """Decides which sequences are divided, and what becomes of both halves.
 
     `enter` places a sequence that has waited for its leader, or lets it wait; it is called by `call_soon`.
     """
@@ -134,7 +134,7 @@ class Handovers:
         _log.info("a prompt is not handed over", sequence=sequence.spec.request_id, why=why)
 
     def lost(self, sequence: LiveSequence) -> None:
-        """Its engine is gone. It ends, so that whoever resumes it counts a death, and goes on whole."""
+        """Its engine is gone. It ends, so that its resumption counts a death, and goes on whole."""
         if sequence.status is SequenceStatus.PLACED and sequence.request.placed is not Half.WHOLE:
             self._metrics.count("lost")
 
@@ -152,7 +152,7 @@ class Handovers:
             self._metrics.count("recomputed")
 
     def forget(self, sequence: LiveSequence) -> None:
-        """It is over: nobody fetches what is offered, and nobody waits for its prompt. Idempotent."""
+        """It is over: the offer is fetched no longer, and its prompt is not waited for. Idempotent."""
         self._drop_follower(sequence)
         handover = sequence.handover
         if handover is None:

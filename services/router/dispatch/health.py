@@ -13,7 +13,7 @@ _log = get_logger(__name__)
 
 
 class EngineHealth:
-    """Tells the breakers. `on_change` is called whenever that changes who may be given sequences."""
+    """Tells the breakers. `on_change` is called when other engines than before may be given sequences."""
 
     def __init__(
         self,

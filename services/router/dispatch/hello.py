@@ -1,4 +1,4 @@
-"""What a hello may say. It is kept, passed on to gateways and counted with, so each part is bounded."""
+"""Checks of an engine's hello. It is kept, passed on to gateways and used in sums: each part is bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the hypotheses of a beam search must satisfy before they reach a client."""
+"""Check the hypotheses of a beam search before they reach a client."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ENDS = (common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH)
 
 
 def check_hypotheses(sequence: LiveSequence, end: common_pb2.SequenceEnd) -> None:
-    """Checks the end of a sequence, and takes off hypotheses that nobody asked for.
+    """Checks the end of a sequence, and takes off hypotheses that were not asked for.
 
     Raises:
         MalformedStep: a search that ends well and has not 1 to as many hypotheses as were asked for, or one

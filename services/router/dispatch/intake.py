@@ -94,7 +94,7 @@ class Intake:
             sequence, spec, now, first=sequence.resumed, apart=sequence.alone
         )
         if not self._fleet.knows(spec.model):
-            # No queue for a name that anybody may invent.
+            # No queue for a name that a client may invent.
             self._place(sequence)
         queue = room.queue_of(spec.model)
         if len(spec.token_ids) > queue.longest > 0:
@@ -162,7 +162,7 @@ class Intake:
 
     @property
     def closed(self) -> common_pb2.Error | None:
-        """What those are told that would have to wait, once nothing may."""
+        """The refusal of sequences that would have to wait, once nothing may."""
         return self._closed
 
     def close(self, error: common_pb2.Error) -> None:
@@ -173,11 +173,11 @@ class Intake:
             self._refuse(ticket.item, error)
 
     def shed_state(self) -> router_pb2.ShedState | None:
-        """What has no room to wait; None: it is as it was told last."""
+        """The classes without room to wait; None: no change since the last call."""
         return self._shedding.update(self.room, self._clock())
 
     def lanes(self) -> list[LaneView]:
-        """What waits, by class."""
+        """Waiting sequences, by class."""
         return self.room.views(self._clock())
 
     def pump_soon(self) -> None:
@@ -186,7 +186,7 @@ class Intake:
             self._pump_at_end()
 
     def tick(self) -> None:
-        """What is due from time to time: look at the fleet, promote, refuse what waited too long, place."""
+        """Periodic work: look at the fleet, promote, refuse what waited too long, place."""
         now = self._clock()
         self._stale = True
         self._look(now)
@@ -216,7 +216,7 @@ class Intake:
 
     def _let_past(self, queue: ModelQueue[LiveSequence], head: Ticket[LiveSequence], now: float) -> None:
         """No engine has room for whose turn it is: one is kept for it, and those that need less go to others.
-        Not while somebody waits for an engine of its own."""
+        Not while another sequence waits for an engine of its own."""
         self._turns.turn_of(head.item)
         if self._lone.waits(queue.model) or not self._turns.room_beside(queue.model):
             return
@@ -251,7 +251,7 @@ class Intake:
         return True
 
     def _goes_first(self, queue: ModelQueue[LiveSequence], ticket: Ticket[LiveSequence]) -> bool:
-        """Whether nobody who waits comes before a newcomer, and it takes no place that is kept from it."""
+        """Whether no waiting sequence comes before a newcomer, and it takes no place that is kept from it."""
         if ticket.apart:
             return not self._lone.waits(ticket.model)
         return not queue.lanes.blocked(ticket.home, first=ticket.first) and queue.places.admits(

@@ -92,7 +92,7 @@ class EngineLink:
         await self._ended.wait()
 
     async def messages(self) -> AsyncIterator[engine_pb2.AttachResponse]:
-        """What to write, in order, until the link is closed."""
+        """The messages to write, in order, until the link is closed."""
         while not self._closed:
             self._wake.clear()
             while (message := self._next()) is not None:

@@ -1,4 +1,4 @@
-"""What a gateway has not read yet: everything that can be merged is."""
+"""Messages that a gateway has not read yet: everything that can be merged is."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class SessionOutbox:
         self._drained.set()
 
     async def messages(self) -> AsyncIterator[router_pb2.SessionResponse]:
-        """What to write until the outbox is closed and empty."""
+        """The messages to write until the outbox is closed and empty."""
         while True:
             self._wake.clear()
             while (message := self._next()) is not None:

@@ -1,4 +1,4 @@
-"""Who is to blame for an engine's death."""
+"""The requests that are blamed for an engine's death."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class PoisonBook:
         self._on_convicted = on_convicted
 
     def judge(self, sequence: LiveSequence, error: common_pb2.Error) -> common_pb2.Error:
-        """What a sequence is told that its engine has ended with `error`.
+        """The error of a sequence that its engine has ended with `error`.
 
-        A loss by an engine that was about to leave speaks against nobody. One before the first token of a
+        A loss by an engine that was about to leave speaks against no request. One before the first token of a
         sequence that its engine had alone was caused by that sequence.
         """
         if error.code != common_pb2.ERROR_CODE_ENGINE_LOST:

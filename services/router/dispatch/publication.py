@@ -1,4 +1,4 @@
-"""What an attached engine tells of its prefix cache, on its way into the index, and what it is asked for."""
+"""Events of an attached engine's prefix cache on their way into the index, and the requests to the engine."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class KvPublication:
         self._wake.set()
 
     async def messages(self) -> AsyncIterator[engine_pb2.PublishKvResponse]:
-        """What to write, until the publication is closed."""
+        """The messages to write, until the publication is closed."""
         while not self._closed:
             self._wake.clear()
             if self._resync is not None:

@@ -60,11 +60,11 @@ class Sink(Protocol):
         """The sequence was refused by every engine that was asked."""
 
     def abort_result(self, handle: int, outcome: common_pb2.AbortOutcome.ValueType) -> None:
-        """What became of an abort that was asked for with `answer`."""
+        """The result of an abort that was asked for with `answer`."""
 
 
 class NullSink:
-    """Where the rest of a sequence goes when nobody reads it any more."""
+    """Where the rest of a sequence goes once it has no reader any more."""
 
     def row(self, handle: int) -> StepRow:
         """See Sink. The row is thrown away."""

@@ -35,7 +35,7 @@ class Session:
             Refused: the message has no place here; the stream ends.
         """
         if self._closed:
-            # Read before the stream's end took effect: nobody would abort what it submits.
+            # Read before the stream's end took effect: what it submits would never be aborted.
             return
         match request.WhichOneof("payload"):
             case "submit":

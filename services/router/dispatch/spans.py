@@ -1,4 +1,4 @@
-"""What traces learn of a sequence in the router: one span for each decision about it."""
+"""Spans of a sequence in the router: one span for each decision about it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who needs more room than any engine has now must neither hold the others up nor be passed for ever."""
+"""A sequence that needs more room than any engine has now must neither hold the others up nor starve."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class KeptForTurns:
         self._kept: dict[str, tuple[LiveSequence, Engine]] = {}
 
     def room_beside(self, model: str, sequences: int = 1, tokens: int = 1) -> bool:
-        """Whether an engine that is kept for nobody has room for so many sequences with so many tokens of
-        KV."""
+        """Whether an engine that is reserved for no sequence has room for so many sequences
+        with so many tokens of KV."""
         board = self._fleet.board(model)
         return bool((board.open_to(_ANY) & board.free_for(None) & board.roomy(sequences, tokens)).any())
 
@@ -39,7 +39,7 @@ class KeptForTurns:
 
     def keep(self, sequence: LiveSequence) -> bool:
         """Keep the engine for it that has most of its room left, of those that can hold it and compute all of
-        it. False: there is none, and who is let past it could pass it for ever."""
+        it. False: there is none, and sequences let past it could starve it."""
         request = sequence.request
         kept = self._kept.get(request.model)
         if kept is not None:

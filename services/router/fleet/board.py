@@ -37,9 +37,9 @@ class Board:
         self.identity = np.array(_identities(engines), dtype=np.uint64)
         self._roles = np.array([engine.role for engine in engines], dtype=np.int64)
         self.roles = frozenset(engine.role for engine in engines)
-        """What its engines are for: most fleets need not be looked through for one of them."""
+        """The roles of its engines: most fleets need not be looked through for one of them."""
         self._publishes = np.array([engine.publishes_kv for engine in engines], dtype=np.bool_)
-        # Rows of those that are kept for somebody.
+        # Rows of those that are reserved.
         self._kept: set[int] = set()
         self._available = np.zeros(count, dtype=np.bool_)
         self._row_of = {engine.epoch: row for row, engine in enumerate(engines)}

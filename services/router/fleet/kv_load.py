@@ -38,7 +38,7 @@ class KvLoad:
         return self._reports
 
     def release(self, mark: int, tokens: int) -> None:
-        """What was placed has ended."""
+        """A placed sequence has ended."""
         if mark == self._reports:
             self._fresh -= tokens
         elif mark == self._reports - 1:

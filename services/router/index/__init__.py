@@ -1,4 +1,4 @@
-"""What engines' prefix caches hold, block name by block name. Pure."""
+"""An index of engines' prefix caches by the names of blocks. Pure."""
 
 from __future__ import annotations
 

@@ -150,8 +150,8 @@ class KvIndex(Generic[K]):
         """Engines that hold the first block of a chain, by how many they hold from there on.
 
         `parts`: the names of the chain in pieces, none of them empty. The last name of a piece is looked at
-        first: who holds that holds the piece, since a cache gives up a chain from its end. So a piece is
-        looked at name by name only where somebody's blocks end, and a gap inside of one of which an engine
+        first: an engine with it has the piece, since a cache gives up a chain from its end. So a piece is
+        looked at name by name only where some engine's blocks end, and a gap inside of one of which an engine
         has the last block is not seen. Pieces are read up to the first that no engine left has all of.
         """
         steps: list[tuple[int, int]] = []

@@ -1,4 +1,4 @@
-"""The result of a look-up: who holds how much of a chain of blocks."""
+"""The result of a look-up: which engine holds how much of a chain of blocks."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Candidates:
 
     @property
     def looked(self) -> Matched | None:
-        """What `matched`, `told` or `guessed` found last, for the receipt; None if nobody looked."""
+        """The last result of `matched`, `told` or `guessed`, for the receipt; None without a look-up."""
         return self._matched
 
     def matched(self) -> Matched:

@@ -51,7 +51,7 @@ class Cost(PlacementPolicy):
         return Choice(lowest(scores, self._rng), "least_loaded", scores)
 
     def _busy(self, candidates: Candidates) -> Floats:
-        """What an engine has to do already, as tokens of prefill."""
+        """The queued work of an engine, as tokens of prefill."""
         options, board, of = self._options, candidates.board, candidates.of
         kv_tokens = of(board.kv_tokens)
         used = of(board.tokens) / kv_tokens

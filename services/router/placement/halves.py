@@ -12,7 +12,7 @@ from services.router.placement.request import Half, PlacementRequest
 
 _PREFILL = engine_pb2.ENGINE_ROLE_PREFILL
 _DECODE = engine_pb2.ENGINE_ROLE_DECODE
-# Of Fleet.candidates: whoever there is.
+# Of Fleet.candidates: of any role.
 _ANY = engine_pb2.ENGINE_ROLE_UNSPECIFIED
 
 
@@ -78,5 +78,5 @@ class HalvesPlacer:
         board = self.fleet.board(request.model)
         if not (board.open_to(_DECODE) & board.roomy(request.sequences)).any():
             return False
-        # What an engine for prompts has cached is of use to nobody else.
+        # What an engine for prompts has cached is of use to no other sequence.
         return self._placer.uncached_tokens(request, among=board.open_to(None)) > self._min_tokens

@@ -1,4 +1,4 @@
-"""What the policies are tuned with."""
+"""Options that tune the policies."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Placed:
 
 
 class AnyPlacer(Protocol):
-    """What chooses engines for sequences; see Placer."""
+    """The interface that chooses engines for sequences; see Placer."""
 
     fleet: Fleet
 

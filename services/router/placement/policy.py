@@ -1,4 +1,4 @@
-"""What a placement policy is, and the table of those there are."""
+"""The interface of a placement policy, and the table of all policies."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class _Rows:
 
 
 class Prefixes:
-    """What is known of engines' prefix caches.
+    """The known contents of engines' prefix caches.
 
     `index` holds what engines tell by PublishKv. Of an engine that tells nothing, or from which a snapshot is
     awaited, `sent` is remembered: as many of the blocks last sent there as its KV has room for.

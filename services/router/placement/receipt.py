@@ -38,7 +38,7 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """The same of several, as they were; made into candidates when somebody asks, which is rare."""
+    """The same of several, as they were; made into candidates when a receipt is asked for, which is rare."""
 
     engines: list[tuple[str, str, engine_pb2.LoadReport | None, engine_pb2.Capacity]]
     scores: list[float] | None
@@ -107,7 +107,7 @@ class Receipt:
         )
 
     def attributes(self) -> dict[str, str | int | list[str] | list[int] | list[float]]:
-        """What its span tells."""
+        """The attributes of its span."""
         candidates = self.candidates
         told: dict[str, str | int | list[str] | list[int] | list[float]] = {
             "catenary.sequence_id": self.request_id,
@@ -133,7 +133,7 @@ class Receipt:
         return told
 
     def summary(self) -> dict[str, Any]:
-        """What a line of the log says."""
+        """The fields of a line of the log."""
         return {
             "sequence": self.request_id,
             "policy": self.policy,
@@ -148,7 +148,7 @@ class Receipt:
 
 
 def listed(candidates: Candidates, choice: Choice) -> Listed:
-    """What a receipt tells of the candidates: the best ones by score, and the chosen one in any case."""
+    """The candidates that a receipt lists: the best ones by score, and the chosen one in any case."""
     if choice.scores is None:
         return _chosen_alone(candidates, choice.position)
     best = _best(choice.scores)

@@ -1,4 +1,4 @@
-"""What is to be placed, and the names of its blocks."""
+"""A request for placement, and the names of its blocks."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class BlockNames(Sequence[bytes]):
 
 
 class Half(Enum):
-    """What one engine computes of a sequence: all of it, its prompt alone, or what follows the prompt."""
+    """The part of a sequence that an engine computes: all of it, its prompt, or what follows the prompt."""
 
     WHOLE = 1
     PROMPT = 2
@@ -77,7 +77,7 @@ class Half(Enum):
 
 @dataclass(slots=True, eq=False)
 class PlacementRequest:
-    """What a policy may look at. One object for a sequence's life: blocks are named once.
+    """The facts that a policy may look at. One object for a sequence's life: blocks are named once.
 
     `token_ids`: the prompt's, `prompt_len` of them, and those that were emitted in an earlier life.
     `salt`: of the block names. `session_id`: empty for none. `sequences`: as how many it counts. `beside`:
@@ -114,7 +114,7 @@ class PlacementRequest:
 
 
 def placement_request(spec: common_pb2.SequenceSpec, *, alone: bool = False) -> PlacementRequest:
-    """What placement is asked with for a valid sequence."""
+    """The request for placement of a valid sequence."""
     return PlacementRequest(
         request_id=spec.request_id,
         model=spec.model,

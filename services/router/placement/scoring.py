@@ -1,4 +1,4 @@
-"""What several policies reckon with: loads as columns, and draws among the lowest."""
+"""The numbers that several policies share: loads as columns, and draws among the lowest."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AttachTerms:
-    """What an engine is told when it is let in. Times in milliseconds."""
+    """The answer to an engine that is let in. Times in milliseconds."""
 
     router_instance_id: str
     lease_ms: int

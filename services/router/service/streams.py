@@ -1,4 +1,4 @@
-"""What the long-lived streams have in common."""
+"""The common parts of the long-lived streams."""
 
 from __future__ import annotations
 
