@@ -270,6 +270,7 @@ _GIGACHAT = ToolFormat(
     calls={"function call<|role_sep|>": (CallObject(),), "<|function_call|>": (CallObject(),)},
     frames=("<|message_sep|>",),
     ends_reasoning=True,
+    parts=("<|role_sep|>", "<|role_sep|>\n", "<|message_sep|>\n\n"),
 )
 _INTERNLM = ToolFormat(
     "internlm",

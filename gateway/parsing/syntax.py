@@ -134,6 +134,8 @@ class ToolFormat:
     ids: IdStyle = IdStyle.CALL
     ends_reasoning: bool = False
     """Its markers are tokens that no model writes in prose: one of them ends a reasoning left open."""
+    parts: tuple[str, ...] = ()
+    """Control tokens that are only a part of a marker, or end with white space."""
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -144,7 +146,7 @@ class ToolFormat:
     def texts(self) -> frozenset[str]:
         """Everything fixed that it reads: markers, and what stands between and behind them."""
         steps = (*self.calls.values(), *self.bare.values())
-        return frozenset(self.markers).union(*map(_texts, steps))
+        return frozenset((*self.markers, *self.parts)).union(*map(_texts, steps))
 
 
 def _texts(steps: Steps) -> frozenset[str]:

@@ -54,20 +54,16 @@ def _named(form: str, between: str = "") -> Write:
     return write
 
 
-def _tagged(
-    form: str, parameter: str, before: str = "", after: str = "", kinds: tuple[str, str] = ("", "")
-) -> Write:
-    """NAME and PARAMETERS put into a text for each call; KEY, VALUE and KIND into one for each argument.
-
-    `kinds`: of a string, and of any other value."""
+def _tagged(form: str, parameter: str, before: str = "", after: str = "") -> Write:
+    """NAME and PARAMETERS put into a text for each call; KEY and VALUE into one for each argument."""
 
     def write(calls: Sequence[Call]) -> str:
         texts = []
         for call in calls:
             values = [
-                parameter.replace("KIND", kinds[not isinstance(value, str)])
-                .replace("KEY", key)
-                .replace("VALUE", value if isinstance(value, str) else _json(value))
+                parameter.replace("KEY", key).replace(
+                    "VALUE", value if isinstance(value, str) else _json(value)
+                )
                 for key, value in call.arguments.items()
             ]
             texts.append(form.replace("NAME", call.name).replace("PARAMETERS", "".join(values)))
@@ -90,7 +86,7 @@ def _bar(words: str) -> str:
 
 _BEGIN, _END = _bar("tool call begin"), _bar("tool call end")
 _CODER = "<tool_call>\n<function=NAME>\nPARAMETERS</function>\n</tool_call>"
-_CALLS: Mapping[str, Write] = {
+WRITTEN: Mapping[str, Write] = {
     "hermes": _each("<tool_call>\n", "\n</tool_call>"),
     "llama3_json": lambda calls: "; ".join(_object(call, "parameters") for call in calls),
     "mistral": _list("[TOOL_CALLS]", ""),
@@ -141,7 +137,6 @@ _CALLS: Mapping[str, Write] = {
     "xlam": _list("", ""),
     "json": _list("", "", "parameters"),
 }
+"""What a model of each format writes for some calls."""
 BARE = frozenset({"llama3_json", "pythonic", "xlam", "json"})
 """Formats without a marker: nothing stands in front of a call."""
-WRITTEN: Mapping[str, Write] = _CALLS
-"""What a model of each format writes for some calls."""

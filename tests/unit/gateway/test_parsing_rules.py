@@ -171,6 +171,9 @@ def test_markers_of_a_request_are_known() -> None:
     assert "[TOOL_CALLS]" in ParserChoice("mistral", "", TOOLS).markers
     assert {"<think>", "</think>", "<tool_call>", "</tool_call>"} <= ParserChoice("hermes", "qwen3").markers
     assert "<|channel|>" in ParserChoice("openai", "").markers
+    assert {"<|role_sep|>", "<|message_sep|>"} <= ParserChoice("gigachat3", "").markers
+    assert {"</invoke>", "</minimax:tool_call>"} <= ParserChoice("minimax_m2", "").markers
+    assert {"</function_calls>", "[END FINAL RESPONSE]"} <= ParserChoice("olmo3", "apriel").markers
     assert not ParserChoice().needed
 
 
