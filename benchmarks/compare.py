@@ -37,6 +37,7 @@ from benchmarks.peers import (
     save_plot,
 )
 from catenary.cli.output import check_file
+from catenary.runtime import StartRefused
 from services.engine.model.errors import ModelError
 
 _BUSY = 0.3
@@ -58,7 +59,7 @@ def main() -> int:
         if options.output is not None:
             check_file(options.output, "--output")
         report = _measure(options, names)
-    except (PeerError, ModelError, ValueError) as error:
+    except (PeerError, ModelError, StartRefused, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

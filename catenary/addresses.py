@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 # sockaddr_un holds 108 bytes with the final zero.
 MAX_UNIX_PATH_BYTES = 107
@@ -71,3 +72,25 @@ def _parse_unix(text: str) -> UnixAddress:
     if len(bytes(absolute)) > MAX_UNIX_PATH_BYTES:
         raise ValueError(f"{text!r}: a unix socket's path has at most {MAX_UNIX_PATH_BYTES} bytes")
     return UnixAddress(absolute)
+
+
+def server_url(text: str) -> str:
+    """Return the base URL of an HTTP server, with http:// where no scheme was written, as in HOST:PORT.
+
+    Raises ValueError, one line, for a text that is none.
+    """
+    url = text.strip()
+    if "://" not in url:
+        url = f"http://{url.lstrip('/')}"
+    try:
+        parts = urlsplit(url)
+        # Reading the port is what finds a wrong one, and encoding the name an impossible one.
+        (parts.hostname or "").encode("idna")
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable or any(c.isspace() for c in url) or parts.query or parts.fragment:
+        raise ValueError("expected the URL of a server, such as http://127.0.0.1:8000")
+    if parts.username or parts.password:
+        raise ValueError("a URL with a name or password in it is not taken")
+    return url.rstrip("/")

@@ -14,8 +14,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-import uvloop
-
 from catenary.memory import give_memory_back
 from catenary.standard_streams import open_standard_streams
 
@@ -69,6 +67,9 @@ def run(main: Callable[[asyncio.Event], Coroutine[Any, Any, int | None]]) -> NoR
     """
     open_standard_streams()
     raise_descriptor_limit()
+    # Not above: commands that only read this module's names need no loop.
+    import uvloop  # noqa: PLC0415
+
     try:
         code = uvloop.run(_supervised(main))
     except (StartRefused, BaseExceptionGroup) as error:

@@ -18,7 +18,7 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
     """Run a gateway until `stop` is set."""
     configure_logging(level=config.log_level, fmt=config.log_format, service="gateway")
     configure_tracing("gateway")
-    for line in unknown_variables(os.environ, [GatewayConfig]):
+    for line in unknown_variables(os.environ, ["CATENARY_GATEWAY_"]):
         log.warning(line)
     app = GatewayApp(config)
     await app.start()

@@ -10,7 +10,7 @@ from pathlib import Path
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from catenary.runtime import StartRefused
+from catenary.config import ConfigError
 from gateway.caller import PRIORITY_CLASS, calling, read_caller
 from gateway.errors import ApiError
 from gateway.http import HEALTH_PATHS, send_error
@@ -44,7 +44,7 @@ def read_keys(given: Iterable[str], file: Path | None) -> ApiKeys:
     there is in a key what cannot be seen, like a zero-width space: clients would hardly ever send it."""
     keys = [*given, *(() if file is None else read_key_file(file))]
     if not all(key.isprintable() for key in keys):
-        raise StartRefused("--api-key, --api-key-file: a key holds a character that cannot be printed")
+        raise ConfigError("--api-key, --api-key-file: a key holds a character that cannot be printed")
     return ApiKeys(keys)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from catenary.runtime import StartRefused
+from catenary.config import ConfigError
 
 # Thousands of keys; a larger file was named by mistake.
 MAX_KEY_FILE_BYTES = 1 << 20
@@ -27,7 +27,7 @@ def read_key_file(file: Path) -> dict[str, dict[str, int]]:
             # Some editors begin a file with a byte order mark: it would be part of the first key.
             lines = stream.read(MAX_KEY_FILE_BYTES).decode("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError):
-        raise StartRefused(f"--api-key-file {file}: cannot be read") from None
+        raise ConfigError(f"--api-key-file {file}: cannot be read") from None
     keys: dict[str, dict[str, int]] = {}
     for number, line in enumerate(lines, 1):
         key, *words = line.split() or [""]
@@ -35,16 +35,16 @@ def read_key_file(file: Path) -> dict[str, dict[str, int]]:
             continue
         if (match := _LIMIT.fullmatch(key)) and match[1] in LIMITS:
             # What `$KEY concurrent=4` leaves behind without a KEY would be a key that is easily guessed.
-            raise StartRefused(f"--api-key-file {file}: line {number}: has limits and no key before them")
+            raise ConfigError(f"--api-key-file {file}: line {number}: has limits and no key before them")
         keys[key] = {}
         for word in words:
             match = _LIMIT.fullmatch(word)
             if match is None or match[1] not in LIMITS:
                 # Not the word itself: it may be part of a key.
                 names = ", ".join(f"{name}=N" for name in LIMITS)
-                raise StartRefused(f"--api-key-file {file}: line {number}: behind a key may be {names}")
+                raise ConfigError(f"--api-key-file {file}: line {number}: behind a key may be {names}")
             keys[key][LIMITS[match[1]]] = int(match[2])
     if not keys:
         # An empty file must not open the server to everyone.
-        raise StartRefused(f"--api-key-file {file}: holds no key")
+        raise ConfigError(f"--api-key-file {file}: holds no key")
     return keys

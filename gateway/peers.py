@@ -6,8 +6,8 @@ import asyncio
 
 import grpc
 
+from catenary.config import ConfigError
 from catenary.rpc import CLIENT_SECRET_ENV, TcpAddress, TlsFiles, open_channel, parse_address, read_secret
-from catenary.runtime import StartRefused
 from catenary.telemetry import new_id
 from gateway.config import GatewayConfig
 from gateway.link import Routers
@@ -63,7 +63,7 @@ class Peers:
                 max_outbound=config.max_outbound,
             )
         except ValueError as error:
-            raise StartRefused(f"--router or --tokenizer: {error}") from None
+            raise ConfigError(f"--router or --tokenizer: {error}") from None
 
     @property
     def serve_any(self) -> bool:

@@ -11,6 +11,7 @@ from benchmarks.peers.environments import PeerError
 from benchmarks.peers.measuring import FIRST_TOKEN, Sample
 from benchmarks.peers.report import Cell, cell
 from catenary.cli.output import INSTALL_BENCH, check_file, write_png
+from catenary.runtime import StartRefused
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,7 +29,7 @@ def check_plot(file: Path) -> None:
         raise PeerError(f"--plot: matplotlib is missing: {INSTALL_BENCH}")
     try:
         check_file(file, "--plot")
-    except ValueError as error:
+    except StartRefused as error:
         raise PeerError(str(error)) from None
 
 

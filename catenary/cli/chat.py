@@ -9,14 +9,20 @@ import ssl
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from http import HTTPStatus
 from ipaddress import ip_address
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+from urllib.request import proxy_bypass
 
-import httpx2
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from catenary.config import ServiceConfig, load, settings
+from catenary.addresses import server_url
+from catenary.config import ConfigError, ServiceConfig, env_name, load, settings
+
+if TYPE_CHECKING:
+    import httpx2
 
 HELP = "/quit ends the conversation, /new starts another, Ctrl-C stops an answer"
 CONNECT_TIMEOUT_S = 10.0
@@ -29,7 +35,7 @@ class ChatConfig(ServiceConfig):
 
     model_config = settings(prefix="CATENARY_CHAT_")
 
-    base_url: str = Field(default="http://127.0.0.1:8000", description="Base URL of the server.")
+    base_url: str = Field(default="http://127.0.0.1:8000", description="URL of the server, or HOST:PORT.")
     model: str | None = Field(default=None, description="Model to talk to (default: the server's first).")
     api_key: str | None = Field(
         default=None, description="API key to send; other users of this machine can read a flag."
@@ -40,17 +46,25 @@ class ChatConfig(ServiceConfig):
     ca_file: Path | None = Field(default=None, description="Authorities for HTTPS instead of the system's.")
     insecure: bool = Field(default=False, description="Accept any HTTPS certificate.")
 
+    @field_validator("base_url")
+    @classmethod
+    def _base_url(cls, value: str) -> str:
+        return server_url(value)
+
 
 class ChatError(Exception):
     """The server's refusal, or its absence, in one line."""
 
 
 def run_chat(argv: Sequence[str]) -> int:
-    """Talk until the end of the input, and return the exit code."""
+    """Talk until the end of the input: 1 if the server does not answer, or refuses; 2 for wrong options."""
     config = load(ChatConfig, argv, prog="catenary chat")
+    # Not before: a wrong option is to be refused without waiting for the HTTP client to load.
+    import httpx2
+
     headers = {"Authorization": f"Bearer {config.api_key}"} if config.api_key else {}
     timeout = httpx2.Timeout(None, connect=CONNECT_TIMEOUT_S)
-    base = config.base_url.rstrip("/").removesuffix("/v1")
+    base = config.base_url.removesuffix("/v1")
     try:
         verify = trusted(config)
         # This machine is never on the other side of a proxy.
@@ -61,6 +75,9 @@ def run_chat(argv: Sequence[str]) -> int:
             model = config.model or first_model(client)
             print(f"{model} at {base}. {HELP}", file=sys.stderr)
             converse(client, config, model)
+    except ConfigError as error:
+        print(f"catenary chat: {error}", file=sys.stderr)
+        return error.exit_code
     except ChatError as error:
         print(f"catenary chat: {error}", file=sys.stderr)
         return 1
@@ -75,35 +92,36 @@ def run_chat(argv: Sequence[str]) -> int:
 
 
 def is_this_machine(url: str) -> bool:
-    """Whether the URL's host is this machine's loopback. False for an invalid URL: the client refuses it."""
+    """Whether the URL's host is this machine: its loopback, or 0.0.0.0, which servers listen on."""
+    host = urlsplit(url).hostname or ""
     try:
-        host = urlsplit(url).hostname or ""
-    except ValueError:
-        return False
-    try:
-        return ip_address(host).is_loopback
+        address = ip_address(host)
     except ValueError:
         return host == "localhost" or host.endswith(".localhost")
+    return address.is_loopback or address.is_unspecified
 
 
 def through_proxy(url: str) -> str:
     """Return which variable of the environment sends requests for `url` through a proxy, as a remark."""
-    if is_this_machine(url):
+    parts = urlsplit(url)
+    # What no_proxy names is reached directly.
+    if is_this_machine(url) or proxy_bypass(parts.netloc):
         return ""
-    scheme = url.partition(":")[0].lower()
-    names = (f"{scheme}_proxy", f"{scheme}_proxy".upper(), "all_proxy", "ALL_PROXY")
+    names = (f"{parts.scheme}_proxy", f"{parts.scheme}_proxy".upper(), "all_proxy", "ALL_PROXY")
     name = next((name for name in names if os.environ.get(name)), None)
     return f" (through the proxy of {name})" if name else ""
 
 
 def trusted(config: ChatConfig) -> ssl.SSLContext | bool:
-    """Return which certificates are accepted. Raises ChatError for a file that holds no authority."""
+    """Return which certificates are accepted. Raises ConfigError for a file that holds no authority."""
     if config.insecure or config.ca_file is None:
         return not config.insecure
     try:
         return ssl.create_default_context(cafile=config.ca_file)
     except OSError as error:
-        raise ChatError(f"--ca-file: {config.ca_file}: {error.strerror or 'holds no certificate'}") from None
+        raise ConfigError(
+            f"--ca-file: {config.ca_file}: {error.strerror or 'holds no certificate'}"
+        ) from None
 
 
 def first_model(client: httpx2.Client) -> str:
@@ -186,8 +204,12 @@ def stream_answer(client: httpx2.Client, body: dict[str, object]) -> Iterator[st
 
 
 def refusal_text(response: httpx2.Response) -> str:
-    """Return the message of an OpenAI error body, or the status."""
+    """Return the message of an OpenAI error body, or the status; of a 401 also how a key is given."""
     try:
-        return str(response.json()["error"]["message"])
+        text = str(response.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        return f"the server answered {response.status_code}"
+        text = f"the server answered {response.status_code}"
+    if response.status_code != HTTPStatus.UNAUTHORIZED:
+        return text
+    sent = "was sent" if "authorization" in response.request.headers else "was not sent"
+    return f"{text} (a key {sent}; {env_name(ChatConfig, 'api_key')} or --api-key carries one)"

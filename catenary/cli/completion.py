@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pkgutil import resolve_name
 
-from catenary.config import ServiceConfig, build_parser
+from catenary.config import ServiceConfig, build_parser, expected_one_of
 
 USAGE = """\
 usage: catenary completion bash|zsh
@@ -37,7 +37,10 @@ def run_completion(argv: Sequence[str]) -> int:
     if list(argv) in (["--help"], ["-h"]):
         print(USAGE, end="")
         return 0
-    if len(argv) != 1 or argv[0] not in _SHELLS:
+    if len(argv) == 1 and argv[0] not in _SHELLS:
+        print(f"catenary completion: {argv[0]!r}: {expected_one_of(argv[0], _SHELLS)}", file=sys.stderr)
+        return 2
+    if len(argv) != 1:
         print(USAGE, end="", file=sys.stderr)
         return 2
     try:

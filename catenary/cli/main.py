@@ -31,6 +31,7 @@ usage: catenary COMMAND [OPTIONS]
   catenary COMMAND --help, or catenary help COMMAND, lists a command's options
   catenary --version
 
+Exit codes: 0 done, 1 failed, 2 wrong command line or configuration, 130 after Ctrl-C.
 Each service also runs alone: python -m gateway, services.router, services.tokenizer, services.engine
 """
 
@@ -52,6 +53,9 @@ _COMMANDS = {
 }
 # What other servers call our commands.
 _ELSEWHERE = {"serve": "up", "run": "up", "start": "up", "server": "up", "ps": "fleet", "status": "fleet"}
+# Commands that read variables of services, or hand them on.
+_STARTING = ("up", "vllm-serve", "gaudi-start")
+_PLANNING = ("plan",)
 _INTERRUPTED = 130
 _NOBODY_READS = 141
 
@@ -79,6 +83,7 @@ def _run(arguments: list[str]) -> int:
     if command in _COMMANDS:
         # Here and not above: a command waits for its own imports alone.
         run: Callable[[Sequence[str]], int] = resolve_name(_COMMANDS[command])
+        _warn_of_variables(command)
         return run(rest)
     match command:
         case "help" if rest and rest[0] in _COMMANDS:
@@ -94,9 +99,22 @@ def _run(arguments: list[str]) -> int:
             return 2
         case _:
             known = _ELSEWHERE.get(command)
-            hint = f" (did you mean {known}?)" if known else near(command, _COMMANDS, quoted=False)
+            hint = f" (did you mean {known}?)" if known else near(command, (*_COMMANDS, "help"), quoted=False)
             print(f"catenary: unknown command {command!r}{hint}; see catenary --help", file=sys.stderr)
             return 2
+
+
+def _warn_of_variables(command: str) -> None:
+    """Say at once which CATENARY_* variables nothing reads, since what the command does may take long."""
+    from catenary.config import SERVICE_PREFIXES, unknown_variables
+
+    prefixes = [f"CATENARY_{command.upper()}_"]
+    if command in _STARTING:
+        prefixes = ["CATENARY_UP_", *SERVICE_PREFIXES]
+    elif command in _PLANNING:
+        prefixes.append("CATENARY_ENGINE_")
+    for line in unknown_variables(os.environ, prefixes):
+        print(f"warning: {line}", file=sys.stderr)
 
 
 if __name__ == "__main__":

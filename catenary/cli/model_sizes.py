@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from catenary.config import ConfigError
+from catenary.runtime import StartRefused
 from services.engine.memory import ModelShape, active_parameters, read_shape
 
 # Files of older checkpoints that say how weights are packed, and whose they are.
@@ -33,17 +35,23 @@ class ModelSizes:
 def find_shape(model: str) -> tuple[ModelShape, Path | None]:
     """The sizes in a model's config, by alias, directory, file or hub id, and its directory if it has one.
 
-    Raises ValueError, one line.
+    Raises ConfigError if the option names nothing, StartRefused if its config is not found or says nonsense.
     """
-    from services.engine.model import ModelError, find_config
+    from services.engine.model import ModelError, UnknownModelError, find_config
 
     try:
         config, name, directory = find_config(model, progress=lambda line: print(line, file=sys.stderr))
+    except UnknownModelError as error:
+        raise ConfigError(f"--model: {error}") from None
     except ModelError as error:
-        raise ValueError(str(error)) from None
+        raise StartRefused(str(error)) from None
     packed = config if directory is None else _with_packing(config, directory)
     # A directory's name may hold anything; it is shown in one line.
-    return read_shape(packed, "".join(c if c.isprintable() else "?" for c in name)), directory
+    shown = "".join(c if c.isprintable() else "?" for c in name)
+    try:
+        return read_shape(packed, shown), directory
+    except ValueError as error:
+        raise StartRefused(str(error)) from None
 
 
 def _with_packing(config: Mapping[str, Any], directory: Path) -> Mapping[str, Any]:
@@ -55,7 +63,7 @@ def _with_packing(config: Mapping[str, Any], directory: Path) -> Mapping[str, An
             try:
                 packed = read_json(directory / name)
             except ModelError as error:
-                raise ValueError(str(error)) from None
+                raise StartRefused(str(error)) from None
             own = packed.get("quantization") or packed
             method = {"quant_method": _PACKING_FILES[name]}
             return {**config, "quantization_config": method | own if isinstance(own, dict) else method}
@@ -63,7 +71,7 @@ def _with_packing(config: Mapping[str, Any], directory: Path) -> Mapping[str, An
 
 
 def read_sizes(model: str) -> ModelSizes:
-    """Sizes of a model by its alias, directory, file or hub id. Raises ValueError, one line."""
+    """Sizes of a model by its alias, directory, file or hub id. Raises as `find_shape`."""
     return sizes_of(find_shape(model)[0])
 
 

@@ -9,7 +9,8 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from catenary.config import ServiceConfig, load
+from catenary.config import ConfigError, ServiceConfig, load
+from catenary.runtime import StartRefused
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,22 +40,22 @@ def file_in(path: Path, name: str, started: datetime) -> Path:
 
 def check_file(path: Path, option: str) -> None:
     """Whether the file that an option names could be written, before what it is to hold costs time. Raises
-    ValueError, one line."""
+    ConfigError, one line."""
     where = path.absolute()
     if path.is_dir():
-        raise ValueError(f"{option} {path} cannot be written: it is a directory")
+        raise ConfigError(f"{option} {path} cannot be written: it is a directory")
     if not where.parent.is_dir():
-        raise ValueError(f"{option} {path} cannot be written: there is no such directory")
+        raise ConfigError(f"{option} {path} cannot be written: there is no such directory")
     if not os.access(path if path.exists() else where.parent, os.W_OK):
-        raise ValueError(f"{option} {path} cannot be written: Permission denied")
+        raise ConfigError(f"{option} {path} cannot be written: Permission denied")
 
 
 def write_file(path: Path, data: bytes, option: str) -> None:
-    """Writes the file that an option names. Raises ValueError, one line, if that is not possible."""
+    """Writes the file that an option names. Raises StartRefused, one line, if that is not possible."""
     try:
         path.write_bytes(data)
     except OSError as error:
-        raise ValueError(f"{option} {path} cannot be written: {error.strerror}") from None
+        raise StartRefused(f"{option} {path} cannot be written: {error.strerror}") from None
 
 
 def write_png(path: Path, figure: Figure, *, dpi: int) -> None:

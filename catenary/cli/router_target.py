@@ -7,6 +7,7 @@ from pathlib import Path
 
 from catenary.cli.router_options import RouterAccess, RouterOptions, RoutersOptions
 from catenary.cli.runtime_directory import RuntimeDirectory, choices, running
+from catenary.config import ConfigError
 from catenary.rpc import CLIENT_SECRET_ENV, TlsFiles, parse_address, read_secret
 from catenary.runtime import StartRefused
 
@@ -35,7 +36,7 @@ def _target(address: str, config: RouterAccess) -> RouterTarget:
     try:
         parse_address(address)
     except ValueError as error:
-        raise StartRefused(f"--router {address}: {error}") from None
+        raise ConfigError(f"--router {address}: {error}") from None
     file = config.client_secret_file
     if file is None and address.startswith("unix:"):
         # Beside the sockets of a `catenary up`, in a directory that only its owner can enter.
@@ -58,5 +59,5 @@ def _routers_here() -> list[str]:
         return runs[0].sockets("router")
     if runs:
         found = choices((run, address) for run in runs for address in run.sockets("router"))
-        raise StartRefused(f"--router: more than one catenary up runs on this machine: choose one of {found}")
+        raise ConfigError(f"--router: more than one catenary up runs on this machine: choose one of {found}")
     raise StartRefused("no catenary up of yours runs on this machine: give --router the address of a router")

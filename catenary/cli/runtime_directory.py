@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TextIO
 
 from catenary.addresses import MAX_UNIX_PATH_BYTES
+from catenary.config import ConfigError
 from catenary.runtime import StartRefused
 
 # Environment variables by which a person may set the secrets; children get them as files instead.
@@ -114,14 +115,14 @@ def check_temporary_directory() -> None:
     """
     chosen = os.environ.get("TMPDIR")
     if chosen and not (os.path.isdir(chosen) and os.access(chosen, os.W_OK | os.X_OK)):
-        raise StartRefused(f"TMPDIR: {chosen} is no directory that can be written")
+        raise ConfigError(f"TMPDIR: {chosen} is no directory that can be written")
     try:
         directory = tempfile.gettempdir()
     except OSError:
-        raise StartRefused("no temporary directory can be written: set TMPDIR to one that can") from None
+        raise ConfigError("no temporary directory can be written: set TMPDIR to one that can") from None
     room = MAX_UNIX_PATH_BYTES - len(os.fsencode(directory))
     if room < len(_LONGEST_SOCKET):
-        raise StartRefused(
+        raise ConfigError(
             f"TMPDIR: {directory} is too long for the sockets in it: choose one of at most "
             f"{MAX_UNIX_PATH_BYTES - len(_LONGEST_SOCKET)} bytes"
         )

@@ -6,20 +6,26 @@ from catenary.config.describe import options_markdown
 from catenary.config.load import Given, check_variables, load
 from catenary.config.parser import build_parser, parse_flags
 from catenary.config.settings import EMPTY_KEY, ConfigError, ServiceConfig, env_name, flag_name, settings
-from catenary.config.unknown import unknown_variables
+from catenary.config.unknown import SERVICE_PREFIXES, unknown_variables
+from catenary.config.variables import VARIABLES
+from catenary.config.wording import expected_one_of, reason
 
 __all__ = [
     "EMPTY_KEY",
+    "SERVICE_PREFIXES",
+    "VARIABLES",
     "ConfigError",
     "Given",
     "ServiceConfig",
     "build_parser",
     "check_variables",
     "env_name",
+    "expected_one_of",
     "flag_name",
     "load",
     "options_markdown",
     "parse_flags",
+    "reason",
     "settings",
     "unknown_variables",
 ]

@@ -22,8 +22,8 @@ from catenary.config.settings import (
     flag_name,
     holds_keys,
     is_guard,
-    is_secret,
 )
+from catenary.config.wording import reason, shown
 from catenary.nearest import near
 
 MAX_YAML_BYTES = 1 << 20
@@ -102,9 +102,8 @@ def check_variables(cls: type[ServiceConfig], environment: Mapping[str, str]) ->
         except ValidationError as error:
             mine = [problem for problem in error.errors(include_url=False) if problem["loc"][:1] == (name,)]
             if mine:
-                shown = "" if is_secret(name, field) else f" {value[:100]!r}"
-                reason = str(mine[0]["msg"]).removeprefix("Value error, ").replace("\n", " ")
-                raise ConfigError(f"{env_name(cls, name)}{shown}: {reason}") from None
+                given = f"{env_name(cls, name)}{shown(name, field, value)}"
+                raise ConfigError(f"{given}: {reason(name, field, mine[0])}") from None
 
 
 def _from_yaml(cls: type[ServiceConfig], path: Path) -> dict[str, Given]:
@@ -138,17 +137,14 @@ def _from_yaml(cls: type[ServiceConfig], path: Path) -> dict[str, Given]:
 def _first_problem(cls: type[ServiceConfig], error: ValidationError, given: dict[str, Given]) -> str:
     problems = error.errors(include_url=False)
     problem = problems[0]
-    reason = str(problem["msg"]).removeprefix("Value error, ").replace("\n", " ")
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     if not problem["loc"]:
-        return reason + more
+        return reason("", None, problem) + more
     name = str(problem["loc"][0])
     field = cls.model_fields.get(name)
     item = given.get(name)
     origin = item.origin if item else flag_name(name)
-    if problem["type"] == "missing":
+    if problem["type"] == "missing" and len(problem["loc"]) == 1:
         return f"{origin} is required{more}"
-    shown = ""
-    if item is not None and field is not None and not is_secret(name, field):
-        shown = f" {repr(item.value)[:100]}"
-    return f"{origin}{shown}: {reason}{more}"
+    value = shown(name, field, item.value) if item is not None else ""
+    return f"{origin}{value}: {reason(name, field, problem)}{more}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -11,13 +12,24 @@ from pydantic.fields import FieldInfo
 
 from catenary.config.describe import default_text, placeholder
 from catenary.config.settings import ConfigError, ServiceConfig, env_name, flag_name, is_boolean, is_list
-from catenary.nearest import near
+from catenary.nearest import nearest
 
 _PRECEDENCE = "Flags win over the environment, that over the YAML file, that over the defaults."
 
 
+_NEAR_ELSEWHERE = 0.8
+_NO_VALUE = re.compile(r"argument (--[\w-]+): expected one argument")
+# The value itself stays out of the message.
+_NEEDLESS_VALUE = re.compile(r"argument (--[\w-]+): ignored explicit argument .*", re.DOTALL)
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
+        if found := _NO_VALUE.fullmatch(message):
+            action = self._option_string_actions[found[1]]
+            message = f"{found[1]} needs a value: {found[1]} {action.metavar}"
+        elif found := _NEEDLESS_VALUE.fullmatch(message):
+            message = f"{found[1]} takes no value"
         raise ConfigError(message.replace("\n", " "))
 
 
@@ -84,9 +96,13 @@ def _unknown(cls: type[ServiceConfig], word: str) -> str:
         return f"unknown option {word}: catenary --version is the version, --log-level debug says more"
     if place := cls.elsewhere_for(word):
         return f"unknown option {word}; {place}"
-    if hint := near(word, map(flag_name, cls.model_fields), quoted=False):
-        return f"unknown option {word}{hint}"
-    return f"unknown option {word}" + (f"; {cls.elsewhere}" if cls.elsewhere else "")
+    own = {flag_name(name) for name in (*cls.model_fields, "config")}
+    # One of another program has to be much like it: each of them has many.
+    close = nearest(word, own.union(cls.elsewhere_flags()), likeness=_NEAR_ELSEWHERE) or nearest(word, own)
+    if close is None:
+        return f"unknown option {word}; {cls.elsewhere or '--help lists the options'}"
+    place = "" if close in own else f"; {cls.elsewhere_for(close)}"
+    return f"unknown option {word} (did you mean {close}?){place}"
 
 
 def parse_flags(cls: type[ServiceConfig], argv: Sequence[str] | None, *, prog: str) -> dict[str, str]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Literal, Union, get_args, get_origin
 
 from pydantic import Field, field_validator
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticKnownError
 from pydantic_core.core_schema import ValidationInfo
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
@@ -65,6 +66,11 @@ class ServiceConfig(BaseSettings):
         """How to set this option, which `cls` does not have, if it is one of theirs; else an empty text."""
         return ""
 
+    @classmethod
+    def elsewhere_flags(cls) -> Iterable[str]:
+        """The options for which `elsewhere_for` has an answer."""
+        return ()
+
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Lowest level that is logged."
     )
@@ -84,6 +90,10 @@ class ServiceConfig(BaseSettings):
         field = cls.model_fields[info.field_name]
         if holds_keys(info.field_name, field):
             return _secrets(value)
+        kinds = _alternatives(field)
+        if isinstance(value, bool) and bool not in kinds and (int in kinds or float in kinds):
+            # YAML's yes is no 1.
+            raise PydanticKnownError("int_type")
         if not isinstance(value, str):
             return value
         if is_guard(info.field_name) and not value.strip():

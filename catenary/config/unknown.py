@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
+from typing import Final
 
-from catenary.config.settings import ServiceConfig, env_name
+from catenary.config.variables import VARIABLES
 from catenary.nearest import near
 
-PREFIX = "CATENARY_"
+PREFIX: Final = "CATENARY_"
+SERVICE_PREFIXES: Final = ("CATENARY_GATEWAY_", "CATENARY_ROUTER_", "CATENARY_TOKENIZER_", "CATENARY_ENGINE_")
 # Read by programs that have no option class, or by more than one program.
-_GENERAL = (
+_GENERAL: Final = (
     "CATENARY_CACHE",
     "CATENARY_CLIENT_SECRET",
     "CATENARY_ENGINE_SECRET",
@@ -18,28 +20,20 @@ _GENERAL = (
     "CATENARY_HEALTHCHECK_CERT",
     "CATENARY_HEALTHCHECK_KEY",
 )
-# Programs whose option classes the others do not load: each looks after its own variables.
-_PROGRAMS = (
-    *("UP", "CHAT", "BUCKETS", "PLAN", "PROFILE", "BENCH", "TOP", "FLEET", "DRAIN", "DOCTOR"),
-    *("GATEWAY", "ROUTER", "TOKENIZER", "ENGINE"),
+_KNOWN: Final = frozenset(
+    (*_GENERAL, *(f"{prefix}{name.upper()}" for prefix, names in VARIABLES.items() for name in names))
 )
 
 
-def unknown_variables(
-    environment: Mapping[str, str], classes: Iterable[type[ServiceConfig]]
-) -> tuple[str, ...]:
-    """One line for each set CATENARY_* variable that no option of `classes` has and no other program reads.
+def unknown_variables(environment: Mapping[str, str], prefixes: Collection[str]) -> tuple[str, ...]:
+    """One line for each set CATENARY_* variable that nothing reads, with one of these prefixes or none.
 
     The line names the nearest known variable and not the value, which may be a secret.
     """
-    known, prefixes = set(_GENERAL), set[str]()
-    for cls in classes:
-        known |= {env_name(cls, name) for name in (*cls.model_fields, "config")}
-        prefixes.add(str(cls.model_config.get("env_prefix", "")))
-    foreign = {f"{PREFIX}{program}_" for program in _PROGRAMS} - prefixes
+    others = tuple(prefix for prefix in VARIABLES if prefix not in prefixes)
     return tuple(
-        f"{name} is not a variable that anything reads{near(name, known, quoted=False)}"
+        f"{name} is not a variable that anything reads{near(name, _KNOWN, quoted=False)}"
         for name in sorted(environment)
-        if name.startswith(PREFIX) and environment[name] and name not in known
-        if not any(name.startswith(prefix) for prefix in foreign)
+        if name.startswith(PREFIX) and environment[name] and name not in _KNOWN
+        if not name.startswith(others)
     )

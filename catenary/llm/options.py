@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from catenary.config import ConfigError, ServiceConfig
+from catenary.config import ConfigError, ServiceConfig, reason
 from catenary.migration import ENGINE_PREFIX, SERVE_OPTIONS, UP_PREFIX, Launch, ServeOption
 from catenary.nearest import near
 from catenary.parameters import UnknownNameError
@@ -88,9 +88,9 @@ def make_config(options: Mapping[str, Any]) -> EngineConfig:
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         name = str(problem["loc"][0]) if problem["loc"] else ""
-        reason = str(problem["msg"]).removeprefix("Value error, ").replace("\n", " ")
+        text = reason(name, EngineConfig.model_fields.get(name), problem)
     shown = f"{name}={options[name]!r}: " if name in options else ""
-    raise ValueError(f"{shown}{reason[:1].lower()}{reason[1:]}{_why(name, options.get(name))}")
+    raise ValueError(f"{shown}{text[:1].lower()}{text[1:]}{_why(name, options.get(name))}")
 
 
 def _ask(launch: Launch, name: str, value: Any, known: Set[str]) -> bool:

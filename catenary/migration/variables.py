@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from catenary.config import ConfigError, Given
+from catenary.config import ConfigError, Given, expected_one_of
 
 _TRUE = frozenset({"1", "true", "t", "yes", "y", "on"})
 _FALSE = frozenset({"0", "false", "f", "no", "n", "off"})
@@ -61,7 +61,7 @@ class Variables:
         if text is None:
             return None
         if text.lower() not in choices:
-            raise ConfigError(f"{name} {text[:40]!r}: must be one of {', '.join(choices)}")
+            raise ConfigError(f"{name} {text[:40]!r}: {expected_one_of(text, choices)}")
         return choices[text.lower()]
 
     def give(self, option: str, value: object, origin: str) -> None:

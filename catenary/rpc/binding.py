@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from catenary.addresses import Address, TcpAddress, UnixAddress
+from catenary.config import ConfigError
 from catenary.runtime import StartRefused
 
 
@@ -43,7 +44,7 @@ async def _prepare_tcp(address: TcpAddress) -> None:
             address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
     except OSError as error:
-        raise StartRefused(f"cannot listen on {address}: {error.strerror or 'the host is unknown'}") from None
+        raise ConfigError(f"cannot listen on {address}: {error.strerror or 'the host is unknown'}") from None
     for family, kind, protocol, _, sockaddr in found:
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha import reflection
 from prometheus_client import REGISTRY
 
 from catenary.addresses import Address, TcpAddress, UnixAddress, parse_address
+from catenary.config import ConfigError
 from catenary.rpc.auth import HEALTH_SERVICE, Authorizer, Role
 from catenary.rpc.binding import AddressInUse, prepare, socket_identity
 from catenary.rpc.calls import CallCount
@@ -58,7 +59,7 @@ class RpcServer:
     ) -> None:
         mutual = tls is not None and tls.require_client_cert
         if secrets.client is None and secrets.engine is None and not mutual and not insecure:
-            raise StartRefused(
+            raise ConfigError(
                 "no secret is set: give client_secret_file and engine_secret_file, or insecure to serve all"
             )
         self._addresses = [parse_address(text) for text in listen]

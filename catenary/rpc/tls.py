@@ -8,7 +8,7 @@ from pathlib import Path
 
 import grpc
 
-from catenary.runtime import StartRefused
+from catenary.config import ConfigError
 
 MAX_PEM_BYTES = 1 << 20
 
@@ -34,9 +34,9 @@ def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
         StartRefused: a file is missing, not PEM, or the key does not belong to the certificate.
     """
     if files.cert is None or files.key is None:
-        raise StartRefused("TLS needs both tls_cert and tls_key")
+        raise ConfigError("TLS needs both tls_cert and tls_key")
     if files.require_client_cert and files.ca is None:
-        raise StartRefused(
+        raise ConfigError(
             "tls_require_client_cert needs tls_ca, the authority that signs client certificates"
         )
     chain, key, ca = _read_all(files)
@@ -48,7 +48,7 @@ def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
 def channel_credentials(files: TlsFiles) -> grpc.ChannelCredentials:
     """Credentials of a dialling side. Raises StartRefused like `server_credentials`."""
     if (files.cert is None) is not (files.key is None):
-        raise StartRefused("a client certificate needs both tls_cert and tls_key")
+        raise ConfigError("a client certificate needs both tls_cert and tls_key")
     chain, key, ca = _read_all(files)
     return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=chain)
 
@@ -65,12 +65,12 @@ def _read_all(files: TlsFiles) -> tuple[bytes | None, bytes | None, bytes | None
         if files.cert is not None and files.key is not None:
             context.load_cert_chain(files.cert, files.key, password="")
     except (ssl.SSLError, ValueError, OSError):
-        raise StartRefused(f"tls_cert {files.cert} and tls_key {files.key} are not a PEM pair") from None
+        raise ConfigError(f"tls_cert {files.cert} and tls_key {files.key} are not a PEM pair") from None
     try:
         if files.ca is not None:
             context.load_verify_locations(files.ca)
     except (ssl.SSLError, OSError):
-        raise StartRefused(f"tls_ca {files.ca} holds no PEM certificate") from None
+        raise ConfigError(f"tls_ca {files.ca} holds no PEM certificate") from None
     return chain, key, ca
 
 
@@ -81,7 +81,7 @@ def _read(option: str, path: Path | None) -> bytes | None:
         with path.open("rb") as file:
             data = file.read(MAX_PEM_BYTES + 1)
     except OSError as error:
-        raise StartRefused(f"{option} {path}: {error.strerror or 'cannot be read'}") from None
+        raise ConfigError(f"{option} {path}: {error.strerror or 'cannot be read'}") from None
     if len(data) > MAX_PEM_BYTES:
-        raise StartRefused(f"{option} {path}: larger than {MAX_PEM_BYTES} bytes")
+        raise ConfigError(f"{option} {path}: larger than {MAX_PEM_BYTES} bytes")
     return data

@@ -14,6 +14,7 @@ import uvicorn
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp
 
+from catenary.config import ConfigError
 from catenary.runtime import StartRefused
 from gateway.http.protocol import HttpLimits, LimitedHttpProtocol, limited_protocol
 from gateway.http.respond import Fields
@@ -159,14 +160,14 @@ def _tls_context(certfile: Path, keyfile: Path, client_ca: Path | None) -> ssl.S
         # Without a password OpenSSL would ask the terminal for that of an encrypted key.
         context.load_cert_chain(certfile, keyfile, password="")
     except (OSError, ValueError):
-        raise StartRefused(
+        raise ConfigError(
             "--ssl-certfile, --ssl-keyfile: not a readable certificate and its key without a password"
         ) from None
     if client_ca is not None:
         try:
             context.load_verify_locations(client_ca)
         except OSError:
-            raise StartRefused(f"--ssl-ca-certs {client_ca}: holds no readable certificate") from None
+            raise ConfigError(f"--ssl-ca-certs {client_ca}: holds no readable certificate") from None
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 
@@ -175,7 +176,7 @@ def _bind(host: str, port: int) -> socket.socket:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError):
-        raise StartRefused(f"--host {host}: not an address of this machine") from None
+        raise ConfigError(f"--host {host}: not an address of this machine") from None
     family, kind, protocol, _, address = found[0]
     listener = socket.socket(family, kind, protocol)
     try:

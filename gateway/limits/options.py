@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from catenary.runtime import StartRefused
+from catenary.config import ConfigError
 from gateway.auth import owner_name
 from gateway.config import GatewayConfig
 from gateway.key_file import read_key_file
@@ -31,7 +31,7 @@ def limiter_of(config: GatewayConfig) -> Limiter | None:
     try:
         counters = SharedCounters(config.limits_store, timeout_s=config.limits_store_timeout_s)
     except ValueError:
-        raise StartRefused("--limits-store: must be redis://HOST:PORT/DB") from None
+        raise ConfigError("--limits-store: must be redis://HOST:PORT/DB") from None
     return Limiter(limits, counters, own=own)
 
 

@@ -7,8 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import Self
 
+from catenary.config import ConfigError
 from catenary.directories import NoHomeError, expanded
-from catenary.runtime import StartRefused
 from catenary.telemetry import get_logger
 
 _log = get_logger(__name__)
@@ -33,9 +33,9 @@ class StateDirectory:
             try:
                 return cls(_made(expanded(configured)))
             except NoHomeError as error:
-                raise StartRefused(f"--state-dir: {error}") from None
+                raise ConfigError(f"--state-dir: {error}") from None
             except OSError as error:
-                raise StartRefused(f"--state-dir: {configured} cannot be written: {error.strerror}") from None
+                raise ConfigError(f"--state-dir: {configured} cannot be written: {error.strerror}") from None
         try:
             if not port:
                 temporary = tempfile.TemporaryDirectory(prefix="catenary-gateway-")

@@ -20,7 +20,7 @@ def main() -> None:
     config, warnings = load_moved(EngineConfig, None, prog="services.engine")
     configure_logging(level=config.log_level, fmt=config.log_format, service="engine")
     configure_tracing("engine")
-    for line in (*warnings, *unknown_variables(os.environ, [EngineConfig])):
+    for line in (*warnings, *unknown_variables(os.environ, ["CATENARY_ENGINE_"])):
         log.warning(line)
     if chosen := described(config.device):
         log.info(chosen)

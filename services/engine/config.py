@@ -67,6 +67,7 @@ class EngineConfig(
     embedding_dimensions: str | None = Field(
         None,
         pattern=r"^(any|[0-9]{1,6}( *, *[0-9]{1,6}){0,63})$",
+        examples=["any", "64,128,256"],
         description="Smaller widths that requests may ask for, with commas, or any. Absent: what config.json "
         "says of them (matryoshka_dimensions, is_matryoshka).",
     )
@@ -193,6 +194,7 @@ class EngineConfig(
     profile_steps: str | None = Field(
         None,
         pattern=r"^[1-9]\d{0,8}:[1-9]\d{0,8}$",
+        examples=["5:10"],
         description="With trace_steps: write COUNT steps from the START-th on (START:COUNT) and complete the "
         "file. Steps count from 1 at the core's start.",
     )

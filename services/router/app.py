@@ -260,7 +260,7 @@ async def serve(config: RouterConfig, stop: asyncio.Event) -> int:
     """Run a router until `stop` is set, then drain and end it. Returns the exit code."""
     configure_logging(level=config.log_level, fmt=config.log_format, service="router")
     configure_tracing("router")
-    for line in unknown_variables(os.environ, [RouterConfig]):
+    for line in unknown_variables(os.environ, ["CATENARY_ROUTER_"]):
         _log.warning(line)
     router = Router(config, registry=REGISTRY)
     await router.start()

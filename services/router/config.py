@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from catenary.config import settings
+from catenary.config import expected_one_of, settings
 from catenary.resume import ResumeOptions
 from catenary.rpc import RpcConfig
 from services.router.admission import QueueOptions
@@ -21,7 +21,7 @@ _POLICY = PlacementOptions()
 def check_policy(name: str) -> str:
     """`name`, if there is such a policy. Raises ValueError."""
     if name not in POLICIES:
-        raise ValueError(f"{name!r} is not one of: {', '.join(sorted(POLICIES))}")
+        raise ValueError(f"there is no {name!r}: {expected_one_of(name, sorted(POLICIES))}")
     return name
 
 

@@ -101,7 +101,7 @@ async def serve(config: TokenizerConfig, stop: asyncio.Event) -> int:
     """Run the service until `stop` is set, then drain and end it. Returns the exit code."""
     configure_logging(level=config.log_level, fmt=config.log_format, service="tokenizer")
     configure_tracing("tokenizer")
-    for line in unknown_variables(os.environ, [TokenizerConfig]):
+    for line in unknown_variables(os.environ, ["CATENARY_TOKENIZER_"]):
         _log.warning(line)
     service = TokenizerService(config)
     await service.start()

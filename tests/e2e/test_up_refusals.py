@@ -53,11 +53,10 @@ def test_second_of_several_ports_in_use_is_named() -> None:
     assert f":{port} is in use" in done.stderr
 
 
-@pytest.mark.parametrize("kind", ["missing", "empty", "cut short"])
+@pytest.mark.parametrize("kind", ["empty", "cut short"])
 def test_bad_model_is_one_line(kind: str, tmp_path: Path) -> None:
     model = tmp_path / "model"
-    if kind != "missing":
-        model.mkdir()
+    model.mkdir()
     if kind == "cut short":
         (model / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaFor')
     done = refused("--port", "0", "--model", str(model))
@@ -66,6 +65,14 @@ def test_bad_model_is_one_line(kind: str, tmp_path: Path) -> None:
     assert str(model) in done.stderr
     assert done.stdout.splitlines()[1:] == [f"model: preparing {model}"]
     assert done.stdout.startswith("device ")
+
+
+def test_a_model_that_is_nowhere_is_told_before_anything_is_prepared(tmp_path: Path) -> None:
+    (tmp_path / "llama-8b").mkdir()
+    (tmp_path / "llama-8b" / "config.json").write_text("{}")
+    done = refused("--port", "0", "--model", str(tmp_path / "lama-8b"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith(f"lama-8b does not exist (did you mean {tmp_path / 'llama-8b'}?)\n")
 
 
 def test_engine_that_refuses_its_options_ends_the_start_with_its_reason(tmp_path: Path) -> None:
@@ -90,7 +97,7 @@ def test_engine_that_refuses_its_options_ends_the_start_with_its_reason(tmp_path
 )
 def test_what_an_engine_would_refuse_is_told_before_a_model_is_prepared(options: str, reason: str) -> None:
     done = refused("--port", "0", "--model", "smollm2", *options.split())
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stdout == ""
     assert re.fullmatch(rf"\S+: {reason}\n", done.stderr)
 
@@ -98,6 +105,6 @@ def test_what_an_engine_would_refuse_is_told_before_a_model_is_prepared(options:
 @pytest.mark.parametrize("option", ["--log-dir", "--cache-dir"])
 def test_directory_that_cannot_be_written_is_one_line(option: str) -> None:
     done = refused("--port", "0", option, "/proc/none")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stdout == ""
     assert re.fullmatch(rf"\S+: {option}: /proc/none\S* cannot be written: .+\n", done.stderr)

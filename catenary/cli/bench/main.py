@@ -5,7 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from catenary.cli.output import INSTALL_BENCH
+from catenary.cli.bench.serve_config import BenchServeConfig
+from catenary.cli.bench.throughput_config import BenchThroughputConfig
+from catenary.cli.output import INSTALL_BENCH, load_options
+from catenary.nearest import near
 
 USAGE = """\
 usage: catenary bench serve|throughput [OPTIONS]
@@ -16,6 +19,7 @@ usage: catenary bench serve|throughput [OPTIONS]
   catenary bench COMMAND --help lists a command's options
 """
 
+_COMMANDS = ("serve", "throughput")
 # What is in the extra; its plots need matplotlib besides.
 _NEEDED = frozenset(("httptools", "tokenizers", "rich"))
 
@@ -26,13 +30,17 @@ def run_bench(argv: Sequence[str]) -> int:
     try:
         match command:
             case "serve":
+                serving = load_options(BenchServeConfig, rest, prog="catenary bench serve")
+                # Not before: a wrong option is to be refused without waiting for what measures.
                 from catenary.cli.bench.serve import run_serve
 
-                return run_serve(rest)
+                return run_serve(serving)
             case "throughput":
+                cut = rest.index("--") if "--" in rest else len(rest)
+                batch = load_options(BenchThroughputConfig, rest[:cut], prog="catenary bench throughput")
                 from catenary.cli.bench.throughput import run_throughput
 
-                return run_throughput(rest)
+                return run_throughput(batch, rest[cut + 1 :])
             case "--help" | "-h" | "help":
                 print(USAGE, end="")
                 return 0
@@ -40,7 +48,8 @@ def run_bench(argv: Sequence[str]) -> int:
                 print(USAGE, end="", file=sys.stderr)
                 return 2
             case _:
-                print(f"catenary bench: unknown command {command!r}: serve or throughput", file=sys.stderr)
+                hint = near(command, _COMMANDS, quoted=False) or ": serve or throughput"
+                print(f"catenary bench: unknown command {command!r}{hint}", file=sys.stderr)
                 return 2
     except ModuleNotFoundError as error:
         if error.name not in _NEEDED:

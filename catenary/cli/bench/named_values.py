@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from catenary.runtime import StartRefused
+from catenary.config import ConfigError
 
 
 def named_values(option: str, entries: Sequence[str]) -> dict[str, str]:
@@ -13,6 +13,6 @@ def named_values(option: str, entries: Sequence[str]) -> dict[str, str]:
     for entry in entries:
         name, equals, value = entry.partition("=")
         if not equals or not name.strip():
-            raise StartRefused(f"{option}: NAME=VALUE")
+            raise ConfigError(f"{option}: NAME=VALUE")
         found[name.strip()] = value
     return found

@@ -18,7 +18,7 @@ from catenary.bench import (
     sharegpt_conversations,
 )
 from catenary.cli.bench.prompts_config import PromptsConfig
-from catenary.runtime import StartRefused
+from catenary.config import ConfigError
 
 _DEFAULT_OUTPUT = "128"
 
@@ -49,7 +49,7 @@ class PromptMaker:
                 turns=self.turns,
             )
         if config.dataset_path is None:
-            raise StartRefused(f"--dataset {config.dataset} needs --dataset-path")
+            raise ConfigError(f"--dataset {config.dataset} needs --dataset-path")
         limits = FileLimits(
             max_bytes=config.dataset_max_mib << 20,
             max_prompt_tokens=config.max_prompt_len,
@@ -69,7 +69,7 @@ class PromptMaker:
                 seed=seed,
             )
         except ValueError as error:
-            raise StartRefused(f"--dataset-path: {error}") from None
+            raise ConfigError(f"--dataset-path: {error}") from None
 
 
 def prompt_maker(config: PromptsConfig, *, text: bool, turns: int = 1) -> PromptMaker:
@@ -78,15 +78,15 @@ def prompt_maker(config: PromptsConfig, *, text: bool, turns: int = 1) -> Prompt
     outputs = None if config.output_len is None else _lengths("--output-len", config.output_len)
     source = _source(config, text=text)
     if config.dataset == "sharegpt" and outputs is None and source.count("a") is None:
-        raise StartRefused("--dataset sharegpt needs --tokenizer, or --output-len")
+        raise ConfigError("--dataset sharegpt needs --tokenizer, or --output-len")
     if config.dataset == "random" and config.dataset_path is not None:
-        raise StartRefused("--dataset-path needs --dataset sharegpt or lines")
+        raise ConfigError("--dataset-path needs --dataset sharegpt or lines")
     if config.dataset != "random" and config.prefix_len:
-        raise StartRefused("--prefix-len is for --dataset random")
+        raise ConfigError("--prefix-len is for --dataset random")
     if config.dataset == "lines" and turns > 1:
-        raise StartRefused("--turns is for --dataset random and sharegpt")
+        raise ConfigError("--turns is for --dataset random and sharegpt")
     if config.num_prefixes > 1 and not config.prefix_len:
-        raise StartRefused("--num-prefixes needs --prefix-len")
+        raise ConfigError("--num-prefixes needs --prefix-len")
     return PromptMaker(config, source, inputs, outputs, turns)
 
 
@@ -94,7 +94,7 @@ def _lengths(option: str, text: str) -> Lengths:
     try:
         return parse_lengths(text)
     except ValueError as error:
-        raise StartRefused(f"{option} {error}") from None
+        raise ConfigError(f"{option} {error}") from None
 
 
 def _source(config: PromptsConfig, *, text: bool) -> Source:
@@ -102,11 +102,11 @@ def _source(config: PromptsConfig, *, text: bool) -> Source:
         try:
             return TokenizerText.load(config.tokenizer)
         except ValueError as error:
-            raise StartRefused(f"--tokenizer: {error}") from None
+            raise ConfigError(f"--tokenizer: {error}") from None
     if text:
         return PlainWords()
     low, _, high = config.token_ids.partition(":")
     try:
         return TokenRange(int(low), int(high))
     except ValueError as error:
-        raise StartRefused(f"--token-ids: {error}") from None
+        raise ConfigError(f"--token-ids: {error}") from None

@@ -52,6 +52,7 @@ class PromptsConfig(ServiceConfig):
         "1000:10000",
         description="LOW:HIGH: random ids are from LOW up to HIGH - 1.",
         pattern=r"^\d{1,9}:\d{1,9}$",
+        examples=["1000:10000"],
     )
     temperature: float | None = Field(
         None, ge=0, le=2, description="Sampling temperature. Absent: the server's, or the model's."

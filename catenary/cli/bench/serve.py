@@ -33,7 +33,8 @@ from catenary.cli.bench.prompts import PromptMaker, prompt_maker
 from catenary.cli.bench.serve_config import BenchServeConfig
 from catenary.cli.bench.serve_table import show, show_sweep
 from catenary.cli.bench.target import Sweep, at_point, make_plan, make_target, parse_sweep
-from catenary.cli.output import INSTALL_BENCH, check_file, file_in, load_options, write_file
+from catenary.cli.output import INSTALL_BENCH, check_file, file_in, write_file
+from catenary.config import ConfigError
 from catenary.runtime import StartRefused
 
 _NAME = "catenary bench serve"
@@ -51,15 +52,17 @@ class Point:
     result: LoadResult
 
 
-def run_serve(argv: Sequence[str]) -> int:
+def run_serve(config: BenchServeConfig) -> int:
     """Run `catenary bench serve`: 1 if no request was answered, 2 with a line on stderr for wrong options.
 
     Raises KeyboardInterrupt after a Ctrl-C, once what was measured has been shown and written.
     """
-    config = load_options(BenchServeConfig, argv, prog=_NAME)
     try:
         return _serve(config)
-    except (StartRefused, ValueError) as error:
+    except StartRefused as error:
+        print(f"{_NAME}: {error}", file=sys.stderr)
+        return error.exit_code
+    except ValueError as error:
         print(f"{_NAME}: {error}", file=sys.stderr)
         return 2
     except BenchError as error:
@@ -146,17 +149,17 @@ def _label(sweep: Sweep | None, value: float | None) -> str:
 def _check_outputs(config: BenchServeConfig, save: Path | None) -> None:
     """What could not be written is to be known before the run. Raises StartRefused."""
     if config.save_requests and save is None:
-        raise StartRefused("--save-requests needs --save")
+        raise ConfigError("--save-requests needs --save")
     if save is not None:
         check_file(save, "--save")
     if config.plots is None:
         return
     if find_spec("matplotlib") is None:
-        raise StartRefused(f"--plots: matplotlib is missing: {INSTALL_BENCH}")
+        raise ConfigError(f"--plots: matplotlib is missing: {INSTALL_BENCH}")
     try:
         config.plots.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StartRefused(f"--plots {config.plots} cannot be written: {error.strerror}") from None
+        raise ConfigError(f"--plots {config.plots} cannot be written: {error.strerror}") from None
 
 
 def _many_files() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
+from catenary.addresses import server_url
 from catenary.cli.bench.prompts_config import PromptsConfig
 from catenary.cli.bench.vllm_names import NAMES
 from catenary.config import settings
@@ -105,6 +107,16 @@ class BenchServeConfig(PromptsConfig):
     def elsewhere_for(cls, flag: str) -> str:
         """What an option of `vllm bench serve` is called here."""
         return f"in its place: {NAMES[flag]}" if flag in NAMES else ""
+
+    @classmethod
+    def elsewhere_flags(cls) -> Iterable[str]:
+        """Options of `vllm bench serve`."""
+        return NAMES
+
+    @field_validator("base_url")
+    @classmethod
+    def _base_url(cls, value: str) -> str:
+        return server_url(value)
 
     @field_validator("request_rate", mode="before")
     @classmethod

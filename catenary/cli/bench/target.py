@@ -24,7 +24,7 @@ from catenary.bench import (
 )
 from catenary.cli.bench.named_values import named_values
 from catenary.cli.bench.serve_config import BenchServeConfig
-from catenary.runtime import StartRefused
+from catenary.config import ConfigError
 
 _MAX_POINTS = 64
 
@@ -64,7 +64,7 @@ def make_plan(
             seed=seed,
         )
     except ValueError as error:
-        raise StartRefused(str(error)) from None
+        raise ConfigError(str(error)) from None
 
 
 def at_point(plan: LoadPlan, sweep: Sweep, value: float) -> LoadPlan:
@@ -97,7 +97,7 @@ def make_target(config: BenchServeConfig) -> Target:
             request_id_prefix=config.request_id_prefix,
         )
     except ValueError as error:
-        raise StartRefused(str(error)) from None
+        raise ConfigError(str(error)) from None
 
 
 def parse_sweep(config: BenchServeConfig) -> Sweep | None:
@@ -108,15 +108,15 @@ def parse_sweep(config: BenchServeConfig) -> Sweep | None:
     try:
         swept, values = Swept(name.strip()), tuple(float(part) for part in text.split(","))
     except ValueError:
-        raise StartRefused(f"--sweep {config.sweep[:50]!r}: rate=1,2,4 or concurrency=1,8,32") from None
+        raise ConfigError(f"--sweep {config.sweep[:50]!r}: rate=1,2,4 or concurrency=1,8,32") from None
     if not all(MIN_RATE <= value <= 1e6 for value in values) or len(values) > _MAX_POINTS:
-        raise StartRefused(f"--sweep: up to {_MAX_POINTS} values from {MIN_RATE:g} to 1000000")
+        raise ConfigError(f"--sweep: up to {_MAX_POINTS} values from {MIN_RATE:g} to 1000000")
     if swept is Swept.CONCURRENCY and not all(value.is_integer() for value in values):
-        raise StartRefused("--sweep: concurrencies are whole numbers")
+        raise ConfigError("--sweep: concurrencies are whole numbers")
     if swept is Swept.RATE and (config.request_rate is not None or config.ramp_up is not None):
-        raise StartRefused("--sweep rate takes the place of --request-rate and --ramp-up")
+        raise ConfigError("--sweep rate takes the place of --request-rate and --ramp-up")
     if swept is Swept.CONCURRENCY and config.max_concurrency is not None:
-        raise StartRefused("--sweep concurrency takes the place of --max-concurrency")
+        raise ConfigError("--sweep concurrency takes the place of --max-concurrency")
     return Sweep(swept, values)
 
 
@@ -125,13 +125,13 @@ def _arrivals(config: BenchServeConfig) -> Arrivals:
     ramp = None
     if config.ramp_up is not None:
         if first is None or last is None:
-            raise StartRefused("--ramp-up needs --ramp-up-from and --ramp-up-to")
+            raise ConfigError("--ramp-up needs --ramp-up-from and --ramp-up-to")
         ramp = Ramp(RampShape(config.ramp_up), first, last)
     elif first is not None or last is not None:
-        raise StartRefused("--ramp-up-from and --ramp-up-to need --ramp-up linear or exponential")
+        raise ConfigError("--ramp-up-from and --ramp-up-to need --ramp-up linear or exponential")
     scheduled = config.request_rate is not None or ramp is not None or (config.sweep or "").startswith("rate")
     if config.burstiness != 1 and not scheduled:
-        raise StartRefused("--burstiness needs --request-rate or --ramp-up")
+        raise ConfigError("--burstiness needs --request-rate or --ramp-up")
     return Arrivals(math.inf if config.request_rate is None else config.request_rate, config.burstiness, ramp)
 
 
@@ -141,12 +141,12 @@ def _extra_body(text: str | None) -> dict[str, Any]:
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeError, RecursionError):
-        raise StartRefused("--extra-body is not a JSON object") from None
+        raise ConfigError("--extra-body is not a JSON object") from None
 
 
 def _tls(config: BenchServeConfig) -> ssl.SSLContext | None:
     if config.insecure and config.ca_file is not None:
-        raise StartRefused("--insecure accepts any certificate: --ca-file has no say")
+        raise ConfigError("--insecure accepts any certificate: --ca-file has no say")
     if config.insecure:
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -157,4 +157,4 @@ def _tls(config: BenchServeConfig) -> ssl.SSLContext | None:
         return ssl.create_default_context(cafile=config.ca_file)
     except OSError as error:
         reason = error.strerror or "holds no certificate"
-        raise StartRefused(f"--ca-file: {config.ca_file}: {reason}") from None
+        raise ConfigError(f"--ca-file: {config.ca_file}: {reason}") from None

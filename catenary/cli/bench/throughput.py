@@ -18,7 +18,7 @@ from catenary.cli.bench.named_values import named_values
 from catenary.cli.bench.prompts import prompt_maker
 from catenary.cli.bench.serve_table import number
 from catenary.cli.bench.throughput_config import BenchThroughputConfig
-from catenary.cli.output import check_file, file_in, load_options, write_file
+from catenary.cli.output import check_file, file_in, write_file
 from catenary.config import ConfigError, load, parse_flags
 from catenary.runtime import StartRefused
 from catenary.telemetry import configure_logging
@@ -48,16 +48,17 @@ class BatchResult:
     total_throughput: float
 
 
-def run_throughput(argv: Sequence[str]) -> int:
+def run_throughput(config: BenchThroughputConfig, engine_flags: Sequence[str]) -> int:
     """Run `catenary bench throughput`: 1 with one line on stderr if the engine fails, 2 for wrong options.
 
     Raises KeyboardInterrupt after a Ctrl-C, once what was measured has been shown and written.
     """
-    cut = argv.index("--") if "--" in argv else len(argv)
-    config = load_options(BenchThroughputConfig, argv[:cut], prog=_NAME)
     try:
-        return _throughput(config, argv[cut + 1 :])
-    except (StartRefused, ValueError) as error:
+        return _throughput(config, engine_flags)
+    except StartRefused as error:
+        print(f"{_NAME}: {error}", file=sys.stderr)
+        return error.exit_code
+    except ValueError as error:
         print(f"{_NAME}: {error}", file=sys.stderr)
         return 2
     except RuntimeError as error:
@@ -75,7 +76,7 @@ def _throughput(config: BenchThroughputConfig, engine_flags: Sequence[str]) -> i
     configure_logging(level=config.log_level, fmt=config.log_format, service="bench")
     conversations = prompt_maker(config, text=False).make(config.num_prompts + config.warmup, config.seed)
     if len(conversations) <= config.warmup:
-        raise StartRefused(f"--warmup {config.warmup} leaves none of {len(conversations)} prompts")
+        raise ConfigError(f"--warmup {config.warmup} leaves none of {len(conversations)} prompts")
     # It brings torch: not before the options have been looked at.
     from catenary.llm import LLM
 

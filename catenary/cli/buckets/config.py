@@ -8,7 +8,7 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from catenary.cli.drawing import PictureFile
-from catenary.config import ServiceConfig, settings
+from catenary.config import ServiceConfig, expected_one_of, settings
 from services.engine.bucketing import AXIS_OPTIONS, BucketAxes
 
 STRATEGIES = ("exponential", "linear", "padding", "file", "learned")
@@ -157,7 +157,7 @@ class BucketsConfig(ServiceConfig):
         names = tuple(dict.fromkeys(short.get(name, name) for name in value))
         for name in names:
             if name not in STRATEGIES:
-                raise ValueError(f"unknown strategy {name!r}; known are {', '.join(STRATEGIES)}")
+                raise ValueError(f"there is no {name!r}: {expected_one_of(name, STRATEGIES)}")
         return names
 
     @model_validator(mode="after")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from catenary.cli.buckets.config import BucketsConfig
 from catenary.cli.output import check_file, load_options, write_file
+from catenary.runtime import StartRefused
 
 _NAME = "catenary buckets"
 
@@ -21,8 +22,9 @@ def run_buckets(argv: Sequence[str]) -> int:
     from services.engine.bucketing import format_buckets
 
     try:
-        if config.learn is not None:
-            check_file(config.learn, "--learn")
+        for option, file in (("--learn", config.learn), ("--plot", config.plot)):
+            if file is not None:
+                check_file(file, option)
         comparison = compare(config, lambda line: print(f"{_NAME}: {line}", file=sys.stderr, flush=True))
         print(as_json(comparison) if config.format == "json" else as_table(comparison))
         if config.learn is not None:
@@ -30,6 +32,9 @@ def run_buckets(argv: Sequence[str]) -> int:
             write_file(config.learn, format_buckets(comparison.learned, comments).encode(), "--learn")
         if config.plot is not None:
             write_file(config.plot, draw(comparison, config.plot.suffix.lower()), "--plot")
+    except StartRefused as error:
+        print(f"{_NAME}: {error}", file=sys.stderr)
+        return error.exit_code
     except ValueError as error:
         print(f"{_NAME}: {error}", file=sys.stderr)
         return 2

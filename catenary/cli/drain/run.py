@@ -30,7 +30,7 @@ def run_drain(argv: Sequence[str]) -> int:
             left = asyncio.run(_drain(config, status.update))
     except StartRefused as error:
         print(f"{_NAME}: {error}", file=sys.stderr)
-        return 2
+        return error.exit_code
     except RpcError as error:
         print(f"{_NAME}: {error}", file=sys.stderr)
         return 1

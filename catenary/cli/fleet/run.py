@@ -28,7 +28,7 @@ def run_fleet(argv: Sequence[str]) -> int:
         views = asyncio.run(_ask(config))
     except StartRefused as error:
         print(f"{_NAME}: {error}", file=sys.stderr)
-        return 2
+        return error.exit_code
     print(json.dumps(fleet_document(views), indent=2))
     away = [view for view in views if view.fleet is None]
     for view in away:

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from catenary.cli.plan.cards import CARDS
 from catenary.cli.plan.config import PlanConfig
-from catenary.cli.plan.planning import kv_bytes_on_card
 from catenary.cli.plan.run import run_plan
 
+if TYPE_CHECKING:
+    from catenary.cli.plan.planning import kv_bytes_on_card
+
 __all__ = ["CARDS", "PlanConfig", "kv_bytes_on_card", "run_plan"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load the planning once it is asked for: a wrong option is refused without it."""
+    if name != "kv_bytes_on_card":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from catenary.cli.plan import planning
+
+    return planning.kv_bytes_on_card

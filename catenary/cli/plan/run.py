@@ -6,9 +6,10 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-from catenary.cli.output import write_file
+from catenary.cli.output import check_file, write_file
 from catenary.cli.plan.config import PlanConfig
 from catenary.migration import ENGINE_PREFIX, load_shared
+from catenary.runtime import StartRefused
 
 _NAME = "catenary plan"
 # An engine's device is a kind of device, a plan's a card; logs are each program's own.
@@ -29,11 +30,16 @@ def run_plan(argv: Sequence[str]) -> int:
     from catenary.cli.plan.show import as_table
 
     try:
+        if config.plot is not None:
+            check_file(config.plot, "--plot")
         found = make_plan(config, found_options.origins)
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         print(as_json(found) if config.format == "json" else as_table(found, width=width))
         if config.plot is not None:
             write_file(config.plot, draw(found, config.plot.suffix.lower()), "--plot")
+    except StartRefused as error:
+        print(f"{_NAME}: {error}", file=sys.stderr)
+        return error.exit_code
     except ValueError as error:
         print(f"{_NAME}: {error}", file=sys.stderr)
         return 2

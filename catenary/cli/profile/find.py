@@ -8,6 +8,7 @@ from pathlib import Path
 
 from catenary.cli.profile.config import ProfileConfig
 from catenary.cli.runtime_directory import RuntimeDirectory, choices, running
+from catenary.config import ConfigError
 from catenary.rpc import CLIENT_SECRET_ENV, TlsFiles, parse_address, read_secret
 from catenary.runtime import StartRefused
 
@@ -30,7 +31,7 @@ def find_engine(config: ProfileConfig) -> Target:
     try:
         parse_address(address)
     except ValueError as error:
-        raise StartRefused(f"--engine {address}: {error}") from None
+        raise ConfigError(f"--engine {address}: {error}") from None
     return Target(address, _secret(config, address), _tls(config))
 
 
@@ -40,7 +41,7 @@ def _engine_here(name: str) -> str:
         return having[0].socket(name)
     if having:
         found = choices((run, run.socket(name)) for run in having)
-        raise StartRefused(f"--engine: more than one catenary up runs on this machine: choose one of {found}")
+        raise ConfigError(f"--engine: more than one catenary up runs on this machine: choose one of {found}")
     raise StartRefused(
         f"no catenary up of yours runs on this machine with an {name}: give --engine the address of an "
         "engine's status service (its --listen)"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from catenary.cli.output import load_options
 from catenary.cli.profile.config import ProfileConfig
+from catenary.config import ConfigError
 from catenary.runtime import StartRefused
 
 _NAME = "catenary profile"
@@ -29,7 +30,7 @@ def run_profile(argv: Sequence[str]) -> int:
         return _profile(config)
     except StartRefused as error:
         print(f"{_NAME}: {error}", file=sys.stderr)
-        return 2
+        return error.exit_code
     except ProfileError as error:
         print(f"{_NAME}: {error}", file=sys.stderr)
         return 1
@@ -80,14 +81,14 @@ def _profile(config: ProfileConfig) -> int:
 
 
 def _claim(output: Path) -> Path:
-    """Return a new file beside the output, for the bytes. Raises StartRefused if it cannot be written."""
+    """Return a new file beside the output, for the bytes. Raises ConfigError if it cannot be written."""
     partial = output.parent / f".{output.name}.partial"
     if output.is_dir():
-        raise StartRefused(f"--output {output} cannot be written: it is a directory")
+        raise ConfigError(f"--output {output} cannot be written: it is a directory")
     try:
         partial.write_bytes(b"")
     except OSError as error:
-        raise StartRefused(f"--output {output} cannot be written: {error.strerror}") from None
+        raise ConfigError(f"--output {output} cannot be written: {error.strerror}") from None
     return partial
 
 

@@ -33,7 +33,7 @@ def run_top(argv: Sequence[str]) -> int:
         return asyncio.run(_watch(config))
     except StartRefused as error:
         print(f"{_NAME}: {error}", file=sys.stderr)
-        return 2
+        return error.exit_code
 
 
 async def _watch(config: TopConfig) -> int:

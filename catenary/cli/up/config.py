@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from catenary.cli.up.elsewhere import variables_of
+from catenary.cli.up.elsewhere import service_flags, variables_of
 from catenary.config import ServiceConfig, settings
 from catenary.cpus import parse_binding
 from catenary.devices import choose_device
@@ -48,6 +48,11 @@ class UpConfig(ServiceConfig):
         return (
             f"options of one service are variables: {variables} (docs/configuration.md)" if variables else ""
         )
+
+    @classmethod
+    def elsewhere_flags(cls) -> Iterable[str]:
+        """The options of services."""
+        return service_flags()
 
     model: tuple[str, ...] = Field(
         default=("smollm2",),

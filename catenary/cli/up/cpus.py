@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from catenary.cli.up.config import UpConfig
+from catenary.config import ConfigError
 from catenary.cpus import Binding, Placement, Topology, format_cpus, parse_binding, place
-from catenary.runtime import StartRefused
 
 BIND_ENV = "CATENARY_ENGINE_CPU_BIND"
 THREADS_ENV = "CATENARY_ENGINE_DEVICE_THREADS"
@@ -26,7 +26,7 @@ def cpus_of(config: UpConfig, topology: Topology, environment: Mapping[str, str]
     try:
         return place(topology, config.engines * len(config.model), binding, config.cpu_reserve)
     except ValueError as error:
-        raise StartRefused(f"--cpu-bind, --cpu-reserve: {error}") from None
+        raise ConfigError(f"--cpu-bind, --cpu-reserve: {error}") from None
 
 
 def tokenizers_of(config: UpConfig, topology: Topology) -> int:

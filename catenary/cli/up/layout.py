@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from catenary import directories
-from catenary.runtime import StartRefused
+from catenary.config import ConfigError
 
 
 def cache_directory(configured: Path | None) -> Path:
@@ -14,7 +14,7 @@ def cache_directory(configured: Path | None) -> Path:
     try:
         return directories.cache_directory() if configured is None else directories.expanded(configured)
     except directories.NoHomeError as error:
-        raise StartRefused(f"{error}, or give --cache-dir") from None
+        raise ConfigError(f"{error}, or give --cache-dir") from None
 
 
 def require_writable(directory: Path, option: str) -> None:
@@ -25,6 +25,6 @@ def require_writable(directory: Path, option: str) -> None:
         with tempfile.TemporaryFile(dir=directory):
             pass
     except directories.NoHomeError as error:
-        raise StartRefused(f"--{option}: {error}") from None
+        raise ConfigError(f"--{option}: {error}") from None
     except OSError as error:
-        raise StartRefused(f"--{option}: {directory} cannot be written: {error.strerror}") from None
+        raise ConfigError(f"--{option}: {directory} cannot be written: {error.strerror}") from None

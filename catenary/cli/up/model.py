@@ -13,6 +13,7 @@ from catenary.cli.up.child import wrapped
 from catenary.cli.up.plan import without_secrets
 from catenary.cli.up.process import LINE_LIMIT, lines_of
 from catenary.cli.up.supervisor import describe_exit
+from catenary.config import ConfigError
 from catenary.memory_deaths import MemoryWatch
 from catenary.runtime import StartRefused, module_command
 
@@ -81,5 +82,7 @@ async def prepare_model(model: str, cache: Path, report: Callable[[str], None], 
         # Its last activity is no reason: it may have been killed during it.
         end = describe_exit(code, memory=memory)
         doing = f" while: {last_line}" if last_line else ""
+        if refusal and code == ConfigError.exit_code:
+            raise ConfigError(f"--model: {refusal}")
         raise StartRefused(refusal or f"the model {model} could not be prepared: the process {end}{doing}")
     return Path(directory)

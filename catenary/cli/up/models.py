@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from catenary.cli.up.config import UpConfig
-from catenary.runtime import StartRefused
+from catenary.config import ConfigError, expected_one_of
 
 TASKS = ("auto", "generate", "embed", "score", "classify")
 QUANTIZATIONS = ("none", "int8", "int4")
@@ -51,7 +52,7 @@ def wanted_models(config: UpConfig) -> tuple[WantedModel, ...]:
     if config.served_model_name is None:
         return models
     if len(models) > 1:
-        raise StartRefused("--served-model-name is for one model; write several as --model NAME=SOURCE")
+        raise ConfigError("--served-model-name is for one model; write several as --model NAME=SOURCE")
     return (WantedModel(models[0].source, config.served_model_name),)
 
 
@@ -62,8 +63,9 @@ def check_values(config: UpConfig) -> None:
         ("--task", config.task, TASKS),
     ):
         for text in texts:
-            if text.rpartition("=")[2] not in known:
-                raise StartRefused(f"{option}: {text!r} is not known; it is one of {', '.join(known)}")
+            word = text.rpartition("=")[2]
+            if word not in known:
+                raise ConfigError(f"{option} {text!r}: {expected_one_of(word, known)}")
 
 
 def tasks_of(config: UpConfig, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -71,15 +73,15 @@ def tasks_of(config: UpConfig, names: tuple[str, ...]) -> tuple[str, ...]:
     check_values(config)
     tasks = dict.fromkeys(names, "auto")
     if len(tasks) < len(names):
-        raise StartRefused("--model: two models have one name; write them as NAME=SOURCE")
+        raise ConfigError("--model: two models have one name; write them as NAME=SOURCE")
     for text in config.task:
         name, equals, task = text.rpartition("=")
         if not equals:
             if len(names) > 1:
-                raise StartRefused("--task: with several models, write NAME=TASK")
+                raise ConfigError("--task: with several models, write NAME=TASK")
             name = names[0]
         if name not in tasks:
-            raise StartRefused(f"--task: no model has the name {name!r}")
+            raise ConfigError(f"--task: no model has the name {name!r}")
         tasks[name] = task
     return tuple(tasks.values())
 
@@ -90,14 +92,14 @@ def aliases_of(config: UpConfig, names: tuple[str, ...]) -> tuple[str, ...]:
     for text in config.model_alias:
         alias, equals, name = text.partition("=")
         if not equals and len(names) > 1:
-            raise StartRefused("--model-alias: with several models, write ALIAS=NAME")
+            raise ConfigError("--model-alias: with several models, write ALIAS=NAME")
         name = name if equals else names[0]
         if name not in names:
-            raise StartRefused(f"--model-alias: no model has the name {name!r}")
+            raise ConfigError(f"--model-alias: no model has the name {name!r}")
         if not _NAME.fullmatch(alias):
-            raise StartRefused(f"--model-alias: {alias!r} is no name")
+            raise ConfigError(f"--model-alias: {alias!r} is no name")
         if alias in found or alias in names:
-            raise StartRefused(f"--model-alias: the name {alias!r} is there twice")
+            raise ConfigError(f"--model-alias: the name {alias!r} is there twice")
         found[alias] = name
     return tuple(f"{alias}={name}" for alias, name in found.items())
 
@@ -110,9 +112,9 @@ def quantizations_of(config: UpConfig, names: tuple[str, ...]) -> tuple[str | No
     for text in config.quantization:
         name, equals, value = text.rpartition("=")
         if equals and name not in names:
-            raise StartRefused(f"--quantization: no model has the name {name!r}")
+            raise ConfigError(f"--quantization: no model has the name {name!r}")
         if name in named or (not equals and others is not None):
-            raise StartRefused(f"--quantization: {name or 'a value without a name'} is there twice")
+            raise ConfigError(f"--quantization: {name or 'a value without a name'} is there twice")
         if equals:
             named[name] = value
         else:
@@ -128,7 +130,18 @@ def served_task(directory: Path, task: str) -> str:
     try:
         return find_task(directory, read_config(directory), task).value
     except ModelError as error:
-        raise StartRefused(str(error)) from None
+        raise ConfigError(str(error)) from None
+
+
+def check_sources(models: Sequence[WantedModel]) -> None:
+    """See that each model's source names something, before anything is prepared. Raises ConfigError."""
+    from services.engine.model import UnknownModelError, resolve_source
+
+    for model in models:
+        try:
+            resolve_source(model.source)
+        except UnknownModelError as error:
+            raise ConfigError(f"--model: {error}") from None
 
 
 def check_length(model: str, task: str, longest: int) -> None:
@@ -156,7 +169,7 @@ def check_length(model: str, task: str, longest: int) -> None:
     except ModelError:
         return
     if generates and limit is not None and longest > limit:
-        raise StartRefused(f"{model}: max-model-len {longest} exceeds the model's context of {limit} tokens")
+        raise ConfigError(f"{model}: max-model-len {longest} exceeds the model's context of {limit} tokens")
 
 
 def _wanted(text: str) -> WantedModel:
@@ -165,5 +178,5 @@ def _wanted(text: str) -> WantedModel:
     if not equals or not _NAME.fullmatch(name) or os.path.exists(text):
         return WantedModel(text)
     if not source:
-        raise StartRefused(f"--model {name}=: the model's source is missing")
+        raise ConfigError(f"--model {name}=: the model's source is missing")
     return WantedModel(source, name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 
+from catenary.config import ConfigError
 from catenary.runtime import StartRefused
 
 HIGHEST_PORT = 65535
@@ -27,9 +28,10 @@ class PortClaims:
         self._given: dict[int, str] = {}
 
     def claim(self, host: str, port: int, option: str) -> int:
-        """Return `port` if it can be listened on, or a free one for 0. Raises StartRefused."""
+        """Return `port` if it can be listened on, or a free one for 0. Raises StartRefused, ConfigError
+        for what no other moment would mend."""
         if port in self._given:
-            raise StartRefused(f"--{option}: port {port} is taken by --{self._given[port]}; choose another")
+            raise ConfigError(f"--{option}: port {port} is taken by --{self._given[port]}; choose another")
         found = _find_port(host, port, option)
         while found in self._given:
             found = _find_port(host, 0, option)
@@ -39,7 +41,7 @@ class PortClaims:
     def claim_range(self, host: str, port: int, count: int, option: str) -> tuple[int, ...]:
         """Return `count` ports that can be listened on: from `port` up, or free ones for 0."""
         if port and port + count - 1 > HIGHEST_PORT:
-            raise StartRefused(f"--{option}: {count} ports from {port} on go beyond {HIGHEST_PORT}")
+            raise ConfigError(f"--{option}: {count} ports from {port} on go beyond {HIGHEST_PORT}")
         return tuple(self.claim(host, port + index if port else 0, option) for index in range(count))
 
 
@@ -51,8 +53,8 @@ def _find_port(host: str, port: int, option: str) -> int:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
             return int(probe.getsockname()[1])
-    except UnicodeError:
-        raise StartRefused(f"{host!r} is not the name of a host") from None
+    except (UnicodeError, socket.gaierror):
+        raise ConfigError(f"--host {host!r}: not the name or the address of a host") from None
     except OSError as error:
         reason = (
             "is in use" if error.errno == errno.EADDRINUSE else f"cannot be listened on: {error.strerror}"

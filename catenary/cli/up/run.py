@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from catenary.cli.runtime_directory import RuntimeDirectory
 from catenary.cli.up.config import UpConfig
 from catenary.cli.up.cpus import cpus_of, described, tokenizers_of
-from catenary.cli.up.elsewhere import service_classes
+from catenary.cli.up.elsewhere import has_service_variables, service_classes
 from catenary.cli.up.layout import cache_directory, require_writable
 from catenary.cli.up.model import prepare_model, served_name
 from catenary.cli.up.models import (
@@ -20,6 +20,7 @@ from catenary.cli.up.models import (
     WantedModel,
     aliases_of,
     check_length,
+    check_sources,
     quantizations_of,
     served_task,
     tasks_of,
@@ -28,14 +29,13 @@ from catenary.cli.up.models import (
 from catenary.cli.up.plan import GATEWAY_KEYS, MODULE_ENV, MODULES_ENV, Places
 from catenary.cli.up.ports import PortClaims
 from catenary.cli.up.reporter import Reporter, make_reporter
-from catenary.config import EMPTY_KEY, check_variables, unknown_variables
+from catenary.config import EMPTY_KEY, ConfigError, check_variables
 from catenary.cpus import read_topology
 from catenary.devices import described as described_device
 from catenary.devices import why_not_opened
 from catenary.migration import load_moved
-from catenary.runtime import StartRefused, run
+from catenary.runtime import run
 
-SERVICE_PREFIXES = ("CATENARY_GATEWAY_", "CATENARY_ROUTER_", "CATENARY_TOKENIZER_", "CATENARY_ENGINE_")
 # Engines that replay a script open no device; those that take any length are asked by this.
 SCRIPTED_ENV = "CATENARY_ENGINE_SCRIPTED"
 LONG_ENV = "CATENARY_ENGINE_ALLOW_LONG_MAX_MODEL_LEN"
@@ -60,6 +60,7 @@ async def up(config: UpConfig, stop: asyncio.Event, warnings: Sequence[str] = ()
     topology = read_topology()
     cpus = cpus_of(config, topology, os.environ)
     check_engines(config, wanted, os.environ)
+    check_sources(wanted)
     cache = cache_directory(config.cache_dir)
     check_directories(config, cache)
     reporter = make_reporter()
@@ -75,8 +76,6 @@ async def up(config: UpConfig, stop: asyncio.Event, warnings: Sequence[str] = ()
         # Not before: a wrong option or model is to be refused without waiting for gRPC to load.
         from catenary.cli.up.deployment import Deployment
 
-        for line in unknown(os.environ):
-            reporter.line(f"warning: {line}")
         if cpus is not None and (line := described(cpus)):
             reporter.line(line)
         places = Places(models, ports, cpus=cpus, tokenizers=tokenizers_of(config, topology), modules=modules)
@@ -92,21 +91,13 @@ async def up(config: UpConfig, stop: asyncio.Event, warnings: Sequence[str] = ()
     return 0
 
 
-def unknown(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return a line for each CATENARY_* variable that neither this command nor a service reads."""
-    own = unknown_variables(environment, [UpConfig])
-    if not own and not any(name.startswith(SERVICE_PREFIXES) for name in environment):
-        return ()
-    # Only now: these take a quarter of a second to load.
-    return unknown_variables(environment, (UpConfig, *service_classes()))
-
-
 def check_services(environment: Mapping[str, str]) -> None:
     """Look at the variables that are options of one service, before a model is prepared for them.
 
     Raises ConfigError for one that no service would start with.
     """
-    if any(name.startswith(SERVICE_PREFIXES) for name in environment):
+    # Loading the classes takes seconds.
+    if has_service_variables(environment):
         for cls in service_classes():
             check_variables(cls, environment)
 
@@ -119,7 +110,7 @@ def check_engines(config: UpConfig, wanted: Sequence[WantedModel], environment: 
     if SCRIPTED_ENV in environment:
         return
     if reason := why_not_opened(config.device):
-        raise StartRefused(f"--device {config.device}: {reason}")
+        raise ConfigError(f"--device {config.device}: {reason}")
     # With several models, the length is for those that generate, which are known once all are prepared.
     if config.max_model_len is not None and len(wanted) == 1 and LONG_ENV not in environment:
         task = config.task[0].rpartition("=")[2] if config.task else "auto"
@@ -130,15 +121,15 @@ def check_places(config: UpConfig) -> tuple[int, ...]:
     """Return the gateways' ports, after a look at every port and file. Raises StartRefused."""
     for name in GATEWAY_KEYS:
         if name in os.environ and not os.environ[name].strip():
-            raise StartRefused(f"{name}: {EMPTY_KEY}")
+            raise ConfigError(f"{name}: {EMPTY_KEY}")
     for option in ("api_key_file", "chat_template", "ssl_certfile", "ssl_keyfile"):
         file: Path | None = getattr(config, option)
         if file is not None and not file.is_file():
-            raise StartRefused(f"--{option.replace('_', '-')}: {file} is not a file")
+            raise ConfigError(f"--{option.replace('_', '-')}: {file} is not a file")
     if (config.ssl_certfile is None) != (config.ssl_keyfile is None):
-        raise StartRefused("HTTPS needs both --ssl-certfile and --ssl-keyfile")
+        raise ConfigError("HTTPS needs both --ssl-certfile and --ssl-keyfile")
     if len(config.engine_roles) not in (0, config.engines):
-        raise StartRefused(
+        raise ConfigError(
             f"--engine-roles names {len(config.engine_roles)} engines, and --engines says {config.engines}"
         )
     claims = PortClaims()
@@ -161,7 +152,7 @@ def modules_of(config: UpConfig, environment: Mapping[str, str]) -> tuple[str, .
     if engines == 1 or config.device not in ("hpu", "sim"):
         return ()
     if one := environment.get(MODULE_ENV):
-        raise StartRefused(
+        raise ConfigError(
             f"{MODULE_ENV}={one} is one card for {engines} engines: list them in {MODULES_ENV} instead"
         )
     listed = environment.get(MODULES_ENV, "")
@@ -169,7 +160,7 @@ def modules_of(config: UpConfig, environment: Mapping[str, str]) -> tuple[str, .
         return ()
     modules = tuple(dict.fromkeys(part.strip() for part in listed.split(",")))
     if len(modules) < engines:
-        raise StartRefused(f"{MODULES_ENV}={listed} has fewer cards than the {engines} engines need")
+        raise ConfigError(f"{MODULES_ENV}={listed} has fewer cards than the {engines} engines need")
     return modules
 
 

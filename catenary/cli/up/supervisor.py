@@ -15,6 +15,7 @@ from catenary.backoff import Backoff
 from catenary.cli.up.plan import ChildSpec, Stage
 from catenary.cli.up.process import ChildLog, ChildProcess, reap_orphans
 from catenary.cli.up.reporter import Reporter
+from catenary.config import ConfigError
 from catenary.memory_deaths import MemoryWatch
 from catenary.runtime import StartRefused
 
@@ -133,7 +134,9 @@ class Supervisor:
         self._reporter.close()
         refused = _refused(child, code)
         reason = shown_reason(child.last_line) if refused else describe_exit(code, child.last_line, memory)
-        return StartRefused(f"{child.spec.name}: {reason} (log: {child.log.path})")
+        # A service says by its code whether its options are wrong, as this command does.
+        kind = ConfigError if refused and code == ConfigError.exit_code else StartRefused
+        return kind(f"{child.spec.name}: {reason} (log: {child.log.path})")
 
     async def _drain(self, keepers: dict[ChildProcess, asyncio.Task[None]]) -> None:
         """Stop the stages one after another; what does not end in time is killed."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from services.engine.model.checks import check_directory, read_config, read_json
 from services.engine.model.configs import find_config
-from services.engine.model.errors import ModelError
+from services.engine.model.errors import ModelError, UnknownModelError
 from services.engine.model.facts import DirectoryFacts, longest_context, read_facts
 from services.engine.model.fingerprint import weights_fingerprint
 from services.engine.model.preparation import default_cache_dir, prepare_model
@@ -19,6 +19,7 @@ __all__ = [
     "ModelError",
     "SourceKind",
     "Task",
+    "UnknownModelError",
     "check_directory",
     "class_labels",
     "default_cache_dir",

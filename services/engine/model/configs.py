@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from services.engine.model.checks import read_config, read_config_file
-from services.engine.model.errors import ModelError
 from services.engine.model.gguf_header import read_gguf_config
+from services.engine.model.huggingface import download_config
 from services.engine.model.preparation import converted_directory, default_cache_dir, modelscope_config
-from services.engine.model.sources import ModelSource, SourceKind, expanded, hub_is_offline, resolve_source
+from services.engine.model.sources import ModelSource, SourceKind, expanded, resolve_source
 
 _CONFIG = "config.json"
 
@@ -38,7 +37,7 @@ def find_config(model: str, *, progress: Callable[[str], None]) -> tuple[dict[st
             return _gguf(source)
         case SourceKind.HUB:
             progress(f"fetching the config of {source.hub_id}")
-            directory = _fetch(str(source.hub_id))
+            directory = download_config(str(source.hub_id))
         case SourceKind.MODELSCOPE:
             directory = modelscope_config(source, progress)
     return read_config(directory), source.name, directory
@@ -50,21 +49,3 @@ def _gguf(source: ModelSource) -> tuple[dict[str, Any], str, Path | None]:
     if directory.is_dir():
         return read_config(directory), source.name, directory
     return read_gguf_config(source.path or Path()), source.name, None
-
-
-def _fetch(hub_id: str) -> Path:
-    # The hub client costs a fifth of a second, which models on disk do not need.
-    from huggingface_hub import hf_hub_download  # noqa: PLC0415
-
-    # The reason is told once, at the end, and not for each of the client's tries.
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    offline = hub_is_offline()
-    try:
-        return Path(hf_hub_download(hub_id, "config.json", local_files_only=offline)).parent
-    except Exception as error:
-        hint = " (hub access is off: HF_HUB_OFFLINE)" if offline else ""
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(
-            f"model {hub_id!r} is no directory here and its config cannot be fetched from the hub{hint}: "
-            f"{reason}"
-        ) from None

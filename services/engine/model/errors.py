@@ -8,3 +8,7 @@ class ModelError(Exception):
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.split()))
+
+
+class UnknownModelError(ModelError):
+    """The model option names nothing: not the model is wrong, but the command line."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from catenary.directories import NoHomeError, cache_directory
 from catenary.memory_deaths import MemoryWatch
 from catenary.runtime import module_command
+from services.engine.model import huggingface
 from services.engine.model.checks import check_directory
 from services.engine.model.errors import ModelError
 from services.engine.model.facts import read_facts
@@ -28,7 +29,6 @@ _CONVERTER = "2"
 # Where transformers looks for it.
 _TOOLS_TEMPLATE = Path("additional_chat_templates") / "tool_use.jinja"
 _SAMPLE_BYTES = 8 * 2**20
-_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 
 Progress = Callable[[str], None]
 
@@ -58,7 +58,7 @@ def prepare_model(
     if source.kind is SourceKind.GGUF:
         directory = _converted(source, cache, progress, convert_s)
     elif source.kind is SourceKind.HUB:
-        directory = _downloaded(source, progress)
+        directory = huggingface.download(str(source.hub_id), progress)
     elif source.kind is SourceKind.MODELSCOPE:
         directory = _from_modelscope(source, cache, progress)
     else:
@@ -157,29 +157,6 @@ def _fingerprint(file: Path, tools: bytes) -> str:
     return digest.hexdigest()[:12]
 
 
-def _downloaded(source: ModelSource, progress: Progress) -> Path:
-    # Imported when needed: most starts have the model on disk, and the hub client costs a fifth of a second.
-    import huggingface_hub  # noqa: PLC0415
-
-    offline = hub_is_offline()
-    progress(
-        f"looking up {source.hub_id} in the hub cache"
-        if offline
-        else f"fetching {source.hub_id} from the hub"
-    )
-    try:
-        path = huggingface_hub.snapshot_download(
-            str(source.hub_id), allow_patterns=_HUB_FILES, local_files_only=offline
-        )
-    except Exception as error:
-        hint = " (hub access is off: HF_HUB_OFFLINE)" if offline else ""
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(
-            f"model {source.hub_id!r} is no directory here and cannot be fetched from the hub{hint}: {reason}"
-        ) from None
-    return Path(path)
-
-
 def modelscope_config(source: ModelSource, progress: Progress) -> Path:
     """A directory with the config.json of a model of ModelScope: the model's, or one with nothing else."""
     hub_id, cache = str(source.hub_id), default_cache_dir()
@@ -195,7 +172,7 @@ def _from_modelscope(source: ModelSource, cache: Path, progress: Progress) -> Pa
     hub_id = str(source.hub_id)
     if (known := known_directory(hub_id, os.environ)) is not None:
         return known
-    return _fetched(hub_id, _modelscope_root(cache), _HUB_FILES, progress)
+    return _fetched(hub_id, _modelscope_root(cache), list(huggingface.FILES), progress)
 
 
 def _modelscope_root(cache: Path) -> Path:

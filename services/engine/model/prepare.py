@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
-from services.engine.model.errors import ModelError
+from services.engine.model.errors import ModelError, UnknownModelError
 from services.engine.model.preparation import prepare_model
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line. Exit code 0 with the directory on stdout, or 1 with one line on stderr."""
+    """The command line. Exit code 0 with the directory on stdout, or one line on stderr with 2 if the model
+    option names nothing, 1 if the model cannot be prepared."""
     parser = argparse.ArgumentParser(prog="python -m services.engine.model.prepare", description=__doc__)
     parser.add_argument(
         "--model", required=True, help="alias (smollm2, minilm), .gguf file, directory or hub id"
@@ -37,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     except ModelError as error:
         _write(sys.stderr, f"error: {error}")
-        return 1
+        return 2 if isinstance(error, UnknownModelError) else 1
     _write(sys.stdout, str(directory))
     return 0
 

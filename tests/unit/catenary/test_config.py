@@ -106,17 +106,17 @@ def test_an_empty_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("argv", "parts"),
     [
-        (("--max-model-len", "0"), ("--max-model-len", "'0'", "greater than 0")),
-        (("--max-model-len", "many"), ("--max-model-len", "'many'", "integer")),
-        (("--max-model-len",), ("--max-model-len", "expected one argument")),
+        (("--max-model-len", "0"), ("--max-model-len", "'0'", "expected a whole number above 0")),
+        (("--max-model-len", "many"), ("--max-model-len", "'many'", "whole number")),
+        (("--max-model-len",), ("--max-model-len", "needs a value: --max-model-len INT")),
         (("--pool", "inf"), ("--pool", "'inf'", "finite")),
         (("--pool", "1e999"), ("--pool", "finite")),
         (("--pool", "nan"), ("--pool", "finite")),
         (("--max-model-lens", "3"), ("unknown option --max-model-lens", "did you mean --max-model-len")),
         (("--max", "3"), ("unknown option --max",)),
         (("serve",), ("unexpected argument",)),
-        (("--warm=perhaps",), ("--warm", "boolean")),
-        (("--log-level", "loud"), ("--log-level", "'debug'")),
+        (("--warm=perhaps",), ("--warm", "true or false")),
+        (("--log-level", "loud"), ("--log-level", "expected debug, info, warning or error")),
         (("--config", "/nowhere.yaml"), ("/nowhere.yaml", "No such file")),
         (("--config", "/"), ("--config /", "directory")),
     ],
@@ -259,19 +259,19 @@ def test_the_documentation_is_a_table_per_class() -> None:
 
 def test_unknown_variables_are_named_with_the_nearest_known_one() -> None:
     environment = {
-        "CATENARY_EXAMPLE_MAX_MODEL_LENGTH": "secret",
-        "CATENARY_EXAMPLE_WARM": "true",
-        "CATENARY_EXAMPLE_CONFIG": "file",
-        "CATENARY_EXAMPLE_OLD": "",
+        "CATENARY_ENGINE_MAX_NUM_SEQ": "secret",
+        "CATENARY_ENGINE_MAX_NUM_SEQS": "8",
+        "CATENARY_ENGINE_CONFIG": "file",
+        "CATENARY_ENGINE_OLD": "",
         "CATENARY_CACHE": "/cache",
         "CATENARY_ROUTER_ANYTHING": "another program's",
-        "CATENARY_ROUTR_LISTEN": "x",
+        "CATENARY_ENGIN_MODEL": "m",
         "OTHER": "y",
     }
-    assert unknown_variables(environment, [ExampleConfig]) == (
-        "CATENARY_EXAMPLE_MAX_MODEL_LENGTH is not a variable that anything reads "
-        "(did you mean CATENARY_EXAMPLE_MAX_MODEL_LEN?)",
-        "CATENARY_ROUTR_LISTEN is not a variable that anything reads (did you mean CATENARY_EXAMPLE_LISTEN?)",
+    assert unknown_variables(environment, ["CATENARY_ENGINE_"]) == (
+        "CATENARY_ENGINE_MAX_NUM_SEQ is not a variable that anything reads "
+        "(did you mean CATENARY_ENGINE_MAX_NUM_SEQS?)",
+        "CATENARY_ENGIN_MODEL is not a variable that anything reads (did you mean CATENARY_ENGINE_MODEL?)",
     )
 
 

@@ -35,7 +35,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tensor_parallel_size": 4}, "tensor_parallel_size 4: an engine on several cards is not done yet"),
     ({"pipeline_parallel_size": 2}, "several cards is not done yet"),
     ({"data_parallel_size": 2}, "an LLM has one engine"),
-    ({"quantization": "fp8"}, r"quantization='fp8': .*'int4'; quantized models are not done yet, FP8"),
+    ({"quantization": "fp8"}, r"quantization='fp8': .*int8 or int4; quantized models are not done yet, FP8"),
     ({"enable_lora": True}, "enable_lora: LoRA adapters are not done yet"),
     (
         {"speculative_config": {"method": "ngram"}},
@@ -44,9 +44,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype fp8: the KV cache has the type of the computation"),
     ({"hf_overrides": {"a": 1}}, "hf_overrides .*: edit config.json"),
     ({"tokenizer": "other"}, "tokenizer other: the tokenizer is that of the model's directory"),
-    ({"task": "reward"}, "task='reward': input should be"),
-    ({"dtype": "float7"}, "dtype='float7': input should be"),
-    ({"max_num_seqs": 0}, "max_num_seqs=0: input should be greater than or equal to 1"),
+    ({"task": "reward"}, "task='reward': expected auto, generate"),
+    ({"dtype": "float7"}, "dtype='float7': expected auto, float32"),
+    ({"max_num_seqs": 0}, "max_num_seqs=0: expected a whole number from 1 to 4096"),
     ({"gpu_memory_utilization": 2}, "gpu_memory_utilization=2: "),
     ({"port": 8000}, "port: an LLM has no server"),
 ]

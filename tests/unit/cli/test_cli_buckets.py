@@ -149,7 +149,10 @@ def test_a_png_holds_what_was_painted() -> None:
 @pytest.mark.parametrize(
     ("argv", "reason"),
     [
-        (["--strategies", "best"], "unknown strategy 'best'"),
+        (
+            ["--strategies", "best"],
+            "there is no 'best': expected exponential, linear, padding, file or",
+        ),
         (["--strategies", "file"], "need each other"),
         (["--plot", "x.gif"], "must end with .svg or .png"),
         (["--lengths", "a", "--synthetic", "1"], "exclude each other"),

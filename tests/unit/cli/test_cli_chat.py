@@ -9,7 +9,16 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from catenary.cli.chat import ChatConfig, ChatError, converse, first_model, run_chat, show_answer, trusted
+from catenary.cli.chat import (
+    ChatConfig,
+    ChatError,
+    converse,
+    first_model,
+    run_chat,
+    show_answer,
+    through_proxy,
+    trusted,
+)
 from tests.support.certificates import make_authority
 
 Handler = Callable[[httpx2.Request], httpx2.Response]
@@ -84,16 +93,61 @@ def test_loopback_is_never_reached_through_a_proxy(
         assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("url", ["http://[::1", "http://a:b", "http://", "nonsense"])
-@pytest.mark.parametrize("proxy", ["", "http://127.0.0.1:9"])
-def test_a_base_url_that_is_none_is_one_line(
-    url: str, proxy: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    "url", ["http://[::1", "http://a:b", "http://", "", "ftp://x", "a b", "http://h/?q", "h:0"]
+)
+def test_a_base_url_that_is_none_is_one_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        run_chat([f"--base-url={url}"])
+    assert end.value.code == 2
+    assert capsys.readouterr().err == (
+        f"catenary chat: --base-url {url!r}: expected the URL of a server, such as http://127.0.0.1:8000\n"
+    )
+
+
+def test_a_password_in_a_base_url_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run_chat(["--base-url", "http://me:hunter2@server"])
+    assert "hunter2" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "written", ["127.0.0.1:1", "localhost:1", "//127.0.0.1:1", "127.0.0.1:1/v1", "[::1]:1/"]
+)
+def test_a_base_url_needs_no_scheme(written: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_chat(["--base-url", written]) == 1
+    base = written.lstrip("/").rstrip("/").removesuffix("/v1")
+    assert capsys.readouterr().err.startswith(f"catenary chat: no answer from http://{base}: ")
+
+
+@pytest.mark.parametrize(
+    ("url", "no_proxy", "told"),
+    [
+        ("http://server.test:1", "", True),
+        ("http://server.test:1", "other.test", True),
+        ("http://server.test:1", "server.test", False),
+        ("http://server.test:1", "*", False),
+        ("http://0.0.0.0:1", "", False),
+        ("http://[::]:1", "", False),
+    ],
+)
+def test_a_proxy_that_is_passed_by_is_not_blamed(
+    url: str, no_proxy: str, told: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("ALL_PROXY", proxy)
-    assert run_chat(["--base-url", url]) == 1
-    error = capsys.readouterr().err
-    assert error.startswith(f"catenary chat: no answer from {url.rstrip('/')}")
-    assert error.count("\n") == 1
+    monkeypatch.setenv("no_proxy", no_proxy)
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    assert through_proxy(url) == (" (through the proxy of HTTP_PROXY)" if told else "")
+
+
+@pytest.mark.parametrize(
+    ("headers", "sent"), [({}, "was not sent"), ({"Authorization": "Bearer k"}, "was sent")]
+)
+def test_a_key_that_is_missing_is_asked_for(headers: dict[str, str], sent: str) -> None:
+    client = client_for(lambda _: httpx2.Response(401, json={"error": {"message": "Wrong key."}}))
+    client.headers.update(headers)
+    with pytest.raises(ChatError) as refused:
+        first_model(client)
+    assert str(refused.value) == f"Wrong key. (a key {sent}; CATENARY_CHAT_API_KEY or --api-key carries one)"
 
 
 @pytest.mark.parametrize("proxy", ["http://127.0.0.1:9", "socks5://127.0.0.1:9", "nonsense"])
@@ -138,7 +192,7 @@ def test_authorities_of_https(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert len(context.get_ca_certs()) == 1
     (tmp_path / "empty.pem").touch()
     for name in ("missing.pem", "empty.pem", "."):
-        assert run_chat(["--ca-file", str(tmp_path / name)]) == 1
+        assert run_chat(["--ca-file", str(tmp_path / name)]) == 2
         assert re.fullmatch(r"catenary chat: --ca-file: .+: .+\n", capsys.readouterr().err)
 
 

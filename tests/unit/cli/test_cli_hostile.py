@@ -27,8 +27,8 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert run_plan([*words, "--json"]) == 2
+def refused(capsys: pytest.CaptureFixture[str], *words: str, code: int = 1) -> str:
+    assert run_plan([*words, "--json"]) == code
     out, line = capsys.readouterr()
     assert out == ""
     assert line.count("\n") == 1
@@ -69,7 +69,8 @@ def test_name_of_a_directory_stays_in_its_line(tmp_path: Path, capsys: pytest.Ca
     directory = tmp_path / "a\nb\x1b[31m"
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(CONFIG))
-    assert "heads of a?b?[31m" in refused(capsys, "--model", str(directory), "--tensor-parallel-size", "3")
+    words = ("--model", str(directory), "--tensor-parallel-size", "3")
+    assert "heads of a?b?[31m" in refused(capsys, *words, code=2)
 
 
 def test_config_that_is_a_pipe_or_a_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,7 +90,7 @@ def test_config_of_any_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 def test_free_memory_below_a_block(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    line = refused(capsys, "--model", str(tmp_path), "--free-gib", "1e-300")
+    line = refused(capsys, "--model", str(tmp_path), "--free-gib", "1e-300", code=2)
     assert line == "free-gib 1e-300 is less than a KV block: give what the card has free"
 
 

@@ -123,9 +123,9 @@ def test_a_shell_completes_commands_and_options(shell: str, capsys: pytest.Captu
 def test_variables_of_services_are_looked_at_before_a_model_is_prepared() -> None:
     check_services({"CATENARY_ENGINE_MAX_NUM_SEQS": "8", "CATENARY_ENGINE_ROUTER": "a:1,b:2", "HOME": "/"})
     for name, value, reason in (
-        ("CATENARY_ENGINE_MAX_NUM_SEQS", "abc", "valid integer"),
-        ("CATENARY_ENGINE_QUANTIZATION", "fp8", "'none', 'int8' or 'int4'"),
-        ("CATENARY_GATEWAY_MAX_N", "-1", "greater than or equal to"),
+        ("CATENARY_ENGINE_MAX_NUM_SEQS", "abc", "expected a whole number from 1 to"),
+        ("CATENARY_ENGINE_QUANTIZATION", "fp8", "none, int8 or int4"),
+        ("CATENARY_GATEWAY_MAX_N", "-1", "expected a whole number"),
     ):
         with pytest.raises(ConfigError, match=f"^{name} '{value}': .*{reason}"):
             check_services({name: value})

@@ -76,8 +76,8 @@ def shown(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     return capsys.readouterr().out
 
 
-def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    assert main(["plan", *argv]) == 2
+def refused(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 2) -> str:
+    assert main(["plan", *argv]) == code
     return capsys.readouterr().err
 
 
@@ -279,7 +279,7 @@ def test_a_packing_beside_the_config_counts(models: Path, capsys: pytest.Capture
     (folder / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
     assert planned(capsys, f"--model={folder}")["weight_dtype"] == "fp8"
     (folder / "hf_quant_config.json").write_text("{")
-    assert "not valid JSON" in refused(capsys, f"--model={folder}")
+    assert "not valid JSON" in refused(capsys, f"--model={folder}", code=1)
 
 
 def test_packed_files_correct_the_count() -> None:

@@ -39,7 +39,7 @@ def test_ports_end_at_65535() -> None:
 
 
 def test_a_name_that_no_host_can_have_is_refused() -> None:
-    with pytest.raises(StartRefused, match=r"'a\.\.b' is not the name of a host"):
+    with pytest.raises(StartRefused, match=r"--host 'a\.\.b': not the name or the address"):
         PortClaims().claim("a..b", 0, "port")
 
 

@@ -11,7 +11,7 @@ from catenary.cli.runtime_directory import RuntimeDirectory
 from catenary.cli.up import UpConfig
 from catenary.cli.up.models import ReadyModel
 from catenary.cli.up.plan import GATEWAY_KEYS, ChildSpec, Places, Stage, child_environment, plan
-from catenary.cli.up.run import check_places, modules_of, unknown
+from catenary.cli.up.run import check_places, modules_of
 from catenary.config import EMPTY_KEY
 from catenary.config import load as load_config
 from catenary.migration import VARIABLES, Status, load_moved
@@ -112,24 +112,3 @@ def test_engines_share_the_visible_modules(tmp_path: Path) -> None:
         modules_of(two, {"HLS_MODULE_ID": "4"})
     with pytest.raises(StartRefused, match="HABANA_VISIBLE_MODULES=4 has fewer cards than the 2 engines"):
         modules_of(two, {"HABANA_VISIBLE_MODULES": "4"})
-
-
-def test_unknown_variables_of_all_services_are_named() -> None:
-    assert unknown({"CATENARY_UP_MODEL": "m", "CATENARY_CACHE": "/c"}) == ()
-    environment = {
-        "CATENARY_ENGINE_MAX_NUM_SEQ": "8",
-        "CATENARY_GATEWAY_PORT": "1",
-        "CATENARY_ENGIN_MODEL": "m",
-    }
-    assert unknown(environment) == (
-        "CATENARY_ENGINE_MAX_NUM_SEQ is not a variable that anything reads "
-        "(did you mean CATENARY_ENGINE_MAX_NUM_SEQS?)",
-        "CATENARY_ENGIN_MODEL is not a variable that anything reads (did you mean CATENARY_ENGINE_MODEL?)",
-    )
-
-
-@pytest.mark.parametrize(
-    "command", ["BENCH", "BUCKETS", "CHAT", "DOCTOR", "DRAIN", "FLEET", "PLAN", "PROFILE", "TOP"]
-)
-def test_variables_of_other_commands_are_no_typing_errors(command: str) -> None:
-    assert unknown({f"CATENARY_{command}_LOG_LEVEL": "info"}) == ()

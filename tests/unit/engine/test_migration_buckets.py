@@ -59,7 +59,7 @@ def test_strategy_chooses_the_buckets(moved: Moved) -> None:
     assert plans["LIN"].prefill == plans["lin"].prefill
     assert not moved.warnings
     assert moved.refusal(VLLM_BUCKETING_STRATEGY="magic") == (
-        "VLLM_BUCKETING_STRATEGY 'magic': must be one of exp, lin, pad"
+        "VLLM_BUCKETING_STRATEGY 'magic': expected exp, lin or pad"
     )
 
 

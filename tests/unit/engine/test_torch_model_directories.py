@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,8 +22,10 @@ from services.engine.core.choosing import start
 from services.engine.core.errors import StartError
 from services.engine.core.options import CoreOptions
 from services.engine.core.startup import start_engine
-from services.engine.model import ModelError, prepare_model, read_config, read_facts
+from services.engine.model import ModelError, UnknownModelError, prepare_model, read_config, read_facts
+from services.engine.model.huggingface import reason_of
 from services.engine.model.prepare import main as prepare_main
+from services.engine.model.sources import resolve_source
 from tests.support.torch_engine import save_tiny_model, tiny_options
 
 
@@ -287,7 +290,9 @@ def test_a_name_that_leads_nowhere(
         prepare_model(model, cache_dir=tmp_path)
     assert text in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert prepare_main(["--model", model, "--cache-dir", str(tmp_path)]) == 1
+    # 2: the command line is wrong; 1: the hub, or the model.
+    code = 1 if model == "some-org/some-model" else 2
+    assert prepare_main(["--model", model, "--cache-dir", str(tmp_path)]) == code
     assert text in capsys.readouterr().err
 
 
@@ -368,6 +373,55 @@ def test_a_converter_that_hangs_is_ended_and_leaves_nothing(
     with pytest.raises(ModelError, match=message):
         prepare_model(str(file), cache_dir=tmp_path / "cache", convert_s=0.2)
     assert [path for path in (tmp_path / "cache" / "models").iterdir() if path.is_dir()] == []
+
+
+@pytest.mark.parametrize(
+    ("model", "meant"),
+    [
+        ("smollm", "smollm2"),
+        ("SmolLM2-135M-instruct", "smollm2"),
+        ("minLM", "minilm"),
+        ("./tinny", "tiny"),
+        ("tiny2.gguf", "tiny.gguf"),
+        ("./notes", None),
+        ("./far/away", None),
+    ],
+)
+def test_the_model_that_is_meant_is_named(
+    model: str, meant: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").touch()
+    (tmp_path / "tiny.gguf").touch()
+    # No model.
+    (tmp_path / "notes2").mkdir()
+    with pytest.raises(UnknownModelError) as caught:
+        resolve_source(model)
+    assert (f"(did you mean {meant}?)" in str(caught.value)) == (meant is not None)
+    assert ("did you mean" in str(caught.value)) == (meant is not None)
+
+
+def test_the_hubs_own_words_are_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.delenv("TRANSFORMERS_OFFLINE", raising=False)
+
+    def raised(text: str, cause: Exception | None) -> Exception:
+        error = OSError(text)
+        error.__cause__ = cause
+        return error
+
+    unreachable = raised("Got: ConnectError: [Errno -2] Name unknown", OSError(-2, "Name unknown"))
+    assert reason_of(unreachable) == "the hub cannot be reached (Name unknown)"
+    assert reason_of(raised("Got: slow", TimeoutError())) == "the hub did not answer in time"
+    for status, text in ((401, "the hub has no such model"), (503, "the hub answered 503")):
+        answered = RuntimeError("long words\nof the client")
+        answered.response = SimpleNamespace(status_code=status)  # type: ignore[attr-defined]
+        assert reason_of(raised("Got: Error", answered)).startswith(text)
+    gated = type("GatedRepoError", (Exception,), {})("403 Client Error: many words")
+    assert "HF_TOKEN" in reason_of(gated)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert "HF_HUB_OFFLINE" in reason_of(unreachable)
 
 
 def test_a_directory_is_used_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
