@@ -7,6 +7,7 @@ from typing import Final
 from catenary.schema import KV_TICKET_BYTES
 from catenary.v1 import common_pb2
 
+# Of the protocol, in characters: addresses and names of our own engines are shorter.
 _MAX_CONNECTOR: Final = 64
 _MAX_ADDRESS: Final = 512
 _MAX_HOST_ID: Final = 128

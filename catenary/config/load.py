@@ -26,6 +26,7 @@ from catenary.config.settings import (
 from catenary.config.wording import reason, shown
 from catenary.nearest import near
 
+# A file of options has a few kilobytes.
 MAX_YAML_BYTES = 1 << 20
 
 T = TypeVar("T", bound=ServiceConfig)

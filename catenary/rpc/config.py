@@ -17,6 +17,7 @@ from catenary.rpc.tls import TlsFiles
 
 CLIENT_SECRET_ENV = "CATENARY_CLIENT_SECRET"
 ENGINE_SECRET_ENV = "CATENARY_ENGINE_SECRET"
+# Characters: a secret travels in the metadata of each call, which gRPC limits to 8 KiB together.
 MAX_SECRET_LENGTH = 512
 
 _SECRET = re.compile(r"[\x21-\x7e]+")

@@ -10,6 +10,7 @@ from catenary.v1.common_pb2 import ErrorCode
 
 ERROR_TRAILER = "catenary-error-bin"
 INTERNAL_TEXT = "The service failed to answer because of an internal error."
+# Characters of an error's text: it travels in a trailer, which gRPC limits to 8 KiB.
 MAX_TEXT = 1000
 
 _STATUS: dict[ErrorCode.ValueType, grpc.StatusCode] = {

@@ -10,6 +10,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 LIVENESS = ""
+# Streams of grpc.health.v1 Watch: probes use Check, and only a few supervisors watch.
 MAX_WATCHERS = 64
 
 _Status = health_pb2.HealthCheckResponse

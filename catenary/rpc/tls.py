@@ -10,6 +10,7 @@ import grpc
 
 from catenary.config import ConfigError
 
+# A chain of certificates has a few kilobytes.
 MAX_PEM_BYTES = 1 << 20
 
 

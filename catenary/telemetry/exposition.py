@@ -8,6 +8,7 @@ from contextlib import suppress
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+# A scraper is one connection with a head of some hundred bytes: these keep others from holding memory.
 MAX_CONNECTIONS = 16
 REQUEST_BYTES = 8192
 REQUEST_SECONDS = 5.0

@@ -10,6 +10,7 @@ from typing import Final
 
 from services.engine.bucketing.bucket import Bucket
 
+# Beyond these a file is no list of buckets: thousands of graphs would take days to capture.
 MAX_FILE_BYTES: Final = 1 << 20
 _MAX_LINE: Final = 10_000
 _MAX_RANGE: Final = 10_000

@@ -11,6 +11,7 @@ from typing import Any
 from services.engine.model.errors import ModelError
 from services.engine.model.numbers import check_numbers, check_sizes
 
+# The format itself limits a header to 100 MB; no configuration or tokenizer is as large as the second.
 _MAX_HEADER_BYTES = 100 * 2**20
 _MAX_JSON_BYTES = 256 * 2**20
 _INDEX = "model.safetensors.index.json"

@@ -8,6 +8,7 @@ from http.client import HTTPMessage, HTTPResponse
 from typing import IO, Final
 from urllib.parse import urlsplit
 
+# Without one byte from the hub, not for the whole of a file: a slow line is no failure.
 _TIMEOUT_S: Final = 60.0
 
 

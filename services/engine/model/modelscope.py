@@ -24,6 +24,7 @@ from services.engine.model.http import Client, HttpStatus
 
 DEFAULT_DOMAIN: Final = "www.modelscope.cn"
 _REVISION: Final = "master"
+# A listing of more files than any model has is the answer of something else. Tries are for lost connections.
 _MAX_LISTING: Final = 16 << 20
 _MAX_FILES: Final = 10_000
 _CHUNK: Final = 1 << 20

@@ -11,6 +11,7 @@ from typing import Any
 
 from services.engine.model.errors import ModelError
 
+# Far beyond any model: numbers above these are damage, and memory would be asked for by them.
 _MOST_LAYERS = 10_000
 _MOST_PARTS = 1 << 16
 _MOST_WIDTH = 1 << 24

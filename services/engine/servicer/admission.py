@@ -13,6 +13,7 @@ from services.engine.servicer.documents import resolve_document
 from services.engine.servicer.inadmissible import Inadmissible
 from services.engine.servicer.sampling import SequenceLimits, check_ids, resolve_sampling
 
+# Of the protocol: both sides know it, and logs and metrics carry ids.
 MAX_REQUEST_ID = 256
 
 

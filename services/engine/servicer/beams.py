@@ -7,6 +7,7 @@ from services.engine.link import BeamOptions, CapacityFacts, FinishReason, Hypot
 from services.engine.servicer.inadmissible import Inadmissible
 from services.engine.servicer.sampling import SequenceLimits
 
+# Scores are divided by the length to this power: beyond it only the length would decide.
 _MAX_LENGTH_PENALTY = 10.0
 
 
@@ -51,7 +52,10 @@ def _check(spec: common_pb2.SequenceSpec, capacity: CapacityFacts, limits: Seque
         )
     # NaN is in no interval.
     if not -_MAX_LENGTH_PENALTY <= given.length_penalty <= _MAX_LENGTH_PENALTY:
-        raise Inadmissible("length_penalty must be between -10 and 10.", "length_penalty")
+        raise Inadmissible(
+            f"length_penalty must be between -{_MAX_LENGTH_PENALTY:g} and {_MAX_LENGTH_PENALTY:g}.",
+            "length_penalty",
+        )
     if spec.HasField("constraint"):
         raise Inadmissible("A beam search cannot have a constraint.", "constraint")
     if spec.HasField("prompt_len") and spec.prompt_len != len(spec.token_ids):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from catenary.schema import MINIMUM_PEER_REVISION, revision_mismatch
 from catenary.v1 import engine_pb2
 
+# The lease is the router's option (--lease-ms); a shorter one would run out in any pause of a process.
 _SHORTEST_LEASE_MS = 50
 
 

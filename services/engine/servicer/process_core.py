@@ -34,6 +34,8 @@ from services.engine.servicer.core_client import Core, CoreEvent, CoreRefusal, C
 
 log = get_logger(__name__)
 
+# Commands to the core, of a hundred bytes and a prompt each. What an operator limits is the sequences, whose
+# submissions and aborts are most of them: only a core that hangs lets so many wait.
 _MAX_QUEUED = 65_536
 _EXIT_GRACE_S = 1.0
 

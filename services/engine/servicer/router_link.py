@@ -21,6 +21,8 @@ from services.engine.servicer.mailbox import Mailbox
 
 log = get_logger(__name__)
 
+# Answers that wait for a router that does not read. Each is small, and beyond them no command of that router
+# is read, so that one that hangs costs an engine no memory. A router that works reads them at once.
 _MAX_ANSWERS = 1024
 _numbers = itertools.count(1)
 

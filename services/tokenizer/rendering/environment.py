@@ -19,6 +19,8 @@ from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+# Of single operations of a template, beside the limits of a whole rendering, which are options of the service
+# (task-timeout-s, worker-memory-mib, max-rendered-chars). No published template comes near them.
 _MAX_REPEATED = 1_000_000
 _MAX_BITS = 100_000
 _MAX_LIST = 100_000
@@ -56,7 +58,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 def _check_size(size: int, most: int) -> None:
     if size > most:
-        raise SecurityError("a product or power is too large")
+        raise SecurityError(f"a product or power is too large: of more than {most} items or bits")
 
 
 def sandbox() -> Sandbox:

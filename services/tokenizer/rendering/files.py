@@ -10,6 +10,7 @@ import msgspec
 
 from services.tokenizer.rendering.errors import ModelFilesError
 
+# Of files of the model's directory, which the operator chose: published tokenizers have tens of megabytes.
 MAX_FILE_BYTES = 512 * 1024 * 1024
 MAX_NAMED_TEMPLATES = 64
 MAX_RESPONSE_TEMPLATE = 65_536

@@ -18,6 +18,7 @@ from services.tokenizer.rendering.probes import Written, detect_style, written
 from services.tokenizer.rendering.simple import is_simple
 from services.tokenizer.rendering.variables import names_read, settable_variables
 
+# Characters of a template's own message, and of a name, in an error: a caller reads a line.
 MAX_TEMPLATE_MESSAGE = 500
 MAX_SHOWN_NAME = 64
 _REASONING = "reasoning"
