@@ -20,7 +20,9 @@ def home_directory() -> Path:
     try:
         return Path(pwd.getpwuid(os.getuid()).pw_dir)
     except KeyError:
-        raise NoHomeError(f"user {os.getuid()} has no home directory: set HOME or {CACHE_ENV}") from None
+        raise NoHomeError(
+            f"user {os.getuid()} has no home directory: set HOME, or write the path without ~"
+        ) from None
 
 
 def expanded(path: str | Path) -> Path:
@@ -36,7 +38,12 @@ def expanded(path: str | Path) -> Path:
 
 def cache_directory() -> Path:
     """Return `$CATENARY_CACHE`, else `~/.cache/catenary`. Raises NoHomeError."""
-    return expanded(os.environ.get(CACHE_ENV) or "~/.cache/catenary")
+    if given := os.environ.get(CACHE_ENV):
+        return expanded(given)
+    try:
+        return expanded("~/.cache/catenary")
+    except NoHomeError:
+        raise NoHomeError(f"user {os.getuid()} has no home directory: set HOME or {CACHE_ENV}") from None
 
 
 def forbids_code(directory: Path) -> bool:

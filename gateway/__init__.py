@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gateway.app import GatewayApp
+from gateway.auth import read_keys
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError, bad_request, from_wire, unavailable
 from gateway.metrics import GatewayMetrics
@@ -14,5 +15,6 @@ __all__ = [
     "GatewayMetrics",
     "bad_request",
     "from_wire",
+    "read_keys",
     "unavailable",
 ]

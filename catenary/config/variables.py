@@ -29,7 +29,7 @@ _NAMES: Final = {
         api_key base_url ca_file config insecure log_format log_level max_tokens model system temperature
     """,
     "CATENARY_DOCTOR_": """
-        bandwidth_mib bandwidth_s bandwidth_test command_s config format log_format log_level root
+        all bandwidth_mib bandwidth_s bandwidth_test command_s config format log_format log_level root
     """,
     "CATENARY_DRAIN_": """
         client_secret_file config deadline engine log_format log_level router tls_ca tls_cert tls_key

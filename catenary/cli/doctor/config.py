@@ -18,6 +18,7 @@ class DoctorConfig(ServiceConfig):
     format: Literal["table", "json"] = Field(
         "table", description="How to print the checks; --json is short for --format json."
     )
+    all: bool = Field(False, description="Show the checks that do not apply to this host, too.")
     root: Path = Field(
         Path("/"),
         description="Directory that holds the host's sys, proc, etc, opt and usr: for a container that has "

@@ -31,7 +31,7 @@ def run_doctor(argv: Sequence[str]) -> int:
     else:
         from rich.console import Console
 
-        show(results, Console())
+        show(results, Console(), hidden=not config.all)
     return 1 if any(result.status is Status.PROBLEM for result in results) else 0
 
 

@@ -27,10 +27,16 @@ def as_json(results: Sequence[Result]) -> str:
     return json.dumps({"checks": checks, "summary": _counts(results)}, indent=2)
 
 
-def show(results: Sequence[Result], console: Console) -> None:
-    """A line for each check, and one below with what to do."""
-    width = max(len(result.check) for result in results)
-    for result in results:
+def show(results: Sequence[Result], console: Console, *, hidden: bool = False) -> None:
+    """A line for each check, and one below with what to do. hidden: without those that do not apply, but for
+    the first, which says whether there are cards."""
+    shown = [
+        result
+        for number, result in enumerate(results)
+        if not hidden or number == 0 or result.status is not Status.NOT_APPLICABLE
+    ]
+    width = max(len(result.check) for result in shown)
+    for result in shown:
         word, style = _STYLES[result.status]
         line = Text(f"{word:<9}", style=style) + Text(f"{result.check:<{width}}  {result.found}")
         console.print(line, soft_wrap=True)
@@ -38,7 +44,9 @@ def show(results: Sequence[Result], console: Console) -> None:
             console.print(Text(f"{'':<9}{'':<{width}}  -> {result.advice}"), soft_wrap=True)
     counts = _counts(results)
     summary = ", ".join(counted(counts[noun], noun) for noun in ("problem", "warning"))
-    console.print(summary, highlight=False)
+    if left := len(results) - len(shown):
+        summary += f"; {counted(left, 'check')} not shown, which do not apply here (--all shows them)"
+    console.print(summary, highlight=False, soft_wrap=True)
 
 
 def _counts(results: Sequence[Result]) -> dict[str, int]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shlex
+import shutil
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -148,7 +151,7 @@ class Deployment:
         lines.append(f"logs: {self._log_dir}")
         lines.append(f"try it: {self._request()}")
         if any(model.generates for model in models):
-            lines.append(f"talk to it: catenary chat{self._chat_options()}")
+            lines.append(f"talk to it: {own_command()} chat{self._chat_options()}")
         lines.append(
             f"ready in {time.monotonic() - self._started:.1f} s: {self._urls[0]}/v1 is served; "
             "Ctrl-C stops it"
@@ -175,6 +178,15 @@ class Deployment:
         url = "" if self._urls[0] == DEFAULT_URL else f" --base-url {self._urls[0]}"
         key = " --api-key ..." if self._config.api_key or self._config.api_key_file else ""
         return url + (" --insecure" if self._config.ssl_certfile else "") + key
+
+
+def own_command() -> str:
+    """The words that start this program again from the same shell: `catenary` where PATH has it."""
+    mine = sys.argv[0]
+    if os.path.basename(mine) != "catenary":
+        return f"{shlex.quote(sys.executable)} -m catenary.cli.main"
+    found = shutil.which("catenary")
+    return "catenary" if found and os.path.samefile(found, mine) else shlex.quote(mine)
 
 
 def _example(models: Sequence[ReadyModel]) -> tuple[str, dict[str, object]]:

@@ -126,6 +126,11 @@ def check_places(config: UpConfig) -> tuple[int, ...]:
         file: Path | None = getattr(config, option)
         if file is not None and not file.is_file():
             raise ConfigError(f"--{option.replace('_', '-')}: {file} is not a file")
+    if config.api_key_file is not None:
+        # What the gateways would refuse once a model is prepared. It loads them.
+        from gateway import read_keys
+
+        read_keys((), config.api_key_file)
     if (config.ssl_certfile is None) != (config.ssl_keyfile is None):
         raise ConfigError("HTTPS needs both --ssl-certfile and --ssl-keyfile")
     if len(config.engine_roles) not in (0, config.engines):

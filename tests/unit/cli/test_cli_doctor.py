@@ -3,17 +3,20 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from catenary.cli.doctor.config import DoctorConfig
 from catenary.cli.doctor.hccl import BandwidthOptions, check_bandwidth
 from catenary.cli.doctor.hlsmi import parse_modules, parse_ports, parse_table
 from catenary.cli.doctor.host import command_runner
-from catenary.cli.doctor.result import Result, Status
+from catenary.cli.doctor.result import Result, Status, not_applicable, ok
 from catenary.cli.doctor.run import examine
+from catenary.cli.doctor.show import show
 from catenary.cli.doctor.survey import survey
 from catenary.cli.doctor.versions import minor
 from catenary.cli.main import main
@@ -324,3 +327,17 @@ def test_this_machine_gets_an_answer(capsys: pytest.CaptureFixture[str]) -> None
     assert "--root" in capsys.readouterr().err
     assert main(["doctor", "--json", "--bandwidth-test", "false"]) in (0, 1)
     assert json.loads(capsys.readouterr().out)["checks"]
+
+
+def test_checks_that_do_not_apply_are_shown_on_request() -> None:
+    results = [not_applicable("cards", "none"), ok("memory", "24 GiB"), not_applicable("driver", "no card")]
+    texts = []
+    for hidden in (True, False):
+        shown = StringIO()
+        show(results, Console(file=shown, width=200), hidden=hidden)
+        texts.append(shown.getvalue())
+    assert [len(text.splitlines()) for text in texts] == [3, 4]
+    assert "cards" in texts[0]
+    assert "driver" not in texts[0]
+    assert "1 check not shown" in texts[0]
+    assert "--all" in texts[0]

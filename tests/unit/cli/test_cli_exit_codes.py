@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from catenary.cli.main import main
+from catenary.cli.up.deployment import own_command
 
 # A port on which nothing listens.
 _NOBODY = "127.0.0.1:1"
@@ -96,6 +97,29 @@ def test_a_wrong_command_line_ends_with_2(line: str, capsys: pytest.CaptureFixtu
 )
 def test_what_is_right_and_fails_ends_with_1(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert code_of(line.split()) == 1
+
+
+def test_a_file_of_keys_without_one_is_told_before_anything_is_prepared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "keys").write_text("# none yet\n")
+    assert code_of(["up", "--port", "0", "--router-port", "0", "--api-key-file", str(tmp_path / "keys")]) == 2
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err.count("holds no key")) == ("", 1)
+
+
+@pytest.mark.parametrize(
+    ("program", "on_path", "words"),
+    [("catenary", True, "catenary"), ("catenary", False, "{program}"), ("main.py", False, "{python} -m ")],
+)
+def test_the_command_that_is_printed_is_one_that_runs(
+    program: str, on_path: bool, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / program
+    file.touch(0o755)
+    monkeypatch.setattr(sys, "argv", [str(file)])
+    monkeypatch.setenv("PATH", str(tmp_path) if on_path else "")
+    assert own_command().startswith(words.format(program=file, python=sys.executable))
 
 
 def test_a_wrong_option_is_told_before_heavy_modules_load() -> None:
