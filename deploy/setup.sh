@@ -38,13 +38,18 @@ trap 'rm -f "$log"' EXIT
 
 # Says every few seconds how far pip is: of its downloads it shows nothing to a file, and little to a terminal.
 follow() { # follow TOTAL: pip's output on standard input
-  local total=$1 seen=0 told=$SECONDS doing=fetched line status
+  local total=$1 seen=0 told=$SECONDS doing=fetching line status
   while true; do
     if IFS= read -r -t 5 line; then
       echo "$line" >>"$log"
       case $line in
-        Collecting*) seen=$((seen + 1)) ;;
-        "Installing collected"*) doing="fetched, unpacking them" told=0 ;;
+        Collecting*)
+          seen=$((seen + 1))
+          # Of one step pip may name more packages than it was asked for, or fewer: those that are there.
+          if [ "$seen" -gt "$total" ]; then doing="fetching, $seen packages so far"; fi
+          if [ "$seen" -le "$total" ] && [ "$total" -gt 1 ]; then doing="fetching, package $seen of at most $total"; fi
+          ;;
+        "Installing collected"*) doing="unpacking what was fetched" told=0 ;;
       esac
     else
       status=$?
@@ -53,7 +58,7 @@ follow() { # follow TOTAL: pip's output on standard input
     fi
     if [ $((SECONDS - told)) -ge 10 ]; then
       told=$SECONDS
-      echo "setup:   $seen of at most $total $doing, after $SECONDS s"
+      echo "setup:   $doing, after $SECONDS s"
     fi
   done
 }

@@ -123,3 +123,13 @@ def test_no_temporary_directory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("tempfile.gettempdir", none)
     with pytest.raises(StartRefused, match="no temporary directory can be written: set TMPDIR"):
         check_temporary_directory()
+
+
+def test_what_is_to_be_set_is_what_the_path_came_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOME", "CATENARY_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 4_000_000)
+    with pytest.raises(NoHomeError, match=r"set HOME or CATENARY_CACHE$"):
+        cache_directory()
+    with pytest.raises(NoHomeError, match=r"set HOME, or write the path without ~$"):
+        expanded("~/state")
