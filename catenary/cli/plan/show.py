@@ -22,6 +22,10 @@ _MIB = 2**20
 _NO_WRAP: Final = 100_000
 
 
+# The options that say what is planned.
+_SUBJECT: Final = ("model", "device", "tensor_parallel_size")
+
+
 def as_table(found: Planned, *, width: int | None) -> str:
     """Tables and lines for people. Lines are broken at `width` columns; None breaks none."""
     # Not at the top: --json and --help need no tables.
@@ -37,6 +41,8 @@ def as_table(found: Planned, *, width: int | None) -> str:
     say(_headline(found))
     if missing:
         say(f"Catenary cannot serve this yet ({', '.join(missing)}): figures and lines for vLLM only.")
+    if taken := _defaults(found):
+        say(f"By default: {taken}.")
     for option, variable in found.origins.items():
         say(f"{flag_name(option)} {getattr(found.config, option)}: from {variable}")
     for table in _tables(found):
@@ -55,6 +61,14 @@ def as_table(found: Planned, *, width: int | None) -> str:
             say(f"\nwarning ({trap.name}): {trap.text}")
     # Rich pads the cells of tables to the end of their columns.
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines()).rstrip()
+
+
+def _defaults(found: Planned) -> str:
+    """The options that say what is planned, and that were not given, with the values that stand for them."""
+    given = found.config.model_fields_set
+    return ", ".join(
+        f"{flag_name(name)} {getattr(found.config, name)}" for name in _SUBJECT if name not in given
+    )
 
 
 def _headline(found: Planned) -> str:

@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from catenary.cli.main import main
+from catenary.cli.plan import PlanConfig
 from tests.support.llama_config import LLAMA
 
 LOGGED = (
@@ -375,3 +376,11 @@ def test_no_torch_and_no_numpy_is_needed(model: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["model"] == "llama-8b"
+
+
+def test_the_defaults_that_were_taken_are_said(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--model", str(model)]) == 0
+    device = PlanConfig.model_fields["device"].default
+    assert f"By default: --device {device}, --tensor-parallel-size 1." in capsys.readouterr().out
+    assert main(["plan", "--model", str(model), "--device", "gaudi3", "--tensor-parallel-size", "1"]) == 0
+    assert "By default" not in capsys.readouterr().out
