@@ -1,8 +1,7 @@
-"""Check which package imports which, from the source alone.
+"""Check the structure of the source: the laws of the house (laws.py), the faces of packages, lines of C++.
 
-Services share only `catenary`, which imports none of them (its command line and `catenary.llm` may). The pure
-cores import neither torch nor grpc. Who is outside of a package takes what its `__init__` hands out. Files
-stay short, and lines of C++, which no formatter here looks at.
+A module outside of a package with a face (`__all__` in its `__init__`) imports only names of the face. Lines
+of C++, which no formatter here looks at, stay within the width of those of Python.
 """
 
 from __future__ import annotations
@@ -12,24 +11,14 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import laws
+from import_graph import ImportGraph
+
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("catenary", "gateway", "services")
-SERVICES = ("gateway", "services.router", "services.tokenizer", "services.engine")
-PURE = (
-    "services/router/fleet",
-    "services/router/placement",
-    "services/router/admission",
-    "services/engine/scheduler",
-    "services/engine/kv",
-    "services/engine/bucketing",
-    "services/engine/tracing",
-)
 # The face of the first is for applications: services take its modules. That of the second is for those that
 # have no torch: what needs torch is taken from its modules.
 FACELESS = ("catenary", "services.engine.model")
-MAX_LINES = 600
 MAX_COLUMNS = 110
-SOURCES = (".py", ".cpp", ".h")
 
 
 def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -41,29 +30,10 @@ def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.module
 
 
-def inside(name: str, package: str) -> bool:
-    return name == package or name.startswith(package + ".")
-
-
-def forbidden(path: str, name: str) -> str | None:
-    """Return why the file may not import `name`, or None."""
-    module = path.removesuffix(".py").replace("/", ".")
-    owner = next((service for service in SERVICES if inside(module, service)), "catenary")
-    other = next((service for service in SERVICES if inside(name, service)), None)
-    if other is not None and other != owner:
-        if owner != "catenary":
-            return f"{owner} imports another service"
-        if not path.startswith(("catenary/cli/", "catenary/llm/")):
-            return "catenary imports a service"
-    if name.split(".")[0] in ("torch", "grpc", "transformers") and path.startswith(PURE):
-        return "a pure core imports a framework"
-    return None
-
-
 def faces() -> dict[str, list[str]]:
     """What packages say in `__all__` that is taken from them."""
     found: dict[str, list[str]] = {}
-    for file in (file for package in PACKAGES for file in (ROOT / package).rglob("__init__.py")):
+    for file in (file for package in laws.PACKAGES for file in (ROOT / package).rglob("__init__.py")):
         name = file.parent.relative_to(ROOT).as_posix().replace("/", ".")
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
@@ -77,38 +47,29 @@ def behind(path: str, name: str, known: Mapping[str, list[str]]) -> str | None:
     if last in known.get(package, [last]) or name in known:
         return None
     module = path.removesuffix(".py").replace("/", ".")
-    return None if inside(module, package) else f"reaches behind the face of {package}"
+    return None if laws.inside(module, package) else f"reaches behind the face of {package}"
 
 
 def main() -> list[str]:
     problems: list[str] = []
     known = faces()
-    for package in PACKAGES:
-        for file in sorted((ROOT / package).rglob("*.py")):
-            path = file.relative_to(ROOT).as_posix()
-            if path.startswith("catenary/v1/"):
-                continue
-            for line, name in imports(ast.parse(file.read_text(encoding="utf-8"))):
-                reason = forbidden(path, name) or behind(path, name, known)
-                if reason is not None:
-                    problems.append(f"{path}:{line}: {reason}: {name}")
-    return problems + list(sizes())
+    graph = ImportGraph(ROOT, laws.PACKAGES)
+    for module in graph.modules.values():
+        for line, name in imports(module.tree):
+            reason = behind(module.path, name, known)
+            if reason is not None:
+                problems.append(f"{module.path}:{line}: {reason}: {name}")
+    return [*problems, *wide_lines(), *laws.problems(graph=graph)]
 
 
-def sizes() -> Iterator[str]:
-    """Yield what of the sources is too long."""
-    for package in (*PACKAGES, "benchmarks", "tests"):
-        for file in sorted((ROOT / package).rglob("*")):
-            path = file.relative_to(ROOT).as_posix()
-            if file.suffix not in SOURCES or path.startswith("catenary/v1/"):
-                continue
-            lines = file.read_text(encoding="utf-8").splitlines()
-            if len(lines) > MAX_LINES:
-                yield f"{path}: longer than {MAX_LINES} lines"
-            if file.suffix != ".py":
-                for number, line in enumerate(lines, 1):
-                    if len(line) > MAX_COLUMNS:
-                        yield f"{path}:{number}: longer than {MAX_COLUMNS} columns"
+def wide_lines() -> Iterator[str]:
+    """Yield the lines of C++ that are too wide."""
+    for file in sorted(file for package in laws.PACKAGES for file in (ROOT / package).rglob("*")):
+        if file.suffix in (".cpp", ".h"):
+            for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+                if len(line) > MAX_COLUMNS:
+                    path = file.relative_to(ROOT).as_posix()
+                    yield f"{path}:{number}: longer than {MAX_COLUMNS} columns"
 
 
 if __name__ == "__main__":

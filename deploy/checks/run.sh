@@ -42,7 +42,7 @@ part "wire compatible with the last release" wire_compatible
 part "lock files match pyproject.toml" "$bin/python" deploy/checks/locks.py
 part "generated pages of docs/ are current" "$bin/python" docs/generate.py --check
 part "services import without torch" "$bin/python" deploy/checks/imports.py
-part "dependencies point one way" "$bin/python" deploy/checks/layers.py
+part "laws of the house" "$bin/python" deploy/checks/layers.py
 if [ ${#failed[@]} -gt 0 ]; then
   printf 'make check: failed: %s\n' "${failed[@]}"
   exit 1
