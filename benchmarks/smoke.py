@@ -3,6 +3,9 @@
 Run: `make bench-smoke`, or `python -m benchmarks.smoke`; `--record` writes the file anew. It takes two
 minutes at the most and fails only if nothing could be measured: figures of a machine that does other things
 beside are no proof of anything, and those of another kind of machine are named as such.
+
+`--against REV` measures this tree and a revision in turn on this machine (see benchmarks/against.py), and
+fails if a figure has become worse.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks import against
 from benchmarks.peers import (
     DEFAULT_DIRECTORY,
     FIRST_TOKEN,
@@ -45,9 +49,16 @@ def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.smoke", description=__doc__)
     parser.add_argument("--record", action="store_true", help=f"write what is measured to {RECORDED.name}")
+    parser.add_argument("--against", metavar="REV", help="measure this tree and a revision in turn")
+    parser.add_argument("--repeats", type=int, default=5, help="of --against")
+    parser.add_argument(
+        "--part", action="append", choices=against.PARTS, help="of --against, can be repeated; default: all"
+    )
     options = parser.parse_args()
     found = machine()
     try:
+        if options.against is not None:
+            return against.run(options.against, options.repeats, options.part or against.PARTS, _tell)
         figures = _measure()
     except (PeerError, ModelError) as error:
         print(f"error: {error}", file=sys.stderr)

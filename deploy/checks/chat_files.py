@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 import urllib.error
 import urllib.request
 from collections import defaultdict
@@ -32,8 +33,6 @@ from import_graph import is_generated
 
 HOOK = Path(__file__).with_name("entered")
 PACKAGES = ("catenary/", "catenary_apps/", "services/", "gateway/")
-# Modules of the command line, the one that a tree has.
-COMMANDS = ("catenary_apps.cli.main", "catenary_apps.main", "catenary.cli.main")
 # Processes by a word of their command lines; the first that fits.
 PROCESSES = {
     "services.engine.core": "core",
@@ -135,12 +134,9 @@ def compared(before: ChatFiles, after: ChatFiles) -> list[str]:
 
 
 def command_of(root: Path) -> str:
-    """Return the module of the command line that a tree has. Raises RuntimeError."""
-    for module in COMMANDS:
-        path = root / module.replace(".", "/")
-        if path.with_suffix(".py").exists():
-            return module
-    raise RuntimeError(f"{root} has none of {', '.join(COMMANDS)}")
+    """Return the module behind a tree's entry point `catenary`."""
+    scripts = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
+    return str(scripts["catenary"]).partition(":")[0]
 
 
 @contextmanager

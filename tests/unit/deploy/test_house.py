@@ -137,12 +137,6 @@ def test_files_of_all_processes_are_joined_without_stubs_and_others(tree: Tree, 
     assert counted.figures() == {"chat": 2, "lines of these": 3, "core": 1, "gateway": 1}
 
 
-@pytest.mark.parametrize("module", ["catenary_apps/cli/main.py", "catenary/cli/main.py"])
-def test_the_command_line_of_a_tree_is_found(chat_files: Any, tree: Tree, module: str) -> None:
-    expected = module.removesuffix(".py").replace("/", ".")
-    assert chat_files.command_of(tree({module: ""})) == expected
-
-
-def test_a_tree_without_a_command_line_is_refused(chat_files: Any, tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="has none of"):
-        chat_files.command_of(tmp_path)
+def test_the_command_line_of_a_tree_is_its_entry_point(chat_files: Any, tree: Tree) -> None:
+    root = tree({"pyproject.toml": '[project.scripts]\ncatenary = "catenary_apps.cli.main:main"\n'})
+    assert chat_files.command_of(root) == "catenary_apps.cli.main"
