@@ -83,6 +83,14 @@ protos: setup ## Generate the Python stubs of protos/
 docs: setup ## Generate the pages of docs/ that come from options, tables and tests
 	$(BIN)/python docs/generate.py
 
+.PHONY: house
+house: setup ## Count the source: files, lines, circles (ARGS="--against REV", ARGS=chat)
+	@$(BIN)/python deploy/checks/house.py $(ARGS)
+
+.PHONY: surface
+surface: setup ## Store what users see anew, after a change of it (tests/data/surface)
+	$(BIN)/python -m tests.support.surface
+
 .PHONY: lock
 lock: setup ## Resolve the lock files of requirements/ anew (needs a package index)
 	requirements/lock.sh

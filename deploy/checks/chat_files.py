@@ -43,7 +43,7 @@ PROCESSES = {
     "gateway": "gateway",
     " up": "supervisor",
 }
-WARM_UPS, WINDOWS = 4, 5
+WARM_UPS, WINDOWS, IDLE_WINDOWS = 4, 8, 3
 START_S = 240.0
 AIM = 90
 
@@ -56,11 +56,14 @@ class ChatFiles:
     files: list[str]
     lines: int
     sometimes: list[str]
+    idle: int
+    """How many of `files` are entered within a second without any chat too."""
 
     def figures(self) -> dict[str, int]:
         """Numbers by name."""
         counts = {name: len(files) for name, files in self.by_process.items()}
-        return {"chat": len(self.files), "lines of these": self.lines, **counts}
+        total = {"chat": len(self.files), "lines of these": self.lines, "of these, while idle too": self.idle}
+        return total | counts
 
 
 def count(root: Path) -> ChatFiles:
@@ -82,6 +85,10 @@ def count(root: Path) -> ChatFiles:
                 _write(window, number)
                 _chat(url, model)
                 _write(window, 0)
+            for number in range(WINDOWS + 1, WINDOWS + IDLE_WINDOWS + 1):
+                _write(window, number)
+                time.sleep(1.0)
+                _write(window, 0)
             named = names()
         return gathered(root, read_windows(directory, named), WINDOWS)
 
@@ -98,18 +105,21 @@ def read_windows(directory: Path, names: Mapping[int, str]) -> dict[str, dict[st
 
 
 def gathered(root: Path, entered: Mapping[str, Mapping[str, set[int]]], windows: int) -> ChatFiles:
-    """Count own files that were entered in every window by one process."""
+    """Count own files that one process entered in every window of a chat; later windows had none."""
     by_process: dict[str, list[str]] = {}
     ever: set[str] = set()
+    idle: set[str] = set()
     for process, paths in sorted(entered.items()):
         own = {
             path: seen for path, seen in paths.items() if path.startswith(PACKAGES) and not is_generated(path)
         }
         ever |= own.keys()
-        by_process[process] = sorted(path for path, seen in own.items() if len(seen) == windows)
+        chats = set(range(1, windows + 1))
+        by_process[process] = sorted(path for path, seen in own.items() if chats <= seen)
+        idle |= {path for path, seen in own.items() if seen - chats}
     files = sorted({path for paths in by_process.values() for path in paths})
     lines = sum(len((root / path).read_text(encoding="utf-8").splitlines()) for path in files)
-    return ChatFiles(by_process, files, lines, sorted(ever.difference(files)))
+    return ChatFiles(by_process, files, lines, sorted(ever.difference(files)), len(idle.intersection(files)))
 
 
 def described(counted: ChatFiles) -> list[str]:

@@ -1,6 +1,6 @@
 """What users see of Catenary, as JSON that names no module of ours: moves inside do not change it.
 
-    python -m tests.support.surface   # writes tests/data/surface/*.json anew
+    make surface   # writes tests/data/surface/*.json anew
 
 A change of one of these files is a change for users: it needs a fragment in changelog.d/. Texts (descriptions
 of OpenAPI, help, messages) are not part of it.
@@ -242,7 +242,7 @@ def difference(name: str, found: Any) -> str:
     told = (
         f"tests/data/surface/{name}.json differs: a change for users, which a fragment in changelog.d/ tells"
     )
-    return "\n".join([told, "(python -m tests.support.surface writes the files anew)", *lines])
+    return "\n".join([told, "(make surface writes the files anew)", *lines])
 
 
 def seen_alike(before: Any, after: Any) -> Any:

@@ -134,7 +134,15 @@ def test_files_of_all_processes_are_joined_without_stubs_and_others(tree: Tree, 
         "core": {"services/b.py": both, "gateway/a.py": {1}},
     }
     counted = chat_files.gathered(root, entered, 2)
-    assert counted.figures() == {"chat": 2, "lines of these": 3, "core": 1, "gateway": 1}
+    expected = {"chat": 2, "lines of these": 3, "of these, while idle too": 0, "core": 1, "gateway": 1}
+    assert counted.figures() == expected
+
+
+def test_files_that_are_entered_without_a_chat_are_told(tree: Tree, chat_files: Any) -> None:
+    root = tree({"gateway/a.py": "", "gateway/b.py": "", "gateway/timer.py": ""})
+    entered = {"gateway": {"gateway/a.py": {1, 2}, "gateway/b.py": {1, 2, 3}, "gateway/timer.py": {3}}}
+    counted = chat_files.gathered(root, entered, 2)
+    assert (counted.files, counted.idle) == (["gateway/a.py", "gateway/b.py"], 1)
 
 
 def test_the_command_line_of_a_tree_is_its_entry_point(chat_files: Any, tree: Tree) -> None:
