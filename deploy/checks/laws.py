@@ -301,9 +301,10 @@ def followed(listed: Mapping[tuple[str, str], str], renamed: Mapping[str, str]) 
     return {(law, renamed.get(path, path)): reason for (law, path), reason in listed.items()}
 
 
-def _renamed_since(revision: str) -> dict[str, str]:
+def renamed_since(revision: str, root: Path = ROOT) -> dict[str, str]:
+    """Return the new names, by the old ones, of tracked files that were renamed since a revision."""
     command = ("git", "diff", "--find-renames=40%", "--name-status", "--diff-filter=R", "-z", revision)
-    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    told = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
     fields = told.split("\0")[:-1]
     return dict(zip(fields[1::3], fields[2::3], strict=True))
 
@@ -321,7 +322,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
         law, path, reason = options.add
         write_list({**listed, (law, path): reason})
     elif options.follow:
-        write_list(followed(listed, _renamed_since(options.follow)))
+        write_list(followed(listed, renamed_since(options.follow)))
     elif options.prune:
         found = {violation.key for violation in find_violations()}
         write_list({key: reason for key, reason in listed.items() if key in found})

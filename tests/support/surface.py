@@ -26,6 +26,8 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, ForwardRef
 
+from google.protobuf import descriptor_pb2, descriptor_pool
+
 from catenary.config import env_name, flag_name
 from catenary.config.describe import default_text, placeholder
 from catenary.config.settings import is_boolean
@@ -134,6 +136,47 @@ def bucket_files() -> dict[str, Any]:
     return {"written": format_buckets(buckets, ["a comment"]).splitlines(), "read": read}
 
 
+def protos() -> dict[str, Any]:
+    """Fields of every message by number, values of enums, methods of services."""
+    found: dict[str, Any] = {}
+    for file in sorted((ROOT / "protos").rglob("*.proto")):
+        path = file.relative_to(ROOT / "protos").as_posix()
+        importlib.import_module(path.removesuffix(".proto").replace("/", ".") + "_pb2")
+        descriptor = descriptor_pb2.FileDescriptorProto()
+        descriptor_pool.Default().FindFileByName(path).CopyToProto(descriptor)
+        for message in descriptor.message_type:
+            found |= _message(message, f"{descriptor.package}.")
+        found |= {f"enum {descriptor.package}.{one.name}": _values(one) for one in descriptor.enum_type}
+        for service in descriptor.service:
+            found[f"service {descriptor.package}.{service.name}"] = {
+                one.name: f"({_stream(one.client_streaming)}{one.input_type})"
+                f" -> {_stream(one.server_streaming)}{one.output_type}"
+                for one in service.method
+            }
+    return found
+
+
+def _message(message: descriptor_pb2.DescriptorProto, inside: str) -> dict[str, Any]:
+    name = inside + message.name
+    found: dict[str, Any] = {name: {}}
+    for field in message.field:
+        kind = field.type_name or descriptor_pb2.FieldDescriptorProto.Type.Name(field.type)
+        label = descriptor_pb2.FieldDescriptorProto.Label.Name(field.label).removeprefix("LABEL_").lower()
+        choice = f" in {message.oneof_decl[field.oneof_index].name}" if field.HasField("oneof_index") else ""
+        found[name][str(field.number)] = f"{label} {kind} {field.name}{choice}"
+    for inner in message.nested_type:
+        found |= _message(inner, f"{name}.")
+    return found | {f"enum {name}.{one.name}": _values(one) for one in message.enum_type}
+
+
+def _values(kind: descriptor_pb2.EnumDescriptorProto) -> dict[str, int]:
+    return {value.name: value.number for value in kind.value}
+
+
+def _stream(streaming: bool) -> str:
+    return "stream " if streaming else ""
+
+
 async def running(directory: Path) -> dict[str, dict[str, Any]]:
     """Surfaces that a running stack shows: OpenAPI, metrics, the state's tables, exit codes of services."""
     model = chat_model(directory / "model")
@@ -220,6 +263,7 @@ def in_process() -> dict[str, Callable[[], dict[str, Any]]]:
         "commands": commands,
         "faces": faces,
         "bucket_files": bucket_files,
+        "protos": protos,
     }
 
 

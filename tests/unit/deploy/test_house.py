@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -148,3 +149,17 @@ def test_files_that_are_entered_without_a_chat_are_told(tree: Tree, chat_files: 
 def test_the_command_line_of_a_tree_is_its_entry_point(chat_files: Any, tree: Tree) -> None:
     root = tree({"pyproject.toml": '[project.scripts]\ncatenary = "catenary_apps.cli.main:main"\n'})
     assert chat_files.command_of(root) == "catenary_apps.cli.main"
+
+
+def test_counts_are_printed_as_a_table_and_as_json(
+    house: Any, laws: Any, tree: Tree, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        laws, "ROOT", tree({"gateway/a.py": "import gateway.b", "gateway/b.py": "import gateway.a"})
+    )
+    assert house.main([]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[1].split()[:2] == ["files", "3"]
+    assert "circle of 2: gateway.a, gateway.b" in told
+    assert house.main(["--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["all_circles"] == [["gateway.a", "gateway.b"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -256,3 +257,33 @@ def test_the_list_follows_files_that_moved(laws: Any) -> None:
         ("small", "new.py"): "so",
         ("long", "kept.py"): "why",
     }
+
+
+def test_renames_are_those_that_git_sees(laws: Any, tree: Tree) -> None:
+    text = "".join(f"line {number}\n" for number in range(20))
+    root = tree({"old/a.py": text, "kept.py": "x = 1"})
+    git = ("git", "-c", "user.name=a", "-c", "user.email=a@b")
+    for command in (("init", "-q"), ("add", "."), ("commit", "-qm", "one")):
+        subprocess.run((*git, *command), cwd=root, check=True)
+    (root / "new").mkdir()
+    subprocess.run((*git, "mv", "old/a.py", "new/b c.py"), cwd=root, check=True)
+    (root / "new/b c.py").write_text(text + "one more\n")
+    assert laws.renamed_since("HEAD", root) == {"old/a.py": "new/b c.py"}
+
+
+def test_the_list_is_pruned_and_added_to(
+    laws: Any, tree: Tree, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tree({"gateway/p/small.py": "", "gateway/p/big.py": "import gateway.p.small"})
+    listed = root / "violations.toml"
+    laws.write_list({("small", "gateway/gone.py"): "why"}, listed)
+    monkeypatch.setattr(laws.find_violations, "__defaults__", (root, None))
+    monkeypatch.setattr(laws.problems, "__defaults__", (root, listed, None))
+    monkeypatch.setattr(laws.read_list, "__defaults__", (listed,))
+    monkeypatch.setattr(laws.write_list, "__defaults__", (listed,))
+    assert laws.main(["--prune"]) == 1
+    assert capsys.readouterr().out.startswith("gateway/p/small.py: small: 0 lines")
+    assert laws.read_list(listed) == {}
+    assert laws.main(["--add", "small", "gateway/p/small.py", "it is a table"]) == 0
+    assert laws.read_list(listed) == {("small", "gateway/p/small.py"): "it is a table"}
+    assert capsys.readouterr().out == ""
