@@ -94,12 +94,22 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How many times as good a figure is as before, over the repeats."""
+    """How many times as good a figure is as before, over the repeats.
+
+    A difference of two times can be measured as nothing or less, which has no ratio: such a repeat is left
+    out, and if it is half of them, the figure counts as not measured.
+    """
 
     name: str
     before: float
     after: float
     ratios: tuple[float, ...]
+    repeats: int
+
+    @property
+    def measured(self) -> bool:
+        """Whether more than half of the repeats have a ratio."""
+        return 2 * len(self.ratios) > self.repeats
 
     @property
     def median(self) -> float:
@@ -108,11 +118,13 @@ class Ratio:
 
     @property
     def holds(self) -> bool:
-        """Whether nothing shows that this has become worse."""
-        return self.median >= LEAST or min(self.ratios) <= 1 <= max(self.ratios)
+        """Whether it was measured, and nothing shows that it has become worse."""
+        return self.measured and (self.median >= LEAST or min(self.ratios) <= 1 <= max(self.ratios))
 
     def cells(self) -> list[str]:
         """A row of the table."""
+        if not self.measured:
+            return [self.name, f"{self.before:.4g}", f"{self.after:.4g}", "-", "-", "NOT MEASURED"]
         spread = f"{min(self.ratios):.3f} to {max(self.ratios):.3f}"
         told = "holds" if self.holds else "WORSE"
         return [self.name, f"{self.before:.4g}", f"{self.after:.4g}", f"{self.median:.3f}", spread, told]
@@ -225,15 +237,14 @@ def hops_of(told: str) -> dict[str, float]:
 
 
 def ratios_of(before: Mapping[str, Sequence[float]], after: Mapping[str, Sequence[float]]) -> list[Ratio]:
-    """Compare figures that both have, repeat by repeat; those of more than 0 alone have a ratio."""
+    """Compare figures that both trees have, repeat by repeat."""
     ratios: list[Ratio] = []
-    for name, then in before.items():
-        pairs = [(old, new) for old, new in zip(then, after.get(name, ()), strict=False) if old > 0 < new]
-        if pairs:
-            more_is_better = name.endswith("tokens/s")
-            each = tuple(new / old if more_is_better else old / new for old, new in pairs)
-            old, new = (statistics.median(values) for values in zip(*pairs, strict=True))
-            ratios.append(Ratio(name, old, new, each))
+    for name in (name for name in before if name in after):
+        pairs = list(zip(before[name], after[name], strict=True))
+        more_is_better = name.endswith("tokens/s")
+        each = tuple(new / old if more_is_better else old / new for old, new in pairs if old > 0 and new > 0)
+        old, new = statistics.median(before[name]), statistics.median(after[name])
+        ratios.append(Ratio(name, old, new, each, len(pairs)))
     return ratios
 
 

@@ -49,20 +49,24 @@ def make_tree(root: Path, entry: str = "catenary_apps.cli.main:main") -> Tree:
 def test_a_ratio_holds_by_its_median_or_if_its_spread_includes_1(
     ratios: tuple[float, ...], holds: bool
 ) -> None:
-    assert Ratio("start, s", 1, 1, ratios).holds is holds
+    assert Ratio("start, s", 1, 1, ratios, len(ratios)).holds is holds
 
 
 def test_ratios_are_of_the_same_repeat_and_more_is_better() -> None:
     before = {"8 streams, tokens/s": [100.0, 50.0, 80.0], "start, s": [10.0, 20.0, 8.0], "gone": [1.0]}
     after = {"8 streams, tokens/s": [110.0, 60.0, 40.0], "start, s": [5.0, 20.0, 16.0], "new": [1.0]}
     rate, start = ratios_of(before, after)
-    assert rate == Ratio("8 streams, tokens/s", 80.0, 60.0, (1.1, 1.2, 0.5))
-    assert start == Ratio("start, s", 10.0, 16.0, (2.0, 1.0, 0.5))
+    assert rate == Ratio("8 streams, tokens/s", 80.0, 60.0, (1.1, 1.2, 0.5), 3)
+    assert start == Ratio("start, s", 10.0, 16.0, (2.0, 1.0, 0.5), 3)
     assert rate.cells() == ["8 streams, tokens/s", "80", "60", "1.100", "0.500 to 1.200", "holds"]
 
 
-def test_a_figure_that_is_nothing_has_no_ratio() -> None:
-    assert ratios_of({"added": [0.0, -1.0]}, {"added": [1.0, 1.0]}) == []
+def test_a_figure_that_is_nothing_in_half_of_the_repeats_was_not_measured() -> None:
+    (found,) = ratios_of({"added, ms": [0.0, 2.0]}, {"added, ms": [1.0, 1.0]})
+    assert (found.ratios, found.measured, found.holds) == ((2.0,), False, False)
+    assert found.cells() == ["added, ms", "1", "1", "-", "-", "NOT MEASURED"]
+    (found,) = ratios_of({"added, ms": [-1.0, 2.0, 3.0]}, {"added, ms": [1.0, 1.0, 1.0]})
+    assert (found.ratios, found.measured, found.holds) == ((2.0, 3.0), True, True)
 
 
 def test_hops_are_read_as_the_benchmark_prints_them() -> None:
