@@ -65,7 +65,7 @@ def options() -> dict[str, Any]:
             flag_name(name): {
                 "variable": env_name(cls, name),
                 "key": name,
-                "value": "true|false" if is_boolean(field) else placeholder(field),
+                "value": ("true|false" if is_boolean(field) else placeholder(field)).split("|"),
                 "default": default_text(name, field),
             }
             for name, field in cls.model_fields.items()
@@ -116,9 +116,9 @@ def faces() -> dict[str, Any]:
     return found
 
 
-def _unpacked(cls: type[Any], members: Mapping[str, str]) -> dict[str, Any]:
+def _unpacked(cls: type[Any], members: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of the typed dictionaries that a class's methods take as keywords."""
-    names = set(re.findall(r"Unpack\[(\w+)\]", " ".join(members.values())))
+    names = set(re.findall(r"Unpack\[(\w+)\]", str(members)))
     scope = vars(sys.modules[cls.__module__])
     return {name: {key: str(kind) for key, kind in _fields(scope[name])} for name in sorted(names)}
 
@@ -330,15 +330,27 @@ def _renamed(text: str, plain: Mapping[str, str]) -> str:
     return _OURS.sub(r"\1", text)
 
 
-def _signature(value: Any) -> str:
-    try:
-        text = str(inspect.signature(value))
-    except ValueError:
-        return "(...)"
-    return _ADDRESS.sub(r"<\1>", _OURS.sub(r"\1", text))
+def _signature(value: Any) -> list[str]:
+    """Parameters, one a line, and what is returned; a method's self is left out."""
+    signature = inspect.signature(value)
+    marks = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    lines: list[str] = []
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and not {"*"} & {line[:1] for line in lines}:
+            lines.append("*")
+        if name != "self":
+            told = f"{marks.get(parameter.kind, '')}{name}: {_annotation(parameter.annotation)}"
+            empty = parameter.default is inspect.Parameter.empty
+            lines.append(told if empty else f"{told} = {parameter.default!r}")
+    lines.append(f"-> {_annotation(signature.return_annotation)}")
+    return [_ADDRESS.sub(r"<\1>", _OURS.sub(r"\1", line)) for line in lines]
 
 
-def _members(cls: type[Any]) -> Iterator[tuple[str, str]]:
+def _annotation(annotation: Any) -> str:
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+
+
+def _members(cls: type[Any]) -> Iterator[tuple[str, Any]]:
     for name, value in inspect.getmembers_static(cls):
         if name.startswith("_") and name not in ("__enter__", "__aenter__", "__await__"):
             continue
@@ -348,8 +360,8 @@ def _members(cls: type[Any]) -> Iterator[tuple[str, str]]:
         if isinstance(value, property):
             yield name, "property"
         elif inspect.isroutine(inner):
-            kind = "async " if inspect.iscoroutinefunction(inner) or inspect.isasyncgenfunction(inner) else ""
-            yield name, kind + _signature(inner)
+            coroutine = inspect.iscoroutinefunction(inner) or inspect.isasyncgenfunction(inner)
+            yield name, [*(["async"] if coroutine else []), *_signature(inner)]
         else:
             yield name, "attribute"
 

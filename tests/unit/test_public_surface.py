@@ -62,10 +62,10 @@ def test_schemas_of_one_name_are_told_apart_without_their_modules() -> None:
 def test_signatures_name_neither_modules_nor_addresses() -> None:
     sentinel = object()
 
-    def function(a: catenary.rpc.TlsFiles = sentinel, b: int = 3) -> gateway.schemas.Chat: ...  # type: ignore[name-defined, assignment, empty-body]  # noqa: F821
+    def function(a: catenary.rpc.TlsFiles = sentinel, *, b: int = 3) -> gateway.schemas.Chat: ...  # type: ignore[name-defined, assignment, empty-body]  # noqa: F821
 
     assert inspect.isfunction(function)
-    assert surface._signature(function) == "(a: 'TlsFiles' = <object>, b: 'int' = 3) -> 'Chat'"
+    assert surface._signature(function) == ["a: TlsFiles = <object>", "*", "b: int = 3", "-> Chat"]
 
 
 def test_families_of_a_metrics_page() -> None:
