@@ -32,10 +32,15 @@ wire_compatible() {
   "$bin/buf" breaking --against ".git#tag=$tag"
 }
 
+checks_typed() {
+  (cd deploy/checks && "$bin/mypy" --strict --explicit-package-bases .)
+}
+
 part "ruff check" "$bin/ruff" check .
 part "ruff format" "$bin/ruff" format --check .
 part "mypy --strict" "$bin/mypy"
 part "mypy --strict of benchmarks/" "$bin/mypy" --explicit-package-bases benchmarks
+part "mypy --strict of deploy/checks/" checks_typed
 part "buf lint" "$bin/buf" lint
 part "stubs match protos" stubs_current
 part "wire compatible with the last release" wire_compatible

@@ -123,11 +123,11 @@ class Wheel:
                     if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
                 )
             for _, value in ast.iter_fields(node):
-                if isinstance(value, list) and value and isinstance(value[0], ast.stmt | ast.excepthandler):
+                if isinstance(value, list) and value and isinstance(value[0], ast.stmt | ast.ExceptHandler):
                     inner = [
                         each
                         for part in value
-                        for each in (part.body if isinstance(part, ast.excepthandler) else [part])
+                        for each in (part.body if isinstance(part, ast.ExceptHandler) else [part])
                     ]
                     yield from self._bound(inner, module, package)
 
@@ -145,7 +145,7 @@ class Wheel:
 def _expressions(node: ast.stmt) -> Iterator[ast.AST]:
     """All of a statement but the statements inside of it."""
     for child in ast.iter_child_nodes(node):
-        if not isinstance(child, ast.stmt | ast.excepthandler):
+        if not isinstance(child, ast.stmt | ast.ExceptHandler):
             yield from ast.walk(child)
 
 
