@@ -57,7 +57,7 @@ def options() -> dict[str, Any]:
     """Options of every command and process: flag, variable, YAML key, value and default."""
     sys.path.insert(0, str(ROOT / "docs"))
     try:
-        classes: Mapping[str, Any] = importlib.import_module("generate").CLASSES
+        classes: Mapping[str, Any] = importlib.import_module("generate").PROGRAMS
     finally:
         sys.path.remove(str(ROOT / "docs"))
     return {
