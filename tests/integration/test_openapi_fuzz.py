@@ -180,8 +180,8 @@ def fuzz(fuzzed: Fuzzed, operation: Any, examples: int) -> None:
     def completed(case: Case[Any], choose: Random) -> None:
         # What is really there, or said well, leads further than what is made up.
         for name, value in (case.path_parameters or {}).items():
-            # With an empty one the URL is another route's: /v1/models/ lists the models.
-            if not value or choose.random() < 0.5:
+            # With an empty one, or dots that a client removes, the URL is that of /v1/models/, the list.
+            if not str(value).strip("./") or choose.random() < 0.5:
                 case.path_parameters[name] = fuzzed.ids[name]
         if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):
             case.body["model"] = MODEL
