@@ -33,6 +33,7 @@ from tempfile import TemporaryDirectory
 import msgspec
 import uvloop
 
+import catenary.grpc_environment  # noqa: F401
 from benchmarks.overhead import CpuMeter, PlayedRouter, SseConnection, Times
 from benchmarks.overhead.sse_client import request_of
 from tests.support.e2e_stack import ProcessStack, StackPlan
@@ -74,7 +75,7 @@ class Bench:
         capacity = {"max_running": 2 * options.streams, "total_blocks": 65_536, "max_batched_tokens": 65_536}
         played = directory / "script.json"
         played.write_bytes(msgspec.json.encode(script(step_delay_ms=options.step_ms, capacity=capacity)))
-        flags = ("--scripted", str(played))
+        flags = ("--script", str(played))
         reports = ("--report-interval-ms", "500", "--lease-ms", "10000")
         model = write_tiny_model(directory / "model")
         self.stack = ProcessStack(
@@ -83,7 +84,7 @@ class Bench:
         self.router = PlayedRouter(f"unix:{directory}/played.sock", MODEL)
         self._direct = ServiceProcess(
             "engine-direct",
-            "services.engine",
+            "catenary_testing.engine",
             (
                 *("--listen", f"unix:{directory}/direct.sock", "--router", self.router.target),
                 *("--served-model-name", MODEL, *self.stack.secrets.flags, *flags),

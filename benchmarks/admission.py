@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 
+import catenary.grpc_environment  # noqa: F401
 from catenary.resume import PoisonedRequests
 from catenary.telemetry import configure_logging
 from catenary.v1 import common_pb2, engine_pb2

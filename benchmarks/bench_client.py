@@ -1,7 +1,7 @@
 """What a streamed chunk costs `catenary bench serve` itself: CPU time of the client, one token a chunk.
 
 Run: `python -m benchmarks.bench_client`. An origin in another process writes ready-made chunks of a chat to
-all streams at a fixed pace, each by a write of its own; the client is `catenary.bench`, as the command has.
+all streams at a fixed pace, each by a write of its own; the client is the command's, `catenary_apps.load`.
 It keeps up if the chunks a second are those that the origin sends.
 """
 
@@ -17,7 +17,7 @@ from typing import cast
 import msgspec
 import uvloop
 
-from catenary.bench import Conversation, Endpoint, LoadPlan, Target, Turn, run
+from catenary_apps.load import Conversation, Endpoint, LoadPlan, Target, Turn, run
 
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 _MODELS = b'{"object":"list","data":[{"id":"m"}]}'

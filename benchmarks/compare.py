@@ -36,8 +36,8 @@ from benchmarks.peers import (
     ratios,
     save_plot,
 )
-from catenary.cli.output import check_file
 from catenary.runtime import StartRefused
+from catenary_apps.cli.output import check_file
 from services.engine.model.errors import ModelError
 
 _BUSY = 0.3

@@ -13,6 +13,7 @@ import random
 import statistics
 from collections.abc import Sequence
 
+import catenary.grpc_environment  # noqa: F401
 from benchmarks.fleet import TRAFFIC, FleetPlan, FleetRun
 from services.router.placement import POLICIES
 

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from services.engine.transfer import (
+from catenary.transfer import (
     BUILTIN,
     Fetch,
     Offered,

@@ -21,6 +21,7 @@ from typing import Any
 import grpc
 import uvloop
 
+import catenary.grpc_environment  # noqa: F401
 from benchmarks.overhead import CpuMeter
 
 PAYLOAD = bytes(300)

@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 
+import catenary.grpc_environment  # noqa: F401
 from catenary.v1 import common_pb2, engine_pb2
 from services.router.fleet import Engine, Fleet
 from services.router.index import KvIndex

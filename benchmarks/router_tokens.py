@@ -23,6 +23,7 @@ import grpc
 import psutil
 import uvloop
 
+import catenary.grpc_environment  # noqa: F401
 from catenary.rpc import open_channel
 from catenary.schema import MINIMUM_PEER_REVISION, SCHEMA_REVISION
 from catenary.v1 import common_pb2, engine_pb2, router_pb2

@@ -178,8 +178,8 @@ def _subject(options: argparse.Namespace, directory: Path, ports: Sequence[int],
     if options.scripted:
         script = directory / "script.json"
         script.write_text(json.dumps(SCRIPT), encoding="utf-8")
-        environment["CATENARY_ENGINE_SCRIPTED"] = str(script)
-    command = [sys.executable, "-m", "catenary.cli.main", "up", "--model", f"soak={options.model}"]
+        environment["CATENARY_ENGINE_SCRIPT"] = str(script)
+    command = [sys.executable, "-m", "catenary_apps.cli.main", "up", "--model", f"soak={options.model}"]
     command += ["--max-model-len", "2048", "--port", str(ports[0]), "--router-port", str(ports[1])]
     command += ["--tokenizer-port", "0", "--drain-s", "5"]
     command += ["--state-dir", str(directory / "state"), "--log-dir", str(directory / "logs")]

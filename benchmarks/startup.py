@@ -23,6 +23,7 @@ import grpc
 import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+import catenary.grpc_environment  # noqa: F401
 from catenary.rpc import open_channel
 from tests.support.http import call
 from tests.support.secrets import TestSecrets
@@ -129,7 +130,7 @@ async def whole(model: str) -> None:
     address = f"http://127.0.0.1:{port}"
     began = time.perf_counter()
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "catenary.cli.main", "up", "--model", model, "--port", str(port)),
+        *(sys.executable, "-m", "catenary_apps.cli.main", "up", "--model", model, "--port", str(port)),
         *("--router-port", "0", "--tokenizer-port", "0"),
         stdout=asyncio.subprocess.PIPE,
     )

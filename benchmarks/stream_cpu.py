@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import uvloop
 
+import catenary.grpc_environment  # noqa: F401
 from benchmarks.overhead import CpuMeter, SseConnection
 from benchmarks.overhead.played_core import Played
 from benchmarks.overhead.played_engine import PLAYED

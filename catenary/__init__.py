@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib
-import os
+import importlib.util
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from catenary.version import __version__
 
 if TYPE_CHECKING:
     from catenary.client import AsyncClient, Client
-    from catenary.llm import (
+    from catenary_apps.llm import (
         LLM,
         BeamSearchParams,
         GuidedDecodingParams,
@@ -26,29 +29,17 @@ if sys.version_info < (3, 11):  # noqa: UP036
         "gaudi-docker/1.24.0/ubuntu24.04/habanalabs/pytorch-installer-2.10.0".format(*sys.version_info[:2])
     )
 
-# What gRPC's C-core reads when grpc is imported is set by the package that everyone imports before. It writes
-# each GOAWAY of an ordered shutdown to stderr, past the logs. And it prepares for forks: processes are only
-# spawned here, so there is nothing for its handlers to do but to write a line at each.
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-# Its event engine reads sockets in threads of its own, which hand each message on to the one that waits for
-# it. Without it that one reads by itself, and a message takes about a seventh less time. Whoever sets the
-# variable, if to nothing, has the engine.
-_NO_EVENT_ENGINE = "-event_engine_client,-event_engine_listener"
-os.environ.setdefault("GRPC_EXPERIMENTS", _NO_EVENT_ENGINE)
-
-__version__ = "0.1.0"
-
-# Imported when they are asked for: the services, which import this package too, have no use for them.
+# Imported when they are asked for: the services, which import this package too, have no use for them, and
+# catenary_apps stands above this package.
 _EXPORTS = {
     "AsyncClient": "catenary.client",
     "Client": "catenary.client",
-    "BeamSearchParams": "catenary.llm",
-    "GuidedDecodingParams": "catenary.llm",
-    "LLM": "catenary.llm",
-    "PoolingParams": "catenary.llm",
-    "SamplingParams": "catenary.llm",
-    "StructuredOutputsParams": "catenary.llm",
+    "BeamSearchParams": "catenary_apps.llm",
+    "GuidedDecodingParams": "catenary_apps.llm",
+    "LLM": "catenary_apps.llm",
+    "PoolingParams": "catenary_apps.llm",
+    "SamplingParams": "catenary_apps.llm",
+    "StructuredOutputsParams": "catenary_apps.llm",
 }
 
 __all__ = [
@@ -68,4 +59,20 @@ def __getattr__(name: str) -> Any:
     module = _EXPORTS.get(name)
     if module is None:
         raise AttributeError(f"module 'catenary' has no attribute {name!r}")
+    if module.startswith("catenary_apps"):
+        _check_own_packages(name)
     return getattr(importlib.import_module(module), name)
+
+
+def _check_own_packages(name: str) -> None:
+    """Raise ImportError if a package of the caller's stands before one of ours that `name` needs."""
+    here = Path(__file__).resolve().parents[1]
+    for package in ("catenary_apps", "services", "gateway"):
+        found = importlib.util.find_spec(package)
+        places = {Path(place).resolve() for place in (found and found.submodule_search_locations) or ()}
+        if found is not None and here / package not in places:
+            other = next(iter(places), found.origin)
+            raise ImportError(
+                f"catenary.{name} needs Catenary's package {package!r}, and {other} has the same name and is "
+                "found first: rename it, or start the program from another directory"
+            )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 
+import catenary.grpc_environment  # noqa: F401
 from catenary.config import load, unknown_variables
 from catenary.runtime import mark_started, run
 from catenary.telemetry import configure_logging, configure_tracing, get_logger

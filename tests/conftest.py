@@ -17,6 +17,7 @@ import hypothesis
 import pytest
 import structlog
 
+import catenary.grpc_environment  # noqa: F401
 from tests.support.fake_router import FakeRouter
 from tests.support.secrets import TestSecrets
 from tests.support.waiting import QUIET_THREAD

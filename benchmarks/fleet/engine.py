@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from catenary.blockhash import DIGEST_BYTES
 from catenary.v1 import engine_pb2
+from catenary_testing.engine import Script, ScriptedMachine
 from services.engine.link import (
     CoreStep,
     FinishReason,
@@ -15,7 +16,6 @@ from services.engine.link import (
     SamplingOptions,
     SubmitSequence,
 )
-from services.engine.scripted import Script, ScriptedMachine
 from services.router.fleet import Engine
 from services.router.index import KvFeed, KvIndex
 

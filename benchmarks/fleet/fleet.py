@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from benchmarks.fleet.engine import News, SimulatedEngine
 from benchmarks.fleet.traffic import VOCABULARY, Arrival, Turn
 from catenary.v1 import common_pb2, engine_pb2
-from services.engine.scripted import Script, ScriptedCapacity, ScriptedLatency, ScriptedModel
+from catenary_testing.engine import Script, ScriptedCapacity, ScriptedLatency, ScriptedModel
 from services.router.admission import Ledger, LoadGuard, Refused
 from services.router.fleet import Engine, Fleet
 from services.router.index import KvIndex

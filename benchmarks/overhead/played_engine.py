@@ -9,6 +9,7 @@ import asyncio
 import os
 import sys
 
+import catenary.grpc_environment  # noqa: F401
 from catenary.config import load
 from catenary.runtime import mark_started, run
 from services.engine.app import EngineApp

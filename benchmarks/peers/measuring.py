@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.peers.environments import PeerError
 from benchmarks.peers.server import Server
-from catenary.bench import (
+from catenary_apps.load import (
     BenchError,
     Conversation,
     LoadPlan,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from benchmarks.peers.environments import PeerError
 from benchmarks.peers.measuring import FIRST_TOKEN, Sample
 from benchmarks.peers.report import Cell, cell
-from catenary.cli.output import INSTALL_BENCH, check_file, write_png
 from catenary.runtime import StartRefused
+from catenary_apps.cli.output import INSTALL_BENCH, check_file, write_png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

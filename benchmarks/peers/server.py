@@ -16,7 +16,7 @@ import psutil
 
 from benchmarks.peers.environments import PeerError
 from benchmarks.peers.subjects import Subject, clean_environment
-from catenary.cli.up.child import wrapped
+from catenary_apps.up.child import wrapped
 
 _POLL_S = 0.1
 _END_S = 30.0

@@ -80,7 +80,7 @@ def _catenary(name: str, model: Model, place: Place, quantization: str, kernels:
     }
     if quantization:
         environment["CATENARY_ENGINE_QUANTIZATION"] = quantization
-    command = [sys.executable, "-m", "catenary.cli.main", "up", "--model", str(model.directory)]
+    command = [sys.executable, "-m", "catenary_apps.cli.main", "up", "--model", str(model.directory)]
     command += ["--served-model-name", model.name, "--dtype", "bfloat16", "--max-model-len", str(MAX_TOKENS)]
     command += ["--port", str(place.port), "--router-port", "0", "--tokenizer-port", "0", "--drain-s", "1"]
     return Subject(name, quantization or "bf16", command, environment, model.name, _GREEDY, sleeps=False)

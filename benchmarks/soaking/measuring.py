@@ -19,7 +19,7 @@ from tests.support.http import call
 # Gauges that say how much there is, not how much is in use.
 _STANDING = ("catenary_serving_engines", "catenary_router_connected")
 _MODULE = re.compile(r" -m (?:services\.)?([a-z.]+)")
-_UP = "catenary.cli.main"
+_UP = "catenary_apps.cli.main"
 
 
 class Meter:

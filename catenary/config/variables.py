@@ -56,7 +56,7 @@ _NAMES: Final = {
         max_model_len max_num_batched_tokens max_num_seqs max_prefill_batch max_stop_token_ids max_waiting
         metrics_host metrics_port model model_backend numa_binding orphan_timeout_s priority_ageing_steps
         profile_max_events profile_steps publish_kv quantization recipe_cache recipe_cache_clear
-        recipe_cache_mib record_lengths regional_compilation remembered_handles role router scripted
+        recipe_cache_mib record_lengths regional_compilation remembered_handles role router script
         served_model_name stall_limit_s task tls_ca tls_cert tls_key tls_require_client_cert trace_steps
         warmup weights_load_device
     """,

@@ -17,7 +17,7 @@ PROCESSES = {
     "router": ("services.router",),
     "tokenizer": ("services.tokenizer",),
     "engine servicer": ("services.engine.servicer", "services.engine.link", "services.engine.config"),
-    "scripted engine": ("services.engine.scripted", "services.engine.__main__"),
+    "scripted engine": ("catenary_testing.engine", "services.engine.__main__"),
     "pure cores": ("services.engine.kv", "services.engine.scheduler", "services.engine.bucketing"),
     "clients": ("catenary",),
 }

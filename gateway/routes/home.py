@@ -7,7 +7,7 @@ from html import escape
 
 from starlette.responses import HTMLResponse, Response
 
-from catenary import __version__
+from catenary.version import __version__
 from gateway.openapi import Routes, operation
 from gateway.text import ModelBoard
 

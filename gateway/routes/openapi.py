@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from catenary import __version__
+from catenary.version import __version__
 from gateway.openapi import Routes, document, operation
 
 

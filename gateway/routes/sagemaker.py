@@ -8,8 +8,8 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from catenary import __version__
 from catenary.v1 import common_pb2
+from catenary.version import __version__
 from gateway.errors import ErrorEnvelope, bad_request
 from gateway.generation import Endpoint, GenerationService
 from gateway.http import Deferred, Version, json_response

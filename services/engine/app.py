@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from prometheus_client import REGISTRY
 
-import catenary
 from catenary.backoff import Backoff
-from catenary.config import ConfigError
+from catenary.config import unknown_variables
+from catenary.devices import described
 from catenary.rpc import (
     CLIENT_SECRET_ENV,
     ENGINE_SECRET_ENV,
@@ -23,14 +24,14 @@ from catenary.rpc import (
     open_channel,
     parse_address,
 )
-from catenary.runtime import StartRefused, mark_started
+from catenary.runtime import StartRefused, mark_started, run
 from catenary.schema import MINIMUM_PEER_REVISION, SCHEMA_REVISION
-from catenary.telemetry import get_logger, new_id
+from catenary.telemetry import configure_logging, configure_tracing, get_logger, new_id
 from catenary.v1 import engine_pb2, engine_pb2_grpc
+from catenary.version import __version__
 from services.engine.config import EngineConfig
 from services.engine.idle_options import idle_options
 from services.engine.model import ModelError, resolve_source
-from services.engine.scripted import Faults, Script, ScriptedCore, ScriptError, load_script
 from services.engine.servicer import (
     Core,
     CoreFactory,
@@ -50,7 +51,9 @@ from services.engine.servicer import (
     spawn_process,
 )
 
-log = get_logger(__name__)
+log = get_logger("services.engine")
+
+Config = TypeVar("Config", bound=EngineConfig)
 
 _SERVICE = "catenary.v1.EngineService"
 _ACCESS = {f"/{_SERVICE}/": frozenset({Role.CLIENT})}
@@ -58,20 +61,38 @@ _GOODBYE_S = 3.0
 _WATCH_S = 1.0
 
 
-class EngineApp:
-    """One engine. `faults` is the scripted engine's switch board, None for a real one.
+@dataclass(frozen=True, slots=True)
+class CoreDouble:
+    """A core that stands in for the configured model and device in tests.
 
-    Made inside the running loop. Raises StartRefused (ConfigError for a bad script) with one line.
+    `name` is the served model's name unless the options give one; `device` and `schema_revision` are what the
+    engine tells its routers.
+    """
+
+    name: str
+    device: str
+    factory: CoreFactory
+    schema_revision: int = SCHEMA_REVISION
+
+
+class EngineApp:
+    """One engine: its status service, its core, and its links to the routers.
+
+    `core_factory` runs the configured model in another way than in a process of its own; a `double` runs
+    another model altogether. Made inside the running loop. Raises StartRefused with one line.
     """
 
     def __init__(
-        self, config: EngineConfig, *, script: Script | None = None, core_factory: CoreFactory | None = None
+        self,
+        config: EngineConfig,
+        *,
+        core_factory: CoreFactory | None = None,
+        double: CoreDouble | None = None,
     ) -> None:
-        script = script or _script_of(config)
         self._config = config
-        self._name = _served_model_name(config, scripted=script is not None)
+        self._double = double
+        self._name = _served_model_name(config, double)
         self.instance_id = new_id("engine-")
-        self.faults = Faults.from_script(script.faults) if script else None
         self._server = RpcServer.from_config(config, _ACCESS)
         self.hub = EngineHub(
             stall_limit_s=config.stall_limit_s,
@@ -90,15 +111,15 @@ class EngineApp:
         )
         self.drain_order = DrainOrder(config.drain_s)
         self._supervisor = CoreSupervisor(
-            core_factory or self._cores(script),
+            core_factory or (double.factory if double else self._process_cores()),
             self.hub,
             Backoff(config.core_restart_backoff_s, config.core_restart_backoff_max_s),
             served_model_name=self._name,
-            idle_options=lambda task: () if script is not None else idle_options(config, task),
+            idle_options=lambda task: () if double is not None else idle_options(config, task),
         )
         self._links = RouterLinks(
             config.router,
-            lambda address, name, elsewhere: self._link(address, name, elsewhere, script),
+            self._link,
             self.hub,
         )
         self._collector = EngineCollector(self.hub)
@@ -109,6 +130,11 @@ class EngineApp:
     def address(self) -> str:
         """The first address of the status service, with its real port."""
         return self.addresses[0]
+
+    @property
+    def drain_s(self) -> float:
+        """The seconds that an engine has to finish what it runs, unless a router's order says otherwise."""
+        return self._config.drain_s
 
     async def start(self) -> None:
         """Answer for the status, then bring the core up and attach in the background. Raises StartRefused."""
@@ -162,13 +188,8 @@ class EngineApp:
     def _on_state(self, state: engine_pb2.EngineState.ValueType) -> None:
         self._server.health.set(_SERVICE, state == engine_pb2.ENGINE_STATE_SERVING)
 
-    def _cores(self, script: Script | None) -> CoreFactory:
-        config, faults = self._config, self.faults
-        if script is not None and faults is not None:
-            faults.drop_streams = lambda: self.hub.routers.close("the script dropped the stream")
-            return lambda restart: ScriptedCore(
-                script, faults, restart=restart, profile_max_events=config.profile_max_events
-            )
+    def _process_cores(self) -> CoreFactory:
+        config = self._config
         named = config.model_copy(update={"served_model_name": self._name})
         secrets = (CLIENT_SECRET_ENV, ENGINE_SECRET_ENV)
         env = {name: value for name, value in os.environ.items() if name not in secrets}
@@ -185,20 +206,17 @@ class EngineApp:
 
         return process_core
 
-    def _link(
-        self, address: str, name: str, attached_elsewhere: Callable[[str], bool], script: Script | None
-    ) -> RouterLink:
-        config = self._config
+    def _link(self, address: str, name: str, attached_elsewhere: Callable[[str], bool]) -> RouterLink:
+        config, double = self._config, self._double
         parsed = parse_address(name)
         # A certificate is for the name, whatever it stands for.
         server_name = parsed.host if isinstance(parsed, TcpAddress) and address != name else None
-        claimed = script.faults.schema_revision if script else None
-        revision = SCHEMA_REVISION if claimed is None else claimed
+        revision = double.schema_revision if double else SCHEMA_REVISION
         identity = Identity(
             instance_id=self.instance_id,
             engine_name=config.engine_name or socket.gethostname(),
-            version=catenary.__version__,
-            device="scripted" if script else config.device,
+            version=__version__,
+            device=double.device if double else config.device,
             served_model_name=self._name,
             role=engine_pb2.EngineRole.Value(f"ENGINE_ROLE_{config.role.upper()}"),
             publish_kv=config.publish_kv,
@@ -238,9 +256,19 @@ class EngineApp:
         )
 
 
-async def serve(config: EngineConfig, stop: asyncio.Event) -> int:
+def run_engine(config: Config, warnings: Iterable[str], make_app: Callable[[Config], EngineApp]) -> None:
+    """Serve with `make_app(config)`, which is called inside the loop, until a signal comes."""
+    configure_logging(level=config.log_level, fmt=config.log_format, service="engine")
+    configure_tracing("engine")
+    for line in (*warnings, *unknown_variables(os.environ, ["CATENARY_ENGINE_"])):
+        log.warning(line)
+    if chosen := described(config.device):
+        log.info(chosen)
+    run(lambda stop: serve(make_app(config), stop))
+
+
+async def serve(app: EngineApp, stop: asyncio.Event) -> int:
     """Run an engine until `stop` is set; the process's exit code. Raises StartRefused."""
-    app = EngineApp(config)
     await app.start()
     mark_started()
     order = app.drain_order
@@ -250,7 +278,7 @@ async def serve(config: EngineConfig, stop: asyncio.Event) -> int:
             await first_of(app.drain(stop), app.finished())
     finally:
         # A signal leaves its own time at the most, whatever a router allowed.
-        await app.stop(min(order.left_s, config.drain_s))
+        await app.stop(min(order.left_s, app.drain_s))
     return 0
 
 
@@ -266,20 +294,11 @@ async def first_of(*waits: Coroutine[Any, Any, object]) -> None:
             task.cancel()
 
 
-def _script_of(config: EngineConfig) -> Script | None:
-    if config.scripted is None:
-        return None
-    try:
-        return load_script(config.scripted)
-    except ScriptError as exc:
-        raise ConfigError(f"--scripted: {exc}") from None
-
-
-def _served_model_name(config: EngineConfig, *, scripted: bool) -> str:
+def _served_model_name(config: EngineConfig, double: CoreDouble | None) -> str:
     if config.served_model_name:
         return config.served_model_name
-    if scripted:
-        return "scripted"
+    if double is not None:
+        return double.name
     try:
         return resolve_source(config.model).name
     except ModelError as exc:

@@ -35,7 +35,6 @@ class EngineConfig(
         "max_num_seqs": "Scheduling",
         "trace_steps": "Traces and profiles",
         "compile": "Graphs and warm-up",
-        "scripted": "Tests",
     }
 
     listen: tuple[str, ...] = Field(
@@ -241,11 +240,6 @@ class EngineConfig(
         ge=1,
         description="Prefills with more tokens, context included, run without a graph. Absent: "
         "max_num_batched_tokens.",
-    )
-
-    scripted: str | None = Field(
-        None,
-        description="Replay a script instead of running a model: a YAML or JSON file, or the word default.",
     )
 
     def tls(self) -> TlsFiles | None:

@@ -29,7 +29,7 @@ class TransferOptions(BaseModel):
         max_length=256,
         description="How a prefill engine gives KV away: shm (engines of one host), tcp, tls (tcp under "
         "tls_cert, tls_key and tls_ca, which both sides show and check), or MODULE:CLASS of a "
-        "services.engine.transfer.Connector. A decode engine fetches by shm, tcp, tls if it has these files, "
+        "catenary.transfer.Connector. A decode engine fetches by shm, tcp, tls if it has these files, "
         "and the one named here.",
     )
     kv_transfer_listen: str = Field(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import catenary.grpc_environment  # noqa: F401
 from catenary.config import load
 from catenary.runtime import run
 from services.tokenizer.app import serve

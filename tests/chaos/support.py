@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer
 
-from services.engine.scripted import Match, Rule, Script, ScriptedCapacity, ScriptedModel, Then
+from catenary_testing.engine import Match, Rule, Script, ScriptedCapacity, ScriptedModel, Then
 from tests.support.e2e_stack import ProcessStack
 from tests.support.gateway import NOT_PLAIN
 from tests.support.specs import expected_tokens
@@ -58,7 +58,7 @@ def scripted_flags(directory: Path, **fields: Any) -> tuple[str, ...]:
     """Flags of engines that follow this script, with other `fields`, from a file in a directory."""
     path = directory / "script.json"
     path.write_bytes(msgspec.json.encode(msgspec.structs.replace(chaos_script(), **fields)))
-    return "--scripted", str(path)
+    return "--script", str(path)
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from typing import Any
 import openai
 import pytest
 
-from services.engine.scripted import Rule
+from catenary_testing.engine import Rule
 from tests.compat.answers import choices_of, joined
 from tests.support.gateway import Stack, running_stack, saying, script, tokenizer_process
 from tests.support.tiny_tokenizer import ADDED_TOKENS, tokenizer_json

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from services.engine.scripted import Script
+from catenary_testing.engine import Script
 from tests.support.chat_answers import told
 from tests.support.gateway import Stack, running_stack, saying, script, tokenizer_process
 from tests.support.http import Answer

@@ -95,7 +95,7 @@ def processes() -> Iterator[ProcessStack]:
         path = directory / "script.json"
         path.write_bytes(msgspec.json.encode(script(step_delay_ms=10)))
         model = write_tiny_model(directory / "model")
-        return StackPlan(model, MODEL, engine_flags=("--scripted", str(path)))
+        return StackPlan(model, MODEL, engine_flags=("--script", str(path)))
 
     with running_stack(plan) as stack:
         yield stack

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from catenary.cli.main import main
+from catenary_apps.cli.main import main
 
 ENGINE = {"dtype": "float32", "kv-cache-gib": "0.25", "max-model-len": "256", "max-num-seqs": "4"}
 SMALL = {"num-prompts": "6", "input-len": "uniform:8:24", "output-len": "ratio:8:0.5", "progress": "false"}

@@ -15,7 +15,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from catenary.cli.up.deployment import EXAMPLE_QUESTION
+from catenary_apps.up.deployment import EXAMPLE_QUESTION
 from services.engine.memory import read_shape
 from services.engine.model import prepare_model, read_config, read_facts, resolve_source
 from services.engine.model.gguf_header import read_gguf_config

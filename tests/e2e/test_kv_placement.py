@@ -11,7 +11,7 @@ import pytest
 
 from catenary.rpc import open_channel
 from catenary.v1 import router_pb2, router_pb2_grpc
-from services.engine.scripted import Script, ScriptedCapacity, ScriptedModel
+from catenary_testing.engine import Script, ScriptedCapacity, ScriptedModel
 from tests.support.e2e_stack import ProcessStack, until
 from tests.support.engines import ScriptedEngine
 from tests.support.http import call

@@ -12,7 +12,7 @@ import pytest
 from catenary import LLM, SamplingParams
 
 if TYPE_CHECKING:
-    from catenary.llm import RequestOutput
+    from catenary_apps.llm import RequestOutput
     from tests.support.reference import Reference
 
 PROMPTS = ["The capital of France is", "Once upon a time", "2 + 2 =", "Water boils at"]

@@ -46,7 +46,7 @@ def started() -> Iterator[list[Up]]:
 def test_gaudi_start(tmp_path: Path, template: Path, started: list[Up]) -> None:
     extra = f"--chat-template {template} --served-model-name demo --device cpu --trust-remote-code"
     words = ("-w", "smollm2", "-x", "1000", "-b", "4", "-s", "-c", str(tmp_path / "recipes"), "-e", extra)
-    environment = {"CATENARY_ENGINE_SCRIPTED": "default", "VLLM_USE_V1": "0", "CATENARY_ENGINE_MODLE": "x"}
+    environment = {"CATENARY_ENGINE_SCRIPT": "default", "VLLM_USE_V1": "0", "CATENARY_ENGINE_MODLE": "x"}
     up = Up(tmp_path, *words, command="gaudi-start", **environment)
     started.append(up)
     up.line_with("ready in", START_S)
@@ -67,11 +67,11 @@ def test_gaudi_start(tmp_path: Path, template: Path, started: list[Up]) -> None:
 
 def test_vllm_serve(tmp_path: Path, template: Path, started: list[Up]) -> None:
     words = f"smollm2 --chat-template {template} --served-model-name demo --max-model-len 1k -tp 1 -dp 2"
-    up = Up(tmp_path, *words.split(), command="vllm-serve", CATENARY_ENGINE_SCRIPTED="default")
+    up = Up(tmp_path, *words.split(), command="vllm-serve", CATENARY_ENGINE_SCRIPT="default")
     started.append(up)
     up.line_with("ready in", START_S)
     commands = descendants(up.process.pid).values()
-    engines = [command for command in commands if "services.engine" in command]
+    engines = [command for command in commands if "catenary_testing.engine" in command]
     assert len(engines) == 2
     assert all("--max-model-len 1000" in command for command in engines)
     ask_and_stop(up)
@@ -91,7 +91,7 @@ def test_vllm_serve(tmp_path: Path, template: Path, started: list[Up]) -> None:
 )
 def test_what_is_refused_is_one_line(command: str, words: str, text: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "catenary.cli.main", command, *words.split()],
+        [sys.executable, "-m", "catenary_apps.cli.main", command, *words.split()],
         capture_output=True,
         text=True,
         timeout=60,

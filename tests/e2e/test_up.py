@@ -80,7 +80,16 @@ def test_openai_client(up: Up) -> None:
 
 
 def test_chat_in_the_terminal(up: Up) -> None:
-    command = [sys.executable, "-m", "catenary.cli.main", "chat", "--base-url", up.url, "--temperature", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "catenary_apps.cli.main",
+        "chat",
+        "--base-url",
+        up.url,
+        "--temperature",
+        "0",
+    ]
     done = subprocess.run(
         [*command, "--max-tokens", "24"],
         input=f"{QUESTION}\n/quit\n",
@@ -96,7 +105,16 @@ def test_chat_in_the_terminal(up: Up) -> None:
 def test_profile_of_the_engine_while_it_answers(up: Up, tmp_path: Path) -> None:
     secret = re.search(r"secret in (\S+)", "\n".join(up.lines))
     assert secret is not None
-    command = [sys.executable, "-m", "catenary.cli.main", "profile", "--steps", "5", "--output", "trace.json"]
+    command = [
+        sys.executable,
+        "-m",
+        "catenary_apps.cli.main",
+        "profile",
+        "--steps",
+        "5",
+        "--output",
+        "trace.json",
+    ]
     # Where this `catenary up` is the only one; the developer's own may run as well.
     environment = os.environ | {"TMPDIR": str(Path(secret[1]).parents[1])}
     with subprocess.Popen(
@@ -144,7 +162,7 @@ def test_scaled_out_with_keys_a_template_and_https(tmp_path: Path) -> None:
     # The engines are scripted ones, with a pace: what is asked here is not their business.
     script = tmp_path / "script.json"
     script.write_text('{"step_delay_ms": 20}')
-    up = Up(tmp_path, *options.split(), CATENARY_ENGINE_SCRIPTED=str(script))
+    up = Up(tmp_path, *options.split(), CATENARY_ENGINE_SCRIPT=str(script))
     message = {"role": "user", "content": "Hello"}
     body = {"model": MODEL, "messages": [message], "max_tokens": 2}
     trusted = ssl.create_default_context(cafile=server.ca)
@@ -212,7 +230,7 @@ def test_killed_supervisor_leaves_nothing(up: Up) -> None:
     wait_for(lambda: not family.keys() & processes().keys(), 20)
     (left,) = up.scratch.glob("catenary-*")
     # The next one takes away what this one could not.
-    after = Up(up.scratch, CATENARY_ENGINE_SCRIPTED="default")
+    after = Up(up.scratch, CATENARY_ENGINE_SCRIPT="default")
     try:
         wait_for(lambda: not left.exists() and len(list(up.scratch.glob("catenary-*"))) == 1, START_S)
     finally:

@@ -21,7 +21,7 @@ def refused(*options: str, **variables: str) -> subprocess.CompletedProcess[str]
     command = [
         sys.executable,
         "-m",
-        "catenary.cli.main",
+        "catenary_apps.cli.main",
         "up",
         "--router-port",
         "0",

@@ -20,9 +20,9 @@ CLOSED = "<&- >&- 2>&-"
 SUPERVISOR = """
 import asyncio, os, sys
 from pathlib import Path
-from catenary.cli.up.plan import ChildSpec, Stage
-from catenary.cli.up.reporter import PlainReporter
-from catenary.cli.up.supervisor import Supervisor
+from catenary_apps.up.plan import ChildSpec, Stage
+from catenary_apps.up.reporter import PlainReporter
+from catenary_apps.up.supervisor import Supervisor
 
 scratch = Path(sys.argv[1])
 CHILD = '''
@@ -86,7 +86,7 @@ def test_what_a_killed_service_leaves_behind_is_no_zombie_of_the_first_process(t
 
 
 def test_help_without_standard_streams_ends_well() -> None:
-    command = f"exec {shlex.quote(sys.executable)} -m catenary.cli.main up --help {CLOSED}"
+    command = f"exec {shlex.quote(sys.executable)} -m catenary_apps.cli.main up --help {CLOSED}"
     done = subprocess.run(["sh", "-c", command], check=False, timeout=60, env=clean_environment())
     assert done.returncode == 0
 
@@ -96,8 +96,8 @@ def test_help_without_standard_streams_ends_well() -> None:
 def test_a_deployment_without_standard_streams_serves(tmp_path: Path) -> None:
     port = free_port()
     options = f"--port {port} --router-port 0 --tokenizer-port 0 --log-dir {shlex.quote(str(tmp_path))}"
-    command = f"exec {shlex.quote(sys.executable)} -m catenary.cli.main up {options} {CLOSED}"
-    environment = clean_environment() | {"CATENARY_ENGINE_SCRIPTED": "default"}
+    command = f"exec {shlex.quote(sys.executable)} -m catenary_apps.cli.main up {options} {CLOSED}"
+    environment = clean_environment() | {"CATENARY_ENGINE_SCRIPT": "default"}
     process = subprocess.Popen(["sh", "-c", command], env=environment)
 
     def is_served() -> bool:

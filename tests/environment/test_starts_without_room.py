@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from catenary.cli.runtime_directory import RuntimeDirectory
-from catenary.cli.up import model as preparing
 from catenary.runtime import StartRefused
+from catenary_apps.cli.runtime_directory import RuntimeDirectory
+from catenary_apps.up import model as preparing
 from tests.support.small_disk import SmallDisk
 
 

@@ -75,7 +75,7 @@ def places(small_disk: Callable[..., SmallDisk]) -> Places:
 def command_line() -> list[str]:
     """What a person types: the script, else what it does."""
     script = Path(sys.executable).with_name("catenary")
-    return [str(script)] if script.exists() else [sys.executable, "-P", "-m", "catenary.cli.main"]
+    return [str(script)] if script.exists() else [sys.executable, "-P", "-m", "catenary_apps.cli.main"]
 
 
 @pytest.mark.long

@@ -13,7 +13,7 @@ import grpc
 from catenary.rpc import open_channel
 from catenary.schema import MINIMUM_PEER_REVISION, SCHEMA_REVISION
 from catenary.v1 import common_pb2, engine_pb2, engine_pb2_grpc, router_pb2, router_pb2_grpc
-from services.engine.scripted.tokens import continuation
+from catenary_testing.engine.tokens import continuation
 from services.router.app import Router
 from services.router.config import RouterConfig
 

@@ -10,7 +10,7 @@ import pytest
 
 from catenary.rpc import error_of
 from catenary.v1 import common_pb2
-from services.engine.scripted import Script, ScriptedCapacity, sampled_logprob
+from catenary_testing.engine import Script, ScriptedCapacity, sampled_logprob
 from tests.integration.router_fakes import FakeEngine, FakeGateway, running_router, spec, until
 from tests.support.specs import expected_tokens, sequence_spec
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from catenary.bench import (
+from catenary_apps.load import (
     Endpoint,
     LoadPlan,
     PlainWords,

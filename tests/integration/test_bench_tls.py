@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from catenary.bench import BenchError, Conversation, LoadPlan, LoadResult, Target, Turn, run_load
+from catenary_apps.load import BenchError, Conversation, LoadPlan, LoadResult, Target, Turn, run_load
 from tests.support.certificates import make_authority, make_certificate
 from tests.support.sse_origin import running_origin
 

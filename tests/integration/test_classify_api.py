@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from services.engine.scripted import classes_of, pack_vector, score_of, vector_of
+from catenary_testing.engine import classes_of, pack_vector, score_of, vector_of
 from tests.support.batches import ended, line, results, started
 from tests.support.gateway import CHAT, COMPLETIONS, MODEL, Stack, saying, script
 from tests.support.pooling import EMBEDDINGS, LONGEST, TEXTS, WIDTH, embedding, refused, vector

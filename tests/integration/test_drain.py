@@ -8,10 +8,10 @@ import signal
 import grpc
 import pytest
 
-from catenary.cli.main import main
 from catenary.rpc import error_of
 from catenary.v1 import common_pb2, router_pb2
-from services.engine.scripted import Script
+from catenary_apps.cli.main import main
+from catenary_testing.engine import Script
 from tests.support.specs import expected_tokens, sequence_spec
 from tests.support.waiting import eventually
 

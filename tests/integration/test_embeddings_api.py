@@ -7,7 +7,7 @@ import math
 import struct
 from typing import Any
 
-from services.engine.scripted import pack_vector, vector_of
+from catenary_testing.engine import pack_vector, vector_of
 from tests.support.gateway import CHAT, COMPLETIONS, MODEL, Stack
 from tests.support.pooling import EMBEDDINGS, LONGEST, TEXTS, WIDTH, embed, refused, stack, vector
 from tests.support.tiny_tokenizer import VOCAB_SIZE, byte_ids

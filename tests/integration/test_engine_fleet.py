@@ -10,7 +10,7 @@ import pytest
 
 from catenary.rpc import TlsFiles, error_of, open_channel
 from catenary.v1 import common_pb2, engine_pb2, router_pb2, router_pb2_grpc
-from services.engine.scripted import Script
+from catenary_testing.engine import Script
 from tests.support.certificates import make_authority, make_certificate
 from tests.support.specs import expected_tokens, sequence_spec
 from tests.support.waiting import eventually

@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from catenary.rpc import open_channel
 from catenary.runtime import StartRefused
 from catenary.v1 import common_pb2, engine_pb2, engine_pb2_grpc
-from services.engine.scripted import Match, Rule, Script, ScriptedFaults, Then
+from catenary_testing.engine import Match, Rule, Script, ScriptedFaults, Then
 from tests.support.specs import expected_tokens, sequence_spec
 from tests.support.waiting import eventually
 
@@ -181,7 +181,7 @@ async def test_the_status_needs_a_clients_secret(secrets, start_engine, role, co
 
 
 async def test_a_first_start_that_fails_ends_the_engine(start_engine, monkeypatch):
-    from services.engine.scripted import ScriptedCore
+    from catenary_testing.engine import ScriptedCore
     from services.engine.servicer import CoreStartError
 
     async def fail(self, on_progress):

@@ -7,9 +7,9 @@ import pytest
 from catenary.rpc import AddressInUse
 from catenary.schema import SCHEMA_REVISION
 from catenary.v1 import common_pb2, engine_pb2
+from catenary_testing.engine import Faults, Script, ScriptedCapacity, ScriptedCore, ScriptedFaults
 from services.engine.app import EngineApp
 from services.engine.config import EngineConfig
-from services.engine.scripted import Faults, Script, ScriptedCapacity, ScriptedCore, ScriptedFaults
 from tests.support.engines import FAST
 from tests.support.fake_router import FakeRouter
 from tests.support.secrets import TestSecrets
@@ -206,7 +206,6 @@ async def test_a_core_with_other_facts_makes_the_engine_attach_anew(fake_router,
     config = EngineConfig(
         router=(fake_router.address,),
         listen=(f"unix:{run_dir}/e.sock",),
-        scripted="default",
         **{**FAST, **secrets.options},
     )
     app = EngineApp(config, core_factory=lambda restart: ScriptedCore(scripts[int(restart)], faults))

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from services.engine.scripted import Script, ScriptedFaults
+from catenary_testing.engine import Script, ScriptedFaults
 from tests.support.engines import EngineProcess
 from tests.support.specs import expected_tokens, sequence_spec
 from tests.support.waiting import eventually
@@ -37,11 +37,11 @@ async def start_process(fake_router, secrets, run_dir):
 def test_the_scripted_engine_imports_no_torch():
     code = (
         "import asyncio, sys\n"
-        "import services.engine.__main__\n"
-        "from services.engine.app import EngineApp\n"
+        "import catenary_testing.engine.__main__\n"
+        "from catenary_testing.engine import ScriptedEngineApp\n"
         "from services.engine.config import EngineConfig\n"
         "async def main():\n"
-        "    app = EngineApp(EngineConfig(scripted='default', insecure=True, router=('127.0.0.1:1',)))\n"
+        "    app = ScriptedEngineApp(EngineConfig(insecure=True, router=('127.0.0.1:1',)))\n"
         "    await app.start()\n"
         "    await app.hub.facts.wait()\n"
         "    await app.stop(0)\n"
@@ -109,19 +109,20 @@ async def test_a_scripted_exit_ends_the_whole_process(fake_router, start_process
 @pytest.mark.parametrize(
     ("flags", "code", "said"),
     [
-        (["--insecure", "--scripted", "/nowhere.yaml"], 2, "/nowhere.yaml"),
+        (["--insecure", "--script", "/nowhere.yaml"], 2, "/nowhere.yaml"),
         (["--insecure", "--model", "/nowhere"], 1, "/nowhere does not exist"),
-        (["--insecure", "--scripted", "default", "--stall-limit-s", "0"], 2, "--stall-limit-s"),
-        (["--insecure", "--scripted", "default", "--block-size", "x"], 2, "--block-size"),
-        (["--insecure", "--scripted", "default", "--router", "nowhere"], 2, "--router"),
+        (["--insecure", "--script", "default", "--stall-limit-s", "0"], 2, "--stall-limit-s"),
+        (["--insecure", "--script", "default", "--block-size", "x"], 2, "--block-size"),
+        (["--insecure", "--script", "default", "--router", "nowhere"], 2, "--router"),
         (["--insecure", "--max-num-batched-tokens", "16"], 2, "at least max_num_seqs (32)"),
         (["--insecure", "--tls-require-client-cert"], 2, "tls_require_client_cert needs"),
-        (["--insecure", "--scripted", "default", "--no-such-flag"], 2, "--no-such-flag"),
-        (["--scripted", "default"], 1, "no secret is set"),
+        (["--insecure", "--script", "default", "--no-such-flag"], 2, "--no-such-flag"),
+        (["--script", "default"], 1, "no secret is set"),
     ],
 )
 def test_a_bad_start_is_refused_in_one_line(starts, flags, code, said):
-    done = starts.run("services.engine", "--log-level", "error", *flags)
+    module = "catenary_testing.engine" if "--script" in flags else "services.engine"
+    done = starts.run(module, "--log-level", "error", *flags)
     assert done.returncode == code
     assert said in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1

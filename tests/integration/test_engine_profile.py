@@ -11,10 +11,10 @@ from pathlib import Path
 import grpc
 import pytest
 
-from catenary.cli.profile import run_profile
 from catenary.rpc import error_of, open_channel
 from catenary.v1 import common_pb2, engine_pb2, engine_pb2_grpc
-from services.engine.scripted import Script
+from catenary_apps.profile import run_profile
+from catenary_testing.engine import Script
 from tests.support.specs import sequence_spec
 from tests.support.waiting import eventually
 

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from catenary.v1 import common_pb2
-from services.engine.scripted import Script
+from catenary_testing.engine import Script
 from tests.support.specs import expected_tokens, sequence_spec
 from tests.support.waiting import eventually
 

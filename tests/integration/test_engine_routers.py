@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from catenary.rpc import AddressFamilies
-from services.engine.scripted import Script
+from catenary_testing.engine import Script
 from services.engine.servicer import RouterLinks
 from tests.support.engines import ScriptedEngine
 from tests.support.specs import expected_tokens, sequence_spec

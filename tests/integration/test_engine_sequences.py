@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from catenary.v1 import common_pb2
-from services.engine.scripted import (
+from catenary_testing.engine import (
     Match,
     Rule,
     Script,

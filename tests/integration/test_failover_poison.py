@@ -10,7 +10,7 @@ import pytest
 
 from catenary.rpc import error_of
 from catenary.v1 import common_pb2
-from services.engine.scripted import Match, Rule, Script, Then
+from catenary_testing.engine import Match, Rule, Script, Then
 from tests.support.cluster import Cluster
 from tests.support.gateway import COMPLETIONS, saying, script
 from tests.support.specs import expected_tokens, sequence_spec

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from catenary.v1 import engine_pb2, router_pb2
-from services.engine.scripted import Script, ScriptedCapacity, ScriptedModel
+from catenary_testing.engine import Script, ScriptedCapacity, ScriptedModel
 from services.router.fleet import BreakerState
 from tests.support.engines import ScriptedEngine
 from tests.support.specs import expected_tokens, sequence_spec

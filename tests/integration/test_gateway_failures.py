@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from catenary.v1 import common_pb2
-from gateway import GatewayApp, GatewayConfig
+from gateway.app import GatewayApp
+from gateway.config import GatewayConfig
 from gateway.errors import INTERNAL_MESSAGE
 from tests.compat.answers import joined
 from tests.support.gateway import COMPLETIONS, MODEL, Stack, running_stack, saying, script, tokenizer_process

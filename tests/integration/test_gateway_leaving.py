@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gateway import GatewayApp
+from gateway.app import GatewayApp
 from tests.support.gateway import COMPLETIONS, MODEL, Stack, script
 from tests.support.http import Answer, Connection, call, request_bytes
 from tests.support.stack_fixtures import StartStack

@@ -15,7 +15,8 @@ from structlog.testing import capture_logs
 
 from catenary.rpc import TlsFiles
 from catenary.runtime import StartRefused
-from gateway import GatewayApp, GatewayConfig
+from gateway.app import GatewayApp
+from gateway.config import GatewayConfig
 from services.router.app import Router
 from services.router.config import RouterConfig
 from services.tokenizer.app import TokenizerService

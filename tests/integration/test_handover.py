@@ -8,8 +8,8 @@ import pytest
 
 from catenary.schema import MINIMUM_PEER_REVISION, SCHEMA_REVISION
 from catenary.v1 import common_pb2, router_pb2
-from services.engine.scripted import Rule, Script, ScriptedCapacity, Then
-from services.engine.scripted.script import Match
+from catenary_testing.engine import Rule, Script, ScriptedCapacity, Then
+from catenary_testing.engine.script import Match
 from tests.support.specs import expected_tokens, sequence_spec
 from tests.support.waiting import eventually
 

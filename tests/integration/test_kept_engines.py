@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from catenary.v1 import common_pb2, engine_pb2
-from services.engine.scripted import Script, ScriptedCapacity
+from catenary_testing.engine import Script, ScriptedCapacity
 from services.engine.servicer.mailbox import Mailbox
 from tests.integration.router_fakes import FakeGateway
 from tests.support.fake_router import FakeRouter

@@ -7,7 +7,7 @@ import pytest
 
 from catenary.blockhash import BlockHashes
 from catenary.v1 import common_pb2, engine_pb2
-from services.engine.scripted import Script, ScriptedCapacity, ScriptedModel
+from catenary_testing.engine import Script, ScriptedCapacity, ScriptedModel
 from tests.support.fake_router import FakeRouter
 from tests.support.specs import expected_tokens, sequence_spec
 from tests.support.waiting import eventually

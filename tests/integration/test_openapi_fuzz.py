@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from schemathesis import Case, GenerationMode
 from schemathesis.core.result import Ok
 
-from services.engine.scripted import Script
+from catenary_testing.engine import Script
 from tests.support.batches import jsonl, line
 from tests.support.conformance import Conformance
 from tests.support.gateway import MODEL, running_stack, script

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from catenary.client import AsyncClient
-from services.engine.scripted import Script, ScriptedCapacity, best_alternatives, sampled_logprob
+from catenary_testing.engine import Script, ScriptedCapacity, best_alternatives, sampled_logprob
 from tests.support.fleet import Fleet
 from tests.support.specs import expected_tokens, sequence_spec
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from services.engine.scripted import score_of
+from catenary_testing.engine import score_of
 from tests.support.gateway import Stack, script
 from tests.support.pooling import EMBEDDINGS, TEXTS, cosine, refused, stack
 from tests.support.stack_fixtures import StartStack

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from catenary.v1 import router_pb2
-from services.engine.scripted import Script, ScriptedCapacity
+from catenary_testing.engine import Script, ScriptedCapacity
 from services.router.config import RouterConfig
 from tests.support.specs import expected_tokens, sequence_spec
 from tests.support.waiting import eventually

@@ -11,7 +11,7 @@ import grpc
 
 from catenary.blockhash import BlockHashes
 from catenary.v1 import router_pb2
-from services.engine.scripted import Script, ScriptedCapacity
+from catenary_testing.engine import Script, ScriptedCapacity
 from services.engine.servicer import KvOutbox
 from tests.support.fleet import Fleet
 from tests.support.kv_matched import matched

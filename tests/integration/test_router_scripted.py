@@ -11,7 +11,7 @@ import pytest
 
 from catenary.rpc import error_of
 from catenary.v1 import common_pb2
-from services.engine.scripted import Script, ScriptedCapacity
+from catenary_testing.engine import Script, ScriptedCapacity
 from tests.support.specs import expected_tokens, sequence_spec
 from tests.support.waiting import eventually
 

@@ -10,7 +10,7 @@ import pytest
 
 from catenary.rpc import error_of, open_channel
 from catenary.v1 import common_pb2, engine_pb2, router_pb2, router_pb2_grpc
-from services.engine.scripted.tokens import continuation
+from catenary_testing.engine.tokens import continuation
 from tests.integration.router_fakes import (
     CLIENT_SECRET,
     VOCAB,

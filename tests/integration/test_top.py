@@ -12,7 +12,7 @@ import termios
 from asyncio.subprocess import PIPE
 from typing import Any
 
-from catenary.cli.main import main
+from catenary_apps.cli.main import main
 from tests.support.specs import sequence_spec
 from tests.support.waiting import eventually
 
@@ -72,7 +72,7 @@ async def test_a_router_that_is_away_is_shown_as_such(start_fleet, capsys, tmp_p
 
 def command(fleet, address: str, *flags: str) -> list[str]:
     secret = f"--client-secret-file={fleet.secrets.client_file}"
-    return [sys.executable, "-m", "catenary.cli.main", "top", f"--router={address}", secret, *flags]
+    return [sys.executable, "-m", "catenary_apps.cli.main", "top", f"--router={address}", secret, *flags]
 
 
 async def test_frames_go_on_while_a_router_is_away_and_when_it_is_back(start_fleet):

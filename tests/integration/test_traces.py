@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 import pytest
 
-from services.engine.scripted import Rule, Script
-from services.engine.scripted.script import Then
+from catenary_testing.engine import Rule, Script
+from catenary_testing.engine.script import Then
 from tests.support.fleet import Fleet
 from tests.support.gateway import CHAT, Stack, running_stack, tokenizer_process
 from tests.support.spans import Collector, SeenSpan, Spans, collector, spans_here

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from catenary.cli.main import main
+from catenary_apps.cli.main import main
 from tests.support.sse_origin import Exchange, Origin, polite, running_origin
 
 SMALL = ["--input-len", "5", "--output-len", "4", "--num-prompts", "3"]

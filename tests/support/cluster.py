@@ -7,8 +7,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from gateway import GatewayApp, GatewayConfig
-from services.engine.scripted import Script
+from catenary_testing.engine import Script
+from gateway.app import GatewayApp
+from gateway.config import GatewayConfig
 from services.router.app import Router
 from services.router.config import RouterConfig
 from tests.support.engines import ScriptedEngine

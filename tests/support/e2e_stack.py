@@ -80,7 +80,7 @@ class ProcessStack:
         self.engines = [
             self._service(
                 f"engine-{index}",
-                "services.engine",
+                "catenary_testing.engine" if "--script" in flags else "services.engine",
                 *("--router", all_routers, "--engine-name", f"engine-{index}"),
                 *("--served-model-name", name, *fast, *self.secrets.flags, *flags),
             )

@@ -13,9 +13,8 @@ from typing import Any
 
 import msgspec
 
-from services.engine.app import EngineApp
+from catenary_testing.engine import Faults, Script, ScriptedEngineApp
 from services.engine.config import EngineConfig
-from services.engine.scripted import Faults, Script
 from tests.support.secrets import TestSecrets
 from tests.support.waiting import eventually
 
@@ -36,11 +35,8 @@ class ScriptedEngine:
     def __init__(
         self, routers: Sequence[str], secrets: TestSecrets, *, script: Script | None = None, **options: Any
     ) -> None:
-        config = EngineConfig(
-            router=tuple(routers), scripted="default", **{**FAST, **secrets.options, **options}
-        )
-        self.app = EngineApp(config, script=script or Script())
-        assert self.app.faults is not None
+        config = EngineConfig(router=tuple(routers), **{**FAST, **secrets.options, **options})
+        self.app = ScriptedEngineApp(config, script or Script())
         self.faults: Faults = self.app.faults
 
     @property
@@ -69,7 +65,7 @@ class ScriptedEngine:
 
 
 class EngineProcess:
-    """`python -m services.engine` as a process of its own; it can be killed, stopped and started again."""
+    """`python -m catenary_testing.engine` as a process; it can be killed, stopped and started again."""
 
     def __init__(
         self,
@@ -86,7 +82,7 @@ class EngineProcess:
             source = str(directory / "script.json")
             Path(source).write_bytes(msgspec.json.encode(script))
         self._command = [
-            *(sys.executable, "-m", "services.engine", "--scripted", source),
+            *(sys.executable, "-m", "catenary_testing.engine", "--script", source),
             *("--router", ",".join(routers), "--listen", f"unix:{directory}/engine.sock"),
             *(f"--{name.replace('_', '-')}={value}" for name, value in FAST.items()),
             *(*secrets.flags, *flags),

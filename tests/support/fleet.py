@@ -9,7 +9,7 @@ import grpc
 
 from catenary.rpc import open_channel
 from catenary.v1 import common_pb2, engine_pb2, router_pb2, router_pb2_grpc
-from services.engine.scripted import Script
+from catenary_testing.engine import Script
 from services.router.app import Router
 from services.router.config import RouterConfig
 from tests.support.engines import EngineProcess, ScriptedEngine

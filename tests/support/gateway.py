@@ -13,9 +13,10 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from gateway import GatewayApp, GatewayConfig
-from services.engine.scripted import Faults, Rule, Script, ScriptedCapacity, ScriptedModel
-from services.engine.scripted.script import Match, Then
+from catenary_testing.engine import Faults, Rule, Script, ScriptedCapacity, ScriptedModel
+from catenary_testing.engine.script import Match, Then
+from gateway.app import GatewayApp
+from gateway.config import GatewayConfig
 from services.router.app import Router
 from services.router.config import RouterConfig
 from tests.support.engines import ScriptedEngine

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from catenary.cli.doctor.host import Host
+from catenary_apps.doctor.host import Host
 
 GOOD_PACKAGES = {"habana-torch-plugin": "1.23.0.695", "torch": "2.9.0+hpu_1.23.0-695.git4b2a5bf"}
 INTERNAL = tuple(range(21))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import ClassVar
 
-from services.engine.transfer import Fetch, Put, TcpConnector, TransferError, TransferFault
+from catenary.transfer import Fetch, Put, TcpConnector, TransferError, TransferFault
 
 
 class PluggedConnector(TcpConnector):

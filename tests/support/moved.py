@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from catenary.migration import load_moved
 from services.engine.config import EngineConfig
+from services.engine.vllm_variables import load_moved
 
 PREFIXES = ("VLLM_", "PT_HPU_", "CATENARY_ENGINE_", "QUANT_")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from services.engine.scripted import Script, pack_vector, vector_of
+from catenary_testing.engine import Script, pack_vector, vector_of
 from tests.support.gateway import Stack, script
 from tests.support.stack_fixtures import StartStack
 from tests.support.tiny_tokenizer import byte_ids

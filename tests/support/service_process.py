@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from catenary.cli.up.child import wrapped
+from catenary_apps.up.child import wrapped
 
 
 def clean_environment() -> dict[str, str]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from catenary.v1 import common_pb2
-from services.engine.scripted import Script, continuation
+from catenary_testing.engine import Script, continuation
 
 _numbers = itertools.count(1)
 

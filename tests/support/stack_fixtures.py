@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from services.engine.scripted import Script
+from catenary_testing.engine import Script
 from tests.support.cluster import Cluster, running_cluster
 from tests.support.gateway import Stack, running_stack, shared_tokenizer
 from tests.support.tiny_tokenizer import TOOLS_TEMPLATE

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-MODULES = ("gateway", "services.engine", "services.router", "services.tokenizer")
+MODULES = ("gateway", "services.engine", "services.router", "services.tokenizer", "catenary_testing.engine")
 
 _FORKS = """
 import gc, importlib, json, os, runpy, sys, tempfile, traceback

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from services.engine.transfer import (
+from catenary.transfer import (
     Connector,
     Fetch,
     Offered,

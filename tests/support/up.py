@@ -88,7 +88,7 @@ class Up:
             "CATENARY_UP_LOG_DIR": str(scratch / "logs"),
         }
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "catenary.cli.main", command, *options],
+            [sys.executable, "-m", "catenary_apps.cli.main", command, *options],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -8,11 +8,11 @@ from typing import Final
 
 from catenary.schema import KV_TICKET_BYTES
 from catenary.telemetry import get_logger
+from catenary.transfer import Connector, Fetch, TransferFault, host_id
 from services.engine.core.fetching import Arrival, Chunk, Fetched, Fetching, Waiting, Written
 from services.engine.link import OfferedKv, SubmitSequence
 from services.engine.runner import BlockCopies
 from services.engine.scheduler import Scheduler, Sequence, prompt_name
-from services.engine.transfer import Connector, Fetch, TransferFault, host_id
 
 # A connector keeps its deadline; one that was plugged in may not.
 _OVERTIME_S: Final = 1.0

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from catenary.telemetry import get_logger
-from services.engine.transfer import TransferError
+from catenary.transfer import TransferError
 
 log = get_logger(__name__)
 

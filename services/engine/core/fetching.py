@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from catenary.telemetry import get_logger
+from catenary.transfer import Connector, Fetch, TransferError, TransferFault, window_of
 from services.engine.core.fetchers import Fetchers
 from services.engine.link import SubmitSequence
 from services.engine.scheduler import Expected, Sequence
-from services.engine.transfer import Connector, Fetch, TransferError, TransferFault, window_of
 
 # Before a busy engine is asked again; the pause doubles.
 _FIRST_PAUSE_S: Final = 0.05

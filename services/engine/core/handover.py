@@ -13,6 +13,14 @@ from typing import Any
 from msgspec.structs import replace
 
 from catenary.directories import expanded
+from catenary.transfer import (
+    BUILTIN,
+    Connector,
+    TlsPaths,
+    TransferFault,
+    TransferSettings,
+    load_connector,
+)
 from services.engine.core.arrivals import Arrivals
 from services.engine.core.errors import StartError
 from services.engine.core.fetching import Waiting
@@ -29,14 +37,6 @@ from services.engine.model import weights_fingerprint
 from services.engine.model.paged import PagedModel
 from services.engine.runner import BlockCopies
 from services.engine.scheduler import Scheduler, Sequence, SequenceRefused, sequence_from
-from services.engine.transfer import (
-    BUILTIN,
-    Connector,
-    TlsPaths,
-    TransferFault,
-    TransferSettings,
-    load_connector,
-)
 
 # Of the digest below: raised when the order of the numbers in a block changes.
 _LAYOUT_VERSION = 2

@@ -10,11 +10,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from services.engine.device import HostCopy
-from services.engine.link import OfferedKv
-from services.engine.runner import BlockCopies, host_bytes
-from services.engine.scheduler import KeptBlocks, Sequence, prompt_name
-from services.engine.transfer import (
+from catenary.transfer import (
     Offered,
     TransferError,
     TransferFault,
@@ -22,6 +18,10 @@ from services.engine.transfer import (
     name_of,
     new_ticket,
 )
+from services.engine.device import HostCopy
+from services.engine.link import OfferedKv
+from services.engine.runner import BlockCopies, host_bytes
+from services.engine.scheduler import KeptBlocks, Sequence, prompt_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
-import catenary
 from catenary.directories import NoHomeError, expanded, forbids_code, why_no_code
 from catenary.telemetry import get_logger
+from catenary.version import __version__
 from services.engine.bucketing import BucketPlan
 from services.engine.core.devices import device_of
 from services.engine.core.errors import StartError
@@ -240,7 +240,7 @@ def _open_code_cache(
         return None
     key = history_key(
         torch=torch.__version__,
-        catenary=catenary.__version__,
+        catenary=__version__,
         config=(directory / "config.json").read_text(encoding="utf-8"),
         dtype=str(model.dtype),
         block_size=options.block_size,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catenary.bench import Arrivals, Ramp, RampShape
+from catenary_apps.load import Arrivals, Ramp, RampShape
 
 rates = st.floats(0.01, 1e4)
 shapes = st.sampled_from(RampShape)

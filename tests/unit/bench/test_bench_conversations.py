@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catenary.bench import (
+from catenary_apps.load import (
     Conversation,
     PlainWords,
     Source,

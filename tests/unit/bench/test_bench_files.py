@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from catenary.bench import (
+from catenary_apps.load import (
     Conversation,
     FileLimits,
     Turn,

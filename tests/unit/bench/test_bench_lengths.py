@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catenary.bench import parse_lengths
-from catenary.bench.lengths import MAX_LENGTH
+from catenary_apps.load import parse_lengths
+from catenary_apps.load.lengths import MAX_LENGTH
 
 whole = st.integers(1, MAX_LENGTH)
 specs = st.one_of(

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catenary.bench import sse
-from catenary.bench.answers import Answer
-from catenary.bench.chunks import error_text
-from catenary.bench.sse import EventReader, EventTooLarge
+from catenary_apps.load import sse
+from catenary_apps.load.answers import Answer
+from catenary_apps.load.chunks import error_text
+from catenary_apps.load.sse import EventReader, EventTooLarge
 
 lines = st.text(st.characters(exclude_characters="\r\n", exclude_categories=("Cs",)), max_size=20)
 events = st.lists(st.lists(lines, min_size=1, max_size=3), max_size=5)

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from catenary.bench import Endpoint, Target, Turn
-from catenary.bench.bodies import Session
+from catenary_apps.load import Endpoint, Target, Turn
+from catenary_apps.load.bodies import Session
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_the_pythons_are_those_of_the_package() -> None:
     assert PYTHONS == ((3, 11), (3, 12))
 
 
-@pytest.mark.parametrize("module", ["services.engine", "catenary.cli.main", "gateway"])
+@pytest.mark.parametrize("module", ["services.engine", "catenary_apps.cli.main", "gateway"])
 def test_python_3_10_is_refused_in_one_line_whatever_is_started(module: str) -> None:
     code = (
         "import sys, runpy; sys.version_info = (3, 10, 12, 'final', 0); "

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from catenary.llm import LLM
-from catenary.llm.engine_view import EngineView, ModelConfig, view_of
+from catenary_apps.llm import LLM
+from catenary_apps.llm.engine_view import EngineView, ModelConfig, view_of
 from services.engine.link import CapacityFacts, ModelFacts
 
 CAPACITY = CapacityFacts(

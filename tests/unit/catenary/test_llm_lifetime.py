@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from catenary.llm import lifetime
 from catenary.loop_thread import daemon_thread, join_daemons
+from catenary_apps.llm import lifetime
 
 # A hang is for ever.
 HANGS_S = 60.0

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from catenary import PoolingParams, SamplingParams
-from catenary.llm.prompts import (
+from catenary.parameters import UnknownNameError
+from catenary_apps.llm.prompts import (
     GivenPrompt,
     chat_arguments,
     check_arguments,
@@ -21,7 +22,6 @@ from catenary.llm.prompts import (
     read_prompts,
     read_texts,
 )
-from catenary.parameters import UnknownNameError
 
 TAKEN: list[tuple[Any, list[GivenPrompt]]] = [
     ("a", [GivenPrompt("a", "a")]),

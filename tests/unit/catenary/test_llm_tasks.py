@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from catenary.llm.endpoint import LIMITS, DocumentTask, PairTask
 from catenary.v1 import common_pb2
+from catenary_apps.llm.endpoint import LIMITS, DocumentTask, PairTask
 from gateway.pooling import PooledEndpoint, PooledTask
 
 

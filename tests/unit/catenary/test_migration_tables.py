@@ -7,24 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from catenary.cli.gaudi_start import run_gaudi_start
-from catenary.cli.up import run_up
-from catenary.cli.vllm_serve import run_vllm_serve
 from catenary.config import ConfigError
-from catenary.migration import (
-    R1_SCRIPT,
-    SCRIPT,
-    SERVE_OPTIONS,
-    VARIABLES,
-    Launch,
-    Row,
-    Status,
-    load_moved,
-    parse_serve,
-    row_of,
-    translate,
-)
+from catenary_apps.cli.gaudi_start import run_gaudi_start
+from catenary_apps.cli.vllm_serve import run_vllm_serve
+from catenary_apps.migration import R1_SCRIPT, SCRIPT, SERVE_OPTIONS, Launch, parse_serve
+from catenary_apps.up import run_up
 from services.engine.config import EngineConfig
+from services.engine.vllm_variables import VARIABLES, Row, Status, load_moved, row_of, translate
 
 ROOT = Path(__file__).resolve().parents[3]
 OPTIONS = tuple(option.row for option in SERVE_OPTIONS)

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field
 
-from catenary.cli.bench import BenchServeConfig, BenchThroughputConfig
-from catenary.cli.buckets import BucketsConfig
-from catenary.cli.chat import ChatConfig
-from catenary.cli.doctor import DoctorConfig
-from catenary.cli.plan import PlanConfig
-from catenary.cli.top import TopConfig
-from catenary.cli.up import UpConfig
 from catenary.config import ConfigError, ServiceConfig, check_variables, env_name, load, settings
+from catenary_apps.bench import BenchServeConfig, BenchThroughputConfig
+from catenary_apps.buckets import BucketsConfig
+from catenary_apps.cli.chat import ChatConfig
+from catenary_apps.doctor import DoctorConfig
+from catenary_apps.plan import PlanConfig
+from catenary_apps.top import TopConfig
+from catenary_apps.up import UpConfig
 from gateway.config import GatewayConfig
 from services.engine.config import EngineConfig
 from services.router.config import RouterConfig

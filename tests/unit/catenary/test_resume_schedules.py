@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from catenary.resume import POISONED, Again, Cause, Failure, Finished, GivenUp, Resumable, ResumePolicy
 from catenary.v1 import common_pb2
-from services.engine.scripted import continuation
+from catenary_testing.engine import continuation
 from tests.support.resumable import AWAY, DRAINING, LENGTH, LOST, POLICY, error, failed, spec
 
 VOCAB = 500

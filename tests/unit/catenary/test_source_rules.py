@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 # The services that read what strangers send.
 FACING_CLIENTS = ("gateway/", "services/router/", "services/tokenizer/")
-PACKAGES = ("catenary", "gateway", "services")
+PACKAGES = ("catenary", "catenary_apps", "catenary_testing", "gateway", "services")
 HTTP_CLIENTS = (
     "httpx",
     "httpx2",

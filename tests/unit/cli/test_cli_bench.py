@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from catenary.bench import TokenizerText
-from catenary.cli.main import main
+from catenary_apps.cli.main import main
+from catenary_apps.load import TokenizerText
 from tests.support.bench_command import bench_serve, origin_in_a_thread
 from tests.support.sse_origin import Exchange, Origin, polite
 from tests.support.tiny_tokenizer import write_tiny_model
@@ -221,7 +221,7 @@ def test_bench_has_two_commands(words: list[str], capsys: pytest.CaptureFixture[
 
 
 def test_the_load_tool_knows_no_service_and_no_torch() -> None:
-    code = "import sys, catenary.bench, catenary.cli.bench.serve; print(*sys.modules)"
+    code = "import sys, catenary_apps.load, catenary_apps.bench.serve; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     names = {name.split(".")[0] for name in loaded.split()}
     assert not names & {"torch", "transformers", "grpc", "services", "gateway", "matplotlib", "numpy"}
@@ -229,7 +229,7 @@ def test_the_load_tool_knows_no_service_and_no_torch() -> None:
 
 def test_what_is_missing_is_named_in_one_line() -> None:
     code = (
-        "import sys; sys.modules['httptools'] = None; from catenary.cli.main import main; "
+        "import sys; sys.modules['httptools'] = None; from catenary_apps.cli.main import main; "
         "sys.exit(main(['bench', 'serve']))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

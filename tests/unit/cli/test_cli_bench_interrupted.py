@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from catenary.cli.main import main
+from catenary_apps.cli.main import main
 from tests.support.bench_command import SMALL, bench_serve, origin_in_a_thread
 from tests.support.sse_origin import Exchange, Origin, polite
 
@@ -92,7 +92,7 @@ def test_ctrl_c_leaves_the_prompts_of_a_batch_that_were_done(
             raise KeyboardInterrupt
 
     module = SimpleNamespace(LLM=Interrupted, SamplingParams=dict)
-    monkeypatch.setitem(sys.modules, "catenary.llm", module)
+    monkeypatch.setitem(sys.modules, "catenary_apps.llm", module)
     assert main(["bench", "throughput", "--warmup", "0", "--json", *SMALL]) == 130
     out = capsys.readouterr().out
     if not done:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from catenary.cli.bench import BenchServeConfig
-from catenary.cli.bench.vllm_names import NAMES
-from catenary.cli.main import main
 from catenary.config import flag_name
+from catenary_apps.bench import BenchServeConfig
+from catenary_apps.bench.vllm_names import NAMES
+from catenary_apps.cli.main import main
 from tests.support.bench_command import SMALL, bench_serve, origin_in_a_thread
 from tests.support.sse_origin import Origin
 

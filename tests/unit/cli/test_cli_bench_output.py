@@ -12,12 +12,12 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from catenary.bench import Conversation, LoadPlan, LoadResult, Record, Target, Turn
-from catenary.bench.results import Course, evaluate
-from catenary.cli.bench import plots, serve
-from catenary.cli.bench.serve_config import BenchServeConfig
-from catenary.cli.bench.serve_table import show
-from catenary.cli.main import main
+from catenary_apps.bench import plots, serve
+from catenary_apps.bench.serve_config import BenchServeConfig
+from catenary_apps.bench.serve_table import show
+from catenary_apps.cli.main import main
+from catenary_apps.load import Conversation, LoadPlan, LoadResult, Record, Target, Turn
+from catenary_apps.load.results import Course, evaluate
 
 HOSTILE = "[/red] [link=x] $\\frac \x1b[2J"
 

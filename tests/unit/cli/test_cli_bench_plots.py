@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from catenary.bench import Conversation, LoadPlan, Record, Target, Turn
-from catenary.bench.results import Course, evaluate
-from catenary.cli.bench.plots import curves, draw, latencies, throughput
-from catenary.cli.bench.serve import Point
-from catenary.cli.bench.target import Sweep, Swept
 from catenary.runtime import StartRefused
+from catenary_apps.bench.plots import curves, draw, latencies, throughput
+from catenary_apps.bench.serve import Point
+from catenary_apps.bench.target import Sweep, Swept
+from catenary_apps.load import Conversation, LoadPlan, Record, Target, Turn
+from catenary_apps.load.results import Course, evaluate
 
 
 def _point(value: float | None, *, failing: int = 0, answered: int = 40) -> Point:

@@ -13,9 +13,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from catenary.cli.drawing import PngCanvas
-from catenary.cli.main import main
-from catenary.cli.model_sizes import sizes_of
+from catenary_apps.cli.drawing import PngCanvas
+from catenary_apps.cli.main import main
+from catenary_apps.cli.model_sizes import sizes_of
 from services.engine.bucketing import BucketLimits, Recorder, build_plan, covers_every_step
 from services.engine.bucketing.learning import chat_lengths
 from services.engine.memory import read_shape
@@ -47,7 +47,7 @@ def run(model: str, *argv: str) -> int:
 
 
 def test_json_as_a_process(model: str) -> None:
-    command = [sys.executable, "-m", "catenary.cli.main", "buckets", "--model", model, "--json"]
+    command = [sys.executable, "-m", "catenary_apps.cli.main", "buckets", "--model", model, "--json"]
     done = subprocess.run(
         [*command, "--synthetic", "3", "--sequences", "80"],
         capture_output=True,

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from catenary.cli.chat import (
+from catenary_apps.cli.chat import (
     ChatConfig,
     ChatError,
     converse,
@@ -166,7 +166,7 @@ def test_ctrl_c_keeps_what_came(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
         yield "half"
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("catenary.cli.chat.stream_answer", interrupted)
+    monkeypatch.setattr("catenary_apps.cli.chat.stream_answer", interrupted)
     assert show_answer(client_for(lambda _: stream()), ChatConfig(), "m", []) == "half"
     assert capsys.readouterr().out == "half\n"
 

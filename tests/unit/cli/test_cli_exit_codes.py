@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from catenary.cli.main import main
-from catenary.cli.up.deployment import own_command
+from catenary_apps.cli.main import main
+from catenary_apps.up.deployment import own_command
 
 # A port on which nothing listens.
 _NOBODY = "127.0.0.1:1"
@@ -135,7 +135,7 @@ def test_a_wrong_option_is_told_before_heavy_modules_load() -> None:
         *("prometheus_client", "matplotlib", "huggingface_hub", "structlog", "uvloop", "google.protobuf"),
     }
     code = (
-        "import sys\nfrom catenary.cli.main import main\n"
+        "import sys\nfrom catenary_apps.cli.main import main\n"
         f"for line in {lines!r}:\n"
         "    try:\n        main(line.split())\n"
         "    except SystemExit:\n        pass\n"

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-import catenary.cli.buckets
-from catenary.cli.doctor.host import Host
-from catenary.cli.main import main
-from catenary.cli.plan import run_plan
+import catenary_apps.buckets
+from catenary_apps.cli.main import main
+from catenary_apps.doctor.host import Host
+from catenary_apps.plan import run_plan
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
@@ -119,7 +119,7 @@ def test_interrupted_command_says_nothing(
     def interrupted(_: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(catenary.cli.buckets, "run_buckets", interrupted)
+    monkeypatch.setattr(catenary_apps.buckets, "run_buckets", interrupted)
     assert main(["buckets"]) == 130
     assert capsys.readouterr() == ("", "")
 
@@ -132,7 +132,7 @@ def test_terminated_profile_leaves_no_file(
         os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setenv("CATENARY_CLIENT_SECRET", "secret-of-clients")
-    monkeypatch.setattr("catenary.cli.profile.fetch.fetch", terminated)
+    monkeypatch.setattr("catenary_apps.profile.fetch.fetch", terminated)
     before = signal.getsignal(signal.SIGTERM)
     try:
         with pytest.raises(SystemExit) as caught:

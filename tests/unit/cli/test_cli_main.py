@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from catenary.cli.drain import DrainConfig
-from catenary.cli.main import main
-from catenary.cli.up import UpConfig
-from catenary.cli.up.run import check_services
 from catenary.config import ConfigError, load
+from catenary_apps.cli.drain import DrainConfig
+from catenary_apps.cli.main import main
+from catenary_apps.up import UpConfig
+from catenary_apps.up.run import check_services
 
 
 def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,7 +67,7 @@ def test_output_that_nobody_reads_is_no_traceback() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "wb") as nobody:
-        command = [sys.executable, "-m", "catenary.cli.main", "--help"]
+        command = [sys.executable, "-m", "catenary_apps.cli.main", "--help"]
         done = subprocess.run(command, stdout=nobody, stderr=subprocess.PIPE, timeout=60, check=False)
     assert done.returncode == 141
     assert done.stderr == b""

@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from catenary.cli.runtime_directory import CLIENT_SECRET_ENV, ENGINE_SECRET_ENV, RuntimeDirectory
-from catenary.cli.up import UpConfig
-from catenary.cli.up.cpus import tokenizers_of
-from catenary.cli.up.deployment import _example
-from catenary.cli.up.model import served_name
-from catenary.cli.up.models import (
+from catenary.cpus import EngineCpus, Placement, Topology
+from catenary.devices import why_not_opened
+from catenary.runtime import StartRefused
+from catenary_apps.cli.runtime_directory import CLIENT_SECRET_ENV, ENGINE_SECRET_ENV, RuntimeDirectory
+from catenary_apps.up import UpConfig
+from catenary_apps.up.cpus import tokenizers_of
+from catenary_apps.up.deployment import _example
+from catenary_apps.up.model import served_name
+from catenary_apps.up.models import (
     ReadyModel,
     WantedModel,
     aliases_of,
@@ -23,11 +26,8 @@ from catenary.cli.up.models import (
     tasks_of,
     wanted_models,
 )
-from catenary.cli.up.plan import ChildSpec, Places, Stage, child_environment, plan, without_secrets
-from catenary.cli.up.run import check_engines, check_places
-from catenary.cpus import EngineCpus, Placement, Topology
-from catenary.devices import why_not_opened
-from catenary.runtime import StartRefused
+from catenary_apps.up.plan import ChildSpec, Places, Stage, child_environment, plan, without_secrets
+from catenary_apps.up.run import check_engines, check_places
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_a_length_beyond_the_context_is_refused_before_a_model_is_prepared(tmp_p
     for left_to_the_engine in (bert, open_ended, ("org/model",), (str(tmp_path / "none"),), (*llama, *bert)):
         assert checked(model=left_to_the_engine, max_model_len=513) == ""
     assert checked(model=llama, max_model_len=513, task=("embed",)) == ""
-    for variable in ("CATENARY_ENGINE_ALLOW_LONG_MAX_MODEL_LEN", "CATENARY_ENGINE_SCRIPTED"):
+    for variable in ("CATENARY_ENGINE_ALLOW_LONG_MAX_MODEL_LEN", "CATENARY_ENGINE_SCRIPT"):
         assert checked({variable: "1"}, model=llama, max_model_len=513) == ""
 
 
@@ -98,9 +98,9 @@ def test_an_hpu_without_its_package_is_refused_before_a_model_is_prepared(
     def absent(name: str) -> str:
         raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr("catenary.cli.up.run.why_not_opened", partial(why_not_opened, package=absent))
+    monkeypatch.setattr("catenary_apps.up.run.why_not_opened", partial(why_not_opened, package=absent))
     assert checked(device="hpu").startswith("--device hpu: the package habana-torch-plugin is not installed")
-    assert checked({"CATENARY_ENGINE_SCRIPTED": "default"}, device="hpu") == ""
+    assert checked({"CATENARY_ENGINE_SCRIPT": "default"}, device="hpu") == ""
     assert checked(device="sim") == checked(device="cpu") == ""
 
 

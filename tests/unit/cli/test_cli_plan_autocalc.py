@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from catenary.cli.plan.autocalc import AutocalcInputs, autocalc
+from catenary_apps.plan.autocalc import AutocalcInputs, autocalc
 
 # Llama 3.1 8B on a card of 128 GB, as the container's own table has it.
 EIGHT = AutocalcInputs(

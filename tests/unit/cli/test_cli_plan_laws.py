@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from catenary.cli.main import main
-from catenary.cli.plan.config import PlanConfig
-from catenary.cli.plan.planning import make_plan
-from catenary.cli.plan.recommend import recommend
 from catenary.config import load
+from catenary_apps.cli.main import main
+from catenary_apps.plan.config import PlanConfig
+from catenary_apps.plan.planning import make_plan
+from catenary_apps.plan.recommend import recommend
 from services.engine.memory import WeightScheme, read_shape, stored_scheme
 from services.engine.model import ModelError
 from services.engine.model.gguf_header import read_gguf_config

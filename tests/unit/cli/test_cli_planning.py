@@ -12,8 +12,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from catenary.cli.main import main
-from catenary.cli.plan import PlanConfig
+from catenary_apps.cli.main import main
+from catenary_apps.plan import PlanConfig
 from tests.support.llama_config import LLAMA
 
 LOGGED = (
@@ -367,7 +367,7 @@ def test_a_plot_that_cannot_be_written(model: Path, capsys: pytest.CaptureFixtur
 
 def test_no_torch_and_no_numpy_is_needed(model: Path) -> None:
     code = (
-        "import sys\nfrom catenary.cli.main import main\n"
+        "import sys\nfrom catenary_apps.cli.main import main\n"
         f"assert main(['plan', '--model', {str(model / 'config.json')!r}, '--json']) == 0\n"
         "assert not {'torch', 'transformers', 'numpy', 'grpc'} & set(sys.modules), 'too much is imported'"
     )

@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
-from catenary.cli.up.ports import PortClaims, bracketed, loopback_of
 from catenary.runtime import StartRefused
+from catenary_apps.up.ports import PortClaims, bracketed, loopback_of
 
 
 def test_port_in_use_is_refused_with_the_option() -> None:

@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from catenary.cli.main import main
-from catenary.cli.profile.config import ProfileConfig
-from catenary.cli.profile.find import find_engine
-from catenary.cli.profile.show import as_json, lines, show
-from catenary.cli.profile.summary import summarise
-from catenary.cli.runtime_directory import RuntimeDirectory
 from catenary.runtime import StartRefused
+from catenary_apps.cli.main import main
+from catenary_apps.cli.runtime_directory import RuntimeDirectory
+from catenary_apps.profile.config import ProfileConfig
+from catenary_apps.profile.find import find_engine
+from catenary_apps.profile.show import as_json, lines, show
+from catenary_apps.profile.summary import summarise
 
 HOLDER = (
     "import time\n"
     "from pathlib import Path\n"
-    "from catenary.cli.runtime_directory import RuntimeDirectory\n"
+    "from catenary_apps.cli.runtime_directory import RuntimeDirectory\n"
     "kept = RuntimeDirectory.create()\n"
     "for name in ('engine-0', 'engine-1'):\n"
     "    Path(kept.socket(name).removeprefix('unix:')).touch()\n"

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 from rich.console import Console
 
-from catenary.cli.up.reporter import PlainReporter, TerminalReporter, make_reporter
+from catenary_apps.up.reporter import PlainReporter, TerminalReporter, make_reporter
 
 
 @contextmanager
@@ -43,7 +43,7 @@ def test_a_full_disk_loses_lines_and_nothing_else() -> None:
 
 
 def test_a_reader_that_stopped_does_not_hold_the_supervisor_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("catenary.cli.up.reporter.WRITABLE_S", 0.01)
+    monkeypatch.setattr("catenary_apps.up.reporter.WRITABLE_S", 0.01)
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     with contextlib.suppress(BlockingIOError):

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from catenary.cli.router_options import RouterOptions, RoutersOptions
-from catenary.cli.router_target import find_router, find_routers
-from catenary.cli.runtime_directory import CLIENT_SECRET_ENV, LOCK_NAME, RuntimeDirectory, remove_stale
 from catenary.runtime import StartRefused
+from catenary_apps.cli.router_options import RouterOptions, RoutersOptions
+from catenary_apps.cli.router_target import find_router, find_routers
+from catenary_apps.cli.runtime_directory import CLIENT_SECRET_ENV, LOCK_NAME, RuntimeDirectory, remove_stale
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +63,7 @@ def test_commands_find_all_routers_of_the_run_on_this_machine() -> None:
 
 HOLDER = (
     "import os, time\n"
-    "from catenary.cli.runtime_directory import RuntimeDirectory\n"
+    "from catenary_apps.cli.runtime_directory import RuntimeDirectory\n"
     "kept = RuntimeDirectory.create()\n"
     "print(kept.path, flush=True)\ntime.sleep(600)"
 )

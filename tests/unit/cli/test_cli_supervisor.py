@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from catenary.cli.up.child import wrapped
-from catenary.cli.up.plan import ChildSpec, Stage
-from catenary.cli.up.process import ChildLog, ChildProcess, reap_orphans
-from catenary.cli.up.reporter import PlainReporter
-from catenary.cli.up.supervisor import Supervisor, describe_exit
 from catenary.runtime import StartRefused
+from catenary_apps.up.child import wrapped
+from catenary_apps.up.plan import ChildSpec, Stage
+from catenary_apps.up.process import ChildLog, ChildProcess, reap_orphans
+from catenary_apps.up.reporter import PlainReporter
+from catenary_apps.up.supervisor import Supervisor, describe_exit
 
 WAIT_S = 20.0
 SLEEPER = "import time\nprint('up', flush=True)\ntime.sleep(600)"
@@ -76,7 +76,7 @@ def test_the_first_process_of_a_container_takes_leave_of_orphans() -> None:
     code = """
 import ctypes, os, subprocess, sys, time
 from pathlib import Path
-from catenary.cli.up.process import reap_orphans
+from catenary_apps.up.process import reap_orphans
 PR_SET_CHILD_SUBREAPER = 36
 ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 own = subprocess.Popen(["sleep", "0"])
@@ -125,7 +125,7 @@ async def test_child_that_was_drained_is_started_again_as_if_for_the_first_time(
 async def test_child_that_ignores_the_drain_is_killed_with_its_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("catenary.cli.up.supervisor.STOP_MARGIN_S", 0.2)
+    monkeypatch.setattr("catenary_apps.up.supervisor.STOP_MARGIN_S", 0.2)
     parent = f"import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', {STUBBORN!r}])\n{STUBBORN}"
     supervisor, reporter = make(tmp_path, spec("a", parent), drain_s=0)
     stop = asyncio.Event()
@@ -189,7 +189,7 @@ async def test_a_refusal_before_anything_served_ends_the_start_with_its_reason(
 async def test_a_crash_before_anything_served_is_tried_again_and_then_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("catenary.cli.up.supervisor.FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr("catenary_apps.up.supervisor.FIRST_DELAY_S", 0.01)
     program = "import os, signal\nprint('loading')\nos.kill(os.getpid(), signal.SIGKILL)"
     supervisor, reporter = make(tmp_path, spec("a", program))
     assert (await refusal_of(supervisor)).startswith("a: was ended by SIGKILL (log: ")
@@ -212,7 +212,7 @@ async def test_what_served_is_started_again_after_a_refusal_and_the_reason_is_to
 def test_child_dies_with_a_killed_parent() -> None:
     code = (
         "import subprocess, sys, time\n"
-        "from catenary.cli.up.child import wrapped\n"
+        "from catenary_apps.up.child import wrapped\n"
         "child = subprocess.Popen(wrapped((sys.executable, '-c', 'import time; time.sleep(600)')))\n"
         "print(child.pid, flush=True)\ntime.sleep(600)"
     )
@@ -234,7 +234,7 @@ def test_wrapper_ends_if_its_parent_is_gone() -> None:
 
 
 def test_log_keeps_one_older_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("catenary.cli.up.process.LOG_LIMIT_BYTES", 100)
+    monkeypatch.setattr("catenary_apps.up.process.LOG_LIMIT_BYTES", 100)
     log = ChildLog(tmp_path / "a.log")
     for index in range(100):
         log.write(f"line {index}")
@@ -246,7 +246,7 @@ def test_log_keeps_one_older_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_log_that_cannot_be_renewed_is_renewed_once_it_can(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("catenary.cli.up.process.LOG_LIMIT_BYTES", 10)
+    monkeypatch.setattr("catenary_apps.up.process.LOG_LIMIT_BYTES", 10)
     log = ChildLog(tmp_path / "logs" / "a.log")
     shutil.rmtree(tmp_path / "logs")
     for line in ("a first long line", "a second line"):

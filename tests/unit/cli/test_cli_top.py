@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from catenary.cli.fleet.document import fleet_document
-from catenary.cli.main import main
-from catenary.cli.router_polling import RouterView
-from catenary.cli.top.cells import bar, engine_cells, number, router_lines, seconds, total_line
-from catenary.cli.top.frame import Frame, make_frame
-from catenary.cli.top.rates import Progress, Rates
-from catenary.cli.top.show import draw
 from catenary.v1 import common_pb2, engine_pb2, router_pb2
+from catenary_apps.cli.fleet.document import fleet_document
+from catenary_apps.cli.main import main
+from catenary_apps.cli.router_polling import RouterView
+from catenary_apps.top.cells import bar, engine_cells, number, router_lines, seconds, total_line
+from catenary_apps.top.frame import Frame, make_frame
+from catenary_apps.top.rates import Progress, Rates
+from catenary_apps.top.show import draw
 
 
 def engine(

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from catenary.cli.runtime_directory import RuntimeDirectory
-from catenary.cli.up import UpConfig
-from catenary.cli.up.models import ReadyModel
-from catenary.cli.up.plan import GATEWAY_KEYS, ChildSpec, Places, Stage, child_environment, plan
-from catenary.cli.up.run import check_places, modules_of
 from catenary.config import EMPTY_KEY
 from catenary.config import load as load_config
-from catenary.migration import VARIABLES, Status, load_moved
 from catenary.runtime import StartRefused
+from catenary_apps.cli.runtime_directory import RuntimeDirectory
+from catenary_apps.up import UpConfig
+from catenary_apps.up.models import ReadyModel
+from catenary_apps.up.plan import GATEWAY_KEYS, ChildSpec, Places, Stage, child_environment, plan
+from catenary_apps.up.run import check_places, modules_of
 from gateway.config import GatewayConfig
+from services.engine.vllm_variables import VARIABLES, Status, load_moved
 
 
 @pytest.fixture(autouse=True)

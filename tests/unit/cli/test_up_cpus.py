@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from catenary.cli.up import UpConfig
-from catenary.cli.up.child import wrapped
-from catenary.cli.up.cpus import cpus_of, described
 from catenary.cpus import EngineCpus, Placement, Topology
 from catenary.runtime import StartRefused
+from catenary_apps.up import UpConfig
+from catenary_apps.up.child import wrapped
+from catenary_apps.up.cpus import cpus_of, described
 
 EIGHT = Topology((tuple((cpu,) for cpu in range(8)),), 8)
 BOUND = Placement((EngineCpus(7, tuple(range(7))),), (7,))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from catenary.cli.up.config import UpConfig
 from catenary.config import load
+from catenary_apps.up.config import UpConfig
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_the_lazy_import_upward_is_no_circle_through_faces(laws: Any, tree: Tree
         ("services/engine/a.py", "catenary_apps.b"),
         ("services/tokenizer/a.py", "catenary_testing.b"),
         ("catenary_apps/a.py", "catenary_testing.b"),
-        ("services/engine/a.py", "catenary.migration.b"),
+        ("services/engine/a.py", "catenary_apps.migration.b"),
     ],
 )
 def test_groups_import_downward_alone(laws: Any, tree: Tree, importer: str, imported: str) -> None:
@@ -107,7 +107,7 @@ def test_groups_import_downward_alone(laws: Any, tree: Tree, importer: str, impo
         ("services/engine/a.py", "services.engine.b"),
         ("catenary_apps/a.py", "gateway.b"),
         ("catenary_testing/a.py", "catenary_apps.b"),
-        ("catenary/cli/a.py", "services.router.b"),
+        ("catenary_apps/cli/a.py", "services.router.b"),
     ],
 )
 def test_the_table_allows(laws: Any, tree: Tree, importer: str, imported: str) -> None:

@@ -9,7 +9,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from catenary.config import ConfigError
-from catenary.migration import translate
 from services.engine.bucketing import (
     AXIS_OPTIONS,
     BucketAxes,
@@ -19,6 +18,7 @@ from services.engine.bucketing import (
     parse_axis,
 )
 from services.engine.config import EngineConfig
+from services.engine.vllm_variables import translate
 from tests.support.moved import Moved, moved
 
 __all__ = ["moved"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from catenary.cli.up import UpConfig
-from catenary.migration import load_moved
+from catenary_apps.up import UpConfig
+from services.engine.vllm_variables import load_moved
 from tests.support.moved import Moved, moved
 
 __all__ = ["moved"]

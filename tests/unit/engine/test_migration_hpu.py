@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catenary.migration.hpu import recipe_cache
 from services.engine.device.hpu.probing import parse_switches
+from services.engine.vllm_variables.hpu import recipe_cache
 from tests.support.moved import Moved, moved
 
 __all__ = ["moved"]

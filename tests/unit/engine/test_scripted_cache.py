@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from catenary.blockhash import BlockHashes
-from services.engine.link import EndRow, KvChanges, KvContents, SamplingOptions, SubmitSequence
-from services.engine.scripted import (
+from catenary_testing.engine import (
     Script,
     ScriptedCapacity,
     ScriptedLatency,
@@ -19,6 +18,7 @@ from services.engine.scripted import (
     continuation,
     load_script,
 )
+from services.engine.link import EndRow, KvChanges, KvContents, SamplingOptions, SubmitSequence
 from tests.support.kv_follower import names_of
 
 

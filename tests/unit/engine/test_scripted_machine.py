@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.engine.link import FinishReason, SamplingOptions, SubmitSequence
-from services.engine.scripted import (
+from catenary_testing.engine import (
     Match,
     Rule,
     Script,
@@ -20,7 +19,8 @@ from services.engine.scripted import (
     load_script,
     next_token,
 )
-from services.engine.scripted.machine import QueueFull, ScriptedMachine
+from catenary_testing.engine.machine import QueueFull, ScriptedMachine
+from services.engine.link import FinishReason, SamplingOptions, SubmitSequence
 
 ids = st.lists(st.integers(0, 199), min_size=1, max_size=30)
 

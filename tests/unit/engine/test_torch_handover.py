@@ -14,11 +14,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from catenary.transfer import name_of
 from services.engine.config import EngineConfig
 from services.engine.core.errors import StartError
 from services.engine.link import FinishReason
 from services.engine.model import weights_fingerprint
-from services.engine.transfer import name_of
 from tests.support.constrained import regex, save_constrained_model, text_of
 from tests.support.handover import (
     LIMIT_S,

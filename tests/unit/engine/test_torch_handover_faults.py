@@ -196,7 +196,7 @@ def test_blocks_that_the_sender_s_memory_lost_do_not_pass(
     prefill: LocalCore, decode: LocalCore, wanted: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is read after it was checked is another thing than what was checked."""
-    import services.engine.transfer.tcp as tcp
+    import catenary.transfer.tcp as tcp
 
     send = tcp._send_chunk
 

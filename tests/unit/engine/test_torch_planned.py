@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from catenary.cli.plan import PlanConfig
-from catenary.cli.plan.planning import make_plan
+from catenary_apps.plan import PlanConfig
+from catenary_apps.plan.planning import make_plan
 from services.engine.core import startup
 from services.engine.core.sizing import Sizing, size_engine
 from tests.support.graph_device import GIB, GraphDevice

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from services.engine.transfer import (
+from catenary.transfer import (
     BUILTIN,
     Fetch,
     TransferError,
@@ -28,8 +28,8 @@ from services.engine.transfer import (
     load_connector,
     shm,
 )
-from services.engine.transfer.protocol import GREETING_BYTES, REQUEST_BYTES, make_request
-from services.engine.transfer.shm import sweep
+from catenary.transfer.protocol import GREETING_BYTES, REQUEST_BYTES, make_request
+from catenary.transfer.shm import sweep
 from tests.support.transfers import BINDING, BLOCKS, CHUNK, LAYOUT, SIZE, Serving
 
 
@@ -240,7 +240,7 @@ def test_offering_engines_that_lie(tmp_path: Path, words: bytes, hold: bool, fau
 OFFERS = """
 import sys, time
 from pathlib import Path
-from services.engine.transfer import BUILTIN
+from catenary.transfer import BUILTIN
 from tests.support.transfers import Serving
 serving = Serving(BUILTIN[sys.argv[1]], Path(sys.argv[2]))
 print(serving.address, serving.source.ticket.hex(), flush=True)

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
+from catenary.transfer import TlsConnector, TlsPaths, TransferError, TransferFault, TransferSettings
 from services.engine.config import EngineConfig
-from services.engine.transfer import TlsConnector, TlsPaths, TransferError, TransferFault, TransferSettings
 from tests.support.certificates import make_authority, make_certificate
 from tests.support.transfers import SIZE, Serving
 

@@ -12,8 +12,9 @@ import pytest
 from jsonschema import Draft202012Validator
 from schemathesis.specs.openapi.definitions import OPENAPI_31
 
-from gateway import GatewayApp, GatewayConfig
+from gateway.app import GatewayApp
 from gateway.application import unknown_url
+from gateway.config import GatewayConfig
 from gateway.ignored import IGNORED
 from gateway.limits import LIMIT_HEADERS, LIMITED
 from gateway.openapi import Routes, document

@@ -1,9 +1,0 @@
-"""`catenary bench`: load on a server, and batches in this process."""
-
-from __future__ import annotations
-
-from catenary.cli.bench.main import run_bench
-from catenary.cli.bench.serve_config import BenchServeConfig
-from catenary.cli.bench.throughput_config import BenchThroughputConfig
-
-__all__ = ["BenchServeConfig", "BenchThroughputConfig", "run_bench"]

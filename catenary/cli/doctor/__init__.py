@@ -1,8 +1,0 @@
-"""`catenary doctor`: whether a host is set up for Gaudi, and what to do if it is not."""
-
-from __future__ import annotations
-
-from catenary.cli.doctor.config import DoctorConfig
-from catenary.cli.doctor.run import run_doctor
-
-__all__ = ["DoctorConfig", "run_doctor"]

@@ -1,8 +1,0 @@
-"""`catenary profile`: where the time of a running engine's steps goes."""
-
-from __future__ import annotations
-
-from catenary.cli.profile.config import ProfileConfig
-from catenary.cli.profile.run import run_profile, run_profile_command
-
-__all__ = ["ProfileConfig", "run_profile", "run_profile_command"]

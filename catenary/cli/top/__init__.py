@@ -1,8 +1,0 @@
-"""`catenary top`: the fleet, live in the terminal."""
-
-from __future__ import annotations
-
-from catenary.cli.top.config import TopConfig
-from catenary.cli.top.run import run_top
-
-__all__ = ["TopConfig", "run_top"]

@@ -1,8 +1,0 @@
-"""`catenary up`: the supervisor of a deployment on one machine."""
-
-from __future__ import annotations
-
-from catenary.cli.up.config import UpConfig
-from catenary.cli.up.run import run_up
-
-__all__ = ["UpConfig", "run_up"]

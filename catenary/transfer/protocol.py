@@ -1,0 +1,122 @@
+"""The bytes that both connectors of this package speak, and the moves of either side.
+
+    server    greeting   magic, version, nonce[16]
+    client    request    magic, kind, name[16], binding[16], layout[16], first, count, proof[16]
+    server    reply      magic, status, block_bytes, count
+    server    chunks     as the connector has it: per block a checksum[16] and the block
+    client    thanks     one byte, once all blocks are there and right
+
+Everything has a fixed length, numbers are little-endian, and nobody takes a length from the other side that
+he did not ask for. The proof covers the nonce, so a request cannot be played again.
+"""
+
+from __future__ import annotations
+
+import secrets
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+from catenary.transfer.connector import Fetch
+from catenary.transfer.faults import TransferError, TransferFault
+from catenary.transfer.tickets import DIGEST_BYTES, name_of, sign
+
+MAGIC: Final = b"CtKv"
+VERSION: Final = 1
+THANKS: Final = b"\x06"
+
+_GREETING: Final = struct.Struct("<4sH16s")
+_REQUEST: Final = struct.Struct("<4sH16s16s16sII")
+_REPLY: Final = struct.Struct("<4sHII")
+
+GREETING_BYTES: Final = _GREETING.size
+REQUEST_BYTES: Final = _REQUEST.size + DIGEST_BYTES
+REPLY_BYTES: Final = _REPLY.size
+
+
+class Kind(IntEnum):
+    """What a request is for: the blocks, or to say that they are not wanted."""
+
+    FETCH = 1
+    GIVE_BACK = 2
+
+
+class Status(IntEnum):
+    """The server's answer. What is behind GONE, a late or a wrong ticket, it does not tell."""
+
+    OK = 0
+    GONE = 1
+    LAYOUT = 2
+    MISMATCH = 3
+    BUSY = 4
+
+
+_FAULTS: Final = {
+    Status.GONE: TransferFault.GONE,
+    Status.LAYOUT: TransferFault.LAYOUT,
+    Status.MISMATCH: TransferFault.MISMATCH,
+    Status.BUSY: TransferFault.BUSY,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request as the server reads it. `body` is what `proof` covers beside the nonce."""
+
+    kind: Kind
+    name: bytes
+    binding: bytes
+    layout: bytes
+    first: int
+    count: int
+    body: bytes
+    proof: bytes
+
+
+def new_greeting() -> tuple[bytes, bytes]:
+    """The server's first bytes, and the nonce in them."""
+    nonce = secrets.token_bytes(16)
+    return _GREETING.pack(MAGIC, VERSION, nonce), nonce
+
+
+def read_greeting(data: bytes) -> bytes:
+    """The nonce. Raises TransferError."""
+    magic, version, nonce = _GREETING.unpack(data)
+    if magic != MAGIC or version != VERSION:
+        raise TransferError(TransferFault.PROTOCOL, "the peer does not speak this version of the protocol")
+    return bytes(nonce)
+
+
+def make_request(fetch: Fetch, nonce: bytes) -> bytes:
+    """The client's request for blocks, or to give the offer back."""
+    kind = Kind.FETCH if fetch.count else Kind.GIVE_BACK
+    body = _REQUEST.pack(
+        MAGIC, kind, name_of(fetch.ticket), fetch.binding, fetch.layout, fetch.first, fetch.count
+    )
+    return body + sign(fetch.ticket, nonce, body)
+
+
+def read_request(data: bytes) -> Request:
+    """Raises TransferError for what is no request."""
+    body, proof = data[: _REQUEST.size], data[_REQUEST.size :]
+    magic, kind, name, binding, layout, first, count = _REQUEST.unpack(body)
+    if magic != MAGIC or kind not in tuple(Kind):
+        raise TransferError(TransferFault.PROTOCOL, "what came is no request")
+    return Request(Kind(kind), name, binding, layout, first, count, body, proof)
+
+
+def make_reply(status: Status, block_bytes: int = 0, count: int = 0) -> bytes:
+    """The server's reply."""
+    return _REPLY.pack(MAGIC, status, block_bytes, count)
+
+
+def check_reply(data: bytes, fetch: Fetch) -> None:
+    """Raises TransferError unless the server gives just what was asked for."""
+    magic, status, block_bytes, count = _REPLY.unpack(data)
+    if magic != MAGIC or status not in tuple(Status):
+        raise TransferError(TransferFault.PROTOCOL, "what came is no reply")
+    if status != Status.OK:
+        raise TransferError(_FAULTS[Status(status)], f"the offering engine answers {Status(status).name}")
+    if count != fetch.count or (count and block_bytes != fetch.block_bytes):
+        raise TransferError(TransferFault.PROTOCOL, "the offering engine announces other blocks")

@@ -1,0 +1,9 @@
+"""`catenary bench`: load on a server, and batches in this process."""
+
+from __future__ import annotations
+
+from catenary_apps.bench.main import run_bench
+from catenary_apps.bench.serve_config import BenchServeConfig
+from catenary_apps.bench.throughput_config import BenchThroughputConfig
+
+__all__ = ["BenchServeConfig", "BenchThroughputConfig", "run_bench"]

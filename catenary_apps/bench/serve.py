@@ -1,0 +1,212 @@
+"""`catenary bench serve`: asks, measures, shows."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+from catenary.config import ConfigError
+from catenary.runtime import StartRefused
+from catenary.version import __version__
+from catenary_apps.bench.named_values import named_values
+from catenary_apps.bench.progress import LoadBar
+from catenary_apps.bench.prompts import PromptMaker, prompt_maker
+from catenary_apps.bench.serve_config import BenchServeConfig
+from catenary_apps.bench.serve_table import show, show_sweep
+from catenary_apps.bench.target import Sweep, at_point, make_plan, make_target, parse_sweep
+from catenary_apps.cli.output import INSTALL_BENCH, check_file, file_in, write_file
+from catenary_apps.load import (
+    BenchError,
+    Conversation,
+    LoadInterrupted,
+    LoadPlan,
+    LoadResult,
+    TokenizerText,
+    as_json,
+    run,
+)
+
+_NAME = "catenary bench serve"
+# Characters a line where no terminal says how many there are.
+_PIPE_WIDTH = 120
+_UNTOLD = frozenset(("api_key", "header", "metadata", "log_level", "log_format"))
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One run: what was swept and its value, None without a sweep."""
+
+    value: float | None
+    plan: LoadPlan
+    result: LoadResult
+
+
+def run_serve(config: BenchServeConfig) -> int:
+    """Run `catenary bench serve`: 1 if no request was answered, 2 with a line on stderr for wrong options.
+
+    Raises KeyboardInterrupt after a Ctrl-C, once what was measured has been shown and written.
+    """
+    try:
+        return _serve(config)
+    except StartRefused as error:
+        print(f"{_NAME}: {error}", file=sys.stderr)
+        return error.exit_code
+    except ValueError as error:
+        print(f"{_NAME}: {error}", file=sys.stderr)
+        return 2
+    except BenchError as error:
+        print(f"{_NAME}: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"{_NAME}: the output cannot be written: {error.strerror or error}", file=sys.stderr)
+        return 1
+
+
+def _serve(config: BenchServeConfig) -> int:
+    target, sweep = make_target(config), parse_sweep(config)
+    text = config.endpoint == "chat" or config.turns > 1
+    prompts = prompt_maker(config, text=text, turns=config.turns)
+    started = datetime.now(UTC)
+    save = None if config.save is None else file_in(config.save, "serve", started)
+    _check_outputs(config, save)
+    metadata = named_values("--metadata", config.metadata)
+    _many_files()
+    points: list[Point] = []
+    stopped: BenchError | KeyboardInterrupt | None = None
+    for number, value in enumerate(sweep.values if sweep is not None else (None,)):
+        try:
+            conversations = _conversations(config, prompts, number)
+            plan = make_plan(config, target, conversations, config.seed + number)
+            if sweep is not None and value is not None:
+                plan = at_point(plan, sweep, value)
+            points.append(Point(value, plan, _measure(config, plan, prompts, _label(sweep, value))))
+        except (BenchError, KeyboardInterrupt) as error:
+            # What was measured up to here is worth something.
+            stopped = error
+            if isinstance(error, LoadInterrupted) and error.result is not None:
+                points.append(Point(value, plan, error.result))
+            break
+    if points:
+        document = _document(config, sweep, points, started) | {"metadata": metadata}
+        _tell(config, sweep, points, document, save)
+    if stopped is not None:
+        raise stopped
+    return 0 if any(point.result.completed for point in points) else 1
+
+
+def _conversations(config: BenchServeConfig, prompts: PromptMaker, number: int) -> list[Conversation]:
+    """Those of a run, and a line for who asked for more than a file has."""
+    wanted = config.num_prompts + config.warmup
+    conversations = prompts.make(wanted, config.seed + number)
+    if number == 0 and len(conversations) < wanted:
+        found = f"{len(conversations)} conversations that fit, of {wanted} with the warm-up"
+        print(f"{_NAME}: {config.dataset_path} has {found}", file=sys.stderr)
+    return conversations
+
+
+def _tell(
+    config: BenchServeConfig,
+    sweep: Sweep | None,
+    points: Sequence[Point],
+    document: dict[str, Any],
+    save: Path | None,
+) -> None:
+    # Neither a full disk nor a pipe that nobody reads is to take the numbers of an hour with it.
+    try:
+        _show(config, sweep, points, document)
+    finally:
+        if save is not None:
+            write_file(save, msgspec.json.format(msgspec.json.encode(document)), "--save")
+            if save != config.save:
+                print(f"{_NAME}: wrote {save}", file=sys.stderr)
+    if config.plots is not None:
+        from catenary_apps.bench.plots import draw
+
+        draw(config.plots, sweep, points)
+
+
+def _measure(config: BenchServeConfig, plan: LoadPlan, prompts: PromptMaker, label: str) -> LoadResult:
+    count = prompts.source.count if isinstance(prompts.source, TokenizerText) else None
+    with LoadBar(label, shown=config.progress) as bar:
+        return run(plan, on_progress=bar.tell, count_text=count)
+
+
+def _label(sweep: Sweep | None, value: float | None) -> str:
+    return "requests" if sweep is None or value is None else f"{sweep.swept.value} {value:g}"
+
+
+def _check_outputs(config: BenchServeConfig, save: Path | None) -> None:
+    """What could not be written is to be known before the run. Raises StartRefused."""
+    if config.save_requests and save is None:
+        raise ConfigError("--save-requests needs --save")
+    if save is not None:
+        check_file(save, "--save")
+    if config.plots is None:
+        return
+    if find_spec("matplotlib") is None:
+        raise ConfigError(f"--plots: matplotlib is missing: {INSTALL_BENCH}")
+    try:
+        config.plots.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--plots {config.plots} cannot be written: {error.strerror}") from None
+
+
+def _many_files() -> None:
+    """Each request that runs has a connection; the usual limit is 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _document(
+    config: BenchServeConfig, sweep: Sweep | None, points: Sequence[Point], started: datetime
+) -> dict[str, Any]:
+    options = {
+        name: os.fsencode(value).decode("utf-8", "replace") if isinstance(value, Path) else value
+        for name, value in config.model_dump().items()
+        if name not in _UNTOLD
+    }
+    runs = [
+        {"value": point.value, "latency_from": _latency_from(point.plan), "seed": point.plan.seed}
+        | as_json(point.result, with_records=config.save_requests)
+        for point in points
+    ]
+    return {
+        "schema": 1,
+        "benchmark": "serve",
+        "catenary": __version__,
+        "started": started.isoformat(timespec="seconds"),
+        "options": options,
+        "swept": None if sweep is None else sweep.swept.value,
+        "runs": runs,
+    }
+
+
+def _latency_from(plan: LoadPlan) -> str:
+    return "schedule" if plan.arrivals.scheduled else "sending"
+
+
+def _show(
+    config: BenchServeConfig, sweep: Sweep | None, points: Sequence[Point], document: dict[str, Any]
+) -> None:
+    if config.format == "json":
+        print(msgspec.json.encode(document).decode())
+        return
+    console = Console() if sys.stdout.isatty() else Console(width=_PIPE_WIDTH)
+    if sweep is not None:
+        show_sweep(sweep, [(point.value or 0.0, point.result) for point in points], console)
+        return
+    (point,) = points
+    show(point.plan, point.result, console)

@@ -1,0 +1,182 @@
+"""The options of `catenary buckets`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from catenary.config import ServiceConfig, expected_one_of, settings
+from catenary_apps.cli.drawing import PictureFile
+from services.engine.bucketing import AXIS_OPTIONS, BucketAxes
+
+STRATEGIES = ("exponential", "linear", "padding", "file", "learned")
+
+
+class BucketsConfig(ServiceConfig):
+    """Which buckets an engine would have, what they cost, and which ones would be better.
+
+    Options that an engine has too have its names.
+    """
+
+    model_config = settings(prefix="CATENARY_BUCKETS_")
+
+    model: str = Field(
+        "smollm2",
+        min_length=1,
+        description="Model whose config.json gives sizes: an alias, a Hugging Face directory, a GGUF file "
+        "or a hub id.",
+    )
+    max_model_len: int | None = Field(
+        None, ge=2, description="Longest sequence in tokens. Absent: the model's own."
+    )
+    device: Literal["gaudi2", "gaudi3"] = Field(
+        "gaudi2", description="The card whose memory, bandwidth and speed count where none are given."
+    )
+    block_size: int = Field(128, ge=1, le=1024, description="Tokens of one KV block.")
+    max_num_seqs: int = Field(32, ge=1, le=4096, description="Sequences that run at once.")
+    max_num_batched_tokens: int = Field(512, ge=1, le=1_048_576, description="Tokens of one step.")
+    max_prefill_batch: int = Field(
+        4, ge=1, le=256, description="Sequences whose prompts are computed together in one forward."
+    )
+    kv_blocks: int | None = Field(
+        None, ge=1, le=2**31, description="Blocks of the KV pool. Absent: what kv_cache_gib holds."
+    )
+    kv_cache_gib: float | None = Field(
+        None,
+        gt=0,
+        le=1_048_576,
+        description="Size of the KV pool in GiB. Absent: what a card leaves beside the model, as catenary "
+        "plan counts it.",
+    )
+    kv_bytes_per_token: int | None = Field(
+        None, ge=1, description="KV of one token over all layers. Absent: from the model's config."
+    )
+    contiguous: bool = Field(
+        False, description="Decode fetches the pool's first blocks and does not gather by id."
+    )
+
+    strategies: tuple[str, ...] = Field(
+        ("exponential", "linear", "padding", "learned"),
+        min_length=1,
+        description=f"Strategies to compare, of {', '.join(STRATEGIES)}.",
+    )
+    bucketing_file: Path | None = Field(None, description="Bucket file of the strategy file.")
+    bucketing_pad_ratio: float = Field(
+        0.25, ge=0, le=0.5, description="Strategy padding: largest share of padding in a bucket."
+    )
+    bucket_prefill_batch: str | None = Field(
+        None,
+        max_length=128,
+        description="Rows of prefill buckets: min=N,step=N,max=N,pad_max=N,pad_percent=N, any of these. "
+        "Each strategy takes what it takes in an engine; max bounds the rows of all.",
+    )
+    bucket_prefill_query: str | None = Field(
+        None, max_length=128, description="Tokens of a row of prefill buckets; max bounds the chunks of all."
+    )
+    bucket_prefill_context: str | None = Field(
+        None, max_length=128, description="Context blocks of a row of prefill buckets."
+    )
+    bucket_decode_batch: str | None = Field(None, max_length=128, description="Rows of decode buckets.")
+    bucket_decode_blocks: str | None = Field(None, max_length=128, description="KV blocks of decode buckets.")
+
+    lengths: Path | None = Field(
+        None,
+        description="File of JSON lines with prompt_tokens and output_tokens, as an engine's "
+        "--record-lengths writes it. learned learns from its first half, and all are judged by the second.",
+    )
+    synthetic: int | None = Field(
+        None,
+        ge=0,
+        description="Seed of drawn chat lengths, in place of a file; judged on the next seed. Absent, "
+        "without a file: 1.",
+    )
+    sequences: int = Field(
+        1500, ge=10, le=1_000_000, description="Drawn sequences, or most sequences of a file."
+    )
+
+    max_graphs: int | None = Field(
+        None, ge=2, description="Graphs that learned may have. Absent: as many as exponential has."
+    )
+    graph_budget_gib: float | None = Field(
+        None, gt=0, le=1_048_576, description="GiB of graphs that learned may have, in place of max_graphs."
+    )
+    prefill_graph_mib: float = Field(
+        20.0, ge=0.001, le=1_000_000, description="Memory of an average prefill graph in MiB."
+    )
+    decode_graph_mib: float = Field(
+        4.0, ge=0.001, le=1_000_000, description="Memory of an average decode graph in MiB."
+    )
+    padding_price: float = Field(
+        0.1,
+        ge=0,
+        le=1_000,
+        description="What learned lets a padding of 100 % cost beyond the time it takes, as a share of the "
+        "phase's time.",
+    )
+    compiled: Path | None = Field(
+        None, description="Bucket file of graphs that are compiled already; learned prefers them."
+    )
+    new_graph_price: float = Field(
+        0.0, ge=0, le=1_000, description="Share of the total time that a graph beyond compiled has to save."
+    )
+    learn: Path | None = Field(None, description="File to write learned's buckets to.")
+
+    step_times: Literal["auto", "estimated", "measured"] = Field(
+        "auto",
+        description="Step times: measured are fitted to the length file's, estimated come from the model's "
+        "size and the device. auto: measured if the file has enough.",
+    )
+    memory_tb_s: float | None = Field(
+        None, ge=0.0001, le=1_000_000, description="Memory bandwidth of a card in TB/s. Absent: the card's."
+    )
+    compute_tflops: float | None = Field(
+        None,
+        ge=0.0001,
+        le=1_000_000_000,
+        description="Matrix speed of a card in TFLOPS. Absent: the card's.",
+    )
+    launch_ms: float = Field(0.2, ge=0, le=60_000, description="Least time of a forward in milliseconds.")
+
+    format: Literal["table", "json"] = Field(
+        "table", description="What to print; --json is short for --format json."
+    )
+    plot: PictureFile | None = Field(
+        None, description="Draw decode steps and buckets into this .svg or .png file."
+    )
+
+    def axes(self) -> BucketAxes:
+        """The settings of the axes. Raises ValueError, one line that names the option."""
+        return BucketAxes.parse({name: getattr(self, name) for name in AXIS_OPTIONS})
+
+    @field_validator("strategies")
+    @classmethod
+    def _strategies(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        short = {"exp": "exponential", "lin": "linear", "pad": "padding"}
+        names = tuple(dict.fromkeys(short.get(name, name) for name in value))
+        for name in names:
+            if name not in STRATEGIES:
+                raise ValueError(f"there is no {name!r}: {expected_one_of(name, STRATEGIES)}")
+        return names
+
+    @model_validator(mode="after")
+    def _options_agree(self) -> Self:
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
+                f"({self.max_num_seqs}): every running sequence gets a token in a step"
+            )
+        if self.lengths is not None and self.synthetic is not None:
+            raise ValueError("lengths and synthetic exclude each other")
+        if self.max_graphs is not None and self.graph_budget_gib is not None:
+            raise ValueError("max_graphs and graph_budget_gib exclude each other")
+        if (self.bucketing_file is None) is ("file" in self.strategies):
+            raise ValueError("strategy file and bucketing_file need each other")
+        if self.axes() != BucketAxes() and not {"linear", "padding"} & {*self.strategies}:
+            raise ValueError("the bucket options need one of the strategies linear and padding")
+        if "learned" not in self.strategies and (self.learn is not None or self.compiled is not None):
+            raise ValueError("learn and compiled need the strategy learned")
+        if self.step_times == "measured" and self.lengths is None:
+            raise ValueError("measured step times need a length file")
+        return self

@@ -1,0 +1,41 @@
+"""`catenary buckets`: compares, learns, writes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from catenary.runtime import StartRefused
+from catenary_apps.buckets.config import BucketsConfig
+from catenary_apps.cli.output import check_file, load_options, write_file
+
+_NAME = "catenary buckets"
+
+
+def run_buckets(argv: Sequence[str]) -> int:
+    """Run `catenary buckets`; 2 with one line on stderr for what cannot be done."""
+    config = load_options(BucketsConfig, argv, prog=_NAME)
+    # Not before: a wrong option is to be refused without waiting for numpy and the engine's packages.
+    from catenary_apps.buckets.compare import compare
+    from catenary_apps.buckets.plot import draw
+    from catenary_apps.buckets.show import as_json, as_table
+    from services.engine.bucketing import format_buckets
+
+    try:
+        for option, file in (("--learn", config.learn), ("--plot", config.plot)):
+            if file is not None:
+                check_file(file, option)
+        comparison = compare(config, lambda line: print(f"{_NAME}: {line}", file=sys.stderr, flush=True))
+        print(as_json(comparison) if config.format == "json" else as_table(comparison))
+        if config.learn is not None:
+            comments = [f"learned by catenary buckets from {comparison.source}", f"for {comparison.limits}"]
+            write_file(config.learn, format_buckets(comparison.learned, comments).encode(), "--learn")
+        if config.plot is not None:
+            write_file(config.plot, draw(comparison, config.plot.suffix.lower()), "--plot")
+    except StartRefused as error:
+        print(f"{_NAME}: {error}", file=sys.stderr)
+        return error.exit_code
+    except ValueError as error:
+        print(f"{_NAME}: {error}", file=sys.stderr)
+        return 2
+    return 0

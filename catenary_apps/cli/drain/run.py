@@ -1,0 +1,66 @@
+"""`catenary drain`: tells the router, then waits until the engine has left, and shows how far it is."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Sequence
+
+from catenary.runtime import StartRefused
+from catenary_apps.cli.drain.config import DrainConfig
+from catenary_apps.cli.output import load_options
+
+_NAME = "catenary drain"
+_INTERRUPTED = 130
+_POLL_S = 0.2
+# What an engine may take beyond a deadline to say goodbye.
+_MARGIN_S = 30.0
+
+
+def run_drain(argv: Sequence[str]) -> int:
+    """Run `catenary drain`: 0 once the engine has left, 1 with one line on stderr if that fails."""
+    config = load_options(DrainConfig, argv, prog=_NAME)
+    # Not before: a wrong option is to be refused without waiting for gRPC to load.
+    from rich.console import Console
+
+    from catenary.rpc import RpcError
+
+    try:
+        with Console(stderr=True).status(f"{config.engine}: draining") as status:
+            left = asyncio.run(_drain(config, status.update))
+    except StartRefused as error:
+        print(f"{_NAME}: {error}", file=sys.stderr)
+        return error.exit_code
+    except RpcError as error:
+        print(f"{_NAME}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"{_NAME}: not waiting any more; {config.engine} drains on", file=sys.stderr)
+        return _INTERRUPTED
+    if not left:
+        print(f"{_NAME}: {config.engine} has not left in time", file=sys.stderr)
+        return 1
+    print(f"{config.engine} has left; its supervisor decides whether it starts again (catenary up does)")
+    return 0
+
+
+async def _drain(config: DrainConfig, say: Callable[[str], None]) -> bool:
+    """Whether all engines that were told have left in time. Raises RpcError and StartRefused."""
+    from catenary.client import AsyncClient
+    from catenary_apps.cli.router_target import find_router
+
+    target = find_router(config)
+    deadline_ms = None if config.deadline is None else round(config.deadline * 1000)
+    loop = asyncio.get_running_loop()
+    until = None if config.deadline is None else loop.time() + config.deadline + _MARGIN_S
+    async with AsyncClient(target.address, secret=target.secret, tls=target.tls) as client:
+        draining = set(await client.drain(config.engine, deadline_ms=deadline_ms))
+        while until is None or loop.time() < until:
+            there = [one for one in (await client.fleet()).engines if one.instance_id in draining]
+            if not there:
+                return True
+            # Other routers' sequences count as well.
+            held = sum(max(one.load.running + one.load.waiting, one.placed_sequences) for one in there)
+            say(f"{config.engine}: {held} sequences left")
+            await asyncio.sleep(_POLL_S)
+    return False

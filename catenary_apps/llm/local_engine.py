@@ -1,0 +1,137 @@
+"""An engine without a router: its hub and its core's thread, with the face of a gateway's session."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from itertools import count
+
+from catenary.v1 import common_pb2
+from catenary_apps.llm.thread_core import thread_core
+from gateway import from_wire, unavailable
+from gateway.link import SequenceEnded, SequenceFeed, deliver, ended
+from services.engine.config import EngineConfig
+from services.engine.link import CoreFailed, CoreProgress, CoreReady, CoreStep
+from services.engine.servicer import Core, CoreStartError, EngineHub, Mailbox, SequenceLimits, model_info
+
+# Whoever makes requests is the caller of this very process: there is nobody to be protected from.
+_MANY = 1_000_000
+_NO_STALL_S = 86_400.0
+
+
+class EngineStartError(Exception):
+    """The engine did not come up. One readable line."""
+
+
+class LocalEngine:
+    """Runs sequences on a core in this process. Made and used inside of one event loop."""
+
+    def __init__(self, config: EngineConfig, served_name: str) -> None:
+        """Nothing is loaded before `start`. Options of routers, addresses and secrets change nothing here."""
+        self._config = config
+        self._name = served_name
+        self._hub = EngineHub(
+            stall_limit_s=_NO_STALL_S,
+            limits=SequenceLimits(_MANY, _MANY, _MANY, _MANY),
+            remembered_handles=1,
+            on_state=lambda _: None,
+        )
+        self._port = Mailbox(0, max_answers=_MANY)
+        self._handles = count(1)
+        self._feeds: dict[int, SequenceFeed] = {}
+        self._core: Core | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._failure: str | None = None
+        self.ready: CoreReady | None = None
+        """What the core is, known once started."""
+
+    async def start(self, on_progress: Callable[[str, float | None], None]) -> common_pb2.ModelInfo:
+        """Load the model; `on_progress` is told what happens and which part of the start is done.
+
+        Returns what is served. Raises EngineStartError.
+        """
+        named = self._config.model_copy(update={"served_model_name": self._name})
+        core = thread_core(named.model_dump_json().encode(), stop_s=self._config.core_stop_s)
+        self._core = core
+
+        def told(progress: CoreProgress) -> None:
+            on_progress(progress.activity, progress.fraction)
+
+        try:
+            ready = await core.start(told)
+        except CoreStartError as error:
+            await core.stop()
+            raise EngineStartError(str(error)) from None
+        self.ready = ready
+        self._hub.core_ready(core, ready, self._name)
+        self._hub.routers.join(self._port, "this process")
+        self._tasks = [asyncio.create_task(self._run(core))]
+        return model_info(self._name, ready)
+
+    def check(self, model: str, priority_class: common_pb2.PriorityClass.ValueType, tenant: str) -> None:
+        """As the gateway's session: nothing is shed in a process of one's own."""
+
+    def submit(
+        self, spec: common_pb2.SequenceSpec, feed: SequenceFeed, same_prompt_as: int | None = None
+    ) -> int:
+        """As of a gateway's session. Raises ApiError once the core has failed."""
+        if self._failure is not None:
+            raise unavailable(f"The engine has failed: {self._failure}")
+        handle = next(self._handles)
+        self._feeds[handle] = feed
+        submit = common_pb2.Submit(handle=handle, spec=spec, same_prompt_as=same_prompt_as)
+        self._hub.submit(self._port, submit)
+        return handle
+
+    def abort(self, handle: int) -> None:
+        """As of a gateway's session. Idempotent."""
+        if self._feeds.pop(handle, None) is not None:
+            self._hub.abort(self._port, handle)
+
+    async def stop(self) -> None:
+        """End the core. Idempotent."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+        if self._core is not None:
+            await self._core.stop()
+
+    async def _run(self, core: Core) -> None:
+        """Follow the core to its end. A defect here ends what waits, too."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                delivering = group.create_task(self._deliver())
+                await self._follow(core)
+                delivering.cancel()
+        except Exception as error:
+            self._failure = self._failure or type(error).__name__
+            raise
+        finally:
+            lost = unavailable(f"The engine has failed: {self._failure or 'it was stopped'}")
+            feeds, self._feeds = list(self._feeds.values()), {}
+            for feed in feeds:
+                feed.finish(SequenceEnded(error=lost))
+
+    async def _follow(self, core: Core) -> None:
+        async for event in core.events():
+            if isinstance(event, CoreStep):
+                self._hub.core_stepped(event)
+            elif isinstance(event, CoreFailed):
+                self._failure = event.reason
+        self._hub.core_lost()
+
+    async def _deliver(self) -> None:
+        while True:
+            await self._port.ready()
+            messages, _ = self._port.take()
+            for message in messages:
+                if message.HasField("step"):
+                    for handle, end in deliver(message.step, self._feeds.get):
+                        feed = self._feeds.pop(handle)
+                        if end is not None:
+                            feed.finish(ended(end))
+                elif message.HasField("refusal"):
+                    refused = self._feeds.pop(message.refusal.handle, None)
+                    if refused is not None:
+                        refused.finish(SequenceEnded(error=from_wire(message.refusal.error)))

@@ -1,0 +1,61 @@
+"""Load on servers of the OpenAI API, and what it shows: latencies, throughput, goodput.
+
+It knows no service and no engine; it needs the extra `bench` without the plots.
+"""
+
+from __future__ import annotations
+
+from catenary_apps.load.arrivals import MIN_RATE, Arrivals, Ramp, RampShape
+from catenary_apps.load.chunks import shown
+from catenary_apps.load.conversations import Conversation, Turn, random_conversations
+from catenary_apps.load.files import FileLimits, lines_conversations, sharegpt_conversations
+from catenary_apps.load.lengths import Lengths, parse_lengths
+from catenary_apps.load.load import LoadInterrupted, Progress, run, run_load
+from catenary_apps.load.objectives import parse_objectives
+from catenary_apps.load.plan import DEFAULT_PERCENTILES, LoadPlan
+from catenary_apps.load.records import Record
+from catenary_apps.load.report import as_json, distribution_json
+from catenary_apps.load.results import LoadResult
+from catenary_apps.load.sources import PlainWords, Source, TokenizerText, TokenRange
+from catenary_apps.load.statistics import Distribution, describe, percentile_name
+from catenary_apps.load.target import BenchError, Endpoint, Target
+from catenary_apps.load.timeline import Timeline, timeline
+
+__all__ = [
+    "DEFAULT_PERCENTILES",
+    "MIN_RATE",
+    "Arrivals",
+    "BenchError",
+    "Conversation",
+    "Distribution",
+    "Endpoint",
+    "FileLimits",
+    "Lengths",
+    "LoadInterrupted",
+    "LoadPlan",
+    "LoadResult",
+    "PlainWords",
+    "Progress",
+    "Ramp",
+    "RampShape",
+    "Record",
+    "Source",
+    "Target",
+    "Timeline",
+    "TokenRange",
+    "TokenizerText",
+    "Turn",
+    "as_json",
+    "describe",
+    "distribution_json",
+    "lines_conversations",
+    "parse_lengths",
+    "parse_objectives",
+    "percentile_name",
+    "random_conversations",
+    "run",
+    "run_load",
+    "sharegpt_conversations",
+    "shown",
+    "timeline",
+]

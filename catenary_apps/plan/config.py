@@ -1,0 +1,174 @@
+"""The options of `catenary plan`."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from catenary.config import flag_name, settings
+from catenary_apps.cli.drawing import PictureFile
+from services.engine.bucketing_options import BucketingOptions
+
+_FREE_EXCLUDES = ("device_memory_gib", "weights_gib", "profile_gib")
+
+
+class PlanConfig(BucketingOptions):
+    """How an engine would divide a card's memory, which buckets it would have, and how long it would warm up.
+
+    Options that an engine has too have its names. What a card would measure can be given; else it is
+    estimated.
+    """
+
+    model_config = settings(prefix="CATENARY_PLAN_")
+
+    model: str = Field(
+        "smollm2",
+        min_length=1,
+        description="Model whose config.json gives sizes: an alias, a directory, a config.json, a GGUF file "
+        "or a hub id, of which only the config is fetched.",
+    )
+    device: Literal["gaudi2", "gaudi3", "custom"] = Field(
+        "gaudi2", description="The card. custom needs device_memory_gib, memory_tb_s and compute_tflops."
+    )
+    device_memory_gib: float | None = Field(
+        None,
+        gt=0,
+        le=1_048_576,
+        description="Memory of one card as its runtime reports it. Absent: 94.62 for gaudi2, 126 for gaudi3.",
+    )
+    memory_tb_s: float | None = Field(
+        None, ge=0.0001, le=1_000_000, description="Memory bandwidth of a card in TB/s. Absent: the card's."
+    )
+    compute_tflops: float | None = Field(
+        None,
+        ge=0.0001,
+        le=1_000_000_000,
+        description="Matrix speed of a card in TFLOPS, bfloat16. Absent: the card's.",
+    )
+    tensor_parallel_size: int = Field(1, ge=1, le=1024, description="Cards that share the weights.")
+    dtype: Literal["auto", "bfloat16", "float16", "float32", "fp8", "int8", "int4"] = Field(
+        "auto",
+        description="How weights are kept. auto: as a quantized checkpoint packs them, else bfloat16. "
+        "float16 and float32: bfloat16, as on the card.",
+    )
+    kv_cache_dtype: Literal["auto", "fp8"] = Field("auto", description="How KV is kept. auto: bfloat16.")
+
+    weights_gib: float | None = Field(
+        None, gt=0, le=1_048_576, description="Weights on one card, measured. Absent: from the config."
+    )
+    profile_gib: float | None = Field(
+        None,
+        ge=0,
+        le=1_048_576,
+        description="Activations of the largest prefill, measured by a profile run. Absent: estimated.",
+    )
+    free_gib: float | None = Field(
+        None,
+        gt=0,
+        le=1_048_576,
+        description="Free memory beside weights and activations, measured: takes the place of these three.",
+    )
+    graph_gib: float | None = Field(
+        None,
+        ge=0,
+        le=1_048_576,
+        description="Memory for graphs, measured, in place of graph_reserved_mem.",
+    )
+    gpu_memory_utilization: float = Field(
+        0.9, gt=0, le=1, description="Share of the free memory for graphs and KV together."
+    )
+    graph_reserved_mem: float | None = Field(
+        None,
+        ge=0,
+        lt=1,
+        description="Share of the usable memory that is set aside for graphs. Absent: as much as the plan's "
+        "own graphs are expected to take, and leaves a sequence its KV.",
+    )
+    graph_prompt_ratio: float = Field(
+        0.3, ge=0, le=1, description="Share of the graph memory that prefill graphs get first."
+    )
+
+    kv_cache_gib: float | None = Field(
+        None,
+        gt=0,
+        le=1_048_576,
+        description="Size of the KV pool. Absent: what gpu_memory_utilization leaves beside the graphs.",
+    )
+
+    max_model_len: int | None = Field(
+        None, ge=2, description="Longest sequence in tokens. Absent: the model's own, or what the KV holds."
+    )
+    allow_long_max_model_len: bool = Field(
+        False, description="Take a max_model_len beyond the context that the model was trained for."
+    )
+    expected_len: int | None = Field(
+        None,
+        ge=2,
+        description="Tokens of an ordinary sequence, prompt and completion, that the absent max_num_seqs is "
+        "chosen for. Absent: max_model_len where that is given, else 4096, or the model's context if that "
+        "is less.",
+    )
+    max_num_seqs: int | None = Field(
+        None,
+        ge=1,
+        le=4096,
+        description="Sequences that run at once. Absent: as many of expected_len as the KV holds, up to 256.",
+    )
+    max_num_batched_tokens: int = Field(4096, ge=1, le=1_048_576, description="Tokens of one step.")
+    max_capture_tokens: int | None = Field(
+        None,
+        ge=1,
+        le=16_777_216,
+        description="Prefills of more tokens than this, context included, run without a graph. Absent: "
+        "max_num_batched_tokens.",
+    )
+    max_prefill_batch: int = Field(
+        4, ge=1, le=256, description="Sequences whose prompts are computed together in one forward."
+    )
+    block_size: int = Field(128, ge=1, le=1024, description="Tokens of one KV block.")
+    contiguous_kv: bool = Field(
+        False,
+        description="Decode fetches KV as one slice from the start of the cache, without prefix caching.",
+    )
+
+    probe_timeout_s: float = Field(
+        900.0,
+        gt=0,
+        le=604_800,
+        description="How long whatever starts the engine waits for it: a start-up probe's failureThreshold "
+        "times its period.",
+    )
+    format: Literal["table", "json"] = Field(
+        "table", description="What to print; --json is short for --format json."
+    )
+    plot: PictureFile | None = Field(None, description="Draw the memory into this .svg or .png file.")
+
+    @model_validator(mode="after")
+    def _a_card_is_known(self) -> Self:
+        if self.device == "custom" and self.free_gib is None:
+            for name in ("device_memory_gib", "memory_tb_s", "compute_tflops"):
+                if getattr(self, name) is None:
+                    raise ValueError(f"device custom needs {flag_name(name)}")
+        if self.free_gib is not None:
+            for name in _FREE_EXCLUDES:
+                if getattr(self, name) is not None:
+                    raise ValueError(f"--free-gib takes the place of {flag_name(name)}: give one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _options_agree(self) -> Self:
+        if self.expected_len is not None and self.expected_len > (self.max_model_len or self.expected_len):
+            raise ValueError(
+                f"--expected-len {self.expected_len} is more than --max-model-len {self.max_model_len}"
+            )
+        if self.expected_len is not None and self.max_num_seqs is not None:
+            raise ValueError("--expected-len chooses --max-num-seqs: give one of them")
+        if self.graph_gib is not None and self.graph_reserved_mem is not None:
+            raise ValueError("--graph-gib takes the place of --graph-reserved-mem: give one of them")
+        if self.max_num_seqs is not None and self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
+                f"({self.max_num_seqs}): every running sequence gets a token in a step"
+            )
+        return self

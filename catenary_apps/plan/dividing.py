@@ -1,0 +1,206 @@
+"""How a card's memory is divided: weights, activations, graphs, KV. The engine's arithmetic, on estimates."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from catenary_apps.plan.cards import Card
+from catenary_apps.plan.config import PlanConfig
+from services.engine.memory import (
+    GraphReserve,
+    InsufficientMemory,
+    KvPlan,
+    MemoryPlan,
+    ModelShape,
+    WeightScheme,
+    count_weights,
+    estimate_profile,
+    heads_per_card,
+    plan_kv,
+    plan_memory,
+    stored_scheme,
+)
+
+GIB: Final = 2**30
+_MOST_SEQS: Final = 256
+_SEQS_STEP: Final = 32
+# Tokens of an ordinary sequence, if nobody says: several turns of a chat, or a few pages and their summary.
+EXPECTED: Final = 4096
+# Published: the 14.96 GiB of Llama 3.1 8B's parameters take 15.05 GiB once they are loaded.
+_LOADED: Final = 1.006
+# Shares of the usable memory that a plan sets aside for graphs, in hundredths.
+LEAST_RESERVE: Final = 0.01
+MOST_RESERVE: Final = 0.5
+# Digits of a reserve that is computed from a measurement: so few that it can be typed.
+_DIGITS: Final = 6
+
+
+class DoesNotFitError(ValueError):
+    """The model, or a sequence of the length asked for, does not fit the card."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A card with a model: bytes of all memory, of the weights, of the largest prefill, and the options and
+    the block that the rest is divided by.
+
+    `free`: beside the weights. `limit`: tokens of the longest sequence that the model knows.
+    """
+
+    config: PlanConfig
+    total: int
+    weights: int
+    profile: int
+    free: int
+    block_bytes: int
+    limit: int
+
+    def given_reserve(self) -> float | None:
+        """The share for graphs that the options ask for; None leaves it to the plan. Raises ValueError."""
+        config = self.config
+        if config.graph_gib is None:
+            return config.graph_reserved_mem
+        usable = int((self.free - self.profile) * config.gpu_memory_utilization)
+        share = config.graph_gib * GIB / usable
+        if share >= 1:
+            raise ValueError(
+                f"graph-gib {config.graph_gib:g} leaves nothing for KV of the usable {usable / GIB:.2f} GiB: "
+                "lower it"
+            )
+        return round(share, _DIGITS)
+
+    def divide(self, reserve: float, seqs: int | None = None) -> tuple[MemoryPlan, KvPlan]:
+        """The memory with this share for graphs, and the KV pool of so many sequences at once.
+
+        Raises DoesNotFitError.
+        """
+        config = self.config
+        try:
+            memory = plan_memory(
+                total=self.total,
+                weights=self.weights,
+                free=self.free,
+                utilization=config.gpu_memory_utilization,
+                activations=self.profile,
+                reserve=GraphReserve(reserve),
+                padding=self.block_bytes,
+                kv_bytes=None if config.kv_cache_gib is None else round(config.kv_cache_gib * GIB),
+            )
+            kv = plan_kv(
+                budget_bytes=memory.kv,
+                bytes_per_token=self.block_bytes // config.block_size,
+                block_size=config.block_size,
+                max_num_seqs=seqs or config.max_num_seqs or _MOST_SEQS,
+                model_limit=self.limit,
+                max_model_len=config.max_model_len,
+                spare=not config.contiguous_kv,
+            )
+        except InsufficientMemory as error:
+            raise DoesNotFitError(str(error).replace(" or raise kv-cache-gib", "")) from None
+        return memory, kv
+
+    def sequences(self, kv: KvPlan) -> int:
+        """Sequences that run at once: as given, or of the expected length as many as the KV holds."""
+        config = self.config
+        if config.max_num_seqs is not None:
+            return config.max_num_seqs
+        each = -(-expected_length(config, kv) // config.block_size)
+        return recommended_seqs(max(1, min(_MOST_SEQS, config.max_num_batched_tokens, kv.num_blocks // each)))
+
+
+def fitting_reserve(loaded: Loaded, wanted: float) -> float:
+    """The share for graphs up to `wanted` that leaves a sequence its KV: in hundredths if it is less.
+
+    Raises DoesNotFitError if none does.
+    """
+    if _fits(loaded, wanted):
+        return wanted
+    least, most = round(100 * LEAST_RESERVE), math.ceil(100 * wanted) - 1
+    loaded.divide(LEAST_RESERVE)
+    while least < most:
+        middle = (least + most + 1) // 2
+        least, most = (middle, most) if _fits(loaded, middle / 100) else (least, middle - 1)
+    return least / 100
+
+
+def _fits(loaded: Loaded, reserve: float) -> bool:
+    try:
+        loaded.divide(reserve)
+    except DoesNotFitError:
+        return False
+    return True
+
+
+def expected_length(config: PlanConfig, kv: KvPlan) -> int:
+    """Tokens of an ordinary sequence."""
+    return min(config.expected_len or config.max_model_len or EXPECTED, kv.max_model_len)
+
+
+def recommended_seqs(fitting: int) -> int:
+    """As many, down to a multiple of 32 or a power of two: bucket sizes, so that no row is always padding."""
+    return fitting // _SEQS_STEP * _SEQS_STEP if fitting >= _SEQS_STEP else 1 << (fitting.bit_length() - 1)
+
+
+def block_bytes_of(config: PlanConfig, shape: ModelShape) -> int:
+    """Bytes of a KV block on one card. Raises ValueError as `heads_per_card` does."""
+    heads, kv_heads = heads_per_card(shape, config.tensor_parallel_size)
+    width = 1 if config.kv_cache_dtype == "fp8" else 2
+    return shape.layers * shape.kv_values_of(kv_heads, heads) * width * config.block_size
+
+
+def load(
+    config: PlanConfig, shape: ModelShape, card: Card, scheme: WeightScheme, *, file_bytes: int, limit: int
+) -> Loaded:
+    """A card with the model's weights, with what is given in place of what is estimated.
+
+    file_bytes: of the checkpoint's weight files, 0 if there are none: they correct the count from the config.
+    Raises ValueError, one line; DoesNotFitError if nothing is left for KV.
+    """
+    total, block_bytes = round(card.memory_gib * GIB), block_bytes_of(config, shape)
+    if config.free_gib is not None:
+        free = round(config.free_gib * GIB)
+        if free < block_bytes:
+            raise ValueError(
+                f"free-gib {config.free_gib:g} is less than a KV block: give what the card has free"
+            )
+        return Loaded(config, max(total, free), 0, 0, free, block_bytes, limit)
+    weights = _weights(config, shape, scheme, file_bytes)
+    profile = (
+        _profile(config, shape, limit) if config.profile_gib is None else round(config.profile_gib * GIB)
+    )
+    if total - weights - profile <= 0:
+        raise DoesNotFitError(
+            f"the weights take {weights / GIB:.2f} GiB in {scheme.value} and activations "
+            f"{profile / GIB:.2f} GiB of each card's {card.memory_gib:.2f} GiB"
+        )
+    return Loaded(config, total, weights, profile, total - weights, block_bytes, limit)
+
+
+def _weights(config: PlanConfig, shape: ModelShape, scheme: WeightScheme, file_bytes: int) -> int:
+    if config.weights_gib is not None:
+        return round(config.weights_gib * GIB)
+    size = count_weights(shape, config.tensor_parallel_size).bytes(scheme) * _LOADED
+    if file_bytes:
+        size *= file_bytes / count_weights(shape).bytes(stored_scheme(shape))
+    return int(size)
+
+
+def _profile(config: PlanConfig, shape: ModelShape, limit: int) -> int:
+    """A profile run of the largest prefill without context, as vLLM makes it."""
+    axes, cards = config.axes(), config.tensor_parallel_size
+    rows = min(config.max_prefill_batch, axes.prefill_batch.max or config.max_prefill_batch)
+    longest = min(config.max_num_batched_tokens, axes.prefill_query.max or config.max_num_batched_tokens)
+    length = min(longest, config.max_model_len or limit)
+    tokens = min(config.max_num_batched_tokens, rows * length)
+    width = shape.expert_inner * shape.experts_chosen + shape.shared_inner if shape.experts else 0
+    return estimate_profile(
+        tokens=tokens,
+        rows=rows,
+        mlp_width=-(-max(width, shape.inner if shape.dense_layers else 0) // cards),
+        hidden=shape.hidden,
+        vocab=-(-shape.vocab // cards),
+        item_size=2,
+        gated=shape.gated,
+    )

@@ -1,0 +1,218 @@
+"""A plan as tables and lines for people."""
+
+from __future__ import annotations
+
+import io
+import shlex
+from collections.abc import Iterator
+from typing import Any, Final
+
+from catenary.config import flag_name
+from catenary.gaudi_releases import supported
+from catenary_apps.cli.output import counted
+from catenary_apps.plan.dividing import GIB
+from catenary_apps.plan.document import decode_bound, prefill_bound
+from catenary_apps.plan.planning import Planned
+from catenary_apps.plan.recommend import Recommendation, recommend
+from catenary_apps.plan.traps import find_traps, unserved
+from services.engine.memory import count_weights
+
+_MIB = 2**20
+# Wider than any line.
+_NO_WRAP: Final = 100_000
+
+
+# The options that say what is planned.
+_SUBJECT: Final = ("model", "device", "tensor_parallel_size")
+
+
+def as_table(found: Planned, *, width: int | None) -> str:
+    """Tables and lines for people. Lines are broken at `width` columns; None breaks none."""
+    # Not at the top: --json and --help need no tables.
+    from rich.console import Console
+
+    text = io.StringIO()
+    console = Console(file=text, width=width or _NO_WRAP, highlight=False)
+
+    def say(line: str, *, whole: bool = False) -> None:
+        console.print(line, markup=False, soft_wrap=whole or width is None)
+
+    settings, missing = recommend(found), unserved(found)
+    say(_headline(found))
+    if missing:
+        say(f"Catenary cannot serve this yet ({', '.join(missing)}): figures and lines for vLLM only.")
+    if taken := _defaults(found):
+        say(f"By default: {taken}.")
+    for option, variable in found.origins.items():
+        say(f"{flag_name(option)} {getattr(found.config, option)}: from {variable}")
+    for table in _tables(found):
+        console.print(table)
+    for line in _estimates(found):
+        say(line)
+    if not missing:
+        say("\nSettings for Catenary:")
+        say(command(settings), whole=True)
+        if found.config.device != "custom":
+            say(f"Needs {supported()}.", whole=True)
+    say("\nThe same for vLLM:")
+    say(vllm_lines(found.config.model, settings), whole=True)
+    for trap in find_traps(found):
+        if trap.name != "not-served":
+            say(f"\nwarning ({trap.name}): {trap.text}")
+    # Rich pads the cells of tables to the end of their columns.
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()).rstrip()
+
+
+def _defaults(found: Planned) -> str:
+    """The options that say what is planned, and that were not given, with the values that stand for them."""
+    given = found.config.model_fields_set
+    return ", ".join(
+        f"{flag_name(name)} {getattr(found.config, name)}" for name in _SUBJECT if name not in given
+    )
+
+
+def _headline(found: Planned) -> str:
+    limits, cards = found.limits, found.config.tensor_parallel_size
+    weights = count_weights(found.shape, cards)
+    return (
+        f"{found.shape.name} on {cards} x {found.card.name}: {weights.total / 1e9:.2f} billion parameters a "
+        f"card in {found.scheme.value}; {counted(limits.max_num_seqs, 'sequence')} of up to "
+        f"{limits.max_model_len} tokens, {limits.max_num_batched_tokens} tokens a step"
+    )
+
+
+def _tables(found: Planned) -> Iterator[Any]:
+    yield _memory_table(found)
+    yield _bucket_table(found)
+    if found.choices:
+        yield _choice_table(found)
+
+
+def command(settings: Recommendation) -> str:
+    """The engine's command line."""
+    return "python -m services.engine " + " ".join(
+        f"--{name} {_word(value)}" for name, value in settings.engine.items()
+    )
+
+
+def vllm_lines(model: str, settings: Recommendation) -> str:
+    """The variables, and the command line of `vllm serve`."""
+    exports = "\n".join(f"export {name}={_word(value)}" for name, value in settings.variables.items())
+    options = " ".join(f"--{name} {_word(value)}" for name, value in settings.vllm.items())
+    return f"{exports}\nvllm serve {_word(model)} {options}"
+
+
+def _word(value: str) -> str:
+    """A value as a shell reads it; a home directory at its beginning stays one."""
+    home, rest = ("~/", value[2:]) if value.startswith("~/") else ("", value)
+    return home + shlex.quote(rest)
+
+
+def _memory_table(found: Planned) -> Any:
+    from rich.table import Table
+
+    memory, config = found.memory, found.config
+    table = Table(title="memory of one card", title_justify="left")
+    table.add_column("")
+    table.add_column("GiB", justify="right")
+    table.add_column("from")
+
+    def origin(name: str, otherwise: str) -> str:
+        return "given" if name in found.measured else otherwise
+
+    rows = [
+        ("card", memory.total, origin("device_memory_gib", "what its runtime reports")),
+        ("weights", memory.weights, origin("weights_gib", "the config, and 0.6 % as loaded")),
+        (
+            "largest prefill",
+            memory.activations,
+            origin("profile_gib", "estimated: MLP and head of a profile run"),
+        ),
+        ("free", memory.available, origin("free_gib", "the card without both")),
+        ("usable", memory.usable, f"gpu-memory-utilization {config.gpu_memory_utilization:g}"),
+        ("graphs", memory.graphs, origin("graph_gib", f"graph-reserved-mem {found.draft.reserve:g}")),
+        (
+            "KV",
+            memory.kv,
+            f"{found.kv.num_blocks} blocks of {found.limits.block_size} tokens, "
+            f"{found.block_bytes / _MIB:g} MiB each",
+        ),
+        ("left free", memory.available - memory.usable, "padding block, context of long prefills, safety"),
+    ]
+    for name, size, note in rows:
+        if size or name not in ("weights", "largest prefill"):
+            table.add_row(name, f"{size / GIB:.2f}", note)
+    return table
+
+
+def _bucket_table(found: Planned) -> Any:
+    from rich.table import Table
+
+    table = Table(title=f"buckets, strategy {found.config.bucketing_strategy}", title_justify="left")
+    for name in ("phase", "shapes", "rows", "tokens of a row", "blocks"):
+        table.add_column(name, justify="right" if name == "shapes" else "left")
+    for phase, buckets in (("prefill", found.plan.prefill), ("decode", found.plan.decode)):
+        columns = zip(*((b.batch, b.query, b.context_blocks) for b in buckets), strict=True)
+        table.add_row(phase, str(len(buckets)), *(_listed(sorted(set(values))) for values in columns))
+    return table
+
+
+def _choice_table(found: Planned) -> Any:
+    from rich.table import Table
+
+    table = Table(title="what would fit otherwise", title_justify="left")
+    for name in ("cards", "weights", "GiB a card", "KV blocks", "longest sequence", "of that length at once"):
+        table.add_column(name, justify="left" if name == "weights" else "right")
+    for choice in found.choices:
+        cells = (choice.kv_blocks, choice.max_model_len, choice.max_num_seqs)
+        fits = (f"{choice.weights / GIB:.2f}", *map(str, cells)) if choice.kv_blocks else ("does not fit",)
+        table.add_row(str(choice.cards), choice.scheme.value, *fits)
+    return table
+
+
+def _estimates(found: Planned) -> list[str]:
+    graphs, limits = found.graphs, found.limits
+    lines = [
+        f"the KV holds {found.kv.num_blocks * limits.block_size} tokens: "
+        f"{counted(found.most_seqs, 'sequence')} of {limits.max_model_len}, or one of up to {found.longest} "
+        "(largest max-model-len)"
+    ]
+    if found.ordinary is not None:
+        lines.append(
+            f"max-num-seqs {limits.max_num_seqs}: as many sequences of {found.ordinary} tokens, prompt and "
+            "completion (--expected-len), as fit together, down to a size of bucket and at most 256"
+        )
+    shapes = len(found.plan.prefill) + len(found.plan.decode)
+    cold = graphs.cold_s
+    lines += [
+        f"graphs: {graphs.prefill} prefill and {graphs.decode} decode, {graphs.bytes.low / GIB:.2f} to "
+        f"{graphs.bytes.high / GIB:.2f} GiB",
+        f"warm-up of {counted(shapes, 'shape')}: {_time(cold.low)} at {cold.low / shapes:.2g} s a shape (the "
+        f"published pace of an 8B model, for this number of layers) to {_time(cold.high)} at "
+        f"{cold.high / shapes:.2g} s (that of a 405B model on 8 cards). The compiler's release decides: the "
+        "first shapes in a start's log show it; "
+        f"{_time(graphs.cached_s.low)} to {_time(graphs.cached_s.high)} with a recipe cache",
+    ]
+    decode, prefill = decode_bound(found), prefill_bound(found)
+    if decode is not None and prefill is not None:
+        lines.append(
+            f"bounds: one sequence decodes at most {decode:g} tokens a second (a card reads its weights for "
+            f"each), prompts are computed at {prefill} tokens a second at the most"
+        )
+    if (rules := found.rules) is not None:
+        lines.append(
+            f"vLLM's container would choose max-num-seqs {rules.max_num_seqs}, gpu-memory-utilization "
+            f"{rules.gpu_memory_utilization:g}, VLLM_GRAPH_RESERVED_MEM {rules.graph_reserved_mem:g}, "
+            f"VLLM_DECODE_BLOCK_BUCKET_MAX {rules.decode_block_max}"
+        )
+    return lines
+
+
+def _listed(values: list[int]) -> str:
+    if len(values) > 12:
+        return f"{values[0]}, {values[1]} .. {values[-1]} ({len(values)} values)"
+    return ", ".join(map(str, values))
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

@@ -1,0 +1,8 @@
+"""`catenary top`: the fleet, live in the terminal."""
+
+from __future__ import annotations
+
+from catenary_apps.top.config import TopConfig
+from catenary_apps.top.run import run_top
+
+__all__ = ["TopConfig", "run_top"]

@@ -1,0 +1,166 @@
+"""The texts of a frame: tables of cells, and which columns a narrow terminal has room for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from catenary_apps.top.frame import EngineRow, Frame, LaneRow, share
+
+_BAR = 10
+# The first column may be cut down to so many characters before others are left out.
+_LEAST_FIRST = 12
+_GAP = 1
+
+# The columns, and which of them go first where there is no room.
+_ENGINES = (
+    "engine", "model", "state", "role", "breaker", "run", "wait", "placed", "KV", "tok/s", "hits", "age",
+)  # fmt: skip
+_ENGINES_GO = ("model", "role", "placed", "age", "hits", "wait", "breaker", "KV", "run", "tok/s", "state")
+_LANES = ("lane", "queued", "tokens", "oldest", "live", "refused", "timed out")
+_LANES_GO = ("tokens", "timed out", "live", "oldest", "refused", "queued")
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """A table: its header, its rows, and of each row whether it asks for attention."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    marked: tuple[bool, ...]
+
+    def fitting(self, width: int, leave_out: Sequence[str]) -> Cells:
+        """As much as fits into `width` characters: without columns of `leave_out`, in that order, and with
+        the first column cut."""
+        keep = list(range(len(self.header)))
+        widths = [max(map(len, column)) for column in zip(self.header, *self.rows, strict=True)]
+        first = min(widths[0], _LEAST_FIRST)
+        for name in leave_out:
+            if first + sum(_GAP + widths[place] for place in keep[1:]) <= width:
+                break
+            keep.remove(self.header.index(name))
+        room = max(1, width - sum(_GAP + widths[place] for place in keep[1:]))
+
+        def kept(row: Sequence[str]) -> tuple[str, ...]:
+            return (_cut(row[0], room), *(row[place] for place in keep[1:]))
+
+        return Cells(kept(self.header), tuple(map(kept, self.rows)), self.marked)
+
+
+def _cut(text: str, room: int) -> str:
+    return text if len(text) <= room else text[: room - 1] + "…"
+
+
+def clean(text: str) -> str:
+    """A name from the wire for a terminal: control characters could steer it."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def bar(part: float | None, *, ascii_only: bool) -> str:
+    """A share of 0 .. 1 as a bar and a number."""
+    if part is None:
+        return "-"
+    full, empty = ("#", ".") if ascii_only else ("█", "░")
+    filled = round(part * _BAR)
+    return f"{full * filled}{empty * (_BAR - filled)} {part:4.0%}"
+
+
+def number(value: float | None) -> str:
+    """A count or a rate in at most five characters up to 10^15; `-` for an unknown one."""
+    if value is None:
+        return "-"
+    for unit in ("", "k", "M", "G"):
+        if value < 999.5:
+            return f"{value:.1f}{unit}" if unit and value < 99.95 else f"{value:.0f}{unit}"
+        value /= 1000
+    return f"{value:.0f}T"
+
+
+def seconds(value: float) -> str:
+    """A span of time, short."""
+    if value < 100:
+        return f"{value:.1f}s"
+    return f"{value / 60:.0f}m" if value < 6_000 else f"{value / 3_600:.0f}h"
+
+
+def percent(value: float | None) -> str:
+    """A share; `-` for that of nothing."""
+    return "-" if value is None else f"{value:.0%}"
+
+
+def engine_cells(frame: Frame, width: int, *, ascii_only: bool) -> Cells:
+    """One row an engine; of engines that share a name the instance id is told, too."""
+    names = Counter(engine.name for engine in frame.engines)
+    rows = tuple(_engine(engine, names[engine.name] > 1, ascii_only) for engine in frame.engines)
+    marked = tuple(engine.state != "serving" or engine.breaker != "closed" for engine in frame.engines)
+    return Cells(_ENGINES, rows, marked).fitting(width, _ENGINES_GO)
+
+
+def lane_cells(frame: Frame, width: int) -> Cells:
+    """One row a lane."""
+    rows = tuple(_lane(lane) for lane in frame.lanes)
+    return Cells(_LANES, rows, tuple(lane.queued > 0 for lane in frame.lanes)).fitting(width, _LANES_GO)
+
+
+def total_line(frame: Frame) -> str:
+    """The whole fleet in one line."""
+    engines = frame.engines
+    serving = sum(engine.state == "serving" for engine in engines)
+    used, blocks = (sum(engine.used_blocks for engine in engines), sum(e.total_blocks for e in engines))
+    cached = sum(engine.cached_prompt_tokens for engine in engines)
+    hits = share(cached, sum(engine.prompt_tokens for engine in engines))
+    return ", ".join(
+        (
+            f"{serving} of {len(engines)} engines serve",
+            f"{sum(engine.running for engine in engines)} running",
+            f"{sum(engine.waiting for engine in engines)} waiting",
+            f"{sum(lane.queued for lane in frame.lanes)} queued",
+            f"KV {percent(share(used, blocks))}",
+            f"{number(frame.tokens_per_s)} tok/s",
+            f"prefix hits {percent(hits)}",
+        )
+    )
+
+
+def router_lines(frame: Frame) -> list[tuple[str, bool]]:
+    """A line for each router, and whether it asks for attention."""
+    lines = []
+    for router in frame.routers:
+        if router.error is not None:
+            lines.append((f"router {clean(router.address)}: away: {clean(router.error)}", True))
+            continue
+        state = "draining" if router.draining else "serving"
+        said = f"{router.sessions} gateways, {router.live} sequences, {router.resumed} resumed"
+        lines.append((f"router {clean(router.address)}: {state}, {said}", router.draining))
+    return lines
+
+
+def _engine(engine: EngineRow, ambiguous: bool, ascii_only: bool) -> tuple[str, ...]:
+    name = f"{engine.name} {engine.instance_id[:8]}" if ambiguous else engine.name
+    return (
+        clean(name),
+        clean(engine.model),
+        engine.state,
+        engine.role,
+        engine.breaker,
+        str(engine.running),
+        str(engine.waiting),
+        str(engine.placed),
+        bar(share(engine.used_blocks, engine.total_blocks), ascii_only=ascii_only),
+        number(engine.tokens_per_s),
+        percent(share(engine.cached_prompt_tokens, engine.prompt_tokens)),
+        seconds(engine.report_age_s),
+    )
+
+
+def _lane(lane: LaneRow) -> tuple[str, ...]:
+    return (
+        lane.priority_class,
+        str(lane.queued),
+        number(lane.queued_tokens),
+        seconds(lane.oldest_wait_s),
+        str(lane.live),
+        str(lane.refused),
+        str(lane.timed_out),
+    )

@@ -1,0 +1,164 @@
+"""What one frame of `catenary top` says, apart from how it looks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from catenary.v1 import common_pb2, engine_pb2, router_pb2
+from catenary_apps.cli.enum_words import enum_word
+from catenary_apps.cli.router_polling import RouterView
+from catenary_apps.top.rates import Progress, Rates
+
+_CLASSES = common_pb2.PriorityClass.DESCRIPTOR
+_STATES = engine_pb2.EngineState.DESCRIPTOR
+_ROLES = engine_pb2.EngineRole.DESCRIPTOR
+_BREAKERS = router_pb2.BreakerState.DESCRIPTOR
+# Of several routers' breakers the one that lets the least through is shown.
+_WORST = ("closed", "half_open", "open")
+
+
+@dataclass(frozen=True, slots=True)
+class RouterRow:
+    """A router; `error` says why it is away."""
+
+    address: str
+    error: str | None
+    draining: bool = False
+    sessions: int = 0
+    live: int = 0
+    resumed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRow:
+    """An engine by its newest report to any of the routers; `placed` is what all of them have there."""
+
+    instance_id: str
+    name: str
+    model: str
+    state: str
+    role: str
+    breaker: str
+    running: int
+    waiting: int
+    used_blocks: int
+    total_blocks: int
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    tokens_per_s: float | None
+    placed: int
+    report_age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LaneRow:
+    """A lane of admission, added up over the routers; `oldest_wait_s` is the longest."""
+
+    priority_class: str
+    queued: int
+    queued_tokens: int
+    oldest_wait_s: float
+    live: int
+    refused: int
+    timed_out: int
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What the routers know at one moment."""
+
+    routers: tuple[RouterRow, ...]
+    engines: tuple[EngineRow, ...]
+    lanes: tuple[LaneRow, ...]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every router has answered."""
+        return all(router.error is None for router in self.routers)
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Of all engines whose rate is known; None if that is none."""
+        known = [engine.tokens_per_s for engine in self.engines if engine.tokens_per_s is not None]
+        return sum(known) if known else None
+
+
+def share(part: int, whole: int) -> float | None:
+    """part / whole within 0 .. 1, None for a share of nothing. An engine may say any two numbers."""
+    return min(1.0, part / whole) if whole else None
+
+
+def make_frame(views: Iterable[RouterView], rates: Rates) -> Frame:
+    """Bring the answers of one poll together. An engine that several routers have is one row."""
+    views = tuple(views)
+    seen: dict[str, list[tuple[float, router_pb2.FleetEngine]]] = {}
+    lanes: dict[str, list[router_pb2.Lane]] = {}
+    for view in views:
+        if view.fleet is None:
+            continue
+        for engine in view.fleet.engines:
+            reported_at = view.at - engine.report_age_ms / 1000
+            seen.setdefault(engine.instance_id, []).append((reported_at, engine))
+        for lane in view.fleet.lanes:
+            lanes.setdefault(enum_word(_CLASSES, lane.priority_class), []).append(lane)
+    newest = {name: max(seen[name], key=lambda one: one[0]) for name in seen}
+    tokens_per_s = rates.update(
+        {name: Progress(at, engine.load.generated_tokens) for name, (at, engine) in newest.items()}
+    )
+    rows = (
+        _engine(engine, [one for _, one in seen[name]], tokens_per_s[name])
+        for name, (_, engine) in newest.items()
+    )
+    return Frame(
+        tuple(_router(view) for view in views),
+        tuple(sorted(rows, key=lambda row: (row.name, row.instance_id))),
+        tuple(_lane(name, parts) for name, parts in lanes.items()),
+    )
+
+
+def _router(view: RouterView) -> RouterRow:
+    if view.fleet is None:
+        return RouterRow(view.address, view.error)
+    fleet = view.fleet
+    return RouterRow(
+        view.address, None, fleet.draining, fleet.sessions, fleet.live_sequences, fleet.resumed_sequences
+    )
+
+
+def _engine(
+    newest: router_pb2.FleetEngine, everywhere: Sequence[router_pb2.FleetEngine], rate: float | None
+) -> EngineRow:
+    load = newest.load
+    breakers = {enum_word(_BREAKERS, one.breaker) for one in everywhere}
+    # A router that has seen it stall, or told it to drain, knows more than the others.
+    unwell = [one.state for one in (newest, *everywhere) if one.state != engine_pb2.ENGINE_STATE_SERVING]
+    return EngineRow(
+        instance_id=newest.instance_id,
+        name=newest.engine_name,
+        model=newest.model.name,
+        state=enum_word(_STATES, unwell[0] if unwell else newest.state),
+        role=enum_word(_ROLES, newest.role),
+        breaker=max(breakers, key=lambda name: _WORST.index(name) if name in _WORST else len(_WORST)),
+        running=load.running,
+        waiting=load.waiting,
+        used_blocks=load.used_blocks,
+        total_blocks=load.total_blocks,
+        prompt_tokens=load.prompt_tokens,
+        cached_prompt_tokens=load.cached_prompt_tokens,
+        tokens_per_s=rate,
+        placed=sum(one.placed_sequences for one in everywhere),
+        report_age_s=newest.report_age_ms / 1000,
+    )
+
+
+def _lane(name: str, parts: Sequence[router_pb2.Lane]) -> LaneRow:
+    return LaneRow(
+        priority_class=name,
+        queued=sum(lane.queued_sequences for lane in parts),
+        queued_tokens=sum(lane.queued_tokens for lane in parts),
+        oldest_wait_s=max(lane.oldest_wait_ms for lane in parts) / 1000,
+        live=sum(lane.live_sequences for lane in parts),
+        refused=sum(lane.refused for lane in parts),
+        timed_out=sum(lane.timed_out for lane in parts),
+    )

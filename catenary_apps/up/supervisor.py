@@ -1,0 +1,170 @@
+"""Keeps a set of processes running: starts them, restarts those that end, drains them in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+from catenary.backoff import Backoff
+from catenary.config import ConfigError
+from catenary.memory_deaths import MemoryWatch
+from catenary.runtime import StartRefused
+from catenary_apps.up.plan import ChildSpec, Stage
+from catenary_apps.up.process import ChildLog, ChildProcess, reap_orphans
+from catenary_apps.up.reporter import Reporter
+
+FIRST_DELAY_S = 0.5
+LONGEST_DELAY_S = 30.0
+# A process that ran so long has not failed to start: its next failure counts as the first.
+STABLE_S = 60.0
+# Failures in a row, before anything was served, after which the start is given up.
+START_ATTEMPTS = 3
+# A service that refuses to start exits with these, its last line being the reason: no restart mends that.
+REFUSAL_EXIT_CODES = (1, 2)
+# Characters of a child's last line that are shown.
+REASON_CHARS = 400
+# What our services begin that line with; the child's name says the same.
+_PROGRAM = re.compile(r"(python -m )?(gateway|services\.\w+): ")
+# The first process of a container inherits those whose parent ended, and they stay zombies until it waits.
+INIT_PID = 1
+REAP_S = 5.0
+# Seconds beyond the drain that a process has to end by itself.
+STOP_MARGIN_S = 5.0
+
+
+def describe_exit(code: int, last_line: str = "", memory: MemoryWatch | None = None) -> str:
+    """Return how a process ended and why: the signal, or the code and the process's last line.
+
+    `memory`, made before its start, tells whether memory ran out.
+    """
+    why = memory.explain(code) if memory is not None else ""
+    if code >= 0:
+        return f"ended with exit code {code}" + (f": {shown_reason(last_line)}" if last_line else "") + why
+    try:
+        return f"was ended by {signal.Signals(-code).name}{why}"
+    except ValueError:
+        return f"was ended by signal {-code}{why}"
+
+
+def shown_reason(line: str) -> str:
+    """Return a child's last line as it is shown after the child's name."""
+    return _PROGRAM.sub("", line, count=1)[:REASON_CHARS]
+
+
+class Supervisor:
+    """Runs the processes of `specs` until `stop` is set."""
+
+    def __init__(
+        self, specs: Sequence[ChildSpec], *, reporter: Reporter, log_dir: Path, drain_s: float, verbose: bool
+    ) -> None:
+        self._reporter = reporter
+        self._drain_s = drain_s
+        self._verbose = verbose
+        self._stopping = asyncio.Event()
+        self._ready = False
+        self.children = tuple(
+            ChildProcess(spec, ChildLog(log_dir / f"{spec.name}.log"), self._on_line) for spec in specs
+        )
+
+    def mark_ready(self) -> None:
+        """Note that requests are being served: from now on a crash is repaired for ever."""
+        self._ready = True
+
+    async def run(
+        self,
+        stop: asyncio.Event,
+        watch: Callable[[], Awaitable[None]],
+        drains: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Run the processes, and `watch` beside them, until `stop` is set; then call `drains`, and drain.
+
+        Raises StartRefused (in an exception group) if a process cannot be started; nothing is left running.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                keepers = {child: group.create_task(self._keep(child)) for child in self.children}
+                watcher = group.create_task(_as_coroutine(watch))
+                reaper = group.create_task(self._reap())
+                await stop.wait()
+                watcher.cancel()
+                reaper.cancel()
+                drains()
+                await self._drain(keepers)
+        finally:
+            for child in self.children:
+                child.kill()
+                child.log.close()
+
+    async def _keep(self, child: ChildProcess) -> None:
+        failures, backoff = 0, Backoff(FIRST_DELAY_S, LONGEST_DELAY_S, jitter=0)
+        while not self._stopping.is_set():
+            started = time.monotonic()
+            memory = MemoryWatch()
+            code = await child.run()
+            if self._stopping.is_set():
+                return
+            # One that was told to drain ends well: it is not one that fails to start.
+            if time.monotonic() - started > STABLE_S or (self._ready and code == 0):
+                failures = 0
+                backoff.reset()
+            failures += 1
+            if not self._ready and (_refused(child, code) or failures >= START_ATTEMPTS):
+                raise self._give_up(child, code, memory)
+            delay = backoff.next_delay()
+            # One that ends well has no last words: its last line is any line of its log.
+            end = f"{child.spec.name} {describe_exit(code, child.last_line if code else '', memory)}"
+            self._reporter.line(f"{end}; starting it again in {delay:g} s (log: {child.log.path})")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), delay)
+
+    async def _reap(self) -> None:
+        """As the first process of a container: take leave of what services had spawned when they ended."""
+        while os.getpid() == INIT_PID:
+            if not any(child.starting for child in self.children):
+                reap_orphans({child.pid for child in self.children})
+            await asyncio.sleep(REAP_S)
+
+    def _give_up(self, child: ChildProcess, code: int, memory: MemoryWatch) -> StartRefused:
+        self._reporter.close()
+        refused = _refused(child, code)
+        reason = shown_reason(child.last_line) if refused else describe_exit(code, child.last_line, memory)
+        # A service says by its code whether its options are wrong, as this command does.
+        kind = ConfigError if refused and code == ConfigError.exit_code else StartRefused
+        return kind(f"{child.spec.name}: {reason} (log: {child.log.path})")
+
+    async def _drain(self, keepers: dict[ChildProcess, asyncio.Task[None]]) -> None:
+        """Stop the stages one after another; what does not end in time is killed."""
+        self._stopping.set()
+        deadline = time.monotonic() + self._drain_s + STOP_MARGIN_S
+        for stage in Stage:
+            members = {child: task for child, task in keepers.items() if child.spec.stage is stage}
+            if not members:
+                continue
+            for child in members:
+                child.terminate()
+            left = max(deadline - time.monotonic(), STOP_MARGIN_S)
+            _, late = await asyncio.wait(members.values(), timeout=left)
+            for child, task in members.items():
+                if task in late:
+                    self._reporter.line(f"{child.spec.name} was killed: it had not ended in time")
+                    child.kill()
+            if late:
+                await asyncio.wait(late)
+
+    def _on_line(self, name: str, line: str) -> None:
+        if self._verbose:
+            self._reporter.line(f"{name} | {line}")
+
+
+def _refused(child: ChildProcess, code: int) -> bool:
+    return code in REFUSAL_EXIT_CODES and bool(child.last_line)
+
+
+async def _as_coroutine(function: Callable[[], Awaitable[None]]) -> None:
+    await function()

@@ -1,0 +1,98 @@
+"""Variables of the Gaudi device: recipes, compilation, garbage collection, logs of steps."""
+
+from __future__ import annotations
+
+from catenary.config import ConfigError
+from services.engine.vllm_variables.rows import Row, Status, copied
+from services.engine.vllm_variables.variables import Variables
+
+_TEST = "tests/unit/engine/test_migration_hpu.py::"
+_COPIED = f"{_TEST}test_variable_sets_its_option"
+RECIPES = "PT_HPU_RECIPE_CACHE_CONFIG"
+_STEP_LOGS = {
+    "log_step_compilations": "VLLM_HPU_LOG_STEP_GRAPH_COMPILATION",
+    "log_step_fallbacks": "VLLM_HPU_LOG_STEP_CPU_FALLBACKS",
+}
+_SWITCH = {"true": True, "1": True, "false": False, "0": False, "": False}
+
+
+def recipe_cache(text: str) -> tuple[str, bool, int | None]:
+    """Directory, whether it is emptied at start, and MiB, of `DIRECTORY[,CLEAR[,MIB[,NFS]]]`.
+
+    Raises ValueError. What says that the directory is on NFS is of no use: our directory is checked.
+    """
+    fields = [field.strip() for field in text.split(",")]
+    if len(fields) > 4:
+        raise ValueError("must be DIRECTORY,CLEAR,MIB")
+    directory, clear, mib, nfs = fields + [""] * (4 - len(fields))
+    if clear.lower() not in _SWITCH or nfs.lower() not in _SWITCH:
+        raise ValueError("must be DIRECTORY,CLEAR,MIB with true or false for CLEAR")
+    if mib and not (mib.isascii() and mib.isdigit() and len(mib) < 10 and int(mib) >= 1):
+        raise ValueError("must be DIRECTORY,CLEAR,MIB with a whole number for MIB")
+    return directory, _SWITCH[clear.lower()], int(mib) if mib else None
+
+
+def _translate_recipes(variables: Variables) -> None:
+    text = variables.text(RECIPES)
+    if text is None:
+        return
+    try:
+        directory, clear, mib = recipe_cache(text)
+    except ValueError as error:
+        raise ConfigError(f"{RECIPES} {text[:100]!r}: {error}") from None
+    if not directory or "recipe_cache" in variables.own:
+        return
+    variables.give("recipe_cache", directory, RECIPES)
+    variables.give("recipe_cache_clear", clear, RECIPES)
+    if mib is not None:
+        variables.give("recipe_cache_mib", mib, RECIPES)
+
+
+def _translate_step_logs(variables: Variables) -> None:
+    for option, name in _STEP_LOGS.items():
+        for variable, value in ((name, "new"), (f"{name}_ALL", "all")):
+            if variables.boolean(variable):
+                variables.give(option, value, variable)
+
+
+def _check_compile_only(variables: Variables) -> None:
+    if variables.boolean("PT_COMPILE_ONLY_MODE"):
+        raise ConfigError(
+            "PT_COMPILE_ONLY_MODE: an engine would serve garbage; --compile-only-warmup is for warm-up alone"
+        )
+
+
+ROWS = (
+    Row(
+        (RECIPES,),
+        Status.SUPPORTED,
+        "`--recipe-cache`, `--recipe-cache-clear`, `--recipe-cache-mib` of the engine; each release of the "
+        "Gaudi software and each rank has its own part of the directory",
+        _translate_recipes,
+        f"{_TEST}test_recipe_cache",
+    ),
+    copied("VLLM_GC_THR_MULTIPLIER", "gc_threshold_multiplier", "`--gc-threshold-multiplier`", _COPIED),
+    copied(
+        "VLLM_CONFIG_HIDDEN_LAYERS",
+        "layers_per_graph",
+        "`--layers-per-graph`: decoder layers between two flushes of a lazy graph",
+        _COPIED,
+    ),
+    copied(
+        "VLLM_T_COMPILE_REGIONAL_COMPILATION", "regional_compilation", "`--regional-compilation`", _COPIED
+    ),
+    copied("VLLM_T_COMPILE_FULLGRAPH", "compile_fullgraph", "`--compile-fullgraph`", _COPIED),
+    Row(
+        tuple(name + suffix for name in _STEP_LOGS.values() for suffix in ("", "_ALL")),
+        Status.SUPPORTED,
+        "`--log-step-compilations`, `--log-step-fallbacks`: `new`, or `all` for `*_ALL`",
+        _translate_step_logs,
+        f"{_TEST}test_logs_of_steps",
+    ),
+    Row(
+        ("PT_COMPILE_ONLY_MODE",),
+        Status.REFUSED,
+        "results would be garbage; `--compile-only-warmup`, on by default, compiles so during warm-up alone",
+        _check_compile_only,
+    ),
+)
