@@ -135,6 +135,9 @@ class Fuzzed:
         self.statuses[case.path, answer.status_code] += 1
         kind = answer.headers.get("content-type", "")
         assert answer.status_code < 500, (case.path, answer.content)
+        if case.path.endswith("}") and (answer.url or "").partition("?")[0].endswith("/"):
+            # The name was empty, or dots that the client removed: /v1/models/ is another route, the list.
+            return
         self.conformance.check(case.method, case.path, answer.status_code, kind, answer.content)
 
     def close(self) -> None:
@@ -179,9 +182,8 @@ def fuzz(fuzzed: Fuzzed, operation: Any, examples: int) -> None:
 
     def completed(case: Case[Any], choose: Random) -> None:
         # What is really there, or said well, leads further than what is made up.
-        for name, value in (case.path_parameters or {}).items():
-            # With an empty one, or dots that a client removes, the URL is that of /v1/models/, the list.
-            if not str(value).strip("./") or choose.random() < 0.5:
+        for name in case.path_parameters or {}:
+            if choose.random() < 0.5:
                 case.path_parameters[name] = fuzzed.ids[name]
         if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):
             case.body["model"] = MODEL
