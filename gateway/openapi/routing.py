@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Awaitable, Callable, Mapping
 
 from starlette.requests import Request
@@ -29,6 +30,8 @@ class DescribedRoute(Route):
     ) -> None:
         """Make one. `described` None: it is left out of the document. `ids`: see Routes."""
         super().__init__(path, _Endpoint(handler), methods=[method], name=handler.__name__)
+        # Starlette's `$` also stands before a line break at the end: /v1/models%0A is not /v1/models.
+        self.path_regex = re.compile(self.path_regex.pattern.removesuffix("$") + r"\Z")
         # Starlette lets HEAD follow GET.
         self.methods = {method}
         self.method = method

@@ -76,6 +76,9 @@ async def test_metrics_come_in_the_format_that_is_asked_for(stack: Stack, accept
         ("GET", "/v1/chat/completions", 405),
         ("HEAD", "/v1/chat/completions", 405),
         ("GET", "/v1/chat/completion", 404),
+        ("GET", "/v1/models%0A", 404),
+        ("GET", "/v1/models/%0A", 404),
+        ("GET", "/v1/batches%0A", 404),
     ],
 )
 async def test_a_path_that_is_no_route_is_404(stack: Stack, method: str, path: str, status: int) -> None:
