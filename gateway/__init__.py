@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 # First: it refuses a Python that is too old in one line.
-import catenary  # noqa: F401
+import catenary.version  # noqa: F401
 from gateway.auth import read_keys
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError, bad_request, from_wire, unavailable
