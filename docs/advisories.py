@@ -22,7 +22,7 @@ OPENING = """\
 Servers of this kind have been attacked in many ways. This page lists the published advisories about vLLM,
 SGLang, TGI, Triton, Ollama, llama.cpp, LiteLLM, Ray and the libraries below them, what Catenary does about
 the same attack, and the tests that show it. How to protect a deployment (keys, TLS, secrets, limits) is in
-[operations.md](operations.md).
+[operations](operations/README.md).
 
 ## Reporting a vulnerability
 

@@ -168,7 +168,9 @@ OPTIONS: tuple[ServeOption, ...] = (
     only("an engine is ended to give its memory back", ("false",), "--enable-sleep-mode", kind=Kind.FLAG),
     only("a stream has a chunk for each step", ("1",), "--stream-interval"),
     only("no plug-in reads it", (), "--additional-config", "--scheduler-cls"),
-    only("traces are an option of each service, see docs/operations.md", (), "--otlp-traces-endpoint"),
+    only(
+        "traces are an option of each service, see docs/operations/observing.md", (), "--otlp-traces-endpoint"
+    ),
     idle(
         "buckets decide what is compiled; `--warmup` of the engine, when",
         "--compilation-config",
