@@ -1,4 +1,4 @@
-"""Links between documents resolve."""
+"""Links between documents resolve; the map and the glossary name what is there."""
 
 from __future__ import annotations
 
@@ -8,20 +8,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
+GROUPS = ("catenary", "catenary_apps", "catenary_testing", "gateway")
+SERVICES = ("services/engine", "services/router", "services/tokenizer")
 _LINK = re.compile(r"\]\((?!\w+:)([^)#\s]*)(?:#([^)\s]+))?\)")
+_CODE = re.compile(r"`([^`]+)`")
 _HEADING = re.compile(r"#{1,6} +(.+?) *#*")
 
 
-def documents() -> list[Path]:
-    """Return the tracked and new Markdown files, without those that are data of tests."""
+def tracked(*patterns: str) -> list[Path]:
+    """Return the files of the repository, new ones too, relative to its top."""
     listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--deduplicate", "*.md"],
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--deduplicate", *patterns],
         cwd=ROOT,
         check=True,
         capture_output=True,
         text=True,
     ).stdout.splitlines()
-    return [ROOT / name for name in listed if (ROOT / name).is_file()]
+    return [Path(name) for name in listed if (ROOT / name).is_file()]
 
 
 def prose(text: str) -> Iterator[str]:
@@ -70,7 +73,7 @@ def broken_links(document: Path) -> list[str]:
 
 
 def test_relative_links_lead_to_files_and_headings() -> None:
-    broken = {str(path.relative_to(ROOT)): links for path in documents() if (links := broken_links(path))}
+    broken = {str(path): links for path in tracked("*.md") if (links := broken_links(ROOT / path))}
     assert broken == {}
 
 
@@ -90,3 +93,48 @@ def test_broken_links_are_told(tmp_path: Path) -> None:
         "other.md#twice-2: no such heading",
         "#there: no such heading",
     ]
+
+
+def table_rows(text: str, heading: str) -> list[list[str]]:
+    """Return the cells of the tables below a heading of the second level, without titles and rules."""
+    section = text.split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
+    table = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table[2:]]
+
+
+def source_folders() -> set[str]:
+    """Return the folders that the map must have: those at the top, services, and folders in them."""
+    files = [file for file in tracked() if len(file.parts) > 1]
+    tops = {file.parts[0] for file in files if not file.parts[0].startswith(".")}
+    inner = {
+        f"{group}/{file.relative_to(group).parts[0]}"
+        for group in (*GROUPS, *SERVICES)
+        for file in files
+        if file.is_relative_to(group) and len(file.relative_to(group).parts) > 1
+    }
+    return (tops | inner | set(SERVICES)) - {"services"}
+
+
+def test_the_map_has_every_folder_and_each_first_file_exists() -> None:
+    rows = table_rows((ROOT / "docs" / "architecture.md").read_text("utf-8"), "Map")
+    folders = [row[0].strip("`").rstrip("/") for row in rows]
+    assert sorted(folders) == sorted(source_folders())
+    first = [row[2].strip("`") for row in rows]
+    assert [file for file in first if file and not (ROOT / file).is_file()] == []
+
+
+def test_the_glossary_names_folders_and_messages_that_exist() -> None:
+    text = (ROOT / "docs" / "glossary.md").read_text("utf-8")
+    contract = "\n".join(
+        file.read_text("utf-8") for file in sorted((ROOT / "protos" / "catenary" / "v1").glob("*.proto"))
+    )
+    known = set(re.findall(r"(?:message|service|enum) (\w+)", contract))
+    fields = set(re.findall(r"(\w+) = \d+;|rpc (\w+)", contract))
+    names = known | {name for pair in fields for name in pair if name}
+    sections = ("Requests", "Admission and placement", "Fleet", "Engine", "Prefill/decode split")
+    places = [
+        place for section in sections for row in table_rows(text, section) for place in _CODE.findall(row[2])
+    ]
+    assert len(places) > 50
+    assert [place for place in places if "/" in place and not (ROOT / place).is_dir()] == []
+    assert [place for place in places if "/" not in place and not set(place.split(".")) <= names] == []
