@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from prometheus_client import REGISTRY
 
 from catenary.backoff import Backoff
-from catenary.config import unknown_variables
+from catenary.config import ConfigError, unknown_variables
 from catenary.devices import described
 from catenary.rpc import (
     CLIENT_SECRET_ENV,
@@ -24,14 +24,14 @@ from catenary.rpc import (
     open_channel,
     parse_address,
 )
-from catenary.runtime import StartRefused, mark_started, run
+from catenary.runtime import mark_started, run
 from catenary.schema import MINIMUM_PEER_REVISION, SCHEMA_REVISION
 from catenary.telemetry import configure_logging, configure_tracing, get_logger, new_id
 from catenary.v1 import engine_pb2, engine_pb2_grpc
 from catenary.version import __version__
 from services.engine.config import EngineConfig
 from services.engine.idle_options import idle_options
-from services.engine.model import ModelError, resolve_source
+from services.engine.model import UnknownModelError, resolve_source
 from services.engine.servicer import (
     Core,
     CoreFactory,
@@ -197,7 +197,7 @@ class EngineApp:
             try:
                 env |= preloaded(config.malloc, env)
             except ValueError as error:
-                raise StartRefused(str(error)) from None
+                raise ConfigError(f"--{error}") from None
 
         def process_core(_restart: bool) -> Core:
             return ProcessCore(
@@ -295,11 +295,11 @@ async def first_of(*waits: Coroutine[Any, Any, object]) -> None:
 
 
 def _served_model_name(config: EngineConfig, double: CoreDouble | None) -> str:
-    if config.served_model_name:
-        return config.served_model_name
+    """The name that requests use. Raises ConfigError where the option `model` names nothing."""
     if double is not None:
-        return double.name
+        return config.served_model_name or double.name
     try:
-        return resolve_source(config.model).name
-    except ModelError as exc:
-        raise StartRefused(str(exc)) from None
+        name = resolve_source(config.model).name
+    except UnknownModelError as error:
+        raise ConfigError(f"--model: {error}") from None
+    return config.served_model_name or name

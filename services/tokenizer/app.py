@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 
-from catenary.config import unknown_variables
+from catenary.config import ConfigError, unknown_variables
 from catenary.parsers import NO_PARSER
 from catenary.rpc import CallCount, Role, RpcServer
 from catenary.runtime import StartRefused, mark_started
@@ -42,6 +42,7 @@ class TokenizerService:
 
     def __init__(self, config: TokenizerConfig) -> None:
         self._config = config
+        _check_paths(config)
         try:
             self._files = read_model_files(config.model_dir, chat_template=config.chat_template)
         except ModelFilesError as error:
@@ -110,6 +111,16 @@ async def serve(config: TokenizerConfig, stop: asyncio.Event) -> int:
     await service.drain()
     await service.stop()
     return 0
+
+
+def _check_paths(config: TokenizerConfig) -> None:
+    """Raise ConfigError for an option that names a path with nothing, or something else, at it."""
+    directory, template = config.model_dir, config.chat_template
+    if not directory.is_dir():
+        reason = "is not a directory" if directory.exists() else "does not exist"
+        raise ConfigError(f"--model-dir: {directory} {reason}")
+    if template is not None and not template.is_file():
+        raise ConfigError(f"--chat-template: {template} is not a file")
 
 
 def worker_setup(config: TokenizerConfig, files: ModelFiles) -> WorkerSetup:

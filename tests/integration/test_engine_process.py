@@ -110,14 +110,17 @@ async def test_a_scripted_exit_ends_the_whole_process(fake_router, start_process
     ("flags", "code", "said"),
     [
         (["--insecure", "--script", "/nowhere.yaml"], 2, "/nowhere.yaml"),
-        (["--insecure", "--model", "/nowhere"], 1, "/nowhere does not exist"),
+        (["--insecure", "--model", "/nowhere"], 2, "--model: model directory /nowhere does not exist"),
+        (["--insecure", "--model", "/nowhere", "--served-model-name", "x"], 2, "/nowhere does not exist"),
+        (["--insecure", "--model", "/etc/hostname"], 2, "--model: model file /etc/hostname is not a .gguf"),
+        (["--insecure", "--model", "smollm"], 2, "did you mean smollm2?"),
         (["--insecure", "--script", "default", "--stall-limit-s", "0"], 2, "--stall-limit-s"),
         (["--insecure", "--script", "default", "--block-size", "x"], 2, "--block-size"),
         (["--insecure", "--script", "default", "--router", "nowhere"], 2, "--router"),
         (["--insecure", "--max-num-batched-tokens", "16"], 2, "at least max_num_seqs (32)"),
         (["--insecure", "--tls-require-client-cert"], 2, "tls_require_client_cert needs"),
         (["--insecure", "--script", "default", "--no-such-flag"], 2, "--no-such-flag"),
-        (["--script", "default"], 1, "no secret is set"),
+        (["--script", "default"], 2, "no secret is set"),
     ],
 )
 def test_a_bad_start_is_refused_in_one_line(starts, flags, code, said):

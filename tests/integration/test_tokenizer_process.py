@@ -24,10 +24,10 @@ from tests.support.tokenizer_service import completion_request
 COMMAND = [sys.executable, "-m", "services.tokenizer"]
 
 
-def refusal(starts: Starts, *options: str) -> str:
-    """The one line of a start that was refused."""
+def refusal(starts: Starts, *options: str, code: int = 1) -> str:
+    """The one line of a start that was refused with `code`."""
     done = starts.run("services.tokenizer", *options)
-    assert done.returncode != 0
+    assert done.returncode == code
     lines = done.stderr.strip().splitlines()
     assert len(lines) == 1, done.stderr
     return lines[0]
@@ -36,8 +36,14 @@ def refusal(starts: Starts, *options: str) -> str:
 def test_refused_starts_say_why_in_one_line(starts: Starts, tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "model")
     secure = ("--insecure", "--listen", f"unix:{tmp_path}/socket")
-    assert "--model-dir" in refusal(starts)
-    assert "does not exist" in refusal(starts, "--model-dir", str(tmp_path / "none"), *secure)
+    assert "--model-dir" in refusal(starts, code=2)
+    none, file = tmp_path / "none", model / "tokenizer.json"
+    said = refusal(starts, "--model-dir", str(none), *secure, code=2)
+    assert f"--model-dir: {none} does not exist" in said
+    said = refusal(starts, "--model-dir", str(file), *secure, code=2)
+    assert f"--model-dir: {file} is not a directory" in said
+    said = refusal(starts, "--model-dir", str(model), "--chat-template", str(none), *secure, code=2)
+    assert f"--chat-template: {none} is not a file" in said
     (tmp_path / "empty").mkdir()
     assert "no tokenizer.json" in refusal(starts, "--model-dir", str(tmp_path / "empty"), *secure)
     bad = write_tiny_model(tmp_path / "bad", chat_template="{% for %}")
@@ -45,8 +51,9 @@ def test_refused_starts_say_why_in_one_line(starts: Starts, tmp_path: Path) -> N
     cut = write_tiny_model(tmp_path / "cut") / "tokenizer.json"
     cut.write_bytes(cut.read_bytes()[:5000])
     assert "cut short" in refusal(starts, "--model-dir", str(cut.parent), *secure)
-    assert "no secret" in refusal(starts, "--model-dir", str(model), "--listen", f"unix:{tmp_path}/socket")
-    assert "--workers" in refusal(starts, "--model-dir", str(model), *secure, "--workers", "0")
+    open_to_all = ("--model-dir", str(model), "--listen", f"unix:{tmp_path}/socket")
+    assert "no secret" in refusal(starts, *open_to_all, code=2)
+    assert "--workers" in refusal(starts, "--model-dir", str(model), *secure, "--workers", "0", code=2)
 
 
 def test_a_port_in_use_is_refused_and_leaves_no_worker(starts: Starts, tmp_path: Path) -> None:
