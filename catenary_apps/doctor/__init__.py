@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from catenary_apps.doctor.config import DoctorConfig
-from catenary_apps.doctor.run import run_doctor
+from catenary_apps.doctor.run import DoctorConfig, run_doctor
 
 __all__ = ["DoctorConfig", "run_doctor"]

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from catenary.runtime import module_command
+from catenary_apps.doctor.host import Survey
 from catenary_apps.doctor.result import Result, not_applicable, ok, problem, warning
-from catenary_apps.doctor.survey import Survey
 
 NAME = "bandwidth"
 RANK_COMMAND = module_command("catenary_apps.doctor.hccl_rank")

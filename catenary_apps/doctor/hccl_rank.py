@@ -1,6 +1,6 @@
 """One rank of the bandwidth test: `python -m catenary_apps.doctor.hccl_rank --mib 256`, started by hccl.py.
 
-The only module of the command that needs torch and the vendor's bridge (facts/gaudi.md, section 4.6).
+The only module of the command that needs torch and the vendor's bridge.
 """
 
 from __future__ import annotations

@@ -1,18 +1,99 @@
-"""`catenary doctor`: looks, says, and exits with 1 if there is a problem."""
+"""Run `catenary doctor`: check the host, print the results, and exit with 1 if there is a problem."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
 
+from pydantic import Field
+
+from catenary.config import ServiceConfig, settings
 from catenary_apps.cli.output import load_options
-from catenary_apps.doctor.checks import CHECKS
-from catenary_apps.doctor.config import DoctorConfig
+from catenary_apps.doctor.card_checks import (
+    check_cards,
+    check_driver,
+    check_libfabric,
+    check_modules,
+    check_numa,
+    check_owners,
+    check_ports,
+    check_smi,
+    check_status,
+)
 from catenary_apps.doctor.hccl import BandwidthOptions, check_bandwidth, has_bridge
-from catenary_apps.doctor.host import Host, command_runner
-from catenary_apps.doctor.result import Result, Status
-from catenary_apps.doctor.survey import survey
+from catenary_apps.doctor.host import Host, Survey, command_runner, survey
+from catenary_apps.doctor.host_checks import (
+    check_compatibility,
+    check_governor,
+    check_hugepages,
+    check_idle_states,
+    check_iommu,
+    check_limits,
+    check_memory,
+    check_numa_balancing,
+    check_packages,
+    check_python,
+    check_runtime,
+)
+from catenary_apps.doctor.result import Result, Status, as_json, show
 
+
+class DoctorConfig(ServiceConfig):
+    """What to look at, and how to say it."""
+
+    model_config = settings(prefix="CATENARY_DOCTOR_")
+
+    format: Literal["table", "json"] = Field(
+        "table", description="How to print the checks; --json is short for --format json."
+    )
+    all: bool = Field(False, description="Show the checks that do not apply to this host, too.")
+    root: Path = Field(
+        Path("/"),
+        description="Directory that holds the host's sys, proc, etc, opt and usr: for a container that has "
+        "the host's / mounted elsewhere.",
+    )
+    command_s: float = Field(
+        20.0, gt=0, le=600, description="Seconds that a command such as hl-smi may take to answer."
+    )
+    bandwidth_test: bool = Field(
+        True,
+        description="With two cards or more that nobody uses, and habana_frameworks: measure an all-reduce "
+        "between them. It takes the cards for that long.",
+    )
+    bandwidth_mib: int = Field(
+        256, ge=1, le=16_384, description="Size of the tensor of that all-reduce in MiB."
+    )
+    bandwidth_s: float = Field(
+        180.0, gt=0, le=3_600, description="Seconds that the bandwidth test may take in all."
+    )
+
+
+Check = Callable[[Survey], Result]
+
+CHECKS: tuple[Check, ...] = (
+    check_cards,
+    check_driver,
+    check_status,
+    check_smi,
+    check_owners,
+    check_modules,
+    check_numa,
+    check_packages,
+    check_python,
+    check_compatibility,
+    check_hugepages,
+    check_governor,
+    check_idle_states,
+    check_numa_balancing,
+    check_iommu,
+    check_memory,
+    check_limits,
+    check_ports,
+    check_libfabric,
+    check_runtime,
+)
 _NAME = "catenary doctor"
 
 
@@ -23,9 +104,6 @@ def run_doctor(argv: Sequence[str]) -> int:
         print(f"{_NAME}: --root {config.root} is not a directory", file=sys.stderr)
         return 2
     results = examine(config, Host(root=config.root, run=command_runner(config.command_s)))
-    # Not before: rich takes a while to load, and JSON needs none of it.
-    from catenary_apps.doctor.show import as_json, show
-
     if config.format == "json":
         print(as_json(results))
     else:

@@ -11,15 +11,11 @@ import pytest
 from rich.console import Console
 
 from catenary_apps.cli.main import main
-from catenary_apps.doctor.config import DoctorConfig
 from catenary_apps.doctor.hccl import BandwidthOptions, check_bandwidth
-from catenary_apps.doctor.hlsmi import parse_modules, parse_ports, parse_table
-from catenary_apps.doctor.host import command_runner
-from catenary_apps.doctor.result import Result, Status, not_applicable, ok
-from catenary_apps.doctor.run import examine
-from catenary_apps.doctor.show import show
-from catenary_apps.doctor.survey import survey
-from catenary_apps.doctor.versions import minor
+from catenary_apps.doctor.host import command_runner, parse_modules, parse_ports, parse_table, survey
+from catenary_apps.doctor.host_checks import minor
+from catenary_apps.doctor.result import Result, Status, not_applicable, ok, show
+from catenary_apps.doctor.run import DoctorConfig, examine
 from tests.support.gaudi_host import FakeHost
 
 OK, WARNING, PROBLEM, NOT_APPLICABLE = Status.OK, Status.WARNING, Status.PROBLEM, Status.NOT_APPLICABLE
