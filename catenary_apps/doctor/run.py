@@ -39,6 +39,8 @@ from catenary_apps.doctor.host_checks import (
 )
 from catenary_apps.doctor.result import Result, Status, as_json, show
 
+_NAME = "catenary doctor"
+
 
 class DoctorConfig(ServiceConfig):
     """What to look at, and how to say it."""
@@ -94,7 +96,6 @@ CHECKS: tuple[Check, ...] = (
     check_libfabric,
     check_runtime,
 )
-_NAME = "catenary doctor"
 
 
 def run_doctor(argv: Sequence[str]) -> int:

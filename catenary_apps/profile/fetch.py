@@ -1,15 +1,74 @@
-"""Asks an engine for a profile."""
+"""Find the engine that the options name and fetch a profile from it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import grpc
 
-from catenary.rpc import error_of, open_channel
+from catenary.config import ConfigError
+from catenary.rpc import CLIENT_SECRET_ENV, TlsFiles, error_of, open_channel, parse_address, read_secret
+from catenary.runtime import StartRefused
 from catenary.v1 import engine_pb2, engine_pb2_grpc
+from catenary_apps.cli.runtime_directory import RuntimeDirectory, choices, running
 from catenary_apps.profile.config import ProfileConfig
-from catenary_apps.profile.find import Target
+
+_NAME = re.compile(r"engine-\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """An engine's status service."""
+
+    address: str
+    secret: str | None = field(repr=False)
+    tls: TlsFiles | None
+
+
+def find_engine(config: ProfileConfig) -> Target:
+    """Return the engine that the options mean. Raises StartRefused if there is none, or more than one."""
+    name = config.engine or "engine-0"
+    address = _engine_here(name) if _NAME.fullmatch(name) else name
+    try:
+        parse_address(address)
+    except ValueError as error:
+        raise ConfigError(f"--engine {address}: {error}") from None
+    return Target(address, _secret(config, address), _tls(config))
+
+
+def _engine_here(name: str) -> str:
+    having = [run for run in running() if _socket(run, name).exists()]
+    if len(having) == 1:
+        return having[0].socket(name)
+    if having:
+        found = choices((run, run.socket(name)) for run in having)
+        raise ConfigError(f"--engine: more than one catenary up runs on this machine: choose one of {found}")
+    raise StartRefused(
+        f"no catenary up of yours runs on this machine with an {name}: give --engine the address of an "
+        "engine's status service (its --listen)"
+    )
+
+
+def _socket(run: RuntimeDirectory, name: str) -> Path:
+    return Path(run.socket(name).removeprefix("unix:"))
+
+
+def _secret(config: ProfileConfig, address: str) -> str | None:
+    file = config.client_secret_file
+    if file is None and address.startswith("unix:"):
+        # Beside the sockets of a `catenary up`, in a directory that only its owner can enter.
+        beside = RuntimeDirectory(Path(address.removeprefix("unix:")).parent).client_secret
+        file = beside if beside.is_file() else None
+    return read_secret(file, CLIENT_SECRET_ENV, option="client_secret_file")
+
+
+def _tls(config: ProfileConfig) -> TlsFiles | None:
+    if config.tls_ca is None and config.tls_cert is None and config.tls_key is None:
+        return None
+    return TlsFiles(config.tls_cert, config.tls_key, config.tls_ca)
+
 
 # Beyond the time of the profile; the engine gives up earlier by itself.
 _MARGIN_S = 90.0

@@ -52,10 +52,8 @@ def _profile(config: ProfileConfig) -> int:
     import msgspec
     from rich.console import Console
 
-    from catenary_apps.profile.fetch import fetch
-    from catenary_apps.profile.find import find_engine
-    from catenary_apps.profile.show import as_json, show
-    from catenary_apps.profile.summary import summarise
+    from catenary_apps.profile.fetch import fetch, find_engine
+    from catenary_apps.profile.summary import as_json, show, summarise
 
     target = find_engine(config)
     partial = _claim(config.output)

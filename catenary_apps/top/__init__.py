@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from catenary_apps.top.config import TopConfig
-from catenary_apps.top.run import run_top
+from catenary_apps.top.run import TopConfig, run_top
 
 __all__ = ["TopConfig", "run_top"]

@@ -1,17 +1,25 @@
-"""`catenary top`: asks, draws, waits, until one has seen enough."""
+"""Run `catenary top`: poll the routers and draw frames until the user quits."""
 
 from __future__ import annotations
 
 import asyncio
 import io
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import termios
+import threading
+import tty
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from pydantic import Field
+
+from catenary.config import settings
 from catenary.runtime import StartRefused
 from catenary_apps.cli.output import load_options
-from catenary_apps.top.config import TopConfig
+from catenary_apps.cli.router_options import RoutersOptions
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,6 +29,57 @@ if TYPE_CHECKING:
 _NAME = "catenary top"
 # Characters a line where no terminal says how many there are.
 _PIPE_WIDTH = 120
+
+
+class TopConfig(RoutersOptions):
+    """Which routers to watch, and how often."""
+
+    model_config = settings(prefix="CATENARY_TOP_")
+
+    interval: float = Field(1.0, ge=0.1, le=3_600, description="Seconds between two frames.")
+    once: bool = Field(False, description="Print one frame and end.")
+
+
+@contextmanager
+def quit_keys(over: asyncio.Event) -> Iterator[None]:
+    """Set `over` at the key q or at a signal. For a coroutine; signals only where that is the main thread."""
+    loop = asyncio.get_running_loop()
+    main = threading.current_thread() is threading.main_thread()
+    signals = (signal.SIGINT, signal.SIGTERM) if main else ()
+    for number in signals:
+        loop.add_signal_handler(number, over.set)
+    try:
+        with _keyboard(loop, over):
+            yield
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
+
+
+@contextmanager
+def _keyboard(loop: asyncio.AbstractEventLoop, over: asyncio.Event) -> Iterator[None]:
+    if not sys.stdin.isatty():
+        yield
+        return
+    keyboard = sys.stdin.fileno()
+    before = termios.tcgetattr(keyboard)
+
+    def typed() -> None:
+        keys = os.read(keyboard, 64)
+        if b"q" in keys.lower():
+            over.set()
+        elif not keys:
+            # The terminal is gone.
+            loop.remove_reader(keyboard)
+            over.set()
+
+    tty.setcbreak(keyboard)
+    try:
+        loop.add_reader(keyboard, typed)
+        yield
+    finally:
+        loop.remove_reader(keyboard)
+        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
 
 
 def run_top(argv: Sequence[str]) -> int:
@@ -38,11 +97,8 @@ def run_top(argv: Sequence[str]) -> int:
 
 async def _watch(config: TopConfig) -> int:
     # Not before: a wrong option is to be refused without waiting for gRPC to load.
-    from catenary_apps.cli.router_polling import RouterPoller
-    from catenary_apps.cli.router_target import find_routers
-    from catenary_apps.top.frame import make_frame
-    from catenary_apps.top.keys import quit_keys
-    from catenary_apps.top.rates import Rates
+    from catenary_apps.cli.routers import RouterPoller, find_routers
+    from catenary_apps.top.frame import Rates, make_frame
 
     console, over, rates = _console(), asyncio.Event(), Rates()
     async with RouterPoller(find_routers(config), timeout_s=config.timeout) as poller:
@@ -83,7 +139,7 @@ class _Screen:
             self._live.stop()
 
     def show(self, frame: Frame) -> None:
-        from catenary_apps.top.show import draw
+        from catenary_apps.top.table import draw
 
         if self._live is None:
             _print(frame, self._console)
@@ -93,7 +149,7 @@ class _Screen:
 
 
 def _print(frame: Frame, console: Console) -> None:
-    from catenary_apps.top.show import draw
+    from catenary_apps.top.table import draw
 
     console.print(draw(frame, console))
 

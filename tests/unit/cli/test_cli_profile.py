@@ -16,9 +16,8 @@ from catenary.runtime import StartRefused
 from catenary_apps.cli.main import main
 from catenary_apps.cli.runtime_directory import RuntimeDirectory
 from catenary_apps.profile.config import ProfileConfig
-from catenary_apps.profile.find import find_engine
-from catenary_apps.profile.show import as_json, lines, show
-from catenary_apps.profile.summary import summarise
+from catenary_apps.profile.fetch import find_engine
+from catenary_apps.profile.summary import as_json, lines, show, summarise
 
 HOLDER = (
     "import time\n"

@@ -12,7 +12,7 @@ import pytest
 
 from catenary.runtime import StartRefused
 from catenary_apps.cli.router_options import RouterOptions, RoutersOptions
-from catenary_apps.cli.router_target import find_router, find_routers
+from catenary_apps.cli.routers import find_router, find_routers
 from catenary_apps.cli.runtime_directory import CLIENT_SECRET_ENV, LOCK_NAME, RuntimeDirectory, remove_stale
 
 

@@ -10,13 +10,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from catenary.v1 import common_pb2, engine_pb2, router_pb2
-from catenary_apps.cli.fleet.document import fleet_document
+from catenary_apps.cli.fleet import fleet_document
 from catenary_apps.cli.main import main
-from catenary_apps.cli.router_polling import RouterView
-from catenary_apps.top.cells import bar, engine_cells, number, router_lines, seconds, total_line
-from catenary_apps.top.frame import Frame, make_frame
-from catenary_apps.top.rates import Progress, Rates
-from catenary_apps.top.show import draw
+from catenary_apps.cli.routers import RouterView
+from catenary_apps.top.frame import Frame, Progress, Rates, make_frame
+from catenary_apps.top.table import bar, draw, engine_cells, number, router_lines, seconds, total_line
 
 
 def engine(

@@ -1,20 +1,46 @@
-"""`catenary drain`: tells the router, then waits until the engine has left, and shows how far it is."""
+"""Run `catenary drain`: tell the router, then wait until the engine has left, and show progress."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
+from pydantic import Field
+
+from catenary.config import settings
 from catenary.runtime import StartRefused
-from catenary_apps.cli.drain.config import DrainConfig
 from catenary_apps.cli.output import load_options
+from catenary_apps.cli.router_options import RouterOptions
 
 _NAME = "catenary drain"
 _INTERRUPTED = 130
 _POLL_S = 0.2
 # What an engine may take beyond a deadline to say goodbye.
 _MARGIN_S = 30.0
+
+
+class DrainConfig(RouterOptions):
+    """Which engine is to end, and how long it may take."""
+
+    model_config = settings(prefix="CATENARY_DRAIN_")
+
+    positional: ClassVar[str] = "engine"
+
+    engine: str = Field(
+        min_length=1,
+        max_length=256,
+        description="Engine: its name (all engines of that name) or its instance id, as catenary fleet shows "
+        "them. It may stand without --engine.",
+    )
+    deadline: float | None = Field(
+        None,
+        ge=0,
+        le=86_400,
+        description="Seconds that running sequences get to end; what is left then goes on with another "
+        "engine. Absent: the engine's own drain-s.",
+    )
 
 
 def run_drain(argv: Sequence[str]) -> int:
@@ -47,7 +73,7 @@ def run_drain(argv: Sequence[str]) -> int:
 async def _drain(config: DrainConfig, say: Callable[[str], None]) -> bool:
     """Whether all engines that were told have left in time. Raises RpcError and StartRefused."""
     from catenary.client import AsyncClient
-    from catenary_apps.cli.router_target import find_router
+    from catenary_apps.cli.routers import find_router
 
     target = find_router(config)
     deadline_ms = None if config.deadline is None else round(config.deadline * 1000)

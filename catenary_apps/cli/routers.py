@@ -1,18 +1,85 @@
-"""Asks routers for their fleets, as often as one likes."""
+"""Find the routers that a command speaks to, and poll them for their fleets."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from google.protobuf.descriptor import EnumDescriptor
+
 from catenary.client import AsyncClient
-from catenary.rpc import AddressFamilies, RpcError, TcpAddress, is_name, parse_address, resolve
+from catenary.config import ConfigError
+from catenary.rpc import (
+    CLIENT_SECRET_ENV,
+    AddressFamilies,
+    RpcError,
+    TcpAddress,
+    TlsFiles,
+    is_name,
+    parse_address,
+    read_secret,
+    resolve,
+)
+from catenary.runtime import StartRefused
 from catenary.v1 import router_pb2
-from catenary_apps.cli.router_target import RouterTarget
+from catenary_apps.cli.router_options import RouterAccess, RouterOptions, RoutersOptions
+from catenary_apps.cli.runtime_directory import RuntimeDirectory, choices, running
+
+
+@dataclass(frozen=True, slots=True)
+class RouterTarget:
+    """A router and how to reach it."""
+
+    address: str
+    secret: str | None = field(repr=False)
+    tls: TlsFiles | None
+
+
+def find_router(config: RouterOptions) -> RouterTarget:
+    """Return the router that the options mean. Raises StartRefused if there is none, or more than one."""
+    return _target(config.router or _router_here(), config)
+
+
+def find_routers(config: RoutersOptions) -> tuple[RouterTarget, ...]:
+    """Return the routers that the options mean, at least one. Raises StartRefused as `find_router`."""
+    addresses = dict.fromkeys(config.router or _routers_here())
+    return tuple(_target(address, config) for address in addresses)
+
+
+def _target(address: str, config: RouterAccess) -> RouterTarget:
+    try:
+        parse_address(address)
+    except ValueError as error:
+        raise ConfigError(f"--router {address}: {error}") from None
+    file = config.client_secret_file
+    if file is None and address.startswith("unix:"):
+        # Beside the sockets of a `catenary up`, in a directory that only its owner can enter.
+        beside = RuntimeDirectory(Path(address.removeprefix("unix:")).parent).client_secret
+        file = beside if beside.is_file() else None
+    tls = None
+    if config.tls_ca or config.tls_cert or config.tls_key:
+        tls = TlsFiles(config.tls_cert, config.tls_key, config.tls_ca)
+    return RouterTarget(address, read_secret(file, CLIENT_SECRET_ENV, option="client_secret_file"), tls)
+
+
+def _router_here() -> str:
+    """One router of the `catenary up` here. An engine that one of several tells to drain drains for all."""
+    return _routers_here()[0]
+
+
+def _routers_here() -> list[str]:
+    runs = list(running())
+    if len(runs) == 1:
+        return runs[0].sockets("router")
+    if runs:
+        found = choices((run, address) for run in runs for address in run.sockets("router"))
+        raise ConfigError(f"--router: more than one catenary up runs on this machine: choose one of {found}")
+    raise StartRefused("no catenary up of yours runs on this machine: give --router the address of a router")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +166,16 @@ class RouterPoller:
         except RpcError as error:
             return RouterView(address, None, str(error), time.monotonic())
         return RouterView(address, fleet, None, time.monotonic())
+
+
+# What the protos say that UNSPECIFIED stands for.
+_UNSPECIFIED = {"EngineRole": "both", "BreakerState": "closed", "PriorityClass": "default"}
+
+
+def enum_word(enum: EnumDescriptor, number: int) -> str:
+    """A value of an enum in lower case and without the enum's prefix; `unknown` for a later revision's."""
+    if number == 0 and enum.name in _UNSPECIFIED:
+        return _UNSPECIFIED[enum.name]
+    prefix = enum.values_by_number[0].name.removesuffix("UNSPECIFIED")
+    value = enum.values_by_number.get(number)
+    return "unknown" if value is None else value.name.removeprefix(prefix).lower()
