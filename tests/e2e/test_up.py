@@ -190,7 +190,9 @@ def test_scaled_out_with_keys_a_template_and_https(tmp_path: Path) -> None:
             assert answer.headers["access-control-allow-origin"] == "https://a.test"
             assert ask(gateway, "k-three").status_code == 401
         engines = [
-            command for command in descendants(up.process.pid).values() if "services.engine" in command
+            command
+            for command in descendants(up.process.pid).values()
+            if "catenary_testing.engine" in command
         ]
         assert sorted(command.split("--role ")[1].split()[0] for command in engines) == ["decode", "prefill"]
         for module in ("services.tokenizer", "services.router"):
