@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.batches.files import FileLimits, FileStore, file_not_found
 from gateway.batches.job import JobLimits
-from gateway.batches.objects import BATCH_ID, FILE_ID, Batch, FileObject
+from gateway.batches.objects import BATCH_ID, FILE_ID, Batch, BatchPage, FileObject, FilePage
 from gateway.batches.runner import BatchRunner, RunnerLimits
 from gateway.batches.schema import SCHEMA, VERSION
 from gateway.batches.service import BatchLimits, BatchService
@@ -18,11 +18,13 @@ __all__ = [
     "VERSION",
     "Batch",
     "BatchLimits",
+    "BatchPage",
     "BatchRunner",
     "BatchService",
     "BatchStore",
     "FileLimits",
     "FileObject",
+    "FilePage",
     "FileStore",
     "JobLimits",
     "RunnerLimits",

@@ -6,6 +6,8 @@ from enum import StrEnum
 
 import msgspec
 
+from gateway.http.answers import Page
+
 FILE_ID = "file-"
 BATCH_ID = "batch_"
 """How ids of files and of batches begin."""
@@ -102,6 +104,14 @@ class Batch(msgspec.Struct, kw_only=True):
         """Take a new status, at the time `now`."""
         self.status = status
         setattr(self, f"{status.value}_at", int(now))
+
+
+class FilePage(Page[FileObject]):
+    """A page of files, under the name that the OpenAPI document gives it."""
+
+
+class BatchPage(Page[Batch]):
+    """A page of batches, under the name that the OpenAPI document gives it."""
 
 
 _encoder = msgspec.json.Encoder()

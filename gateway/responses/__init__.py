@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.responses.background import BackgroundRuns
 from gateway.responses.events import ResponseEvent
-from gateway.responses.items import Item
+from gateway.responses.items import Item, ItemPage
 from gateway.responses.library import Library, page, stored_items
 from gateway.responses.objects import InputTokens, Response
 from gateway.responses.request import ID_PREFIX
@@ -17,6 +17,7 @@ __all__ = [
     "BackgroundRuns",
     "InputTokens",
     "Item",
+    "ItemPage",
     "Library",
     "Response",
     "ResponseEvent",

@@ -42,7 +42,7 @@ class OutputAssembler:
                 made += self._call(part)
             else:
                 made += self._arguments(part)
-        if waiting and self._open and isinstance(self.output[-1], items.Message):
+        if waiting and self._open and isinstance(self.output[-1], items.ResponseMessage):
             # Tokens whose text is not complete yet.
             made += self._text("", waiting)
         return made
@@ -66,12 +66,12 @@ class OutputAssembler:
     def _index(self) -> int:
         return len(self.output) - 1
 
-    def _new_message(self) -> items.Message:
-        return items.Message(self._new_id("msg_"), "assistant", [], items.IN_PROGRESS)
+    def _new_message(self) -> items.ResponseMessage:
+        return items.ResponseMessage(self._new_id("msg_"), "assistant", [], items.IN_PROGRESS)
 
     def _text(self, text: str, logprobs: list[ChatLogprob]) -> list[Event]:
         made: list[Event] = []
-        if not (self._open and isinstance(self.output[-1], items.Message)):
+        if not (self._open and isinstance(self.output[-1], items.ResponseMessage)):
             made += self._begin(self._new_message())
         self._pieces.append(text)
         self._logprobs += logprobs
@@ -134,15 +134,15 @@ class OutputAssembler:
 
 
 def _part_of(item: items.OutputItem) -> items.OutputText | items.ReasoningText | None:
-    if isinstance(item, items.Message):
+    if isinstance(item, items.ResponseMessage):
         return items.OutputText()
     return items.ReasoningText() if isinstance(item, items.Reasoning) else None
 
 
 def _copy(item: items.OutputItem) -> items.OutputItem:
     # Events are written later than they are made, and the item fills up meanwhile.
-    if isinstance(item, items.Message):
-        return items.Message(item.id, item.role, [], item.status)
+    if isinstance(item, items.ResponseMessage):
+        return items.ResponseMessage(item.id, item.role, [], item.status)
     if isinstance(item, items.Reasoning):
         return items.Reasoning(item.id, status=item.status)
     return items.FunctionCall(item.id, item.call_id, item.name, status=item.status)

@@ -14,7 +14,7 @@ from gateway.responses import events
 from gateway.responses.event_log import EventLog, EventLogs
 from gateway.responses.event_streams import EventStreams
 from gateway.responses.library import record_of
-from gateway.responses.objects import Status, decode_response, encode_response
+from gateway.responses.objects import ResponseStatus, decode_response, encode_response
 from gateway.responses.producer import Producer, final_event
 from gateway.responses.request import ResponseRequest
 from gateway.responses.store import EventBatch, ResponseStore
@@ -142,7 +142,7 @@ class BackgroundRuns:
             log.add([await request.written(lambda: final_event(response, log.number))])
         await self._keep_final(response.id, response.status, data)
 
-    async def _keep_final(self, response_id: str, status: Status, data: bytes) -> None:
+    async def _keep_final(self, response_id: str, status: ResponseStatus, data: bytes) -> None:
         """Store a final response. While the store refuses it (its disk is full), try again with a backoff."""
         backoff = Backoff(0.1, 5.0)
         while True:
@@ -163,7 +163,7 @@ class BackgroundRuns:
                         self._endpoint, request.chat, cache_salt=cache_salt, deadline=deadline
                     ) as running:
                         await running.begin()
-                        response.status = Status.IN_PROGRESS
+                        response.status = ResponseStatus.IN_PROGRESS
                         # What counts is its end, which the store may take by then.
                         with suppress(ApiError):
                             await self._store.update(response.id, response.status, encode_response(response))
@@ -171,7 +171,7 @@ class BackgroundRuns:
                         return
             except ApiError as error:
                 late = asyncio.get_running_loop().time() >= deadline
-                if response.status is not Status.QUEUED or error.status not in _RETRIED or late:
+                if response.status is not ResponseStatus.QUEUED or error.status not in _RETRIED or late:
                     raise
                 if self._generation.draining:
                     raise
@@ -184,7 +184,7 @@ class BackgroundRuns:
             number, last = record.next_event, None
             if number is not None:
                 last = EventBatch(number, [final_event(response, number)])
-            await self._store.update(record.id, Status.FAILED, encode_response(response), last)
+            await self._store.update(record.id, ResponseStatus.FAILED, encode_response(response), last)
 
 
 def _opening(request: ResponseRequest) -> list[bytes]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from gateway.errors import ApiError
-from gateway.responses.objects import Status
+from gateway.responses.objects import ResponseStatus
 from gateway.responses.store import EventBatch, ResponseStore
 
 FLUSH_S = 0.05
@@ -86,7 +86,7 @@ class EventLogs:
         """The log of a response that is made here."""
         return self._logs.get(response_id)
 
-    async def finish(self, response_id: str, status: Status, response: bytes) -> None:
+    async def finish(self, response_id: str, status: ResponseStatus, response: bytes) -> None:
         """Store a final response, with its last events if it has a log. Raises ApiError 503."""
         log = self._logs.get(response_id)
         # Not while others of its events are on their way.

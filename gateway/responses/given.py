@@ -36,7 +36,9 @@ def _item(item: schema.WholeItem, item_id: str) -> items.Item:
     if isinstance(item, schema.MessageItem):
         kind = items.OutputText if item.role == "assistant" else items.InputText
         parts = [kind(part.text) for part in item.content]
-        return items.Message(item_id, item.role, parts, status, UNSET if item.phase is None else item.phase)
+        return items.ResponseMessage(
+            item_id, item.role, parts, status, UNSET if item.phase is None else item.phase
+        )
     if isinstance(item, schema.FunctionCallItem):
         return items.FunctionCall(item_id, item.call_id, item.name, item.arguments, status)
     if isinstance(item, schema.FunctionCallOutputItem):

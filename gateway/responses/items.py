@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from gateway.http.answers import Page
 from gateway.streaming import ChatLogprob
 
 IN_PROGRESS = "in_progress"
@@ -39,7 +40,7 @@ class SummaryText(msgspec.Struct, tag_field="type", tag="summary_text"):
     text: str
 
 
-class Message(msgspec.Struct, tag_field="type", tag="message"):
+class ResponseMessage(msgspec.Struct, tag_field="type", tag="message"):
     """A message of any role: a model's has output texts, all others have input texts."""
 
     id: str
@@ -78,8 +79,13 @@ class Reasoning(msgspec.Struct, tag_field="type", tag="reasoning"):
     status: str = COMPLETED
 
 
-Item: TypeAlias = Message | FunctionCall | FunctionCallOutput | Reasoning
-OutputItem: TypeAlias = Message | FunctionCall | Reasoning
+Item: TypeAlias = ResponseMessage | FunctionCall | FunctionCallOutput | Reasoning
+OutputItem: TypeAlias = ResponseMessage | FunctionCall | Reasoning
+
+
+class ItemPage(Page[Item]):
+    """A page of a response's input, under the name that the OpenAPI document gives it."""
+
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(list[Item])

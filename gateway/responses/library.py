@@ -10,7 +10,7 @@ from catenary.telemetry import get_logger
 from gateway.errors import ApiError, bad_request
 from gateway.http import Page, page_of
 from gateway.responses import items
-from gateway.responses.objects import Status, current_form, decode_response, encode_response
+from gateway.responses.objects import ResponseStatus, current_form, decode_response, encode_response
 from gateway.responses.request import ResponseRequest
 from gateway.responses.store import ConversationTooLarge, ResponseStore, StoredResponse
 
@@ -71,9 +71,9 @@ class Library:
             )
         if self._store is None or record.status.final:
             return record.response
-        response.status = Status.CANCELLED
+        response.status = ResponseStatus.CANCELLED
         data = encode_response(response)
-        if await self._store.update(response_id, Status.CANCELLED, data):
+        if await self._store.update(response_id, ResponseStatus.CANCELLED, data):
             return data
         return (await self.get(owner, response_id)).response
 
@@ -113,7 +113,7 @@ class Library:
             ) from None
         if records is None:
             raise _no_previous()
-        if records[-1].status not in (Status.COMPLETED, Status.INCOMPLETE):
+        if records[-1].status not in (ResponseStatus.COMPLETED, ResponseStatus.INCOMPLETE):
             raise bad_request("The response 'previous_response_id' is not complete.", _PREVIOUS)
         if sum(len(record.items) + len(record.response) for record in records) < _LARGE:
             return _items_of(records)

@@ -17,7 +17,7 @@ _ERROR_CODES = frozenset({"rate_limit_exceeded", "invalid_prompt"})
 _SAMPLING = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 
-class Status(StrEnum):
+class ResponseStatus(StrEnum):
     """Where a response is. The last four are final."""
 
     QUEUED = "queued"
@@ -30,7 +30,7 @@ class Status(StrEnum):
     @property
     def final(self) -> bool:
         """Whether nothing changes any more."""
-        return self not in (Status.QUEUED, Status.IN_PROGRESS)
+        return self not in (ResponseStatus.QUEUED, ResponseStatus.IN_PROGRESS)
 
 
 class InputTokensDetails(msgspec.Struct):
@@ -75,7 +75,7 @@ class Response(msgspec.Struct, kw_only=True):
     id: str
     object: str = "response"
     created_at: int
-    status: Status
+    status: ResponseStatus
     completed_at: int | None = None
     background: bool
     error: ResponseError | None = None
@@ -107,14 +107,14 @@ class Response(msgspec.Struct, kw_only=True):
 
     def fail(self, error: ApiError, at: int) -> None:
         """End with an error."""
-        self.status = Status.FAILED
+        self.status = ResponseStatus.FAILED
         self.completed_at = at
         code = error.code if error.code in _ERROR_CODES else "server_error"
         self.error = ResponseError(code or "server_error", error.message)
 
     def finish(self, output: list[OutputItem], usage: Usage, *, cut: bool, at: int) -> None:
         """End with what the model wrote. `cut`: it was stopped by a limit."""
-        self.status = Status.INCOMPLETE if cut else Status.COMPLETED
+        self.status = ResponseStatus.INCOMPLETE if cut else ResponseStatus.COMPLETED
         self.completed_at = None if cut else at
         self.incomplete_details = IncompleteDetails("max_output_tokens") if cut else None
         self.output = output

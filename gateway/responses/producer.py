@@ -12,7 +12,7 @@ from gateway.http import ClientGone
 from gateway.parsing import Content, Part
 from gateway.responses import events
 from gateway.responses.assembler import OutputAssembler
-from gateway.responses.objects import Response, Status
+from gateway.responses.objects import Response, ResponseStatus
 from gateway.streaming import ChatLogprob, ChoiceDelta, TokenNames, chat_logprobs
 
 _log = get_logger(__name__)
@@ -87,7 +87,7 @@ class Producer:
 
 def final_event(response: Response, number: int) -> bytes:
     """The event with the sequence number `number` that ends a response's stream."""
-    kinds = {Status.FAILED: events.Failed, Status.INCOMPLETE: events.Incomplete}
+    kinds = {ResponseStatus.FAILED: events.Failed, ResponseStatus.INCOMPLETE: events.Incomplete}
     return events.encode_event(kinds.get(response.status, events.Completed)(number, response))
 
 

@@ -14,7 +14,7 @@ from gateway.generation import Endpoint
 from gateway.responses import items
 from gateway.responses.conversion import Origins, chat_body, of_response
 from gateway.responses.given import given_items
-from gateway.responses.objects import Response, Status
+from gateway.responses.objects import Response, ResponseStatus
 from gateway.schemas import (
     CHAT_PARAMETERS,
     ChatRequest,
@@ -121,7 +121,7 @@ def _response(request: ResponsesRequest, chat: ChatRequest, *, store: bool) -> R
     return Response(
         id=new_id(ID_PREFIX),
         created_at=int(time.time()),
-        status=Status.QUEUED if request.background else Status.IN_PROGRESS,
+        status=ResponseStatus.QUEUED if request.background else ResponseStatus.IN_PROGRESS,
         background=bool(request.background),
         instructions=request.instructions,
         max_output_tokens=request.max_output_tokens,

@@ -13,7 +13,7 @@ import aiosqlite
 
 from gateway.errors import ApiError
 from gateway.responses import sqlite_events, sqlite_items
-from gateway.responses.objects import Status
+from gateway.responses.objects import ResponseStatus
 from gateway.responses.store import (
     ConversationTooLarge,
     EventBatch,
@@ -114,7 +114,7 @@ class SqliteStore(ResponseStore):
             await self._forget(db)
 
     async def update(
-        self, response_id: str, status: Status, response: bytes, last: EventBatch | None = None
+        self, response_id: str, status: ResponseStatus, response: bytes, last: EventBatch | None = None
     ) -> bool:
         async def write(db: aiosqlite.Connection) -> bool:
             cursor = await db.execute(
@@ -130,7 +130,7 @@ class SqliteStore(ResponseStore):
             await self._forget(db)
             return changed
 
-        if status is Status.CANCELLED:
+        if status is ResponseStatus.CANCELLED:
             # As with a delete, a full disk must not keep it from being done.
             return await self._database.essential(write)
         size = len(response) + (0 if last is None else sum(map(len, last.events)))
@@ -243,4 +243,4 @@ class SqliteStore(ResponseStore):
 
 def _record(row: tuple[Any, ...]) -> StoredResponse:
     response_id, owner, status, *rest = row
-    return StoredResponse(response_id, owner, Status(status), *rest)
+    return StoredResponse(response_id, owner, ResponseStatus(status), *rest)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import aiosqlite
 
-from gateway.responses.objects import Status
+from gateway.responses.objects import ResponseStatus
 from gateway.responses.store import EventBatch, StoredEvents
 from gateway.state import Database
 
@@ -74,7 +74,7 @@ async def behind(database: Database, owner: str, response_id: str, after: int) -
         return None
     status, dropped = found[0]
     if dropped is None or dropped:
-        return StoredEvents((), dropped is not None, bool(dropped), Status(status).final)
+        return StoredEvents((), dropped is not None, bool(dropped), ResponseStatus(status).final)
     rows = await database.fetch(
         "SELECT first, data FROM events WHERE response_id = :id AND first >= (SELECT coalesce(max(first), 0) "
         "FROM events WHERE response_id = :id AND first <= :next) ORDER BY first LIMIT :count",
@@ -82,7 +82,7 @@ async def behind(database: Database, owner: str, response_id: str, after: int) -
     )
     events = [event for first, data in rows for event in _split(data)[max(0, after + 1 - first) :]]
     # The status was read before the events: what is final has all of them, if there are no more chunks.
-    return StoredEvents(events, True, False, Status(status).final and len(rows) < _CHUNKS)
+    return StoredEvents(events, True, False, ResponseStatus(status).final and len(rows) < _CHUNKS)
 
 
 def _split(data: bytes) -> list[bytes]:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from gateway.responses.objects import Status
+from gateway.responses.objects import ResponseStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class StoredResponse:
 
     id: str
     owner: str
-    status: Status
+    status: ResponseStatus
     previous: str | None
     response: bytes
     items: bytes
@@ -77,7 +77,7 @@ class ResponseStore(ABC):
 
     @abstractmethod
     async def update(
-        self, response_id: str, status: Status, response: bytes, last: EventBatch | None = None
+        self, response_id: str, status: ResponseStatus, response: bytes, last: EventBatch | None = None
     ) -> bool:
         """Replace a response that is not final, and add events to its stream, both or none. False: it was
         final already, or is gone."""

@@ -74,7 +74,7 @@ def chat_messages(conversation: Iterable[tuple[items.Item, str]]) -> Iterator[tu
     turn: _Turn | None = None
     for item, origin in conversation:
         if isinstance(item, items.FunctionCallOutput) or (
-            isinstance(item, items.Message) and item.role != "assistant"
+            isinstance(item, items.ResponseMessage) and item.role != "assistant"
         ):
             if turn is not None:
                 yield turn.message(), turn.origin
@@ -90,8 +90,8 @@ def chat_messages(conversation: Iterable[tuple[items.Item, str]]) -> Iterator[tu
         yield turn.message(), turn.origin
 
 
-def _message(item: items.Message | items.FunctionCallOutput) -> dict[str, Any]:
-    if isinstance(item, items.Message):
+def _message(item: items.ResponseMessage | items.FunctionCallOutput) -> dict[str, Any]:
+    if isinstance(item, items.ResponseMessage):
         return {"role": item.role, "content": _content([part.text for part in item.content])}
     texts = [item.output] if isinstance(item.output, str) else [part.text for part in item.output]
     return {"role": "tool", "tool_call_id": item.call_id, "content": _content(texts)}

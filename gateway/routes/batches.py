@@ -6,8 +6,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.auth import owner_of
-from gateway.batches import BATCH_ID, Batch, BatchService
-from gateway.http import Deferred, Integer, Page, Text, json_response, page_of, query_of
+from gateway.batches import BATCH_ID, Batch, BatchPage, BatchService
+from gateway.http import Deferred, Integer, Text, json_response, page_of, query_of
 from gateway.openapi import READS, STORED, Routes, operation
 from gateway.schemas import BatchRequest
 
@@ -28,7 +28,7 @@ def routes(service: BatchService) -> Routes:
     async def create() -> Response:
         return Deferred(service.create)
 
-    @router.get("/v1/batches", operation("List the batches", Page[Batch], query=_LIST, fails=STORED))
+    @router.get("/v1/batches", operation("List the batches", BatchPage, query=_LIST, fails=STORED))
     async def list_batches(request: Request) -> Response:
         query = query_of(request, _LIST)
         limit = _LIMIT.of(query)

@@ -8,8 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from gateway.auth import owner_of
-from gateway.batches import FILE_ID, BatchService, FileObject, FileStore, UploadForm, file_not_found
-from gateway.http import Choice, Deferred, Deleted, Integer, Page, Text, json_response, page_of, query_of
+from gateway.batches import FILE_ID, BatchService, FileObject, FilePage, FileStore, UploadForm, file_not_found
+from gateway.http import Choice, Deferred, Deleted, Integer, Text, json_response, page_of, query_of
 from gateway.openapi import READS, STORED, Routes, operation
 
 _BYTES = "application/octet-stream"
@@ -32,7 +32,7 @@ def routes(service: BatchService) -> Routes:
     async def upload() -> Response:
         return Deferred(service.upload)
 
-    @router.get("/v1/files", operation("List the files", Page[FileObject], query=_LIST, fails=STORED))
+    @router.get("/v1/files", operation("List the files", FilePage, query=_LIST, fails=STORED))
     async def list_files(request: Request) -> Response:
         query = query_of(request, _LIST)
         limit = _LIMIT.of(query)

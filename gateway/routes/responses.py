@@ -11,14 +11,14 @@ from starlette.responses import Response
 from gateway.auth import owner_of
 from gateway.errors import bad_request, context_length_exceeded
 from gateway.generation import fitted
-from gateway.http import Choice, Deferred, Deleted, Integer, Page, Text, json_response, query_of
+from gateway.http import Choice, Deferred, Deleted, Integer, Text, json_response, query_of
 from gateway.ignored import current_ignored
 from gateway.openapi import ASKS, STORED, Routes, operation
 from gateway.parsing import ParserChoice
 from gateway.responses import (
     ID_PREFIX,
     InputTokens,
-    Item,
+    ItemPage,
     Library,
     ResponseEvent,
     ResponsesService,
@@ -172,7 +172,7 @@ def _stored(router: Routes, service: ResponsesService, library: Library) -> None
 
     @router.get(
         "/v1/responses/{response_id}/input_items",
-        operation("List the input of a stored response", Page[Item], query=_LIST, fails=STORED),
+        operation("List the input of a stored response", ItemPage, query=_LIST, fails=STORED),
     )
     async def input_items(request: Request, response_id: str) -> Response:
         query = query_of(request, _LIST)

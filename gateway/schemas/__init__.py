@@ -38,8 +38,8 @@ from gateway.schemas.responses import (
     ReasoningOptions,
     ResponseChat,
     ResponsesRequest,
+    ResponseTool,
 )
-from gateway.schemas.responses import FunctionTool as ResponseTool
 from gateway.schemas.structured import ResponseFormat, StructuredFields, StructuredOutputs, TagStructure
 from gateway.schemas.tokenize import DetokenizeRequest, TokenizeRequest
 from gateway.schemas.tools import FunctionTool

@@ -179,7 +179,7 @@ def _known(prefix: str, known: Mapping[str, Sequence[Any]]) -> BeforeValidator:
     )
 
 
-class FunctionTool(RequestModel):
+class ResponseTool(RequestModel):
     """A function that the model may ask for."""
 
     type: Literal["function"]
@@ -221,7 +221,7 @@ def _tool_tag(value: Any) -> str:
 
 
 Tool = Annotated[
-    Annotated[FunctionTool, Tag(FUNCTION_TAG)] | Annotated[OtherTool, Tag(OTHER_TAG)],
+    Annotated[ResponseTool, Tag(FUNCTION_TAG)] | Annotated[OtherTool, Tag(OTHER_TAG)],
     Discriminator(_tool_tag),
 ]
 
@@ -347,10 +347,10 @@ class ResponsesRequest(RequestModel):
         return super().known_names() | CHAT_PARAMETERS
 
     @property
-    def functions(self) -> dict[int, FunctionTool]:
+    def functions(self) -> dict[int, ResponseTool]:
         """The tools that are offered, by their places."""
         tools = enumerate(self.tools or ())
-        return {place: tool for place, tool in tools if isinstance(tool, FunctionTool)}
+        return {place: tool for place, tool in tools if isinstance(tool, ResponseTool)}
 
     @property
     def wants_logprobs(self) -> bool:

@@ -12,7 +12,7 @@ import pytest
 from openai.types.responses import Response, ResponseItemList
 
 from gateway.errors import ApiError
-from gateway.responses.objects import Status
+from gateway.responses.objects import ResponseStatus
 from tests.support.gateway import MODEL, Stack, saying, script
 from tests.support.http import Answer, call
 from tests.support.responses import RESPONSES, events_of
@@ -309,7 +309,7 @@ async def test_a_store_that_refuses_for_a_while_loses_no_background_response(
     assert store is not None
     update = store.update
 
-    async def now_and_then(response_id: str, status: Status, *rest: Any) -> bool:
+    async def now_and_then(response_id: str, status: ResponseStatus, *rest: Any) -> bool:
         refused.append(status)
         # Once when it is at work, three times when it has ended.
         if len(refused) <= 4:
@@ -323,4 +323,4 @@ async def test_a_store_that_refuses_for_a_while_loses_no_background_response(
         await asyncio.sleep(0.02)
         made = (await stack.get(path)).json()
     assert (made["status"], made["output"][0]["content"][0]["text"]) == ("completed", HELLO)
-    assert refused == [Status.IN_PROGRESS, *[Status.COMPLETED] * 4]
+    assert refused == [ResponseStatus.IN_PROGRESS, *[ResponseStatus.COMPLETED] * 4]

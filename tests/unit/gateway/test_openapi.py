@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,14 @@ def test_references_lead_somewhere(described: dict[str, Any]) -> None:
     known = {f"#/components/schemas/{name}" for name in described["components"]["schemas"]}
     found = set(references(described))
     assert found <= known
+
+
+def test_schemas_are_called_by_plain_words(described: dict[str, Any]) -> None:
+    # Of two types of one name, msgspec and pydantic would tell the modules.
+    schemas = described["components"]["schemas"]
+    names = {*schemas, *(schema["title"] for schema in schemas.values() if "title" in schema)}
+    assert {name for name in names if not re.fullmatch("[A-Z][A-Za-z]+", name)} == set()
+    assert {"Message", "ResponseMessage", "FunctionTool", "ResponseTool", "BatchPage", "ItemPage"} <= names
 
 
 def test_required_is_what_is_always_written(described: dict[str, Any]) -> None:

@@ -393,7 +393,7 @@ def test_ids_of_clients_are_kept() -> None:
 
 
 def test_each_message_knows_where_it_came_from() -> None:
-    user = items.Message("m", "user", [items.InputText("x")])
+    user = items.ResponseMessage("m", "user", [items.InputText("x")])
     call = items.FunctionCall("f", "c", "f", "{}")
     made = list(chat_messages([(user, "a"), (call, "b"), (call, "c"), (user, "d")]))
     assert [origin for _, origin in made] == [Origin("a"), Origin("c", ("b", "c")), Origin("d")]

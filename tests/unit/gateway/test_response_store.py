@@ -13,7 +13,7 @@ import pytest
 from catenary.runtime import StartRefused
 from gateway.errors import ApiError
 from gateway.responses import Library, SqliteStore, StoreLimits
-from gateway.responses.objects import Status, current_form, decode_response
+from gateway.responses.objects import ResponseStatus, current_form, decode_response
 from gateway.responses.store import ConversationTooLarge, EventBatch, StoredEvents, StoredResponse
 
 
@@ -38,7 +38,9 @@ async def store(tmp_path: Path, clock: Clock) -> AsyncIterator[SqliteStore]:
 
 
 def record(response_id: str, previous: str | None = None, size: int = 10, **fields: object) -> StoredResponse:
-    made = StoredResponse(response_id, "me", Status.COMPLETED, previous, b'"%s"' % (b"r" * (size - 2)), b"0")
+    made = StoredResponse(
+        response_id, "me", ResponseStatus.COMPLETED, previous, b'"%s"' % (b"r" * (size - 2)), b"0"
+    )
     return replace(made, **fields)  # type: ignore[arg-type]
 
 
@@ -115,23 +117,23 @@ async def test_age_counts_from_the_last_use(store: SqliteStore, clock: Clock) ->
 
 
 async def test_a_final_response_stays_as_it_is(store: SqliteStore) -> None:
-    await store.add(record("a", status=Status.QUEUED, runner="g"), 10)
-    assert await store.update("a", Status.CANCELLED, b'"gone"')
-    assert not await store.update("a", Status.COMPLETED, b'"late"')
+    await store.add(record("a", status=ResponseStatus.QUEUED, runner="g"), 10)
+    assert await store.update("a", ResponseStatus.CANCELLED, b'"gone"')
+    assert not await store.update("a", ResponseStatus.COMPLETED, b'"late"')
     found = await store.get("me", "a")
     assert found is not None
-    assert (found.status, found.response) == (Status.CANCELLED, b'"gone"')
+    assert (found.status, found.response) == (ResponseStatus.CANCELLED, b'"gone"')
 
 
 async def test_leases(store: SqliteStore, clock: Clock) -> None:
-    await store.add(record("a", status=Status.QUEUED, runner="g"), 10)
-    await store.add(record("b", status=Status.IN_PROGRESS, runner="h"), 10)
+    await store.add(record("a", status=ResponseStatus.QUEUED, runner="g"), 10)
+    await store.add(record("b", status=ResponseStatus.IN_PROGRESS, runner="h"), 10)
     assert await store.renew("g", 10) == {"a"}
     clock.now += 9
     assert await store.renew("g", 10) == {"a"}
     clock.now += 5
     assert [item.id for item in await store.abandoned()] == ["b"]
-    await store.update("a", Status.CANCELLED, b"0")
+    await store.update("a", ResponseStatus.CANCELLED, b"0")
     assert await store.renew("g", 10) == set()
 
 
@@ -139,8 +141,8 @@ async def test_a_clock_that_is_set_ends_nobodys_responses(tmp_path: Path, clock:
     elapsed = Clock()
     store = SqliteStore(tmp_path / "r", StoreLimits(5, 1000, 1e9), clock=clock, elapsed=elapsed)
     await store.open()
-    await store.add(record("lives", status=Status.IN_PROGRESS, runner="g"), 10)
-    await store.add(record("died", status=Status.IN_PROGRESS, runner="h"), 10)
+    await store.add(record("lives", status=ResponseStatus.IN_PROGRESS, runner="g"), 10)
+    await store.add(record("died", status=ResponseStatus.IN_PROGRESS, runner="h"), 10)
     for step in (25 * 3600, -50 * 3600):
         clock.now += step
         assert await store.abandoned() == []
@@ -154,7 +156,7 @@ async def test_a_clock_that_is_set_ends_nobodys_responses(tmp_path: Path, clock:
 
 async def test_what_is_worked_on_is_not_forgotten(store: SqliteStore, clock: Clock) -> None:
     for index in range(5):
-        await store.add(record(str(index), status=Status.QUEUED, runner="g"), 10)
+        await store.add(record(str(index), status=ResponseStatus.QUEUED, runner="g"), 10)
     clock.now += 1
     await store.add(record("5"))
     assert await store.get("me", "5") is None
@@ -178,7 +180,7 @@ async def test_a_file_that_is_none(tmp_path: Path) -> None:
 
 
 async def test_events_are_told_from_any_on(store: SqliteStore, clock: Clock) -> None:
-    running = record("a", status=Status.IN_PROGRESS, runner="g")
+    running = record("a", status=ResponseStatus.IN_PROGRESS, runner="g")
     await store.add(running, 10, [b"0\n\n", b"1\n\n"])
     await store.add_events({"a": EventBatch(2, [b"2\n\n"]), "none": EventBatch(0, [b"x\n\n"])}, ())
     await store.add_events({"a": EventBatch(3, [b"3\n\n", b"4\n\n"])}, ())
@@ -190,14 +192,14 @@ async def test_events_are_told_from_any_on(store: SqliteStore, clock: Clock) -> 
     assert await store.events("you", "a", -1) is None
     clock.now += 20
     assert [item.next_event for item in await store.abandoned()] == [5]
-    assert await store.update("a", Status.COMPLETED, b"0", EventBatch(5, [b"5\n\n"]))
-    assert not await store.update("a", Status.FAILED, b"0", EventBatch(6, [b"6\n\n"]))
+    assert await store.update("a", ResponseStatus.COMPLETED, b"0", EventBatch(5, [b"5\n\n"]))
+    assert not await store.update("a", ResponseStatus.FAILED, b"0", EventBatch(6, [b"6\n\n"]))
     await store.add_events({"a": EventBatch(6, [b"late\n\n"])}, ())
     assert await store.events("me", "a", 4) == StoredEvents([b"5\n\n"], True, False, True)
 
 
 async def test_events_that_are_not_the_next_ones_are_not_taken(store: SqliteStore) -> None:
-    await store.add(record("a", status=Status.IN_PROGRESS), 10, [b"0\n\n"])
+    await store.add(record("a", status=ResponseStatus.IN_PROGRESS), 10, [b"0\n\n"])
     await store.add_events({"a": EventBatch(2, [b"2\n\n"])}, ())
     await store.add_events({"a": EventBatch(0, [b"again\n\n"])}, ())
     found = await store.events("me", "a", -1)
@@ -206,7 +208,7 @@ async def test_events_that_are_not_the_next_ones_are_not_taken(store: SqliteStor
 
 
 async def test_events_that_were_dropped_or_never_kept(store: SqliteStore) -> None:
-    await store.add(record("a", status=Status.IN_PROGRESS), 10, [b"0\n\n"])
+    await store.add(record("a", status=ResponseStatus.IN_PROGRESS), 10, [b"0\n\n"])
     await store.add(record("b"))
     await store.add_events({}, ["a", "b"])
     await store.add_events({"a": EventBatch(1, [b"1\n\n"])}, ())
@@ -215,11 +217,11 @@ async def test_events_that_were_dropped_or_never_kept(store: SqliteStore) -> Non
 
 
 async def test_bytes_of_events_count_and_go_with_their_response(store: SqliteStore, clock: Clock) -> None:
-    await store.add(record("a", status=Status.IN_PROGRESS), 10, [b"x" * 500 + b"\n\n"])
+    await store.add(record("a", status=ResponseStatus.IN_PROGRESS), 10, [b"x" * 500 + b"\n\n"])
     clock.now += 1
     await store.add(record("b", size=400))
     assert await store.get("me", "b")
-    await store.update("a", Status.COMPLETED, b"0")
+    await store.update("a", ResponseStatus.COMPLETED, b"0")
     clock.now += 1
     await store.add(record("c", size=400))
     assert [await store.get("me", name) is not None for name in "abc"] == [False, True, True]
@@ -228,10 +230,10 @@ async def test_bytes_of_events_count_and_go_with_their_response(store: SqliteSto
 
 
 async def test_all_events_come_however_many_chunks_there_are(store: SqliteStore) -> None:
-    await store.add(record("a", status=Status.IN_PROGRESS), 10, [])
+    await store.add(record("a", status=ResponseStatus.IN_PROGRESS), 10, [])
     for number in range(100):
         await store.add_events({"a": EventBatch(number, [b"%d\n\n" % number])}, ())
-    await store.update("a", Status.COMPLETED, b"0")
+    await store.update("a", ResponseStatus.COMPLETED, b"0")
     told: list[bytes] = []
     final = False
     while not final:
@@ -245,7 +247,7 @@ async def test_all_events_come_however_many_chunks_there_are(store: SqliteStore)
 async def test_items_are_found_by_their_ids(store: SqliteStore, clock: Clock) -> None:
     output = b'{"output": [{"id": "o1", "text": "\\u4e16 \xe4\xb8\x96"}, {"id": "o2"}]}'
     await store.add(record("a", items=b'[{"id": "i1"}, {"id": "same", "n": 1}]', response=output))
-    await store.add(record("b", items=b'[{"id": "same", "n": 2}]', status=Status.QUEUED))
+    await store.add(record("b", items=b'[{"id": "same", "n": 2}]', status=ResponseStatus.QUEUED))
     await store.add(record("c", items=b'[{"id": "theirs"}]', owner="you"))
     wanted = ["o1", "o2", "i1", "same", "theirs", "none", "o3"]
     found = {name: json.loads(data) for name, data in (await store.items("me", wanted)).items()}
@@ -255,7 +257,7 @@ async def test_items_are_found_by_their_ids(store: SqliteStore, clock: Clock) ->
         "i1": {"id": "i1"},
         "same": {"id": "same", "n": 2},
     }
-    await store.update("b", Status.COMPLETED, b'{"output": [{"id": "o3"}]}')
+    await store.update("b", ResponseStatus.COMPLETED, b'{"output": [{"id": "o3"}]}')
     assert (await store.items("me", ["o3"])).keys() == {"o3"}
     assert await store.items("you", ["o1"]) == {}
     await store.delete("me", "b")
@@ -315,7 +317,7 @@ ASKED = [
 def old_record(name: str, **fields: object) -> StoredResponse:
     """A response as builds wrote it that told no penalties, and null for the model's own temperature."""
     response = json.dumps(OLD | {"id": name} | fields).encode()
-    status = Status(str(fields.get("status", "completed")))
+    status = ResponseStatus(str(fields.get("status", "completed")))
     return record(name, status=status, response=response, items=json.dumps(ASKED).encode())
 
 
@@ -331,7 +333,8 @@ async def test_responses_of_older_builds_are_read(tmp_path: Path) -> None:
         for name in ("old", "long"):
             assert json.loads((await library.get("me", name)).response).items() >= SAMPLING.items()
             assert json.loads(await library.cancel("me", name))["status"] == "completed"
-        assert [type(item).__name__ for item in await library.conversation("me", "old")] == ["Message"] * 2
+        items = await library.conversation("me", "old")
+        assert [type(item).__name__ for item in items] == ["ResponseMessage"] * 2
         cancelled = json.loads(await library.cancel("me", "open"))
         assert cancelled.items() >= (SAMPLING | {"status": "cancelled"}).items()
         # What this build writes is shown as it was stored.
